@@ -1,0 +1,8 @@
+"""Block-sparse matrix products for NumPy and CuPy behind the interface of scipy.sparse.bsr_array."""
+
+from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
+from .matmul import matmul
+
+__version__ = "0.1.0"
+
+__all__ = ["bsr_array", "bsr_matrix", "from_dense", "get_array_module", "matmul"]

@@ -1,0 +1,316 @@
+"""The block-sparse matrix as a structure: its arrays, its flags, its order. No product, no conversion."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from . import structure
+from .dtypes import check_dtype
+from .homes import Array, Home, by_name
+from .structure import Blocks
+
+
+class Base:
+    """What every BSR class has. Written once over ``self._home.xp``."""
+
+    _home: ClassVar[Home]
+    _is_array: ClassVar[bool]
+    format = "bsr"
+    ndim = 2
+    __hash__ = None  # type: ignore[assignment]
+
+    data: Array
+    indices: Array
+    indptr: Array
+    _shape: tuple[int, int]
+    maxprint: int
+    _has_sorted_indices: bool | None
+    _has_canonical_format: bool | None
+
+    # ------------------------------------------------------------------------------- building
+    def _set(
+        self,
+        blocks: Blocks,
+        shape: tuple[int, int],
+        *,
+        canonical: bool | None = None,
+        sorted_: bool | None = None,
+        maxprint: int = 50,
+    ) -> Self:
+        self.data, self.indices, self.indptr = blocks
+        self._shape = shape
+        self.maxprint = maxprint
+        self._has_canonical_format = canonical
+        self._has_sorted_indices = canonical or sorted_
+        return self
+
+    def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
+        """A matrix of the same class around arrays that are known to be good."""
+        return object.__new__(type(self))._set(blocks, self._shape if shape is None else shape, **flags)  # type: ignore[arg-type]
+
+    def _with_data(self, data: Array, copy: bool = True) -> Self:
+        """The same structure with other values."""
+        indices, indptr = (self.indices.copy(), self.indptr.copy()) if copy else (self.indices, self.indptr)
+        return self._new(
+            Blocks(data, indices, indptr),
+            canonical=self._has_canonical_format,
+            sorted_=self._has_sorted_indices,
+        )
+
+    @property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.data, self.indices, self.indptr)
+
+    def copy(self) -> Self:
+        """A matrix with arrays of its own."""
+        return self._with_data(self.data.copy())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
+
+    # ----------------------------------------------------------------------------- description
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self._shape
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        return tuple(self.data.shape[1:])
+
+    @property
+    def _block_shape(self) -> tuple[int, int]:
+        """Block rows and block columns."""
+        (M, N), (R, C) = self._shape, self.blocksize
+        return M // R, N // C
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements. Setting it reinterprets the bytes, as in scipy."""
+        return self.data.dtype
+
+    @dtype.setter
+    def dtype(self, newtype: Any) -> None:
+        self.data = self.data.view(newtype)
+
+    @property
+    def nnz(self) -> int:
+        """Stored elements: every element of a stored block counts, zero or not."""
+        return self._getnnz()
+
+    size = nnz
+
+    def _getnnz(self, axis: int | None = None) -> int:
+        if axis is not None:
+            raise NotImplementedError("getnnz over an axis is not implemented for BSR format")
+        R, C = self.blocksize
+        return len(self.indices) * R * C
+
+    @property
+    def density(self) -> float:
+        """Stored elements over all elements; 0 for a matrix without elements."""
+        M, N = self._shape
+        return self.nnz / (M * N) if M and N else 0.0
+
+    @property
+    def device(self) -> Any:
+        """Where the data is: "cpu", or the CuPy device."""
+        return self._home.device_of(self.data)
+
+    def __repr__(self) -> str:
+        kind = "array" if self._is_array else "matrix"
+        R, C = self.blocksize
+        return (
+            f"<Block Sparse Row sparse {kind} of dtype '{self.dtype}'\n"
+            f"\twith {self.nnz} stored elements (blocksize={R}x{C}) and shape {self._shape}>"
+        )
+
+    def __str__(self) -> str:
+        if not self.nnz:
+            return repr(self)
+        row, col = structure.to_coo(self._home, self._blocks, np.dtype(np.int64))
+        row, col, values = (self._home.to_host(x) for x in (row, col, self.data.reshape(-1)))
+
+        def lines(part: slice) -> str:
+            return "\n".join(
+                f"  {(int(i), int(j))}\t{v}"
+                for i, j, v in zip(row[part], col[part], values[part], strict=True)
+            )
+
+        half = self.maxprint // 2
+        if len(values) <= self.maxprint:
+            body = lines(slice(None))
+        else:
+            body = lines(slice(half)) + "\n  :\t:\n" + lines(slice(half - self.maxprint, None))
+        return f"{self!r}\n  Coords\tValues\n{body}"
+
+    def __bool__(self) -> bool:
+        if self._shape == (1, 1):
+            return self.nnz != 0
+        raise ValueError(
+            "The truth value of an array with more than one element is ambiguous. Use a.any() or a.all()."
+        )
+
+    def __len__(self) -> int:
+        raise TypeError("sparse array length is ambiguous; use shape[0] or nnz")
+
+    # ------------------------------------------------------------------------------ home and pickle
+    def _to(self, home: Home) -> Any:
+        from .bsr import leaf
+
+        if home is self._home:
+            return self
+        check_dtype(self.dtype, home.dtypes)
+        arrays = (home.from_host(self._home.to_host(a)) for a in self._blocks)
+        return object.__new__(leaf(home, self._is_array))._set(
+            Blocks(*arrays),
+            self._shape,
+            canonical=self._has_canonical_format,
+            sorted_=self._has_sorted_indices,
+            maxprint=self.maxprint,
+        )
+
+    def to_device(self, device: str) -> Any:
+        """This matrix on "cpu" or "cuda": itself if it is there already, otherwise a copy."""
+        return self._to(by_name(device))
+
+    def get(self, stream: Any = None) -> Any:
+        """A copy on the host, like ``cupy.ndarray.get``. Waits for the GPU."""
+        home = by_name("cpu")
+        if home is self._home:
+            return self.copy()
+        if stream is None:
+            return self._to(home)
+        with stream:
+            return self._to(home)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    # -------------------------------------------------------------------------------- order
+    @property
+    def has_sorted_indices(self) -> bool:
+        """Are the block columns of each block row in order? Found out once, then remembered."""
+        if self._has_sorted_indices is None:
+            self._has_sorted_indices = structure.is_sorted(
+                self._home, self.indices, self.indptr, strictly=False
+            )
+        return self._has_sorted_indices
+
+    @has_sorted_indices.setter
+    def has_sorted_indices(self, value: bool) -> None:
+        self._has_sorted_indices = bool(value)
+
+    @property
+    def has_canonical_format(self) -> bool:
+        """Sorted and without duplicates? Found out once, then remembered."""
+        if self._has_sorted_indices is False:
+            self._has_canonical_format = False
+        elif self._has_canonical_format is None:
+            self.has_canonical_format = structure.is_sorted(
+                self._home, self.indices, self.indptr, strictly=True
+            )
+        return bool(self._has_canonical_format)
+
+    @has_canonical_format.setter
+    def has_canonical_format(self, value: bool) -> None:
+        self._has_canonical_format = bool(value)
+        if value:
+            self._has_sorted_indices = True
+
+    def _replace(self, blocks: Blocks) -> None:
+        self.data, self.indices, self.indptr = blocks
+
+    def sort_indices(self) -> None:
+        """Sort the block columns of each block row, in place."""
+        if not self.has_sorted_indices:
+            self._replace(structure.sort_blocks(self._home, self._blocks, self._block_shape[1]))
+            self._has_sorted_indices = True
+
+    def sorted_indices(self) -> Self:
+        """A copy with sorted indices."""
+        A = self.copy()
+        A.sort_indices()
+        return A
+
+    def sum_duplicates(self) -> None:
+        """Add up blocks stored at the same place, in place."""
+        if not self.has_canonical_format:
+            self._replace(structure.sum_duplicates(self._home, self._blocks, self._block_shape[1]))
+            self.has_canonical_format = True
+
+    def _canonical(self) -> Blocks:
+        """Sorted blocks without duplicates; this matrix keeps its own."""
+        if self.has_canonical_format:
+            return self._blocks
+        return structure.sum_duplicates(self._home, self._blocks, self._block_shape[1])
+
+    def eliminate_zeros(self) -> None:
+        """Drop the blocks that hold nothing but zeros, in place."""
+        if len(self.data):
+            keep = structure.nonzero_blocks(self._home, self.data)
+            self._replace(structure.select_blocks(self._home, self._blocks, keep))
+
+    def prune(self) -> None:
+        """Cut off what the arrays hold behind the last block. Waits for the GPU."""
+        structure.check_arrays(*self._blocks, self._shape)
+        stop = int(self.indptr[-1])  # synchronize!
+        if stop > len(self.indices):
+            raise ValueError(f"indices array has too few elements: {len(self.indices)}, wanted {stop}")
+        self.data, self.indices = self.data[:stop], self.indices[:stop]
+
+    def check_format(self, full_check: bool = True) -> None:
+        """Raise ValueError unless the arrays make a BSR matrix.
+
+        Parameters
+        ----------
+        full_check : bool
+            Look at the values too: index pointer climbing from 0, indices in range. Waits for the GPU.
+        """
+        for name in ("indices", "indptr"):
+            kind = getattr(self, name).dtype.kind
+            if kind != "i":
+                raise ValueError(f"{name}: wanted integers, got dtype {getattr(self, name).dtype}")
+        structure.check_arrays(*self._blocks, self._shape)
+        if full_check:
+            stop = structure.check_values(self._home, self.indices, self.indptr, self._block_shape[1])
+            self.data, self.indices = self.data[:stop], self.indices[:stop]
+
+    def resize(self, *shape: Any) -> None:
+        """Change the shape in place, to multiples of the block; what falls outside is dropped."""
+        M, N = check_shape(shape[0] if len(shape) == 1 else shape)
+        R, C = self.blocksize
+        if M % R or N % C:
+            raise ValueError(f"shape must be divisible into {self.blocksize} blocks. Got {(M, N)}")
+        xp = self._home.xp
+        old_rows, old_cols = self._block_shape
+        rows = M // R
+        if rows < old_rows:
+            self.indptr = self.indptr[: rows + 1]
+            stop = int(self.indptr[-1])  # synchronize!
+            self.data, self.indices = self.data[:stop], self.indices[:stop]
+        elif rows > old_rows:
+            more = xp.broadcast_to(self.indptr[-1:], (rows - old_rows,))
+            self.indptr = xp.concatenate([self.indptr, more])
+        if N // C < old_cols:
+            self._replace(structure.select_blocks(self._home, self._blocks, self.indices < N // C))
+        self._shape = (M, N)
+
+
+def check_shape(shape: Any, what: str = "shape") -> tuple[int, int]:
+    """Two non-negative ints, or ValueError/TypeError."""
+    try:
+        sides = tuple(int(n.__index__()) for n in shape)
+    except (TypeError, AttributeError):
+        raise TypeError(f"{what}: wanted two integers, got {shape!r}") from None
+    if len(sides) != 2 or min(sides) < 0:
+        raise ValueError(f"{what}: wanted two non-negative integers, got {shape!r}")
+    return sides

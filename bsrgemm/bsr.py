@@ -1,0 +1,277 @@
+"""`bsr_array` and `bsr_matrix`: the classes that users name, and the four that their data lives in."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+
+from . import structure
+from ._base import check_shape
+from ._construct import check_blocksize, find_home, parse
+from .homes import Array, Home, by_name, foreign_home, home_of, host
+from .matmul import Products
+
+_FORMS = """
+    Parameters
+    ----------
+    arg1 : sparse, dense or tuple
+        - another sparse matrix S of scipy, cupyx or bsrgemm, or a dense 2-D array D;
+        - ``(M, N)``: an empty matrix of that shape;
+        - ``(data, (row, col))``: elements; those at the same place are added up;
+        - ``(blocks, (block_row, block_col))`` with 3-D blocks: block-COO;
+        - ``(data, indices, indptr)``: the BSR arrays, data of shape (blocks, R, C).
+    shape : (M, N), optional
+        Inferred from the indices where they are given without it.
+    dtype : dtype, optional
+        Element type: bool, integers, float16, bfloat16, float32, float64, complex64, complex128.
+    copy : bool
+        Do not share arrays with `arg1`.
+    blocksize : (R, C), optional
+        Any size that divides the shape. Without it a small square block that fits well, as scipy guesses.
+    maxprint : int, optional
+        Elements shown by ``print``.
+    device : {"cpu", "cuda"}, optional
+        Where to put the matrix. By default it stays where `arg1` is.
+
+    Notes
+    -----
+    Index arrays that come from outside are checked once, where they are; on the GPU this waits for it.
+"""
+
+
+class _BSR(Products):
+    """Construction and pickling, shared by arrays and matrices."""
+
+    def __new__(cls, arg1: Any = None, *args: Any, **kwargs: Any) -> Self:
+        if not hasattr(cls, "_home"):  # bsr_array or bsr_matrix itself: the data decides
+            return object.__new__(leaf(find_home(arg1, kwargs.get("device")), cls._is_array))
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        arg1: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        copy: bool = False,
+        blocksize: Any = None,
+        *,
+        maxprint: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        if device is not None and by_name(device) is not self._home:
+            raise ValueError(f"device: {device!r} given to a class of {self._home.name!r}")
+        parts = parse(self._home, arg1, shape, dtype, copy, blocksize, self._is_array)
+        self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
+
+    def __reduce__(self) -> Any:
+        if self._home is host():
+            return object.__reduce_ex__(self, 2)
+        return _move, (self.get(), self._home.name)
+
+
+class bsr_array(_BSR):
+    __doc__ = (
+        """Block Sparse Row array on the CPU (NumPy) or the GPU (CuPy), with scipy's interface.
+"""
+        + _FORMS
+        + """
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> blocks = np.arange(8.0).reshape(2, 2, 2)
+    >>> A = bg.bsr_array((blocks, ([0, 1], [1, 0])), shape=(4, 4))
+    >>> A.toarray()
+    array([[0., 0., 0., 1.],
+           [0., 0., 2., 3.],
+           [4., 5., 0., 0.],
+           [6., 7., 0., 0.]])
+    >>> A @ np.ones(4)
+    array([ 1.,  5.,  9., 13.])
+    >>> (A @ A).blocksize, A[:2, 2:].toarray().sum()
+    ((2, 2), np.float64(6.0))
+    """
+    )
+    _is_array = True
+
+
+class bsr_matrix(_BSR):
+    __doc__ = (
+        """Block Sparse Row matrix: `bsr_array` with the older matrix manners.
+
+    ``*`` is the matrix product, ``**`` the matrix power, dense results are 2-D (np.matrix on the host).
+    New code should use `bsr_array`.
+"""
+        + _FORMS
+    )
+    _is_array = False
+
+    def __mul__(self, other: Any) -> Any:
+        return self._mul_scalar(other) if self._is_scalar(other) else self._matmul(other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._mul_scalar(other) if self._is_scalar(other) else self.__rmatmul__(other)
+
+    def __pow__(self, n: Any) -> Any:
+        M, N = self._shape
+        if M != N:
+            raise TypeError(f"matrix power: matrix is not square: {self._shape}")
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+            raise ValueError(f"matrix power: exponent must be >= 0 and an integer, got {n!r}")
+        if n == 0:
+            return self._identity()
+        result = None
+        square = self
+        while n:
+            if n & 1:
+                result = square if result is None else result @ square
+            n >>= 1
+            square = square @ square if n else square
+        return result if result is not self else self.copy()
+
+    def _identity(self) -> Self:
+        eye = self._new(structure.Blocks(self.data[:0], self.indices[:0], self.indptr * 0))
+        eye.setdiag(1)
+        return eye
+
+    def _container(self, x: Array) -> Array:
+        return np.asmatrix(x) if isinstance(x, np.ndarray) else x
+
+    def _line_result(self, values: Array, axis: int) -> Array:
+        return self._container(values.reshape(1, -1) if axis == 0 else values.reshape(-1, 1))
+
+    # ------------------------------------------------------------------ names of the matrix interface
+    def set_shape(self, shape: Any) -> None:
+        """Change the shape in place, keeping the order of the elements."""
+        self.__dict__ = type(self)(self.reshape(shape), blocksize=(1, 1)).__dict__
+
+    def get_shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self._shape
+
+    shape = property(get_shape, set_shape, doc="Rows and columns.")  # type: ignore[assignment]
+
+    def getnnz(self, axis: int | None = None) -> int:
+        """Number of stored elements."""
+        return self._getnnz(axis)
+
+    def getformat(self) -> str:
+        """'bsr'."""
+        return self.format
+
+    def getmaxprint(self) -> int:
+        """Elements shown by ``print``."""
+        return self.maxprint
+
+    def asfptype(self) -> Self:
+        """In a floating dtype."""
+        return self._asfptype()
+
+    def getH(self) -> Self:
+        """Conjugate transpose."""
+        return self.conjugate().transpose()
+
+    def getrow(self, i: int) -> Any:
+        """Row i as a CSR matrix (1, N)."""
+        return self.tocsr()[_position(i, self._shape[0]), :]
+
+    def getcol(self, j: int) -> Self:
+        """Column j as a BSR matrix (M, 1)."""
+        j = _position(j, self._shape[1])
+        R, C = self.blocksize
+        first = j - j % C
+        block = self[:, first : first + C]
+        column = block.data[:, :, j - first : j - first + 1]
+        blocks = structure.Blocks(self._home.xp.ascontiguousarray(column), block.indices, block.indptr)
+        return self._new(blocks, (self._shape[0], 1), canonical=block._has_canonical_format)
+
+
+def _position(i: int, n: int) -> int:
+    if not -n <= i < n:
+        raise IndexError(f"index out of bounds: {i} of {n}")
+    return i % n
+
+
+def _move(A: Any, device: str) -> Any:
+    return A.to_device(device)
+
+
+class host_bsr_array(bsr_array, *host().bases(True)):  # type: ignore[misc]
+    """`bsr_array` with NumPy arrays."""
+
+    _home = host()
+    __array_priority__ = _home.array_priority
+
+
+class host_bsr_matrix(bsr_matrix, *host().bases(False)):  # type: ignore[misc]
+    """`bsr_matrix` with NumPy arrays."""
+
+    _home = host()
+    __array_priority__ = _home.array_priority
+
+
+@cache
+def leaf(home: Home, is_array: bool) -> type[Any]:
+    """The class whose data lives in `home`."""
+    if home is host():
+        return host_bsr_array if is_array else host_bsr_matrix
+    base = bsr_array if is_array else bsr_matrix
+    body = {
+        "__doc__": f"`{base.__name__}` with {home.xp.__name__} arrays.",
+        "__module__": __name__,
+        "__array_priority__": home.array_priority,
+        "_home": home,
+    }
+    return type(f"{home.name}_{base.__name__}", (base, *home.bases(is_array)), body)
+
+
+def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, device: str | None = None) -> Any:
+    """The blocks of a dense array that matter.
+
+    Parameters
+    ----------
+    X : array
+        Dense 2-D array.
+    blocksize : (R, C)
+        Block size, dividing the shape.
+    threshold : float
+        A block is stored if one of its elements is larger than this in absolute value, or is NaN.
+    device : {"cpu", "cuda"}, optional
+        Where to put the matrix; by default where `X` is.
+
+    Returns
+    -------
+    bsr_array
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> X = np.array([[5.0, 0.0, 0.1, 0.0], [0.0, 5.0, 0.0, 0.1]])
+    >>> bg.from_dense(X, (2, 2), threshold=1).toarray()
+    array([[5., 0., 0., 0.],
+           [0., 5., 0., 0.]])
+    """
+    source = home_of(X) or foreign_home(X) or host()
+    array = source.adopt(X) if not isinstance(X, list | tuple) else np.asarray(X)
+    if array is None or array.ndim != 2:
+        raise ValueError(f"X: wanted a dense 2-D array, got {type(X).__name__}")
+    if not threshold >= 0:
+        raise ValueError(f"threshold: wanted a number >= 0, got {threshold!r}")
+    R, C = check_blocksize(blocksize, check_shape(array.shape))
+    (M, N) = array.shape
+    tiles = array.reshape(M // R, R, N // C, C)
+    keep = ~(abs(tiles) <= threshold).all(axis=(1, 3))
+    empty = leaf(source, True)((0, 0), dtype=array.dtype)
+    blocks = structure.from_dense(source, array, (R, C), structure.index_dtype(max(M, N, 1)), keep)
+    A = empty._new(blocks, (M, N), canonical=True)
+    return A if device is None else A.to_device(device)
+
+
+def get_array_module(*args: Any) -> Any:
+    """NumPy or CuPy, by where the arguments live (as ``cupy.get_array_module``, our matrices included)."""
+    for x in args:
+        home = home_of(x)
+        if home is not None and home is not host():
+            return home.xp
+    return np

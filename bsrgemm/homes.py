@@ -1,0 +1,202 @@
+"""Where arrays live: the host (NumPy, SciPy) or the GPU (CuPy, cupyx).
+
+A `Home` names the array module, the sparse classes of the other formats and the few operations that
+have a code of their own in each place. Everything else in the package is written once, over `home.xp`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+
+#: An array of whichever module the home uses.
+Array = Any
+
+
+class Home(ABC):
+    """One place where data lives and work happens."""
+
+    #: "cpu" or "cuda"
+    name: str
+    #: how a message tells a user to bring an array here
+    bring: str
+    #: dtypes a matrix may have here
+    dtypes: tuple[np.dtype[Any], ...]
+    #: dtypes that the sparse classes of the other formats hold here
+    foreign_dtypes: tuple[np.dtype[Any], ...]
+    #: NumPy defers to us above its own arrays (0) and below nothing of ours
+    array_priority: float
+
+    @property
+    @abstractmethod
+    def xp(self) -> ModuleType:
+        """NumPy, or a module with its interface."""
+
+    @property
+    @abstractmethod
+    def sparse(self) -> ModuleType:
+        """The module of the sparse classes: scipy.sparse or cupyx.scipy.sparse."""
+
+    @abstractmethod
+    def bases(self, is_array: bool) -> tuple[type, ...]:
+        """The classes by which this home's own library recognises a sparse array or matrix."""
+
+    @abstractmethod
+    def is_dense(self, x: Any) -> bool:
+        """Is `x` an array of this home's own module?"""
+
+    @abstractmethod
+    def is_sparse(self, x: Any) -> bool:
+        """Is `x` a sparse array or matrix (ours included) that lives here?"""
+
+    @abstractmethod
+    def adopt(self, x: Any) -> Array | None:
+        """`x` as an array of this home without a copy, or None if its memory is elsewhere."""
+
+    @abstractmethod
+    def from_host(self, x: np.ndarray[Any, Any]) -> Array:
+        """Copy a NumPy array here."""
+
+    @abstractmethod
+    def to_host(self, x: Array) -> np.ndarray[Any, Any]:
+        """Copy an array of this home to NumPy; waits for the work that produces it."""
+
+    @abstractmethod
+    def device_of(self, x: Array) -> Any:
+        """What `A.device` answers."""
+
+    @abstractmethod
+    def expand(self, indptr: Array, n: int) -> Array:
+        """The row of each of `n` entries: ``out[e] = i`` where ``indptr[i] <= e < indptr[i + 1]``."""
+
+    @abstractmethod
+    def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
+        """Reduce segments of rows in a fixed order.
+
+        ``out[s] = op(values[order[k]] for k in starts[s] .. starts[s + 1] - 1)``, the last segment ending
+        with `order` (or `values`). No segment is empty. `op` is "add", "maximum", "minimum", "fmax" or "fmin";
+        "add" of booleans is "or", 16-bit floats are summed in float32 and rounded once.
+        """
+
+    @abstractmethod
+    def spmm(
+        self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any
+    ) -> None:
+        """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and 2-D dense `B`, `out` of any strides.
+
+        Products are summed in `acc`. `out` is not read when `beta` is 0.
+        """
+
+    @abstractmethod
+    def pair_products(
+        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
+    ) -> Array:
+        """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
+
+
+def host_scalar(x: Any) -> bool:
+    """A plain number: Python's, NumPy's, or a 0-d NumPy array."""
+    return np.isscalar(x) or (isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype != np.object_)
+
+
+_EXTRA_HOMES: list[Home] = []
+_CUDA: Home | None = None
+
+
+def host() -> Home:
+    """The CPU home."""
+    from .host import HOST
+
+    return HOST
+
+
+def cuda() -> Home:
+    """The GPU home. Imports CuPy, which does not touch the GPU yet."""
+    global _CUDA
+    if _CUDA is None:
+        try:
+            import cupy  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                "device='cuda' needs CuPy: pip install 'bsrgemm[cuda12]' or 'bsrgemm[cuda13]'. "
+                "Matrices on the CPU work without it."
+            ) from error
+        from .device import CudaHome
+
+        _CUDA = CudaHome()
+    return _CUDA
+
+
+def register(home: Home) -> None:
+    """Add a further home: its arrays are then recognised wherever NumPy's and CuPy's are."""
+    _EXTRA_HOMES.append(home)
+
+
+def home_of(x: Any) -> Home | None:
+    """The home of a dense array, a sparse array or one of ours; None for anything else."""
+    own = getattr(type(x), "_home", None)
+    if isinstance(own, Home):
+        return own
+    if isinstance(x, np.ndarray | np.generic) or scipy.sparse.issparse(x):
+        return host()
+    if type(x).__module__.partition(".")[0] in ("cupy", "cupyx"):
+        return cuda()
+    for home in _EXTRA_HOMES:
+        if home.is_dense(x) or home.is_sparse(x):
+            return home
+    return None
+
+
+def foreign_home(x: Any) -> Home | None:
+    """The home of the memory behind an object of another library (DLPack, CUDA array interface)."""
+    if getattr(x, "__cuda_array_interface__", None) is not None:
+        return cuda()
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        kind = int(x.__dlpack_device__()[0])
+        if kind in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
+            return host()
+        if kind in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
+            return cuda()
+    return None
+
+
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
+
+
+def by_name(device: str) -> Home:
+    """The home called "cpu" or "cuda"."""
+    if device == "cpu":
+        return host()
+    if device == "cuda":
+        return cuda()
+    for home in _EXTRA_HOMES:
+        if home.name == device:
+            return home
+    raise ValueError(f"device: got {device!r}, wanted 'cpu' or 'cuda'")
+
+
+def elsewhere(x: Any, what: str, home: Home) -> TypeError:
+    """The error for an operand that lives in another home than the matrix."""
+    return TypeError(
+        f"{what}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a matrix on "
+        f"{home.name!r}: nothing is moved silently. {home.bring}"
+    )
+
+
+__all__ = [
+    "Array",
+    "Home",
+    "by_name",
+    "cuda",
+    "elsewhere",
+    "foreign_home",
+    "home_of",
+    "host",
+    "host_scalar",
+    "register",
+]

@@ -1,0 +1,168 @@
+"""Tensor maps: how the copy engine of sm_90 and newer cards sees a tensor in global memory.
+
+`encode` makes one on the host, as a kernel argument by value for a parameter
+`const __grid_constant__ TensorMap map`, `struct alignas(64) TensorMap { unsigned long long opaque[16]; };`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+#: Name -> (CUtensorMapDataType, bytes per element).
+DTYPES = {
+    "uint8": (0, 1),
+    "int32": (3, 4),
+    "float16": (6, 2),
+    "float32": (7, 4),
+    "float64": (8, 8),
+    "bfloat16": (9, 2),
+}
+#: Name -> (CUtensorMapSwizzle, largest inner extent of the box in bytes).
+SWIZZLES = {"none": (0, None), "32B": (1, 32), "64B": (2, 64), "128B": (3, 128)}
+#: Name -> CUtensorMapL2promotion.
+L2_PROMOTIONS = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
+
+_MAP_DTYPE = np.dtype([("opaque", "<u8", (16,))])
+_ALIGNMENT = 64
+_MAX_BOX = 256
+_MAX_DIM = 2**32
+_MAX_STRIDE = 2**40
+
+
+def encode(
+    pointer: int,
+    dtype_name: str,
+    dims: Sequence[int],
+    strides_bytes: Sequence[int],
+    box: Sequence[int],
+    *,
+    swizzle: str = "none",
+    l2: str = "256B",
+) -> np.ndarray[Any, Any]:
+    """The tensor map of `dims` elements, fastest dimension first, fetched in tiles of `box`.
+
+    Parameters
+    ----------
+    pointer : int
+        Address in device memory, a multiple of 16.
+    dtype_name : str
+        One of `DTYPES`.
+    dims, box : sequence of int
+        Elements of the tensor and of one tile per dimension; 1 to 5 dimensions, a tile at most 256 in each.
+    strides_bytes : sequence of int
+        Distance in bytes along every dimension but the first, which is contiguous; multiples of 16.
+    swizzle : {"none", "32B", "64B", "128B"}
+        How a tile lies in shared memory.
+    l2 : {"none", "64B", "128B", "256B"}
+        How much L2 fetches at once.
+
+    Returns
+    -------
+    numpy.ndarray
+        One element, 128 bytes, read-only, 64-byte aligned. What lies outside the tensor is read as zero.
+    """
+    # ctypes takes Python's integers, not NumPy's
+    extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))
+    return _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
+
+
+# A map depends on its arguments alone, and a launch in a loop passes the same ones again.
+@lru_cache(maxsize=1024)
+def _encode(
+    pointer: int,
+    dtype_name: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: str,
+    l2: str,
+) -> np.ndarray[Any, Any]:
+    _check(pointer, dtype_name, dims, strides, box, swizzle, l2)
+    rank = len(dims)
+    buffer = np.zeros(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)
+    skip = -buffer.ctypes.data % _ALIGNMENT
+    result = buffer[skip : skip + _MAP_DTYPE.itemsize].view(_MAP_DTYPE)
+    status = _driver_function()(
+        result.ctypes.data,
+        DTYPES[dtype_name][0],
+        rank,
+        pointer,
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * rank)(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # no interleaving
+        SWIZZLES[swizzle][0],
+        L2_PROMOTIONS[l2],
+        0,  # zeros out of bounds
+    )
+    if status != 0:
+        raise RuntimeError(
+            f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, "
+            f"dtype_name={dtype_name!r}, dims={dims}, strides_bytes={strides}, box={box}, "
+            f"swizzle={swizzle!r}, l2={l2!r}; tensor maps need a card of compute capability 9.0 or newer"
+        )
+    result.flags.writeable = False
+    return result
+
+
+def _check(
+    pointer: int,
+    dtype_name: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: str,
+    l2: str,
+) -> None:
+    for name, value, known in (
+        ("dtype_name", dtype_name, DTYPES),
+        ("swizzle", swizzle, SWIZZLES),
+        ("l2", l2, L2_PROMOTIONS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
+    if pointer <= 0 or pointer % 16:
+        raise ValueError(f"pointer={pointer:#x}: expected a device address that is a multiple of 16")
+    rank = len(dims)
+    if not 1 <= rank <= 5:
+        raise ValueError(f"dims={dims}: expected 1 to 5 dimensions")
+    if not all(1 <= n <= _MAX_DIM for n in dims):
+        raise ValueError(f"dims={dims}: expected 1 to 2**32 elements in each dimension")
+    if len(strides) != rank - 1:
+        raise ValueError(f"strides_bytes={strides}: expected {rank - 1}, one per dimension but the first")
+    if not all(0 < n < _MAX_STRIDE and n % 16 == 0 for n in strides):
+        raise ValueError(f"strides_bytes={strides}: expected positive multiples of 16 below 2**40")
+    if len(box) != rank:
+        raise ValueError(f"box={box}: expected {rank} extents, one per dimension of dims={dims}")
+    if not all(1 <= n <= _MAX_BOX for n in box):
+        raise ValueError(f"box={box}: expected extents of 1 to {_MAX_BOX}")
+    inner = box[0] * DTYPES[dtype_name][1]
+    if inner % 16:
+        raise ValueError(f"box={box}: its rows take {inner} bytes of {dtype_name}, expected a multiple of 16")
+    limit = SWIZZLES[swizzle][1]
+    if limit is not None and inner > limit:
+        raise ValueError(
+            f"box={box}: its rows take {inner} bytes of {dtype_name}, "
+            f"expected at most {limit} with swizzle={swizzle!r}"
+        )
+
+
+@lru_cache(maxsize=1)
+def _driver_function() -> Callable[..., int]:
+    needs = "tensor maps need a CUDA 12 driver (525 or newer)"
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except OSError as error:
+        raise RuntimeError(f"{needs}, and none can be loaded: {error}") from error
+    except AttributeError as error:
+        raise RuntimeError(f"{needs}; the one installed has no cuTensorMapEncodeTiled") from error
+    address, number = ctypes.c_void_p, ctypes.c_int
+    function.argtypes = [address, number, ctypes.c_uint32, *[address] * 5, *[number] * 4]
+    function.restype = number
+    return function
