@@ -30,7 +30,7 @@ def folder() -> Path:
 
 
 def lookup(where: Path, stem: str) -> Path | None:
-    """The entry of `stem` whose contents match the digest in its name; others of `stem` are removed."""
+    """The entry of `stem` whose contents match the digest in its name; one met that does not is removed."""
     for path in sorted(where.glob(f"{stem}-*.cubin")):
         with contextlib.suppress(OSError):
             if path == entry_path(where, stem, path.read_bytes()):

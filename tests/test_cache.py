@@ -7,7 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -162,25 +165,23 @@ def test_an_edited_comment_changes_the_key_and_not_the_code_digest(root: Path) -
 
 @pytest.fixture(params=["a file in its place", "a file above it", "full", "read-only"])
 def unusable(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder that refuses; by its kind of refusal, not by mode bits, which root may ignore."""
+    """A cache folder that refuses, by what stands there or by the system's answer: root ignores mode bits."""
+
+    def refuse(code: int) -> Callable[..., None]:
+        def call(*args: object, **kwargs: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        return call
+
     if request.param == "a file in its place":
         folder.parent.mkdir()
         folder.write_text("")
     elif request.param == "a file above it":
         folder.parent.write_text("")
+    elif request.param == "full":
+        monkeypatch.setattr(os, "replace", refuse(errno.ENOSPC))
     else:
-        code = {"full": errno.ENOSPC, "read-only": errno.EROFS}[request.param]
-
-        def refuse(*args: object, **kwargs: object) -> None:
-            raise OSError(code, os.strerror(code))
-
-        monkeypatch.setattr(
-            cache.os if request.param == "full" else cache.tempfile,
-            *{
-                "full": ("replace", refuse),
-                "read-only": ("mkstemp", refuse),
-            }[request.param],
-        )
+        monkeypatch.setattr(tempfile, "mkstemp", refuse(errno.EROFS))
     return folder
 
 
@@ -248,7 +249,7 @@ def test_two_processes_racing_end_with_one_valid_entry(root: Path, folder: Path,
     ready = [tmp_path / f"ready{i}" for i in range(2)]
     racers = [
         subprocess.Popen(
-            [sys.executable, "-W", "error::RuntimeWarning", "-c", RACER, str(root), str(flag), str(start)],
+            [sys.executable, "-c", RACER, str(root), str(flag), str(start)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -257,7 +258,7 @@ def test_two_processes_racing_end_with_one_valid_entry(root: Path, folder: Path,
         for flag in ready
     ]
     while not all(flag.exists() for flag in ready) and all(racer.poll() is None for racer in racers):
-        pass
+        time.sleep(0.001)
     start.touch()
     outputs = [racer.communicate(timeout=120) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0], outputs
