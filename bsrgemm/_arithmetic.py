@@ -225,7 +225,7 @@ class Arithmetic(Indexing):
             shape = np.broadcast_shapes(self._shape, other.shape)
             return self._mul_scalar(other.reshape(-1)[0]).reshape(shape)
         if self._shape == (1, 1):
-            return self.data.sum() * other
+            return self.data.sum() * self._home.xp.atleast_2d(other)
         wide = other if other.ndim == 2 else other.reshape(1, -1)
         oM, oN = wide.shape
         if not (oM in (1, M) or M == 1) or not (oN in (1, N) or N == 1):
@@ -241,7 +241,7 @@ class Arithmetic(Indexing):
             along = xp.broadcast_to(spread[:, None], (times, n)).reshape(-1)
             row, col = (xp.broadcast_to(x, (times, n)).reshape(-1) for x in (row, col))
             row, col = (along, col) if M == 1 else (row, along)
-        factor = wide[row if oM > 1 else 0, col if oN > 1 else 0]
+        factor = xp.broadcast_to(wide, shape)[row, col]
         values, factor = self._promoted(values, factor)
         values = values * factor
         return self._foreign("coo", (values, (row, col)), shape, values.dtype)

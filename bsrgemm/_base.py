@@ -28,6 +28,8 @@ class Base:
     maxprint: int
     _has_sorted_indices: bool | None
     _has_canonical_format: bool | None
+    #: The index array that is known to be in canonical format, while it is the one in use.
+    _canonical_indices: Array | None
 
     # ------------------------------------------------------------------------------- building
     def _set(
@@ -42,8 +44,9 @@ class Base:
         self.data, self.indices, self.indptr = blocks
         self._shape = shape
         self.maxprint = maxprint
-        self._has_canonical_format = canonical
-        self._has_sorted_indices = canonical or sorted_
+        self._has_canonical_format = None if canonical else canonical
+        self._has_sorted_indices = sorted_
+        self._canonical_indices = self.indices if canonical else None
         return self
 
     def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
@@ -55,7 +58,7 @@ class Base:
         indices, indptr = (self.indices.copy(), self.indptr.copy()) if copy else (self.indices, self.indptr)
         return self._new(
             Blocks(data, indices, indptr),
-            canonical=self._has_canonical_format,
+            canonical=self._known_canonical or self._has_canonical_format,
             sorted_=self._has_sorted_indices,
         )
 
@@ -170,7 +173,7 @@ class Base:
         return object.__new__(leaf(home, self._is_array))._set(
             Blocks(*arrays),
             self._shape,
-            canonical=self._has_canonical_format,
+            canonical=self._known_canonical or self._has_canonical_format,
             sorted_=self._has_sorted_indices,
             maxprint=self.maxprint,
         )
@@ -199,6 +202,8 @@ class Base:
     @property
     def has_sorted_indices(self) -> bool:
         """Are the block columns of each block row in order? Found out once, then remembered."""
+        if self._has_sorted_indices is None and self._known_canonical:
+            self._has_sorted_indices = True
         if self._has_sorted_indices is None:
             self._has_sorted_indices = structure.is_sorted(
                 self._home, self.indices, self.indptr, strictly=False
@@ -215,10 +220,17 @@ class Base:
         if self._has_sorted_indices is False:
             self._has_canonical_format = False
         elif self._has_canonical_format is None:
-            self.has_canonical_format = structure.is_sorted(
+            self.has_canonical_format = self._known_canonical or structure.is_sorted(
                 self._home, self.indices, self.indptr, strictly=True
             )
         return bool(self._has_canonical_format)
+
+    @property
+    def _known_canonical(self) -> bool:
+        """Does the flag, or the way in which the index array was made, say so already?"""
+        if self._has_canonical_format is not None:
+            return self._has_canonical_format
+        return self.indices is self._canonical_indices
 
     @has_canonical_format.setter
     def has_canonical_format(self, value: bool) -> None:
@@ -310,7 +322,7 @@ def check_shape(shape: Any, what: str = "shape") -> tuple[int, int]:
     try:
         sides = tuple(int(n.__index__()) for n in shape)
     except (TypeError, AttributeError):
-        raise TypeError(f"{what}: wanted two integers, got {shape!r}") from None
+        raise ValueError(f"{what}: wanted two integers, got {shape!r}") from None
     if len(sides) != 2 or min(sides) < 0:
         raise ValueError(f"{what}: wanted two non-negative integers, got {shape!r}")
     return sides

@@ -57,7 +57,9 @@ def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tup
     """A pair of positive ints that divides `shape`; ValueError otherwise."""
     try:
         R, C = (int(n.__index__()) for n in blocksize)
-    except (TypeError, ValueError, AttributeError):
+    except TypeError:
+        raise TypeError(f"blocksize: cannot unpack non-iterable {blocksize!r}, wanted (R, C)") from None
+    except (ValueError, AttributeError):
         raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers") from None
     if R < 1 or C < 1:
         raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers")
@@ -122,7 +124,7 @@ def _from_sparse(home: Home, S: Any, dtype: Any, copy: bool, blocksize: Any) -> 
         blocksize = check_blocksize(blocksize, S.shape)
     if S.format == "bsr":
         blocks = Blocks(*(_bring(home, source, a, copy) for a in (S.data, S.indices, S.indptr)))
-        canonical = getattr(S, "_has_canonical_format", None)
+        canonical = getattr(S, "_known_canonical", None) or None
         parts = Parts(blocks._replace(data=_cast(home, blocks.data, dtype)), S.shape, canonical)
         if blocksize in (None, tuple(blocks.data.shape[1:])):
             return parts
@@ -203,6 +205,7 @@ def _from_dense(home: Home, D: Any, dtype: Any, blocksize: Any, is_array: bool) 
     if is_array and np.isscalar(D):
         raise ValueError("arg1: bsr_array does not support instantiation from a scalar")
     X = _as_array(home, D, "arg1")
+    X = X.view(np.ndarray) if isinstance(X, np.matrix) else X
     if X.ndim != 2:
         if is_array or X.ndim > 2:
             raise ValueError(f"BSR arrays don't support {X.ndim}D input. Use 2D")

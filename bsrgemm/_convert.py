@@ -51,9 +51,11 @@ class Conversions(Base):
         return self._foreign("coo", (values.copy() if copy else values, (row, col)), self._shape, self.dtype)
 
     def tocsr(self, copy: bool = False) -> Any:
-        """Compressed Sparse Row format."""
-        arrays = structure.to_csr(self._home, self._blocks, self._element_index(self.nnz))
-        return self._foreign("csr", arrays, self._shape, self.dtype)
+        """Compressed Sparse Row format, with arrays of its own."""
+        values, columns, indptr = structure.to_csr(self._home, self._blocks, self._element_index(self.nnz))
+        if self.blocksize[0] == 1:  # storage order is row order: the values are still ours
+            values = values.copy()
+        return self._foreign("csr", (values, columns, indptr), self._shape, self.dtype)
 
     def tocsc(self, copy: bool = False) -> Any:
         """Compressed Sparse Column format."""
@@ -89,9 +91,9 @@ class Conversions(Base):
         if format is None or format == "bsr":
             return self.copy() if copy else self
         convert = getattr(self, f"to{format}", None)
-        if convert is None or format in ("array", "dense"):
-            raise ValueError(f"Format {format} is unknown.")
-        return convert(copy=copy)
+        if convert is None:
+            raise ValueError(f"format: {format!r} is unknown")
+        return convert() if format in ("array", "dense") else convert(copy=copy)
 
     # --------------------------------------------------------------------------------------- dense
     def toarray(self, order: str | None = None, out: Array | None = None) -> Array:
@@ -177,11 +179,11 @@ class Conversions(Base):
     # ------------------------------------------------------------------------------------- shape
     def transpose(self, axes: tuple[int, int] | None = None, copy: bool = False) -> Self:
         """Rows and columns exchanged: BSR with blocks (C, R), sorted."""
-        if axes is not None and tuple(axes) != (1, 0):
+        if axes is not None and axes != (1, 0):
             raise ValueError(f"axes: swapping dimensions is the only logical permutation, got {axes!r}")
         blocks = structure.transpose(self._home, self._blocks, self._block_shape[1])
         M, N = self._shape
-        return self._new(blocks, (N, M), sorted_=True, canonical=self._has_canonical_format)
+        return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
     @property
     def T(self) -> Self:

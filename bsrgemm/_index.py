@@ -20,6 +20,8 @@ class Indexing(Conversions):
     def _window(self, key: Any) -> tuple[int, int, int, int]:
         """The block rows and block columns (first, last + 1) that a pair of slices names."""
         pair = key if isinstance(key, tuple) else (key,)
+        if sum(part is Ellipsis for part in pair) > 1:
+            raise IndexError("an index can only have a single ellipsis ('...')")
         pair = tuple(slice(None) if part is Ellipsis else part for part in pair)
         if len(pair) > 2:
             raise IndexError(f"index: wanted at most two slices, got {len(pair)} parts")
@@ -59,7 +61,7 @@ class Indexing(Conversions):
         return self._new(
             Blocks(data, indices, indptr),
             ((bottom - top) * R, (right - left) * C),
-            canonical=self._has_canonical_format or None,
+            canonical=self._known_canonical or None,
             sorted_=self._has_sorted_indices or None,
         )
 

@@ -26,9 +26,9 @@ def _axis(axis: Any) -> int | None:
             raise ValueError(f"axis: tuple has too many elements: {axis}")
         return None if len(axis) == 2 else _axis(axis[0])
     if not isinstance(axis, int | np.integer) or isinstance(axis, bool):
-        raise TypeError(f"axis: wanted an integer, a tuple or None, got {type(axis).__name__}")
+        raise TypeError(f"axis must be an integer, a tuple or None, got {type(axis).__name__}")
     if not -2 <= axis <= 1:
-        raise ValueError(f"axis: out of range: got {axis}, wanted -2 .. 1 or None")
+        raise ValueError(f"axis out of range: got {axis}, wanted -2 .. 1 or None")
     return int(axis) % 2
 
 
@@ -82,18 +82,23 @@ class Reductions(Arithmetic):
         acc = np.dtype(np.float32) if wanted in HALF_DTYPES else wanted
         if axis is None:
             total = self._cast_for_sum(self.data, acc).sum(dtype=acc).astype(wanted)
-            if out is None:
-                return total
-            out[...] = total
-            return out
+            return self._deliver(total, out, () if self._is_array else (1, 1))
         blocks, lines, _ = self._lines(axis)
         within = self._cast_for_sum(blocks.data, acc).sum(axis=2, dtype=acc)
         filled, values = self._reduce_lines("add", blocks, within)
         result = self._line_result(self._dense_lines(blocks, filled, values, lines).astype(wanted), axis)
+        return self._deliver(result, out, tuple(result.shape))
+
+    @staticmethod
+    def _deliver(result: Any, out: Array | None, shape: tuple[int, ...]) -> Any:
+        """`result`, or `out` with it inside."""
         if out is None:
             return result
-        if tuple(out.shape) != tuple(result.shape):
-            raise ValueError(f"out: dimensions do not match: wanted {tuple(result.shape)}, got {tuple(out.shape)}")
+        if tuple(out.shape) != shape:
+            raise ValueError(
+                f"out: output parameter has wrong dimensions, its shape {tuple(out.shape)} "
+                f"does not match {shape}"
+            )
         out[...] = result
         return out
 
@@ -109,10 +114,8 @@ class Reductions(Arithmetic):
         acc = np.dtype(np.float32) if inner in HALF_DTYPES else inner
         total = self.sum(axis=axis, dtype=acc) * acc.type(1.0 / count if count else np.nan)
         result = total.astype(dtype if dtype is not None else inner)
-        if out is None:
-            return result
-        out[...] = result
-        return out
+        everything = () if self._is_array else (1, 1)
+        return self._deliver(result, out, everything if line is None else tuple(result.shape))
 
     # --------------------------------------------------------------------------------- extremes
     def _extreme_over(self, axis: Any, out: Any, name: str, explicit: bool) -> Any:

@@ -65,9 +65,9 @@ class _BSR(Products):
         parts = parse(self._home, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         if self._home is host():
-            return object.__reduce_ex__(self, 2)
+            return super().__reduce_ex__(max(2, protocol))
         return _move, (self.get(), self._home.name)
 
 
@@ -184,7 +184,7 @@ class bsr_matrix(_BSR):
         block = self[:, first : first + C]
         column = block.data[:, :, j - first : j - first + 1]
         blocks = structure.Blocks(self._home.xp.ascontiguousarray(column), block.indices, block.indptr)
-        return self._new(blocks, (self._shape[0], 1), canonical=block._has_canonical_format)
+        return self._new(blocks, (self._shape[0], 1), canonical=block._known_canonical or None)
 
 
 def _position(i: int, n: int) -> int:

@@ -94,7 +94,7 @@ def select_blocks(home: Home, blocks: Blocks, keep: Array) -> Blocks:
 
 def nonzero_blocks(home: Home, data: Array) -> Array:
     """For each block: does it hold a value other than zero (NaN counts)?"""
-    return (data != 0).reshape(len(data), -1).any(axis=1)
+    return (data != 0).any(axis=(1, 2))
 
 
 # -------------------------------------------------------------------------------- transpose, slices
