@@ -1,0 +1,155 @@
+"""The GPU home: CuPy arrays, cupyx's sparse classes, our kernels."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import cupy
+import cupyx.scipy.sparse
+import numpy as np
+from cupyx.scipy.sparse import _base as cupyx_base
+
+from . import jit, tuning
+from .dtypes import DEVICE_DTYPES
+from .homes import Array, Home
+
+_NO_ORDER = np.uintp(0)
+
+
+class CudaHome(Home):
+    """Data in the memory of a GPU."""
+
+    name = "cuda"
+    bring = "Bring it to the GPU with cupy.asarray(x), or the matrix to the CPU with A.get()."
+    dtypes = DEVICE_DTYPES
+    foreign_dtypes = tuple(np.dtype(c) for c in "?fdFD")
+    array_priority = 101
+
+    @property
+    def xp(self) -> ModuleType:
+        return cupy
+
+    @property
+    def sparse(self) -> ModuleType:
+        return cupyx.scipy.sparse
+
+    def bases(self, is_array: bool) -> tuple[type, ...]:
+        return (cupyx_base._spbase, cupyx_base.sparray if is_array else cupyx_base.spmatrix)
+
+    def is_dense(self, x: Any) -> bool:
+        return isinstance(x, cupy.ndarray)
+
+    def is_sparse(self, x: Any) -> bool:
+        return isinstance(x, cupyx_base._spbase)
+
+    def adopt(self, x: Any) -> Array | None:
+        if isinstance(x, cupy.ndarray):
+            return x
+        if getattr(x, "__cuda_array_interface__", None) is not None:
+            return cupy.asarray(x)
+        try:
+            return cupy.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            return None
+
+    def from_host(self, x: np.ndarray[Any, Any]) -> Array:
+        return cupy.asarray(x)
+
+    def to_host(self, x: Array) -> np.ndarray[Any, Any]:
+        return cupy.asnumpy(x)
+
+    def device_of(self, x: Array) -> Any:
+        return x.device
+
+    # ------------------------------------------------------------------------------------ kernels
+    def expand(self, indptr: Array, n: int) -> Array:
+        out = cupy.empty(n, indptr.dtype)
+        if n:
+            config = tuning.Expand(tuning.element(indptr.dtype))
+            args = (_flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
+            _launch(config, config.grid(n), args)
+        return out
+
+    def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
+        rows = len(values)
+        segments = len(starts)
+        width = int(np.prod(values.shape[1:]))
+        out = cupy.empty((segments, *values.shape[1:]), values.dtype)
+        if not out.size:
+            return out
+        entries = rows if order is None else len(order)
+        config = tuning.segment(values.dtype, op, entries // segments, width)
+        args = (
+            _flat(values),
+            _NO_ORDER if order is None else _flat(order.astype(np.int64, copy=False)),
+            _flat(starts.astype(np.int64, copy=False)),
+            out,
+            *(np.int64(v) for v in (segments, entries, rows, width)),
+        )
+        _launch(config, config.grid(segments), args)
+        return out
+
+    def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
+        data, indices, indptr = A.data, A.indices, A.indptr
+        blocks, R, C = data.shape
+        N = B.shape[1]
+        if indices.dtype != indptr.dtype:
+            indptr = indptr.astype(indices.dtype)
+        names = tuning.types(data.dtype, B.dtype, out.dtype, acc, indices.dtype)
+        config = tuning.spmm(names, R, C, N)
+        number = tuning.accumulator(acc)[1].type
+        block_rows, block_cols = len(indptr) - 1, A._shape[1] // C
+        head = (
+            *(_flat(x) for x in (data, indices, indptr)),
+            B,
+            out,
+            *(np.int64(v) for v in (block_rows, block_cols, blocks)),
+            np.int32(R),
+            np.int32(C),
+        )
+        tail = (_number(number, alpha), _number(number, beta), np.int32(beta != 0))
+        (b_row, b_col), (c_row, c_col) = (_element_strides(x) for x in (B, out))
+        if isinstance(config, tuning.Spmv):
+            _launch(config, config.grid(block_rows), (*head, b_row, c_row, *tail))
+        else:
+            strides = (np.int64(N), b_row, b_col, c_row, c_col)
+            _launch(config, config.grid(block_rows, R, N), (*head, *strides, *tail))
+
+    def pair_products(
+        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
+    ) -> Array:
+        R, K = a.shape[1:]
+        N = b.shape[2]
+        out = cupy.empty((len(starts), R, N), dtype)
+        if out.size:
+            config = tuning.pairs(tuning.types(a.dtype, b.dtype, dtype, dtype, np.dtype(np.int64)), R * N)
+            arrays = (_flat(x) for x in (a, ia, b, ib, starts))
+            sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
+            args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
+            _launch(config, config.grid(len(starts)), args)
+        return out
+
+
+def _launch(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    """Run a kernel on CuPy's current device and stream."""
+    jit.load(config.spec(), jit.device_target())(grid, (config.threads,), args)
+
+
+def _flat(x: Array) -> Array:
+    """Kernels read these arrays as one piece of memory."""
+    return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)
+
+
+def _element_strides(x: Array) -> tuple[np.int64, np.int64]:
+    row, col = x.strides
+    return np.int64(row // x.itemsize), np.int64(col // x.itemsize)
+
+
+def _number(kind: Any, x: Any) -> Any:
+    """alpha or beta as a kernel argument; negative integers wrap as the sums do."""
+    if issubclass(kind, np.unsignedinteger):
+        return kind(int(x) % (1 << 8 * kind().itemsize))
+    return kind(x)
+
+

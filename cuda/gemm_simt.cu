@@ -1,0 +1,80 @@
+// C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*kC + c, n] + beta * C[i*R + r, n],  p in block row i
+// Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns; the lanes
+// of a warp run along n, so that B is read in lines and A is broadcast. No shared memory, one fixed order of sums.
+#include "bsr.cuh"
+
+using A = ELEMENT_A;
+using B = ELEMENT_B;
+using C = ELEMENT_C;
+using Acc = ACCUMULATOR;
+using Index = INDEX;
+
+constexpr int kRows = ROWS;    // rows of a block per thread
+constexpr int kCols = COLS;    // columns per thread, kLanes apart
+constexpr int kLanes = LANES;  // threads side by side along n
+constexpr int kThreads = 128;
+constexpr int kCtas = 2;  // per SM: leaves a thread all the registers it asks for, so that ptxas does not spill
+constexpr int kGroups = kThreads / kLanes;  // block rows per CTA
+static_assert(32 % kLanes == 0, "a block row must not straddle warps");
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+gemm_simt(const A* __restrict__ data, const Index* __restrict__ indices, const Index* __restrict__ indptr,
+          const B* __restrict__ b, C* __restrict__ c, i64 block_rows, i64 block_cols, i64 blocks, int R, int K, i64 N,
+          i64 b_row, i64 b_col, i64 c_row, i64 c_col, Acc alpha, Acc beta, int read_c) {
+  const int lane = threadIdx.x % kLanes;
+  const int group = threadIdx.x / kLanes;
+  const i64 n_step = i64(gridDim.y) * (kLanes * kCols), i_step = i64(gridDim.x) * kGroups;
+
+  // Block rows fastest: CTAs that run together read the same columns of B.
+  for (i64 n0 = blockIdx.y * i64(kLanes * kCols) + lane; n0 - lane < N; n0 += n_step)
+  for (int r0 = blockIdx.z * kRows; r0 < R; r0 += gridDim.z * kRows)
+  for (i64 i = blockIdx.x * i64(kGroups) + group; i < block_rows; i += i_step) {
+    Acc acc[kRows][kCols];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kCols; ++n) acc[r][n] = zero<Acc>();
+
+    // Rows and columns behind the edge repeat the last one; they are computed and not stored.
+    i64 b_offset[kCols];
+#pragma unroll
+    for (int n = 0; n < kCols; ++n) {
+      const i64 column = n0 + n * kLanes;
+      b_offset[n] = (column < N ? column : N - 1) * b_col;
+    }
+    int a_offset[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) a_offset[r] = (r0 + r < R ? r0 + r : R - 1) * K;
+
+    const Range row = blocks_of_row(indptr, i, blocks);
+    for (i64 p = row.first; p < row.last; ++p) {
+      const Index column = indices[p];
+      if (!in_range(column, block_cols)) continue;
+      const A* __restrict__ block = data + p * R * K;
+      const B* __restrict__ panel = b + i64(column) * K * b_row;
+      for (int k = 0; k < K; ++k) {
+        Acc b_value[kCols];
+#pragma unroll
+        for (int n = 0; n < kCols; ++n) b_value[n] = load<Acc>(panel[k * b_row + b_offset[n]]);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const Acc a_value = load<Acc>(block[a_offset[r] + k]);
+#pragma unroll
+          for (int n = 0; n < kCols; ++n) acc[r][n] = multiply_add(a_value, b_value[n], acc[r][n]);
+        }
+      }
+    }
+
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int n = 0; n < kCols; ++n) {
+        const i64 column = n0 + n * kLanes;
+        if (r0 + r >= R || column >= N) continue;
+        C* __restrict__ target = c + (i * R + r0 + r) * c_row + column * c_col;
+        const Acc old = read_c ? multiply_add(beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
+        *target = Store<C>::from(multiply_add(alpha, acc[r][n], old));
+      }
+    }
+  }
+}

@@ -1,0 +1,74 @@
+// out[s, e] = OPERATION over k in [starts[s], starts[s+1]) of values[order[k], e], in a fixed order
+// kColumns threads take the columns of a segment, kLanes of them share its rows; with one lane the sum runs strictly
+// left to right.
+#include "bsr.cuh"
+
+using T = ELEMENT_A;
+using Acc = ACCUMULATOR;
+
+constexpr int kLanes = LANES;
+constexpr int kColumns = COLUMNS;
+constexpr int kThreads = 128;
+constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
+constexpr int kGroups = kThreads / (kLanes * kColumns);  // segments per CTA
+static_assert(32 % kLanes == 0, "a segment's lanes must not straddle warps");
+
+enum Operation { kAdd, kMaximum, kMinimum, kFmax, kFmin };
+constexpr Operation kOperation = OPERATION;
+
+template <class N> __device__ __forceinline__ bool is_nan(N x) { return x != x; }
+template <class Real> __device__ __forceinline__ bool is_nan(Complex<Real> x) { return x.re != x.re || x.im != x.im; }
+__device__ __forceinline__ bool is_nan(boolean) { return false; }
+
+template <class N> __device__ __forceinline__ bool less(N a, N b) { return a < b; }
+template <class Real> __device__ __forceinline__ bool less(Complex<Real> a, Complex<Real> b) {
+  return a.re < b.re || (a.re == b.re && a.im < b.im);  // NumPy's order
+}
+__device__ __forceinline__ bool less(boolean a, boolean b) { return a.value < b.value; }
+
+__device__ __forceinline__ Acc combine(Acc a, Acc b) {
+  if constexpr (kOperation == kAdd) {
+    return add(a, b);
+  } else {
+    constexpr bool kIgnoreNan = kOperation == kFmax || kOperation == kFmin;
+    if (is_nan(a)) return kIgnoreNan ? b : a;
+    if (is_nan(b)) return kIgnoreNan ? a : b;
+    constexpr bool kLargest = kOperation == kMaximum || kOperation == kFmax;
+    return (kLargest ? less(a, b) : less(b, a)) ? b : a;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+segment(const T* __restrict__ values, const i64* __restrict__ order, const i64* __restrict__ starts,
+        T* __restrict__ out, i64 segments, i64 entries, i64 rows, i64 width) {
+  const int lane = threadIdx.x % kLanes;
+  const int first_column = threadIdx.x / kLanes % kColumns;
+  const int group = threadIdx.x / (kLanes * kColumns);
+  // All threads of a warp make the same rounds, since they exchange values.
+  for (i64 s0 = blockIdx.x * i64(kGroups); s0 < segments; s0 += i64(gridDim.x) * kGroups)
+  for (i64 c0 = 0; c0 < width; c0 += kColumns) {
+    const i64 s = s0 + group, column = c0 + first_column;
+    const bool active = s < segments && column < width;
+    const i64 first = active ? starts[s] : 0;
+    const i64 last = !active ? 0 : s + 1 < segments ? starts[s + 1] : entries;
+    Acc acc = zero<Acc>();
+    bool any = false;
+    for (i64 k = first + lane; k < last; k += kLanes) {
+      const i64 row = order ? order[k] : k;
+      if (!in_range(row, rows)) continue;
+      const Acc value = load<Acc>(values[row * width + column]);
+      acc = any ? combine(acc, value) : value;
+      any = true;
+    }
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      const Acc other = shuffle_xor(acc, mask);
+      const bool other_any = __shfl_xor_sync(0xffffffffu, int(any), mask);
+      const bool lower = (lane & mask) == 0;  // both partners combine in the same order
+      if (any && other_any) acc = lower ? combine(acc, other) : combine(other, acc);
+      else if (other_any) acc = other;
+      any |= other_any;
+    }
+    if (active && lane == 0) out[s * width + column] = Store<T>::from(acc);
+  }
+}

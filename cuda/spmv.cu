@@ -1,0 +1,68 @@
+// y[i*R + r] = alpha * sum_p sum_c A[p, r, c] * x[col[p]*K + c] + beta * y[i*R + r],  p in block row i
+// kLanes lanes share a block row; a lane takes every kLanes-th (block, column) pair and all R rows of it, kRows at a
+// time. Sums of the lanes are added in one fixed tree. Any block, any element type, any strides of x and y.
+#include "bsr.cuh"
+
+using A = ELEMENT_A;
+using B = ELEMENT_B;
+using C = ELEMENT_C;
+using Acc = ACCUMULATOR;
+using Index = INDEX;
+
+constexpr int kLanes = LANES;
+constexpr int kRows = ROWS;        // rows of a block summed at a time
+constexpr int kBlockR = BLOCK_R;   // 0: known at run time only
+constexpr int kBlockC = BLOCK_C;
+constexpr int kThreads = 128;
+constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
+static_assert(32 % kLanes == 0, "block rows must not straddle warps");
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+spmv(const A* __restrict__ data, const Index* __restrict__ indices, const Index* __restrict__ indptr,
+     const B* __restrict__ x, C* __restrict__ y, i64 block_rows, i64 block_cols, i64 blocks, int run_r, int run_c,
+     i64 x_step, i64 y_step, Acc alpha, Acc beta, int read_y) {
+  const int R = kBlockR ? kBlockR : run_r;
+  const int K = kBlockC ? kBlockC : run_c;
+  const int lane = threadIdx.x % kLanes;
+  constexpr int kRowsPerCta = kThreads / kLanes;
+  const i64 row_tiles = (block_rows + kRowsPerCta - 1) / kRowsPerCta;
+
+  for (i64 tile = blockIdx.x; tile < row_tiles; tile += gridDim.x) {
+    const i64 i = tile * kRowsPerCta + threadIdx.x / kLanes;
+    Range row{0, 0};
+    if (i < block_rows) row = blocks_of_row(indptr, i, blocks);
+    for (int r0 = 0; r0 < R; r0 += kRows) {
+      Acc acc[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();
+      i64 p = row.first + lane / K;
+      int c = lane % K;
+      while (p < row.last) {
+        const Index column = indices[p];
+        if (in_range(column, block_cols)) {
+          const Acc x_value = load<Acc>(x[(i64(column) * K + c) * x_step]);
+          const A* __restrict__ values = data + (p * R + r0) * K + c;
+#pragma unroll
+          for (int r = 0; r < kRows; ++r)
+            if (r0 + r < R) acc[r] = multiply_add(load<Acc>(values[r * K]), x_value, acc[r]);
+        }
+        p += kLanes / K;  // kLanes pairs further on
+        c += kLanes % K;
+        if (c >= K) {
+          c -= K;
+          ++p;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int mask = kLanes / 2; mask > 0; mask /= 2) acc[r] = add(acc[r], shuffle_xor(acc[r], mask));
+        if (lane == r % kLanes && r0 + r < R && i < block_rows) {
+          C* __restrict__ target = y + (i * R + r0 + r) * y_step;
+          const Acc old = read_y ? multiply_add(beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
+          *target = Store<C>::from(multiply_add(alpha, acc[r], old));
+        }
+      }
+    }
+  }
+}
