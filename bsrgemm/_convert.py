@@ -52,7 +52,9 @@ class Conversions(Base):
 
     def tocsr(self, copy: bool = False) -> Any:
         """Compressed Sparse Row format, with arrays of its own."""
-        values, columns, indptr = structure.to_csr(self._home, self._blocks, self._element_index(self.nnz))
+        values, columns, indptr = self._home.to_csr(
+            self._blocks, self._block_shape[1], self._element_index(self.nnz)
+        )
         if self.blocksize[0] == 1:  # storage order is row order: the values are still ours
             values = values.copy()
         return self._foreign("csr", (values, columns, indptr), self._shape, self.dtype)
@@ -181,7 +183,7 @@ class Conversions(Base):
         """Rows and columns exchanged: BSR with blocks (C, R), sorted."""
         if axes is not None and axes != (1, 0):
             raise ValueError(f"axes: swapping dimensions is the only logical permutation, got {axes!r}")
-        blocks = structure.transpose(self._home, self._blocks, self._block_shape[1])
+        blocks = self._home.transpose(self._blocks, self._block_shape[1])
         M, N = self._shape
         return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
@@ -219,7 +221,7 @@ class Conversions(Base):
     def _elements(self) -> tuple[Array, Array, Array]:
         """Sorted CSR arrays without duplicates: (values, columns, indptr)."""
         blocks = self._canonical()
-        return structure.to_csr(self._home, blocks, self._element_index(blocks.data.size))
+        return self._home.to_csr(blocks, self._block_shape[1], self._element_index(blocks.data.size))
 
     def _csr_where(self, keep: Array, values: Array, columns: Array, indptr: Array) -> Any:
         """CSR of the elements where `keep` is true."""

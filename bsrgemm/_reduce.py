@@ -51,7 +51,7 @@ class Reductions(Arithmetic):
         blocks = self._canonical()
         if axis == 1:
             return blocks, M, N
-        return structure.transpose(self._home, blocks, self._block_shape[1]), N, M
+        return self._home.transpose(blocks, self._block_shape[1]), N, M
 
     def _reduce_lines(self, op: str, blocks: structure.Blocks, within: Array) -> tuple[Array, Array]:
         """Reduce (blocks, R) values over the blocks of each row: (rows that have any, (rows, R) values)."""
@@ -191,7 +191,7 @@ class Reductions(Arithmetic):
         if self._shape[line] == 0:
             raise ValueError(f"Cannot apply {what} along a zero-sized dimension.")
         blocks, _, length = self._lines(line)
-        values, columns, indptr = structure.to_csr(self._home, blocks, np.dtype(np.int64))
+        values, columns, indptr = self._home.to_csr(blocks, length // blocks.data.shape[2], np.dtype(np.int64))
         return self._line_result(self._first_extreme(values, columns, indptr, length, name, explicit), line)
 
     def _first_extreme(

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from . import structure
+from .structure import Blocks
+
 
 #: An array of whichever module the home uses.
 Array = Any
@@ -97,6 +100,33 @@ class Home(ABC):
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
     ) -> Array:
         """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
+
+    # A home may do these in its own way; by default they are the functions of `structure`.
+    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+        """Blocks of the transposed matrix, sorted."""
+        return structure.transpose(self, blocks, block_cols)
+
+    def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        """(data, indices, indptr) in CSR with indices of `dtype`."""
+        return structure.to_csr(self, blocks, dtype)
+
+    def from_csr(
+        self,
+        indptr: Array,
+        columns: Array,
+        values: Array,
+        shape: tuple[int, int],
+        blocksize: tuple[int, int],
+        dtype: np.dtype[Any],
+        *,
+        unique: bool = False,
+    ) -> Blocks:
+        """Blocks of CSR arrays, sorted, duplicates added up; `unique` promises that there are none."""
+        return structure.from_csr(self, indptr, columns, values, shape, blocksize, dtype, unique=unique)
+
+    def multiply(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+        """Blocks of ``A @ B`` with `block_cols` block columns, without duplicates."""
+        return structure.multiply(self, a, b, block_cols, dtype)
 
 
 def host_scalar(x: Any) -> bool:

@@ -10,8 +10,10 @@ import scipy.sparse
 from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
+from . import structure
 from .dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from .homes import Array, Home
+from .structure import Blocks
 
 #: Pairs of blocks multiplied at a time in a sparse product: bounds the gathered copies.
 _PAIR_BYTES = 1 << 26
@@ -87,16 +89,16 @@ class NumpyHome(Home):
         else:
             out[...] = product + acc.type(beta) * out.astype(acc, copy=False)
 
-    @staticmethod
-    def _product(A: Any, B: Array, acc: np.dtype[Any]) -> Array:
+    def _product(self, A: Any, B: Array, acc: np.dtype[Any]) -> Array:
         (M, N), (R, C) = A.shape, A.blocksize
         out = np.zeros((M, B.shape[1]), acc)
-        index = np.result_type(A.indptr.dtype, A.indices.dtype)
-        indptr, indices = A.indptr.astype(index, copy=False), A.indices.astype(index, copy=False)
-        data = A.data.astype(acc, copy=False)
-        if out.size and N and data.size:
+        data, indices, indptr = _checked(A._blocks, N // C)
+        data = data.astype(acc, copy=False).ravel()
+        if B.shape[1] == 1:
+            _sparsetools.bsr_matvec(M // R, N // C, R, C, indptr, indices, data, B.ravel(), out.ravel())
+        else:
             _sparsetools.bsr_matvecs(
-                M // R, N // C, B.shape[1], R, C, indptr, indices, data.ravel(), B.ravel(), out.ravel()
+                M // R, N // C, B.shape[1], R, C, indptr, indices, data, B.ravel(), out.ravel()
             )
         return out
 
@@ -117,6 +119,68 @@ class NumpyHome(Home):
             out[first:last] = summed.astype(dtype, copy=False)
             first = last
         return out
+
+    # ------------------------------------------------- SciPy's compiled loops instead of sorts
+    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+        data, indices, indptr = _checked(blocks, block_cols)
+        n, R, C = data.shape
+        out = np.empty((n, C, R), data.dtype)
+        new_indices, new_indptr = np.empty(n, indices.dtype), np.empty(block_cols + 1, indptr.dtype)
+        _sparsetools.bsr_transpose(
+            len(indptr) - 1, block_cols, R, C, indptr, indices, _bits(data), new_indptr, new_indices, _bits(out)
+        )
+        return Blocks(out, new_indices, new_indptr)
+
+    def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        data, indices, indptr = _checked(blocks, block_cols)
+        (n, R, C), rows = data.shape, len(indptr) - 1
+        values = np.empty(data.size, data.dtype)
+        new_indices, new_indptr = np.empty(data.size, dtype), np.empty(rows * R + 1, dtype)
+        indptr, indices = indptr.astype(dtype, copy=False), indices.astype(dtype, copy=False)
+        _sparsetools.bsr_tocsr(
+            rows, block_cols, R, C, indptr, indices, _bits(data), new_indptr, new_indices, _bits(values)
+        )
+        return values, new_indices, new_indptr
+
+    def multiply(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+        if dtype not in self.foreign_dtypes:
+            return super().multiply(a, b, block_cols, dtype)
+        a, b = _checked(a, len(b.indptr) - 1), _checked(b, block_cols)
+        rows, (R, inner), C = len(a.indptr) - 1, a.data.shape[1:], b.data.shape[2]
+        index = np.result_type(a.indices.dtype, b.indices.dtype)
+        pattern = [x.astype(index, copy=False) for x in (a.indptr, a.indices, b.indptr, b.indices)]
+        count = _sparsetools.csr_matmat_maxnnz(rows, block_cols, *pattern)
+        index = np.result_type(index, structure.index_dtype(count))
+        a_indptr, a_indices, b_indptr, b_indices = (x.astype(index, copy=False) for x in pattern)
+        indptr, indices = np.empty(rows + 1, index), np.empty(count, index)
+        data = np.empty((count, R, C), dtype)
+        _sparsetools.bsr_matmat(
+            count, rows, block_cols, R, C, inner,
+            a_indptr, a_indices, np.ravel(a.data), b_indptr, b_indices, np.ravel(b.data),
+            indptr, indices, data.ravel(),
+        )  # fmt: skip
+        used = int(indptr[-1])  # sums that came out as zero are left out of 1 x 1 blocks
+        return Blocks(data[:used], indices[:used], indptr)
+
+
+def _checked(blocks: Blocks, block_cols: int) -> Blocks:
+    """The blocks, with index arrays of one dtype that compiled code can believe; ValueError otherwise."""
+    data, indices, indptr = blocks
+    if indices.dtype != indptr.dtype:
+        index = np.result_type(indices.dtype, indptr.dtype)
+        indices, indptr = indices.astype(index), indptr.astype(index)
+    indices, indptr = np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
+    unsigned = indices.view(f"u{indices.itemsize}")  # a negative index is a very large one
+    in_range = not len(indices) or unsigned.max() < block_cols
+    if not in_range or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
+        structure.check_values(HOST, indices, indptr, block_cols)
+        raise ValueError(f"indptr: last value {indptr[-1]} should be the number of blocks, {len(indices)}")
+    return Blocks(np.ascontiguousarray(data), indices, indptr)
+
+
+def _bits(x: Array) -> Array:
+    """A flat view that SciPy's compiled loops can move: 16-bit floats as the integers that hold them."""
+    return (x.view(np.uint16) if x.dtype in HALF_DTYPES else x).reshape(-1)
 
 
 HOST = NumpyHome()

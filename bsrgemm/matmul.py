@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from . import structure
 from ._reduce import Reductions
 from .dtypes import BOOL, accumulator_dtype, check_dtype, is_float, result_dtype
 from .homes import Array, home_of
@@ -182,18 +181,14 @@ class Products(Reductions):
 
     def _matmul_sparse(self, other: Any) -> Any:
         """BSR with blocks (R of self, C of other); other formats count as blocks of one column."""
-        R, inner = self.blocksize
+        inner = self.blocksize[1]
         if other.ndim != 2 or self._shape[1] != other.shape[0]:
             raise ValueError(f"matmul: dimension mismatch: {self._shape} and {tuple(other.shape)}")
         C = other.blocksize[1] if other.format == "bsr" else 1
         B = _reblocked(self, other, (inner, C))
         M, N = self._shape[0], other.shape[1]
-        ia, ib, starts, keys = structure.multiply_patterns(self._home, self._blocks, B, N // C)
         dtype = result_dtype(self.dtype, B.data.dtype)
-        data = self._home.pair_products(self.data, ia, B.data, ib, starts, dtype)
-        index = structure.index_dtype(len(data), self.indices, B.indices)
-        indices, indptr = structure.keys_to_index(self._home, keys, M // R, N // C, index)
-        return self._new(Blocks(data, indices, indptr), (M, N), canonical=True)
+        return self._new(self._home.multiply(self._blocks, B, N // C, dtype), (M, N))
 
 
 def _reblocked(A: Products, other: Any, blocksize: tuple[int, int]) -> Blocks:

@@ -6,12 +6,12 @@ No function loops over rows, looks at a matrix class or changes its arguments. A
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-
-from .homes import Array, Home
+if TYPE_CHECKING:
+    from .homes import Array, Home
 
 INT32_MAX = np.iinfo(np.int32).max
 
@@ -19,9 +19,9 @@ INT32_MAX = np.iinfo(np.int32).max
 class Blocks(NamedTuple):
     """The three arrays of a BSR matrix: data (nblocks, R, C), indices (nblocks,), indptr (rows + 1,)."""
 
-    data: Array
-    indices: Array
-    indptr: Array
+    data: Any
+    indices: Any
+    indptr: Any
 
 
 def index_dtype(maxval: int, *arrays: Array) -> np.dtype[Any]:
@@ -150,6 +150,22 @@ def to_csr(home: Home, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Arr
     return values, columns, new_indptr
 
 
+def from_csr(
+    home: Home,
+    indptr: Array,
+    columns: Array,
+    values: Array,
+    shape: tuple[int, int],
+    blocksize: tuple[int, int],
+    dtype: np.dtype[Any],
+    *,
+    unique: bool = False,
+) -> Blocks:
+    """Blocks of a CSR matrix; `unique` promises that it holds no duplicates."""
+    row = home.expand(indptr, len(columns))
+    return from_coo(home, row, columns, values, shape, blocksize, dtype, unique=unique)
+
+
 def from_coo(
     home: Home,
     row: Array,
@@ -168,6 +184,8 @@ def from_coo(
     xp = home.xp
     (M, N), (R, C) = shape, blocksize
     block_rows, block_cols = M // R, N // C
+    if M * N > np.iinfo(np.int64).max:
+        raise ValueError(f"shape: {shape} has more elements than a 64-bit integer can count")
     row, col = row.astype(np.int64, copy=False), col.astype(np.int64, copy=False)
     if not unique and len(row) > 1:
         element = row * N + col
@@ -233,6 +251,14 @@ def align(home: Home, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Arr
 
 
 # ----------------------------------------------------------------------------------- products
+def multiply(home: Home, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+    """Blocks of ``A @ B``, sorted: which pairs meet, then their products added up in order."""
+    ia, ib, starts, keys = multiply_patterns(home, a, b, block_cols)
+    data = home.pair_products(a.data, ia, b.data, ib, starts, dtype)
+    index = index_dtype(len(data), a.indices, b.indices)
+    return Blocks(data, *keys_to_index(home, keys, len(a.indptr) - 1, block_cols, index))
+
+
 def multiply_patterns(home: Home, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Array, Array, Array]:
     """Which blocks meet in ``A @ B``: (ia, ib, starts, keys).
 
