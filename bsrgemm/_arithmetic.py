@@ -69,6 +69,8 @@ class Arithmetic(Indexing):
 
     def _scaled(self, values: Array, op: Callable[[Any, Any], Any], scalar: Any) -> Array:
         """``op(values, scalar)`` with Python numbers weak, also for bfloat16."""
+        if isinstance(scalar, np.ndarray):
+            scalar = scalar[()]
         if values.dtype != BFLOAT16:
             return op(values, scalar)
         dtype = scalar_result_dtype(values.dtype, scalar)

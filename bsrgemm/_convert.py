@@ -65,7 +65,15 @@ class Conversions(Base):
 
     def todia(self, copy: bool = False) -> Any:
         """DIAgonal format."""
-        return self.tocoo(copy=False).todia()
+        xp = self._home.xp
+        values, columns, indptr = self._elements()
+        shift = columns.astype(np.int64, copy=False) - self._home.expand(indptr, len(values))
+        offsets = xp.sort(shift)
+        offsets = offsets[structure.first_of_runs(self._home, offsets)]
+        data = xp.zeros((len(offsets), self._shape[1]), self.dtype)
+        data[xp.searchsorted(offsets, shift), columns] = values
+        offsets = offsets.astype(structure.index_dtype(max(*self._shape, 0)), copy=False)
+        return self._foreign("dia", (data, offsets), self._shape, self.dtype)
 
     def tolil(self, copy: bool = False) -> Any:
         """List of Lists format (host only)."""
@@ -203,20 +211,21 @@ class Conversions(Base):
             raise ValueError(f"order: wanted 'C' or 'F', got {order!r}")
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
         M, N = self._shape
-        wanted = _full_shape(tuple(wanted), M * N)
+        wanted = full_shape(tuple(wanted), M * N)
         if not self._is_array and len(wanted) != 2:
             raise ValueError(f"shape: matrix must have 2 dimensions, got {wanted}")
         if wanted == self._shape:
             return self.copy() if copy else self
-        row, col = structure.to_coo(self._home, self._blocks, _INDEX64)
-        flat = row * N + col if order == "C" else col * M + row
-        coords = _unravel(flat, wanted, order)
         index = structure.index_dtype(max(*wanted, 0))
-        coords = tuple(x.astype(index, copy=False) for x in coords)
+        coords = tuple(x.astype(index, copy=False) for x in self._coords_in(wanted, order))
         values = self.data.reshape(-1)
-        if len(wanted) == 1:
-            return self._foreign("coo", (values.copy() if copy else values, coords), wanted, self.dtype)
         return self._foreign("coo", (values.copy() if copy else values, coords), wanted, self.dtype)
+
+    def _coords_in(self, shape: tuple[int, ...], order: str) -> tuple[Array, ...]:
+        """Coordinates of every stored element in a matrix of another shape."""
+        M, N = self._shape
+        row, col = structure.to_coo(self._home, self._blocks, _INDEX64)
+        return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:
         """Sorted CSR arrays without duplicates: (values, columns, indptr)."""
@@ -246,7 +255,7 @@ class Conversions(Base):
         return same.tobsr(self.blocksize)
 
 
-def _full_shape(shape: tuple[Any, ...], size: int) -> tuple[int, ...]:
+def full_shape(shape: tuple[Any, ...], size: int) -> tuple[int, ...]:
     """`shape` with a single -1 replaced; ValueError if it does not hold `size` elements."""
     sides = [int(n) for n in shape]
     unknown = [k for k, n in enumerate(sides) if n < 0]

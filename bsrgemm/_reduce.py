@@ -104,7 +104,11 @@ class Reductions(Arithmetic):
 
     @staticmethod
     def _cast_for_sum(data: Array, acc: np.dtype[Any]) -> Array:
-        return data.astype(acc) if data.dtype == BFLOAT16 else data
+        """`data` in a dtype whose sum in `acc` means the same in NumPy and CuPy: cast first, then added."""
+        if data.dtype.kind == "c" and acc.kind != "c":
+            data = data.real
+        fractions_lost = data.dtype.kind == "f" and acc.kind in "biu"
+        return data.astype(acc) if data.dtype == BFLOAT16 or fractions_lost else data
 
     def mean(self, axis: Any = None, dtype: Any = None, out: Array | None = None) -> Any:
         """Mean of the elements over `axis`; integers and booleans through float64."""

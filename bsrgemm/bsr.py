@@ -11,6 +11,7 @@ from . import structure
 from ._base import check_shape
 from ._construct import check_blocksize, find_home, parse
 from .homes import Array, Home, by_name, foreign_home, home_of, host
+from ._convert import full_shape
 from .matmul import Products
 
 _FORMS = """
@@ -144,7 +145,14 @@ class bsr_matrix(_BSR):
     # ------------------------------------------------------------------ names of the matrix interface
     def set_shape(self, shape: Any) -> None:
         """Change the shape in place, keeping the order of the elements."""
-        self.__dict__ = type(self)(self.reshape(shape), blocksize=(1, 1)).__dict__
+        M, N = full_shape(tuple(shape), self._shape[0] * self._shape[1])
+        if (M, N) == self._shape:
+            return
+        row, col = self._coords_in((M, N), "C")
+        index = structure.index_dtype(max(M, N, self.nnz))
+        values = self.data.reshape(-1)
+        blocks = structure.from_coo(self._home, row, col, values, (M, N), (1, 1), index)
+        self._set(blocks, (M, N), canonical=True, maxprint=self.maxprint)
 
     def get_shape(self) -> tuple[int, int]:
         """Rows and columns."""

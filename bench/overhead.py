@@ -1,0 +1,76 @@
+"""What a call costs beside its kernel: host time of a launch, cold compile, warm start in a new process.
+
+Needs a GPU. Bounds: 25 us, 3 s, 100 ms (counted after CuPy's import and context).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from harness import Table, has_gpu
+
+import bsrgemm as bg
+
+_START = """
+import time, numpy as np, cupy
+cupy.zeros(4).sum().get()
+import bsrgemm as bg
+A = bg.bsr_array(np.ones((6, 6), np.{dtype}), blocksize=(3, 3), device="cuda")
+B = cupy.ones((6, {N}), np.{dtype})
+cupy.cuda.Device().synchronize()
+start = time.perf_counter()
+(A @ B)
+cupy.cuda.Device().synchronize()
+print(time.perf_counter() - start)
+"""
+
+
+def first_call(folder: str, dtype: str, N: int) -> float:
+    """Seconds of the first product of a fresh process with this cache folder."""
+    env = {**os.environ, "CUPY_CACHE_DIR": folder}
+    code = _START.format(dtype=dtype, N=N)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def per_call(N: int) -> float:
+    """Host seconds of one product on a prepared matrix, the GPU being far from busy."""
+    import cupy
+
+    A = bg.bsr_array(np.ones((6, 6), np.float32), blocksize=(3, 3), device="cuda")
+    B = cupy.ones((6, N), np.float32)
+    out = cupy.empty((6, N), np.float32)
+    best = float("inf")
+    for _ in range(20):
+        cupy.cuda.Device().synchronize()
+        start = time.perf_counter()
+        for _ in range(200):
+            bg.matmul(A, B, out=out)
+        best = min(best, (time.perf_counter() - start) / 200)
+    return best
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    if not has_gpu():
+        raise SystemExit("bench/overhead.py measures launches: it needs a GPU")
+    table = Table("overhead_cuda", "Cost of a call")
+    for kernel, N in (("spmv", 1), ("gemm_simt", 64)):
+        seconds = per_call(N)
+        table.add(f"{kernel:10} host time of a call   {seconds * 1e6:8.1f} us", kernel=kernel, call_seconds=seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            cold = first_call(folder, "float32", N)
+            warm = min(first_call(folder, "float32", N) for _ in range(3))
+        table.add(f"{kernel:10} first call, cold cache {cold * 1e3:8.1f} ms", kernel=kernel, cold_seconds=cold)
+        table.add(f"{kernel:10} first call, warm cache {warm * 1e3:8.1f} ms", kernel=kernel, warm_seconds=warm)
+    table.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Fills the kernel cache ahead, without a GPU: ``python -m bsrgemm compile --arch sm_90a``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import cache, jit, tuning
+from ._info import cuda_problem
+from .dtypes import DEVICE_DTYPES
+
+#: Compiled unless --all or --dtype asks for others: what numerical code multiplies.
+DEFAULT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+KERNELS = ("gemm_simt", "spmv", "pairs", "segment", "expand")
+#: NVRTC releases the GIL: two threads on two cores build 1.5 times as fast as one. A compile takes one core.
+_MOST_THREADS = 8
+_SECONDS_BETWEEN_LINES = 5.0
+
+Job = tuple[str, jit.KernelSpec]
+
+
+@dataclass
+class Summary:
+    """What a run did."""
+
+    built: int = 0
+    cached: int = 0
+    errors: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def done(self) -> int:
+        return self.built + self.cached + len(self.errors)
+
+
+def specs(
+    dtypes: Collection[str] = DEFAULT_DTYPES, kernels: Collection[str] = KERNELS, *, int64: bool = False
+) -> list[jit.KernelSpec]:
+    """The kernels that tuning can ask for, each once.
+
+    Parameters
+    ----------
+    dtypes, kernels : names
+        Element types and kernel entries to keep.
+    int64 : bool
+        Also the products of matrices whose index arrays are int64.
+    """
+    chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
+    found: dict[jit.KernelSpec, None] = {}
+    for config in tuning.every_config(chosen):
+        spec = config.spec()
+        # `pairs` and `expand` meet int64 arrays of our own making whatever the matrices hold.
+        narrow = spec.entry in ("pairs", "expand") or ("INDEX", "i64") not in spec.defines
+        if spec.entry in kernels and (int64 or narrow):
+            found[spec] = None
+    return list(found)
+
+
+def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:
+    """Bring every job into the cache, calling `step` after each; an interrupt ends it after those under way."""
+    threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    summary = Summary()
+    pool = ThreadPoolExecutor(threads)
+    futures: dict[Future[bool], Job] = {}
+    try:
+        for job in jobs:
+            futures[pool.submit(_build, job)] = job
+        for future in as_completed(futures):
+            try:
+                if future.result():
+                    summary.cached += 1
+                else:
+                    summary.built += 1
+            except jit.CompileError as error:
+                summary.errors.append(str(error))
+            step(summary)
+    except KeyboardInterrupt:
+        summary.interrupted = True
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return summary
+
+
+def _build(job: Job) -> bool:
+    """Compile a kernel unless the cache has it; did it? OSError where the cache cannot be written."""
+    arch, spec = job
+    report = jit.build_report(spec, arch)
+    if Path(report.path).parent != cache.folder():
+        raise OSError(f"{cache.folder()} cannot be written; set CUPY_CACHE_DIR to a folder that can")
+    return report.cached
+
+
+# ------------------------------------------------------------------------------------ progress
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[Summary], None]]:
+    """A bar with rich on a terminal, otherwise a line every few seconds."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield _Lines(total)
+        return
+    console = Console()
+    if not console.is_terminal:
+        yield _Lines(total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("kernels", total=total)
+        yield lambda summary: bar.update(task, completed=summary.done)
+
+
+class _Lines:
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.last = time.perf_counter()
+
+    def __call__(self, summary: Summary) -> None:
+        now = time.perf_counter()
+        if now - self.last >= _SECONDS_BETWEEN_LINES:
+            self.last = now
+            print(f"{summary.done} of {self.total} kernels", flush=True)
+
+
+# --------------------------------------------------------------------------------- command line
+def add_command(commands: Any) -> None:
+    """Add `compile` to the command line."""
+    parser = commands.add_parser(
+        "compile",
+        help="compile kernels ahead into the cache; no GPU needed",
+        description=(
+            f"Compiles what tuning can ask for: by default for {', '.join(DEFAULT_DTYPES)} and int32 indices. "
+            "Products of mixed dtypes are compiled when they are met."
+        ),
+    )
+    parser.add_argument("--arch", action="append", help="target, such as sm_90a; default: this machine's GPU")
+    parser.add_argument("--dtype", nargs="+", action="extend", help="only these element types")
+    parser.add_argument("--kernel", nargs="+", action="extend", choices=KERNELS, help="only these kernels")
+    parser.add_argument(
+        "--all", action="store_true", help="every dtype (unless --dtype) and int64 indices too"
+    )
+    parser.add_argument("--list", action="store_true", help="only list the kernels")
+    parser.set_defaults(command=lambda args: _compile(args, parser))
+
+
+def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        wanted = specs(_dtypes(args.dtype, args.all), args.kernel or KERNELS, int64=args.all)
+        if args.list:
+            for spec in wanted:
+                print(spec)
+            print(f"{len(wanted)} kernels for each target")
+            return 0
+        archs = _archs(args.arch)
+    except (ValueError, RuntimeError) as error:
+        parser.error(str(error))
+    jobs = [(arch, spec) for arch in archs for spec in wanted]
+    print(f"{len(jobs)} kernels for {', '.join(archs)} with NVRTC {jit.nvrtc_version()}", flush=True)
+    start = time.perf_counter()
+    try:
+        with _progress(len(jobs)) as step:
+            summary = build_all(jobs, step)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    seconds = time.perf_counter() - start
+    for text in summary.errors:
+        print(text, file=sys.stderr)
+    failed = f", {len(summary.errors)} failed" if summary.errors else ""
+    stopped = f", stopped with {len(jobs) - summary.done} left" if summary.interrupted else ""
+    print(
+        f"{summary.built} built, {summary.cached} cached{failed}{stopped} in {seconds:.1f} s: {cache.folder()}"
+    )
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    return 1 if summary.errors else 0
+
+
+def _dtypes(names: list[str] | None, everything: bool) -> tuple[str, ...]:
+    known = tuple(str(dtype) for dtype in DEVICE_DTYPES)
+    if names is None:
+        return known if everything else DEFAULT_DTYPES
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--dtype: got {name!r}, wanted one of {', '.join(known)}")
+    return tuple(names)
+
+
+def _archs(names: list[str] | None) -> list[str]:
+    if names is None:
+        problem = cuda_problem()
+        if problem is not None:
+            raise ValueError(
+                f"--arch: say for which target (such as sm_90a); there is no GPU here to ask: {problem}"
+            )
+        return [jit.device_target()]
+    known = jit.supported_archs()
+    for name in names:
+        match = re.fullmatch(r"sm_(\d+)[af]?", name)
+        if match is None or int(match[1]) not in known:
+            raise ValueError(
+                f"--arch: got {name!r}, wanted one of {', '.join(f'sm_{a}' for a in known)} (or sm_90a...)"
+            )
+    return list(dict.fromkeys(names))

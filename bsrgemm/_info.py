@@ -1,0 +1,252 @@
+"""What is installed here, and which kernel serves which dtype: ``python -m bsrgemm info``.
+
+Nothing here raises: what cannot be found is None, with a line under "missing" that says how to get it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import scipy
+
+from .dtypes import DEVICE_DTYPES, HOST_DTYPES, accumulator_dtype, result_dtype
+
+if TYPE_CHECKING:
+    import argparse
+
+_INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
+_HOST_PRODUCTS = {"A @ x": "SciPy", "A @ B": "SciPy", "A @ A2": "NumPy"}
+
+
+def info() -> dict[str, Any]:
+    """Versions, device, kernel target, cache and kernels of this machine.
+
+    Returns
+    -------
+    dict
+        ``versions`` (name: version or None), ``device`` (name, compute capability and memory of CuPy's current
+        device, or None), ``target`` (the architecture that kernels are compiled for, or None), ``sources`` (folder
+        of the CUDA sources), ``cache`` (folder, entries, bytes), ``kernels`` (a list: device, dtypes, what serves
+        each product, what it sums in) and ``missing`` (a line for each thing that keeps the GPU from being used).
+
+    Examples
+    --------
+    >>> import bsrgemm as bg
+    >>> from bsrgemm._info import info
+    >>> info()["versions"]["bsrgemm"] == bg.__version__
+    True
+    """
+    from . import __version__
+
+    missing: list[str] = []
+    cuda = _cuda(missing)
+    return {
+        "versions": {
+            "bsrgemm": __version__,
+            "python": sys.version.split()[0],
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "ml_dtypes": ml_dtypes.__version__,
+            **cuda["versions"],
+        },
+        "device": cuda["device"],
+        "target": cuda["target"],
+        "sources": _sources(missing),
+        "cache": _cache(),
+        "kernels": [*(_cuda_kernels() if cuda["target"] else ()), *_host_kernels()],
+        "missing": missing,
+    }
+
+
+def cuda_problem() -> str | None:
+    """Why no kernel can run here, in one line; None if it can."""
+    missing: list[str] = []
+    target = _cuda(missing)["target"]
+    return None if target else missing[0]
+
+
+# --------------------------------------------------------------------------------------- probes
+def _cuda(missing: list[str]) -> dict[str, Any]:
+    """Versions, device and target, as far as CuPy can tell; what stops it goes to `missing`."""
+    found: dict[str, Any] = {
+        "versions": dict.fromkeys(("cupy", "nvrtc", "cuda_runtime", "cuda_driver")),
+        "device": None,
+        "target": None,
+    }
+    versions = found["versions"]
+    # A broken CUDA installation fails in many ways (ImportError, OSError, classes of CuPy's own): all are answers.
+    try:
+        import cupy
+
+        versions["cupy"] = str(cupy.__version__)
+    except Exception as error:
+        missing.append(f"CuPy ({_line(error)}): {_INSTALL} to use a GPU; matrices on the CPU work without it")
+        return found
+    from . import jit
+
+    try:
+        versions["nvrtc"] = jit.nvrtc_version()
+    except Exception as error:
+        missing.append(_line(error))
+    runtime = cupy.cuda.runtime
+    for name, ask in (("cuda_runtime", runtime.runtimeGetVersion), ("cuda_driver", runtime.driverGetVersion)):
+        try:
+            versions[name] = _dotted(ask())
+        except Exception:
+            versions[name] = None
+    try:
+        found["device"] = _device(cupy)
+    except Exception as error:
+        missing.append(
+            f"a CUDA device ({_line(error)}): it needs an NVIDIA card and driver (nvidia-smi shows both); "
+            "matrices on the CPU work without it"
+        )
+        return found
+    if versions["nvrtc"]:
+        try:
+            found["target"] = jit.device_target()
+        except Exception as error:
+            missing.append(_line(error))
+    return found
+
+
+def _device(cupy: Any) -> dict[str, Any]:
+    number = cupy.cuda.runtime.getDevice()
+    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    return {
+        "name": properties["name"].decode(),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "memory": int(properties["totalGlobalMem"]),
+    }
+
+
+def _dotted(version: int) -> str | None:
+    """CUDA's 12090 as "12.9"; None for the 0 that stands for no driver."""
+    return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
+
+def _sources(missing: list[str]) -> str | None:
+    from .sources import cuda_root
+
+    try:
+        return str(cuda_root())
+    except OSError as error:
+        missing.append(_line(error))
+        return None
+
+
+def _cache() -> dict[str, Any]:
+    from . import cache
+
+    folder = cache.folder()
+    sizes = []
+    try:
+        for path in folder.glob("*.cubin"):
+            sizes.append(path.stat().st_size)
+    except OSError:  # entries may vanish while we count them
+        pass
+    return {"folder": str(folder), "entries": len(sizes), "bytes": sum(sizes)}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{error}".split()) or type(error).__name__
+
+
+# -------------------------------------------------------------------------------------- kernels
+def _cuda_kernels() -> list[dict[str, Any]]:
+    from . import tuning
+
+    index, wide_index = np.dtype(np.int32), np.dtype(np.int64)
+    block, columns = 16, 64
+    served = []
+    for dtype in DEVICE_DTYPES:
+        acc = accumulator_dtype(result_dtype(dtype, dtype))
+        names = tuning.types(dtype, dtype, dtype, acc, index)
+        configs: dict[str, tuning.Config] = {
+            "A @ x": tuning.spmm(names, block, block, 1),
+            "A @ B": tuning.spmm(names, block, block, columns),
+            "A @ A2": tuning.pairs(tuning.types(dtype, dtype, dtype, acc, wide_index), block * block),
+        }
+        entries = {product: config.spec().entry for product, config in configs.items()}
+        served.append((dtype, entries))
+    return _grouped("cuda", served)
+
+
+def _host_kernels() -> list[dict[str, Any]]:
+    return _grouped("cpu", [(dtype, _HOST_PRODUCTS) for dtype in HOST_DTYPES])
+
+
+def _grouped(device: str, served: list[tuple[np.dtype[Any], dict[str, str]]]) -> list[dict[str, Any]]:
+    """One row for all dtypes that are served alike."""
+    rows: list[dict[str, Any]] = []
+    for dtype, products in served:
+        acc = accumulator_dtype(dtype)
+        row = {
+            "device": device,
+            "products": dict(products),
+            "summed_in": str(acc) if acc != dtype else "their own dtype",
+        }
+        same = next((r for r in rows if {**r, "dtypes": None} == {**row, "dtypes": None}), None)
+        if same is None:
+            rows.append({**row, "dtypes": [str(dtype)]})
+        else:
+            same["dtypes"].append(str(dtype))
+    return rows
+
+
+# ------------------------------------------------------------------------------------- printing
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """`info()` as aligned text."""
+    for name, version in found["versions"].items():
+        yield _pair(name, version or "-")
+    device = found["device"]
+    yield _pair(
+        "device",
+        f"{device['name']}, compute capability {device['compute_capability']}, {device['memory'] / 2**30:.0f} GiB"
+        if device
+        else "-",
+    )
+    yield _pair("kernel target", found["target"] or "-")
+    yield _pair("CUDA sources", found["sources"] or "-")
+    cache = found["cache"]
+    yield _pair(
+        "kernel cache", f"{cache['folder']}: {cache['entries']} entries, {cache['bytes'] / 2**20:.1f} MiB"
+    )
+    yield ""
+    yield from _table(found["kernels"])
+    for what in found["missing"]:
+        yield ""
+        yield f"missing: {what}"
+
+
+def _pair(name: str, value: str) -> str:
+    return f"{name:<14}{value}"
+
+
+def _table(kernels: list[dict[str, Any]]) -> Iterator[str]:
+    products = list(_HOST_PRODUCTS)
+    table = [["device", *products, "summed in", "dtypes"]]
+    for row in kernels:
+        names = [row["products"][product] for product in products]
+        table.append([row["device"], *names, row["summed_in"], " ".join(row["dtypes"])])
+    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
+    for row in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def add_command(commands: Any) -> None:
+    """Add `info` to the command line."""
+    parser = commands.add_parser(
+        "info", help="versions, device, kernel cache, which kernel serves which dtype"
+    )
+    parser.set_defaults(command=_print)
+
+
+def _print(args: argparse.Namespace) -> int:
+    for line in lines(info()):
+        print(line)
+    return 0

@@ -1,0 +1,86 @@
+"""Run the GPU tests and write tests/gpu_record.json: ``python -m tests.record_gpu`` on a machine with a card.
+
+First the whole suite marked `gpu`, then the tests marked `sanitizer` under compute-sanitizer (found on PATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .kernels import KERNELS, SHARED_MEMORY, digest
+
+TESTS = Path(__file__).parent
+
+
+def _pytest(*args: str, prefix: tuple[str, ...] = (), report: Path) -> tuple[dict[str, Any], str]:
+    """Run pytest; (what the plugin `gpu_report` wrote, the output)."""
+    plugin = ("-p", "tests.gpu_report", f"--gpu-report={report}")
+    command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, *args]
+    done = subprocess.run(
+        command, cwd=TESTS.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    print("\n".join(done.stdout.splitlines()[-60:]), flush=True)
+    return json.loads(report.read_text()) if report.exists() else {"tests": []}, done.stdout
+
+
+def _counts(tests: list[dict[str, Any]]) -> dict[str, int]:
+    return {
+        outcome: sum(t["outcome"] == outcome for t in tests)
+        for outcome in ("passed", "failed", "skipped", "xfailed")
+    }
+
+
+def _sanitize(tool: str, folder: Path) -> dict[str, Any]:
+    """The sanitizer-marked tests of the kernels under one tool of compute-sanitizer."""
+    prefix = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--launch-timeout", "0")
+    tests, output = _pytest("-n", "0", "-m", "sanitizer", "tests/gpu", prefix=prefix, report=folder / f"{tool}.json")
+    summaries = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", output)]
+    summaries += [int(n) for n in re.findall(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?", output)]
+    if not summaries:
+        raise SystemExit(f"compute-sanitizer --tool {tool} gave no summary")
+    kernels = sorted({k for t in tests["tests"] if t["outcome"] == "passed" for k in t["kernels"]})
+    return {**_counts(tests["tests"]), "errors": sum(summaries), "kernels": kernels}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", default="8", help="pytest-xdist workers for the suite; 0 without xdist")
+    parser.add_argument("--out", type=Path, default=TESTS / "gpu_record.json")
+    parser.add_argument("pytest_args", nargs="*", help="further arguments for the suite")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        suite, _ = _pytest("-n", options.workers, "-m", "gpu", *options.pytest_args, "tests", report=folder / "s.json")
+        tests = suite["tests"]
+        record: dict[str, Any] = {
+            key: suite.get(key) for key in ("card", "driver", "nvrtc", "cupy", "scipy", "numpy", "python", "date")
+        }
+        record["suite"] = _counts(tests)
+        record["kernels"] = {}
+        for kernel in KERNELS:
+            own = [t for t in tests if kernel in t["kernels"]]
+            record["kernels"][kernel] = {
+                "digest": digest(kernel),
+                **_counts(own),
+                "checksums": {t["name"]: t["checksum"] for t in own if t.get("checksum")},
+            }
+        record["sanitizer"] = {}
+        if shutil.which("compute-sanitizer"):
+            record["sanitizer"]["memcheck"] = _sanitize("memcheck", folder)
+            if SHARED_MEMORY:
+                record["sanitizer"]["racecheck"] = _sanitize("racecheck", folder)
+    options.out.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    print({k: v for k, v in record.items() if k != "kernels"})
+    return 1 if record["suite"]["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

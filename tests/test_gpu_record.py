@@ -1,0 +1,44 @@
+"""Device code cannot change without a run of its own tests on a card behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .kernels import KERNELS, SHARED_MEMORY, digest
+
+RECORD = json.loads((Path(__file__).parent / "gpu_record.json").read_text())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_was_tested_on_a_card_as_it_is_now(kernel: str) -> None:
+    entry = RECORD["kernels"][kernel]
+    assert entry["digest"] == digest(kernel), (
+        f"{kernel} or its launch code has changed since its last run on a card: "
+        "run `python -m tests.record_gpu` on a machine with one"
+    )
+    assert entry["passed"] > 0
+    assert entry["failed"] == 0
+    assert len(entry["checksums"]) > 0 or kernel not in KERNELS
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_was_clean_under_memcheck(kernel: str) -> None:
+    memcheck = RECORD["sanitizer"]["memcheck"]
+    assert memcheck["errors"] == 0
+    assert memcheck["passed"] > 0
+    assert kernel in memcheck["kernels"]
+
+
+def test_kernels_with_shared_memory_were_clean_under_racecheck() -> None:
+    racecheck = RECORD["sanitizer"].get("racecheck", {"errors": 0, "kernels": []})
+    assert racecheck["errors"] == 0
+    assert set(SHARED_MEMORY) <= set(racecheck["kernels"])
+
+
+def test_record_names_the_card_and_the_compiler() -> None:
+    assert RECORD["card"] and RECORD["nvrtc"] and RECORD["driver"]
+    suite = RECORD["suite"]
+    assert suite["failed"] == 0 and suite["passed"] > 1000
