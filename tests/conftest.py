@@ -1,0 +1,54 @@
+"""What every test may ask for: a home to run in, hypothesis profiles, and no GPU test without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+
+import pytest
+from hypothesis import settings
+
+from bsrgemm.homes import Home, by_name
+
+LONG = os.environ.get("BSRGEMM_LONG") == "1"
+
+settings.register_profile("quick", max_examples=60, deadline=None)
+settings.register_profile("long", max_examples=1000, deadline=None)
+settings.load_profile("long" if LONG else "quick")
+
+
+@cache
+def has_cuda() -> bool:
+    """Is there CuPy, and a device for it?"""
+    if importlib.util.find_spec("cupy") is None:
+        return False
+    import cupy
+
+    return cupy.cuda.is_available()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") and not LONG:
+        pytest.skip("the long profile: BSRGEMM_LONG=1")
+    if item.get_closest_marker("gpu") and not has_cuda():
+        pytest.skip("needs a CUDA device")
+
+
+#: Every home, for ``pytest.mark.parametrize("home", HOMES, indirect=True)`` or the fixture alone.
+HOMES = [
+    pytest.param("cpu", id="numpy"),
+    pytest.param("fake", id="fake"),
+    pytest.param("cuda", id="cupy", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=HOMES)
+def home(request: pytest.FixtureRequest) -> Home:
+    """The host, the fake device, and the GPU where there is one."""
+    if request.param == "fake":
+        from .fake_device import install
+
+        return install()
+    return by_name(request.param)

@@ -1,0 +1,30 @@
+"""scipy's own BSR tests on our classes with the data on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bsrgemm import homes
+
+from ..conftest import has_cuda
+from .facade import device_suite, point_at
+
+pytestmark = pytest.mark.gpu
+
+if not has_cuda():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+HOME = homes.cuda()
+_LAST_DIGIT = "scipy compares bit for bit with NumPy, whose {} differs from CUDA's in the last digit"
+DIFFERS = {"test_unary_ufunc_overrides": _LAST_DIGIT.format("sine")}
+ARRAY_DIFFERS = {"test_pow": _LAST_DIGIT.format("power")}
+
+globals().update(point_at(HOME, "TestCuda", __name__, DIFFERS, ARRAY_DIFFERS))
+
+
+@pytest.fixture(autouse=True)
+def narrowed_suite() -> Iterator[None]:
+    with device_suite(HOME):
+        yield
