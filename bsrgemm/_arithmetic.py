@@ -36,13 +36,15 @@ class Arithmetic(Indexing):
 
     # ---------------------------------------------------------------------------------- operands
     def _is_scalar(self, x: Any) -> bool:
-        return host_scalar(x) or (self._home.is_dense(x) and x.ndim == 0)
+        return x.ndim == 0 if self._home.is_dense(x) else host_scalar(x)
 
     def _operand(self, other: Any, what: str = "other") -> Any:
         """`other` as a dense array or sparse matrix of this home; None if it is neither.
 
         An operand that lives elsewhere is a TypeError that says how to move it.
         """
+        if self._home.is_dense(other):
+            return other
         home = home_of(other)
         if home is self._home:
             return other
@@ -75,7 +77,8 @@ class Arithmetic(Indexing):
             return op(values, scalar)
         dtype = scalar_result_dtype(values.dtype, scalar)
         wide = np.result_type(np.float32, dtype) if dtype != BFLOAT16 else np.dtype(np.float32)
-        return op(values.astype(wide), wide.type(scalar)).astype(dtype)
+        number = scalar.astype(wide) if self._home.is_dense(scalar) else wide.type(scalar)
+        return op(values.astype(wide), number).astype(dtype)
 
     # --------------------------------------------------------------------------------- sums
     def _blockwise(self, other: Any, op: Callable[[Array, Array], Array]) -> Self:
@@ -134,7 +137,7 @@ class Arithmetic(Indexing):
 
     def __round__(self, ndigits: int = 0) -> Self:
         self.sum_duplicates()
-        return self._with_data(self._home.xp.around(self.data, decimals=ndigits))
+        return self._with_data(self._home.xp.around(self.data, decimals=ndigits).astype(self.dtype))
 
     # ---------------------------------------------------------------------------------- products
     def _mul_scalar(self, other: Any) -> Self:
@@ -276,6 +279,11 @@ class Arithmetic(Indexing):
             )
         self.sum_duplicates()
         data = self.data if dtype is None else self.data.astype(dtype)
+        if data.dtype == BOOL:
+            data = data.astype(np.int8)
+        whole = isinstance(n, int | np.integer) or (hasattr(n, "dtype") and n.dtype.kind in "iu")
+        if data.dtype.kind in "iu" and whole and n < 0:
+            raise ValueError(f"n: integers to negative integer powers are not allowed, got {n!r}")
         return self._with_data(self._scaled(data, operator.pow, n))
 
     def __pow__(self, n: Any) -> Any:
@@ -351,6 +359,8 @@ class Arithmetic(Indexing):
 
     def _extreme(self, other: Any, name: str) -> Any:
         op = getattr(self._home.xp, name)
+        if isinstance(other, np.ndarray) and other.ndim == 0:
+            other = other[()]
         if self._is_scalar(other):
             keeps_zero = not bool(op(0, other) if host_scalar(other) else op(other * 0, other))
             if keeps_zero:
@@ -403,6 +413,8 @@ def _keep_zero(name: str) -> Callable[[Arithmetic], Arithmetic]:
     def method(self: Arithmetic) -> Arithmetic:
         self.sum_duplicates()
         function = getattr(self._home.xp, name)
+        if self.dtype == BOOL and name == "sign":
+            raise TypeError("sign: not defined for booleans")
         if self.dtype == BFLOAT16:
             return self._with_data(function(self.data.astype(np.float32)).astype(BFLOAT16))
         return self._with_data(function(self.data))

@@ -20,7 +20,6 @@ from .dtypes import DEVICE_DTYPES
 
 #: Compiled unless --all or --dtype asks for others: what numerical code multiplies.
 DEFAULT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-KERNELS = ("gemm_simt", "spmv", "pairs", "segment", "expand")
 #: NVRTC releases the GIL: two threads on two cores build 1.5 times as fast as one. A compile takes one core.
 _MOST_THREADS = 8
 _SECONDS_BETWEEN_LINES = 5.0
@@ -43,30 +42,35 @@ class Summary:
 
 
 def specs(
-    dtypes: Collection[str] = DEFAULT_DTYPES, kernels: Collection[str] = KERNELS, *, int64: bool = False
+    dtypes: Collection[str] = DEFAULT_DTYPES, kernels: Collection[str] | None = None, *, int64: bool = False
 ) -> list[jit.KernelSpec]:
     """The kernels that tuning can ask for, each once.
 
     Parameters
     ----------
-    dtypes, kernels : names
-        Element types and kernel entries to keep.
+    dtypes, kernels : names, optional
+        Element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
     int64 : bool
         Also the products of matrices whose index arrays are int64.
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
     found: dict[jit.KernelSpec, None] = {}
     for config in tuning.every_config(chosen):
+        if isinstance(config, tuning.GemmSimt | tuning.Spmv) and config.types.index == "i64" and not int64:
+            continue
         spec = config.spec()
-        # `pairs` and `expand` meet int64 arrays of our own making whatever the matrices hold.
-        narrow = spec.entry in ("pairs", "expand") or ("INDEX", "i64") not in spec.defines
-        if spec.entry in kernels and (int64 or narrow):
+        if kernels is None or spec.entry in kernels:
             found[spec] = None
     return list(found)
 
 
+def kernel_names() -> list[str]:
+    """The kernels there are."""
+    return list(dict.fromkeys(spec.entry for spec in specs(("float32",))))
+
+
 def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:
-    """Bring every job into the cache, calling `step` after each; an interrupt ends it after those under way."""
+    """Bring every job into the cache, calling `step` after each; an interrupt lets those under way finish."""
     threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     summary = Summary()
     pool = ThreadPoolExecutor(threads)
@@ -138,30 +142,36 @@ def add_command(commands: Any) -> None:
         "compile",
         help="compile kernels ahead into the cache; no GPU needed",
         description=(
-            f"Compiles what tuning can ask for: by default for {', '.join(DEFAULT_DTYPES)} and int32 indices. "
-            "Products of mixed dtypes are compiled when they are met."
+            f"Compiles what products can ask for, by default of {', '.join(DEFAULT_DTYPES)} and with int32 "
+            "indices. Products of mixed dtypes are compiled when they are met."
         ),
     )
     parser.add_argument("--arch", action="append", help="target, such as sm_90a; default: this machine's GPU")
     parser.add_argument("--dtype", nargs="+", action="extend", help="only these element types")
-    parser.add_argument("--kernel", nargs="+", action="extend", choices=KERNELS, help="only these kernels")
+    kernels = kernel_names()
     parser.add_argument(
-        "--all", action="store_true", help="every dtype (unless --dtype) and int64 indices too"
+        "--kernel",
+        nargs="+",
+        action="extend",
+        choices=kernels,
+        metavar="KERNEL",
+        help=f"only these of {', '.join(kernels)}",
     )
+    parser.add_argument("--all", action="store_true", help="every dtype, and int64 indices too")
     parser.add_argument("--list", action="store_true", help="only list the kernels")
     parser.set_defaults(command=lambda args: _compile(args, parser))
 
 
 def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
-        wanted = specs(_dtypes(args.dtype, args.all), args.kernel or KERNELS, int64=args.all)
+        wanted = specs(_dtypes(args.dtype, args.all), args.kernel, int64=args.all)
         if args.list:
             for spec in wanted:
                 print(spec)
             print(f"{len(wanted)} kernels for each target")
             return 0
         archs = _archs(args.arch)
-    except (ValueError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))
     jobs = [(arch, spec) for arch in archs for spec in wanted]
     print(f"{len(jobs)} kernels for {', '.join(archs)} with NVRTC {jit.nvrtc_version()}", flush=True)
@@ -177,9 +187,8 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(text, file=sys.stderr)
     failed = f", {len(summary.errors)} failed" if summary.errors else ""
     stopped = f", stopped with {len(jobs) - summary.done} left" if summary.interrupted else ""
-    print(
-        f"{summary.built} built, {summary.cached} cached{failed}{stopped} in {seconds:.1f} s: {cache.folder()}"
-    )
+    counts = f"{summary.built} built, {summary.cached} cached{failed}{stopped}"
+    print(f"{counts} in {seconds:.1f} s: {cache.folder()}")
     if summary.interrupted:
         raise KeyboardInterrupt
     return 1 if summary.errors else 0
@@ -199,15 +208,12 @@ def _archs(names: list[str] | None) -> list[str]:
     if names is None:
         problem = cuda_problem()
         if problem is not None:
-            raise ValueError(
-                f"--arch: say for which target (such as sm_90a); there is no GPU here to ask: {problem}"
-            )
+            raise ValueError(f"--arch: wanted a target such as sm_90a; no GPU here to ask, missing {problem}")
         return [jit.device_target()]
     known = jit.supported_archs()
     for name in names:
         match = re.fullmatch(r"sm_(\d+)[af]?", name)
         if match is None or int(match[1]) not in known:
-            raise ValueError(
-                f"--arch: got {name!r}, wanted one of {', '.join(f'sm_{a}' for a in known)} (or sm_90a...)"
-            )
+            targets = ", ".join(f"sm_{number}" for number in known)
+            raise ValueError(f"--arch: got {name!r}, wanted one of {targets}, or one of these with an a")
     return list(dict.fromkeys(names))

@@ -11,7 +11,7 @@ from . import structure
 from ._base import Base, check_shape
 from ._construct import Parts, check_blocksize, reblock
 from .dtypes import BOOL, check_dtype
-from .homes import Array
+from .homes import Array, host
 from .structure import Blocks
 
 _INDEX64 = np.dtype(np.int64)
@@ -35,9 +35,10 @@ class Conversions(Base):
         """A matrix of another format around `arrays`."""
         if dtype not in self._home.foreign_dtypes:
             wider = "float32" if dtype.itemsize <= 2 else "float64"
+            elsewhere = "" if self._home is host() else ", or copy to the host: A.get()"
             raise TypeError(
                 f"{format}: {self._home.sparse.__name__} does not hold {dtype}; "
-                f"cast first, for example A.astype('{wider}')"
+                f"cast first, for example A.astype('{wider}'){elsewhere}"
             )
         return self._other_class(format)(arrays, shape=shape)
 

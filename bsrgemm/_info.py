@@ -13,13 +13,13 @@ import ml_dtypes
 import numpy as np
 import scipy
 
-from .dtypes import DEVICE_DTYPES, HOST_DTYPES, accumulator_dtype, result_dtype
+from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, accumulator_dtype, result_dtype
 
 if TYPE_CHECKING:
     import argparse
 
 _INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
-_HOST_PRODUCTS = {"A @ x": "SciPy", "A @ B": "SciPy", "A @ A2": "NumPy"}
+_PRODUCTS = ("A @ x", "A @ B", "A @ A2")
 
 
 def info() -> dict[str, Any]:
@@ -28,10 +28,13 @@ def info() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``versions`` (name: version or None), ``device`` (name, compute capability and memory of CuPy's current
-        device, or None), ``target`` (the architecture that kernels are compiled for, or None), ``sources`` (folder
-        of the CUDA sources), ``cache`` (folder, entries, bytes), ``kernels`` (a list: device, dtypes, what serves
-        each product, what it sums in) and ``missing`` (a line for each thing that keeps the GPU from being used).
+        - ``versions``: name to version, or None;
+        - ``device``: name, compute capability and memory of CuPy's current device, or None;
+        - ``target``: the architecture that kernels are compiled for, or None;
+        - ``sources``: folder of the CUDA sources;
+        - ``cache``: folder of the compiled kernels, its entries and bytes;
+        - ``kernels``: for each device and group of dtypes what serves which product, and what it sums in;
+        - ``missing``: a line for each thing that keeps the GPU from being used.
 
     Examples
     --------
@@ -78,7 +81,7 @@ def _cuda(missing: list[str]) -> dict[str, Any]:
         "target": None,
     }
     versions = found["versions"]
-    # A broken CUDA installation fails in many ways (ImportError, OSError, classes of CuPy's own): all are answers.
+    # A broken installation fails in many ways (ImportError, OSError, classes of CuPy's own): all are answers.
     try:
         import cupy
 
@@ -166,18 +169,23 @@ def _cuda_kernels() -> list[dict[str, Any]]:
     for dtype in DEVICE_DTYPES:
         acc = accumulator_dtype(result_dtype(dtype, dtype))
         names = tuning.types(dtype, dtype, dtype, acc, index)
-        configs: dict[str, tuning.Config] = {
-            "A @ x": tuning.spmm(names, block, block, 1),
-            "A @ B": tuning.spmm(names, block, block, columns),
-            "A @ A2": tuning.pairs(tuning.types(dtype, dtype, dtype, acc, wide_index), block * block),
-        }
-        entries = {product: config.spec().entry for product, config in configs.items()}
-        served.append((dtype, entries))
+        configs: tuple[tuning.Config, ...] = (
+            tuning.spmm(names, block, block, 1),
+            tuning.spmm(names, block, block, columns),
+            tuning.pairs(tuning.types(dtype, dtype, dtype, acc, wide_index), block * block),
+        )
+        entries = (config.spec().entry for config in configs)
+        served.append((dtype, dict(zip(_PRODUCTS, entries, strict=True))))
     return _grouped("cuda", served)
 
 
 def _host_kernels() -> list[dict[str, Any]]:
-    return _grouped("cpu", [(dtype, _HOST_PRODUCTS) for dtype in HOST_DTYPES])
+    # SciPy's compiled loops sum in the dtype they are given: sparse products of 16-bit floats need another way.
+    sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
+    served = [
+        (dtype, dict(zip(_PRODUCTS, ("SciPy", "SciPy", sparse[dtype]), strict=True))) for dtype in HOST_DTYPES
+    ]
+    return _grouped("cpu", served)
 
 
 def _grouped(device: str, served: list[tuple[np.dtype[Any], dict[str, str]]]) -> list[dict[str, Any]]:
@@ -187,7 +195,7 @@ def _grouped(device: str, served: list[tuple[np.dtype[Any], dict[str, str]]]) ->
         acc = accumulator_dtype(dtype)
         row = {
             "device": device,
-            "products": dict(products),
+            "products": products,
             "summed_in": str(acc) if acc != dtype else "their own dtype",
         }
         same = next((r for r in rows if {**r, "dtypes": None} == {**row, "dtypes": None}), None)
@@ -204,18 +212,16 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for name, version in found["versions"].items():
         yield _pair(name, version or "-")
     device = found["device"]
-    yield _pair(
-        "device",
-        f"{device['name']}, compute capability {device['compute_capability']}, {device['memory'] / 2**30:.0f} GiB"
-        if device
-        else "-",
-    )
+    if device:
+        capability, memory = device["compute_capability"], device["memory"] / 2**30
+        yield _pair("device", f"{device['name']}, compute capability {capability}, {memory:.0f} GiB")
+    else:
+        yield _pair("device", "-")
     yield _pair("kernel target", found["target"] or "-")
     yield _pair("CUDA sources", found["sources"] or "-")
     cache = found["cache"]
-    yield _pair(
-        "kernel cache", f"{cache['folder']}: {cache['entries']} entries, {cache['bytes'] / 2**20:.1f} MiB"
-    )
+    size = cache["bytes"] / 2**20
+    yield _pair("kernel cache", f"{cache['folder']}: {cache['entries']} entries, {size:.1f} MiB")
     yield ""
     yield from _table(found["kernels"])
     for what in found["missing"]:
@@ -228,14 +234,13 @@ def _pair(name: str, value: str) -> str:
 
 
 def _table(kernels: list[dict[str, Any]]) -> Iterator[str]:
-    products = list(_HOST_PRODUCTS)
-    table = [["device", *products, "summed in", "dtypes"]]
+    table = [["device", *_PRODUCTS, "summed in", "dtypes"]]
     for row in kernels:
-        names = [row["products"][product] for product in products]
+        names = [row["products"][product] for product in _PRODUCTS]
         table.append([row["device"], *names, row["summed_in"], " ".join(row["dtypes"])])
     widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
-    for row in table:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for cells in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def add_command(commands: Any) -> None:

@@ -81,7 +81,8 @@ class Reductions(Arithmetic):
         wanted = np.dtype(dtype) if dtype is not None else _sum_dtype(self.dtype)
         acc = np.dtype(np.float32) if wanted in HALF_DTYPES else wanted
         if axis is None:
-            total = self._cast_for_sum(self.data, acc).sum(dtype=acc).astype(wanted)
+            data = self._canonical().data
+            total = self._cast_for_sum(data, acc).sum(dtype=acc).astype(wanted)
             return self._deliver(total, out, () if self._is_array else (1, 1))
         blocks, lines, _ = self._lines(axis)
         within = self._cast_for_sum(blocks.data, acc).sum(axis=2, dtype=acc)

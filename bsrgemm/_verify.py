@@ -22,6 +22,7 @@ from .bsr import leaf
 from .dtypes import BFLOAT16, BOOL, accumulator_dtype, is_float, result_dtype
 from .homes import Home, cuda, host
 from .matmul import matmul
+from .tuning import OPERATIONS
 
 HostArray = np.ndarray[Any, Any]
 
@@ -67,7 +68,8 @@ class Outcome:
 
     def __str__(self) -> str:
         status = "ok  " if self.ok else "FAIL"
-        line = f"{status}  {self.name:<24}  {self.dtype:<10}  {self.device:<4}  {self.error:<8.2g}  {self.bound:<8.2g}"
+        line = f"{status}  {self.name:<24}  {self.dtype:<10}  {self.device:<4}"
+        line = f"{line}  {self.error:<8.2g}  {self.bound:<8.2g}"
         return line.rstrip() if self.ok else f"{line}  {self.detail}"
 
 
@@ -110,10 +112,10 @@ def _error_and_bound(case: Case, checked: np.dtype[Any]) -> tuple[float, float]:
         want = want != 0 if dtype == BOOL else want.astype(dtype)
         same = (got == want) | ((got != got) & (want != want))
         return float(np.count_nonzero(~same)), 0.0
-    # A sum of n products in precision u is within n*u of the exact one, relative to |A||B| = the sum of the terms'
-    # absolute values, in whatever order it is taken; the reference, where it is no wider, is as far off again. With
-    # u = eps/2 that is n*eps, three times it for complex (2n terms in each of two components: 2*sqrt(2) < 3), and
-    # one rounding to the result.
+    # A sum of n products in precision u is within n*u of the exact one, in whatever order it is taken,
+    # relative to |A||B|, the sum of the terms' absolute values; the reference, where it is no wider, is as
+    # far off again. With u = eps/2 that is n*eps, three times it for complex (2n terms in each of two
+    # components, and 2*sqrt(2) < 3), and one rounding to the result.
     per_term = _eps(accumulator_dtype(dtype)) * (3 if dtype.kind == "c" else 1)
     bound = case.terms * per_term + _eps(dtype)
     off = abs(got.astype(want.dtype) - want)
@@ -283,9 +285,8 @@ def _from_the_left(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -
     for shape in ((A.shape[0],), (23, A.shape[0])):
         B = _values(rng, dtype, shape)
         want, size = _wide(B) @ A.dense(), _size(B) @ A.dense_size()
-        yield Case(
-            f"{len(shape)}-D", home.to_host(home.from_host(B) @ A.on(home)), want, size, A.column_terms()
-        )
+        got = home.to_host(home.from_host(B) @ A.on(home))
+        yield Case(f"{len(shape)}-D", got, want, size, A.column_terms())
 
 
 def _transposed(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
@@ -293,9 +294,8 @@ def _transposed(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> I
     for shape in ((A.shape[0],), (A.shape[0], 20)):
         B = _values(rng, dtype, shape)
         want, size = A.dense().T @ _wide(B), A.dense_size().T @ _size(B)
-        yield Case(
-            f"{len(shape)}-D", home.to_host(A.on(home).T @ home.from_host(B)), want, size, A.column_terms()
-        )
+        got = home.to_host(A.on(home).T @ home.from_host(B))
+        yield Case(f"{len(shape)}-D", got, want, size, A.column_terms())
 
 
 def _factors(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
@@ -307,14 +307,11 @@ def _factors(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iter
         out = home.from_host(C)
         matmul(a, b, out=out, alpha=alpha, beta=beta)
         product, size = A.dense() @ _wide(B), A.dense_size() @ _size(B)
-        if dtype.kind in "biu":
-            want = (product.astype(np.int64) * alpha + C.astype(np.int64) * beta).astype(np.uint64)
-        else:
-            want = product * alpha + _wide(C) * beta
+        modulo = product.dtype.kind == "u"  # of uint64, in which NumPy takes no negative factor
+        product, old = (x.astype(np.int64) if modulo else x for x in (product, _wide(C)))
+        want, size = alpha * product + beta * old, abs(alpha) * size + abs(beta) * _size(C)
         label = f"N = {(*columns, 1)[0]}"
-        yield Case(
-            label, home.to_host(out), want, abs(alpha) * size + abs(beta) * _size(C), A.row_terms() + 3
-        )
+        yield Case(label, home.to_host(out), want, size, A.row_terms() + 3)
         out = home.from_host(_poison(dtype, C.shape))
         matmul(a, b, out=out)
         yield _product(f"{label}, out not read", home.to_host(out), A, B)
@@ -473,20 +470,20 @@ def _expand(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Itera
 
 
 #: N of gemm_simt, which side by side takes 2, 4, 8, 16 and 32 threads, and 1, 2 and 4 columns for each.
-_COLUMNS = (
-    (2, _NARROW),
-    (3, _WIDE),
-    (7, _NARROW),
-    (13, _WIDE),
-    (32, _NARROW),
-    (40, _WIDE),
-    (300, _NARROW + _WIDE),
-)
+_COLUMNS = {
+    2: _NARROW,
+    3: _WIDE,
+    7: _NARROW,
+    13: _WIDE,
+    32: _NARROW,
+    40: _WIDE,
+    300: _NARROW + _WIDE,
+}
 
 CHECKS: tuple[Check, ...] = (
     Check("A @ x, small blocks", partial(_times_vector, blocks=((1, 1), (2, 7), (3, 3), (8, 2)))),
     Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16)))),
-    *(Check(f"A @ B, N = {n}", partial(_times_columns, columns=n, blocks=blocks)) for n, blocks in _COLUMNS),
+    *(Check(f"A @ B, N = {n}", partial(_times_columns, columns=n, blocks=_COLUMNS[n])) for n in _COLUMNS),
     Check("A @ B, strided", _strided),
     Check("A @ B, column-major", _column_major),
     Check("A @ B, int64 indices", _wide_indices),
@@ -504,10 +501,7 @@ CHECKS: tuple[Check, ...] = (
     Check("csr -> bsr -> csr", _through_csr, lambda home, dtype: dtype in home.foreign_dtypes),
     Check("coo -> bsr", _through_coo),
     Check("dense -> bsr -> dense", _through_dense),
-    *(
-        Check(f"segment {op}", partial(_segments, op=op))
-        for op in ("add", "maximum", "minimum", "fmax", "fmin")
-    ),
+    *(Check(f"segment {op}", partial(_segments, op=op)) for op in OPERATIONS),
     Check("expand", _expand, lambda home, dtype: dtype.char in "il"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -59,6 +60,9 @@ class CudaHome(Home):
     def to_host(self, x: Array) -> np.ndarray[Any, Any]:
         return x.get(order="A")
 
+    def address(self, x: Array) -> int:
+        return x.data.ptr
+
     def device_of(self, x: Array) -> Any:
         return x.device
 
@@ -96,25 +100,32 @@ class CudaHome(Home):
         N = B.shape[1]
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
-        names = tuning.types(data.dtype, B.dtype, out.dtype, acc, indices.dtype)
-        config = tuning.spmm(names, R, C, N)
-        number = tuning.accumulator(acc)[1].type
-        block_rows, block_cols = len(indptr) - 1, A._shape[1] // C
+        config, kernel, number = _product_kernel(
+            data.dtype, B.dtype, out.dtype, acc, indices.dtype, R, C, N, jit.device_target()
+        )
+        block_rows = len(indptr) - 1
+        b_row, b_col = B.strides
+        c_row, c_col = out.strides
+        i64, i32 = np.int64, np.int32
         head = (
-            *(_flat(x) for x in (data, indices, indptr)),
+            _flat(data),
+            _flat(indices),
+            _flat(indptr),
             B,
             out,
-            *(np.int64(v) for v in (block_rows, block_cols, blocks)),
-            np.int32(R),
-            np.int32(C),
+            i64(block_rows),
+            i64(A._shape[1] // C),
+            i64(blocks),
+            i32(R),
+            i32(C),
         )
-        tail = (_number(number, alpha), _number(number, beta), np.int32(beta != 0))
-        (b_row, b_col), (c_row, c_col) = (_element_strides(x) for x in (B, out))
-        if isinstance(config, tuning.Spmv):
-            _launch(config, config.grid(block_rows), (*head, b_row, c_row, *tail))
+        tail = (_number(number, alpha), _number(number, beta), i32(beta != 0))
+        b_size, c_size = B.itemsize, out.itemsize
+        if N == 1:
+            steps = (i64(b_row // b_size), i64(c_row // c_size))
         else:
-            strides = (np.int64(N), b_row, b_col, c_row, c_col)
-            _launch(config, config.grid(block_rows, R, N), (*head, *strides, *tail))
+            steps = (i64(N), *map(i64, (b_row // b_size, b_col // b_size, c_row // c_size, c_col // c_size)))
+        kernel(config.grid(block_rows, R, N), (config.threads,), (*head, *steps, *tail))
 
     def pair_products(
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
@@ -131,6 +142,23 @@ class CudaHome(Home):
         return out
 
 
+@lru_cache(maxsize=4096)
+def _product_kernel(
+    a: np.dtype[Any],
+    b: np.dtype[Any],
+    c: np.dtype[Any],
+    acc: np.dtype[Any],
+    index: np.dtype[Any],
+    R: int,
+    C: int,
+    N: int,
+    arch: str,
+) -> tuple[tuning.GemmSimt | tuning.Spmv, Any, Any]:
+    """Config, loaded kernel and the scalar type of alpha and beta."""
+    config = tuning.spmm(tuning.types(a, b, c, acc, index), R, C, N)
+    return config, jit.load(config.spec(), arch), tuning.accumulator(acc)[1].type
+
+
 def _launch(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
     """Run a kernel on CuPy's current device and stream."""
     jit.load(config.spec(), jit.device_target())(grid, (config.threads,), args)
@@ -139,11 +167,6 @@ def _launch(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...])
 def _flat(x: Array) -> Array:
     """Kernels read these arrays as one piece of memory."""
     return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)
-
-
-def _element_strides(x: Array) -> tuple[np.int64, np.int64]:
-    row, col = x.strides
-    return np.int64(row // x.itemsize), np.int64(col // x.itemsize)
 
 
 def _number(kind: Any, x: Any) -> Any:

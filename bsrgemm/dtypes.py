@@ -86,4 +86,4 @@ def scalar_result_dtype(dtype: np.dtype[Any], scalar: Any) -> np.dtype[Any]:
         return BFLOAT16
     if isinstance(scalar, complex) and not isinstance(scalar, np.generic):
         return np.dtype(np.complex64)
-    return result_dtype(dtype, np.asarray(scalar).dtype)
+    return result_dtype(dtype, scalar.dtype if hasattr(scalar, "dtype") else np.asarray(scalar).dtype)

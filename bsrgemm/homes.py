@@ -70,6 +70,21 @@ class Home(ABC):
         """Copy an array of this home to NumPy; waits for the work that produces it."""
 
     @abstractmethod
+    def address(self, x: Array) -> int:
+        """Where the first element of an array lies."""
+
+    def extent(self, x: Array) -> tuple[int, int]:
+        """The first byte that belongs to an array, and the first one behind it."""
+        start = self.address(x)
+        if x.flags.c_contiguous:
+            return start, start + x.nbytes
+        if not x.size:
+            return start, start
+        reach = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        return start + low, start + high + x.itemsize
+
+    @abstractmethod
     def device_of(self, x: Array) -> Any:
         """What `A.device` answers."""
 

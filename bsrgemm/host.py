@@ -59,6 +59,9 @@ class NumpyHome(Home):
     def to_host(self, x: Array) -> np.ndarray[Any, Any]:
         return np.array(x)
 
+    def address(self, x: Array) -> int:
+        return x.__array_interface__["data"][0]
+
     def device_of(self, x: Array) -> str:
         return "cpu"
 

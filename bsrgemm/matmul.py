@@ -114,9 +114,9 @@ def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
 
 def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
     """alpha or beta as a Python number that the result's dtype can carry."""
-    if isinstance(x, np.ndarray) and x.ndim == 0:
-        x = x.item()
-    if isinstance(x, np.generic):
+    if type(x) is int and dtype != BOOL:
+        return x
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
         x = x.item()
     if not isinstance(x, numbers.Number):
         raise TypeError(f"{name}: wanted a number, got {type(x).__name__}")
@@ -136,10 +136,12 @@ def _check_out(A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: n
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out: array is read-only")
-    if 0 in out.strides and out.size > 1 and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+    if 0 in out.strides and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
+    first, last = A._home.extent(out)
     for name, operand in (("B", X), ("A.data", A.data), ("A.indices", A.indices), ("A.indptr", A.indptr)):
-        if A._home.xp.may_share_memory(out, operand):
+        start, stop = A._home.extent(operand)
+        if start < last and first < stop:
             raise ValueError(f"out: overlaps {name}")
 
 

@@ -133,7 +133,8 @@ class Spmv:
         )
         return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape))
 
-    def grid(self, block_rows: int) -> tuple[int]:
+    def grid(self, block_rows: int, R: int, N: int) -> tuple[int]:
+        """Block rows along x."""
         return (min(_MAX_X, -(-block_rows // (self.threads // self.lanes))),)
 
 

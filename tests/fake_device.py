@@ -886,6 +886,9 @@ class FakeHome(Home):
         _array(x)
         return x.get()
 
+    def address(self, x: Any) -> int:
+        return HOST.address(_array(x))
+
     def device_of(self, x: Any) -> str:
         return f"{self.name}:0"
 
