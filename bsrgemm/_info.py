@@ -180,7 +180,7 @@ def _cuda_kernels() -> list[dict[str, Any]]:
 
 
 def _host_kernels() -> list[dict[str, Any]]:
-    # SciPy's compiled loops sum in the dtype they are given: sparse products of 16-bit floats need another way.
+    # SciPy's compiled loops sum in the dtype of the result, which 16-bit floats are not summed in.
     sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
     served = [
         (dtype, dict(zip(_PRODUCTS, ("SciPy", "SciPy", sparse[dtype]), strict=True))) for dtype in HOST_DTYPES

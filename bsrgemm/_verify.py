@@ -77,12 +77,16 @@ HEADER = f"{'':<4}  {'check':<24}  {'dtype':<10}  {'on':<4}  {'error':<8}  bound
 
 
 def run(
-    checks: Iterable[Check] | None = None, home: Home | None = None, *, seed: int = 0
+    checks: Iterable[Check] | None = None,
+    home: Home | None = None,
+    *,
+    dtypes: Iterable[np.dtype[Any]] | None = None,
+    seed: int = 0,
 ) -> Iterator[Outcome]:
-    """Outcomes of `checks` (by default all) for every dtype of `home` (by default the CPU), as they come."""
+    """Outcomes of `checks` on `home` for `dtypes` as they come; by default all of them on the CPU."""
     home = host() if home is None else home
     checks = CHECKS if checks is None else tuple(checks)
-    for dtype in home.dtypes:
+    for dtype in home.dtypes if dtypes is None else dtypes:
         for check in checks:
             if check.applies(home, dtype):
                 yield _outcome(check, home, dtype, seed)
