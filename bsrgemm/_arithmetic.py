@@ -16,18 +16,14 @@ from .dtypes import BFLOAT16, BOOL, result_dtype, scalar_result_dtype
 from .homes import Array, elsewhere, foreign_home, home_of, host, host_scalar
 from .structure import Blocks
 
-_NEGATED = {
-    operator.eq: operator.ne,
-    operator.le: operator.gt,
-    operator.ge: operator.lt,
-}
-_SYMBOL = {
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.le: "<=",
-    operator.ge: ">=",
-    operator.lt: "<",
-    operator.gt: ">",
+#: Comparison -> (its symbol, that of the opposite).
+_SYMBOLS = {
+    operator.eq: ("==", "!="),
+    operator.ne: ("!=", "=="),
+    operator.le: ("<=", ">"),
+    operator.gt: (">", "<="),
+    operator.ge: (">=", "<"),
+    operator.lt: ("<", ">="),
 }
 
 
@@ -140,7 +136,13 @@ class Arithmetic(Indexing):
         return self._with_data(self._home.xp.around(self.data, decimals=ndigits).astype(self.dtype))
 
     # ---------------------------------------------------------------------------------- products
+    def _sum_integers(self) -> None:
+        """True stored twice is True, int8 wraps: add such duplicates up before another dtype sees them."""
+        if self.dtype.kind in "biu" and self._has_duplicates:
+            self.sum_duplicates()
+
     def _mul_scalar(self, other: Any) -> Self:
+        self._sum_integers()
         return self._with_data(self._scaled(self.data, operator.mul, other))
 
     def multiply(self, other: Any) -> Any:
@@ -221,6 +223,7 @@ class Arithmetic(Indexing):
 
     def _multiply_dense(self, other: Array) -> Any:
         xp = self._home.xp
+        self._sum_integers()
         if isinstance(other, np.ndarray):
             other = other.view(np.ndarray)
         if other.ndim > 2:
@@ -254,6 +257,7 @@ class Arithmetic(Indexing):
     # ------------------------------------------------------------------------------- quotients
     def __truediv__(self, other: Any) -> Any:
         if self._is_scalar(other):
+            self._sum_integers()
             return self._with_data(self._scaled(self.data, operator.truediv, other))
         other = self._operand(other)
         if other is None:
@@ -302,10 +306,10 @@ class Arithmetic(Indexing):
             if op in (operator.eq, operator.ne):
                 return op is operator.ne
             raise ValueError(f"inconsistent shape: {self._shape} and {tuple(other.shape)}")
-        if op not in _NEGATED:
+        if not op(0, 0):
             return self._blockwise(other, op)._csr_of_true()
         _warn_dense(op, "two sparse matrices")
-        return self._blockwise(other, _NEGATED[op])._csr_of_false()
+        return self._blockwise(other, lambda a, b: ~op(a, b))._csr_of_false()
 
     def _compare_scalar(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
         xp = self._home.xp
@@ -317,9 +321,8 @@ class Arithmetic(Indexing):
         self.sum_duplicates()
         if not zero_passes:
             return self._with_data(self._scaled_test(op, other))._csr_of_true()
-        _warn_dense(op, str(other))
-        inverse = {**_NEGATED, **{v: k for k, v in _NEGATED.items()}}[op]
-        return self._with_data(self._scaled_test(inverse, other))._csr_of_false()
+        _warn_dense(op, f"a sparse matrix with {other}")
+        return self._with_data(~self._scaled_test(op, other))._csr_of_false()
 
     def _scaled_test(self, op: Callable[[Any, Any], Any], other: Any) -> Array:
         data = self.data.astype(np.float32) if self.dtype == BFLOAT16 else self.data
@@ -400,10 +403,9 @@ def _add(a: Any, b: Any) -> Any:
 
 
 def _warn_dense(op: Callable[[Any, Any], Any], what: str) -> None:
-    inverse = {**_NEGATED, **{v: k for k, v in _NEGATED.items()}}[op]
+    symbol, opposite = _SYMBOLS[op]
     warnings.warn(
-        f"Comparing {'a sparse matrix with ' if what != 'two sparse matrices' else ''}{what} using "
-        f"{_SYMBOL[op]} is inefficient. Try using {_SYMBOL[inverse]} instead.",
+        f"Comparing {what} using {symbol} is inefficient. Try using {opposite} instead.",
         SparseEfficiencyWarning,
         stacklevel=5,
     )

@@ -259,6 +259,12 @@ class Base:
             self._replace(structure.sum_duplicates(self._home, self._blocks, self._block_shape[1]))
             self.has_canonical_format = True
 
+    @property
+    def _has_duplicates(self) -> bool:
+        if self.has_canonical_format:
+            return False
+        return structure.has_duplicates(self._home, self.indices, self.indptr, self._block_shape[1])
+
     def _canonical(self) -> Blocks:
         """Sorted blocks without duplicates; this matrix keeps its own."""
         if self.has_canonical_format:

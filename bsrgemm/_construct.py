@@ -12,8 +12,7 @@ from .dtypes import check_dtype
 from .homes import Array, Home, by_name, foreign_home, home_of, host
 from .structure import Blocks
 
-#: Block sizes that are tried on unblocked input, largest first, and the fill that is asked of them.
-_GUESSES = (6, 4, 3, 2)
+#: How much of its blocks unblocked input must fill for a block size to be guessed.
 _FILL = 0.7
 
 
@@ -176,16 +175,24 @@ def reblock(home: Home, parts: Parts, blocksize: tuple[int, int]) -> Parts:
 
 
 def guess_blocksize(home: Home, row: Array, col: Array, shape: tuple[int, int]) -> tuple[int, int]:
-    """The largest of a few square blocks that the elements fill to more than 70 %, as scipy guesses."""
+    """The square block that scipy would guess: the largest of 1, 2, 3, 4, 6 that the elements fill well enough.
+
+    6 is looked at only where both 2 and 3 fit very well.
+    """
+
+    def fill(side: int) -> float:
+        if shape[0] % side or shape[1] % side:
+            return 0.0
+        keys = (row // side).astype(np.int64) * (shape[1] // side) + col // side
+        return len(row) / (len(structure.first_of_runs(home, home.xp.sort(keys))) * side * side)
+
     if not len(row):
         return (1, 1)
-    for side in _GUESSES:
-        if shape[0] % side or shape[1] % side:
-            continue
-        keys = (row // side).astype(np.int64) * (shape[1] // side) + col // side
-        keys = home.xp.sort(keys)
-        blocks = len(structure.first_of_runs(home, keys))
-        if len(row) > _FILL * blocks * side * side:
+    two, three = fill(2), fill(3)
+    if min(two, three) > (1 + _FILL) / 2:
+        return (6, 6) if fill(6) > _FILL else (3, 3)
+    for side, filled in ((4, fill(4)), (3, three), (2, two)):
+        if filled > _FILL:
             return (side, side)
     return (1, 1)
 

@@ -145,14 +145,13 @@ class Conversions(Base):
 
     # ----------------------------------------------------------------------------- dtype, values
     def astype(self, dtype: Any, casting: Any = "unsafe", copy: bool = True) -> Self:
-        """The same matrix in another dtype. Duplicates are added up before a cast to bool."""
+        """The same matrix in another dtype. Duplicates are added up before the cast."""
         wanted = check_dtype(dtype, self._home.dtypes)
         if wanted == self.dtype:
             return self.copy() if copy else self
         if not np.can_cast(self.dtype, wanted, casting):
             raise TypeError(f"dtype: cannot cast from {self.dtype} to {wanted} according to the rule {casting!r}")
-        if wanted == BOOL or self.dtype == BOOL:
-            self.sum_duplicates()
+        self.sum_duplicates()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
             data = self.data != 0 if wanted == BOOL else self._real_if(wanted).astype(wanted)

@@ -83,8 +83,8 @@ class NumpyHome(Home):
 
     def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
         product = self._product(A, B.astype(acc, copy=False), acc)
-        if acc != BOOL and alpha != 1:
-            product *= acc.type(alpha)
+        if alpha != 1:
+            np.multiply(product, acc.type(alpha), out=product)  # "and" for booleans
         if beta == 0:
             out[...] = product
         elif acc == BOOL:

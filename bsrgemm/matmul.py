@@ -98,6 +98,7 @@ def _times_dense(
         _check_out(A, X, out, shape, dtype)
     if out.size:
         acc = accumulator_dtype(result_dtype(promoted, dtype))
+        A = A._for_product(acc)
         X2, out2 = (X, out) if X.ndim == 2 else (X[:, None], out[:, None])
         A._home.spmm(A, X2, out2, acc, alpha, beta)
     return out
@@ -136,7 +137,7 @@ def _check_out(A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: n
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out: array is read-only")
-    if 0 in out.strides and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+    if out.size and 0 in out.strides and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
     first, last = A._home.extent(out)
     for name, operand in (("B", X), ("A.data", A.data), ("A.indices", A.indices), ("A.indptr", A.indptr)):
@@ -181,6 +182,15 @@ class Products(Reductions):
         """``A * other`` for a number, ``A @ other`` for anything else."""
         return self * other if self._is_scalar(other) else self @ other
 
+    def _for_product(self, dtype: np.dtype[Any]) -> Products:
+        """This matrix, with duplicates of integers and booleans added up in their own dtype first.
+
+        True and True is True, int8 wraps: in a wider `dtype` their sum would be another.
+        """
+        if self.dtype.kind not in "biu" or dtype == self.dtype or not self._has_duplicates:
+            return self
+        return self._new(self._canonical(), canonical=True)
+
     def _matmul_sparse(self, other: Any) -> Any:
         """BSR with blocks (R of self, C of other); other formats count as blocks of one column."""
         inner = self.blocksize[1]
@@ -190,7 +200,9 @@ class Products(Reductions):
         B = _reblocked(self, other, (inner, C))
         M, N = self._shape[0], other.shape[1]
         dtype = result_dtype(self.dtype, B.data.dtype)
-        return self._new(self._home.multiply(self._blocks, B, N // C, dtype), (M, N))
+        A = self._for_product(dtype)
+        B = self._new(B, tuple(other.shape))._for_product(dtype)._blocks
+        return self._new(self._home.multiply(A._blocks, B, N // C, dtype), (M, N))
 
 
 def _reblocked(A: Products, other: Any, blocksize: tuple[int, int]) -> Blocks:

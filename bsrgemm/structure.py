@@ -65,6 +65,12 @@ def is_sorted(home: Home, indices: Array, indptr: Array, *, strictly: bool) -> b
     return not bool((bad & (rows[1:] == rows[:-1])).any())  # synchronize!
 
 
+def has_duplicates(home: Home, indices: Array, indptr: Array, block_cols: int) -> bool:
+    """Is a block stored twice anywhere?"""
+    keys = home.xp.sort(block_keys(home, indices, indptr, block_cols))
+    return bool((keys[1:] == keys[:-1]).any())  # synchronize!
+
+
 def sort_blocks(home: Home, blocks: Blocks, block_cols: int) -> Blocks:
     """The same blocks, columns in order within each row; duplicates keep their order."""
     order = home.xp.argsort(block_keys(home, blocks.indices, blocks.indptr, block_cols), kind="stable")
