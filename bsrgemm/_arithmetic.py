@@ -117,6 +117,8 @@ class Arithmetic(Indexing):
     def __rsub__(self, other: Any) -> Any:
         return self._sum(other, operator.sub, swapped=True)
 
+    _add_sparse, _sub_sparse = __add__, __sub__  # scipy's DIA asks these of its partner
+
     def __iadd__(self, other: Any) -> Any:
         return NotImplemented
 

@@ -11,6 +11,8 @@ from .dtypes import check_dtype
 from .homes import Array, Home, by_name
 from .structure import Blocks
 
+INT64_MAX = np.iinfo(np.int64).max
+
 
 class Base:
     """What every BSR class has. Written once over ``self._home.xp``."""
@@ -331,4 +333,6 @@ def check_shape(shape: Any, what: str = "shape") -> tuple[int, int]:
         raise ValueError(f"{what}: wanted two integers, got {shape!r}") from None
     if len(sides) != 2 or min(sides) < 0:
         raise ValueError(f"{what}: wanted two non-negative integers, got {shape!r}")
+    if max(sides) > INT64_MAX or sides[0] * sides[1] > INT64_MAX:
+        raise ValueError(f"{what}: {sides} has more elements than a 64-bit integer can count")
     return sides

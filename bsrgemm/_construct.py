@@ -8,7 +8,7 @@ import numpy as np
 
 from . import structure
 from ._base import check_shape
-from .dtypes import check_dtype
+from .dtypes import BFLOAT16, check_dtype, is_float
 from .homes import Array, Home, by_name, foreign_home, home_of, host
 from .structure import Blocks
 
@@ -96,14 +96,17 @@ def _cast(home: Home, data: Array, dtype: np.dtype[Any] | None) -> Array:
     wanted = dtype if dtype is not None else check_dtype(data.dtype, home.dtypes, "data")
     if wanted == data.dtype:
         return data
-    if wanted.kind in "iu" and data.dtype.kind in "fc":
-        _refuse_nan(home, data, wanted)
+    check_cast(home, data, wanted)
     return data.astype(wanted)
 
 
-def _refuse_nan(home: Home, data: Array, wanted: np.dtype[Any]) -> None:
-    if data.size and not bool(home.xp.isfinite(data).all()):  # synchronize!
-        raise ValueError(f"dtype: cannot cast NaN or infinity to {wanted}")
+def check_cast(home: Home, data: Array, wanted: np.dtype[Any], what: str = "dtype") -> None:
+    """ValueError where a cast would make integers of NaN or infinity."""
+    if wanted.kind not in "iu" or not (data.dtype.kind == "c" or is_float(data.dtype)) or not data.size:
+        return
+    data = data.astype(np.float32) if data.dtype == BFLOAT16 else data
+    if not bool(home.xp.isfinite(data).all()):  # synchronize!
+        raise ValueError(f"{what}: cannot cast NaN or infinity to {wanted}")
 
 
 def _empty(home: Home, shape: tuple[int, int], dtype: Any, blocksize: Any) -> Parts:
@@ -124,7 +127,11 @@ def _from_sparse(home: Home, S: Any, dtype: Any, copy: bool, blocksize: Any) -> 
     if S.format == "bsr":
         blocks = Blocks(*(_bring(home, source, a, copy) for a in (S.data, S.indices, S.indptr)))
         canonical = getattr(S, "_known_canonical", None) or None
-        parts = Parts(blocks._replace(data=_cast(home, blocks.data, dtype)), S.shape, canonical)
+        shape = check_shape(S.shape)
+        if not hasattr(type(S), "_home"):
+            structure.check_arrays(*blocks, shape)
+            structure.check_values(home, blocks.indices, blocks.indptr, shape[1] // blocks.data.shape[2])
+        parts = Parts(blocks._replace(data=_cast(home, blocks.data, dtype)), shape, canonical)
         if blocksize in (None, tuple(blocks.data.shape[1:])):
             return parts
         return reblock(home, parts, blocksize)
@@ -134,10 +141,12 @@ def _from_sparse(home: Home, S: Any, dtype: Any, copy: bool, blocksize: Any) -> 
         raise ValueError(f"BSR arrays don't support {S.ndim}D input. Use 2D")
     if S.format == "coo":
         row, col = (_bring(home, source, a, False) for a in (S.row, S.col))
+        _coo_shape(home, row, col, len(S.data), S.shape, (1, 1))
         values, unique = _bring(home, source, S.data, False), bool(S.has_canonical_format)
     else:
         S = S.asformat("csr")
         indptr, col, values = (_bring(home, source, a, False) for a in (S.indptr, S.indices, S.data))
+        structure.check_values(home, col, indptr, S.shape[1])
         if blocksize is None:
             blocksize = guess_blocksize(home, home.expand(indptr, len(col)), col, S.shape)
         index = structure.index_dtype(max(*S.shape, len(values)), indptr, col)
@@ -259,7 +268,7 @@ def _from_tuple(
 
 def _from_block_coo(home: Home, data: Array, row: Array, col: Array, shape: Any, blocksize: Any) -> Parts:
     """Blocks at (block_row, block_col), in any order; duplicates are kept, as in the three-array form."""
-    R, C = data.shape[1:]
+    R, C = check_blocksize(data.shape[1:])
     if blocksize is not None and check_blocksize(blocksize) != (R, C):
         raise ValueError(f"mismatching blocksize={blocksize} vs {(R, C)}")
     shape = _coo_shape(home, row, col, len(data), shape, (R, C))
@@ -319,6 +328,8 @@ def _from_bsr_arrays(
         data, indices, indptr = data.copy(), indices.copy(), indptr.copy()
     data = home.xp.ascontiguousarray(_cast(home, data, dtype))
     R, C = data.shape[1:]
+    if not len(indptr):
+        raise ValueError("indptr: wanted one entry more than block rows, got none")
     if shape is None:
         if not len(indices):
             raise ValueError("shape: unable to infer matrix dimensions without indices")

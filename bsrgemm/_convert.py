@@ -9,12 +9,13 @@ import numpy as np
 
 from . import structure
 from ._base import Base, check_shape
-from ._construct import Parts, check_blocksize, reblock
+from ._construct import Parts, check_blocksize, check_cast, reblock
 from .dtypes import BOOL, check_dtype
 from .homes import Array, host
 from .structure import Blocks
 
 _INDEX64 = np.dtype(np.int64)
+_FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
 
 
 class Conversions(Base):
@@ -88,22 +89,19 @@ class Conversions(Base):
 
     def tobsr(self, blocksize: tuple[int, int] | None = None, copy: bool = False) -> Self:
         """This matrix, or the same in blocks of another size."""
-        if blocksize is None or tuple(blocksize) == self.blocksize:
+        blocksize = self.blocksize if blocksize is None else check_blocksize(blocksize, self._shape)
+        if blocksize == self.blocksize:
             return self.copy() if copy else self
-        parts = reblock(
-            self._home,
-            Parts(self._blocks, self._shape, self.has_canonical_format),
-            check_blocksize(blocksize, self._shape),
-        )
+        parts = reblock(self._home, Parts(self._blocks, self._shape, self.has_canonical_format), blocksize)
         return self._new(parts.blocks, canonical=True)
 
     def asformat(self, format: str | None, copy: bool = False) -> Any:
         """This matrix in the format named "bsr", "csr", "coo"..."""
         if format is None or format == "bsr":
             return self.copy() if copy else self
-        convert = getattr(self, f"to{format}", None)
-        if convert is None:
-            raise ValueError(f"format: {format!r} is unknown")
+        if format not in _FORMATS:
+            raise ValueError(f"format: {format!r} is unknown, wanted one of {', '.join(_FORMATS)}")
+        convert = getattr(self, f"to{format}")
         return convert() if format in ("array", "dense") else convert(copy=copy)
 
     # --------------------------------------------------------------------------------------- dense
@@ -152,6 +150,7 @@ class Conversions(Base):
         if not np.can_cast(self.dtype, wanted, casting):
             raise TypeError(f"dtype: cannot cast from {self.dtype} to {wanted} according to the rule {casting!r}")
         self.sum_duplicates()
+        check_cast(self._home, self.data, wanted)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
             data = self.data != 0 if wanted == BOOL else self._real_if(wanted).astype(wanted)
@@ -257,7 +256,10 @@ class Conversions(Base):
 
 def full_shape(shape: tuple[Any, ...], size: int) -> tuple[int, ...]:
     """`shape` with a single -1 replaced; ValueError if it does not hold `size` elements."""
-    sides = [int(n) for n in shape]
+    try:
+        sides = [int(n.__index__()) for n in shape]
+    except (AttributeError, TypeError):
+        raise TypeError(f"shape: wanted integers, got {shape!r}") from None
     unknown = [k for k, n in enumerate(sides) if n < 0]
     if len(unknown) > 1:
         raise ValueError("can only specify one unknown dimension")

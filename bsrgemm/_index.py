@@ -8,7 +8,8 @@ import numpy as np
 
 from . import structure
 from ._convert import Conversions
-from .homes import Array
+from ._construct import check_cast
+from .homes import Array, elsewhere, foreign_home, home_of, host_scalar
 from .structure import Blocks
 
 _INDEX64 = np.dtype(np.int64)
@@ -80,18 +81,36 @@ class Indexing(Conversions):
         where = xp.flatnonzero(inside) + first  # synchronize!
         rows = self._home.expand(self.indptr, len(self.indices))[where] - top
         cols = self.indices[where] - left
-        if self._home.is_sparse(value):
-            value = value.toarray()
-        value = xp.asarray(value) if not self._home.is_dense(value) else value
-        if value.ndim > 2:
-            raise ValueError(f"value: wanted at most 2 dimensions, got {value.ndim}")
-        full = xp.broadcast_to(value, shape)
+        value = self._assignable(value, "value")
+        try:
+            full = xp.broadcast_to(value, shape)
+        except ValueError:
+            raise ValueError(f"value: shape {tuple(value.shape)} does not fit the window {shape}") from None
         tiles = full.reshape(bottom - top, R, right - left, C).transpose(0, 2, 1, 3)
         stored = xp.zeros(tiles.shape[:2], np.bool_)
         stored[rows, cols] = True
         if bool(((tiles != 0).any(axis=(2, 3)) & ~stored).any()):  # synchronize!
             raise ValueError("value: not zero where no block is stored; assignment does not add blocks")
-        self.data[where] = tiles[rows, cols].astype(self.dtype)
+        self.data[where] = tiles[rows, cols]
+
+    def _assignable(self, value: Any, name: str) -> Array:
+        """`value` as an array of this home and dtype, with nothing lost but precision."""
+        home = home_of(value) or foreign_home(value)
+        if home is not None and home is not self._home and not host_scalar(value):
+            raise elsewhere(value, name, self._home)
+        if self._home.is_sparse(value):
+            value = value.toarray()
+        elif home is self._home and not isinstance(value, np.generic):
+            value = self._home.adopt(value)
+        else:
+            value = np.asarray(value)
+            if value.dtype.kind not in "biufcV":
+                raise TypeError(f"{name}: wanted numbers, got {value.dtype}")
+            value = self._home.from_host(value)
+        if value.dtype.kind == "c" and self.dtype.kind != "c":
+            raise TypeError(f"{name}: cannot keep complex values in a matrix of {self.dtype}")
+        check_cast(self._home, value, self.dtype, name)
+        return value.astype(self.dtype)
 
     def __iter__(self) -> Any:
         raise NotImplementedError("iteration over single rows is not implemented for BSR; use A.tocsr()")
@@ -133,8 +152,7 @@ class Indexing(Conversions):
         if (k > 0 and k >= N) or (k < 0 and -k >= M):
             raise ValueError(f"k exceeds array dimensions: k={k} of shape {self._shape}")
         home, xp = self._home, self._home.xp
-        if not home.is_dense(values):
-            values = home.from_host(np.asarray(values)) if np.ndim(values) else xp.asarray(values)
+        values = self._assignable(values, "values")
         n = min(M + min(k, 0), N - max(k, 0))
         if values.ndim > 1:
             raise ValueError(f"values: wanted a number or a vector, got {values.ndim} dimensions")
@@ -151,7 +169,7 @@ class Indexing(Conversions):
         R, C = self.blocksize
         keys = structure.block_keys(home, indices, indptr, self._block_shape[1])
         block = xp.searchsorted(keys, (row // R) * self._block_shape[1] + col // C)
-        data[block, row % R, col % C] = values.astype(self.dtype)
+        data[block, row % R, col % C] = values
         index = self.indices.dtype
         self._replace(Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False)))
         self.has_canonical_format = True

@@ -10,7 +10,7 @@ import numpy as np
 from . import structure
 from ._arithmetic import Arithmetic
 from .dtypes import BFLOAT16, BOOL, HALF_DTYPES
-from .homes import Array
+from .homes import Array, elsewhere
 
 
 def _axis(axis: Any) -> int | None:
@@ -90,11 +90,12 @@ class Reductions(Arithmetic):
         result = self._line_result(self._dense_lines(blocks, filled, values, lines).astype(wanted), axis)
         return self._deliver(result, out, tuple(result.shape))
 
-    @staticmethod
-    def _deliver(result: Any, out: Array | None, shape: tuple[int, ...]) -> Any:
+    def _deliver(self, result: Any, out: Array | None, shape: tuple[int, ...]) -> Any:
         """`result`, or `out` with it inside."""
         if out is None:
             return result
+        if not self._home.is_dense(out):
+            raise elsewhere(out, "out", self._home)
         if tuple(out.shape) != shape:
             raise ValueError(
                 f"out: output parameter has wrong dimensions, its shape {tuple(out.shape)} "

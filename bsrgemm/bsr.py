@@ -261,6 +261,8 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
            [0., 5., 0., 0.]])
     """
     source = home_of(X) or foreign_home(X) or host()
+    if source.is_sparse(X):
+        raise TypeError(f"X: wanted a dense 2-D array, got the sparse {type(X).__name__}")
     array = source.adopt(X) if not isinstance(X, list | tuple) else np.asarray(X)
     if array is None or array.ndim != 2:
         raise ValueError(f"X: wanted a dense 2-D array, got {type(X).__name__}")

@@ -84,13 +84,13 @@ class NumpyHome(Home):
     def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
         product = self._product(A, B.astype(acc, copy=False), acc)
         if alpha != 1:
-            np.multiply(product, acc.type(alpha), out=product)  # "and" for booleans
+            np.multiply(product, _number(acc, alpha), out=product)  # "and" for booleans
         if beta == 0:
             out[...] = product
         elif acc == BOOL:
             out |= product
         else:
-            out[...] = product + acc.type(beta) * out.astype(acc, copy=False)
+            out[...] = product + _number(acc, beta) * out.astype(acc, copy=False)
 
     def _product(self, A: Any, B: Array, acc: np.dtype[Any]) -> Array:
         (M, N), (R, C) = A.shape, A.blocksize
@@ -164,6 +164,13 @@ class NumpyHome(Home):
         )  # fmt: skip
         used = int(indptr[-1])  # sums that came out as zero are left out of 1 x 1 blocks
         return Blocks(data[:used], indices[:used], indptr)
+
+
+def _number(dtype: np.dtype[Any], x: Any) -> Any:
+    """alpha or beta in the dtype of the sums; integers wrap as the sums do."""
+    if dtype.kind not in "iu":
+        return dtype.type(x)
+    return np.array(int(x) % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)[()]
 
 
 def _checked(blocks: Blocks, block_cols: int) -> Blocks:

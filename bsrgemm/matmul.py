@@ -84,6 +84,8 @@ def _times_dense(
         raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(X.shape)}")
     shape = (M, *X.shape[1:])
     promoted = result_dtype(A.dtype, X.dtype)
+    if out is not None and not A._home.is_dense(out):
+        raise TypeError(f"out: wanted an array on {A._home.name!r}, got {type(out).__name__}")
     dtype = promoted if out is None else out.dtype
     if out_dtype is not None:
         dtype = check_dtype(out_dtype, A._home.dtypes, "out_dtype")
@@ -123,7 +125,7 @@ def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
         raise TypeError(f"{name}: wanted a number, got {type(x).__name__}")
     if isinstance(x, complex) and dtype.kind != "c":
         raise TypeError(f"{name}: got the complex {x!r} for a result of dtype {dtype}")
-    if dtype.kind in "iu" and x != int(x.real if isinstance(x, complex) else x):  # type: ignore[call-overload]
+    if dtype.kind in "iu" and not (isinstance(x, int) or float(x).is_integer()):  # type: ignore[arg-type]
         raise TypeError(f"{name}: got {x!r} for a result of dtype {dtype}, wanted an integer")
     if dtype == BOOL and x not in (0, 1):
         raise TypeError(f"{name}: got {x!r} for a boolean result, wanted 0 or 1")
@@ -131,8 +133,6 @@ def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
 
 
 def _check_out(A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    if not A._home.is_dense(out):
-        raise TypeError(f"out: wanted an array on {A._home.name!r}, got {type(out).__name__}")
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:

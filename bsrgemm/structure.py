@@ -190,8 +190,6 @@ def from_coo(
     xp = home.xp
     (M, N), (R, C) = shape, blocksize
     block_rows, block_cols = M // R, N // C
-    if M * N > np.iinfo(np.int64).max:
-        raise ValueError(f"shape: {shape} has more elements than a 64-bit integer can count")
     row, col = row.astype(np.int64, copy=False), col.astype(np.int64, copy=False)
     if not unique and len(row) > 1:
         element = row * N + col
