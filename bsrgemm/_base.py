@@ -258,7 +258,7 @@ class Base:
     def sum_duplicates(self) -> None:
         """Add up blocks stored at the same place, in place."""
         if not self.has_canonical_format:
-            self._replace(structure.sum_duplicates(self._home, self._blocks, self._block_shape[1]))
+            self._replace(structure.sum_duplicates(self._home, self._sound, self._block_shape[1]))
             self.has_canonical_format = True
 
     @property
@@ -269,9 +269,15 @@ class Base:
 
     def _canonical(self) -> Blocks:
         """Sorted blocks without duplicates; this matrix keeps its own."""
+        blocks = self._sound
         if self.has_canonical_format:
-            return self._blocks
-        return structure.sum_duplicates(self._home, self._blocks, self._block_shape[1])
+            return blocks
+        return structure.sum_duplicates(self._home, blocks, self._block_shape[1])
+
+    @property
+    def _sound(self) -> Blocks:
+        """The blocks as they are, looked at where looking is cheap."""
+        return self._home.sound(self._blocks, *self._block_shape)
 
     def eliminate_zeros(self) -> None:
         """Drop the blocks that hold nothing but zeros, in place."""

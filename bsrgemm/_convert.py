@@ -48,14 +48,14 @@ class Conversions(Base):
 
     def tocoo(self, copy: bool = True) -> Any:
         """Coordinate format: every element of every stored block. ``copy=False`` shares the values."""
-        row, col = structure.to_coo(self._home, self._blocks, structure.index_dtype(max(*self._shape, 0)))
+        row, col = structure.to_coo(self._home, self._sound, structure.index_dtype(max(*self._shape, 0)))
         values = self.data.reshape(-1)
         return self._foreign("coo", (values.copy() if copy else values, (row, col)), self._shape, self.dtype)
 
     def tocsr(self, copy: bool = False) -> Any:
         """Compressed Sparse Row format, with arrays of its own."""
         values, columns, indptr = self._home.to_csr(
-            self._blocks, self._block_shape[1], self._element_index(self.nnz)
+            self._sound, self._block_shape[1], self._element_index(self.nnz)
         )
         if self.blocksize[0] == 1:  # storage order is row order: the values are still ours
             values = values.copy()
@@ -92,7 +92,7 @@ class Conversions(Base):
         blocksize = self.blocksize if blocksize is None else check_blocksize(blocksize, self._shape)
         if blocksize == self.blocksize:
             return self.copy() if copy else self
-        parts = reblock(self._home, Parts(self._blocks, self._shape, self.has_canonical_format), blocksize)
+        parts = reblock(self._home, Parts(self._sound, self._shape, self.has_canonical_format), blocksize)
         return self._new(parts.blocks, canonical=True)
 
     def asformat(self, format: str | None, copy: bool = False) -> Any:
@@ -190,7 +190,7 @@ class Conversions(Base):
         """Rows and columns exchanged: BSR with blocks (C, R), sorted."""
         if axes is not None and axes != (1, 0):
             raise ValueError(f"axes: swapping dimensions is the only logical permutation, got {axes!r}")
-        blocks = self._home.transpose(self._blocks, self._block_shape[1])
+        blocks = self._home.transpose(self._sound, self._block_shape[1])
         M, N = self._shape
         return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
@@ -223,7 +223,7 @@ class Conversions(Base):
     def _coords_in(self, shape: tuple[int, ...], order: str) -> tuple[Array, ...]:
         """Coordinates of every stored element in a matrix of another shape."""
         M, N = self._shape
-        row, col = structure.to_coo(self._home, self._blocks, _INDEX64)
+        row, col = structure.to_coo(self._home, self._sound, _INDEX64)
         return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:

@@ -116,6 +116,13 @@ class Home(ABC):
     ) -> Array:
         """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
 
+    def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
+        """The blocks, if their index arrays can be believed; a user may have written to them since the last check.
+
+        The host looks and raises ValueError. On the GPU a look would mean waiting: kernels clamp instead.
+        """
+        return blocks
+
     # A home may do these in its own way; by default they are the functions of `structure`.
     def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
         """Blocks of the transposed matrix, sorted."""

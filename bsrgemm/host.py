@@ -95,7 +95,7 @@ class NumpyHome(Home):
     def _product(self, A: Any, B: Array, acc: np.dtype[Any]) -> Array:
         (M, N), (R, C) = A.shape, A.blocksize
         out = np.zeros((M, B.shape[1]), acc)
-        data, indices, indptr = _checked(A._blocks, N // C)
+        data, indices, indptr = self.sound(A._blocks, M // R, N // C)
         data = data.astype(acc, copy=False).ravel()
         if B.shape[1] == 1:
             _sparsetools.bsr_matvec(M // R, N // C, R, C, indptr, indices, data, B.ravel(), out.ravel())
@@ -123,9 +123,24 @@ class NumpyHome(Home):
             first = last
         return out
 
+    def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
+        data, indices, indptr = blocks
+        R, C = data.shape[1:]
+        structure.check_arrays(data, indices, indptr, (block_rows * R, block_cols * C))
+        if indices.dtype != indptr.dtype:
+            index = np.result_type(indices.dtype, indptr.dtype)
+            indices, indptr = indices.astype(index), indptr.astype(index)
+        indices, indptr = np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
+        unsigned = indices.view(f"u{indices.itemsize}")  # a negative index is a very large one
+        in_range = not len(indices) or unsigned.max() < block_cols
+        if not in_range or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
+            structure.check_values(self, indices, indptr, block_cols)
+            raise ValueError(f"indptr: last value {indptr[-1]} should be the number of blocks, {len(indices)}")
+        return Blocks(np.ascontiguousarray(data), indices, indptr)
+
     # ------------------------------------------------- SciPy's compiled loops instead of sorts
     def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
-        data, indices, indptr = _checked(blocks, block_cols)
+        data, indices, indptr = self.sound(blocks, len(blocks.indptr) - 1, block_cols)
         n, R, C = data.shape
         out = np.empty((n, C, R), data.dtype)
         new_indices, new_indptr = np.empty(n, indices.dtype), np.empty(block_cols + 1, indptr.dtype)
@@ -135,8 +150,8 @@ class NumpyHome(Home):
         return Blocks(out, new_indices, new_indptr)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-        data, indices, indptr = _checked(blocks, block_cols)
-        (n, R, C), rows = data.shape, len(indptr) - 1
+        data, indices, indptr = self.sound(blocks, len(blocks.indptr) - 1, block_cols)
+        (_, R, C), rows = data.shape, len(indptr) - 1
         values = np.empty(data.size, data.dtype)
         new_indices, new_indptr = np.empty(data.size, dtype), np.empty(rows * R + 1, dtype)
         indptr, indices = indptr.astype(dtype, copy=False), indices.astype(dtype, copy=False)
@@ -148,8 +163,9 @@ class NumpyHome(Home):
     def multiply(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
         if dtype not in self.foreign_dtypes:
             return super().multiply(a, b, block_cols, dtype)
-        a, b = _checked(a, len(b.indptr) - 1), _checked(b, block_cols)
-        rows, (R, inner), C = len(a.indptr) - 1, a.data.shape[1:], b.data.shape[2]
+        rows, inner_rows = len(a.indptr) - 1, len(b.indptr) - 1
+        a, b = self.sound(a, rows, inner_rows), self.sound(b, inner_rows, block_cols)
+        (R, inner), C = a.data.shape[1:], b.data.shape[2]
         index = np.result_type(a.indices.dtype, b.indices.dtype)
         pattern = [x.astype(index, copy=False) for x in (a.indptr, a.indices, b.indptr, b.indices)]
         count = _sparsetools.csr_matmat_maxnnz(rows, block_cols, *pattern)
@@ -171,21 +187,6 @@ def _number(dtype: np.dtype[Any], x: Any) -> Any:
     if dtype.kind not in "iu":
         return dtype.type(x)
     return np.array(int(x) % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)[()]
-
-
-def _checked(blocks: Blocks, block_cols: int) -> Blocks:
-    """The blocks, with index arrays of one dtype that compiled code can believe; ValueError otherwise."""
-    data, indices, indptr = blocks
-    if indices.dtype != indptr.dtype:
-        index = np.result_type(indices.dtype, indptr.dtype)
-        indices, indptr = indices.astype(index), indptr.astype(index)
-    indices, indptr = np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
-    unsigned = indices.view(f"u{indices.itemsize}")  # a negative index is a very large one
-    in_range = not len(indices) or unsigned.max() < block_cols
-    if not in_range or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
-        structure.check_values(HOST, indices, indptr, block_cols)
-        raise ValueError(f"indptr: last value {indptr[-1]} should be the number of blocks, {len(indices)}")
-    return Blocks(np.ascontiguousarray(data), indices, indptr)
 
 
 def _bits(x: Array) -> Array:

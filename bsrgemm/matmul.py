@@ -202,7 +202,7 @@ class Products(Reductions):
         dtype = result_dtype(self.dtype, B.data.dtype)
         A = self._for_product(dtype)
         B = self._new(B, tuple(other.shape))._for_product(dtype)._blocks
-        return self._new(self._home.multiply(A._blocks, B, N // C, dtype), (M, N))
+        return self._new(self._home.multiply(A._sound, B, N // C, dtype), (M, N))
 
 
 def _reblocked(A: Products, other: Any, blocksize: tuple[int, int]) -> Blocks:
