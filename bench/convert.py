@@ -31,9 +31,7 @@ def main() -> None:
     data = rng.standard_normal((rows * each, 3, 3))
     A = bg.bsr_array((data, (np.repeat(np.arange(rows), each), cols)), shape=(rows * 3, rows * 3), device="cuda")
     A.sum_duplicates()
-    shuffled = bg.bsr_array(
-        (A.data, A.indices, A.indptr), shape=A.shape
-    )  # flags unknown: each call looks for itself
+    shuffled = bg.bsr_array((A.data, A.indices, A.indptr), shape=A.shape)  # flags unknown: each call looks for itself
     S = A.tocsr()
     S.has_canonical_format = True
     COO = A.tocoo()

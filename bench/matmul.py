@@ -90,7 +90,9 @@ def main() -> None:
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     table = Table(f"matmul_{options.device}", "A @ B")
-    print(f"{'n':>7} {'block':>5} {'density':>8} {'N':>5} {'dtype':8} | {'ours':>11} | {'best peer':>26} | ratio | error")
+    print(
+        f"{'n':>7} {'block':>5} {'density':>8} {'N':>5} {'dtype':8} | {'ours':>11} | {'best peer':>26} | ratio | error"
+    )
     for n, block, density, N, dtype in GPU_CASES if on_gpu else CPU_CASES:
         A = random_matrix(n, block, density, dtype)
         B = np.random.default_rng(1).standard_normal((n, N)).astype(dtype)

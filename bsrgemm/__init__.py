@@ -1,8 +1,18 @@
 """Block-sparse matrix products for NumPy and CuPy behind the interface of scipy.sparse.bsr_array."""
 
+from ._info import info
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
+from .homes import default_device
 from .matmul import matmul
 
 __version__ = "0.1.0"
 
-__all__ = ["bsr_array", "bsr_matrix", "from_dense", "get_array_module", "matmul"]
+__all__ = [
+    "bsr_array",
+    "bsr_matrix",
+    "default_device",
+    "from_dense",
+    "get_array_module",
+    "info",
+    "matmul",
+]

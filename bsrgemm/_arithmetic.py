@@ -84,9 +84,7 @@ class Arithmetic(Indexing):
         a, b, indices, indptr = structure.align(home, self._canonical(), B._canonical(), self._block_shape[1])
         data = op(*self._promoted(a, b))
         blocks = Blocks(data, indices, indptr)
-        return self._new(
-            structure.select_blocks(home, blocks, structure.nonzero_blocks(home, data)), canonical=True
-        )
+        return self._new(structure.select_blocks(home, blocks, structure.nonzero_blocks(home, data)), canonical=True)
 
     def _sum(self, other: Any, op: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
         def apply(a: Any, b: Any) -> Any:
@@ -181,9 +179,7 @@ class Arithmetic(Indexing):
 
     def _in_place(self, values: Array) -> Array:
         if not np.can_cast(values.dtype, self.dtype, "same_kind") and values.dtype != self.dtype:
-            raise np.exceptions.DTypePromotionError(
-                f"cannot keep {values.dtype} values in a matrix of {self.dtype}"
-            )
+            raise np.exceptions.DTypePromotionError(f"cannot keep {values.dtype} values in a matrix of {self.dtype}")
         return values
 
     def _multiply_sparse(self, other: Any) -> Any:
@@ -196,21 +192,21 @@ class Arithmetic(Indexing):
         if (M, N) == (1, 1):
             return other * self.toarray()[0, 0]
         if N == 1 and oM == 1:
-            return self @ other
+            return operator.matmul(self, other)
         if M == 1 and oN == 1:
-            return self._coerce_columns(other) @ self
-        if oM == 1 and N == oN:
+            return operator.matmul(self._coerce_columns(other), self)
+        if oM == 1 and oN == N:
             narrow = self.tobsr((self.blocksize[0], 1))
             row = other.toarray().reshape(-1)[narrow.indices]
             data, row = self._promoted(narrow.data, row)
             return narrow._with_data(data * row[:, None, None])
-        if oN == 1 and M == oM:
+        if oN == 1 and oM == M:
             values, columns, indptr = self._elements()
             rows = self._home.expand(indptr, len(values))
             values, factor = self._promoted(values, other.toarray().reshape(-1)[rows])
             values = values * factor
             return self._foreign("csr", (values, columns, indptr), self._shape, values.dtype)
-        if (M == 1 and N == oN) or (N == 1 and M == oM):
+        if (M == 1 and oN == N) or (N == 1 and oM == M):
             return other.multiply(self)
         raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
 
@@ -430,10 +426,26 @@ def _keep_zero(name: str) -> Callable[[Arithmetic], Arithmetic]:
 
 
 #: Functions that map zero to zero, so that the pattern stays.
-FIXED_POINT_FUNCTIONS = (
-    "sin tan arcsin arctan sinh tanh arcsinh arctanh rint sign expm1 log1p "
-    "deg2rad rad2deg floor ceil trunc sqrt"
-).split()
+FIXED_POINT_FUNCTIONS = [
+    "sin",
+    "tan",
+    "arcsin",
+    "arctan",
+    "sinh",
+    "tanh",
+    "arcsinh",
+    "arctanh",
+    "rint",
+    "sign",
+    "expm1",
+    "log1p",
+    "deg2rad",
+    "rad2deg",
+    "floor",
+    "ceil",
+    "trunc",
+    "sqrt",
+]
 
 for _name in FIXED_POINT_FUNCTIONS:
     setattr(Arithmetic, _name, _keep_zero(_name))

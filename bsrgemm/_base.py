@@ -143,8 +143,7 @@ class Base:
 
         def lines(part: slice) -> str:
             return "\n".join(
-                f"  {(int(i), int(j))}\t{v}"
-                for i, j, v in zip(row[part], col[part], values[part], strict=True)
+                f"  {(int(i), int(j))}\t{v}" for i, j, v in zip(row[part], col[part], values[part], strict=True)
             )
 
         half = self.maxprint // 2
@@ -157,9 +156,7 @@ class Base:
     def __bool__(self) -> bool:
         if self._shape == (1, 1):
             return self.nnz != 0
-        raise ValueError(
-            "The truth value of an array with more than one element is ambiguous. Use a.any() or a.all()."
-        )
+        raise ValueError("The truth value of an array with more than one element is ambiguous. Use a.any() or a.all().")
 
     def __len__(self) -> int:
         raise TypeError("sparse array length is ambiguous; use shape[0] or nnz")
@@ -207,9 +204,7 @@ class Base:
         if self._has_sorted_indices is None and self._known_canonical:
             self._has_sorted_indices = True
         if self._has_sorted_indices is None:
-            self._has_sorted_indices = structure.is_sorted(
-                self._home, self.indices, self.indptr, strictly=False
-            )
+            self._has_sorted_indices = structure.is_sorted(self._home, self.indices, self.indptr, strictly=False)
         return self._has_sorted_indices
 
     @has_sorted_indices.setter
@@ -227,18 +222,18 @@ class Base:
             )
         return bool(self._has_canonical_format)
 
+    @has_canonical_format.setter
+    def has_canonical_format(self, value: bool) -> None:
+        self._has_canonical_format = bool(value)
+        if value:
+            self._has_sorted_indices = True
+
     @property
     def _known_canonical(self) -> bool:
         """Does the flag, or the way in which the index array was made, say so already?"""
         if self._has_canonical_format is not None:
             return self._has_canonical_format
         return self.indices is self._canonical_indices
-
-    @has_canonical_format.setter
-    def has_canonical_format(self, value: bool) -> None:
-        self._has_canonical_format = bool(value)
-        if value:
-            self._has_sorted_indices = True
 
     def _replace(self, blocks: Blocks) -> None:
         self.data, self.indices, self.indptr = blocks
@@ -326,7 +321,7 @@ class Base:
         elif rows > old_rows:
             more = xp.broadcast_to(self.indptr[-1:], (rows - old_rows,))
             self.indptr = xp.concatenate([self.indptr, more])
-        if N // C < old_cols:
+        if old_cols > N // C:
             self._replace(structure.select_blocks(self._home, self._blocks, self.indices < N // C))
         self._shape = (M, N)
 

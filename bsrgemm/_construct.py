@@ -67,9 +67,7 @@ def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tup
     return R, C
 
 
-def parse(
-    home: Home, arg1: Any, shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool
-) -> Parts:
+def parse(home: Home, arg1: Any, shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool) -> Parts:
     """The blocks that a constructor call describes, in `home`."""
     if dtype is not None:
         dtype = check_dtype(dtype, home.dtypes)
@@ -280,14 +278,10 @@ def _from_block_coo(home: Home, data: Array, row: Array, col: Array, shape: Any,
     return Parts(Blocks(data[order], col[order].astype(index, copy=False), indptr), shape, None)
 
 
-def _coo_shape(
-    home: Home, row: Array, col: Array, n: int, shape: Any, blocksize: tuple[int, int]
-) -> tuple[int, int]:
+def _coo_shape(home: Home, row: Array, col: Array, n: int, shape: Any, blocksize: tuple[int, int]) -> tuple[int, int]:
     """The shape given, or the smallest that holds the coordinates; ValueError for coordinates outside it."""
     if not (row.ndim == col.ndim == 1 and len(row) == len(col) == n):
-        raise ValueError(
-            f"row, col and data must have one length, got {tuple(row.shape)}, {tuple(col.shape)} and {n}"
-        )
+        raise ValueError(f"row, col and data must have one length, got {tuple(row.shape)}, {tuple(col.shape)} and {n}")
     if not n:
         if shape is None:
             raise ValueError("shape: cannot infer dimensions from zero sized index arrays")
@@ -335,10 +329,7 @@ def _from_bsr_arrays(
             raise ValueError("shape: unable to infer matrix dimensions without indices")
         cols = int(indices.max()) + 1  # synchronize!
         shape = ((len(indptr) - 1) * R, cols * C)
-    if min(R, C) > 0:
-        largest = max(*shape, R, C, len(indices))
-    else:
-        largest = 1
+    largest = max(*shape, R, C, len(indices))
     index = structure.index_dtype(largest, indices, indptr)
     if not is_array and index.itemsize > 4 and largest <= structure.INT32_MAX:
         index = np.dtype(np.int32)  # bsr_matrix narrows indices whose values fit, as scipy's does

@@ -54,9 +54,7 @@ class Conversions(Base):
 
     def tocsr(self, copy: bool = False) -> Any:
         """Compressed Sparse Row format, with arrays of its own."""
-        values, columns, indptr = self._home.to_csr(
-            self._sound, self._block_shape[1], self._element_index(self.nnz)
-        )
+        values, columns, indptr = self._home.to_csr(self._sound, self._block_shape[1], self._element_index(self.nnz))
         if self.blocksize[0] == 1:  # storage order is row order: the values are still ours
             values = values.copy()
         return self._foreign("csr", (values, columns, indptr), self._shape, self.dtype)

@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from . import structure
-from ._convert import Conversions
 from ._construct import check_cast
+from ._convert import Conversions
 from .homes import Array, elsewhere, foreign_home, home_of, host_scalar
 from .structure import Blocks
 
@@ -53,9 +53,7 @@ class Indexing(Conversions):
         """The sub-matrix of a pair of slices that lie on block boundaries, as BSR with values of its own."""
         window = top, bottom, left, right = self._window(key)
         first, last, inside = self._in_window(window)
-        rows = Blocks(
-            self.data[first:last], self.indices[first:last], self.indptr[top : bottom + 1] - self.indptr[top]
-        )
+        rows = Blocks(self.data[first:last], self.indices[first:last], self.indptr[top : bottom + 1] - self.indptr[top])
         data, indices, indptr = structure.select_blocks(self._home, rows, inside)
         R, C = self.blocksize
         indices = (indices - left).astype(indices.dtype, copy=False)
@@ -77,7 +75,7 @@ class Indexing(Conversions):
         shape = ((bottom - top) * R, (right - left) * C)
         xp = self._home.xp
         self.sum_duplicates()
-        first, last, inside = self._in_window(window)
+        first, _, inside = self._in_window(window)
         where = xp.flatnonzero(inside) + first  # synchronize!
         rows = self._home.expand(self.indptr, len(self.indices))[where] - top
         cols = self.indices[where] - left

@@ -182,9 +182,7 @@ def _cuda_kernels() -> list[dict[str, Any]]:
 def _host_kernels() -> list[dict[str, Any]]:
     # SciPy's compiled loops sum in the dtype of the result, which 16-bit floats are not summed in.
     sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
-    served = [
-        (dtype, dict(zip(_PRODUCTS, ("SciPy", "SciPy", sparse[dtype]), strict=True))) for dtype in HOST_DTYPES
-    ]
+    served = [(dtype, dict(zip(_PRODUCTS, ("SciPy", "SciPy", sparse[dtype]), strict=True))) for dtype in HOST_DTYPES]
     return _grouped("cpu", served)
 
 
@@ -245,9 +243,7 @@ def _table(kernels: list[dict[str, Any]]) -> Iterator[str]:
 
 def add_command(commands: Any) -> None:
     """Add `info` to the command line."""
-    parser = commands.add_parser(
-        "info", help="versions, device, kernel cache, which kernel serves which dtype"
-    )
+    parser = commands.add_parser("info", help="versions, device, kernel cache, which kernel serves which dtype")
     parser.set_defaults(command=_print)
 
 

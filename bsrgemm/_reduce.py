@@ -98,8 +98,7 @@ class Reductions(Arithmetic):
             raise elsewhere(out, "out", self._home)
         if tuple(out.shape) != shape:
             raise ValueError(
-                f"out: output parameter has wrong dimensions, its shape {tuple(out.shape)} "
-                f"does not match {shape}"
+                f"out: output parameter has wrong dimensions, its shape {tuple(out.shape)} does not match {shape}"
             )
         out[...] = result
         return out

@@ -561,8 +561,6 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             write(str(outcome), "" if outcome.ok else "bold red")
     seconds = time.perf_counter() - start
     where = " and ".join(home.name for home in homes)
-    summary = (
-        f"{total} checks on {where}: {total - failed} ok, {failed} failed (seed {seed}, {seconds:.1f} s)"
-    )
+    summary = f"{total} checks on {where}: {total - failed} ok, {failed} failed (seed {seed}, {seconds:.1f} s)"
     write(summary, "bold red" if failed else "bold green")
     return 1 if failed else 0

@@ -10,8 +10,8 @@ import numpy as np
 from . import structure
 from ._base import check_shape
 from ._construct import check_blocksize, find_home, parse
-from .homes import Array, Home, by_name, foreign_home, home_of, host
 from ._convert import full_shape
+from .homes import Array, Home, by_name, foreign_home, home_of, host
 from .matmul import Products
 
 _FORMS = """
@@ -146,7 +146,7 @@ class bsr_matrix(_BSR):
     def set_shape(self, shape: Any) -> None:
         """Change the shape in place, keeping the order of the elements."""
         M, N = full_shape(tuple(shape), self._shape[0] * self._shape[1])
-        if (M, N) == self._shape:
+        if self._shape == (M, N):
             return
         row, col = self._coords_in((M, N), "C")
         index = structure.index_dtype(max(M, N, self.nnz))
@@ -158,7 +158,7 @@ class bsr_matrix(_BSR):
         """Rows and columns."""
         return self._shape
 
-    shape = property(get_shape, set_shape, doc="Rows and columns.")  # type: ignore[assignment]
+    shape = property(get_shape, set_shape, doc="Rows and columns.")
 
     def getnnz(self, axis: int | None = None) -> int:
         """Number of stored elements."""
@@ -187,7 +187,7 @@ class bsr_matrix(_BSR):
     def getcol(self, j: int) -> Self:
         """Column j as a BSR matrix (M, 1)."""
         j = _position(j, self._shape[1])
-        R, C = self.blocksize
+        C = self.blocksize[1]
         first = j - j % C
         block = self[:, first : first + C]
         column = block.data[:, :, j - first : j - first + 1]

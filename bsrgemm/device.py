@@ -121,15 +121,14 @@ class CudaHome(Home):
         )
         tail = (_number(number, alpha), _number(number, beta), i32(beta != 0))
         b_size, c_size = B.itemsize, out.itemsize
+        steps: tuple[Any, ...]
         if N == 1:
             steps = (i64(b_row // b_size), i64(c_row // c_size))
         else:
             steps = (i64(N), *map(i64, (b_row // b_size, b_col // b_size, c_row // c_size, c_col // c_size)))
         kernel(config.grid(block_rows, R, N), (config.threads,), (*head, *steps, *tail))
 
-    def pair_products(
-        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
-    ) -> Array:
+    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         R, K = a.shape[1:]
         N = b.shape[2]
         out = cupy.empty((len(starts), R, N), dtype)
@@ -174,5 +173,3 @@ def _number(kind: Any, x: Any) -> Any:
     if issubclass(kind, np.unsignedinteger):
         return kind(int(x) % (1 << 8 * kind().itemsize))
     return kind(x)
-
-

@@ -38,9 +38,7 @@ def _check_dtype(dtype: np.dtype[Any], supported: tuple[np.dtype[Any], ...], wha
     for known in supported:  # "long long" becomes "long" and the like
         if known == native:
             return known
-    raise TypeError(
-        f"{what}: does not support dtype {dtype}; wanted one of {', '.join(str(d) for d in supported)}"
-    )
+    raise TypeError(f"{what}: does not support dtype {dtype}; wanted one of {', '.join(str(d) for d in supported)}")
 
 
 @lru_cache(maxsize=1024)

@@ -16,7 +16,6 @@ import scipy.sparse
 from . import structure
 from .structure import Blocks
 
-
 #: An array of whichever module the home uses.
 Array = Any
 
@@ -102,18 +101,14 @@ class Home(ABC):
         """
 
     @abstractmethod
-    def spmm(
-        self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any
-    ) -> None:
+    def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
         """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and 2-D dense `B`, `out` of any strides.
 
         Products are summed in `acc`. `out` is not read when `beta` is 0.
         """
 
     @abstractmethod
-    def pair_products(
-        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
-    ) -> Array:
+    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
 
     def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
@@ -173,15 +168,28 @@ def cuda() -> Home:
     if _CUDA is None:
         try:
             import cupy  # noqa: F401
-        except ImportError as error:
+        except (ImportError, OSError) as error:  # OSError: a library or folder that CuPy needs is missing
             raise ImportError(
-                "device='cuda' needs CuPy: pip install 'bsrgemm[cuda12]' or 'bsrgemm[cuda13]'. "
-                "Matrices on the CPU work without it."
+                f"device='cuda' needs CuPy, which cannot be imported ({error}): "
+                "pip install 'bsrgemm[cuda12]' or 'bsrgemm[cuda13]'. Matrices on the CPU work without it."
             ) from error
         from .device import CudaHome
 
         _CUDA = CudaHome()
     return _CUDA
+
+
+def default_device() -> str:
+    """ "cuda" where CuPy and a device for it are at hand, otherwise "cpu".
+
+    >>> default_device() in ("cpu", "cuda")
+    True
+    """
+    try:
+        xp = cuda().xp
+    except ImportError:
+        return "cpu"
+    return "cuda" if xp.cuda.is_available() else "cpu"
 
 
 def register(home: Home) -> None:
@@ -245,6 +253,7 @@ __all__ = [
     "Home",
     "by_name",
     "cuda",
+    "default_device",
     "elsewhere",
     "foreign_home",
     "home_of",

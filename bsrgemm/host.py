@@ -100,14 +100,10 @@ class NumpyHome(Home):
         if B.shape[1] == 1:
             _sparsetools.bsr_matvec(M // R, N // C, R, C, indptr, indices, data, B.ravel(), out.ravel())
         else:
-            _sparsetools.bsr_matvecs(
-                M // R, N // C, B.shape[1], R, C, indptr, indices, data, B.ravel(), out.ravel()
-            )
+            _sparsetools.bsr_matvecs(M // R, N // C, B.shape[1], R, C, indptr, indices, data, B.ravel(), out.ravel())
         return out
 
-    def pair_products(
-        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]
-    ) -> Array:
+    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         acc = accumulator_dtype(dtype)
         out = np.empty((len(starts), a.shape[1], b.shape[2]), dtype)
         bytes_per_pair = max(1, acc.itemsize * (a[:1].size + b[:1].size + a.shape[1] * b.shape[2]))

@@ -13,9 +13,7 @@ from .homes import Array, home_of
 from .structure import Blocks
 
 
-def matmul(
-    A: Any, B: Any, *, out: Array | None = None, out_dtype: Any = None, alpha: Any = 1, beta: Any = 0
-) -> Any:
+def matmul(A: Any, B: Any, *, out: Array | None = None, out_dtype: Any = None, alpha: Any = 1, beta: Any = 0) -> Any:
     """``alpha * (A @ B) + beta * out`` for a BSR `A` and a dense `B`, or a dense `A` and a BSR `B`.
 
     Parameters
@@ -55,13 +53,10 @@ def matmul(
         return _times_dense(A, B, out, out_dtype, alpha, beta)
     if not isinstance(B, Products):
         raise TypeError(
-            f"A, B: wanted a bsr_array or bsr_matrix among the operands, "
-            f"got {type(A).__name__} and {type(B).__name__}"
+            f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
         )
     X = _dense_operand(B, A, "A")
-    result = _times_dense(
-        B.transpose(), X.T, None if out is None else out.T, out_dtype, alpha, beta, names="BA"
-    )
+    result = _times_dense(B.transpose(), X.T, None if out is None else out.T, out_dtype, alpha, beta, names="BA")
     return result.T if out is None else out
 
 
@@ -75,9 +70,7 @@ def _dense_operand(A: Products, x: Any, name: str) -> Array:
     return X
 
 
-def _times_dense(
-    A: Products, B: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, names: str = "AB"
-) -> Array:
+def _times_dense(A: Products, B: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, names: str = "AB") -> Array:
     X = _dense_operand(A, B, names[1])
     M, K = A._shape
     if X.shape[0] != K:

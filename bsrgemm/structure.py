@@ -251,7 +251,7 @@ def align(home: Home, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Arr
         wide[xp.searchsorted(keys, key)] = data
         spread.append(wide)
     dtype = index_dtype(len(keys), a.indices, b.indices)
-    return (*spread, *keys_to_index(home, keys, len(a.indptr) - 1, block_cols, dtype))  # type: ignore[return-value]
+    return (*spread, *keys_to_index(home, keys, len(a.indptr) - 1, block_cols, dtype))
 
 
 # ----------------------------------------------------------------------------------- products
@@ -290,9 +290,7 @@ def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, i
     if data.ndim != 3:
         raise ValueError(f"data: BSR data must be 3-dimensional (blocks, R, C), got shape={tuple(data.shape)}")
     if indices.ndim != 1 or indptr.ndim != 1:
-        raise ValueError(
-            f"indices and indptr should be 1-D, got {indices.ndim}-D indices and {indptr.ndim}-D indptr"
-        )
+        raise ValueError(f"indices and indptr should be 1-D, got {indices.ndim}-D indices and {indptr.ndim}-D indptr")
     (M, N), (R, C) = shape, data.shape[1:]
     if not R or not C:
         raise ValueError(f"data: a block must hold at least one element, got blocksize={(R, C)}")
@@ -326,13 +324,9 @@ def check_values(home: Home, indices: Array, indptr: Array, block_cols: int) -> 
     if fall < 0:
         raise ValueError("indptr: index pointer values must form a non-decreasing sequence")
     if stop > len(indices):
-        raise ValueError(
-            f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}"
-        )
+        raise ValueError(f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}")
     if len(used) and high >= block_cols:
         raise ValueError(f"indices: column index values must be < {block_cols} (now max {high})")
     if len(used) and low < 0:
         raise ValueError(f"indices: column index values must be >= 0 (now min {low})")
     return stop
-
-

@@ -148,8 +148,7 @@ def _check(
     limit = SWIZZLES[swizzle][1]
     if limit is not None and inner > limit:
         raise ValueError(
-            f"box={box}: its rows take {inner} bytes of {dtype_name}, "
-            f"expected at most {limit} with swizzle={swizzle!r}"
+            f"box={box}: its rows take {inner} bytes of {dtype_name}, expected at most {limit} with swizzle={swizzle!r}"
         )
 
 

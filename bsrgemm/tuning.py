@@ -82,9 +82,7 @@ class Types:
 
 
 @lru_cache(maxsize=4096)
-def types(
-    a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[Any], index: np.dtype[Any]
-) -> Types:
+def types(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[Any], index: np.dtype[Any]) -> Types:
     return Types(element(a), element(b), element(c), accumulator(acc)[0], element(index))
 
 

@@ -523,9 +523,7 @@ def _cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> nda
 
 
 def _total(name: str) -> Callable[..., ndarray]:
-    def reduce(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> ndarray:
+    def reduce(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
         if _array(a).dtype.kind == "c" and dtype is not None and np.dtype(dtype).kind not in "fc":
             raise RuntimeError(f"CuPy does not compile {name} of complex numbers in {np.dtype(dtype)}")
         return _into(out, getattr(np, name)(_array(a), axis=axis, dtype=dtype, keepdims=keepdims))
@@ -541,9 +539,7 @@ def _into(out: Any, result: Any) -> ndarray:
 
 
 def _joined(name: str) -> Callable[..., ndarray]:
-    def join(
-        tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
-    ) -> ndarray:
+    def join(tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind") -> ndarray:
         arrays = [_operand(x) for x in tup]
         if not all(isinstance(x, ndarray) for x in tup):
             raise TypeError("Argument 'a' has incorrect type (expected a device array)")
@@ -582,9 +578,7 @@ def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> n
         start, stop = 0, start
     if any(isinstance(x, np.ndarray) for x in (start, stop, step)):
         raise TypeError("arange: wanted numbers")
-    return ndarray(
-        np.arange(*(x.item() if isinstance(x, ndarray) else x for x in (start, stop, step)), dtype=dtype)
-    )
+    return ndarray(np.arange(*(x.item() if isinstance(x, ndarray) else x for x in (start, stop, step)), dtype=dtype))
 
 
 def _nan_extreme(name: str) -> Callable[..., ndarray]:
@@ -599,9 +593,7 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "arange": _arange,
     "argsort": _sorting("argsort"),
     "around": _around,
-    "array": lambda obj, dtype=None, copy=True, order="K", subok=False, ndmin=0: _asarray(
-        obj, dtype, copy=copy
-    ),
+    "array": lambda obj, dtype=None, copy=True, order="K", subok=False, ndmin=0: _asarray(obj, dtype, copy=copy),
     "asarray": _asarray,
     "ascontiguousarray": _ascontiguousarray,
     "atleast_2d": lambda ary: _wrap(np.atleast_2d(_asarray(ary)._memory)),
@@ -817,9 +809,7 @@ class _Foreign(_spbase):
         return self._around(product)
 
     def __mul__(self, other: Any) -> _Foreign:
-        if isinstance(self, spmatrix) and np.ndim(
-            other
-        ):  # a matrix product there, which no code of ours asks for
+        if isinstance(self, spmatrix) and np.ndim(other):  # a matrix product there, which no code of ours asks for
             return NotImplemented
         return self.multiply(other)
 

@@ -33,8 +33,7 @@ def _pytest(*args: str, prefix: tuple[str, ...] = (), report: Path) -> tuple[dic
 
 def _counts(tests: list[dict[str, Any]]) -> dict[str, int]:
     return {
-        outcome: sum(t["outcome"] == outcome for t in tests)
-        for outcome in ("passed", "failed", "skipped", "xfailed")
+        outcome: sum(t["outcome"] == outcome for t in tests) for outcome in ("passed", "failed", "skipped", "xfailed")
     }
 
 

@@ -96,9 +96,7 @@ def test_a_damaged_entry_is_rebuilt_in_place(root: Path, folder: Path, damage) -
 
 
 @pytest.mark.parametrize("ending", ["0" * 32, "garbage", ""])
-def test_a_foreign_file_under_the_key_is_removed_and_never_loaded(
-    root: Path, folder: Path, ending: str
-) -> None:
+def test_a_foreign_file_under_the_key_is_removed_and_never_loaded(root: Path, folder: Path, ending: str) -> None:
     path = Path(jit.build(SPEC, ARCH, root=root))
     foreign = path.with_name(f"{path.stem[:-32]}{ending}.cubin")
     for also_valid in (True, False):
@@ -198,9 +196,7 @@ def test_an_unusable_folder_warns_once_and_the_cubin_comes_from_memory(root: Pat
         assert os.listdir(unusable) == []
 
 
-def test_a_disk_that_fills_up_while_writing_leaves_no_part_behind(
-    root: Path, folder: Path, monkeypatch
-) -> None:
+def test_a_disk_that_fills_up_while_writing_leaves_no_part_behind(root: Path, folder: Path, monkeypatch) -> None:
     class Full:
         def __init__(self, handle: int) -> None:
             self.handle = handle

@@ -68,9 +68,7 @@ def test_info_without_cupy_says_how_to_get_it(
     assert "CuPy" in line and "bsrgemm[cuda12]" in line
 
 
-def test_info_without_a_device_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("cupy")
 
     def no_device(cupy: Any) -> None:
@@ -197,9 +195,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("method", WRONG)
-def test_a_home_with_a_wrong_method_fails_for_every_dtype(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_with_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, name = WRONG[method]
     monkeypatch.setattr(HOST, method, wrong)
     outcomes = list(_verify.run([check for check in _verify.CHECKS if check.name == name], HOST))
@@ -375,9 +371,7 @@ def test_a_cache_that_cannot_be_written_fails_the_command(
     assert "CUPY_CACHE_DIR" in capsys.readouterr().err
 
 
-def test_an_interrupt_keeps_what_was_built(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_keeps_what_was_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("cupy")
     real = _compile.build_all
 

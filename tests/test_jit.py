@@ -55,9 +55,7 @@ def test_gather_takes_the_source_first_and_each_header_once(root: Path) -> None:
 
 
 def test_gather_leaves_out_includes_inside_comments(root: Path) -> None:
-    (root / "add.cu").write_text(
-        '// #include "a.cuh"\n/*\n#include "b.cuh"\n*/\n  #  include  "cast.cuh" // c\n'
-    )
+    (root / "add.cu").write_text('// #include "a.cuh"\n/*\n#include "b.cuh"\n*/\n  #  include  "cast.cuh" // c\n')
     (root / "cast.cuh").write_text("")
     assert list(sources.gather("add.cu", root)) == ["add.cu", "cast.cuh"]
 
@@ -207,9 +205,7 @@ def test_compile_gives_a_whole_cubin_and_the_register_count(root: Path, arch: st
 
 
 def test_compiling_twice_gives_the_same_bytes(root: Path) -> None:
-    assert (
-        jit.compile_cubin(ADD, "sm_80", root=root).cubin == jit.compile_cubin(ADD, "sm_80", root=root).cubin
-    )
+    assert jit.compile_cubin(ADD, "sm_80", root=root).cubin == jit.compile_cubin(ADD, "sm_80", root=root).cubin
 
 
 def test_a_define_may_hold_blanks(root: Path) -> None:

@@ -57,9 +57,7 @@ def _fresh_environment(folder: Path) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     paths = sysconfig.get_paths()
-    own = _run(
-        python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
-    ).strip()
+    own = _run(python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     lines = dict.fromkeys((paths["purelib"], paths["platlib"]))
     Path(own, "dependencies.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return python
@@ -101,12 +99,8 @@ def test_an_installed_wheel_multiplies(installed: Path, tmp_path: Path) -> None:
     assert Path(where).is_relative_to(installed.parents[1])
 
 
-def test_an_installed_wheel_says_what_it_has_and_finds_its_cuda_sources(
-    installed: Path, tmp_path: Path
-) -> None:
-    text = _run(
-        installed, "-I", "-m", "bsrgemm", "info", cwd=tmp_path, CUPY_CACHE_DIR=str(tmp_path / "cache")
-    )
+def test_an_installed_wheel_says_what_it_has_and_finds_its_cuda_sources(installed: Path, tmp_path: Path) -> None:
+    text = _run(installed, "-I", "-m", "bsrgemm", "info", cwd=tmp_path, CUPY_CACHE_DIR=str(tmp_path / "cache"))
     (line,) = [line for line in text.splitlines() if line.startswith("CUDA sources")]
     folder = Path(line.removeprefix("CUDA sources").strip())
     assert folder.is_relative_to(installed.parents[1])
@@ -138,9 +132,7 @@ def test_a_checkout_finds_its_own_cuda_sources(tmp_path: Path) -> None:
 def test_the_cuda_folder_holds_no_python_file() -> None:
     """With one it would be a package `cuda` in a checkout, and hide NVIDIA's namespace of that name."""
     assert CUDA_FILES
-    strangers = [
-        path for path in (ROOT / "cuda").rglob("*") if path.is_file() and path.suffix not in (".cu", ".cuh")
-    ]
+    strangers = [path for path in (ROOT / "cuda").rglob("*") if path.is_file() and path.suffix not in (".cu", ".cuh")]
     assert strangers == []
 
 

@@ -54,7 +54,14 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any
 
 
 def pattern(
-    rng: np.random.Generator, rows: int, cols: int, R: int, C: int, dtype: Any, index: Any = np.int32, density: float = 0.4
+    rng: np.random.Generator,
+    rows: int,
+    cols: int,
+    R: int,
+    C: int,
+    dtype: Any,
+    index: Any = np.int32,
+    density: float = 0.4,
 ) -> Matrix:
     """Random blocks: unsorted, some twice, first and last block row empty."""
     stored = rng.random((rows, cols)) < density
@@ -224,7 +231,7 @@ def test_results_repeat_bit_by_bit(N, rng) -> None:
     B = cupy.asarray(values(rng, (A.shape[1], N), np.dtype("float32")))
     first = A @ B
     for _ in range(1000):
-        assert bool((A @ B == first).all())
+        assert bool((first == A @ B).all())
 
 
 @kernel("gemm_simt")

@@ -88,9 +88,7 @@ def test_a_damaged_entry_ends_in_a_working_kernel(root: Path, folder: Path, monk
 
 
 @pytest.mark.parametrize("memfd", [True, False])
-def test_a_folder_that_cannot_be_made_ends_in_a_working_kernel(
-    root: Path, folder: Path, monkeypatch, memfd
-) -> None:
+def test_a_folder_that_cannot_be_made_ends_in_a_working_kernel(root: Path, folder: Path, monkeypatch, memfd) -> None:
     if not memfd:
         monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(cache, "_memory", {})
@@ -230,9 +228,7 @@ def unswizzled(tile: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("swizzle", ["none", "128B"])
 @pytest.mark.parametrize("dtype_name", ["float16", "float32", "uint8"])
-def test_a_tensor_map_by_value_copies_tiles_with_zeros_outside(
-    tmp_path: Path, dtype_name: str, swizzle: str
-) -> None:
+def test_a_tensor_map_by_value_copies_tiles_with_zeros_outside(tmp_path: Path, dtype_name: str, swizzle: str) -> None:
     import cupy
 
     if int(cupy.cuda.Device().compute_capability) < 90:

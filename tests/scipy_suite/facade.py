@@ -132,9 +132,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
             with np.errstate(invalid="ignore"):
                 exact = np.array_equal(values.astype(np.float64).astype(values.dtype), values)
             if not exact:
-                return getattr(device.get(), name)(
-                    *_map(self._received, args), **_map(self._received, kwargs)
-                )
+                return getattr(device.get(), name)(*_map(self._received, args), **_map(self._received, kwargs))
             result = self._received(getattr(device.astype(np.float64), name)(*args, **kwargs))
             return result.astype(wanted[1]) if np.dtype(wanted[1]) in host().foreign_dtypes else result
         except NotImplementedError as error:

@@ -31,7 +31,9 @@ def point(test_class: type, name: str, container: Any, differs: Mapping[str, str
         base = tb.TestBSRMatrix if "Matrix" in test_class.__name__ else tb.TestBSR
         parent = type(f"_{name}", (base,), {**hooks, "__test__": False})
         own = {k: v for k, v in tb.TestBSRNonCanonical.__dict__.items() if not k.startswith(("__", "test_"))}
-        cls = type(name, (tb._NonCanonicalCompressedMixin, parent), {**own, "bsr_container": container, "__test__": True})
+        cls = type(
+            name, (tb._NonCanonicalCompressedMixin, parent), {**own, "bsr_container": container, "__test__": True}
+        )
         parent.init_class()  # the shared matrices stay canonical, as scipy has them
     else:
         cls = type(name, (test_class,), hooks)
