@@ -101,7 +101,11 @@ class Base:
 
     @dtype.setter
     def dtype(self, newtype: Any) -> None:
-        self.data = self.data.view(newtype)
+        new = check_dtype(newtype, self._home.dtypes)
+        row = self.blocksize[1] * self.dtype.itemsize
+        if row % new.itemsize:
+            raise ValueError(f"dtype: rows of a block take {row} bytes, which are no whole number of {new}")
+        self.data = self.data.view(new)
 
     @property
     def nnz(self) -> int:

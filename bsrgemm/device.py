@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +10,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import jit, tuning
+from . import launch, tuning
 from .dtypes import DEVICE_DTYPES
 from .homes import Array, Home
 
@@ -71,8 +70,8 @@ class CudaHome(Home):
         out = cupy.empty(n, indptr.dtype)
         if n:
             config = tuning.Expand(tuning.element(indptr.dtype))
-            args = (_flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
-            _launch(config, config.grid(n), args)
+            args = (launch.flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
+            launch.run(config, config.grid(n), args)
         return out
 
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
@@ -85,48 +84,27 @@ class CudaHome(Home):
         entries = rows if order is None else len(order)
         config = tuning.segment(values.dtype, op, entries // segments, width)
         args = (
-            _flat(values),
-            _NO_ORDER if order is None else _flat(order.astype(np.int64, copy=False)),
-            _flat(starts.astype(np.int64, copy=False)),
+            launch.flat(values),
+            _NO_ORDER if order is None else launch.flat(order.astype(np.int64, copy=False)),
+            launch.flat(starts.astype(np.int64, copy=False)),
             out,
             *(np.int64(v) for v in (segments, entries, rows, width)),
         )
-        _launch(config, config.grid(segments), args)
+        launch.run(config, config.grid(segments), args)
         return out
 
+    def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
+        return self._prepared(A).extents
+
     def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
-        data, indices, indptr = A.data, A.indices, A.indptr
-        blocks, R, C = data.shape
-        N = B.shape[1]
-        if indices.dtype != indptr.dtype:
-            indptr = indptr.astype(indices.dtype)
-        config, kernel, number = _product_kernel(
-            data.dtype, B.dtype, out.dtype, acc, indices.dtype, R, C, N, jit.device_target()
-        )
-        block_rows = len(indptr) - 1
-        b_row, b_col = B.strides
-        c_row, c_col = out.strides
-        i64, i32 = np.int64, np.int32
-        head = (
-            _flat(data),
-            _flat(indices),
-            _flat(indptr),
-            B,
-            out,
-            i64(block_rows),
-            i64(A._shape[1] // C),
-            i64(blocks),
-            i32(R),
-            i32(C),
-        )
-        tail = (_number(number, alpha), _number(number, beta), i32(beta != 0))
-        b_size, c_size = B.itemsize, out.itemsize
-        steps: tuple[Any, ...]
-        if N == 1:
-            steps = (i64(b_row // b_size), i64(c_row // c_size))
-        else:
-            steps = (i64(N), *map(i64, (b_row // b_size, b_col // b_size, c_row // c_size, c_col // c_size)))
-        kernel(config.grid(block_rows, R, N), (config.threads,), (*head, *steps, *tail))
+        launch.product(self._prepared(A), B, out, acc, alpha, beta)
+
+    def _prepared(self, A: Any) -> launch.Prepared:
+        """What the matrix remembers for its kernels, made anew when its arrays are others."""
+        prepared: launch.Prepared | None = A.__dict__.get("_prepared")
+        if prepared is None or not prepared.fits(A):
+            prepared = A._prepared = launch.Prepared(A, self.extent)
+        return prepared
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         R, K = a.shape[1:]
@@ -134,42 +112,8 @@ class CudaHome(Home):
         out = cupy.empty((len(starts), R, N), dtype)
         if out.size:
             config = tuning.pairs(tuning.types(a.dtype, b.dtype, dtype, dtype, np.dtype(np.int64)), R * N)
-            arrays = (_flat(x) for x in (a, ia, b, ib, starts))
+            arrays = (launch.flat(x) for x in (a, ia, b, ib, starts))
             sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
             args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
-            _launch(config, config.grid(len(starts)), args)
+            launch.run(config, config.grid(len(starts)), args)
         return out
-
-
-@lru_cache(maxsize=4096)
-def _product_kernel(
-    a: np.dtype[Any],
-    b: np.dtype[Any],
-    c: np.dtype[Any],
-    acc: np.dtype[Any],
-    index: np.dtype[Any],
-    R: int,
-    C: int,
-    N: int,
-    arch: str,
-) -> tuple[tuning.GemmSimt | tuning.Spmv, Any, Any]:
-    """Config, loaded kernel and the scalar type of alpha and beta."""
-    config = tuning.spmm(tuning.types(a, b, c, acc, index), R, C, N)
-    return config, jit.load(config.spec(), arch), tuning.accumulator(acc)[1].type
-
-
-def _launch(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    """Run a kernel on CuPy's current device and stream."""
-    jit.load(config.spec(), jit.device_target())(grid, (config.threads,), args)
-
-
-def _flat(x: Array) -> Array:
-    """Kernels read these arrays as one piece of memory."""
-    return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)
-
-
-def _number(kind: Any, x: Any) -> Any:
-    """alpha or beta as a kernel argument; negative integers wrap as the sums do."""
-    if issubclass(kind, np.unsignedinteger):
-        return kind(int(x) % (1 << 8 * kind().itemsize))
-    return kind(x)

@@ -83,6 +83,10 @@ class Home(ABC):
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         return start + low, start + high + x.itemsize
 
+    def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
+        """The extents of a matrix's data, indices and indptr."""
+        return tuple(self.extent(x) for x in (A.data, A.indices, A.indptr))
+
     @abstractmethod
     def device_of(self, x: Array) -> Any:
         """What `A.device` answers."""

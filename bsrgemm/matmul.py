@@ -133,8 +133,8 @@ def _check_out(A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: n
     if out.size and 0 in out.strides and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
     first, last = A._home.extent(out)
-    for name, operand in (("B", X), ("A.data", A.data), ("A.indices", A.indices), ("A.indptr", A.indptr)):
-        start, stop = A._home.extent(operand)
+    operands = (A._home.extent(X), *A._home.operand_extents(A))
+    for name, (start, stop) in zip(("B", "A.data", "A.indices", "A.indptr"), operands, strict=True):
         if start < last and first < stop:
             raise ValueError(f"out: overlaps {name}")
 

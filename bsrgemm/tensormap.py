@@ -65,6 +65,11 @@ def encode(
     -------
     numpy.ndarray
         One element, 128 bytes, read-only, 64-byte aligned. What lies outside the tensor is read as zero.
+
+    Notes
+    -----
+    A tile starts at a multiple of 16 bytes along the first dimension, negative ones included; any other start is an
+    illegal instruction (seen on an H200).
     """
     # ctypes takes Python's integers, not NumPy's
     extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))

@@ -4,6 +4,20 @@
 
 #include "types.cuh"
 
+// C = alpha * A @ B + beta * C with A in BSR: the one argument of the product kernels. One argument costs the caller
+// a third of what twenty do. launch.py packs it field by field.
+template <class A, class B, class C, class Acc, class Index> struct Product {
+  Acc alpha, beta;
+  const A* data;         // (blocks, R, K)
+  const Index* indices;  // (blocks,)
+  const Index* indptr;   // (block_rows + 1,)
+  const B* b;            // (block_cols * K, N), strides in elements
+  C* c;                  // (block_rows * R, N)
+  i64 block_rows, block_cols, blocks, N;
+  i64 b_row, b_col, c_row, c_col;
+  int R, K, read_c;
+};
+
 struct Range { i64 first, last; };
 
 // The blocks of block row i, inside [0, blocks).

@@ -18,9 +18,11 @@ constexpr int kGroups = kThreads / kLanes;  // block rows per CTA
 static_assert(32 % kLanes == 0, "a block row must not straddle warps");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-gemm_simt(const A* __restrict__ data, const Index* __restrict__ indices, const Index* __restrict__ indptr,
-          const B* __restrict__ b, C* __restrict__ c, i64 block_rows, i64 block_cols, i64 blocks, int R, int K, i64 N,
-          i64 b_row, i64 b_col, i64 c_row, i64 c_col, Acc alpha, Acc beta, int read_c) {
+gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
+  const A* __restrict__ data = problem.data;
+  const B* __restrict__ b = problem.b;
+  const int R = problem.R, K = problem.K;
+  const i64 N = problem.N, b_row = problem.b_row;
   const int lane = threadIdx.x % kLanes;
   const int group = threadIdx.x / kLanes;
   const i64 n_step = i64(gridDim.y) * (kLanes * kCols), i_step = i64(gridDim.x) * kGroups;
@@ -28,7 +30,7 @@ gemm_simt(const A* __restrict__ data, const Index* __restrict__ indices, const I
   // Block rows fastest: CTAs that run together read the same columns of B.
   for (i64 n0 = blockIdx.y * i64(kLanes * kCols) + lane; n0 - lane < N; n0 += n_step)
   for (int r0 = blockIdx.z * kRows; r0 < R; r0 += gridDim.z * kRows)
-  for (i64 i = blockIdx.x * i64(kGroups) + group; i < block_rows; i += i_step) {
+  for (i64 i = blockIdx.x * i64(kGroups) + group; i < problem.block_rows; i += i_step) {
     Acc acc[kRows][kCols];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -40,16 +42,16 @@ gemm_simt(const A* __restrict__ data, const Index* __restrict__ indices, const I
 #pragma unroll
     for (int n = 0; n < kCols; ++n) {
       const i64 column = n0 + n * kLanes;
-      b_offset[n] = (column < N ? column : N - 1) * b_col;
+      b_offset[n] = (column < N ? column : N - 1) * problem.b_col;
     }
     int a_offset[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) a_offset[r] = (r0 + r < R ? r0 + r : R - 1) * K;
 
-    const Range row = blocks_of_row(indptr, i, blocks);
+    const Range row = blocks_of_row(problem.indptr, i, problem.blocks);
     for (i64 p = row.first; p < row.last; ++p) {
-      const Index column = indices[p];
-      if (!in_range(column, block_cols)) continue;
+      const Index column = problem.indices[p];
+      if (!in_range(column, problem.block_cols)) continue;
       const A* __restrict__ block = data + p * R * K;
       const B* __restrict__ panel = b + i64(column) * K * b_row;
       for (int k = 0; k < K; ++k) {
@@ -71,9 +73,9 @@ gemm_simt(const A* __restrict__ data, const Index* __restrict__ indices, const I
       for (int n = 0; n < kCols; ++n) {
         const i64 column = n0 + n * kLanes;
         if (r0 + r >= R || column >= N) continue;
-        C* __restrict__ target = c + (i * R + r0 + r) * c_row + column * c_col;
-        const Acc old = read_c ? multiply_add(beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
-        *target = Store<C>::from(multiply_add(alpha, acc[r][n], old));
+        C* target = problem.c + (i * R + r0 + r) * problem.c_row + column * problem.c_col;
+        const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
+        *target = Store<C>::from(multiply_add(problem.alpha, acc[r][n], old));
       }
     }
   }

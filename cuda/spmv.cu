@@ -18,11 +18,12 @@ constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxa
 static_assert(32 % kLanes == 0, "block rows must not straddle warps");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmv(const A* __restrict__ data, const Index* __restrict__ indices, const Index* __restrict__ indptr,
-     const B* __restrict__ x, C* __restrict__ y, i64 block_rows, i64 block_cols, i64 blocks, int run_r, int run_c,
-     i64 x_step, i64 y_step, Acc alpha, Acc beta, int read_y) {
-  const int R = kBlockR ? kBlockR : run_r;
-  const int K = kBlockC ? kBlockC : run_c;
+spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
+  const A* __restrict__ data = problem.data;
+  const B* __restrict__ x = problem.b;
+  const i64 block_rows = problem.block_rows, x_step = problem.b_row;
+  const int R = kBlockR ? kBlockR : problem.R;
+  const int K = kBlockC ? kBlockC : problem.K;
   const int lane = threadIdx.x % kLanes;
   constexpr int kRowsPerCta = kThreads / kLanes;
   const i64 row_tiles = (block_rows + kRowsPerCta - 1) / kRowsPerCta;
@@ -30,7 +31,7 @@ spmv(const A* __restrict__ data, const Index* __restrict__ indices, const Index*
   for (i64 tile = blockIdx.x; tile < row_tiles; tile += gridDim.x) {
     const i64 i = tile * kRowsPerCta + threadIdx.x / kLanes;
     Range row{0, 0};
-    if (i < block_rows) row = blocks_of_row(indptr, i, blocks);
+    if (i < block_rows) row = blocks_of_row(problem.indptr, i, problem.blocks);
     for (int r0 = 0; r0 < R; r0 += kRows) {
       Acc acc[kRows];
 #pragma unroll
@@ -38,8 +39,8 @@ spmv(const A* __restrict__ data, const Index* __restrict__ indices, const Index*
       i64 p = row.first + lane / K;
       int c = lane % K;
       while (p < row.last) {
-        const Index column = indices[p];
-        if (in_range(column, block_cols)) {
+        const Index column = problem.indices[p];
+        if (in_range(column, problem.block_cols)) {
           const Acc x_value = load<Acc>(x[(i64(column) * K + c) * x_step]);
           const A* __restrict__ values = data + (p * R + r0) * K + c;
 #pragma unroll
@@ -58,9 +59,9 @@ spmv(const A* __restrict__ data, const Index* __restrict__ indices, const Index*
 #pragma unroll
         for (int mask = kLanes / 2; mask > 0; mask /= 2) acc[r] = add(acc[r], shuffle_xor(acc[r], mask));
         if (lane == r % kLanes && r0 + r < R && i < block_rows) {
-          C* __restrict__ target = y + (i * R + r0 + r) * y_step;
-          const Acc old = read_y ? multiply_add(beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
-          *target = Store<C>::from(multiply_add(alpha, acc[r], old));
+          C* target = problem.c + (i * R + r0 + r) * problem.c_row;
+          const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
+          *target = Store<C>::from(multiply_add(problem.alpha, acc[r], old));
         }
       }
     }

@@ -15,18 +15,18 @@ PACKAGE = Path(bsrgemm.__file__).parent
 KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "gemm_simt": (
         "gemm_simt.cu",
-        ("device.py:CudaHome.spmm", "device.py:_launch", "tuning.py:GemmSimt", "tuning.py:spmm"),
+        ("launch.py:Prepared", "launch.py:product", "tuning.py:GemmSimt", "tuning.py:spmm"),
     ),
-    "spmv": ("spmv.cu", ("device.py:CudaHome.spmm", "device.py:_launch", "tuning.py:Spmv", "tuning.py:spmv")),
+    "spmv": ("spmv.cu", ("launch.py:Prepared", "launch.py:product", "tuning.py:Spmv", "tuning.py:spmv")),
     "pairs": (
         "pairs.cu",
-        ("device.py:CudaHome.pair_products", "device.py:_launch", "tuning.py:Pairs", "tuning.py:pairs"),
+        ("device.py:CudaHome.pair_products", "launch.py:run", "tuning.py:Pairs", "tuning.py:pairs"),
     ),
     "segment": (
         "segment.cu",
-        ("device.py:CudaHome.segment_reduce", "device.py:_launch", "tuning.py:Segment", "tuning.py:segment"),
+        ("device.py:CudaHome.segment_reduce", "launch.py:run", "tuning.py:Segment", "tuning.py:segment"),
     ),
-    "expand": ("expand.cu", ("device.py:CudaHome.expand", "device.py:_launch", "tuning.py:Expand")),
+    "expand": ("expand.cu", ("device.py:CudaHome.expand", "launch.py:run", "tuning.py:Expand")),
 }
 
 #: Kernels with shared memory, for which racecheck has something to look at.

@@ -561,7 +561,7 @@ def test_cupyx_takes_our_matrix_for_its_own(flavour: type) -> None:
     assert csp.issparse(A)
     assert csp.isspmatrix(A) == (flavour is bg.bsr_matrix)
     assert cupy.get_array_module(A) is cupy
-    assert cupyx.scipy.get_array_module(A) is cupy
+    assert cupyx.scipy.get_array_module(A) is cupyx.scipy
     assert bg.get_array_module(A) is cupy
 
 

@@ -245,7 +245,7 @@ def test_a_tensor_map_by_value_copies_tiles_with_zeros_outside(tmp_path: Path, d
     )
     spec = KernelSpec("copy.cu", "copy_tile", (("TILE_BYTES", 128 * tall),))
     kernel = jit.load(spec, jit.device_target(), root=tmp_path)
-    for x, y in ((0, 0), (width, tall), (2 * width, 2 * tall), (7, 3), (-4, -3)):
+    for x, y in ((0, 0), (width, tall), (2 * width, 2 * tall), (16 // dtype.itemsize, 3), (-16 // dtype.itemsize, -3)):
         out = cupy.asarray(np.full((tall, width), 255, dtype))
         kernel((1,), (128,), (tensor_map, np.int32(x), np.int32(y), out))
         tile = unswizzled(out.get()) if swizzle == "128B" else out.get()
