@@ -406,6 +406,7 @@ def samples(
     indptr = np.searchsorted(block_row[order], np.arange(rows + 1)).astype(index)
     rng = np.random.default_rng(draw(seeds))
     data = random_values(rng, (len(places), R, C), dtype, draw(st.sampled_from(spreads)))
+    data[rng.random(len(places)) < 0.15] = 0  # blocks that are stored and all zero
     return Sample(data, block_col[order].astype(index), indptr, (rows * R, cols * C))
 
 

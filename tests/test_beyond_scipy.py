@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import pickle
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from .strategies import (
     each_place,
     eps,
     magnitude,
+    quietly,
     random_values,
     rounding,
     widened,
@@ -164,6 +166,78 @@ def test_duplicates_that_cancel_are_zero_everywhere(place: Place, flavour: type)
     assert_values(place.dense(col), [1])
     assert A.count_nonzero() == 1
     assert_values(place.blocks(A.astype(bool), flavour).dense, [[False, True]])
+
+
+#: Operations whose result is wider than the matrix; Y is dense, S sparse, both int64.
+WIDENING: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "A @ Y": lambda A, Y, S: A @ Y,
+    "A @ y": lambda A, Y, S: A @ Y[:, 0],
+    "Y @ A": lambda A, Y, S: Y @ A,
+    "A.T @ Y": lambda A, Y, S: A.T @ Y,
+    "A @ S": lambda A, Y, S: A @ S,
+    "S @ A": lambda A, Y, S: S @ A,
+    "matmul": lambda A, Y, S: bg.matmul(A, Y, out_dtype="float64"),
+    "A + Y": lambda A, Y, S: A + Y,
+    "A + S": lambda A, Y, S: A + S,
+    "A.multiply(S)": lambda A, Y, S: A.multiply(S),
+    "A.multiply(row of S)": lambda A, Y, S: A.multiply(S[:1] if S.blocksize[0] == 1 else S.tobsr((1, 1))[:1]),
+    "A * number": lambda A, Y, S: A * np.int64(3),
+    "A / number": lambda A, Y, S: A / 2,
+    "astype": lambda A, Y, S: A.astype("int64"),
+    "astype(float)": lambda A, Y, S: A.astype("float32"),
+    "sum": lambda A, Y, S: A.sum(),
+    "sum over rows": lambda A, Y, S: A.sum(axis=1),
+    "sum over columns": lambda A, Y, S: A.sum(axis=0),
+    "mean": lambda A, Y, S: A.mean(),
+    "trace": lambda A, Y, S: A.trace(),
+    "sqrt": lambda A, Y, S: abs(A).sqrt(),
+}
+
+
+@each_place
+@pytest.mark.parametrize("blocksize", [(1, 1), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8"])
+@pytest.mark.parametrize("name", WIDENING)
+def test_duplicates_are_added_up_in_their_own_dtype(
+    place: Place, name: str, dtype: str, blocksize: tuple[int, int]
+) -> None:
+    """True and True make True, 100 and 100 make -56: a wider result must not see the two apart."""
+    R, C = blocksize
+    data = np.full((3, R, C), True if dtype == "bool" else 100, dtype)
+    indices, indptr = np.array([0, 0, 0], np.int32), np.full(4 // R + 1, 3, np.int32)
+    indptr[0] = 0
+    a = Sample(data, indices, indptr, (4, 4))
+    other = Sample(
+        np.arange(1, 4 // R * R * C + 1).reshape(-1, R, C),
+        np.zeros(4 // R, np.int32),
+        np.arange(4 // R + 1, dtype=np.int32),
+        (4, 4),
+    )
+    dense = np.arange(16).reshape(4, 4) - 7
+    result = WIDENING[name](place.bsr(a), place.put(dense), place.bsr(other))
+    reference = WIDENING[name](HERE.bsr(a.merged()), dense, HERE.bsr(other))
+    expected = np.asarray(reference.toarray() if hasattr(reference, "toarray") else reference)
+    if place.home.is_sparse(result):
+        actual = place.blocks(result).dense
+    else:
+        actual = place.dense(result) if result.ndim else place.number(result)
+    assert result.dtype == reference.dtype
+    assert_values(actual, expected)
+    if name == "A @ Y":  # the reference is itself one of ours: tie it to NumPy once
+        assert_values(expected, a.dense.astype(np.int64) @ dense)
+
+
+@each_place
+@each_flavour
+def test_comparisons_with_nan_are_false_as_in_numpy(place: Place, flavour: type) -> None:
+    x = np.array([[np.nan, 1.0, 0.0, -1.0]])
+    y = np.array([[1.0, np.nan, np.nan, -1.0]])
+    A, B = (flavour(place.put(v), blocksize=(1, 2)) for v in (x, y))
+    for op in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+        with quietly():
+            assert_values(place.foreign(op(A, B), "csr", flavour).toarray(), op(x, y))
+            for number in (-1, 0, 1):
+                assert_values(place.foreign(op(A, number), "csr", flavour).toarray(), op(x, number))
 
 
 # ----------------------------------------------------------------------------------------- 16-bit floats
@@ -391,10 +465,10 @@ def test_scipys_other_linear_algebra_accepts_our_matrix(flavour: type, system: A
     assert np.linalg.norm(spla.spsolve(A.tocsc(), b) - solution) <= off
     assert np.linalg.norm(spla.spsolve(A, b) - solution) <= off
     assert np.linalg.norm(spla.splu(A.tocsc()).solve(b) - solution) <= off
-    operator = spla.aslinearoperator(A)
-    assert operator.shape == s.shape and operator.dtype == s.dtype
-    assert_values(operator @ b, A @ b)
-    assert_values(operator.rmatvec(b), A.T @ b, rounding(s.dtype, s.weight.T @ np.abs(b), 40))
+    linear = spla.aslinearoperator(A)
+    assert linear.shape == s.shape and linear.dtype == s.dtype
+    assert_values(linear @ b, A @ b)
+    assert_values(linear.rmatvec(b), A.T @ b, rounding(s.dtype, s.weight.T @ np.abs(b), 40))
     for order in (None, 1, np.inf, "fro"):
         expected = np.linalg.norm(s.dense, "fro" if order is None else order)
         assert abs(spla.norm(A, order) - expected) <= 100 * eps(s.dtype) * expected
@@ -591,13 +665,13 @@ def test_cupyx_lobpcg_and_operators_accept_our_matrix(flavour: type, system: Any
     start = place.put(np.random.default_rng(10).standard_normal((s.shape[0], 2)))
     values, _ = cspla.lobpcg(A, start, largest=True, maxiter=200, tol=1e-8)
     assert abs(float(values.max()) - top) <= 1e-6 * top
-    operator = cspla.aslinearoperator(A)
+    linear = cspla.aslinearoperator(A)
     assert_values(
-        place.dense(operator.matvec(place.put(b))).reshape(-1),
+        place.dense(linear.matvec(place.put(b))).reshape(-1),
         s.dense @ b,
         rounding(s.dtype, s.weight @ np.abs(b), 40),
     )
-    assert operator.shape == s.shape and operator.dtype == s.dtype
+    assert linear.shape == s.shape and linear.dtype == s.dtype
 
 
 # ---------------------------------------------------------------------------- repeatable, shared, untouched

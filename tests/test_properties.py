@@ -271,7 +271,8 @@ def product_bound(a: Sample, x: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> A
     if dtype.kind in "biu":
         return 0.0
     additions = int(a.layers.sum(axis=1).max(initial=0)) + 8  # 8: rounding of the factors, complex products
-    return rounding(dtype, a.weight @ magnitude(x), additions)
+    # Duplicates may be added up in their own dtype first, which has its own error.
+    return rounding(dtype, a.weight @ magnitude(x), additions) + a.bound @ magnitude(x)
 
 
 def check_product(place: Place, result: Any, a: Sample, x: np.ndarray[Any, Any], **kind: bool) -> None:
@@ -311,7 +312,9 @@ def test_dense_times_sparse(place: Place, case: tuple[Sample, Operand], flavour:
     dtype = result_dtype(a.dtype, x.dtype)
     factor, dense = in_common_dtype(x.values, a.dense, dtype)
     additions = int(a.layers.sum(axis=0).max(initial=0)) + 8
-    bound = rounding(dtype, magnitude(x.values) @ a.weight, additions) if dtype.kind not in "biu" else 0.0
+    bound: Any = 0.0
+    if dtype in INEXACT:
+        bound = rounding(dtype, magnitude(x.values) @ a.weight, additions) + magnitude(x.values) @ a.bound
     for result in (X @ A, bg.matmul(X, A)):
         assert result.dtype == dtype
         assert_values(place.dense(result), factor @ dense, bound)
@@ -326,7 +329,10 @@ def test_transposed_times_dense(place: Place, case: tuple[Sample, Operand], flav
     dtype = result_dtype(a.dtype, x.dtype)
     dense, factor = in_common_dtype(a.dense.T, x.values.T, dtype)
     additions = int(a.layers.sum(axis=0).max(initial=0)) + 8
-    bound = rounding(dtype, a.weight.T @ magnitude(x.values.T), additions) if dtype.kind not in "biu" else 0.0
+    bound: Any = 0.0
+    if dtype in INEXACT:
+        size = magnitude(x.values.T)
+        bound = rounding(dtype, a.weight.T @ size, additions) + a.bound.T @ size
     result = A.T @ X
     assert result.dtype == dtype
     assert_values(place.dense(result), dense @ factor, bound)
@@ -401,10 +407,11 @@ def test_matmul_scales_adds_and_delivers_the_dtype_asked_for(
     if dtype in INEXACT:
         additions = int(a.layers.sum(axis=1).max(initial=0)) + 12
         weight = abs(alpha) * (a.weight @ magnitude(x.values))
+        merging = abs(alpha) * (a.bound @ magnitude(x.values))
         # The sum is rounded in `inner` and delivered in `dtype`; the wider eps of the two bounds both.
         coarse = max((inner, dtype), key=eps)
-        bound = rounding(coarse, weight, additions)
-        old_bound = rounding(coarse, weight + abs(beta) * magnitude(before.values), additions)
+        bound = rounding(coarse, weight, additions) + merging
+        old_bound = rounding(coarse, weight + abs(beta) * magnitude(before.values), additions) + merging
     result = bg.matmul(A, X, alpha=alpha, out_dtype=dtype)
     assert result.dtype == dtype
     assert_values(place.dense(result), scaled, bound)
@@ -436,7 +443,8 @@ def test_matmul_writes_dense_times_sparse_into_out(
     factor, dense = in_common_dtype(x.values, a.dense, dtype)
     additions = int(a.layers.sum(axis=0).max(initial=0)) + 12
     weight = 2 * (magnitude(x.values) @ a.weight) + magnitude(before.values)
-    assert_values(place.dense(out), 2 * (factor @ dense) - widened(before.values), rounding(dtype, weight, additions))
+    bound = rounding(dtype, weight, additions) + 2 * (magnitude(x.values) @ a.bound)
+    assert_values(place.dense(out), 2 * (factor @ dense) - widened(before.values), bound)
 
 
 # -------------------------------------------------------------------------------------- sparse products
@@ -461,7 +469,8 @@ def sparse_product(a: Sample, b: Sample) -> tuple[np.dtype[Any], Any, Any]:
     if dtype.kind in "biu":
         return dtype, x @ y, 0.0
     additions = int(a.layers.sum(axis=1).max(initial=0)) * max(b.deepest, 1) + 8
-    return dtype, x @ y, rounding(dtype, a.weight @ b.weight, additions)
+    merging = a.bound @ b.weight + a.weight @ b.bound  # duplicates may be added up in their own dtype first
+    return dtype, x @ y, rounding(dtype, a.weight @ b.weight, additions) + merging
 
 
 @each_place
@@ -568,6 +577,14 @@ def test_sum_with_a_dense_array_is_dense(place: Place, data: st.DataObject, a: S
         A + 1
 
 
+def product_of_elements_bound(a: Sample, b: Sample, dtype: np.dtype[Any]) -> Any:
+    """Error bound of ``a * b`` element by element, duplicates added up in their own dtype first."""
+    if dtype not in INEXACT:
+        return 0.0
+    merging = a.bound * b.weight + a.weight * b.bound
+    return rounding(dtype, a.weight * b.weight, a.layers + b.layers + 4) + merging
+
+
 @each_place
 @given(case=twins(spreads=("small", "special")), flavour=flavours)
 def test_the_element_wise_product_is_bsr_in_the_first_blocks(
@@ -579,7 +596,7 @@ def test_the_element_wise_product_is_bsr_in_the_first_blocks(
     x, y = in_common_dtype(a.dense, b.dense, dtype)
     with quietly():
         expected = x * y
-        bound = rounding(dtype, a.weight * b.weight, a.layers + b.layers + 4) if dtype in INEXACT else 0.0
+        bound = product_of_elements_bound(a, b, dtype)
         result = A.multiply(B)
         if 0 not in a.shape:
             assert_form(result, a.scipy(flavour).multiply(b.scipy(flavour)))
@@ -604,7 +621,8 @@ def test_the_element_wise_product_with_a_dense_array_is_coo(
     expected = dense * other
     bound: Any = 0.0
     if dtype in INEXACT:
-        bound = rounding(dtype, a.weight * magnitude(x.values), a.layers + 4)
+        size = magnitude(x.values)
+        bound = rounding(dtype, a.weight * size, a.layers + 4) + a.bound * size
     if np.prod(shape) == 1:
         result = A.multiply(place.operand(x))
         assert_values(place.blocks(result, flavour).dense, expected, bound)
@@ -628,9 +646,7 @@ def test_the_element_wise_product_with_a_sparse_row_or_column(
     b = data.draw(samples(blocksize=(1, 1), grid=grid, spreads=("small",)))
     dtype = result_dtype(a.dtype, b.dtype)
     x, y = in_common_dtype(a.dense, b.dense, dtype)
-    bound: Any = 0.0
-    if dtype in INEXACT:
-        bound = rounding(dtype, a.weight * b.weight, a.layers + b.layers + 4)
+    bound = product_of_elements_bound(a, b, dtype)
     theirs = a.scipy(flavour).multiply(b.scipy(flavour))
     A, B = place.bsr(a, flavour), place.bsr(b, flavour)
     if theirs.format == "bsr":
@@ -673,7 +689,7 @@ def test_scaling_with_duplicates_scales_the_values(place: Place, a: Sample, flav
     result = place.bsr(a, flavour) * s
     assert result.dtype == dtype
     expected = a.dense.astype(wide(dtype)) * wide(dtype).type(s)
-    bound = rounding(dtype, a.weight * s, a.layers + 2) if dtype in INEXACT else 0.0
+    bound = rounding(dtype, a.weight * s, a.layers + 2) + a.bound * s if dtype in INEXACT else 0.0
     assert_values(place.blocks(result, flavour).dense, expected, bound)
 
 
@@ -1324,6 +1340,7 @@ PROMISED: dict[str, Callable[[Sample], bool]] = {
     "unsorted rows": lambda s: not s.is_sorted,
     "canonical": lambda s: s.is_canonical and len(s.data) > 3,
     "empty rows between full ones": lambda s: list(np.diff(s.indptr) > 0)[:3] == [True, False, True],
+    "a block of zeros": lambda s: bool((s.data == 0).all(axis=(1, 2)).any()) and s.data.size > 20,
     "no rows": lambda s: s.shape[0] == 0 < s.shape[1],
     "no columns": lambda s: s.shape[1] == 0 < s.shape[0],
     "no blocks": lambda s: 0 not in s.shape and not len(s.data),
