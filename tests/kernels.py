@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
+import tokenize
 from pathlib import Path
 
 import bsrgemm
@@ -42,16 +44,25 @@ def digest(kernel: str) -> str:
 
 
 def _definition(file: str, name: str) -> str:
-    """A definition of the package as Python sees it."""
-    scope: ast.AST = ast.parse((PACKAGE / file).read_text())
+    """The text of a definition without comments, docstrings and layout, the same under every Python version."""
+    text = (PACKAGE / file).read_text()
+    scope: ast.AST = ast.parse(text)
     for part in name.split("."):
         scope = next(
             node
             for node in ast.iter_child_nodes(scope)
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part
         )
+    assert isinstance(scope, ast.FunctionDef | ast.ClassDef) and scope.end_lineno is not None
+    lines: list[str] = text.splitlines()
     for node in ast.walk(scope):
-        body = getattr(node, "body", None)
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            node.body = body[1:] or [ast.Pass()]
-    return ast.dump(scope)
+            docstring = node.body[0]
+            assert docstring.end_lineno is not None
+            for number in range(docstring.lineno - 1, docstring.end_lineno):
+                lines[number] = ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and lines[token.start[0] - 1]:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+    first = min([scope.lineno, *(d.lineno for d in scope.decorator_list)])
+    return " ".join(" ".join(lines[first - 1 : scope.end_lineno]).split())
