@@ -42,7 +42,7 @@ def random_matrix(n: int, block: int, density: float, dtype: str) -> bg.bsr_arra
     near = (np.arange(rows)[:, None] + np.sort(rng.integers(-2048, 2048, (rows, each)), axis=1)) % rows
     if each > 64:
         near = np.sort([rng.choice(rows, each, replace=False) for _ in range(rows)], axis=1)
-    data = rng.standard_normal((rows * each, block, block), dtype=np.float32).astype(dtype)
+    data = rng.standard_normal((rows * each, block, block)).astype(dtype)
     indptr = np.arange(rows + 1) * each
     A = bg.bsr_array((data, near.reshape(-1).astype(np.int32), indptr.astype(np.int32)), shape=(n, n))
     A.sum_duplicates()
@@ -50,16 +50,16 @@ def random_matrix(n: int, block: int, density: float, dtype: str) -> bg.bsr_arra
 
 
 def relative_error(A: bg.bsr_array, B: np.ndarray, C: np.ndarray) -> float:
-    """max |C - A B| / (|A| |B|) in float64 over a few block rows."""
+    """max |C - A B| / (|A| |B|) in long double over a few block rows."""
     worst = 0.0
     R = A.blocksize[0]
     for i in np.linspace(0, A.shape[0] // R - 1, 5).astype(int):
         rows = A[i * R : (i + 1) * R, :]
         cols = (rows.indices[:, None] * R + np.arange(R)).reshape(-1)
-        a = rows.data.transpose(1, 0, 2).reshape(R, -1).astype(np.float64)
-        b = B[cols].astype(np.float64).reshape(len(cols), -1)
+        a = rows.data.transpose(1, 0, 2).reshape(R, -1).astype(np.longdouble)
+        b = B[cols].astype(np.longdouble).reshape(len(cols), -1)
         exact, size = a @ b, np.abs(a) @ np.abs(b)
-        got = C[i * R : (i + 1) * R].astype(np.float64).reshape(exact.shape)
+        got = C[i * R : (i + 1) * R].astype(np.longdouble).reshape(exact.shape)
         worst = max(worst, float(np.max(np.abs(got - exact) / size)))
     return worst
 
