@@ -290,6 +290,14 @@ def test_16_bit_floats_are_summed_in_float32(place: Place, dtype: np.dtype[Any])
     assert place.dense(repeated.toarray()).astype(float)[0, 0] == n
 
 
+@each_place
+@HALVES
+def test_16_bit_floats_are_rounded_to_the_nearest_decimal(place: Place, dtype: np.dtype[Any]) -> None:
+    """1.546875 is 1.5, not 1.6: ten times it is 15.5 in bfloat16."""
+    A = bg.bsr_array(place.put(np.array([[1.546875, -1.546875]], dtype)))
+    assert_values(place.dense(round(A, 1).toarray()), np.array([[1.5, -1.5]]))
+
+
 # --------------------------------------------------------------------------------- blocks of every shape
 @each_place
 @pytest.mark.parametrize("blocksize", [(1, 7), (5, 1), (3, 5), (16, 16), (17, 13), (31, 2), (64, 48)], ids=str)

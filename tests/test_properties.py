@@ -279,7 +279,9 @@ def check_product(place: Place, result: Any, a: Sample, x: np.ndarray[Any, Any],
     dtype = result_dtype(a.dtype, x.dtype)
     assert result.dtype == dtype
     dense, factor = in_common_dtype(a.dense, x, dtype)
-    assert_values(place.dense(result, **kind), dense @ factor, product_bound(a, x, dtype))
+    with quietly():
+        expected, bound = dense @ factor, product_bound(a, x, dtype)
+    assert_values(place.dense(result, **kind), expected, bound)
 
 
 @st.composite
