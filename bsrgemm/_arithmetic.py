@@ -133,7 +133,8 @@ class Arithmetic(Indexing):
 
     def __round__(self, ndigits: int = 0) -> Self:
         self.sum_duplicates()
-        return self._with_data(self._home.xp.around(self.data, decimals=ndigits).astype(self.dtype))
+        wide = self.data.astype(np.float32) if self.dtype == BFLOAT16 else self.data
+        return self._with_data(self._home.xp.around(wide, decimals=ndigits).astype(self.dtype))
 
     # ---------------------------------------------------------------------------------- products
     def _sum_integers(self) -> None:
@@ -196,6 +197,7 @@ class Arithmetic(Indexing):
         if M == 1 and oN == 1:
             return operator.matmul(self._coerce_columns(other), self)
         if oM == 1 and oN == N:
+            self._sum_integers()
             narrow = self.tobsr((self.blocksize[0], 1))
             row = other.toarray().reshape(-1)[narrow.indices]
             data, row = self._promoted(narrow.data, row)
