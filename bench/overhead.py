@@ -21,8 +21,8 @@ _START = """
 import time, numpy as np, cupy
 cupy.zeros(4).sum().get()
 import bsrgemm as bg
-A = bg.bsr_array(np.ones((6, 6), np.{dtype}), blocksize=(3, 3), device="cuda")
-B = cupy.ones((6, {N}), np.{dtype})
+A = bg.bsr_array(np.ones((2 * {block},) * 2, np.{dtype}), blocksize=({block}, {block}), device="cuda")
+B = cupy.ones((2 * {block}, {N}), np.{dtype})
 cupy.cuda.Device().synchronize()
 start = time.perf_counter()
 (A @ B)
@@ -31,21 +31,21 @@ print(time.perf_counter() - start)
 """
 
 
-def first_call(folder: str, dtype: str, N: int) -> float:
+def first_call(folder: str, dtype: str, block: int, N: int) -> float:
     """Seconds of the first product of a fresh process with this cache folder."""
     env = {**os.environ, "CUPY_CACHE_DIR": folder}
-    code = _START.format(dtype=dtype, N=N)
+    code = _START.format(dtype=dtype, block=block, N=N)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
-def per_call(N: int) -> float:
+def per_call(dtype: str, block: int, N: int) -> float:
     """Host seconds of one product on a prepared matrix, the GPU being far from busy."""
     import cupy
 
-    A = bg.bsr_array(np.ones((6, 6), np.float32), blocksize=(3, 3), device="cuda")
-    B = cupy.ones((6, N), np.float32)
-    out = cupy.empty((6, N), np.float32)
+    A = bg.bsr_array(np.ones((2 * block, 2 * block), dtype), blocksize=(block, block), device="cuda")
+    B = cupy.ones((2 * block, N), dtype)
+    out = cupy.empty((2 * block, N), dtype)
     best = float("inf")
     for _ in range(20):
         cupy.cuda.Device().synchronize()
@@ -61,12 +61,13 @@ def main() -> None:
     if not has_gpu():
         raise SystemExit("bench/overhead.py measures launches: it needs a GPU")
     table = Table("overhead_cuda", "Cost of a call")
-    for kernel, N in (("spmv", 1), ("gemm_simt", 64)):
-        seconds = per_call(N)
+    cases = (("spmv", "float32", 3, 1), ("gemm_simt", "float32", 3, 64), ("gemm_sm90", "float16", 64, 64))
+    for kernel, dtype, block, N in cases:
+        seconds = per_call(dtype, block, N)
         table.add(f"{kernel:10} host time of a call   {seconds * 1e6:8.1f} us", kernel=kernel, call_seconds=seconds)
         with tempfile.TemporaryDirectory() as folder:
-            cold = first_call(folder, "float32", N)
-            warm = min(first_call(folder, "float32", N) for _ in range(3))
+            cold = first_call(folder, dtype, block, N)
+            warm = min(first_call(folder, dtype, block, N) for _ in range(3))
         table.add(f"{kernel:10} first call, cold cache {cold * 1e3:8.1f} ms", kernel=kernel, cold_seconds=cold)
         table.add(f"{kernel:10} first call, warm cache {warm * 1e3:8.1f} ms", kernel=kernel, warm_seconds=warm)
     table.write()

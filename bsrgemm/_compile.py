@@ -42,9 +42,13 @@ class Summary:
 
 
 def specs(
-    dtypes: Collection[str] = DEFAULT_DTYPES, kernels: Collection[str] | None = None, *, int64: bool = False
+    dtypes: Collection[str] = DEFAULT_DTYPES,
+    kernels: Collection[str] | None = None,
+    *,
+    int64: bool = False,
+    arch: str | None = None,
 ) -> list[jit.KernelSpec]:
-    """The kernels that tuning can ask for, each once.
+    """The kernels that tuning can ask for (on `arch`, or on any), each once.
 
     Parameters
     ----------
@@ -56,7 +60,10 @@ def specs(
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
     found: dict[jit.KernelSpec, None] = {}
     for config in tuning.every_config(chosen):
-        if isinstance(config, tuning.GemmSimt | tuning.Spmv) and config.types.index == "i64" and not int64:
+        products = tuning.GemmSimt | tuning.GemmSm90 | tuning.Spmv
+        if isinstance(config, products) and config.types.index == "i64" and not int64:
+            continue
+        if arch is not None and not tuning.runs_on(config, arch):
             continue
         spec = config.spec()
         if kernels is None or spec.entry in kernels:
@@ -66,7 +73,7 @@ def specs(
 
 def kernel_names() -> list[str]:
     """The kernels there are."""
-    return list(dict.fromkeys(spec.entry for spec in specs(("float32",))))
+    return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float32"))))
 
 
 def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:
@@ -168,12 +175,13 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.list:
             for spec in wanted:
                 print(spec)
-            print(f"{len(wanted)} kernels for each target")
+            print(f"{len(wanted)} kernels; gemm_sm90 for sm_90a alone")
             return 0
         archs = _archs(args.arch)
     except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))
-    jobs = [(arch, spec) for arch in archs for spec in wanted]
+    chosen = (_dtypes(args.dtype, args.all), args.kernel)
+    jobs = [(arch, spec) for arch in archs for spec in specs(*chosen, int64=args.all, arch=arch)]
     print(f"{len(jobs)} kernels for {', '.join(archs)} with NVRTC {jit.nvrtc_version()}", flush=True)
     start = time.perf_counter()
     try:

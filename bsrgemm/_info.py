@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import argparse
 
 _INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
+_TENSOR_BLOCK = 64
 _PRODUCTS = ("A @ x", "A @ B", "A @ A2")
 
 
@@ -60,7 +61,7 @@ def info() -> dict[str, Any]:
         "target": cuda["target"],
         "sources": _sources(missing),
         "cache": _cache(),
-        "kernels": [*(_cuda_kernels() if cuda["target"] else ()), *_host_kernels()],
+        "kernels": [*(_cuda_kernels(cuda["target"]) if cuda["target"] else ()), *_host_kernels()],
         "missing": missing,
     }
 
@@ -160,7 +161,7 @@ def _line(error: Exception) -> str:
 
 
 # -------------------------------------------------------------------------------------- kernels
-def _cuda_kernels() -> list[dict[str, Any]]:
+def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
     from . import tuning
 
     index, wide_index = np.dtype(np.int32), np.dtype(np.int64)
@@ -174,7 +175,9 @@ def _cuda_kernels() -> list[dict[str, Any]]:
             tuning.spmm(names, block, block, columns),
             tuning.pairs(tuning.types(dtype, dtype, dtype, acc, wide_index), block * block),
         )
-        entries = (config.spec().entry for config in configs)
+        entries = [config.spec().entry for config in configs]
+        if tuning.sm90_serves(arch, names, 1, _TENSOR_BLOCK, _TENSOR_BLOCK, columns):
+            entries[1] = f"gemm_sm90 (blocks 64 n x 16 n) or {entries[1]}"
         served.append((dtype, dict(zip(_PRODUCTS, entries, strict=True))))
     return _grouped("cuda", served)
 
@@ -182,7 +185,9 @@ def _cuda_kernels() -> list[dict[str, Any]]:
 def _host_kernels() -> list[dict[str, Any]]:
     # SciPy's compiled loops sum in the dtype of the result, which 16-bit floats are not summed in.
     sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
-    served = [(dtype, dict(zip(_PRODUCTS, ("SciPy", "SciPy", sparse[dtype]), strict=True))) for dtype in HOST_DTYPES]
+    blas = (*HALF_DTYPES, *(np.dtype(c) for c in "fdFD"))
+    dense = {dtype: "BLAS or SciPy" if dtype in blas else "SciPy" for dtype in HOST_DTYPES}
+    served = [(d, dict(zip(_PRODUCTS, ("SciPy", dense[d], sparse[d]), strict=True))) for d in HOST_DTYPES]
     return _grouped("cpu", served)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ._info import cuda_problem
 from .bsr import leaf
-from .dtypes import BFLOAT16, BOOL, accumulator_dtype, is_float, result_dtype
+from .dtypes import BFLOAT16, BOOL, HALF_DTYPES, accumulator_dtype, is_float, result_dtype
 from .homes import Home, cuda, host
 from .matmul import matmul
 from .tuning import OPERATIONS
@@ -488,6 +488,11 @@ CHECKS: tuple[Check, ...] = (
     Check("A @ x, small blocks", partial(_times_vector, blocks=((1, 1), (2, 7), (3, 3), (8, 2)))),
     Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16)))),
     *(Check(f"A @ B, N = {n}", partial(_times_columns, columns=n, blocks=_COLUMNS[n])) for n in _COLUMNS),
+    Check(
+        "A @ B, blocks for tensor cores",
+        partial(_times_columns, columns=72, blocks=((64, 16), (64, 64), (128, 48))),
+        lambda home, dtype: dtype in HALF_DTYPES,
+    ),
     Check("A @ B, strided", _strided),
     Check("A @ B, column-major", _column_major),
     Check("A @ B, int64 indices", _wide_indices),

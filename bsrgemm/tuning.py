@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, accumulator_dtype, result_dtype
+from .dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
 from .jit import KernelSpec
 
 _CUDA_NAMES = {
@@ -111,6 +111,59 @@ class GemmSimt:
 
 
 @dataclass(frozen=True)
+class GemmSm90:
+    """``A @ B`` on Hopper's tensor cores: 16-bit floats, blocks of 64 n rows and 16 n columns."""
+
+    types: Types
+    tile_m: int
+    tail: int
+    b_transposed: bool
+    tma_store: bool
+
+    threads = 384
+    tile_n = 256
+    tile_k = 64
+    stages = 4
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec(
+            "gemm_sm90.cu",
+            "gemm_sm90",
+            (
+                ("ELEMENT_A", self.types.a),
+                ("ELEMENT_C", self.types.c),
+                ("INDEX", self.types.index),
+                ("MMA_TYPE", self.types.a),
+                ("TILE_M", self.tile_m),
+                ("TAIL", self.tail),
+                ("B_TRANSPOSED", int(self.b_transposed)),
+                ("TMA_STORE", int(self.tma_store)),
+                ("STAGES", self.stages),
+            ),
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """The struct Shared of the kernel, and what aligns it: 230,528 of 232,448 bytes at most."""
+        stage = 2 * self.tile_k * (self.tile_m + self.tile_n)
+        slabs = 4 if self.tma_store else 1
+        return 1024 + self.stages * (stage + 16) + slabs * 64 * 64 * 2 + 64
+
+    def group(self, K: int) -> int:
+        """Column tiles walked together: as many panels of B (K x 256) as fit 20 MB of the L2, at most 4.
+
+        8 cost 3-7 % at K = 8192 and 16 cost 20 %.
+        """
+        return max(1, min(4, (20 << 20) // (K * self.tile_n * 2)))
+
+    def ctas(self, block_rows: int, R: int, N: int, multiprocessors: int) -> int:
+        """As few as finish in the same number of rounds as one per multiprocessor: the rest would only draw power."""
+        tiles = block_rows * (R // self.tile_m) * -(-N // self.tile_n)
+        rounds = -(-tiles // multiprocessors)
+        return -(-tiles // rounds)
+
+
+@dataclass(frozen=True)
 class Spmv:
     """``A @ x``: lanes share a block row."""
 
@@ -197,7 +250,7 @@ class Expand:
         return (min(_MAX_X, -(-entries // (self.threads * self.entries))),)
 
 
-Config = GemmSimt | Spmv | Pairs | Segment | Expand
+Config = GemmSimt | GemmSm90 | Spmv | Pairs | Segment | Expand
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -206,6 +259,31 @@ def _floor_power_of_two(n: int, most: int) -> int:
 
 def _ceil_power_of_two(n: int, most: int) -> int:
     return min(most, 1 << (max(1, n) - 1).bit_length())
+
+
+#: Below this many columns most of a 256-wide tile would be empty.
+_SM90_COLUMNS = 16
+
+
+def sm90_serves(arch: str, names: Types, block_rows: int, R: int, C: int, N: int) -> bool:
+    """Can gemm_sm90 do this product, given that its operands lie well? Tiles are counted in 31 bits."""
+    return (
+        arch == "sm_90a"
+        and block_rows * R * N < 1 << 44
+        and names.a == names.b
+        and names.a in ("f16", "bf16")
+        and names.c in (names.a, "f32")
+        and names.acc == "f32"
+        and R % 64 == 0
+        and C % 16 == 0
+        and N >= _SM90_COLUMNS
+    )
+
+
+@lru_cache(maxsize=1024)
+def gemm_sm90(names: Types, R: int, C: int, b_transposed: bool, tma_store: bool) -> GemmSm90:
+    """Two warpgroups over 128 rows where a block has them, otherwise side by side over 64."""
+    return GemmSm90(names, 128 if R % 128 == 0 else 64, C % 64, b_transposed, tma_store)
 
 
 @lru_cache(maxsize=4096)
@@ -254,6 +332,22 @@ def _ordered(dtype: np.dtype[Any]) -> str:
     return "f32" if accumulator_dtype(dtype) != dtype else element(dtype)
 
 
+def runs_on(config: Config, arch: str) -> bool:
+    """Can this kernel be compiled for `arch`?"""
+    return arch == "sm_90a" or not isinstance(config, GemmSm90)
+
+
+def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
+    float32 = np.dtype(np.float32)
+    for index in (np.dtype(np.int32), np.dtype(np.int64)):
+        for c, tma_store in ((dtype, True), (dtype, False), (float32, False)):
+            names = types(dtype, dtype, c, float32, index)
+            for R in (64, 128):
+                for tail in (0, 16, 32, 48):
+                    for b_transposed in (False, True):
+                        yield gemm_sm90(names, R, tail, b_transposed, tma_store)
+
+
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:
     """All configs for operands of equal dtype, promoted results and both index types.
 
@@ -271,6 +365,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             sides = range(1, _SMALL_BLOCK + 1)
             blocks = {spmv(names, R, C) for R in (*sides, 9) for C in (*sides, 9, 16)}
             yield from sorted(blocks, key=repr)
+        if dtype in HALF_DTYPES:
+            yield from _sm90_configs(dtype)
         names = types(dtype, dtype, result, accumulator_dtype(result), int64)
         for lanes in _POWERS:
             yield pairs(names, lanes)

@@ -19,6 +19,18 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "gemm_simt.cu",
         ("launch.py:Prepared", "launch.py:product", "tuning.py:GemmSimt", "tuning.py:spmm"),
     ),
+    "gemm_sm90": (
+        "gemm_sm90.cu",
+        (
+            "launch.py:Prepared",
+            "launch.py:product",
+            "launch.py:_tensor_maps",
+            "launch.py:_order",
+            "tuning.py:GemmSm90",
+            "tuning.py:gemm_sm90",
+            "tuning.py:sm90_serves",
+        ),
+    ),
     "spmv": ("spmv.cu", ("launch.py:Prepared", "launch.py:product", "tuning.py:Spmv", "tuning.py:spmv")),
     "pairs": (
         "pairs.cu",
@@ -32,7 +44,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 #: Kernels with shared memory, for which racecheck has something to look at.
-SHARED_MEMORY: tuple[str, ...] = ()
+SHARED_MEMORY: tuple[str, ...] = ("gemm_sm90",)
 
 
 def digest(kernel: str) -> str:

@@ -325,13 +325,13 @@ def test_more_than_2_to_31_stored_elements(rng) -> None:
         assert not bool(got[:side].any())
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "gemm_sm90")
 def test_a_product_can_be_captured_in_a_graph_and_runs_on_the_current_stream(rng) -> None:
     import cupy
 
-    A = device(pattern(rng, 8, 8, 3, 3, "float64"))
-    for N in (1, 10):
-        B = cupy.asarray(values(rng, (24, N), np.dtype("float64")))
+    for (R, C), dtype, N in [((3, 3), "float64", 1), ((3, 3), "float64", 10), ((64, 64), "float16", 40)]:
+        A = device(pattern(rng, 8, 8, R, C, dtype))
+        B = cupy.asarray(values(rng, (8 * C, N), np.dtype(dtype)))
         want = A @ B
         out = cupy.empty_like(want)
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -345,3 +345,140 @@ def test_a_product_can_be_captured_in_a_graph_and_runs_on_the_current_stream(rng
             graph.launch()
             stream.synchronize()
         assert bool((out == want).all())
+
+
+# ------------------------------------------------------------------------------------ gemm_sm90
+def served_by_sm90(A: Any) -> bool:
+    """Did the last product of this matrix run on gemm_sm90 (or could it not, on another card)?"""
+    import cupy
+
+    plans = A._prepared._plans.values()
+    return all(p.sm90 is not None for p in plans) or cupy.cuda.Device().compute_capability != "90"
+
+
+SM90_BLOCKS = [(64, 64), (128, 128), (128, 64), (64, 16), (192, 48), (256, 80), (64, 112), (128, 256)]
+
+
+@kernel("gemm_sm90")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16], ids=str)
+@pytest.mark.parametrize("block", SM90_BLOCKS, ids=str)
+def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block, rng, checksum) -> None:
+    import cupy
+
+    dtype = np.dtype(dtype)
+    for N, index, layout in [(16, np.int32, "C"), (72, np.int64, "F"), (256, np.int32, "F"), (520, np.int32, "C")]:
+        A = pattern(rng, 5, 4, *block, dtype, index)
+        B = values(rng, (A[3][1], N), dtype)
+        want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
+        size = np.abs(dense(A, np.dtype(np.float64))) @ np.abs(B.astype(np.float64))
+        for out_dtype, order in [(dtype, "C"), (np.dtype(np.float32), "C"), (dtype, "F")]:
+            out = cupy.full(want.shape, np.nan, np.float32, order=order).astype(out_dtype, order=order)
+            dA = device(A)
+            bg.matmul(dA, strided(B, layout), out=out)
+            assert served_by_sm90(dA)
+            checksum(cupy.ascontiguousarray(out))
+            assert_close(out.get(), want, size, 2 * A[3][1], np.float32)
+
+
+@kernel("gemm_sm90")
+@pytest.mark.sanitizer
+def test_tensor_core_product_scales_and_adds(rng, checksum) -> None:
+    import cupy
+
+    for dtype, out_dtype in itertools.product(["float16", BFLOAT16], ["own", "float32"]):
+        dtype = np.dtype(dtype)
+        out_dtype = dtype if out_dtype == "own" else np.dtype(out_dtype)
+        A = pattern(rng, 4, 3, 128, 32, dtype)
+        B, old = values(rng, (A[3][1], 100), dtype), values(rng, (A[3][0], 100), out_dtype)
+        exact = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
+        size = np.abs(dense(A, np.dtype(np.float64))) @ np.abs(B.astype(np.float64))
+        for alpha, beta in [(0.5, 0), (1, 1), (-2, 0.25)]:
+            out = cupy.asarray(old)
+            dA = device(A)
+            bg.matmul(dA, cupy.asarray(B[:, :96].copy()), out=out[:, :96], alpha=alpha, beta=beta)
+            checksum(out)
+            want = alpha * exact + beta * old.astype(np.float64)
+            weight = abs(alpha) * size + abs(beta) * np.abs(old.astype(np.float64))
+            assert_close(out.get()[:, :96], want[:, :96], weight[:, :96], 2 * A[3][1], np.float32)
+            np.testing.assert_array_equal(out.get()[:, 96:], old[:, 96:])  # nothing beyond the view is written
+
+
+@kernel("gemm_sm90")
+@pytest.mark.sanitizer
+def test_tensor_core_product_reads_nothing_outside_with_spoiled_indices(rng) -> None:
+    import cupy
+
+    A = device(pattern(rng, 6, 5, 64, 64, "float16"))
+    B = cupy.asarray(values(rng, (A.shape[1], 64), np.dtype("float16")))
+    for damage in (-1, 5, 2**31 - 1, -(2**31)):
+        A.indices[:3] = damage
+        assert bool(cupy.isfinite(A @ B).all())
+        A.indptr[2] = damage
+        assert bool(cupy.isfinite(A @ B).all())
+
+
+@kernel("gemm_sm90")
+def test_tensor_core_product_spreads_nan_only_through_stored_blocks(rng) -> None:
+    import cupy
+
+    for block in [(64, 48), (128, 128)]:
+        A = device(pattern(rng, 5, 6, *block, "float16"))
+        B = cupy.asarray(values(rng, (A.shape[1], 64), np.dtype("float16")))
+        B[block[1] + 3] = np.inf  # in block column 1; a tile of K reaches into it from block column 0
+        touched = cupy.zeros(5, bool)
+        rows = homes.cuda().expand(A.indptr, len(A.indices))
+        touched[rows[A.indices == 1]] = True
+        spoiled = ~cupy.isfinite(A @ B).reshape(5, -1).all(axis=1)
+        assert bool((spoiled == touched).all())
+
+
+@kernel("gemm_sm90")
+@pytest.mark.parametrize("block", [(64, 64), (128, 128)], ids=str)
+def test_tensor_core_product_repeats_bit_by_bit(block, rng) -> None:
+    import cupy
+
+    A = device(pattern(rng, 30, 20, *block, "float16"))
+    B = cupy.asarray(values(rng, (A.shape[1], 1000), np.dtype("float16")))
+    first = A @ B
+    differing = cupy.zeros((), np.int64)
+    for _ in range(1000):
+        differing += (first != A @ B).sum()
+    assert int(differing) == 0
+
+
+@kernel("gemm_sm90")
+@pytest.mark.parametrize("block", [(64, 64), (128, 80), (256, 128)], ids=str)
+def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, rng, monkeypatch) -> None:
+    import cupy
+
+    from bsrgemm import jit, tuning
+
+    A = pattern(rng, 30, 20, *block, "float16")
+    B = cupy.asarray(values(rng, (A[3][1], 1000), np.dtype("float16")))
+    calm = device(A) @ B
+    plain = tuning.GemmSm90.spec
+
+    def stressed(config: Any) -> Any:
+        spec = plain(config)
+        return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
+
+    monkeypatch.setattr(tuning.GemmSm90, "spec", stressed)
+    dA = device(A)
+    for _ in range(20):
+        assert bool((dA @ B == calm).all())
+
+
+@kernel("gemm_sm90")
+def test_operands_that_lie_badly_are_multiplied_all_the_same(rng) -> None:
+    import cupy
+
+    A = pattern(rng, 3, 3, 64, 64, "float16")
+    B = values(rng, (A[3][1], 45), np.dtype("float16"))  # rows of 90 bytes
+    want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
+    size = np.abs(dense(A, np.dtype(np.float64))) @ np.abs(B.astype(np.float64))
+    room = cupy.zeros(B.size + 8, np.float16)
+    for shift in (0, 1, 3):
+        moved = room[shift : shift + B.size].reshape(B.shape)
+        moved[...] = cupy.asarray(B)
+        assert_close((device(A) @ moved).get(), want, size, 2 * A[3][1], np.float32)
