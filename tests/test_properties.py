@@ -728,7 +728,12 @@ def test_quotients_are_scipys_forms_with_numpys_values(
         assert result.dtype == a.dtype
         exact = a.dense / b.dense
         off = rounding(a.dtype, magnitude(exact), 4)
-        assert_values(place.dense(result, matrix=flavour is bg.bsr_matrix), exact, np.where(off == off, off, 0))
+        got = place.dense(result, matrix=flavour is bg.bsr_matrix)
+        if a.dtype.kind == "c":  # which infinities or NaNs a complex number over zero has, C++ libraries leave open
+            by_zero = b.dense == 0
+            assert not np.isfinite(got[by_zero]).any()
+            got = np.where(by_zero, exact, got)
+        assert_values(got, exact, np.where(off == off, off, 0))
 
 
 @each_place
