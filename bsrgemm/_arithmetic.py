@@ -11,9 +11,11 @@ import numpy as np
 from scipy.sparse import SparseEfficiencyWarning
 
 from . import structure
+from ._construct import from_sparse
 from ._index import Indexing
 from .dtypes import BFLOAT16, BOOL, result_dtype, scalar_result_dtype
-from .homes import Array, elsewhere, foreign_home, home_of, host, host_scalar
+from .home import Array
+from .homes import elsewhere, foreign_home, home_of, host, host_scalar
 from .structure import Blocks
 
 #: Comparison -> (its symbol, that of the opposite).
@@ -216,9 +218,7 @@ class Arithmetic(Indexing):
         """Another sparse matrix as one of this class, in blocks of its own."""
         if isinstance(other, Arithmetic):
             return self._new(other._blocks, other._shape)
-        from ._construct import _from_sparse
-
-        parts = _from_sparse(self._home, other, None, False, (1, 1))
+        parts = from_sparse(self._home, other, None, False, (1, 1))
         return self._new(parts.blocks, parts.shape, canonical=True)
 
     def _multiply_dense(self, other: Array) -> Any:

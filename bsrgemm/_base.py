@@ -8,7 +8,7 @@ import numpy as np
 
 from . import structure
 from .dtypes import check_dtype
-from .homes import Array, Home, by_name
+from .home import Array, Home
 from .structure import Blocks
 
 INT64_MAX = np.iinfo(np.int64).max
@@ -164,36 +164,6 @@ class Base:
 
     def __len__(self) -> int:
         raise TypeError("sparse array length is ambiguous; use shape[0] or nnz")
-
-    # ------------------------------------------------------------------------------ home and pickle
-    def _to(self, home: Home) -> Any:
-        from .bsr import leaf
-
-        if home is self._home:
-            return self
-        check_dtype(self.dtype, home.dtypes)
-        arrays = (home.from_host(self._home.to_host(a)) for a in self._blocks)
-        return object.__new__(leaf(home, self._is_array))._set(
-            Blocks(*arrays),
-            self._shape,
-            canonical=self._known_canonical or self._has_canonical_format,
-            sorted_=self._has_sorted_indices,
-            maxprint=self.maxprint,
-        )
-
-    def to_device(self, device: str) -> Any:
-        """This matrix on "cpu" or "cuda": itself if it is there already, otherwise a copy."""
-        return self._to(by_name(device))
-
-    def get(self, stream: Any = None) -> Any:
-        """A copy on the host, like ``cupy.ndarray.get``. Waits for the GPU."""
-        home = by_name("cpu")
-        if home is self._home:
-            return self.copy()
-        if stream is None:
-            return self._to(home)
-        with stream:
-            return self._to(home)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)

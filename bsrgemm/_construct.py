@@ -9,7 +9,8 @@ import numpy as np
 from . import structure
 from ._base import check_shape
 from .dtypes import BFLOAT16, check_dtype, is_float
-from .homes import Array, Home, by_name, foreign_home, home_of, host
+from .home import Array, Home
+from .homes import by_name, foreign_home, home_of, host
 from .structure import Blocks
 
 #: How much of its blocks unblocked input must fill for a block size to be guessed.
@@ -75,7 +76,7 @@ def parse(home: Home, arg1: Any, shape: Any, dtype: Any, copy: bool, blocksize: 
         shape = check_shape(shape)
     source = home_of(arg1)
     if source is not None and source.is_sparse(arg1):
-        parts = _from_sparse(home, arg1, dtype, copy, blocksize)
+        parts = from_sparse(home, arg1, dtype, copy, blocksize)
     elif _is_shape(arg1):
         parts = _empty(home, check_shape(arg1), dtype, blocksize)
     elif isinstance(arg1, tuple):
@@ -117,7 +118,7 @@ def _empty(home: Home, shape: tuple[int, int], dtype: Any, blocksize: Any) -> Pa
 
 
 # -------------------------------------------------------------------------------------- sparse input
-def _from_sparse(home: Home, S: Any, dtype: Any, copy: bool, blocksize: Any) -> Parts:
+def from_sparse(home: Home, S: Any, dtype: Any, copy: bool, blocksize: Any) -> Parts:
     source = home_of(S)
     assert source is not None
     if blocksize is not None:

@@ -8,11 +8,11 @@ from typing import Any, Self
 import numpy as np
 
 from . import structure
-from ._base import Base, check_shape
-from ._construct import Parts, check_blocksize, check_cast, reblock
+from ._base import Base
+from ._construct import Parts, check_blocksize, check_cast, from_sparse, reblock
 from .dtypes import BOOL, check_dtype
-from .homes import Array, host
-from .structure import Blocks
+from .home import Array
+from .homes import host
 
 _INDEX64 = np.dtype(np.int64)
 _FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
@@ -244,9 +244,7 @@ class Conversions(Base):
     def _coerce(self, other: Any) -> Self:
         """Another sparse matrix of this home and shape, in this matrix's blocks, without duplicates."""
         if not isinstance(other, Conversions):
-            from ._construct import _from_sparse
-
-            parts = _from_sparse(self._home, other, None, False, self.blocksize)
+            parts = from_sparse(self._home, other, None, False, self.blocksize)
             return self._new(parts.blocks, parts.shape, canonical=parts.canonical)
         same = other if isinstance(other, type(self)) else self._new(other._blocks, other._shape)
         return same.tobsr(self.blocksize)
@@ -279,6 +277,3 @@ def _unravel(flat: Array, shape: tuple[int, ...], order: str) -> tuple[Array, ..
         coords.append(flat % max(side, 1))
         flat = flat // max(side, 1)
     return tuple(coords if order == "F" else coords[::-1])
-
-
-__all__ = ["Blocks", "Conversions", "check_shape"]

@@ -9,7 +9,8 @@ import numpy as np
 from . import structure
 from ._construct import check_cast
 from ._convert import Conversions
-from .homes import Array, elsewhere, foreign_home, home_of, host_scalar
+from .home import Array
+from .homes import elsewhere, foreign_home, home_of, host_scalar
 from .structure import Blocks
 
 _INDEX64 = np.dtype(np.int64)

@@ -10,7 +10,8 @@ import numpy as np
 from . import structure
 from ._arithmetic import Arithmetic
 from .dtypes import BFLOAT16, BOOL, HALF_DTYPES
-from .homes import Array, elsewhere
+from .home import Array
+from .homes import elsewhere
 
 
 def _axis(axis: Any) -> int | None:

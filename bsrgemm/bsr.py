@@ -11,7 +11,9 @@ from . import structure
 from ._base import check_shape
 from ._construct import check_blocksize, find_home, parse
 from ._convert import full_shape
-from .homes import Array, Home, by_name, foreign_home, home_of, host
+from .dtypes import check_dtype
+from .home import Array, Home
+from .homes import by_name, foreign_home, home_of, host
 from .matmul import Products
 
 _FORMS = """
@@ -65,6 +67,34 @@ class _BSR(Products):
             raise ValueError(f"device: {device!r} given to a class of {self._home.name!r}")
         parts = parse(self._home, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
+
+    # ------------------------------------------------------------------------------------- moving
+    def _to(self, home: Home) -> Any:
+        if home is self._home:
+            return self
+        check_dtype(self.dtype, home.dtypes)
+        arrays = (home.from_host(self._home.to_host(a)) for a in self._blocks)
+        return object.__new__(leaf(home, self._is_array))._set(
+            structure.Blocks(*arrays),
+            self._shape,
+            canonical=self._known_canonical or self._has_canonical_format,
+            sorted_=self._has_sorted_indices,
+            maxprint=self.maxprint,
+        )
+
+    def to_device(self, device: str) -> Any:
+        """This matrix on "cpu" or "cuda": itself if it is there already, otherwise a copy."""
+        return self._to(by_name(device))
+
+    def get(self, stream: Any = None) -> Any:
+        """A copy on the host, like ``cupy.ndarray.get``. Waits for the GPU."""
+        home = by_name("cpu")
+        if home is self._home:
+            return self.copy()
+        if stream is None:
+            return self._to(home)
+        with stream:
+            return self._to(home)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._home is host():

@@ -12,7 +12,7 @@ from cupyx.scipy.sparse import _base as cupyx_base
 
 from . import launch, tuning
 from .dtypes import DEVICE_DTYPES
-from .homes import Array, Home
+from .home import Array, Home
 
 _NO_ORDER = np.uintp(0)
 

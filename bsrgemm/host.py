@@ -13,7 +13,7 @@ from scipy.sparse import _sparsetools
 
 from . import structure
 from .dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
-from .homes import Array, Home
+from .home import Array, Home
 from .structure import Blocks
 
 #: From this many flops a block row on, BLAS on a gathered panel beats SciPy's loops (which do some 1.5 GFLOP/s).

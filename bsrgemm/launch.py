@@ -15,7 +15,7 @@ import numpy as np
 
 from . import jit, tensormap, tuning
 from .dtypes import HALF_DTYPES
-from .homes import Array
+from .home import Array
 
 #: Of `Product` in cuda/bsr.cuh: alpha and beta, then pointers, sizes, strides, block sides and the flag.
 _FIELDS = "5P8q3i"

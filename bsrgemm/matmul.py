@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ._construct import from_sparse
 from ._reduce import Reductions
 from .dtypes import BOOL, accumulator_dtype, check_dtype, is_float, result_dtype
-from .homes import Array, home_of
+from .home import Array
+from .homes import home_of
 from .structure import Blocks
 
 
@@ -200,7 +202,5 @@ class Products(Reductions):
 
 def _reblocked(A: Products, other: Any, blocksize: tuple[int, int]) -> Blocks:
     """Blocks of another sparse matrix of the same home in the size asked for."""
-    from ._construct import _from_sparse
-
     assert home_of(other) is A._home
-    return _from_sparse(A._home, other, None, False, blocksize).blocks
+    return from_sparse(A._home, other, None, False, blocksize).blocks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from .homes import Array, Home
+    from .home import Array, Home
 
 INT32_MAX = np.iinfo(np.int32).max
 

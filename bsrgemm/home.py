@@ -1,0 +1,149 @@
+"""A place where data lives and work happens: the host (NumPy, SciPy) or the GPU (CuPy, cupyx).
+
+A `Home` names the array module, the sparse classes of the other formats and the few operations that have a code of
+their own in each place. Everything else in the package is written once, over `home.xp`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from . import structure
+from .structure import Blocks
+
+#: An array of whichever module the home uses.
+Array = Any
+
+
+class Home(ABC):
+    """One place where data lives and work happens."""
+
+    #: "cpu" or "cuda"
+    name: str
+    #: how a message tells a user to bring an array here
+    bring: str
+    #: dtypes a matrix may have here
+    dtypes: tuple[np.dtype[Any], ...]
+    #: dtypes that the sparse classes of the other formats hold here
+    foreign_dtypes: tuple[np.dtype[Any], ...]
+    #: NumPy defers to us above its own arrays (0) and below nothing of ours
+    array_priority: float
+
+    @property
+    @abstractmethod
+    def xp(self) -> ModuleType:
+        """NumPy, or a module with its interface."""
+
+    @property
+    @abstractmethod
+    def sparse(self) -> ModuleType:
+        """The module of the sparse classes: scipy.sparse or cupyx.scipy.sparse."""
+
+    @abstractmethod
+    def bases(self, is_array: bool) -> tuple[type, ...]:
+        """The classes by which this home's own library recognises a sparse array or matrix."""
+
+    @abstractmethod
+    def is_dense(self, x: Any) -> bool:
+        """Is `x` an array of this home's own module?"""
+
+    @abstractmethod
+    def is_sparse(self, x: Any) -> bool:
+        """Is `x` a sparse array or matrix (ours included) that lives here?"""
+
+    @abstractmethod
+    def adopt(self, x: Any) -> Array | None:
+        """`x` as an array of this home without a copy, or None if its memory is elsewhere."""
+
+    @abstractmethod
+    def from_host(self, x: np.ndarray[Any, Any]) -> Array:
+        """Copy a NumPy array here."""
+
+    @abstractmethod
+    def to_host(self, x: Array) -> np.ndarray[Any, Any]:
+        """Copy an array of this home to NumPy; waits for the work that produces it."""
+
+    @abstractmethod
+    def address(self, x: Array) -> int:
+        """Where the first element of an array lies."""
+
+    def extent(self, x: Array) -> tuple[int, int]:
+        """The first byte that belongs to an array, and the first one behind it."""
+        start = self.address(x)
+        if x.flags.c_contiguous:
+            return start, start + x.nbytes
+        if not x.size:
+            return start, start
+        reach = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        return start + low, start + high + x.itemsize
+
+    def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
+        """The extents of a matrix's data, indices and indptr."""
+        return tuple(self.extent(x) for x in (A.data, A.indices, A.indptr))
+
+    @abstractmethod
+    def device_of(self, x: Array) -> Any:
+        """What `A.device` answers."""
+
+    @abstractmethod
+    def expand(self, indptr: Array, n: int) -> Array:
+        """The row of each of `n` entries: ``out[e] = i`` where ``indptr[i] <= e < indptr[i + 1]``."""
+
+    @abstractmethod
+    def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
+        """Reduce segments of rows in a fixed order.
+
+        ``out[s] = op(values[order[k]] for k in starts[s] .. starts[s + 1] - 1)``, the last segment ending
+        with `order` (or `values`). No segment is empty. `op` is "add", "maximum", "minimum", "fmax" or "fmin";
+        "add" of booleans is "or", 16-bit floats are summed in float32 and rounded once.
+        """
+
+    @abstractmethod
+    def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
+        """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and 2-D dense `B`, `out` of any strides.
+
+        Products are summed in `acc`. `out` is not read when `beta` is 0.
+        """
+
+    @abstractmethod
+    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
+        """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
+
+    def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
+        """The blocks, if their index arrays can be believed; a user may have written to them since the last check.
+
+        The host looks and raises ValueError. On the GPU a look would mean waiting: kernels clamp instead.
+        """
+        return blocks
+
+    # A home may do these in its own way; by default they are the functions of `structure`.
+    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+        """Blocks of the transposed matrix, sorted."""
+        return structure.transpose(self, blocks, block_cols)
+
+    def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        """(data, indices, indptr) in CSR with indices of `dtype`."""
+        return structure.to_csr(self, blocks, dtype)
+
+    def from_csr(
+        self,
+        indptr: Array,
+        columns: Array,
+        values: Array,
+        shape: tuple[int, int],
+        blocksize: tuple[int, int],
+        dtype: np.dtype[Any],
+        *,
+        unique: bool = False,
+    ) -> Blocks:
+        """Blocks of CSR arrays, sorted, duplicates added up; `unique` promises that there are none."""
+        return structure.from_csr(self, indptr, columns, values, shape, blocksize, dtype, unique=unique)
+
+    def multiply(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+        """Blocks of ``A @ B`` with `block_cols` block columns, without duplicates."""
+        return structure.multiply(self, a, b, block_cols, dtype)
