@@ -58,7 +58,7 @@ def matmul(A: Any, B: Any, *, out: Array | None = None, out_dtype: Any = None, a
             f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
         )
     X = _dense_operand(B, A, "A")
-    result = _times_dense(B.transpose(), X.T, None if out is None else out.T, out_dtype, alpha, beta, names="BA")
+    result = _times_dense(B.transpose(), X.T, None if out is None else out.T, out_dtype, alpha, beta, names=("B", "A"))
     return result.T if out is None else out
 
 
@@ -72,7 +72,9 @@ def _dense_operand(A: Products, x: Any, name: str) -> Array:
     return X
 
 
-def _times_dense(A: Products, B: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, names: str = "AB") -> Array:
+def _times_dense(
+    A: Products, B: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, names: tuple[str, str] = ("A", "B")
+) -> Array:
     X = _dense_operand(A, B, names[1])
     M, K = A._shape
     if X.shape[0] != K:
@@ -162,7 +164,7 @@ class Products(Reductions):
         return self._matmul_dense(other)
 
     def _matmul_dense(self, other: Array) -> Array:
-        return _times_dense(self, other, None, None, 1, 0, names=("self", "other"))  # type: ignore[arg-type]
+        return _times_dense(self, other, None, None, 1, 0, names=("self", "other"))
 
     def __rmatmul__(self, other: Any) -> Any:
         if self._is_scalar(other):
