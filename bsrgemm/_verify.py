@@ -191,11 +191,11 @@ class Blocks(NamedTuple):
 
     def row_terms(self) -> int:
         """The most stored elements that a row has."""
-        return int(np.bincount(self.row).max()) * self.data.shape[2]
+        return int(np.max(np.bincount(self.row))) * self.data.shape[2]
 
     def column_terms(self) -> int:
         """The most stored elements that a column has."""
-        return int(np.bincount(self.col).max()) * self.data.shape[1]
+        return int(np.max(np.bincount(self.col))) * self.data.shape[1]
 
 
 def _blocks(
@@ -435,7 +435,7 @@ def _through_coo(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> 
     want, size = np.zeros(shape, _wide(values).dtype), np.zeros(shape)
     np.add.at(want, (row, col), _wide(values))
     np.add.at(size, (row, col), _size(values))
-    terms = int(np.bincount(row * shape[1] + col).max())
+    terms = int(np.max(np.bincount(row * shape[1] + col)))
     yield Case("elements added up", home.to_host(A.toarray()), want, size, terms)
 
 

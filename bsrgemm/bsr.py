@@ -298,8 +298,8 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
         raise ValueError(f"X: wanted a dense 2-D array, got {type(X).__name__}")
     if not threshold >= 0:
         raise ValueError(f"threshold: wanted a number >= 0, got {threshold!r}")
-    R, C = check_blocksize(blocksize, check_shape(array.shape))
-    (M, N) = array.shape
+    M, N = check_shape(array.shape)
+    R, C = check_blocksize(blocksize, (M, N))
     tiles = array.reshape(M // R, R, N // C, C)
     keep = ~(abs(tiles) <= threshold).all(axis=(1, 3))
     empty = leaf(source, True)((0, 0), dtype=array.dtype)
