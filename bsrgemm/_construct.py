@@ -146,12 +146,7 @@ def from_sparse(home: Home, S: Any, dtype: Any, copy: bool, blocksize: Any) -> P
         S = S.asformat("csr")
         indptr, col, values = (_bring(home, source, a, False) for a in (S.indptr, S.indices, S.data))
         structure.check_values(home, col, indptr, S.shape[1])
-        if blocksize is None:
-            blocksize = guess_blocksize(home, home.expand(indptr, len(col)), col, S.shape)
-        index = structure.index_dtype(max(*S.shape, len(values)), indptr, col)
-        unique, values = bool(S.has_canonical_format), _cast(home, values, dtype)
-        blocks = home.from_csr(indptr, col, values, S.shape, blocksize, index, unique=unique)
-        return Parts(blocks, S.shape, True)
+        row, unique = home.expand(indptr, len(col)), bool(S.has_canonical_format)
     return _from_elements(home, row, col, _cast(home, values, dtype), S.shape, blocksize, unique)
 
 

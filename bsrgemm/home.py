@@ -130,20 +130,6 @@ class Home(ABC):
         """(data, indices, indptr) in CSR with indices of `dtype`."""
         return structure.to_csr(self, blocks, dtype)
 
-    def from_csr(
-        self,
-        indptr: Array,
-        columns: Array,
-        values: Array,
-        shape: tuple[int, int],
-        blocksize: tuple[int, int],
-        dtype: np.dtype[Any],
-        *,
-        unique: bool = False,
-    ) -> Blocks:
-        """Blocks of CSR arrays, sorted, duplicates added up; `unique` promises that there are none."""
-        return structure.from_csr(self, indptr, columns, values, shape, blocksize, dtype, unique=unique)
-
     def multiply(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
         """Blocks of ``A @ B`` with `block_cols` block columns, without duplicates."""
         return structure.multiply(self, a, b, block_cols, dtype)

@@ -156,22 +156,6 @@ def to_csr(home: Home, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Arr
     return values, columns, new_indptr
 
 
-def from_csr(
-    home: Home,
-    indptr: Array,
-    columns: Array,
-    values: Array,
-    shape: tuple[int, int],
-    blocksize: tuple[int, int],
-    dtype: np.dtype[Any],
-    *,
-    unique: bool = False,
-) -> Blocks:
-    """Blocks of a CSR matrix; `unique` promises that it holds no duplicates."""
-    row = home.expand(indptr, len(columns))
-    return from_coo(home, row, columns, values, shape, blocksize, dtype, unique=unique)
-
-
 def from_coo(
     home: Home,
     row: Array,
