@@ -6,6 +6,7 @@ import datetime
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,25 @@ def time_gpu(call: Callable[[], Any], repeats: int = 20, idle: float = 0.0) -> f
     return statistics.median(cupy.cuda.get_elapsed_time(a, b) for a, b in events) / 1e3
 
 
+def time_sustained(call: Callable[[], Any], seconds: float = 1.0) -> float:
+    """Mean seconds of a call, back to back for about so many seconds, nothing flushed: what the power limit leaves."""
+    import cupy
+
+    start, middle, stop = cupy.cuda.Event(), cupy.cuda.Event(), cupy.cuda.Event()
+    call()
+    start.record()
+    call()
+    middle.record()
+    middle.synchronize()
+    count = max(1, round(seconds * 1e3 / max(cupy.cuda.get_elapsed_time(start, middle), 1e-3)))
+    middle.record()
+    for _ in range(count):
+        call()
+    stop.record()
+    stop.synchronize()
+    return cupy.cuda.get_elapsed_time(middle, stop) / 1e3 / count
+
+
 def machine() -> dict[str, Any]:
     """Card, driver and versions, to be kept with the numbers."""
     about: dict[str, Any] = {
@@ -99,9 +119,19 @@ class Table:
             self._print = print
         self._print(f"{title} on {machine().get('card', 'the CPU')}")
 
+    def note(self, text: str) -> None:
+        """A line for the reader alone."""
+        self.progress("")
+        self._print(text.rstrip())
+
     def add(self, text: str, **values: Any) -> None:
-        self._print(text)
+        self.note(text)
         self.rows.append(values)
+
+    def progress(self, text: str) -> None:
+        """What is being measured, on a terminal alone; the next line replaces it."""
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     def write(self) -> Path:
         """Write bench/results/<name>.json and say where."""

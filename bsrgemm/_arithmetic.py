@@ -171,12 +171,14 @@ class Arithmetic(Indexing):
     def __imul__(self, other: Any) -> Any:
         if not self._is_scalar(other):
             return NotImplemented
+        self._before_writing()
         self.data[...] = self._in_place(self._scaled(self.data, operator.mul, other))
         return self
 
     def __itruediv__(self, other: Any) -> Any:
         if not self._is_scalar(other):
             return NotImplemented
+        self._before_writing()
         self.data[...] = self._in_place(self._scaled(self.data, operator.truediv, other))
         return self
 

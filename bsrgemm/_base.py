@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -14,8 +15,43 @@ from .structure import Blocks
 INT64_MAX = np.iinfo(np.int64).max
 
 
+class Origin(NamedTuple):
+    """What a transpose that is not built yet is read from: a matrix, and what it was when it was transposed."""
+
+    matrix: Any
+    blocks: Blocks
+    shape: tuple[int, int]
+    canonical: bool | None
+    sorted_: bool | None
+
+    def unchanged(self) -> bool:
+        """Does the matrix still have these arrays and this shape?"""
+        A, (data, indices, indptr) = self.matrix, self.blocks
+        return A.data is data and A.indices is indices and A.indptr is indptr and A._shape == self.shape
+
+
+class _Stored:
+    """An array of a matrix, absent from a transpose until it is asked for. An array that is there is found first."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Base | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        instance._build()
+        try:
+            return instance.__dict__[self.name]
+        except KeyError:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}") from None
+
+
 class Base:
-    """What every BSR class has. Written once over ``self._home.xp``."""
+    """What every BSR class has. Written once over ``self._home.xp``.
+
+    A transpose begins as an `Origin` without arrays of its own: products read the origin, and `data`, `indices` and
+    `indptr` are built when one of them is asked for.
+    """
 
     _home: ClassVar[Home]
     _is_array: ClassVar[bool]
@@ -23,9 +59,12 @@ class Base:
     ndim = 2
     __hash__ = None  # type: ignore[assignment]
 
-    data: Array
-    indices: Array
-    indptr: Array
+    data: Array = _Stored()
+    indices: Array = _Stored()
+    indptr: Array = _Stored()
+    _origin: Origin | None = None
+    #: Transposes of this matrix that may not be built yet, by id; shared with matrices that share its arrays.
+    _transposes: WeakValueDictionary[int, Any] | None = None
     _shape: tuple[int, int]
     maxprint: int
     _has_sorted_indices: bool | None
@@ -70,12 +109,80 @@ class Base:
 
     def copy(self) -> Self:
         """A matrix with arrays of its own."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            if transposed:
+                return A._transpose_now()
         return self._with_data(self.data.copy())
 
     __copy__ = copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
+
+    # ------------------------------------------------------------------------------ transposes
+    def _transposed(self) -> Self:
+        """The transpose, to be built when its arrays are asked for."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            if transposed:
+                origin = self._origin
+                back = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+                back._transposes = A._transposes
+                return back
+        T = object.__new__(type(self))
+        M, N = self._shape
+        T._shape = (N, M)
+        T.maxprint = 50
+        T._has_canonical_format = T._canonical_indices = None
+        T._has_sorted_indices = True
+        flags = self._known_canonical or None, self._has_sorted_indices
+        T._origin = Origin(self, self._blocks, self._shape, *flags)
+        transposes = self._transposes
+        if transposes is None:  # in one step: two threads must not make two
+            transposes = self.__dict__.setdefault("_transposes", WeakValueDictionary())
+        transposes[id(T)] = T
+        return T
+
+    def _transpose_now(self) -> Self:
+        """The transpose with arrays of its own, now."""
+        M, N = self._shape
+        blocks = self._home.transpose(self._sound, self._block_shape[1])
+        return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
+
+    def _source(self) -> tuple[Self, bool]:
+        """A matrix that has its arrays, and whether this one is its transpose."""
+        origin = self._origin
+        if origin is None:
+            return self, False
+        if not self.__dict__.keys().isdisjoint(Blocks._fields):  # one was assigned: it counts
+            self._build()
+            return self, False
+        if not origin.unchanged():
+            A = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+            A._transposes = origin.matrix._transposes
+            self._origin = origin = origin._replace(matrix=A)
+        return origin.matrix, True
+
+    def _build(self) -> None:
+        """Give a transpose its own arrays; those that were assigned stay."""
+        origin = self._origin
+        if origin is None:
+            return
+        (M, N), (_, R, C) = origin.shape, origin.blocks.data.shape
+        blocks = self._home.transpose(self._home.sound(origin.blocks, M // R, N // C), N // C)
+        for name, array in zip(Blocks._fields, blocks, strict=True):
+            self.__dict__.setdefault(name, array)
+        if origin.canonical:
+            self._canonical_indices = blocks.indices
+        self._origin = None
+
+    def _before_writing(self) -> None:
+        """The values are about to change in place: transposes that would still read them are built first."""
+        if self._transposes is not None:
+            for T in list(self._transposes.values()):
+                T._build()
+            self._transposes.clear()
 
     # ----------------------------------------------------------------------------- description
     @property
@@ -86,6 +193,9 @@ class Base:
     @property
     def blocksize(self) -> tuple[int, int]:
         """Rows and columns of a block."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            return tuple(A.data.shape[:0:-1] if transposed else A.data.shape[1:])
         return tuple(self.data.shape[1:])
 
     @property
@@ -97,7 +207,7 @@ class Base:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the elements. Setting it reinterprets the bytes, as in scipy."""
-        return self.data.dtype
+        return self._source()[0].data.dtype if self._origin is not None else self.data.dtype
 
     @dtype.setter
     def dtype(self, newtype: Any) -> None:
@@ -118,7 +228,7 @@ class Base:
         if axis is not None:
             raise NotImplementedError("getnnz over an axis is not implemented for BSR format")
         R, C = self.blocksize
-        return len(self.indices) * R * C
+        return len(self._source()[0].indices) * R * C
 
     @property
     def density(self) -> float:
@@ -129,7 +239,7 @@ class Base:
     @property
     def device(self) -> Any:
         """Where the data is: "cpu", or the CuPy device."""
-        return self._home.device_of(self.data)
+        return self._home.device_of(self._source()[0].data)
 
     def __repr__(self) -> str:
         kind = "array" if self._is_array else "matrix"
@@ -166,7 +276,8 @@ class Base:
         raise TypeError("sparse array length is ambiguous; use shape[0] or nnz")
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        self._build()
+        return {name: value for name, value in self.__dict__.items() if name not in ("_origin", "_transposes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -282,6 +393,7 @@ class Base:
     def resize(self, *shape: Any) -> None:
         """Change the shape in place, to multiples of the block; what falls outside is dropped."""
         M, N = check_shape(shape[0] if len(shape) == 1 else shape)
+        self._build()
         R, C = self.blocksize
         if M % R or N % C:
             raise ValueError(f"shape must be divisible into {self.blocksize} blocks. Got {(M, N)}")

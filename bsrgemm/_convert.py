@@ -185,22 +185,57 @@ class Conversions(Base):
 
     # ------------------------------------------------------------------------------------- shape
     def transpose(self, axes: tuple[int, int] | None = None, copy: bool = False) -> Self:
-        """Rows and columns exchanged: BSR with blocks (C, R), sorted."""
+        """Rows and columns exchanged: BSR with blocks (C, R), sorted.
+
+        Nothing is copied yet: products with dense arrays read this matrix as it lies, and the transpose builds
+        arrays of its own when one of them is first asked for or assigned.
+
+        Parameters
+        ----------
+        axes : (1, 0), optional
+            The one permutation there is.
+        copy : bool
+            Build the arrays now.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+
+        Notes
+        -----
+        Until its arrays are built the transpose takes its values from the arrays that this matrix had when it was
+        transposed. What is written into ``A.data[...]`` meanwhile, or by another matrix that shares that array,
+        shows in it; what this matrix's own operators and methods change (``A *= 2``, ``A[:2] = 0``, sorting, a new
+        ``A.data``) does not. The transpose of a transpose that is not built yet shares the arrays of the first matrix.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(8.0).reshape(2, 4), blocksize=(1, 2))
+        >>> A.T @ np.array([1.0, 1.0])
+        array([ 4.,  6.,  8., 10.])
+        >>> A.T.blocksize, A.T.T.data is A.data
+        ((2, 1), True)
+        """
         if axes is not None and axes != (1, 0):
             raise ValueError(f"axes: swapping dimensions is the only logical permutation, got {axes!r}")
-        blocks = self._home.transpose(self._sound, self._block_shape[1])
-        M, N = self._shape
-        return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
+        T = self._transposed()
+        return T.copy() if copy else T
 
     @property
     def T(self) -> Self:
-        """Transpose."""
-        return self.transpose()
+        """Transpose; nothing is copied until its arrays are asked for. See `transpose`."""
+        return self._transposed()
 
     @property
     def mT(self) -> Self:
-        """Matrix transpose."""
-        return self.transpose()
+        """Matrix transpose; the same as `T`."""
+        return self._transposed()
+
+    @property
+    def H(self) -> Self:
+        """Conjugate transpose; nothing is copied for real dtypes until its arrays are asked for."""
+        return (self.conjugate() if self.dtype.kind == "c" else self)._transposed()
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool = False) -> Any:
         """Another shape with the same elements: this matrix if it is the same, otherwise COO."""

@@ -90,6 +90,7 @@ class Indexing(Conversions):
         stored[rows, cols] = True
         if bool(((tiles != 0).any(axis=(2, 3)) & ~stored).any()):  # synchronize!
             raise ValueError("value: not zero where no block is stored; assignment does not add blocks")
+        self._before_writing()
         self.data[where] = tiles[rows, cols]
 
     def _assignable(self, value: Any, name: str) -> Array:

@@ -207,8 +207,8 @@ class bsr_matrix(_BSR):
         return self._asfptype()
 
     def getH(self) -> Self:
-        """Conjugate transpose."""
-        return self.conjugate().transpose()
+        """Conjugate transpose; nothing is copied for real dtypes until its arrays are asked for."""
+        return self.H
 
     def getrow(self, i: int) -> Any:
         """Row i as a CSR matrix (1, N)."""

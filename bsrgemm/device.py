@@ -13,8 +13,11 @@ from cupyx.scipy.sparse import _base as cupyx_base
 from . import launch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, Home
+from .prepared import Prepared, flat, run
 
 _NO_ORDER = np.uintp(0)
+#: Work lists count in 32 bits.
+_MOST_INT32 = 2**31
 
 
 class CudaHome(Home):
@@ -70,8 +73,8 @@ class CudaHome(Home):
         out = cupy.empty(n, indptr.dtype)
         if n:
             config = tuning.Expand(tuning.element(indptr.dtype))
-            args = (launch.flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
-            launch.run(config, config.grid(n), args)
+            args = (flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
+            run(config, config.grid(n), args)
         return out
 
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
@@ -84,26 +87,43 @@ class CudaHome(Home):
         entries = rows if order is None else len(order)
         config = tuning.segment(values.dtype, op, entries // segments, width)
         args = (
-            launch.flat(values),
-            _NO_ORDER if order is None else launch.flat(order.astype(np.int64, copy=False)),
-            launch.flat(starts.astype(np.int64, copy=False)),
+            flat(values),
+            _NO_ORDER if order is None else flat(order.astype(np.int64, copy=False)),
+            flat(starts.astype(np.int64, copy=False)),
             out,
             *(np.int64(v) for v in (segments, entries, rows, width)),
         )
-        launch.run(config, config.grid(segments), args)
+        run(config, config.grid(segments), args)
         return out
 
     def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
         return self._prepared(A).extents
 
-    def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
-        launch.product(self._prepared(A), B, out, acc, alpha, beta)
+    def spmm(
+        self,
+        A: Any,
+        B: Array,
+        out: Array,
+        acc: np.dtype[Any],
+        alpha: Any,
+        beta: Any,
+        *,
+        transposed: bool = False,
+        precision: str | None = None,
+        fp8: bool = False,
+    ) -> None:
+        if transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
+            A, transposed = self.transposed_copy(A), False
+        if fp8 and launch.wants_columns(B):
+            B = cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
+        tf32 = precision == "tf32"
+        launch.product(self._prepared(A), A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
 
-    def _prepared(self, A: Any) -> launch.Prepared:
+    def _prepared(self, A: Any) -> Prepared:
         """What the matrix remembers for its kernels, made anew when its arrays are others."""
-        prepared: launch.Prepared | None = A.__dict__.get("_prepared")
+        prepared: Prepared | None = A.__dict__.get("_prepared")
         if prepared is None or not prepared.fits(A):
-            prepared = A._prepared = launch.Prepared(A, self.extent)
+            prepared = A._prepared = Prepared(self, A)
         return prepared
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
@@ -112,8 +132,8 @@ class CudaHome(Home):
         out = cupy.empty((len(starts), R, N), dtype)
         if out.size:
             config = tuning.pairs(tuning.types(a.dtype, b.dtype, dtype, dtype, np.dtype(np.int64)), R * N)
-            arrays = (launch.flat(x) for x in (a, ia, b, ib, starts))
+            arrays = (flat(x) for x in (a, ia, b, ib, starts))
             sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
             args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
-            launch.run(config, config.grid(len(starts)), args)
+            run(config, config.grid(len(starts)), args)
         return out

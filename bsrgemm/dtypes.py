@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16 as _bfloat16
+from ml_dtypes import float8_e4m3fn as _float8
 from numpy.typing import DTypeLike
 
 BFLOAT16 = np.dtype(_bfloat16)
 FLOAT16 = np.dtype(np.float16)
 BOOL = np.dtype(np.bool_)
+UINT8 = np.dtype(np.uint8)
+#: Read and multiplied, never held: a matrix of fp8 numbers is one of uint8.
+FLOAT8 = np.dtype(_float8)
 
 #: Every dtype that a matrix may hold on a GPU; the host also takes NumPy's long double types.
 DEVICE_DTYPES: tuple[np.dtype[Any], ...] = (
@@ -25,6 +29,8 @@ HOST_DTYPES: tuple[np.dtype[Any], ...] = (*DEVICE_DTYPES, np.dtype("g"), np.dtyp
 
 #: 16-bit floats: stored, never summed in.
 HALF_DTYPES = (FLOAT16, BFLOAT16)
+#: What a product of fp8 numbers is delivered in.
+FP8_RESULTS = (np.dtype(np.float32), *HALF_DTYPES)
 
 
 def check_dtype(dtype: DTypeLike, supported: tuple[np.dtype[Any], ...], what: str = "dtype") -> np.dtype[Any]:

@@ -104,11 +104,40 @@ class Home(ABC):
         """
 
     @abstractmethod
-    def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
-        """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and 2-D dense `B`, `out` of any strides.
+    def spmm(
+        self,
+        A: Any,
+        B: Array,
+        out: Array,
+        acc: np.dtype[Any],
+        alpha: Any,
+        beta: Any,
+        *,
+        transposed: bool = False,
+        precision: str | None = None,
+        fp8: bool = False,
+    ) -> None:
+        """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and dense `B`, `out` of any strides.
 
-        Products are summed in `acc`. `out` is not read when `beta` is 0.
+        `B` is (K, N) and `out` (M, N), or (batch, K, N) and (batch, M, N). Products are summed in `acc`. `out` is not
+        read when `beta` is 0. `transposed`: the transpose of `A` is multiplied; `A` has the arrays that are read, and
+        what is remembered on it serves the next call. `precision`: "tf32" allows it where `acc` is float32 or
+        complex64, None and "float32" do not. `fp8`: the bytes of `A` and `B` are e4m3 numbers, duplicates included.
         """
+
+    def transposed_copy(self, A: Any) -> Any:
+        """The transpose of `A` in arrays of its own, for a kernel that cannot read `A` along its columns.
+
+        Kept on `A` while that has the same arrays. Its values are taken anew each time: a user may have written some.
+        """
+        blocks, kept = A._blocks, A.__dict__.get("_transposed_copy")
+        if kept is None or any(a is not b for a, b in zip(kept[0], blocks, strict=True)) or kept[1] != A._shape:
+            order = self.xp.argsort(blocks.indices, kind="stable")  # as `structure.transpose` has it
+            kept = A._transposed_copy = (blocks, A._shape, A._transpose_now(), order)
+            return kept[2]
+        _, _, T, order = kept
+        T.data[...] = blocks.data[order].transpose(0, 2, 1)
+        return T
 
     @abstractmethod
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:

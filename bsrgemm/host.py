@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +14,7 @@ from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
 from . import structure
-from .dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
+from .dtypes import BOOL, FLOAT8, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from .home import Array, Home
 from .structure import Blocks
 
@@ -21,8 +23,16 @@ _PANEL_FLOPS = 50_000
 #: A gathered panel of B: small enough for the caches, wide enough for BLAS.
 _PANEL_BYTES = 4 << 20
 _LEAST_PANEL_COLUMNS = 64
+#: Columns of a batch multiplied at a time: enough for BLAS, and a copy of no more than that.
+_BATCH_COLUMNS = 256
+#: Values of A cast or transposed at a time for SciPy's loops.
+_LOOP_BYTES = 4 << 20
+#: The number behind each byte of fp8.
+_FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
 #: Pairs of blocks multiplied at a time in a sparse product: bounds the gathered copies.
 _PAIR_BYTES = 1 << 26
+
+_Cast = Callable[[Array], Array]
 
 
 class NumpyHome(Home):
@@ -87,35 +97,50 @@ class NumpyHome(Home):
         acc = accumulator_dtype(values.dtype)
         return np.add.reduceat(values, starts, axis=0, dtype=acc).astype(values.dtype, copy=False)
 
-    def spmm(self, A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
-        direct = beta == 0 and out.dtype == acc and out.flags.c_contiguous
-        product = out if direct else np.empty(out.shape, acc)
-        self._product(A, B.astype(acc, copy=False), product)
-        if alpha != 1:
-            np.multiply(product, _number(acc, alpha), out=product)  # "and" for booleans
-        if direct:
-            return
-        if beta == 0:
-            out[...] = product
-        elif acc == BOOL:
-            out |= product
-        else:
-            out[...] = product + _number(acc, beta) * out.astype(acc, copy=False)
+    def spmm(
+        self,
+        A: Any,
+        B: Array,
+        out: Array,
+        acc: np.dtype[Any],
+        alpha: Any,
+        beta: Any,
+        *,
+        transposed: bool = False,
+        precision: str | None = None,
+        fp8: bool = False,
+    ) -> None:
+        (M, N), (_, R, C) = A._shape, A.data.shape
+        blocks = self.sound(A._blocks, M // R, N // C)
 
-    def _product(self, A: Any, B: Array, out: Array) -> None:
-        """``out = A @ B`` in the dtype of B and out."""
-        (M, N), (R, C) = A.shape, A.blocksize
-        data, indices, indptr = blocks = self.sound(A._blocks, M // R, N // C)
-        work = 2 * data.size * B.shape[1] / max(1, M // R)  # flops of a block row
-        if B.shape[1] > 1 and out.dtype.char in "fdFD" and work >= _PANEL_FLOPS:
-            _multiply_panels(blocks, np.ascontiguousarray(B), out)
+        def wide(x: Array) -> Array:
+            """Stored values in the dtype of the sums."""
+            return np.take(_FP8_VALUES, x) if fp8 else x.astype(acc, copy=False)
+
+        def multiply(B: Array, out: Array) -> None:
+            """The product of one matrix, or of several: (K, n, N) times A gives (M, n, N)."""
+            rows, width = len(out), math.prod(out.shape[1:])
+            direct = beta == 0 and out.dtype == acc and out.flags.c_contiguous
+            product = out if direct else np.empty(out.shape, acc)
+            _multiply(blocks, wide(B).reshape(len(B), width), product.reshape(rows, width), transposed, wide)
+            if alpha != 1:
+                np.multiply(product, _number(acc, alpha), out=product)  # "and" for booleans
+            if direct:
+                return
+            if beta == 0:
+                out[...] = product
+            elif acc == BOOL:
+                out |= product
+            else:
+                out[...] = product + _number(acc, beta) * out.astype(acc, copy=False)
+
+        if B.ndim == 2:
+            multiply(B, out)
             return
-        out[...] = 0
-        flat = data.astype(out.dtype, copy=False).ravel(), B.ravel(), out.ravel()
-        if B.shape[1] == 1:
-            _sparsetools.bsr_matvec(M // R, N // C, R, C, indptr, indices, *flat)
-        else:
-            _sparsetools.bsr_matvecs(M // R, N // C, B.shape[1], R, C, indptr, indices, *flat)
+        together = max(1, _BATCH_COLUMNS // max(1, B.shape[2]))
+        for first in range(0, len(B), together):
+            batch = slice(first, first + together)
+            multiply(B[batch].transpose(1, 0, 2), out[batch].transpose(1, 0, 2))
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         acc = accumulator_dtype(dtype)
@@ -192,13 +217,74 @@ class NumpyHome(Home):
         return Blocks(data[:used], indices[:used], indptr)
 
 
-def _multiply_panels(blocks: Blocks, B: Array, out: Array) -> None:
+def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
+    """``out = A @ B`` or ``A.T @ B`` in the dtype of B and `out`, which is contiguous."""
+    data = blocks.data
+    rows, width = out.shape
+    side = data.shape[2 if transposed else 1]
+    work = 2 * data.size * width / max(1, rows // side)  # flops of a block row
+    if width > 1 and out.dtype.char in "fdFD" and work >= _PANEL_FLOPS:
+        _multiply_panels(blocks, np.ascontiguousarray(B), out, transposed, wide)
+    else:
+        out[...] = 0
+        _multiply_loops(blocks, B.ravel(), out.ravel(), width, transposed, wide)
+
+
+def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: bool, wide: _Cast) -> None:
+    """``y += A @ x`` or ``A.T @ x`` by SciPy's loops, `x` and `y` being matrices of `width` columns, flat.
+
+    Values that must be cast or transposed are so by a few block rows at a time.
+    """
+    data, indices, indptr = blocks
+    block_rows = len(indptr) - 1
+    _, R, C = data.shape
+    block_cols = (len(y) if transposed else len(x)) // max(1, width * C)
+    single = R == C == 1  # CSR, whose transpose is CSC with the same arrays
+    if data.dtype == y.dtype and (single or not transposed):
+        if transposed:
+            _loop("csc", (block_cols, block_rows), (), width, indptr, indices, data.ravel(), x, y)
+        else:
+            _loop("bsr", (block_rows, block_cols), (R, C), width, indptr, indices, data.ravel(), x, y)
+        return
+    most = max(block_cols if transposed else 1, _LOOP_BYTES // (R * C * y.itemsize))
+    first = 0
+    while first < block_rows:
+        start = int(indptr[first])
+        last = max(first + 1, int(np.searchsorted(indptr, start + most, side="right")) - 1)
+        stop, count = int(indptr[last]), last - first
+        pattern, values = (indptr[first : last + 1] - indptr[first], indices[start:stop]), data[start:stop]
+        here = slice(first * R * width, last * R * width)
+        if not transposed:
+            _loop("bsr", (count, block_cols), (R, C), width, *pattern, wide(values).ravel(), x, y[here])
+        elif single:
+            _loop("csc", (block_cols, count), (), width, *pattern, wide(values).ravel(), x[here], y)
+        else:
+            turned, columns = np.empty_like(values), np.empty(block_cols + 1, indptr.dtype)
+            rows = np.empty(stop - start, indices.dtype)
+            _sparsetools.bsr_transpose(count, block_cols, R, C, *pattern, _bits(values), columns, rows, _bits(turned))
+            _loop("bsr", (block_cols, count), (C, R), width, columns, rows, wide(turned).ravel(), x[here], y)
+        first = last
+
+
+def _loop(format: str, shape: tuple[int, int], block: tuple[int, ...], width: int, *arrays: Array) -> None:
+    if width == 1:
+        getattr(_sparsetools, f"{format}_matvec")(*shape, *block, *arrays)
+    else:
+        getattr(_sparsetools, f"{format}_matvecs")(*shape, width, *block, *arrays)
+
+
+def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
     """``out = A @ B`` by BLAS, one block row at a time: its blocks side by side times the rows of B that they meet.
 
-    Beside the operands it holds one gathered panel of B and one row of A.
+    ``A.T @ B`` likewise, one block column of A at a time: BLAS reads its blocks, one below the other, transposed.
+    Beside the operands it holds one gathered panel of B and one row or column of A.
     """
     data, indices, indptr = blocks
     (_, R, C), (K, N) = data.shape, B.shape
+    order = None
+    if transposed:
+        order, indices, indptr = _by_column(blocks, len(out) // C)
+        R, C = C, R
     longest = int(np.diff(indptr).max(initial=0)) * C
     width = min(N, max(_LEAST_PANEL_COLUMNS, _PANEL_BYTES // max(1, longest * B.itemsize)))
     panel = np.empty(longest * width, B.dtype)
@@ -216,8 +302,21 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array) -> None:
             gathered = panel[: k * n]
             # "clip" writes straight into the panel; the indices are known to be in range
             np.take(columns, indices[first:last], axis=0, out=gathered.reshape(-1, C * n), mode="clip")
-            row = data[first:last].transpose(1, 0, 2).reshape(R, k).astype(B.dtype, copy=False)
+            if order is None:
+                row = wide(data[first:last].transpose(1, 0, 2).reshape(R, k))
+            else:
+                row = wide(data[order[first:last]]).reshape(k, R).T
             np.matmul(row, gathered.reshape(k, n), out=target)
+
+
+def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:
+    """The blocks column by column: (their positions, their block rows, where each column begins)."""
+    _, indices, indptr = blocks
+    n = len(indices)
+    order, rows, begins = np.empty(n, indices.dtype), np.empty(n, indices.dtype), np.empty(block_cols + 1, indptr.dtype)
+    positions = np.arange(n, dtype=indices.dtype)
+    _sparsetools.csr_tocsc(len(indptr) - 1, block_cols, indptr, indices, positions, begins, rows, order)
+    return order, rows, begins
 
 
 def _number(dtype: np.dtype[Any], x: Any) -> Any:

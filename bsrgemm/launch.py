@@ -1,12 +1,13 @@
-"""From a product on the GPU to a launch: what is worth remembering of a matrix, and the kernel's one argument.
+"""From a product on the GPU to a launch: the kernel for the operands, and its argument.
 
-A call on a prepared matrix packs some twenty numbers and starts a kernel; everything else was looked up before.
+A call on a prepared matrix packs some thirty numbers and starts a kernel; everything else was looked up before.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -14,21 +15,29 @@ import cupy
 import numpy as np
 
 from . import jit, tensormap, tuning
-from .dtypes import HALF_DTYPES
 from .home import Array
+from .prepared import Prepared
 
-#: Of `Product` in cuda/bsr.cuh: alpha and beta, then pointers, sizes, strides, block sides and the flag.
-_FIELDS = "5P8q3i"
-_NUMBERS = {"f": "f", "d": "d", "F": "2f", "D": "2d", "I": "I", "L": "Q", "Q": "Q", "?": "?"}
+#: Of `Product` in cuda/bsr.cuh behind alpha and beta: pointers, sizes, strides, block sides and the flag.
+_PRODUCT = "6P11q3i"
+#: Of `Schedule`.
+_SCHEDULE = "9P"
+#: alpha and beta.
+_NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
 #: Of a tensor map, in bytes.
 _MOST_STRIDE = 2**40
-#: Different widths and dtypes of B remembered per matrix.
-_MOST_PLANS = 64
+_MAP_BYTES = 128
+#: Places of operands remembered per plan.
+_MOST_MAPS = 64
+#: Counters of a stream: enough for most launches on most cards.
+_LEAST_COUNTERS = 1024
+#: The address by which CUDA knows the stream that each thread has for itself.
+_PER_THREAD = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
-    """A kernel with its launch shape, for one matrix and one kind of right-hand side."""
+    """A kernel with its launch shape and work list, for one matrix and one kind of right-hand side."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -36,170 +45,265 @@ class Plan:
     layout: struct.Struct
     argument: np.dtype[Any]
     number: Any
-    sm90: tuning.GemmSm90 | None = None
+    #: of the index: indices, indptr, places; then sizes: block rows, block columns, blocks, N, batches
+    pointers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    sides: tuple[int, int]
+    #: arrays behind the pointers
+    kept: Any
+    tensor: Tensor | None = None
 
 
-class Prepared:
-    """A BSR matrix as kernels see it. Belongs to the three arrays it was made from.
+@dataclass(slots=True)
+class Tensor:
+    """What the tensor-core kernels need beyond a plan."""
 
-    `whole` is the matrix's shape, or None if an array had to be copied to be read as one piece.
-    """
-
-    __slots__ = (
-        *("_kept", "_order", "_ordered", "_plans", "extents", "half"),
-        *("indices_dtype", "pointers", "shape", "sizes", "source", "whole"),
-    )  # fmt: skip
-
-    def __init__(self, A: Any, extent: Any) -> None:
-        data, indices, indptr = self.source = (A.data, A.indices, A.indptr)
-        if indices.dtype != indptr.dtype:
-            indptr = indptr.astype(indices.dtype)
-        self._kept = tuple(flat(x) for x in (data, indices, indptr))
-        blocks, R, C = data.shape
-        self.shape = (len(indptr) - 1, R, C)
-        self.indices_dtype = indices.dtype
-        self.pointers = tuple(x.data.ptr for x in self._kept)
-        self.sizes = (len(indptr) - 1, A._shape[1] // C, blocks)
-        self.extents = tuple(extent(x) for x in self.source)
-        self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
-        # Tensor maps count in 32 bits and start at multiples of 16 bytes.
-        self.half = (
-            bool(blocks)
-            and data.dtype in HALF_DTYPES
-            and max(blocks * R, *A._shape) < 2**31
-            and self.pointers[0] % 16 == 0
-        )
-        self._order: Array | None = None
-        self._ordered: Any = None
-        self._plans: dict[Any, Plan] = {}
-
-    def fits(self, A: Any) -> bool:
-        """Are these still the shape and the arrays of the matrix, read where they are and not from a copy?"""
-        data, indices, indptr = self.source
-        return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
-
-    def order(self) -> Array:
-        """Block rows, longest first: found once, on the device. Any permutation gives the same result."""
-        if self._order is None:
-            lengths = cupy.diff(self._kept[2])
-            self._order = cupy.argsort(-lengths).astype(np.int32)
-            self._ordered = cupy.cuda.get_current_stream().record()
-        elif self._ordered is not None:  # another stream must not run ahead of the sort
-            if self._ordered.done:
-                self._ordered = None
-            else:
-                cupy.cuda.get_current_stream().wait_event(self._ordered)
-        return self._order
-
-    def plan(self, B: Array, out: Array, acc: np.dtype[Any], overwrite: bool) -> Plan:
-        """The kernel for these operands; `overwrite` says that `out` is not read."""
-        key: tuple[Any, ...] = (B.dtype, out.dtype, acc, B.shape[1])
-        if self.half:
-            key = (*key, _order(B), overwrite and out.dtype == B.dtype and _order(out) == "C")
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._new_plan(*key)
-        return plan
-
-    def _new_plan(self, b: Any, c: Any, acc: np.dtype[Any], N: int, order: str = "", tma_store: bool = False) -> Plan:
-        block_rows, R, C = self.shape
-        names = tuning.types(self.source[0].dtype, b, c, acc, self.indices_dtype)
-        number = tuning.accumulator(acc)[1]
-        code = _NUMBERS[number.char]
-        size = struct.calcsize(f"@{code}{code}{_FIELDS}")
-        padding = -size % 16  # a struct's size is a multiple of its alignment, at most 16
-        packing = struct.Struct(f"@{code}{code}{_FIELDS}{padding}x")
-        argument = np.dtype([("opaque", "<u8", ((size + padding) // 8,))])
-        arch = jit.device_target()
-        if order and tuning.sm90_serves(arch, names, block_rows, R, C, N):
-            sm90 = tuning.gemm_sm90(names, R, C, order == "F", tma_store)
-            kernel = jit.load(sm90.spec(), arch)
-            kernel.max_dynamic_shared_size_bytes = sm90.shared_bytes
-            grid = (sm90.ctas(block_rows, R, N, _multiprocessors()),)
-            return Plan(kernel, grid, (sm90.threads,), packing, argument, number.type, sm90)
-        config = tuning.spmm(names, R, C, N)
-        kernel = jit.load(config.spec(), arch)
-        return Plan(kernel, config.grid(block_rows, R, N), (config.threads,), packing, argument, number.type)
+    config: tuning.GemmSm90
+    shared_bytes: int
+    #: of the work list: items, splits, count, columns, blocks, slots
+    pointers: tuple[int, ...]
+    #: floats and counts for groups that come in pieces
+    scratch: tuple[int, int]
+    group: int
+    map_a: bytes
+    maps: dict[Any, bytes] = field(default_factory=dict)
 
 
-def product(prepared: Prepared, B: Array, out: Array, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
-    """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream."""
-    plan = prepared.plan(B, out, acc, beta == 0)
-    b_row, b_col = B.strides
-    c_row, c_col = out.strides
+def product(
+    prepared: Prepared,
+    shape: tuple[int, int],
+    B: Array,
+    out: Array,
+    acc: np.dtype[Any],
+    alpha: Any,
+    beta: Any,
+    *,
+    transposed: bool = False,
+    tf32: bool = False,
+    fp8: bool = False,
+) -> None:
+    """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream, with A of `shape` or its transpose."""
+    b_order, c_order = _order(B), _order(out)
+    batches = B.shape[0] if B.ndim == 3 else 1
+    overwrite = beta == 0
+    key = (shape, B.dtype, out.dtype, acc, B.shape[-1], batches, b_order, c_order, overwrite, transposed, tf32, fp8)
+    plan: Plan = prepared.plan(key, lambda: _plan(prepared, *key))
     b_size, c_size = B.itemsize, out.itemsize
-    packed = plan.layout.pack(
+    b_strides, c_strides = B.strides, out.strides
+    numbers = (
         *_words(plan.number, alpha),
         *_words(plan.number, beta),
-        *prepared.pointers,
+        prepared.pointer,
+        *plan.pointers,
         B.data.ptr,
         out.data.ptr,
-        *prepared.sizes,
-        B.shape[1],
-        b_row // b_size,
-        b_col // b_size,
-        c_row // c_size,
-        c_col // c_size,
-        *prepared.shape[1:],
-        beta != 0,
+        *plan.sizes,
+        b_strides[-2] // b_size,
+        b_strides[-1] // b_size,
+        b_strides[0] // b_size if batches > 1 else 0,
+        c_strides[-2] // c_size,
+        c_strides[-1] // c_size,
+        c_strides[0] // c_size if batches > 1 else 0,
+        *plan.sides,
+        not overwrite,
     )
-    argument = np.frombuffer(packed, plan.argument)
-    if plan.sm90 is None:
+    tensor = plan.tensor
+    if tensor is None:
+        argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
         plan.kernel(plan.grid, plan.threads, (argument,))
+        return
+    floats, counts = tensor.scratch
+    counters = _counters(2 + counts).data.ptr
+    partial = cupy.empty(floats, np.float32) if floats else None
+    pieces = 0 if partial is None else partial.data.ptr
+    packed = plan.layout.pack(*numbers, *tensor.pointers, counters, pieces, counters + 8, tensor.group)
+    maps = tensor.map_a + _operand_maps(tensor, B, out)
+    argument = np.frombuffer(maps + packed, plan.argument)
+    plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=tensor.shared_bytes)
+
+
+def _plan(
+    prepared: Prepared,
+    shape: tuple[int, int],
+    b: Any,
+    c: Any,
+    acc: np.dtype[Any],
+    N: int,
+    batches: int,
+    b_order: str,
+    c_order: str,
+    overwrite: bool,
+    transposed: bool,
+    tf32: bool,
+    fp8: bool,
+) -> Plan:
+    data = prepared.source[0]
+    sides, counts = data.shape[1:], (shape[0] // data.shape[1], shape[1] // data.shape[2])
+    block_cols = counts[1]
+    if transposed:
+        sides, counts = sides[::-1], counts[::-1]
+    index = np.dtype(np.int32) if transposed else prepared.indices_dtype
+    names = tuning.types(data.dtype, b, c, acc, index)
+    if fp8:
+        names = tuning.scaled(names)
+    problem = tuning.Problem(
+        jit.device_target(), names, sides[0], sides[1], N, batches, counts[0], counts[1], prepared.blocks, transposed,
+        b_order, c_order, overwrite, prepared.pointer % 16 == 0, tf32,
+    )  # fmt: skip
+    config = tuning.gemm(problem)
+    kernel = jit.load(config.spec(), problem.arch)
+    number = tuning.accumulator(acc)[1]
+    product_format = f"@{_NUMBERS[number.char]}{_PRODUCT}"
+    sizes = (*counts, prepared.blocks, N, batches)
+    if isinstance(config, tuning.GemmSm90):
+        tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
+        kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+        layout, argument = _packing(f"{product_format}4x{_SCHEDULE}i", 3 * _MAP_BYTES, 64)
+        grid: tuple[int, ...] = (ctas,)
+        pointers: tuple[int, ...] = (0, 0, 0)
     else:
-        maps = _tensor_maps(plan.sm90, prepared, B, out)
-        group = np.int32(plan.sm90.group(B.shape[0]))
-        args = (*maps, argument, prepared.order(), group)
-        plan.kernel(plan.grid, plan.threads, args, shared_mem=plan.sm90.shared_bytes)
+        tensor = None
+        kept = prepared.index(block_cols, transposed)
+        pointers = tuple(0 if x is None else x.data.ptr for x in kept)
+        layout, argument = _packing(product_format, 0, 16)
+        grid = config.grid(counts[0] * batches, sides[0], N)
+    return Plan(
+        kernel, grid, (config.threads,), layout, argument, number.type, pointers, sizes, sides, kept, tensor
+    )  # fmt: skip
 
 
-def _tensor_maps(config: tuning.GemmSm90, prepared: Prepared, B: Array, out: Array) -> tuple[Any, Any, Any]:
-    """How the copy engine sees A's blocks one below the other, B and the result."""
-    dtype = str(prepared.source[0].dtype)
-    _, R, C = prepared.shape
-    K, N = B.shape
-    side = config.tile_k
-    a = tensormap.encode(
-        prepared.pointers[0], dtype, (C, prepared.sizes[2] * R), (2 * C,), (side, config.tile_m), swizzle="128B"
+def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, np.dtype[Any]]:
+    """How a struct with these fields is packed behind `before` bytes, and the dtype of it all as one argument."""
+    size = struct.calcsize(fields)
+    padding = -(before + size) % alignment
+    return struct.Struct(f"{fields}{padding}x"), np.dtype([("opaque", "<u8", ((before + size + padding) // 8,))])
+
+
+def _tensor(
+    prepared: Prepared, problem: tuning.Problem, config: tuning.GemmSm90, block_cols: int
+) -> tuple[Tensor, int, Any]:
+    """Work list and launch of a tensor-core kernel."""
+    pattern = prepared.pattern(block_cols, problem.transposed)
+    groups = prepared.groups(pattern, problem.R // config.slot_rows, config.slots)
+    column_tiles = -(-problem.N // config.tile_n) * problem.batches
+    multiprocessors = _multiprocessors()
+    items = prepared.items(pattern, groups, problem.K, column_tiles, multiprocessors)
+    arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.slots)
+    if items.pieces:
+        ctas = multiprocessors
+    else:  # as few as finish in the same number of rounds: the rest would only draw power
+        tiles = groups.count * column_tiles
+        ctas = -(-tiles // -(-tiles // multiprocessors))
+    tiles_of_pieces = items.pieces * column_tiles
+    scratch = (tiles_of_pieces * config.tile_m * config.tile_n, tiles_of_pieces * 2)
+    group = config.group(problem.block_cols * problem.K)
+    tensor = Tensor(
+        config, config.shared_bytes, tuple(x.data.ptr for x in arrays), scratch, group, _block_map(prepared, config)
     )
-    if config.b_transposed:
-        b = tensormap.encode(B.data.ptr, dtype, (K, N), (B.strides[1],), (side, config.tile_n), swizzle="128B")
-    else:
-        b = tensormap.encode(B.data.ptr, dtype, (N, K), (B.strides[0],), (64, side), swizzle="128B")
-    if not config.tma_store:
-        return a, b, b
-    M = prepared.shape[0] * R
-    return a, b, tensormap.encode(out.data.ptr, dtype, (N, M), (out.strides[0],), (64, 64), swizzle="128B")
+    return tensor, ctas, arrays
+
+
+def _block_map(prepared: Prepared, config: tuning.GemmSm90) -> bytes:
+    """How the copy engine sees A's blocks: one below the other, those of small slots as lines of 128 bytes."""
+    data = prepared.source[0]
+    blocks, rows, cols = data.shape
+    if config.slot_rows < 64:
+        if not config.flat:
+            return bytes(_MAP_BYTES)
+        dims, box = (64, data.size // 64), (64, config.slot_rows * config.depth // 64)
+        return tensormap.encode(prepared.pointer, str(data.dtype), dims, (128,), box, swizzle="128B").tobytes()
+    box = (64, config.depth) if config.a_transposed else (128 // data.itemsize, config.slot_rows)
+    dims, strides = (cols, blocks * rows), (cols * data.itemsize,)
+    return tensormap.encode(prepared.pointer, str(data.dtype), dims, strides, box, swizzle="128B").tobytes()
+
+
+def _operand_maps(tensor: Tensor, B: Array, out: Array) -> bytes:
+    """How the copy engine sees B and, where it is written in tiles, the result."""
+    key = (B.data.ptr, B.strides, out.data.ptr, out.strides)
+    maps = tensor.maps.get(key)
+    if maps is None:
+        if len(tensor.maps) >= _MOST_MAPS:
+            tensor.maps.clear()
+        config = tensor.config
+        small = config.slot_rows < 64
+        if config.b_transposed:
+            row = 2 * config.depth if small else 128
+            b = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
+        else:
+            b = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
+        stored = min(64, config.slot_rows)
+        if config.store == "rows":
+            c = _map(out, False, (64, stored, 1), "128B")
+        elif config.store == "columns":
+            c = _map(out, True, (stored, 64, 1), f"{2 * stored}B")
+        else:
+            c = bytes(_MAP_BYTES)
+        maps = tensor.maps[key] = b + c
+    return maps
+
+
+def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False) -> bytes:
+    """A batch of matrices read along rows or columns, or as slabs of 64 columns side by side: four dimensions."""
+    rows, cols = x.shape[-2:]
+    dims, pitch = ((rows, cols), x.strides[-1]) if columns else ((cols, rows), x.strides[-2])
+    count, slab_pitch = 1, pitch
+    if slabs:
+        dims, count, slab_pitch = (64, rows), cols // 64, 64 * x.itemsize
+    batches, batch_pitch = (x.shape[0], x.strides[0]) if x.ndim == 3 and x.shape[0] > 1 else (1, pitch)
+    return tensormap.encode(
+        *(x.data.ptr, str(x.dtype), (*dims, count, batches), (pitch, slab_pitch, batch_pitch), (*box, 1)),
+        swizzle=swizzle,
+    ).tobytes()
 
 
 def _order(x: Array) -> str:
-    """ "C" or "F" for a matrix that the copy engine can read along rows or columns, otherwise nothing."""
-    if x.data.ptr % 16 or x.itemsize != 2:
+    """ "C" or "F" for matrices that the copy engine can read along rows or columns, otherwise nothing."""
+    strides = x.strides
+    if x.data.ptr % 16 or (len(strides) == 3 and x.shape[0] > 1 and not 0 < strides[0] < _MOST_STRIDE):
         return ""
-    row, col = x.strides
-    if col == 2 and row % 16 == 0 and 2 * x.shape[1] <= row < _MOST_STRIDE:
+    if len(strides) == 3 and strides[0] % 16:
+        return ""
+    size = x.itemsize
+    row, col = strides[-2:]
+    rows, cols = x.shape[-2:]
+    if col == size and row % 16 == 0 and size * cols <= row < _MOST_STRIDE:
         return "C"
-    if row == 2 and col % 16 == 0 and 2 * x.shape[0] <= col < _MOST_STRIDE:
+    if row == size and col % 16 == 0 and size * rows <= col < _MOST_STRIDE:
         return "F"
     return ""
+
+
+def wants_columns(B: Array) -> bool:
+    """Would the tensor cores read these bytes of fp8, if only they were column-major? They cannot read across K."""
+    return jit.device_target() == "sm_90a" and _order(B) != "F" and B.shape[-1] > 1
+
+
+_zeroed: dict[tuple[int, int, int], Array] = {}
+_captured: list[Array] = []
+
+
+def _counters(count: int) -> Array:
+    """Zeros that no other kernel uses meanwhile: kernels leave them at zero, and a stream runs one at a time.
+
+    A captured launch gets its own, since its graph may run beside anything.
+    """
+    stream = cupy.cuda.get_current_stream()
+    if stream.is_capturing():
+        counters = cupy.zeros(count, np.int32)
+        _captured.append(counters)
+        return counters
+    pointer = stream.ptr
+    key = (cupy.cuda.runtime.getDevice(), pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
+    found = _zeroed.get(key)
+    if found is None or len(found) < count:
+        found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
+    return found
 
 
 @cache
 def _multiprocessors() -> int:
     """Of CuPy's current device; all devices of one architecture count alike."""
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
-
-
-def run(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    """Start a kernel with separate arguments on CuPy's current device and stream."""
-    jit.load(config.spec(), jit.device_target())(grid, (config.threads,), args)
-
-
-def flat(x: Array) -> Array:
-    """Kernels read these arrays as one piece of memory."""
-    return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)
 
 
 def _words(kind: Any, x: Any) -> tuple[Any, ...]:

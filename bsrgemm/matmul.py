@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
+import os
+from functools import cache, lru_cache
+from typing import Any, Self
 
 import numpy as np
 
 from ._construct import from_sparse
 from ._reduce import Reductions
-from .dtypes import BOOL, accumulator_dtype, check_dtype, is_float, result_dtype
+from .dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
 from .home import Array
 from .homes import home_of
 from .structure import Blocks
 
+_PRECISIONS = (None, "float32", "tf32")
 
-def matmul(A: Any, B: Any, *, out: Array | None = None, out_dtype: Any = None, alpha: Any = 1, beta: Any = 0) -> Any:
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    precision: str | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+) -> Any:
     """``alpha * (A @ B) + beta * out`` for a BSR `A` and a dense `B`, or a dense `A` and a BSR `B`.
 
     Parameters
     ----------
     A, B : bsr_array or bsr_matrix, and a dense array in the same place
-        The dense operand may be 1-D or 2-D, have any strides and belong to any library that speaks DLPack
-        or the CUDA array interface.
+        The dense operand may have any strides and belong to any library that speaks DLPack or the CUDA array
+        interface. It is a vector, a matrix, or a batch of matrices: (batch, K, N) behind a BSR matrix of shape (M, K)
+        gives (batch, M, N), and (batch, N, M) before it gives (batch, N, K).
     out : array, optional
         Where to write, of any strides; must not overlap an operand. Read only when `beta` is not 0.
     out_dtype : dtype, optional
@@ -30,6 +46,14 @@ def matmul(A: Any, B: Any, *, out: Array | None = None, out_dtype: Any = None, a
         int32 from int8 to keep what they were summed in.
     alpha, beta : number
         Factors of the product and of what `out` holds.
+    precision : {"float32", "tf32"}, optional
+        For products in float32 and complex64: "tf32" lets tensor cores round the factors to 10 bits after the
+        point. By default float32, unless the environment variable CUPY_TF32 asks otherwise, as it does of CuPy; it
+        is read once. The CPU always computes in float32.
+    scale_a, scale_b : number, optional
+        With one of them both operands are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``) held as uint8, the dense
+        one on the CPU also under its own name. ``scale_a * scale_b * alpha * (A @ B) + beta * out`` is summed in
+        float32 and delivered in float32 or, by `out_dtype` or `out`, in float16 or bfloat16. A missing one is 1.
 
     Returns
     -------
@@ -50,57 +74,162 @@ def matmul(A: Any, B: Any, *, out: Array | None = None, out_dtype: Any = None, a
            [20., 20.],
            [30., 30.],
            [40., 40.]])
+    >>> bg.matmul(A, np.ones((5, 4, 3))).shape
+    (5, 4, 3)
+
+    fp8 operands are bytes, with a factor for each:
+
+    >>> from ml_dtypes import float8_e4m3fn
+    >>> X = np.array([[0.5, 1.0], [2.0, 3.0]], np.float32)
+    >>> A8 = bg.bsr_array(X.astype(float8_e4m3fn).view(np.uint8), blocksize=(2, 2))
+    >>> bg.matmul(A8, X.astype(float8_e4m3fn), scale_a=10)
+    array([[ 22.5,  35. ],
+           [ 70. , 110. ]], dtype=float32)
     """
+    if precision not in _PRECISIONS:
+        wrong = ValueError if isinstance(precision, str) else TypeError
+        raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
+    scale = None
+    if scale_a is not None or scale_b is not None:
+        scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
     if isinstance(A, Products):
-        return _times_dense(A, B, out, out_dtype, alpha, beta)
+        return _product(A, B, out, out_dtype, alpha, beta, precision, scale, names=("A", "B"))
     if not isinstance(B, Products):
         raise TypeError(
             f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
         )
-    X = _dense_operand(B, A, "A")
-    result = _times_dense(B.transpose(), X.T, None if out is None else out.T, out_dtype, alpha, beta, names=("B", "A"))
-    return result.T if out is None else out
+    return _product(B, A, out, out_dtype, alpha, beta, precision, scale, left=True, names=("B", "A"))
 
 
-def _dense_operand(A: Products, x: Any, name: str) -> Array:
-    X = A._operand(x, name)
-    if X is None or A._home.is_sparse(X):
-        raise TypeError(f"{name}: wanted a dense array on {A._home.name!r}, got {type(x).__name__}")
-    check_dtype(X.dtype, A._home.dtypes, name)
-    if X.ndim not in (1, 2):
-        raise ValueError(f"{name}: wanted 1 or 2 dimensions, got {X.ndim}")
-    return X
-
-
-def _times_dense(
-    A: Products, B: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, names: tuple[str, str] = ("A", "B")
+def _product(
+    A: Products,
+    x: Any,
+    out: Any = None,
+    out_dtype: Any = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    precision: str | None = None,
+    scale: float | None = None,
+    *,
+    left: bool = False,
+    names: tuple[str, str] = ("self", "other"),
 ) -> Array:
-    X = _dense_operand(A, B, names[1])
-    M, K = A._shape
-    if X.shape[0] != K:
+    """``A @ x``, or ``x @ A`` with the dense operand on the `left`; `scale` is that of fp8 operands."""
+    home = A._home
+    X = _dense_operand(A, x, names[1], scale is not None)
+    M, K = A._shape[::-1] if left else A._shape
+    ndim = X.ndim
+    if X.shape[-1 if left else max(0, ndim - 2)] != K:
         raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(X.shape)}")
-    shape = (M, *X.shape[1:])
-    promoted = result_dtype(A.dtype, X.dtype)
-    if out is not None and not A._home.is_dense(out):
-        raise TypeError(f"out: wanted an array on {A._home.name!r}, got {type(out).__name__}")
-    dtype = promoted if out is None else out.dtype
+    transposed = left
+    if A._origin is not None:
+        A, lazy = A._source()
+        transposed ^= lazy
+    if out is not None and not home.is_dense(out):
+        raise TypeError(f"out: wanted an array on {home.name!r}, got {type(out).__name__}")
+    wanted = None if out is None else out.dtype
     if out_dtype is not None:
-        dtype = check_dtype(out_dtype, A._home.dtypes, "out_dtype")
-    if dtype != promoted and not _can_hold(promoted, dtype):
-        raise TypeError(f"out_dtype: {dtype} cannot hold a product of {A.dtype} and {X.dtype} ({promoted})")
+        wanted = check_dtype(out_dtype, home.dtypes, "out_dtype")
+    if scale is None:
+        dtype, acc, single = _dtypes(A.data.dtype, X.dtype, wanted)
+        if single:
+            precision = precision or _default_precision()
+        elif precision is not None:
+            raise ValueError(
+                f"precision: {precision!r} is for products in float32 and complex64, got {A.data.dtype} and {X.dtype}, "
+                f"summed in {acc}"
+            )
+    else:
+        dtype, acc = _fp8_dtypes(A, names[0], wanted, precision)
     alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+    if left and ndim > 1:  # the transposed product, seen from the other side
+        X = X.T if ndim == 2 else X.swapaxes(1, 2)
+    shape = (M, *X.shape[1:]) if ndim < 3 else (X.shape[0], M, X.shape[2])
     if out is None:
         if beta != 0:
             raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
-        out = A._home.xp.empty(shape, dtype)
+        inner = home.xp.empty(shape, dtype)
     else:
-        _check_out(A, X, out, shape, dtype)
-    if out.size:
-        acc = accumulator_dtype(result_dtype(promoted, dtype))
-        A = A._for_product(acc)
-        X2, out2 = (X, out) if X.ndim == 2 else (X[:, None], out[:, None])
-        A._home.spmm(A, X2, out2, acc, alpha, beta)
-    return out
+        inner = out
+        _check_out(A, X, out, shape if not left or ndim < 2 else (*shape[:-2], shape[-1], M), dtype, names)
+        if left and ndim > 1:
+            inner = out.T if ndim == 2 else out.swapaxes(1, 2)
+    if inner.size:
+        X2, out2 = (X, inner) if ndim > 1 else (X[:, None], inner[:, None])
+        if scale is None:
+            A = A._for_product(acc)
+            home.spmm(A, X2, out2, acc, alpha, beta, transposed=transposed, precision=precision)
+        else:
+            home.spmm(A, X2, out2, acc, scale * alpha, beta, transposed=transposed, fp8=True)
+    if out is not None:
+        return out
+    if left and ndim > 1:
+        return inner.T if ndim == 2 else inner.swapaxes(1, 2)
+    return inner
+
+
+def _dense_operand(A: Products, x: Any, name: str, fp8: bool) -> Array:
+    X = A._operand(x, name)
+    if X is None or A._home.is_sparse(X):
+        raise TypeError(f"{name}: wanted a dense array on {A._home.name!r}, got {type(x).__name__}")
+    if not fp8:
+        check_dtype(X.dtype, A._home.dtypes, name)
+    elif X.dtype == FLOAT8:
+        X = X.view(UINT8)
+    elif X.dtype != UINT8:
+        raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {X.dtype}")
+    if not 1 <= X.ndim <= 3:
+        raise ValueError(f"{name}: wanted 1, 2 or 3 dimensions, got {X.ndim} in shape {tuple(X.shape)}")
+    return X
+
+
+@lru_cache(maxsize=1024)
+def _dtypes(
+    a: np.dtype[Any], x: np.dtype[Any], wanted: np.dtype[Any] | None
+) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
+    """The dtype of a product, that of its sums, and whether they may run as tf32."""
+    promoted = result_dtype(a, x)
+    dtype = promoted if wanted is None else wanted
+    if dtype != promoted and not _can_hold(promoted, dtype):
+        raise TypeError(f"out_dtype: {dtype} cannot hold a product of {a} and {x} ({promoted})")
+    acc = accumulator_dtype(result_dtype(promoted, dtype))
+    return dtype, acc, promoted.char in "fF" and acc.char in "fF"
+
+
+@cache
+def _default_precision() -> str | None:
+    """ "tf32" where the environment asks CuPy for it, in CuPy's own way of asking."""
+    text = os.environ.get("CUPY_TF32", "0")
+    try:
+        return "tf32" if int(text) > 0 else None
+    except ValueError:
+        raise ValueError(f"CUPY_TF32: wanted an integer in this environment variable, got {text!r}") from None
+
+
+def _fp8_dtypes(
+    A: Products, name: str, wanted: np.dtype[Any] | None, precision: str | None
+) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype of an fp8 product and that of its sums."""
+    if A.data.dtype != UINT8:
+        raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {A.data.dtype}")
+    if precision is not None:
+        raise ValueError(f"precision: {precision!r} is for products in float32 and complex64, got fp8")
+    acc = np.dtype(np.float32)
+    dtype = acc if wanted is None else wanted
+    if dtype not in FP8_RESULTS:
+        raise TypeError(f"out_dtype: wanted {', '.join(map(str, FP8_RESULTS))} for a product of fp8, got {dtype}")
+    return dtype, acc
+
+
+def _scale(x: Any, name: str) -> float:
+    """scale_a or scale_b as a float."""
+    if x is None:
+        return 1.0
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        x = x.item()
+    if not isinstance(x, numbers.Real):
+        raise TypeError(f"{name}: wanted a real number, got {type(x).__name__}")
+    return float(x)
 
 
 def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
@@ -129,7 +258,9 @@ def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
     return x
 
 
-def _check_out(A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def _check_out(
+    A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], names: tuple[str, str]
+) -> None:
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
@@ -138,9 +269,10 @@ def _check_out(A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: n
         raise ValueError("out: elements share memory (a stride is 0)")
     first, last = A._home.extent(out)
     operands = (A._home.extent(X), *A._home.operand_extents(A))
-    for name, (start, stop) in zip(("B", "A.data", "A.indices", "A.indptr"), operands, strict=True):
+    for k, (start, stop) in enumerate(operands):
         if start < last and first < stop:
-            raise ValueError(f"out: overlaps {name}")
+            array = ("", ".data", ".indices", ".indptr")[k]
+            raise ValueError(f"out: overlaps {names[0 if k else 1]}{array}")
 
 
 class Products(Reductions):
@@ -159,12 +291,9 @@ class Products(Reductions):
             if self._home.is_sparse(operand):
                 return self._matmul_sparse(operand)
             if isinstance(operand, np.matrix):
-                return self._container(self._matmul_dense(operand.view(np.ndarray)))
+                return self._container(_product(self, operand.view(np.ndarray)))
             other = operand
-        return self._matmul_dense(other)
-
-    def _matmul_dense(self, other: Array) -> Array:
-        return _times_dense(self, other, None, None, 1, 0, names=("self", "other"))
+        return _product(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
         if self._is_scalar(other):
@@ -172,19 +301,24 @@ class Products(Reductions):
         operand = self._operand(other)
         if operand is None:
             return NotImplemented
-        result = self.transpose()._matmul(operand.transpose())
-        return NotImplemented if result is NotImplemented else result.transpose()
+        if self._home.is_sparse(operand):
+            result = self._transposed()._matmul(operand.transpose())
+            return NotImplemented if result is NotImplemented else result.transpose()
+        if isinstance(operand, np.matrix):
+            return self._container(_product(self, operand.view(np.ndarray), left=True))
+        return _product(self, operand, left=True)
 
     def dot(self, other: Any) -> Any:
         """``A * other`` for a number, ``A @ other`` for anything else."""
         return self * other if self._is_scalar(other) else self @ other
 
-    def _for_product(self, dtype: np.dtype[Any]) -> Products:
+    def _for_product(self, dtype: np.dtype[Any]) -> Self:
         """This matrix, with duplicates of integers and booleans added up in their own dtype first.
 
         True and True is True, int8 wraps: in a wider `dtype` their sum would be another.
         """
-        if self.dtype.kind not in "biu" or dtype == self.dtype or not self._has_duplicates:
+        own = self.data.dtype
+        if own.kind not in "biu" or dtype == own or not self._has_duplicates:
             return self
         return self._new(self._canonical(), canonical=True)
 

@@ -6,8 +6,9 @@ the dtypes of bsrgemm is listed by `every_config`, so that all of them can be co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +34,11 @@ _CUDA_NAMES = {
     np.dtype("c8"): "c64",
     np.dtype("c16"): "c128",
 }
+
+#: Bytes of an element on the tensor cores, and what wgmma calls it: its name and how many it takes along K.
+_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "e4m3": 1}
+_WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
+STORES = ("direct", "rows", "columns")
 
 OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax": "kFmax", "fmin": "kFmin"}
 
@@ -86,6 +92,11 @@ def types(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[An
     return Types(element(a), element(b), element(c), accumulator(acc)[0], element(index))
 
 
+def scaled(names: Types) -> Types:
+    """The same with operands that are bytes of fp8."""
+    return replace(names, a="e4m3", b="e4m3")
+
+
 @dataclass(frozen=True)
 class GemmSimt:
     """``A @ B`` on the plain cores: any block, any dtype, any strides."""
@@ -94,15 +105,21 @@ class GemmSimt:
     rows: int
     cols: int
     lanes: int
+    a_transposed: bool = False
 
     threads = 128
 
     def spec(self) -> KernelSpec:
-        shape = (("ROWS", self.rows), ("COLS", self.cols), ("LANES", self.lanes))
+        shape = (
+            ("ROWS", self.rows),
+            ("COLS", self.cols),
+            ("LANES", self.lanes),
+            ("A_TRANSPOSED", int(self.a_transposed)),
+        )
         return KernelSpec("gemm_simt.cu", "gemm_simt", (*self.types.defines(), *shape))
 
     def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int, int]:
-        """Block rows, columns and rows of a block along x, y and z; the kernel loops over what does not fit."""
+        """Block rows (of all batches), columns and rows of a block along x, y and z; the kernel loops over the rest."""
         return (
             min(_MAX_X, -(-block_rows // (self.threads // self.lanes))),
             min(_MAX_YZ, -(-N // (self.lanes * self.cols))),
@@ -112,55 +129,71 @@ class GemmSimt:
 
 @dataclass(frozen=True)
 class GemmSm90:
-    """``A @ B`` on Hopper's tensor cores: 16-bit floats, blocks of 64 n rows and 16 n columns."""
+    """``A @ B`` on Hopper's tensor cores, tiles of 128 x `tile_n`."""
 
     types: Types
-    tile_m: int
+    slot_rows: int
+    tile_n: int
+    depth: int
     tail: int
+    a_transposed: bool
     b_transposed: bool
-    tma_store: bool
+    #: how C is written: "direct", or as tiles of "rows" or "columns"
+    store: str
+    #: all slabs of 64 columns of a panel of B in one copy
+    wide: bool
+    #: small slots: what a step takes of a block is one piece of memory
+    flat: bool
 
     threads = 384
-    tile_n = 256
-    tile_k = 64
-    stages = 4
+    tile_m = 128
+
+    @property
+    def slots(self) -> int:
+        """Slots that share a tile."""
+        return self.tile_m // self.slot_rows
+
+    @property
+    def stages(self) -> int:
+        """As many as fit beside the tiles on their way out."""
+        return {256: 4, 128: 6, 64: 8}[self.tile_n]
 
     def spec(self) -> KernelSpec:
+        mma, k = _WGMMA[self.types.a]
         return KernelSpec(
             "gemm_sm90.cu",
             "gemm_sm90",
             (
                 ("ELEMENT_A", self.types.a),
                 ("ELEMENT_C", self.types.c),
-                ("INDEX", self.types.index),
-                ("MMA_TYPE", self.types.a),
-                ("TILE_M", self.tile_m),
+                ("MMA_TYPE", mma),
+                ("MMA_K", k),
+                ("SLOT_ROWS", self.slot_rows),
+                ("TILE_N", self.tile_n),
+                ("DEPTH", self.depth),
                 ("TAIL", self.tail),
+                ("A_TRANSPOSED", int(self.a_transposed)),
                 ("B_TRANSPOSED", int(self.b_transposed)),
-                ("TMA_STORE", int(self.tma_store)),
+                ("STORE", STORES.index(self.store)),
+                ("WIDE", int(self.wide)),
+                ("FLAT", int(self.flat)),
                 ("STAGES", self.stages),
             ),
         )
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel, and what aligns it: 230,528 of 232,448 bytes at most."""
-        stage = 2 * self.tile_k * (self.tile_m + self.tile_n)
-        slabs = 4 if self.tma_store else 1
-        return 1024 + self.stages * (stage + 16) + slabs * 64 * 64 * 2 + 64
+        """The struct Shared of the kernel, and what aligns it: 230,912 of 232,448 bytes at most."""
+        slabs = 1 if self.store == "direct" else 4
+        return 1024 + self.stages * 128 * (self.tile_m + self.tile_n) + slabs * 64 * 64 * 2 + 512
 
     def group(self, K: int) -> int:
-        """Column tiles walked together: as many panels of B (K x 256) as fit 20 MB of the L2, at most 4.
+        """Column tiles walked together: as many panels of B as fit 20 MB of the L2, at most 1024 columns.
 
-        8 cost 3-7 % at K = 8192 and 16 cost 20 %.
+        At K = 8192, 2048 columns cost 3-7 % and 4096 cost 20 %.
         """
-        return max(1, min(4, (20 << 20) // (K * self.tile_n * 2)))
-
-    def ctas(self, block_rows: int, R: int, N: int, multiprocessors: int) -> int:
-        """As few as finish in the same number of rounds as one per multiprocessor: the rest would only draw power."""
-        tiles = block_rows * (R // self.tile_m) * -(-N // self.tile_n)
-        rounds = -(-tiles // multiprocessors)
-        return -(-tiles // rounds)
+        bytes_ = K * self.tile_n * _BYTES[self.types.b]
+        return max(1, min(1024 // self.tile_n, (20 << 20) // bytes_))
 
 
 @dataclass(frozen=True)
@@ -172,6 +205,7 @@ class Spmv:
     rows: int
     block_r: int
     block_c: int
+    a_transposed: bool = False
 
     threads = 128
 
@@ -181,6 +215,7 @@ class Spmv:
             ("ROWS", self.rows),
             ("BLOCK_R", self.block_r),
             ("BLOCK_C", self.block_c),
+            ("A_TRANSPOSED", int(self.a_transposed)),
         )
         return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape))
 
@@ -250,7 +285,21 @@ class Expand:
         return (min(_MAX_X, -(-entries // (self.threads * self.entries))),)
 
 
-Config = GemmSimt | GemmSm90 | Spmv | Pairs | Segment | Expand
+@dataclass(frozen=True)
+class Match:
+    """One of the three kernels that find out which rows go well together."""
+
+    entry: str
+
+    threads = 256
+    window = 512
+    side = 64
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("match.cu", self.entry, ())
+
+
+Config = GemmSimt | GemmSm90 | Spmv | Pairs | Segment | Expand | Match
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -261,46 +310,110 @@ def _ceil_power_of_two(n: int, most: int) -> int:
     return min(most, 1 << (max(1, n) - 1).bit_length())
 
 
-#: Below this many columns most of a 256-wide tile would be empty.
-_SM90_COLUMNS = 16
+@dataclass(frozen=True)
+class Problem:
+    """What decides the kernel of a product. R, K and the counts describe A as it is used, transposed or not."""
+
+    arch: str
+    types: Types
+    R: int
+    K: int
+    N: int
+    batches: int
+    block_rows: int
+    block_cols: int
+    blocks: int
+    transposed: bool
+    #: "C" or "F" for operands whose rows or columns the copy engine can read, otherwise ""
+    b_order: str
+    c_order: str
+    #: C is not read
+    overwrite: bool
+    #: A's data starts at a multiple of 16 bytes
+    aligned: bool
+    #: for float32: may its products be rounded to tf32?
+    tf32: bool = False
 
 
-def sm90_serves(arch: str, names: Types, block_rows: int, R: int, C: int, N: int) -> bool:
-    """Can gemm_sm90 do this product, given that its operands lie well? Tiles are counted in 31 bits."""
+def gemm(problem: Problem) -> GemmSm90 | GemmSimt | Spmv:
+    """The kernel for a product with dense right-hand sides: on the tensor cores where they can do it."""
+    if _tensor_cores_serve(problem) and sm90_serves(problem):
+        return gemm_sm90(problem)
+    return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)
+
+
+#: Below this many columns a product is a matter of reading A.
+_TENSOR_COLUMNS = 16
+
+
+def _tensor_cores_serve(problem: Problem) -> bool:
+    """Work lists and tiles are counted in 31 bits; fewer columns than a tile has are left to the plain cores."""
+    rows, cols = problem.block_rows * problem.R, problem.block_cols * problem.K
+    slots = problem.blocks * max(1, problem.R // 16)
     return (
-        arch == "sm_90a"
-        and block_rows * R * N < 1 << 44
-        and names.a == names.b
-        and names.a in ("f16", "bf16")
-        and names.c in (names.a, "f32")
-        and names.acc == "f32"
-        and R % 64 == 0
-        and C % 16 == 0
-        and N >= _SM90_COLUMNS
+        problem.aligned
+        and problem.types.a == problem.types.b
+        and problem.N >= _TENSOR_COLUMNS
+        and 0 < slots < 2**28
+        and max(rows, cols, problem.blocks * problem.R, problem.blocks * problem.K) < 2**31
+        and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31
     )
 
 
-@lru_cache(maxsize=1024)
-def gemm_sm90(names: Types, R: int, C: int, b_transposed: bool, tma_store: bool) -> GemmSm90:
-    """Two warpgroups over 128 rows where a block has them, otherwise side by side over 64."""
-    return GemmSm90(names, 128 if R % 128 == 0 else 64, C % 64, b_transposed, tma_store)
+def sm90_serves(problem: Problem) -> bool:
+    """Can gemm_sm90 do this product? It copies B by tiles, and reads across K in 16-bit floats only."""
+    names = problem.types
+    if problem.arch != "sm_90a" or names.acc != "f32" or not problem.b_order:
+        return False
+    if names.a in ("f16", "bf16"):
+        return names.c in (names.a, "f32") and problem.R % 16 == 0 and problem.K % 16 == 0
+    straight = not problem.transposed and problem.b_order == "F" and problem.R % 64 == 0
+    if names.a == "e4m3":
+        return straight and problem.K % 32 == 0 and names.c in ("f16", "bf16", "f32")
+    return straight and names.a == "f32" and problem.tf32 and problem.K % 8 == 0 and names.c == "f32"
+
+
+def gemm_sm90(problem: Problem) -> GemmSm90:
+    """Slots as high as the block allows: from 64 rows on A needs no registers, from 128 no merging.
+
+    A stage holds 128 bytes of K. Blocks whose K is no multiple of that are walked in equal steps where there are such,
+    otherwise in full ones and a tail.
+    """
+    names, R, K, N = problem.types, problem.R, problem.K, problem.N
+    slot_rows = next(h for h in (128, 64, 32, 16) if R % h == 0)
+    full = 128 // _BYTES[names.a]
+    if slot_rows < 64:
+        depth = next(d for d in (64, 32, 16) if K % d == 0)
+        tail = 0
+    else:
+        steps = (full, 3 * full // 4, full // 2) if names.a in ("f16", "bf16") else (full,)
+        depth = K if full > K and names.a in ("f16", "bf16") else next((d for d in steps if K % d == 0), full)
+        tail = K % depth
+    tile_n = 64 if N <= 64 else 128 if N <= 128 else 256
+    tiles = problem.overwrite and names.c in ("f16", "bf16")
+    store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if tiles else "direct"
+    flat = slot_rows < 64 and (slot_rows == R if problem.transposed else depth == K)
+    wide = problem.b_order == "C" and N % 64 == 0
+    return GemmSm90(
+        names, slot_rows, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
-def spmm(names: Types, R: int, C: int, N: int) -> GemmSimt | Spmv:
-    """The kernel for a product with a dense matrix of N columns."""
+def spmm(names: Types, R: int, C: int, N: int, transposed: bool = False) -> GemmSimt | Spmv:
+    """The kernel for a product with a dense matrix of N columns on the plain cores."""
     if N == 1:
-        return spmv(names, R, C)
+        return spmv(names, R, C, transposed)
     lanes = _ceil_power_of_two(N, 32)
     wide = names.acc in ("f64", "u64", "c64", "c128")
     rows = _floor_power_of_two(R, 4 if wide else 8)
     # Each B value serves `rows` products, each A value `cols`. 8 x 4 sums fill 32 registers, 64-bit ones 4 x 4.
     cols = _floor_power_of_two(-(-N // lanes), 4) if lanes == 32 and names.acc != "c128" else 1
-    return GemmSimt(names, rows, cols, lanes)
+    return GemmSimt(names, rows, cols, lanes, transposed)
 
 
 @lru_cache(maxsize=4096)
-def spmv(names: Types, R: int, C: int) -> Spmv:
+def spmv(names: Types, R: int, C: int, transposed: bool = False) -> Spmv:
     """The kernel for a product with one vector.
 
     A lane keeps `rows` sums, of which 8 are enough to read whole small blocks. Narrow blocks leave little to share
@@ -309,7 +422,7 @@ def spmv(names: Types, R: int, C: int) -> Spmv:
     small = R <= _SMALL_BLOCK and C <= _SMALL_BLOCK
     lanes = 8 if C <= 2 else 16 if C < 16 else 32
     rows = R if small else 4 if names.acc == "c128" else 8
-    return Spmv(names, lanes, rows, R if small else 0, C if small else 0)
+    return Spmv(names, lanes, rows, R if small else 0, C if small else 0, transposed)
 
 
 @lru_cache(maxsize=1024)
@@ -338,24 +451,58 @@ def runs_on(config: Config, arch: str) -> bool:
 
 
 def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
-    float32 = np.dtype(np.float32)
-    for index in (np.dtype(np.int32), np.dtype(np.int64)):
-        for c, tma_store in ((dtype, True), (dtype, False), (float32, False)):
-            names = types(dtype, dtype, c, float32, index)
-            for R in (64, 128):
-                for tail in (0, 16, 32, 48):
-                    for b_transposed in (False, True):
-                        yield gemm_sm90(names, R, tail, b_transposed, tma_store)
+    """For 16-bit floats everything, for float32 (tf32) and e4m3 what B in columns leaves."""
+    half = dtype in HALF_DTYPES
+    name = element(dtype)
+    for c, store in ((name, "rows"), (name, "columns"), (name, "direct"), ("f32", "direct")):
+        names = Types(name, name, c, "f32")
+        if not half and c != "f32":
+            continue
+        for slot_rows, tile_n, a_transposed, b_transposed in itertools.product(
+            (128, 64, 32, 16), (256, 128, 64), (False, True), (False, True)
+        ):
+            if half and slot_rows < 64:
+                steps = [(64, 0), (32, 0), (16, 0)]
+            elif half:
+                steps = [(64, 0), (48, 0), (32, 0), (16, 0), (64, 16), (64, 32), (64, 48)]
+            elif slot_rows >= 64 and b_transposed and not a_transposed:
+                steps = [(32, tail) for tail in (0, 8, 16, 24)]
+            else:
+                continue
+            for depth, tail in steps:
+                for wide, flat in itertools.product((False, True), (False, True)):
+                    if (wide and b_transposed) or (flat and slot_rows >= 64):
+                        continue
+                    yield GemmSm90(
+                        names, slot_rows, tile_n, depth, tail, a_transposed, b_transposed, store, wide, flat
+                    )  # fmt: skip
+
+
+def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
+    """The scaled products, which are asked for by `scale_a` and `scale_b` and not by a dtype."""
+    for c in ("f16", "bf16", "f32"):
+        names = Types("e4m3", "e4m3", c, "f32")
+        for store, slot_rows, tile_n, tail in itertools.product(
+            STORES if c != "f32" else ("direct",), (128, 64), (256, 128, 64), (0, 32, 64, 96)
+        ):
+            yield GemmSm90(names, slot_rows, tile_n, 128, tail, False, True, store, False, False)
+        yield spmm(names, 8, 8, 128)
+        yield spmm(names, 8, 8, 1)
 
 
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:
     """All configs for operands of equal dtype, promoted results and both index types.
 
-    Mixed dtypes and `out_dtype` name further element types for the same kernels; they are compiled when met.
+    Transposed products of the plain cores are listed with the int32 indices that they always have. Mixed dtypes and
+    `out_dtype` name further element types for the same kernels; they are compiled when met.
     """
     int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
     for index in (int32, int64):
         yield Expand(element(index))
+    for entry in ("row_bits", "overlaps", "match_rows"):
+        yield Match(entry)
+    if np.dtype(np.uint8) in dtypes:
+        yield from _fp8_configs()
     for dtype in dtypes:
         result = result_dtype(dtype, dtype)
         for index in (int32, int64):
@@ -365,7 +512,10 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             sides = range(1, _SMALL_BLOCK + 1)
             blocks = {spmv(names, R, C) for R in (*sides, 9) for C in (*sides, 9, 16)}
             yield from sorted(blocks, key=repr)
-        if dtype in HALF_DTYPES:
+            if index == int32:
+                for config in (*sorted(shapes, key=repr), *sorted(blocks, key=repr)):
+                    yield replace(config, a_transposed=True)
+        if dtype in (*HALF_DTYPES, np.dtype(np.float32)):
             yield from _sm90_configs(dtype)
         names = types(dtype, dtype, result, accumulator_dtype(result), int64)
         for lanes in _POWERS:

@@ -5,17 +5,33 @@
 #include "types.cuh"
 
 // C = alpha * A @ B + beta * C with A in BSR: the one argument of the product kernels. One argument costs the caller
-// a third of what twenty do. launch.py packs it field by field.
+// a third of what twenty do. launch.py packs it field by field. R, K and the index arrays describe A as it is used: for
+// a product with the transpose a stored block is K x R.
 template <class A, class B, class C, class Acc, class Index> struct Product {
   Acc alpha, beta;
-  const A* data;         // (blocks, R, K)
+  const A* data;         // (blocks, R, K), or (blocks, K, R) where the transpose is meant
   const Index* indices;  // (blocks,)
   const Index* indptr;   // (block_rows + 1,)
-  const B* b;            // (block_cols * K, N), strides in elements
-  C* c;                  // (block_rows * R, N)
-  i64 block_rows, block_cols, blocks, N;
-  i64 b_row, b_col, c_row, c_col;
+  const int* places;     // where the transpose is meant: entry of the index -> block of `data`
+  const B* b;            // (batches, block_cols * K, N), strides in elements
+  C* c;                  // (batches, block_rows * R, N)
+  i64 block_rows, block_cols, blocks, N, batches;
+  i64 b_row, b_col, b_batch, c_row, c_col, c_batch;
   int R, K, read_c;
+};
+
+// The work list of a pattern for the tensor cores, made by schedule.py. A block row is cut into slots of equal height
+// that divide R; a group is a few slots that share a CTA, walked over the union of their block columns.
+struct Schedule {
+  const int4* items;    // {group, first entry, behind the last entry, piece or -1}, longest first
+  const int4* splits;   // piece -> {first piece of its group, pieces, the group's first entry, behind its last}
+  const int* count;     // items
+  const int* columns;   // entry -> block column; block_cols for what lies outside
+  const int* blocks;    // entry * slots + slot -> block, or -1 where the slot's row lacks it
+  const int* slots;     // group * slots + slot -> first row / slot height, or -1
+  int* counters;        // {tiles claimed, CTAs that are done}, zero before and after
+  f32* partial;         // sums of the pieces of groups that were split
+  int* arrived;         // pieces that are there, per split group, column tile and warpgroup; zero before and after
 };
 
 struct Range { i64 first, last; };

@@ -12,6 +12,7 @@ using Index = INDEX;
 constexpr int kRows = ROWS;    // rows of a block per thread
 constexpr int kCols = COLS;    // columns per thread, kLanes apart
 constexpr int kLanes = LANES;  // threads side by side along n
+constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr int kThreads = 128;
 constexpr int kCtas = 2;  // per SM: leaves a thread all the registers it asks for, so that ptxas does not spill
 constexpr int kGroups = kThreads / kLanes;  // block rows per CTA
@@ -19,18 +20,20 @@ static_assert(32 % kLanes == 0, "a block row must not straddle warps");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
-  const A* __restrict__ data = problem.data;
-  const B* __restrict__ b = problem.b;
   const int R = problem.R, K = problem.K;
   const i64 N = problem.N, b_row = problem.b_row;
   const int lane = threadIdx.x % kLanes;
   const int group = threadIdx.x / kLanes;
   const i64 n_step = i64(gridDim.y) * (kLanes * kCols), i_step = i64(gridDim.x) * kGroups;
 
+  const i64 rows = problem.block_rows * problem.batches;
   // Block rows fastest: CTAs that run together read the same columns of B.
   for (i64 n0 = blockIdx.y * i64(kLanes * kCols) + lane; n0 - lane < N; n0 += n_step)
   for (int r0 = blockIdx.z * kRows; r0 < R; r0 += gridDim.z * kRows)
-  for (i64 i = blockIdx.x * i64(kGroups) + group; i < problem.block_rows; i += i_step) {
+  for (i64 row_and_batch = blockIdx.x * i64(kGroups) + group; row_and_batch < rows; row_and_batch += i_step) {
+    const i64 batch = problem.batches == 1 ? 0 : row_and_batch / problem.block_rows;
+    const i64 i = row_and_batch - batch * problem.block_rows;
+    const B* __restrict__ b = problem.b + batch * problem.b_batch;
     Acc acc[kRows][kCols];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -46,13 +49,13 @@ gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
     }
     int a_offset[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) a_offset[r] = (r0 + r < R ? r0 + r : R - 1) * K;
+    for (int r = 0; r < kRows; ++r) a_offset[r] = (r0 + r < R ? r0 + r : R - 1) * (kTransposed ? 1 : K);
 
     const Range row = blocks_of_row(problem.indptr, i, problem.blocks);
     for (i64 p = row.first; p < row.last; ++p) {
       const Index column = problem.indices[p];
       if (!in_range(column, problem.block_cols)) continue;
-      const A* __restrict__ block = data + p * R * K;
+      const A* __restrict__ block = problem.data + (kTransposed ? i64(problem.places[p]) : p) * R * K;
       const B* __restrict__ panel = b + i64(column) * K * b_row;
       for (int k = 0; k < K; ++k) {
         Acc b_value[kCols];
@@ -60,7 +63,7 @@ gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
         for (int n = 0; n < kCols; ++n) b_value[n] = load<Acc>(panel[k * b_row + b_offset[n]]);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const Acc a_value = load<Acc>(block[a_offset[r] + k]);
+          const Acc a_value = load<Acc>(block[a_offset[r] + k * (kTransposed ? R : 1)]);
 #pragma unroll
           for (int n = 0; n < kCols; ++n) acc[r][n] = multiply_add(a_value, b_value[n], acc[r][n]);
         }
@@ -73,7 +76,7 @@ gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
       for (int n = 0; n < kCols; ++n) {
         const i64 column = n0 + n * kLanes;
         if (r0 + r >= R || column >= N) continue;
-        C* target = problem.c + (i * R + r0 + r) * problem.c_row + column * problem.c_col;
+        C* target = problem.c + batch * problem.c_batch + (i * R + r0 + r) * problem.c_row + column * problem.c_col;
         const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
         *target = Store<C>::from(multiply_add(problem.alpha, acc[r][n], old));
       }

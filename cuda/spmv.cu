@@ -13,14 +13,13 @@ constexpr int kLanes = LANES;
 constexpr int kRows = ROWS;        // rows of a block summed at a time
 constexpr int kBlockR = BLOCK_R;   // 0: known at run time only
 constexpr int kBlockC = BLOCK_C;
+constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr int kThreads = 128;
 constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
 static_assert(32 % kLanes == 0, "block rows must not straddle warps");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
-  const A* __restrict__ data = problem.data;
-  const B* __restrict__ x = problem.b;
   const i64 block_rows = problem.block_rows, x_step = problem.b_row;
   const int R = kBlockR ? kBlockR : problem.R;
   const int K = kBlockC ? kBlockC : problem.K;
@@ -28,8 +27,10 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
   constexpr int kRowsPerCta = kThreads / kLanes;
   const i64 row_tiles = (block_rows + kRowsPerCta - 1) / kRowsPerCta;
 
-  for (i64 tile = blockIdx.x; tile < row_tiles; tile += gridDim.x) {
-    const i64 i = tile * kRowsPerCta + threadIdx.x / kLanes;
+  for (i64 tile = blockIdx.x; tile < row_tiles * problem.batches; tile += gridDim.x) {
+    const i64 batch = problem.batches == 1 ? 0 : tile / row_tiles;
+    const i64 i = (tile - batch * row_tiles) * kRowsPerCta + threadIdx.x / kLanes;
+    const B* __restrict__ x = problem.b + batch * problem.b_batch;
     Range row{0, 0};
     if (i < block_rows) row = blocks_of_row(problem.indptr, i, problem.blocks);
     for (int r0 = 0; r0 < R; r0 += kRows) {
@@ -42,10 +43,10 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
         const Index column = problem.indices[p];
         if (in_range(column, problem.block_cols)) {
           const Acc x_value = load<Acc>(x[(i64(column) * K + c) * x_step]);
-          const A* __restrict__ values = data + (p * R + r0) * K + c;
+          const A* __restrict__ values = problem.data + (kTransposed ? i64(problem.places[p]) : p) * R * K + (kTransposed ? c * R + r0 : r0 * K + c);
 #pragma unroll
           for (int r = 0; r < kRows; ++r)
-            if (r0 + r < R) acc[r] = multiply_add(load<Acc>(values[r * K]), x_value, acc[r]);
+            if (r0 + r < R) acc[r] = multiply_add(load<Acc>(values[r * (kTransposed ? 1 : K)]), x_value, acc[r]);
         }
         p += kLanes / K;  // kLanes pairs further on
         c += kLanes % K;
@@ -59,7 +60,7 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
 #pragma unroll
         for (int mask = kLanes / 2; mask > 0; mask /= 2) acc[r] = add(acc[r], shuffle_xor(acc[r], mask));
         if (lane == r % kLanes && r0 + r < R && i < block_rows) {
-          C* target = problem.c + (i * R + r0 + r) * problem.c_row;
+          C* target = problem.c + batch * problem.c_batch + (i * R + r0 + r) * problem.c_row;
           const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
           *target = Store<C>::from(multiply_add(problem.alpha, acc[r], old));
         }

@@ -16,6 +16,7 @@ using f64 = double;
 
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
+struct e4m3 { u8 bits; };  // fp8: 4 bits of exponent, 3 of mantissa, NaN and no infinity
 struct boolean { u8 value; };
 template <class Real> struct alignas(2 * sizeof(Real)) Complex { Real re, im; };
 using c64 = Complex<f32>;
@@ -34,6 +35,14 @@ __device__ __forceinline__ f32 number(f16 x) {
   return y;
 }
 __device__ __forceinline__ f32 number(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ __forceinline__ f32 number(e4m3 x) {
+  // As the upper bits of a float16 its value is 2^-8 of itself, subnormals included.
+  const u32 magnitude = x.bits & 0x7fu;
+  if (magnitude == 0x7fu) return __uint_as_float(0x7fffffffu);
+  f32 y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(u16(u32(x.bits & 0x80u) << 8 | magnitude << 7)));
+  return y * 256.f;
+}
 __device__ __forceinline__ u8 number(boolean x) { return x.value != 0; }
 
 template <class Acc, class T> __device__ __forceinline__ Acc load(T x) {

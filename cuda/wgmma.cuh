@@ -1,5 +1,6 @@
-// wgmma, one wrapper per shape: the asynchronous matrix product of a warpgroup on sm_90a.
-// MMA_TYPE is f16 or bf16; sums are float32.
+// wgmma: the asynchronous matrix product of a warpgroup on sm_90a, 64 rows by 256, 128 or 64 columns, sums in float32.
+// MMA_TYPE is f16 or bf16 (MMA_K = 16), tf32 (8) or e4m3 (32): 32 bytes of K at a time. Only the 16-bit types can be
+// read across K ("transposed") from shared memory.
 #pragma once
 
 #include "types.cuh"
@@ -7,11 +8,14 @@
 #define MMA_QUOTE_TEXT(x) #x
 #define MMA_QUOTE(x) MMA_QUOTE_TEXT(x)
 #define MMA_NAME MMA_QUOTE(MMA_TYPE)
+#define MMA_INSTRUCTION(n) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k" MMA_QUOTE(MMA_K) ".f32." MMA_NAME "." MMA_NAME " {"
 
 // Where an operand tile lies: address, distance between 64-wide slabs (leading) and between groups of 8 rows (stride),
-// 128-byte swizzle.
-__device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 leading, u32 stride) {
-  return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
+// and the swizzle: rows of 128, 64 or 32 bytes.
+__device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 leading, u32 stride, int row_bytes = 128) {
+  const u64 swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
+  return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | swizzle << 62;
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -19,54 +23,82 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// d[64, 256] = a[64, 16] * b[16, 256] + d, a K-major, b K-major or (kTransB) N-major, both in shared memory
-template <int kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." MMA_NAME "." MMA_NAME " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, %128, %129, 1, 1, 1, 0, %130;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-        "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "n"(kTransB));
+// The registers of the sums, in the text of the instruction and as its operands.
+#define MMA_SUMS_32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MMA_SUMS_64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MMA_SUMS_128 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MMA_D8(d, i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+  "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define MMA_D32(d, i) MMA_D8(d, i), MMA_D8(d, i + 8), MMA_D8(d, i + 16), MMA_D8(d, i + 24)
+#define MMA_D64(d, i) MMA_D32(d, i), MMA_D32(d, i + 32)
+#define MMA_D128(d, i) MMA_D64(d, i), MMA_D64(d, i + 64)
+
+// d[64, 256] += a[64, MMA_K] * b[MMA_K, 256], both in shared memory
+template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, 1, 1, 1, %130, %131;"
+               : MMA_D128(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)));
+#else
+  static_assert(!kTransA && !kTransB, "K runs fastest");
+  asm volatile(MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, 1, 1, 1;" : MMA_D128(d, 0) : "l"(a), "l"(b));
+#endif
 }
 
-// d[64, 128] = a[64, 16] * b[16, 128] + d, a K-major, b K-major or (kTransB) N-major, both in shared memory
-template <int kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." MMA_NAME "." MMA_NAME " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, 1, 1, 1, 0, %66;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "n"(kTransB));
+// d[64, 128] += a[64, MMA_K] * b[MMA_K, 128], both in shared memory
+template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, 1, 1, 1, %66, %67;"
+               : MMA_D64(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)));
+#else
+  static_assert(!kTransA && !kTransB, "K runs fastest");
+  asm volatile(MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, 1, 1, 1;" : MMA_D64(d, 0) : "l"(a), "l"(b));
+#endif
+}
+
+// d[64, 64] += a[64, MMA_K] * b[MMA_K, 64], both in shared memory
+template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, 1, 1, 1, %34, %35;"
+               : MMA_D32(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)));
+#else
+  static_assert(!kTransA && !kTransB, "K runs fastest");
+  asm volatile(MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, 1, 1, 1;" : MMA_D32(d, 0) : "l"(a), "l"(b));
+#endif
+}
+
+// d[64, 256] += a[64, 16] * b[16, 256], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], const u32 (&a)[4], u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_INSTRUCTION(256) MMA_SUMS_128 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, %133;"
+               : MMA_D128(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)));
+#endif
+}
+// d[64, 128] += a[64, 16] * b[16, 128], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], const u32 (&a)[4], u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_INSTRUCTION(128) MMA_SUMS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+               : MMA_D64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)));
+#endif
+}
+// d[64, 64] += a[64, 16] * b[16, 64], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], const u32 (&a)[4], u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_INSTRUCTION(64) MMA_SUMS_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+               : MMA_D32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)));
+#endif
 }

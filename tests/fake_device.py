@@ -889,8 +889,8 @@ class FakeHome(Home):
         order = None if order is None else _array(order)
         return ndarray(_compute(HOST.segment_reduce, op, _array(values), order, _array(starts)))
 
-    def spmm(self, A: Any, B: Any, out: Any, acc: np.dtype[Any], alpha: Any, beta: Any) -> None:
-        _compute(HOST.spmm, A.get(), _array(B), _array(out), acc, alpha, beta)
+    def spmm(self, A: Any, B: Any, out: Any, acc: np.dtype[Any], alpha: Any, beta: Any, **how: Any) -> None:
+        _compute(HOST.spmm, A.get(), _array(B), _array(out), acc, alpha, beta, **how)
 
     def pair_products(self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any]) -> ndarray:
         arrays = (_array(x) for x in (a, ia, b, ib, starts))

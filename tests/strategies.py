@@ -168,6 +168,15 @@ class Sample:
         """Error bound of the dense values: none where at most one value is stored."""
         return np.where(self.layers > 1, rounding(self.dtype, self.weight, self.layers), 0.0)
 
+    @property
+    def T(self) -> Sample:
+        """The transpose, built."""
+        order = np.argsort(self.indices, kind="stable")
+        bounds = np.arange(self.shape[1] // self.blocksize[1] + 1)
+        indptr = np.searchsorted(self.indices[order], bounds).astype(self.indptr.dtype)
+        rows = self.block_rows[order].astype(self.indices.dtype)
+        return Sample(self.data[order].transpose(0, 2, 1).copy(), rows, indptr, self.shape[::-1])
+
     def merged(self) -> Sample:
         """The same values, rounded to the dtype, in canonical format."""
         R, C = self.blocksize
@@ -446,6 +455,39 @@ def spreads_for(*dtypes: np.dtype[Any]) -> tuple[str, ...]:
     return ("small",) if integers and any(d in HALF_DTYPES for d in dtypes) else ("small", "wide")
 
 
+# ---------------------------------------------------------------------------------------- products
+def in_common_dtype(a: Any, b: Any, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    return a.astype(wide(dtype)), b.astype(wide(dtype))
+
+
+def product_bound(a: Sample, x: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
+    """Error bound of ``a @ x`` in `dtype`: as many additions as a row stores values."""
+    if dtype.kind in "biu":
+        return 0.0
+    additions = int(a.layers.sum(axis=1).max(initial=0)) + 8  # 8: rounding of the factors, complex products
+    # Duplicates may be added up in their own dtype first, which has its own error.
+    return rounding(dtype, a.weight @ magnitude(x), additions) + a.bound @ magnitude(x)
+
+
+def check_product(place: Place, result: Any, a: Sample, x: np.ndarray[Any, Any], **kind: bool) -> None:
+    dtype = result_dtype(a.dtype, x.dtype)
+    assert result.dtype == dtype
+    dense, factor = in_common_dtype(a.dense, x, dtype)
+    with quietly():
+        expected, bound = dense @ factor, product_bound(a, x, dtype)
+    assert_values(place.dense(result, **kind), expected, bound)
+
+
+@st.composite
+def products(draw: st.DrawFn, first: bool = True) -> tuple[Sample, Operand]:
+    """A matrix and a dense operand of any two dtypes, for A @ B or (not `first`) B @ A."""
+    a_dtype, x_dtype = draw(dtypes), draw(dtypes)
+    spreads = spreads_for(a_dtype, x_dtype)
+    a = draw(samples(dtypes=(a_dtype,), spreads=spreads))
+    side = a.shape[1] if first else a.shape[0]
+    return a, draw(dense_operands(side, first=first, dtypes=(x_dtype,), spreads=spreads))
+
+
 __all__ = [
     "COMPLEX",
     "DTYPES",
@@ -463,14 +505,18 @@ __all__ = [
     "assert_form",
     "assert_values",
     "blocksizes",
+    "check_product",
     "dense_operands",
     "dtypes",
     "each_place",
     "eps",
     "flavours",
     "grids",
+    "in_common_dtype",
     "magnitude",
     "operands",
+    "product_bound",
+    "products",
     "quietly",
     "random_values",
     "result_dtype",

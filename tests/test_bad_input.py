@@ -422,8 +422,12 @@ OPERANDS = [
     Refused("A @ number", lambda p: matrix(p) @ 2, ValueError, "calar"),
     Refused("number @ A", lambda p: 2 @ matrix(p), ValueError, "calar"),
     Refused("A @ 0-d array", lambda p: matrix(p) @ p.put(2.0), ValueError, "calar"),
-    Refused("A @ 3-D array", lambda p: matrix(p) @ ones(p, 2, 6, 2), ValueError, "other"),
-    Refused("3-D array @ A", lambda p: ones(p, 2, 2, 4) @ matrix(p), ValueError, "dimension"),
+    Refused("A @ 4-D array", lambda p: matrix(p) @ ones(p, 1, 2, 6, 2), ValueError, "other: wanted 1, 2 or 3"),
+    Refused("4-D array @ A", lambda p: ones(p, 1, 2, 2, 4) @ matrix(p), ValueError, "(1, 2, 2, 4)"),
+    Refused("A @ batch of other height", lambda p: matrix(p) @ ones(p, 6, 5, 2), ValueError, "(6, 5, 2)"),
+    Refused("batch of other width @ A", lambda p: ones(p, 4, 2, 5) @ matrix(p), ValueError, "(4, 2, 5)"),
+    Refused("A.T @ array of other height", lambda p: matrix(p).T @ ones(p, 6, 2), ValueError, "(6, 4)"),
+    Refused("array of other width @ A.T", lambda p: ones(p, 2, 4) @ matrix(p).T, ValueError, "(6, 4)"),
     Refused("A @ vector too short", lambda p: matrix(p) @ ones(p, 5), ValueError, "mismatch"),
     Refused("A @ vector too long", lambda p: matrix(p) @ ones(p, 7), ValueError, "mismatch"),
     Refused("A @ array of other height", lambda p: matrix(p) @ ones(p, 4, 6), ValueError, "mismatch"),
@@ -491,13 +495,93 @@ OPERANDS = [
     ),
 ]
 
+
+def single(place: Place, **options: Any) -> Any:
+    return bg.matmul(matrix(place, np.float32), ones(place, 6, dtype=np.float32), **options)
+
+
+def fp8(place: Place, **options: Any) -> Any:
+    return bg.matmul(matrix(place, np.uint8), ones(place, 6, dtype=np.uint8), **options)
+
+
+def float8(place: Place, **options: Any) -> Any:
+    return bg.matmul(matrix(place, np.uint8), np.ones(6, ml_dtypes.float8_e4m3fn), **options)
+
+
 MATMUL = [
     Refused("no sparse operand", lambda p: bg.matmul(ones(p, 4, 4), ones(p, 4)), TypeError, "A, B"),
     Refused("two numbers", lambda p: bg.matmul(1, 2), TypeError, "A, B"),
     Refused("a sparse B", lambda p: bg.matmul(matrix(p), matrix(p).T), TypeError, "B"),
     Refused("a B of other height", lambda p: bg.matmul(matrix(p), ones(p, 5)), ValueError, "B"),
     Refused("an A of other width", lambda p: bg.matmul(ones(p, 2, 5), matrix(p)), ValueError, "A"),
-    Refused("a 3-D B", lambda p: bg.matmul(matrix(p), ones(p, 6, 2, 2)), ValueError, "B"),
+    Refused("a B of 4 dimensions", lambda p: bg.matmul(matrix(p), ones(p, 1, 1, 6, 2)), ValueError, "B: wanted 1, 2"),
+    Refused("an A of 4 dimensions", lambda p: bg.matmul(ones(p, 1, 1, 2, 4), matrix(p)), ValueError, "A: wanted 1, 2"),
+    Refused("a batch of other height", lambda p: bg.matmul(matrix(p), ones(p, 6, 2, 2)), ValueError, "B is (6, 2, 2)"),
+    Refused("a batch of other width", lambda p: bg.matmul(ones(p, 4, 2, 2), matrix(p)), ValueError, "A is (4, 2, 2)"),
+    *(
+        Refused(
+            f"out of shape {shape} for a batch", attempt, ValueError, f"shape {wanted}, got float64 of shape {shape}"
+        )
+        for shape, wanted, attempt in (
+            ((2, 4, 5), (3, 4, 5), lambda p: bg.matmul(matrix(p), ones(p, 3, 6, 5), out=ones(p, 2, 4, 5))),
+            ((4, 5), (1, 4, 5), lambda p: bg.matmul(matrix(p), ones(p, 1, 6, 5), out=ones(p, 4, 5))),
+            ((3, 6, 5), (3, 5, 6), lambda p: bg.matmul(ones(p, 3, 5, 4), matrix(p), out=ones(p, 3, 6, 5))),
+        )
+    ),
+    Refused(
+        "a precision there is not", lambda p: single(p, precision="tf16"), ValueError, "precision: wanted 'float32'"
+    ),
+    Refused("a precision that is a number", lambda p: single(p, precision=32), TypeError, "got 32"),
+    Refused("a precision that is a dtype", lambda p: single(p, precision=np.float32), TypeError, "precision"),
+    *(
+        Refused(
+            f"precision for {dtype} in {out_dtype}",
+            lambda p, dtype=dtype, out_dtype=out_dtype: bg.matmul(
+                matrix(p, dtype), ones(p, 6, dtype=dtype), precision="tf32", out_dtype=out_dtype
+            ),
+            ValueError,
+            f"precision: 'tf32' is for products in float32 and complex64, got {dtype}",
+        )
+        for dtype, out_dtype in (
+            ("float64", None),
+            ("float16", None),
+            ("float16", "float32"),
+            ("int32", None),
+            ("complex128", None),
+            ("float32", "float64"),
+        )
+    ),
+    Refused("precision for fp8", lambda p: fp8(p, scale_a=1, precision="tf32"), ValueError, "precision: 'tf32'"),
+    *(
+        Refused(f"{name} = {value!r}", lambda p, name=name, value=value: fp8(p, **{name: value}), TypeError, f"{name}:")
+        for name in ("scale_a", "scale_b")
+        for value in ("1", 1j, [1.0], np.ones(1), np.complex64(1))
+    ),
+    Refused(
+        "a scale on a device", lambda p: fp8(p, scale_a=p.put(np.ones(()))), TypeError, "scale_a", homes="fake cuda"
+    ),
+    Refused(
+        "a scale for an A of floats",
+        lambda p: bg.matmul(matrix(p), ones(p, 6, dtype=np.uint8), scale_a=2),
+        TypeError,
+        "A: wanted fp8 numbers as uint8, since a scale is given, got float64",
+    ),
+    Refused(
+        "a scale for a B of floats",
+        lambda p: bg.matmul(matrix(p, np.uint8), ones(p, 6), scale_b=2),
+        TypeError,
+        "B: wanted fp8 numbers as uint8, since a scale is given, got float64",
+    ),
+    *(
+        Refused(
+            f"fp8 into {dtype}",
+            lambda p, dtype=dtype: fp8(p, scale_a=2, out_dtype=dtype),
+            TypeError,
+            f"out_dtype: wanted float32, float16, bfloat16 for a product of fp8, got {dtype}",
+        )
+        for dtype in ("float64", "uint8", "complex64", "bool")
+    ),
+    Refused("fp8 without a scale", lambda p: float8(p), TypeError, "B: does not support dtype float8", homes="cpu"),
     Refused("a number as B", lambda p: bg.matmul(matrix(p), 3.0), WRONG, "B"),
     Refused(
         "out of other shape",
@@ -598,18 +682,29 @@ MATMUL = [
 ]
 
 
-def overlapping(place: Place, which: str) -> Any:
+def overlapping(place: Place, shared: str, product: str) -> Any:
     """A product whose out shares memory with an operand."""
     square = Sample(np.ones((1, 4, 4)), np.zeros(1, np.int32), np.array([0, 1], np.int32), (4, 4))
     A = place.bsr(square)
-    X = ones(place, 4, 4)
-    out = {"B": X, "part of B": X[::-1], "A.data": A.data[0]}[which]
-    return bg.matmul(A, X, out=out)
+    X = ones(place, 1, 4, 4) if "batch" in product else ones(place, 4, 4)
+    out = {"X": X, "part of X": X[..., ::-1, :], "A.data": A.data[0]}[shared]
+    out = out[None] if out.ndim < X.ndim else out
+    T = A.T if "A.T" in product else A
+    return bg.matmul(X, T, out=out) if product.startswith("X") else bg.matmul(T, X, out=out)
 
 
 MATMUL += [
-    Refused(f"out that overlaps {which}", lambda p, which=which: overlapping(p, which), ValueError, "out")
-    for which in ("B", "part of B", "A.data")
+    Refused(
+        f"out that overlaps {shared} in {product}",
+        lambda p, shared=shared, product=product: overlapping(p, shared, product),
+        ValueError,
+        f"out: overlaps {name}",
+    )
+    for product, names in (
+        *((product, ("B", "A.data")) for product in ("A @ X", "A.T @ X", "A @ batch X")),
+        *((product, ("A", "B.data")) for product in ("X @ A", "X @ A.T", "X @ A, X a batch")),
+    )
+    for shared, name in (("X", names[0]), ("part of X", names[0]), ("A.data", names[1]))
 ]
 
 WINDOW = (slice(0, 2), slice(0, 3))  # where no block is stored
@@ -1125,7 +1220,12 @@ READERS = {
     "A @ x": "A @ np.ones(6)",
     "A @ X": "A @ np.ones((6, 3))",
     "X @ A": "np.ones((3, 4)) @ A",
-    "A.T": "A.T",
+    "A.T @ x": "A.T @ np.ones(4)",
+    "A.T @ X": "A.T @ np.ones((4, 3))",
+    "X @ A.T": "np.ones((3, 6)) @ A.T",
+    "A @ batch": "A @ np.ones((2, 6, 3))",
+    "A.T.data": "A.T.data",
+    "a copied A.T": "A.transpose(copy=True)",
     "A @ B.T": "A @ B.T",
     "B.T @ A": "B.T @ A",
     "A + B": "A + B",
@@ -1206,5 +1306,7 @@ def test_kernels_clamp_index_arrays_spoiled_by_the_user(corruption: str) -> None
     X = ones(place, 6, 5)
     for result in (A @ X, A @ X[:, 0]):
         assert result.shape[0] == 4
+    for result in (A.T @ X[:4], A.T @ X[:4, 0]):
+        assert result.shape[0] == 6
     good = matrix(place) @ X  # the device still works
     assert_values(place.dense(good), sample().dense @ np.ones((6, 5)))

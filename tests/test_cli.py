@@ -148,8 +148,8 @@ def test_verify_looks_the_same_without_rich(
 
 
 def _almost(real: Any) -> Any:
-    def spmm(A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any) -> None:
-        real(A, B, out, acc, alpha, beta)
+    def spmm(A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, **how: Any) -> None:
+        real(A, B, out, acc, alpha, beta, **how)
         if out.dtype == np.float32:
             out[-1] *= np.float32(1 + 2.0**-12)  # what a product in tf32 would be off by
 
@@ -233,11 +233,13 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
     met: set[tuning.Config] = set()
     real = {name: getattr(HOST, name) for name in ("spmm", "segment_reduce")}
 
-    def spmm(A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any) -> None:
+    def spmm(
+        A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, *, transposed: bool = False, **how: Any
+    ) -> None:
         if {A.dtype, B.dtype, out.dtype} == {FLOAT32}:
             names = tuning.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
-            met.add(tuning.spmm(names, *A.blocksize, B.shape[1]))
-        real["spmm"](A, B, out, acc, alpha, beta)
+            met.add(tuning.spmm(names, *(A.blocksize[::-1] if transposed else A.blocksize), B.shape[-1]))
+        real["spmm"](A, B, out, acc, alpha, beta, transposed=transposed, **how)
 
     def segment_reduce(op: str, values: Any, order: Any, starts: Any) -> Any:
         entries = len(values) if order is None else len(order)

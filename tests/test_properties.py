@@ -35,13 +35,16 @@ from .strategies import (
     assert_form,
     assert_values,
     blocksizes,
+    check_product,
     dense_operands,
     dtypes,
     each_place,
     eps,
     flavours,
+    in_common_dtype,
     magnitude,
     operands,
+    products,
     quietly,
     random_values,
     result_dtype,
@@ -87,10 +90,6 @@ def twins(draw: st.DrawFn, *, spreads: tuple[str, ...] = ("small",), **options: 
     grid = (a.shape[0] // blocksize[0], a.shape[1] // blocksize[1])
     b = draw(samples(blocksize=blocksize, grid=grid, spreads=spreads, **options))
     return a, b
-
-
-def in_common_dtype(a: Any, b: Any, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    return a.astype(wide(dtype)), b.astype(wide(dtype))
 
 
 # -------------------------------------------------------------------------------- construction, formats
@@ -266,34 +265,6 @@ def test_arrays_longer_than_the_last_pointer_are_cut(place: Place, a: Sample, sp
 
 
 # --------------------------------------------------------------------------------------- dense products
-def product_bound(a: Sample, x: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
-    """Error bound of ``a @ x`` in `dtype`: as many additions as a row stores values."""
-    if dtype.kind in "biu":
-        return 0.0
-    additions = int(a.layers.sum(axis=1).max(initial=0)) + 8  # 8: rounding of the factors, complex products
-    # Duplicates may be added up in their own dtype first, which has its own error.
-    return rounding(dtype, a.weight @ magnitude(x), additions) + a.bound @ magnitude(x)
-
-
-def check_product(place: Place, result: Any, a: Sample, x: np.ndarray[Any, Any], **kind: bool) -> None:
-    dtype = result_dtype(a.dtype, x.dtype)
-    assert result.dtype == dtype
-    dense, factor = in_common_dtype(a.dense, x, dtype)
-    with quietly():
-        expected, bound = dense @ factor, product_bound(a, x, dtype)
-    assert_values(place.dense(result, **kind), expected, bound)
-
-
-@st.composite
-def products(draw: st.DrawFn, first: bool = True) -> tuple[Sample, Operand]:
-    """A matrix and a dense operand of any two dtypes, for A @ B or (not `first`) B @ A."""
-    a_dtype, x_dtype = draw(dtypes), draw(dtypes)
-    spreads = spreads_for(a_dtype, x_dtype)
-    a = draw(samples(dtypes=(a_dtype,), spreads=spreads))
-    side = a.shape[1] if first else a.shape[0]
-    return a, draw(dense_operands(side, first=first, dtypes=(x_dtype,), spreads=spreads))
-
-
 @each_place
 @given(case=products(), flavour=flavours)
 def test_sparse_times_dense(place: Place, case: tuple[Sample, Operand], flavour: type) -> None:

@@ -1,0 +1,154 @@
+"""What is worth remembering of a matrix for its products on the GPU: pointers, work lists, kernels with their launches.
+
+Everything here is made on the device and without a wait, on the first product that needs it, and belongs to the three
+arrays it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import numpy as np
+
+from . import jit, schedule, tuning
+from .home import Array, Home
+from .schedule import Groups, Items, Pattern
+
+#: Different widths and dtypes of B remembered per matrix.
+_MOST_PLANS = 64
+#: Rows of bits that are compared to find rows which go well together, in bytes; beyond it neighbours share a group.
+_MOST_PATTERN_BYTES = 64 << 20
+
+
+class Made:
+    """Something made on a stream; another stream that asks for it waits until it is there."""
+
+    __slots__ = ("_event", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._event = cupy.cuda.get_current_stream().record()
+
+    def get(self) -> Any:
+        if self._event is not None:
+            if self._event.done:
+                self._event = None
+            else:
+                cupy.cuda.get_current_stream().wait_event(self._event)
+        return self.value
+
+
+class Prepared:
+    """A BSR matrix as kernels see it.
+
+    `whole` is the matrix's shape, or None if an array had to be copied to be read as one piece.
+    """
+
+    __slots__ = ("_home", "_kept", "_made", "blocks", "extents", "indices_dtype", "plans", "pointer", "source", "whole")
+
+    def __init__(self, home: Home, A: Any) -> None:
+        data, indices, indptr = self.source = (A.data, A.indices, A.indptr)
+        if indices.dtype != indptr.dtype:
+            indptr = indptr.astype(indices.dtype)
+        self._home = home
+        self._kept = tuple(flat(x) for x in (data, indices, indptr))
+        self.blocks = len(data)
+        self.indices_dtype = indices.dtype
+        self.pointer = self._kept[0].data.ptr
+        self.extents = tuple(home.extent(x) for x in self.source)
+        self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
+        self._made: dict[Any, Made] = {}
+        self.plans: dict[Any, Any] = {}
+
+    def fits(self, A: Any) -> bool:
+        """Are these still the shape and the arrays of the matrix, read where they are and not from a copy?"""
+        data, indices, indptr = self.source
+        return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
+
+    def plan(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The plan of that key, made when it is first asked for."""
+        made = self.plans.get(key)
+        if made is None:
+            if len(self.plans) >= _MOST_PLANS:
+                self.plans.clear()
+            made = self.plans[key] = Made(make())
+        return made.get()
+
+    def pattern(self, block_cols: int, transposed: bool) -> Pattern:
+        _, indices, indptr = self._kept
+        return Pattern(indices, indptr, len(indptr) - 1, block_cols, transposed)
+
+    def index(self, block_cols: int, transposed: bool) -> tuple[Array, ...]:
+        """(indices, indptr, places) of the operand as the plain kernels read it."""
+        if not transposed:
+            return (*self._kept[1:], None)
+        groups = self.groups(self.pattern(block_cols, True), 1, 1)
+        bounds = self._remember(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
+        return groups.columns, bounds, groups.blocks
+
+    def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
+        """Slots in groups, `per_row` slots to a block row and `per_group` to a group."""
+        key = ("groups", pattern.block_cols, pattern.transposed, per_row, per_group)
+        return self._remember(key, lambda: self._groups(pattern, per_row, per_group))
+
+    def _groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
+        if per_group == 1:
+            return schedule.single(self._home, pattern, per_row)
+        order = _matched(self._home, pattern, per_row, per_group)
+        return schedule.merged(self._home, pattern, per_row, per_group, order)
+
+    def items(self, pattern: Pattern, groups: Groups, K: int, column_tiles: int, ctas: int) -> Items:
+        """What is to be done for so many tiles side by side on so many CTAs."""
+        key = ("items", pattern.block_cols, pattern.transposed, id(groups))
+        if not schedule.may_split(groups, pattern, K, column_tiles, ctas):
+            return self._remember(key, lambda: schedule.whole(self._home, groups))
+        return self._remember(
+            (*key, column_tiles, ctas), lambda: schedule.split(self._home, groups, K, column_tiles, ctas)
+        )
+
+    def _remember(self, key: Any, make: Callable[[], Any]) -> Any:
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = Made(make())
+        return made.get()
+
+
+def _matched(home: Home, pattern: Pattern, per_row: int, per_group: int) -> Array | None:
+    """An order of the slots in which those of a group have many columns in common: pairs, pairs of pairs and so on."""
+    rows, cols = pattern.shape
+    padded = -(-rows * per_row // per_group) * per_group
+    words = -(-cols // 32)
+    if padded <= per_group or padded * words * 4 > _MOST_PATTERN_BYTES or not len(pattern.indices):
+        return None
+    window, side = tuning.Match.window, tuning.Match.side
+    row, col = schedule.coordinates(home, pattern)
+    bits = cupy.zeros((padded, words), np.uint32)
+    sizes = (np.int32(per_row), np.int32(rows), np.int32(cols), np.int32(words))
+    run(tuning.Match("row_bits"), (min(1024, -(-len(row) // 256)),), (row, col, np.int64(len(row)), bits, *sizes))
+    order = cupy.arange(padded, dtype=np.int32)
+    nodes, members = min(window, padded), 1
+    while members < per_group:
+        all_nodes = padded // members
+        windows, tiles = -(-all_nodes // nodes), -(-nodes // side)
+        overlap = cupy.empty((windows, nodes, nodes), np.uint16)
+        counts = (np.int32(nodes), np.int32(all_nodes))
+        run(tuning.Match("overlaps"), (tiles, tiles, windows), (bits, overlap, *counts, np.int32(words)))
+        merged = cupy.empty((all_nodes // 2, words), np.uint32)
+        new_order = cupy.empty_like(order)
+        args = (overlap, bits, merged, order, new_order, *counts, np.int32(members), np.int32(words))
+        run(tuning.Match("match_rows"), (windows,), args, threads=window)
+        bits, order = merged, new_order
+        nodes, members = nodes // 2, members * 2
+    return order
+
+
+def run(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...], threads: int | None = None) -> None:
+    """Start a kernel with separate arguments on CuPy's current device and stream."""
+    jit.load(config.spec(), jit.device_target())(grid, (threads or config.threads,), args)
+
+
+def flat(x: Array) -> Array:
+    """Kernels read these arrays as one piece of memory."""
+    return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)

@@ -1,0 +1,114 @@
+// Which slots share a group? Those with many block columns in common: the panels of B that a group walks over are the
+// union. Windows of kWindow slots are matched on their own, level by level: the best pairs, then the best pairs of
+// pairs... Patterns are rows of bits. The result is a permutation and the same in every run.
+#include "types.cuh"
+
+constexpr int kWindow = 512;
+constexpr int kSide = 64;    // of the square of pairs that one CTA counts
+constexpr int kWords = 32;   // of bits held at a time
+constexpr int kThreads = 256;
+
+// bits[row * per + sub] gets the columns of row `row`. Entries outside the pattern are left out.
+extern "C" __global__ void row_bits(const int* __restrict__ rows, const int* __restrict__ columns, i64 entries,
+                                    u32* __restrict__ bits, int per, int block_rows, int block_cols, int words) {
+  for (i64 e = blockIdx.x * i64(blockDim.x) + threadIdx.x; e < entries; e += i64(gridDim.x) * blockDim.x) {
+    const int row = rows[e], column = columns[e];
+    if (u32(row) >= u32(block_rows) || u32(column) >= u32(block_cols)) continue;
+    for (int sub = 0; sub < per; ++sub)
+      atomicOr(bits + (i64(row) * per + sub) * words + column / 32, 1u << (column % 32));
+  }
+}
+
+// overlap[window, i, j] = number of columns that nodes i and j of a window share, at most 65535
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+overlaps(const u32* __restrict__ bits, u16* __restrict__ overlap, int nodes, int all_nodes, int words) {
+  __shared__ u32 left[kSide][kWords + 1], right[kSide][kWords + 1];
+  const i64 window = i64(blockIdx.z) * nodes;
+  const int i0 = blockIdx.y * kSide, j0 = blockIdx.x * kSide;
+  if (j0 < i0) return;  // the other half is filled in by symmetry
+  int shared_columns[4][4] = {};
+  const int ti = threadIdx.x / 16, tj = threadIdx.x % 16;
+  for (int w0 = 0; w0 < words; w0 += kWords) {
+    __syncthreads();
+    for (int x = threadIdx.x; x < kSide * kWords; x += kThreads) {
+      const int node = x / kWords, w = w0 + x % kWords;
+      const auto word = [&](int n) {
+        return n < nodes && window + n < all_nodes && w < words ? bits[(window + n) * words + w] : 0u;
+      };
+      left[node][x % kWords] = word(i0 + node);
+      right[node][x % kWords] = word(j0 + node);
+    }
+    __syncthreads();
+    for (int w = 0; w < kWords; ++w)
+#pragma unroll
+      for (int a = 0; a < 4; ++a)
+#pragma unroll
+        for (int b = 0; b < 4; ++b) shared_columns[a][b] += __popc(left[ti + 16 * a][w] & right[tj + 16 * b][w]);
+  }
+#pragma unroll
+  for (int a = 0; a < 4; ++a)
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const int i = i0 + ti + 16 * a, j = j0 + tj + 16 * b;
+      if (i >= nodes || j >= nodes) continue;
+      const u16 count = min(shared_columns[a][b], 65535);
+      overlap[(window + i) * nodes + j] = count;
+      overlap[(window + j) * nodes + i] = count;
+    }
+}
+
+// One CTA per window: pair nodes that are each other's best until none is left, write the pairs' members one after the
+// other and the union of their bits. `nodes` is even; a node has `members` slots.
+extern "C" __global__ void __launch_bounds__(kWindow)
+match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* __restrict__ merged,
+           const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members, int words) {
+  __shared__ short best[kWindow], partner[kWindow];
+  __shared__ int left;
+  const i64 window = i64(blockIdx.x) * nodes;
+  const int present = int(min(i64(nodes), all_nodes - window));  // the last window may be smaller
+  const int i = threadIdx.x;
+  partner[i] = -1;
+  best[i] = -1;
+  if (i == 0) left = present;
+  __syncthreads();
+  while (left > 0) {
+    if (i < present && partner[i] < 0 && (best[i] < 0 || partner[best[i]] >= 0)) {
+      u32 most = 0;
+      int with = -1;
+#pragma unroll 8
+      for (int j = 0; j < present; ++j) {
+        if (j == i || partner[j] >= 0) continue;
+        // Ties are broken by a number that both nodes see, so that many pairs form in each round.
+        const u32 tie = (u32(i + j) * 2654435761u ^ u32(i * j) * 2246822519u) >> 16;
+        const u32 score = u32(overlap[(window + j) * nodes + i]) << 16 | tie;
+        if (with < 0 || score > most) most = score, with = j;
+      }
+      best[i] = short(with);
+    }
+    __syncthreads();
+    bool formed = false;
+    if (i < present && partner[i] < 0 && best[best[i]] == i) formed = true;
+    __syncthreads();
+    if (formed) {
+      partner[i] = best[i];
+      atomicSub(&left, 1);
+    }
+    __syncthreads();
+  }
+  if (i < present && partner[i] > i) {
+    int pair = 0;
+    for (int j = 0; j < i; ++j) pair += partner[j] > j;
+    best[pair] = short(i);  // read below only: nobody looks for partners any more
+  }
+  __syncthreads();
+  for (int x = threadIdx.x; x < present * members; x += kWindow) {
+    const int pair = x / (2 * members), within = x % (2 * members);
+    const int node = within < members ? best[pair] : partner[best[pair]];
+    new_order[window * members + x] = order[(window + node) * members + within % members];
+  }
+  for (int x = threadIdx.x; x < present / 2 * words; x += kWindow) {
+    const int a = best[x / words], w = x % words;
+    merged[(window / 2 + x / words) * words + w] =
+        bits[(window + a) * words + w] | bits[(window + partner[a]) * words + w];
+  }
+}

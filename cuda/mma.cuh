@@ -1,0 +1,89 @@
+// Asynchronous copies, fragment loads and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
+#pragma once
+
+#include "types.cuh"
+
+// ------------------------------------------------------------------------------- copies
+// 16 bytes to shared memory past the L1, zeros where `blank`; nothing unless `wanted`. Predicates and no branch, so that
+// products can be scheduled between copies.
+__device__ __forceinline__ void copy_16(bool wanted, u32 to, const void* from, bool blank) {
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nsetp.ne.b32 q, %3, 0;\n"
+      "@p cp.async.cg.shared.global.L2::128B [%1], [%2], 16, q;\n}"
+      ::"r"(int(wanted)), "r"(to), "l"(from), "r"(int(blank)) : "memory");
+}
+// The same, of which only `bytes` are read and the others are zeros: some more instructions.
+__device__ __forceinline__ void copy_some_of_16(bool wanted, u32 to, const void* from, u32 bytes) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global.L2::128B [%1], [%2], 16, %3;\n}"
+      ::"r"(int(wanted)), "r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_4(bool wanted, u32 to, const void* from) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], 4;\n}"
+               ::"r"(int(wanted)), "r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the last kPending groups of this thread's copies are there.
+template <int kPending> __device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ------------------------------------------------------------------------------- fragments
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Lane l receives elements 2 (l % 4) and the next of row l / 4, with kTransposed of column l / 4.
+template <bool kTransposed> __device__ __forceinline__ void load_matrices(u32 (&d)[4], u32 from) {
+  if constexpr (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(from));
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(from));
+}
+__device__ __forceinline__ void load_words(u32 (&d)[2], u32 from) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(d[0]), "=r"(d[1]) : "r"(from));
+}
+__device__ __forceinline__ void load_words(u32 (&d)[4], u32 from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(from));
+}
+
+// ------------------------------------------------------------------------------- products
+// d[16, 8] += a[16, 32 bytes] * b[32 bytes, 8]. A pair of words holds, for row lane / 4 of 8 rows of a or 8 columns of
+// b, bytes 4 (lane % 4) of both halves of the 32. `upper` and `lower` are rows 0 to 7 and 8 to 15 of a.
+__device__ __forceinline__ void mma_f16(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_bf16(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
+}
+// The tensor cores do not look at the low 13 bits of a tf32 operand.
+__device__ __forceinline__ void mma_tf32(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_s8(i32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
+}
+
+// d[8, 8] += a[8, 4] * b[4, 8]; a lane holds element lane % 4 of row lane / 4 of a and of column lane / 4 of b.
+__device__ __forceinline__ void mma_f64(f64& d0, f64& d1, f64 a, f64 b) {
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(d0), "+d"(d1) : "d"(a), "d"(b));
+}
+#if __CUDA_ARCH__ >= 900
+// d[16, 8] += a[16, 8] * b[8, 8]: elements lane % 4 and 4 + lane % 4 of the two rows and of the column.
+__device__ __forceinline__ void mma_f64(f64 (&d)[4], const f64 (&upper)[2], const f64 (&lower)[2], const f64 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(upper[0]), "d"(lower[0]), "d"(upper[1]), "d"(lower[1]), "d"(b[0]), "d"(b[1]));
+}
+#endif
