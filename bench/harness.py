@@ -20,7 +20,7 @@ from bsrgemm import jit
 
 RESULTS = Path(__file__).parent / "results"
 #: Read between timings, so that no case finds its operands in the L2 cache. A memset would leave dirty lines there.
-_FLUSH_BYTES = 256 << 20
+_FLUSH_BYTES = 512 << 20
 
 
 def has_gpu() -> bool:

@@ -4,6 +4,7 @@ from ._info import info
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
 from .homes import default_device
 from .matmul import matmul
+from .tune import tune
 
 __version__ = "0.1.0"
 
@@ -15,4 +16,5 @@ __all__ = [
     "get_array_module",
     "info",
     "matmul",
+    "tune",
 ]

@@ -45,7 +45,7 @@ def specs(
     dtypes: Collection[str] = DEFAULT_DTYPES,
     kernels: Collection[str] | None = None,
     *,
-    int64: bool = False,
+    every: bool = False,
     arch: str | None = None,
 ) -> list[jit.KernelSpec]:
     """The kernels that tuning can ask for (on `arch`, or on any), each once.
@@ -54,14 +54,13 @@ def specs(
     ----------
     dtypes, kernels : names, optional
         Element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
-    int64 : bool
-        Also the products of matrices whose index arrays are int64.
+    every : bool
+        Also what is rarely met: int64 index arrays, and `tuning.rare` shapes of the tensor-core kernels.
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
     found: dict[jit.KernelSpec, None] = {}
     for config in tuning.every_config(chosen):
-        products = tuning.GemmSimt | tuning.GemmSm90 | tuning.Spmv
-        if isinstance(config, products) and config.types.index == "i64" and not int64:
+        if not every and tuning.rare(config):
             continue
         if arch is not None and not tuning.runs_on(config, arch):
             continue
@@ -171,7 +170,7 @@ def add_command(commands: Any) -> None:
 
 def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
-        wanted = specs(_dtypes(args.dtype, args.all), args.kernel, int64=args.all)
+        wanted = specs(_dtypes(args.dtype, args.all), args.kernel, every=args.all)
         if args.list:
             for spec in wanted:
                 print(spec)
@@ -181,7 +180,7 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))
     chosen = (_dtypes(args.dtype, args.all), args.kernel)
-    jobs = [(arch, spec) for arch in archs for spec in specs(*chosen, int64=args.all, arch=arch)]
+    jobs = [(arch, spec) for arch in archs for spec in specs(*chosen, every=args.all, arch=arch)]
     print(f"{len(jobs)} kernels for {', '.join(archs)} with NVRTC {jit.nvrtc_version()}", flush=True)
     start = time.perf_counter()
     try:

@@ -176,8 +176,15 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
             tuning.pairs(tuning.types(dtype, dtype, dtype, acc, wide_index), block * block),
         )
         entries = [config.spec().entry for config in configs]
-        if tuning.sm90_serves(arch, names, 1, _TENSOR_BLOCK, _TENSOR_BLOCK, columns):
-            entries[1] = f"gemm_sm90 (blocks 64 n x 16 n) or {entries[1]}"
+        wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
+        names = tuning.types(dtype, dtype, wide, accumulator_dtype(wide), index)
+        problem = tuning.Problem(
+            arch, names, _TENSOR_BLOCK, _TENSOR_BLOCK, columns, 1, 1, 1, 1, False, "C", "C", True, True
+        )
+        best = tuning.gemm(problem).spec().entry
+        if best != entries[1]:
+            how = "to int32, " if wide != dtype else ""
+            entries[1] = f"{best} ({how}blocks of 16 n) or {entries[1]}"
         served.append((dtype, dict(zip(_PRODUCTS, entries, strict=True))))
     return _grouped("cuda", served)
 

@@ -10,10 +10,10 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import launch, tuning
+from . import as_real, launch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, Home
-from .prepared import Prepared, flat, run
+from .prepared import flat, prepare, run
 
 _NO_ORDER = np.uintp(0)
 #: Work lists count in 32 bits.
@@ -97,7 +97,7 @@ class CudaHome(Home):
         return out
 
     def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
-        return self._prepared(A).extents
+        return prepare(self, A).extents
 
     def spmm(
         self,
@@ -117,14 +117,10 @@ class CudaHome(Home):
         if fp8 and launch.wants_columns(B):
             B = cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
         tf32 = precision == "tf32"
-        launch.product(self._prepared(A), A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
-
-    def _prepared(self, A: Any) -> Prepared:
-        """What the matrix remembers for its kernels, made anew when its arrays are others."""
-        prepared: Prepared | None = A.__dict__.get("_prepared")
-        if prepared is None or not prepared.fits(A):
-            prepared = A._prepared = Prepared(self, A)
-        return prepared
+        if as_real.serves(A, B, out, acc, transposed):
+            as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32)
+            return
+        launch.product(prepare(self, A), A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         R, K = a.shape[1:]

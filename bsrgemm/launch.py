@@ -14,14 +14,15 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import jit, tensormap, tuning
+from . import jit, tensormap, tuned, tuning
 from .home import Array
 from .prepared import Prepared
 
 #: Of `Product` in cuda/bsr.cuh behind alpha and beta: pointers, sizes, strides, block sides and the flag.
 _PRODUCT = "6P11q3i"
-#: Of `Schedule`.
-_SCHEDULE = "9P"
+#: `Schedule` of cuda/bsr.cuh: the work list, counters and room for pieces.
+_SCHEDULE = struct.Struct("@9P")
+_SCHEDULE_ARGUMENT = np.dtype([("opaque", "<u8", (9,))])
 #: alpha and beta.
 _NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
 #: Of a tensor map, in bytes.
@@ -29,6 +30,8 @@ _MOST_STRIDE = 2**40
 _MAP_BYTES = 128
 #: Places of operands remembered per plan.
 _MOST_MAPS = 64
+#: CTAs per multiprocessor; where only one fits, the second waits its turn.
+_CTAS_SM80 = 2
 #: Counters of a stream: enough for most launches on most cards.
 _LEAST_COUNTERS = 1024
 #: The address by which CUDA knows the stream that each thread has for itself.
@@ -39,6 +42,7 @@ _PER_THREAD = 2
 class Plan:
     """A kernel with its launch shape and work list, for one matrix and one kind of right-hand side."""
 
+    config: tuning.Gemm
     kernel: Any
     grid: tuple[int, ...]
     threads: tuple[int]
@@ -58,14 +62,16 @@ class Plan:
 class Tensor:
     """What the tensor-core kernels need beyond a plan."""
 
-    config: tuning.GemmSm90
+    config: tuning.GemmSm90 | tuning.GemmSm80
     shared_bytes: int
     #: of the work list: items, splits, count, columns, blocks, slots
     pointers: tuple[int, ...]
     #: floats and counts for groups that come in pieces
     scratch: tuple[int, int]
-    group: int
-    map_a: bytes
+    #: column tiles walked together, items or -1
+    walk: tuple[int, int]
+    #: of gemm_sm90: A as the copy engine sees it; gemm_sm80 takes no maps, and its work list as a second argument
+    map_a: bytes | None
     maps: dict[Any, bytes] = field(default_factory=dict)
 
 
@@ -81,13 +87,20 @@ def product(
     transposed: bool = False,
     tf32: bool = False,
     fp8: bool = False,
+    config: tuning.Gemm | None = None,
 ) -> None:
-    """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream, with A of `shape` or its transpose."""
-    b_order, c_order = _order(B), _order(out)
+    """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream, with A of `shape` or its transpose.
+
+    `config` asks for one kernel among the `tuning.candidates`.
+    """
     batches = B.shape[0] if B.ndim == 3 else 1
     overwrite = beta == 0
-    key = (shape, B.dtype, out.dtype, acc, B.shape[-1], batches, b_order, c_order, overwrite, transposed, tf32, fp8)
-    plan: Plan = prepared.plan(key, lambda: _plan(prepared, *key))
+    key = (
+        shape, B.dtype, out.dtype, acc, B.shape[-1], batches, _order(B), _order(out), overwrite, transposed, tf32, fp8
+    )  # fmt: skip
+    plan: Plan = prepared.plan(
+        (*key, config, tuned.wanted), lambda: _plan(prepared, problem_of(prepared, *key), config)
+    )
     b_size, c_size = B.itemsize, out.itemsize
     b_strides, c_strides = B.strides, out.strides
     numbers = (
@@ -112,63 +125,76 @@ def product(
         argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
         plan.kernel(plan.grid, plan.threads, (argument,))
         return
+    if tensor.map_a is None:
+        argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
+        schedule = np.frombuffer(_SCHEDULE.pack(*tensor.pointers, 0, 0, 0), _SCHEDULE_ARGUMENT)
+        plan.kernel(plan.grid, plan.threads, (argument, schedule), shared_mem=tensor.shared_bytes)
+        return
     floats, counts = tensor.scratch
     counters = _counters(2 + counts).data.ptr
     partial = cupy.empty(floats, np.float32) if floats else None
     pieces = 0 if partial is None else partial.data.ptr
-    packed = plan.layout.pack(*numbers, *tensor.pointers, counters, pieces, counters + 8, tensor.group)
+    packed = plan.layout.pack(*numbers, *tensor.pointers, counters, pieces, counters + 8, *tensor.walk)
     maps = tensor.map_a + _operand_maps(tensor, B, out)
     argument = np.frombuffer(maps + packed, plan.argument)
     plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=tensor.shared_bytes)
 
 
-def _plan(
+def problem_of(
     prepared: Prepared,
     shape: tuple[int, int],
-    b: Any,
-    c: Any,
+    b: np.dtype[Any],
+    c: np.dtype[Any],
     acc: np.dtype[Any],
     N: int,
-    batches: int,
-    b_order: str,
-    c_order: str,
-    overwrite: bool,
-    transposed: bool,
-    tf32: bool,
-    fp8: bool,
-) -> Plan:
+    batches: int = 1,
+    b_order: str = "C",
+    c_order: str = "C",
+    overwrite: bool = True,
+    transposed: bool = False,
+    tf32: bool = False,
+    fp8: bool = False,
+) -> tuning.Problem:
+    """What decides the kernel, of a matrix of `shape` and operands of such dtypes and layouts."""
     data = prepared.source[0]
     sides, counts = data.shape[1:], (shape[0] // data.shape[1], shape[1] // data.shape[2])
-    block_cols = counts[1]
     if transposed:
         sides, counts = sides[::-1], counts[::-1]
     index = np.dtype(np.int32) if transposed else prepared.indices_dtype
     names = tuning.types(data.dtype, b, c, acc, index)
     if fp8:
         names = tuning.scaled(names)
-    problem = tuning.Problem(
+    return tuning.Problem(
         jit.device_target(), names, sides[0], sides[1], N, batches, counts[0], counts[1], prepared.blocks, transposed,
         b_order, c_order, overwrite, prepared.pointer % 16 == 0, tf32,
     )  # fmt: skip
-    config = tuning.gemm(problem)
+
+
+def _plan(prepared: Prepared, problem: tuning.Problem, wanted: tuning.Gemm | None) -> Plan:
+    config = wanted or tuned.choice(problem) or tuning.gemm(problem)
+    block_cols = problem.block_rows if problem.transposed else problem.block_cols
     kernel = jit.load(config.spec(), problem.arch)
-    number = tuning.accumulator(acc)[1]
+    number = tuning.number(problem.types.acc)
     product_format = f"@{_NUMBERS[number.char]}{_PRODUCT}"
-    sizes = (*counts, prepared.blocks, N, batches)
-    if isinstance(config, tuning.GemmSm90):
+    sizes = (problem.block_rows, problem.block_cols, problem.blocks, problem.N, problem.batches)
+    if isinstance(config, tuning.GemmSm90 | tuning.GemmSm80):
         tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-        layout, argument = _packing(f"{product_format}4x{_SCHEDULE}i", 3 * _MAP_BYTES, 64)
+        if tensor.map_a is None:
+            layout, argument = _packing(product_format, 0, 8)
+        else:
+            layout, argument = _packing(f"{product_format}4x9P2i", 3 * _MAP_BYTES, 64)
         grid: tuple[int, ...] = (ctas,)
         pointers: tuple[int, ...] = (0, 0, 0)
     else:
         tensor = None
-        kept = prepared.index(block_cols, transposed)
+        kept = prepared.index(block_cols, problem.transposed)
         pointers = tuple(0 if x is None else x.data.ptr for x in kept)
         layout, argument = _packing(product_format, 0, 16)
-        grid = config.grid(counts[0] * batches, sides[0], N)
+        grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
+    sides = (problem.R, problem.K)
     return Plan(
-        kernel, grid, (config.threads,), layout, argument, number.type, pointers, sizes, sides, kept, tensor
+        config, kernel, grid, (config.threads,), layout, argument, number.type, pointers, sizes, sides, kept, tensor
     )  # fmt: skip
 
 
@@ -180,27 +206,30 @@ def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, n
 
 
 def _tensor(
-    prepared: Prepared, problem: tuning.Problem, config: tuning.GemmSm90, block_cols: int
+    prepared: Prepared, problem: tuning.Problem, config: tuning.GemmSm90 | tuning.GemmSm80, block_cols: int
 ) -> tuple[Tensor, int, Any]:
     """Work list and launch of a tensor-core kernel."""
     pattern = prepared.pattern(block_cols, problem.transposed)
     groups = prepared.groups(pattern, problem.R // config.slot_rows, config.slots)
     column_tiles = -(-problem.N // config.tile_n) * problem.batches
     multiprocessors = _multiprocessors()
-    items = prepared.items(pattern, groups, problem.K, column_tiles, multiprocessors)
+    tiles = groups.count * column_tiles
+    if isinstance(config, tuning.GemmSm80):
+        items = prepared.items(pattern, groups)
+        ctas = min(tiles, multiprocessors * _CTAS_SM80)
+    else:
+        items = prepared.items(pattern, groups, problem.K, column_tiles, multiprocessors)
+        # As few CTAs as finish in the same number of rounds: the rest would only draw power.
+        ctas = multiprocessors if items.pieces else -(-tiles // -(-tiles // multiprocessors))
     arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.slots)
-    if items.pieces:
-        ctas = multiprocessors
-    else:  # as few as finish in the same number of rounds: the rest would only draw power
-        tiles = groups.count * column_tiles
-        ctas = -(-tiles // -(-tiles // multiprocessors))
+    pointers = tuple(x.data.ptr for x in arrays)
+    if isinstance(config, tuning.GemmSm80):
+        return Tensor(config, config.shared_bytes, pointers, (0, 0), (0, 0), None), ctas, arrays
     tiles_of_pieces = items.pieces * column_tiles
     scratch = (tiles_of_pieces * config.tile_m * config.tile_n, tiles_of_pieces * 2)
-    group = config.group(problem.block_cols * problem.K)
-    tensor = Tensor(
-        config, config.shared_bytes, tuple(x.data.ptr for x in arrays), scratch, group, _block_map(prepared, config)
-    )
-    return tensor, ctas, arrays
+    walk = (config.group(problem.block_cols * problem.K), -1 if items.pieces else groups.count)
+    map_a = _block_map(prepared, config)
+    return Tensor(config, config.shared_bytes, pointers, scratch, walk, map_a), ctas, arrays
 
 
 def _block_map(prepared: Prepared, config: tuning.GemmSm90) -> bytes:
@@ -220,26 +249,25 @@ def _block_map(prepared: Prepared, config: tuning.GemmSm90) -> bytes:
 def _operand_maps(tensor: Tensor, B: Array, out: Array) -> bytes:
     """How the copy engine sees B and, where it is written in tiles, the result."""
     key = (B.data.ptr, B.strides, out.data.ptr, out.strides)
-    maps = tensor.maps.get(key)
-    if maps is None:
+    found = tensor.maps.get(key)
+    if found is None:
         if len(tensor.maps) >= _MOST_MAPS:
             tensor.maps.clear()
         config = tensor.config
-        small = config.slot_rows < 64
+        assert isinstance(config, tuning.GemmSm90)
         if config.b_transposed:
-            row = 2 * config.depth if small else 128
-            b = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
+            row = 2 * config.depth if config.slot_rows < 64 else 128
+            found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
         else:
-            b = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
-        stored = min(64, config.slot_rows)
+            found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
         if config.store == "rows":
-            c = _map(out, False, (64, stored, 1), "128B")
+            found += _map(out, False, (64, 16, 1), "128B")
         elif config.store == "columns":
-            c = _map(out, True, (stored, 64, 1), f"{2 * stored}B")
+            found += _map(out, True, (16, 64, 1), "32B")
         else:
-            c = bytes(_MAP_BYTES)
-        maps = tensor.maps[key] = b + c
-    return maps
+            found += bytes(_MAP_BYTES)
+        tensor.maps[key] = found
+    return found
 
 
 def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False) -> bytes:

@@ -46,7 +46,10 @@ class Prepared:
     `whole` is the matrix's shape, or None if an array had to be copied to be read as one piece.
     """
 
-    __slots__ = ("_home", "_kept", "_made", "blocks", "extents", "indices_dtype", "plans", "pointer", "source", "whole")
+    __slots__ = (
+        *("_home", "_kept", "_made", "blocks", "extents", "indices_dtype"),
+        *("plans", "pointer", "source", "whole", "wide"),
+    )  # fmt: skip
 
     def __init__(self, home: Home, A: Any) -> None:
         data, indices, indptr = self.source = (A.data, A.indices, A.indptr)
@@ -61,6 +64,8 @@ class Prepared:
         self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
         self._made: dict[Any, Made] = {}
         self.plans: dict[Any, Any] = {}
+        #: of complex matrices: real ones that stand for them, see as_real.py
+        self.wide: dict[int, Any] = {}
 
     def fits(self, A: Any) -> bool:
         """Are these still the shape and the arrays of the matrix, read where they are and not from a copy?"""
@@ -99,10 +104,10 @@ class Prepared:
         order = _matched(self._home, pattern, per_row, per_group)
         return schedule.merged(self._home, pattern, per_row, per_group, order)
 
-    def items(self, pattern: Pattern, groups: Groups, K: int, column_tiles: int, ctas: int) -> Items:
-        """What is to be done for so many tiles side by side on so many CTAs."""
+    def items(self, pattern: Pattern, groups: Groups, K: int = 0, column_tiles: int = 0, ctas: int = 0) -> Items:
+        """What is to be done: whole groups, or pieces of them for so many tiles side by side on so many CTAs."""
         key = ("items", pattern.block_cols, pattern.transposed, id(groups))
-        if not schedule.may_split(groups, pattern, K, column_tiles, ctas):
+        if not ctas or not schedule.may_split(groups, pattern, K, column_tiles, ctas):
             return self._remember(key, lambda: schedule.whole(self._home, groups))
         return self._remember(
             (*key, column_tiles, ctas), lambda: schedule.split(self._home, groups, K, column_tiles, ctas)
@@ -113,6 +118,14 @@ class Prepared:
         if made is None:
             made = self._made[key] = Made(make())
         return made.get()
+
+
+def prepare(home: Home, A: Any) -> Prepared:
+    """What the matrix remembers for its kernels, made anew when its arrays are others."""
+    prepared: Prepared | None = A.__dict__.get("_prepared")
+    if prepared is None or not prepared.fits(A):
+        prepared = A._prepared = Prepared(home, A)
+    return prepared
 
 
 def _matched(home: Home, pattern: Pattern, per_row: int, per_group: int) -> Array | None:

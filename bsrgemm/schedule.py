@@ -168,7 +168,8 @@ def may_split(groups: Groups, pattern: Pattern, K: int, column_tiles: int, ctas:
 def split(home: Home, groups: Groups, K: int, column_tiles: int, ctas: int) -> Items:
     """Items of at most a CTA's fair share of all entries, so that one long row does not keep one CTA busy alone."""
     xp = home.xp
-    first, length = groups.first.astype(np.int64), (groups.last - groups.first).astype(np.int64)
+    first = groups.first.astype(np.int64)
+    length = xp.maximum(groups.last - first, 0)  # index arrays that were spoiled may run backwards
     total = length.sum()
     share = xp.maximum(-(-_LEAST_COLUMNS // K), xp.ceil(total * (column_tiles / ctas * _SLACK)).astype(np.int64))
     pieces = xp.maximum(-(-length // share), 1)

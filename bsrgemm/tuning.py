@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ _CUDA_NAMES = {
 }
 
 #: Bytes of an element on the tensor cores, and what wgmma calls it: its name and how many it takes along K.
-_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "e4m3": 1}
+_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "e4m3": 1}
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
 STORES = ("direct", "rows", "columns")
 
@@ -65,6 +65,12 @@ def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
     if dtype.kind in "iu":
         dtype = np.dtype(np.uint32 if dtype.itemsize <= 4 else np.uint64)
     return element(dtype), dtype
+
+
+@cache
+def number(acc: str) -> np.dtype[Any]:
+    """The NumPy dtype of an accumulator, by its CUDA name."""
+    return next(dtype for dtype, name in _CUDA_NAMES.items() if name == acc)
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ class GemmSm90:
     wide: bool
     #: small slots: what a step takes of a block is one piece of memory
     flat: bool
+    #: columns of B that are walked together
+    section: int = 1024
 
     threads = 384
     tile_m = 128
@@ -155,7 +163,7 @@ class GemmSm90:
 
     @property
     def stages(self) -> int:
-        """As many as fit beside the tiles on their way out."""
+        """As many as fit."""
         return {256: 4, 128: 6, 64: 8}[self.tile_n]
 
     def spec(self) -> KernelSpec:
@@ -184,16 +192,62 @@ class GemmSm90:
     @property
     def shared_bytes(self) -> int:
         """The struct Shared of the kernel, and what aligns it: 230,912 of 232,448 bytes at most."""
-        slabs = 1 if self.store == "direct" else 4
-        return 1024 + self.stages * 128 * (self.tile_m + self.tile_n) + slabs * 64 * 64 * 2 + 512
+        leaving = 2 if self.store == "direct" else 32
+        return 1024 + self.stages * 128 * (self.tile_m + self.tile_n) + leaving * 1024 + 512
 
     def group(self, K: int) -> int:
-        """Column tiles walked together: as many panels of B as fit 20 MB of the L2, at most 1024 columns.
+        """Column tiles walked together: those of a section, as long as their panels of B fit 20 MB of the L2.
 
         At K = 8192, 2048 columns cost 3-7 % and 4096 cost 20 %.
         """
         bytes_ = K * self.tile_n * _BYTES[self.types.b]
-        return max(1, min(1024 // self.tile_n, (20 << 20) // bytes_))
+        return max(1, min(self.section // self.tile_n, (20 << 20) // bytes_))
+
+
+@dataclass(frozen=True)
+class GemmSm80:
+    """``A @ B`` on the tensor cores of any card since Ampere, tiles of 128 x `tile_n`."""
+
+    types: Types
+    #: how elements are multiplied: "MMA_F16", "MMA_3XTF32"...
+    kind: str
+    slot_rows: int
+    a_transposed: bool
+    b_transposed: bool
+
+    threads = 256
+    tile_m = 128
+
+    @property
+    def slots(self) -> int:
+        """Slots that share a tile."""
+        return self.tile_m // self.slot_rows
+
+    @property
+    def tile_n(self) -> int:
+        return 64 if self.kind == "MMA_F64" else 128
+
+    @property
+    def stages(self) -> int:
+        """As many as fit the 99 KB of the smallest card."""
+        return 4 if self.tile_n == 64 else 3
+
+    def spec(self) -> KernelSpec:
+        shape = (
+            ("MMA", self.kind),
+            ("SLOT_ROWS", self.slot_rows),
+            ("TILE_N", self.tile_n),
+            ("A_TRANSPOSED", int(self.a_transposed)),
+            ("B_TRANSPOSED", int(self.b_transposed)),
+            ("STAGES", self.stages),
+        )
+        names = tuple(d for d in self.types.defines() if d[0] != "INDEX")
+        return KernelSpec("gemm_sm80.cu", "gemm_sm80", (*names, *shape))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The struct Shared of the kernel at most."""
+        return self.stages * 128 * (self.tile_m + self.tile_n) + 1024
 
 
 @dataclass(frozen=True)
@@ -299,7 +353,7 @@ class Match:
         return KernelSpec("match.cu", self.entry, ())
 
 
-Config = GemmSimt | GemmSm90 | Spmv | Pairs | Segment | Expand | Match
+Config = GemmSimt | GemmSm80 | GemmSm90 | Spmv | Pairs | Segment | Expand | Match
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -335,11 +389,37 @@ class Problem:
     tf32: bool = False
 
 
-def gemm(problem: Problem) -> GemmSm90 | GemmSimt | Spmv:
+Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv
+
+
+def gemm(problem: Problem) -> Gemm:
     """The kernel for a product with dense right-hand sides: on the tensor cores where they can do it."""
-    if _tensor_cores_serve(problem) and sm90_serves(problem):
-        return gemm_sm90(problem)
+    if _tensor_cores_serve(problem):
+        if sm90_serves(problem):
+            return gemm_sm90(problem)
+        if sm80_serves(problem):
+            return gemm_sm80(problem)
     return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)
+
+
+def candidates(problem: Problem) -> Iterator[Gemm]:
+    """What `bsrgemm.tune` tries: `gemm`'s choice first, then its neighbours, then the other kernels that can do it."""
+    first = gemm(problem)
+    yield first
+    if isinstance(first, GemmSm90):
+        heights = [h for h in (128, 64) if h <= first.slot_rows] or [first.slot_rows]
+        for slot_rows, tile_n, section in itertools.product(heights, (256, 128, 64), (512, 1024, 2048)):
+            other = replace(first, slot_rows=slot_rows, tile_n=tile_n, section=section)
+            if other != first and tile_n <= section:
+                yield other
+    if _tensor_cores_serve(problem) and sm80_serves(problem):
+        for slot_rows in (128, 64, 32, 16):
+            other80 = replace(gemm_sm80(problem), slot_rows=slot_rows)
+            if problem.R % slot_rows == 0 and other80 != first:
+                yield other80
+    plain = spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)
+    if plain != first:
+        yield plain
 
 
 #: Below this many columns a product is a matter of reading A.
@@ -390,13 +470,52 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
         depth = K if full > K and names.a in ("f16", "bf16") else next((d for d in steps if K % d == 0), full)
         tail = K % depth
     tile_n = 64 if N <= 64 else 128 if N <= 128 else 256
-    tiles = problem.overwrite and names.c in ("f16", "bf16")
-    store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if tiles else "direct"
+    pieces = problem.overwrite and names.c in ("f16", "bf16")
+    store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if pieces else "direct"
     flat = slot_rows < 64 and (slot_rows == R if problem.transposed else depth == K)
     wide = problem.b_order == "C" and N % 64 == 0
     return GemmSm90(
         names, slot_rows, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat
     )  # fmt: skip
+
+
+#: Element -> (how it is multiplied, columns of A that one instruction takes).
+_MMA = {
+    "f16": ("MMA_F16", 16),
+    "bf16": ("MMA_BF16", 16),
+    "f32": ("MMA_3XTF32", 8),
+    "f64": ("MMA_F64", 8),
+    "i8": ("MMA_S8", 32),
+}
+
+
+def sm80_serves(problem: Problem) -> bool:
+    """Can gemm_sm80 do this product? It copies pieces of 16 bytes."""
+    names = problem.types
+    if names.a not in _MMA or not problem.b_order or not tensor_arch(problem.arch):
+        return False
+    results = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}.get(names.a, (names.a,))
+    sums = {"f64": "f64", "i8": "u32"}.get(names.a, "f32")
+    line = (problem.R if problem.transposed else problem.K) * _BYTES[names.a]
+    return (
+        names.c in results
+        and names.acc == sums
+        and problem.R % 16 == 0
+        and problem.K % _MMA[names.a][1] == 0
+        and line % 16 == 0
+    )
+
+
+def tensor_arch(arch: str) -> bool:
+    """Has the card what gemm_sm80 needs? Those before Ampere have no asynchronous copies."""
+    return int("".join(c for c in arch if c.isdigit())) >= 80
+
+
+def gemm_sm80(problem: Problem) -> GemmSm80:
+    """float32 as three products of tf32, which keep its accuracy, unless one will do."""
+    kind = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else _MMA[problem.types.a][0]
+    slot_rows = next(h for h in (128, 64, 32, 16) if problem.R % h == 0)
+    return GemmSm80(problem.types, kind, slot_rows, problem.transposed, problem.b_order == "F")
 
 
 @lru_cache(maxsize=4096)
@@ -447,7 +566,18 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 
 def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
+    if isinstance(config, GemmSm80):
+        return tensor_arch(arch)
     return arch == "sm_90a" or not isinstance(config, GemmSm90)
+
+
+def rare(config: Config) -> bool:
+    """Is this left out when kernels are compiled ahead, unless all are asked for?"""
+    if isinstance(config, GemmSm90):
+        usual = config.depth * _BYTES[config.types.a] == 128 if config.slot_rows >= 64 else config.flat
+        few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
+        return not usual or few_columns or config.tail > 0 or config.store == "columns"
+    return isinstance(config, GemmSimt | Spmv) and config.types.index == "i64"
 
 
 def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
@@ -476,6 +606,18 @@ def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
                     yield GemmSm90(
                         names, slot_rows, tile_n, depth, tail, a_transposed, b_transposed, store, wide, flat
                     )  # fmt: skip
+
+
+def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
+    name = element(dtype)
+    kind = _MMA[name][0]
+    results = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}.get(name, (name,))
+    sums = {"f64": "f64", "i8": "u32"}.get(name, "f32")
+    kinds = (kind, "MMA_TF32") if name == "f32" else (kind,)
+    for c, how, slot_rows, a_transposed, b_transposed in itertools.product(
+        results, kinds, (128, 64, 32, 16), (False, True), (False, True)
+    ):
+        yield GemmSm80(Types(name, name, c, sums), how, slot_rows, a_transposed, b_transposed)
 
 
 def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
@@ -517,6 +659,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
                     yield replace(config, a_transposed=True)
         if dtype in (*HALF_DTYPES, np.dtype(np.float32)):
             yield from _sm90_configs(dtype)
+        if element(dtype) in _MMA:
+            yield from _sm80_configs(dtype)
         names = types(dtype, dtype, result, accumulator_dtype(result), int64)
         for lanes in _POWERS:
             yield pairs(names, lanes)

@@ -1,7 +1,8 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
-// Ampere and newer: mma.sync fed by cp.async. A CTA owns 128 rows, gathered from 128 / kSlotRows slots of the schedule, by
-// kTileN columns, and walks the union of the slots' block columns; a warp's rows lie in one slot, and it skips what its
-// slot lacks: an absent block contributes nothing, whatever B holds. Rows of 16 bytes; any K and N, any strides of C.
+// Ampere and newer: mma.sync fed by cp.async. A CTA owns 128 rows, gathered from 128 / kSlotRows slots of the schedule,
+// by kTileN columns, and walks the union of the slots' block columns. A warp's rows lie in one slot, and it skips what
+// its slot lacks: an absent block contributes nothing, whatever B holds. Rows of stored blocks and lines of B are
+// multiples of 16 bytes; any N, any strides of C, one fixed order of sums.
 #include "bsr.cuh"
 #include "mma.cuh"
 
@@ -53,14 +54,17 @@ template <> struct Mma<MMA_TF32> {
 };
 template <> struct Mma<MMA_3XTF32> : Mma<MMA_TF32> {
   // x = high + low, 11 bits each
-  static __device__ __forceinline__ void split(u32 x, u32& high, u32& low) {
-    high = round(x) & 0xffffe000u;
-    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high)) + 0x1000u;
+  static __device__ __forceinline__ void split(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      high[i] = round(x[i]) & 0xffffe000u;
+      low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i])) + 0x1000u;
+    }
   }
 };
 template <> struct Mma<MMA_F64> {
   using Sum = f64;
-  static constexpr int kStepBytes = 64, kInterleave = 2;
+  static constexpr int kStepBytes = 64, kInterleave = 1;
   static __device__ __forceinline__ void prepare(u32 (&)[4]) {}
   static __device__ __forceinline__ f64 join(const u32 (&words)[4], int i) {
     return __hiloint2double(words[2 * i + 1], words[2 * i]);
@@ -116,16 +120,17 @@ constexpr int kWarpsN = kThreads / 32 / kWarpsM;
 constexpr int kWarpN = kTileN / kWarpsN;
 constexpr int kMmasM = kWarpM / 16;
 constexpr int kSlicesN = kWarpN / 8;
-constexpr int kGroup = 4;                    // slices of B loaded together: 16 columns or more wait in registers otherwise
+constexpr int kGroup = 4;                    // slices of B loaded together
 constexpr int kGroups = kSlicesN / kGroup;
 constexpr int kMmas = smaller(kMmasM, kKind == MMA_F64 ? 1 : 2);  // products of 16 rows that share fragments of B
 constexpr int kAhead = kStages - 1;          // stages, and entries whose indices are known, in front of the products
-constexpr int kRing = 16;                    // entries whose indices are kept: those ahead and those in stages
+constexpr int kRing = 16;                    // entries whose indices are kept
 constexpr int kSumWords = kWarpM * kWarpN / 32 * sizeof(Sum) / 4;
 constexpr int kCtas = kSumWords <= 64 && kKind != MMA_3XTF32 ? 2 : 1;  // 3xTF32 keeps sums of a stage apart
 static_assert(kTileM % kSlotRows == 0 && kSlotRows >= 16, "a warp multiplies 16 rows of one slot or more");
 static_assert(kSlicesN % kGroup == 0, "a warp multiplies 32 n columns");
-static_assert(2 * kAhead + 1 <= kRing, "indices must outlive their stage");
+static_assert(kStages >= 2 && kStages <= 8, "a stage has 4 bits in a plan");
+static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier: new indices must not meet those in use");
 
 // ---------------------------------------------------------------------------------- an operand in shared memory
 // One stage of an operand, kExtent rows of A or columns of B: a line of 128 bytes for each of them (k runs fastest), or
@@ -189,6 +194,12 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     }
   }
 
+  // From a place in the first slice to the same in another on the same line; swizzled pieces stay in their 128 bytes.
+  static __device__ __forceinline__ u32 along(u32 from, int slice) {
+    const int bytes = slice * 8 * kSize;
+    return (from ^ bytes % 128) + bytes / 128 * 128;
+  }
+
   // kSlices slices from `slice` on, at one step of k.
   template <int kSlices>
   static __device__ __forceinline__ void load(u32 (&words)[kSlices][kWords], u32 from, int slice, int step) {
@@ -199,7 +210,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
         for (int k = 0; k < kStepK; k += 4) {
           constexpr int kElement = (kSize + 3) / 4;  // words
           u32 wide[kInterleave * kElement];
-          load_words(wide, from + (slice + s) * 8 * kSize + (step * kStepK + k) * kLine);
+          load_words(wide, along(from, slice + s) + (step * kStepK + k) * kLine);
 #pragma unroll
           for (int i = 0; i < kInterleave * kElement; ++i)
             words[s + i / kElement][k / 4 * kElement + i % kElement] = wide[i];
@@ -220,9 +231,8 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
         u32 four[4];
         if constexpr (!kMnMajor)
           load_matrices<false>(four, (from ^ step * 32) + spread(slice + s, 0) * kLine);
-        else  // the swizzle permutes pieces of the same 128 bytes
-          load_matrices<true>(four, (from ^ (slice + s) * 8 * kSize % 128) + (slice + s) * 8 * kSize / 128 * 128 +
-                                        step * kStepK * kLine);
+        else
+          load_matrices<true>(four, along(from, slice + s) + step * kStepK * kLine);
         if constexpr (kSize == 1 && kMnMajor) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
@@ -255,7 +265,8 @@ struct alignas(1024) Shared {  // the longest line
 struct Fragments {
   u32 a, b;
 
-  template <int kSlices> __device__ __forceinline__ void load_a(u32 (&words)[kSlices][kWords], int slice, int step) const {
+  template <int kSlices>
+  __device__ __forceinline__ void load_a(u32 (&words)[kSlices][kWords], int slice, int step) const {
     OperandA::load(words, a, slice, step);
   }
   __device__ __forceinline__ void load_b(u32 (&words)[kGroup][kWords], int group, int step) const {
@@ -266,9 +277,10 @@ struct Fragments {
 // ---------------------------------------------------------------------------------- the products of one stage
 using Sums = Sum[kMmasM][kSlicesN][4];
 
-// Products of 32 rows (or 16) by 32 columns at a time, the next fragments on their way. `between` runs beside the first.
+// kCount steps from `first` on, 32 rows (or 16) by 32 columns at a time, the next fragments on their way. `between` is
+// called beside the first products.
 template <int kCount, class Between>
-__device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, Between between) {
+__device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, int first, Between between) {
   constexpr int kHalves = kMmasM / kMmas;
   constexpr int kBuffers = kKind == MMA_F64 ? 1 : 2;  // its fragments are large, and its products long
   u32 a[kBuffers][2 * kMmas][kWords], b[kBuffers][kGroup][kWords];
@@ -279,10 +291,10 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, Betw
     const int a_ahead = ahead / kGroups, b_ahead = kGroups > 1 ? ahead : ahead / kHalves;
     if (ahead < kCount * kGroups * kHalves) {
       if (ahead % kGroups == 0) {
-        from.load_a(a[a_ahead % kBuffers], a_ahead % kHalves * 2 * kMmas, a_ahead / kHalves);
+        from.load_a(a[a_ahead % kBuffers], a_ahead % kHalves * 2 * kMmas, first + a_ahead / kHalves);
       }
       if (kGroups > 1 || ahead % kHalves == 0) {
-        from.load_b(b[b_ahead % kBuffers], b_ahead % kGroups, ahead / (kGroups * kHalves));
+        from.load_b(b[b_ahead % kBuffers], b_ahead % kGroups, first + ahead / (kGroups * kHalves));
       }
     }
     if (i < 0) continue;
@@ -300,15 +312,15 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, Betw
     for (int m = 0; m < kMmas; ++m)
 #pragma unroll
       for (int s = 0; s < kGroup; ++s)
-        Unit::multiply(sums[i / kGroups % kHalves * kMmas + m][i % kGroups * kGroup + s], a_now[2 * m], a_now[2 * m + 1],
-                       b_now[s]);
+        Unit::multiply(sums[i / kGroups % kHalves * kMmas + m][i % kGroups * kGroup + s], a_now[2 * m],
+                       a_now[2 * m + 1], b_now[s]);
   }
 }
 
 // (ah + al)(bh + bl) without al bl. The tensor cores cut what they add, so a sum of theirs is one stage long, and the
 // long sum is made of rounded additions. The two small products are summed apart: next to an infinite element they are
 // NaN or infinite of either sign, which must not reach the sum; there any finite number will do.
-template <class Between>
+template <class Split, class Between>
 __device__ __forceinline__ void multiply_split(Sums& sums, const Fragments& from, int steps, Between between) {
   constexpr f32 kLargest = 3.402823466e38f;
 #pragma unroll
@@ -316,17 +328,17 @@ __device__ __forceinline__ void multiply_split(Sums& sums, const Fragments& from
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       f32 big[kMmas][kGroup][4] = {}, small[kMmas][kGroup][4] = {};
-      u32 a_next[2 * kMmas][2], b_next[kGroup][2];
+      u32 a_next[2 * kMmas][kWords], b_next[kGroup][kWords];
       from.load_a(a_next, 2 * m0, 0);
       from.load_b(b_next, group, 0);
       if (m0 == 0 && group == 0) between();
 #pragma unroll 1  // unrolled, it takes more registers than there are
       for (int step = 0; step < steps; ++step) {
-        u32 a[2 * kMmas][2], a_low[2 * kMmas][2], b[kGroup][2], b_low[kGroup][2];
+        u32 a[2 * kMmas][kWords], a_low[2 * kMmas][kWords], b[kGroup][kWords], b_low[kGroup][kWords];
 #pragma unroll
-        for (int i = 0; i < 4 * kMmas; ++i) Unit::split(a_next[i / 2][i % 2], a[i / 2][i % 2], a_low[i / 2][i % 2]);
+        for (int s = 0; s < 2 * kMmas; ++s) Split::split(a_next[s], a[s], a_low[s]);
 #pragma unroll
-        for (int i = 0; i < 2 * kGroup; ++i) Unit::split(b_next[i / 2][i % 2], b[i / 2][i % 2], b_low[i / 2][i % 2]);
+        for (int s = 0; s < kGroup; ++s) Split::split(b_next[s], b[s], b_low[s]);
         const int next = min(step + 1, steps - 1);
         from.load_a(a_next, 2 * m0, next);
         from.load_b(b_next, group, next);
@@ -334,9 +346,9 @@ __device__ __forceinline__ void multiply_split(Sums& sums, const Fragments& from
         for (int m = 0; m < kMmas; ++m)
 #pragma unroll
           for (int s = 0; s < kGroup; ++s) {
-            Unit::multiply(small[m][s], a_low[2 * m], a_low[2 * m + 1], b[s]);
-            Unit::multiply(big[m][s], a[2 * m], a[2 * m + 1], b[s]);
-            Unit::multiply(small[m][s], a[2 * m], a[2 * m + 1], b_low[s]);
+            Split::multiply(small[m][s], a_low[2 * m], a_low[2 * m + 1], b[s]);
+            Split::multiply(big[m][s], a[2 * m], a[2 * m + 1], b[s]);
+            Split::multiply(small[m][s], a[2 * m], a[2 * m + 1], b_low[s]);
           }
       }
 #pragma unroll
@@ -349,29 +361,26 @@ __device__ __forceinline__ void multiply_split(Sums& sums, const Fragments& from
     }
 }
 
-// A stage cut short by the end of a block has fewer steps than kSteps: code of its own for each number.
-template <int kCount> __device__ __forceinline__ void multiply_short(Sums& sums, const Fragments& from, int steps) {
-  if constexpr (kCount > 0) {
-    if (steps == kCount) multiply<kCount>(sums, from, [] {});
-    else multiply_short<kCount - 1>(sums, from, steps);
-  }
-}
-
 // The products of a stage, and beside them `copy`.
 template <class Copy>
 __device__ __forceinline__ void multiply_stage(Sums& sums, const Fragments& from, int steps, Copy copy) {
   if constexpr (kKind == MMA_3XTF32) {
-    multiply_split(sums, from, steps, copy);
+    if (steps > 0) multiply_split<Unit>(sums, from, steps, copy);
+    else copy();
   } else if (steps == kSteps) {
-    multiply<kSteps>(sums, from, copy);
+    multiply<kSteps>(sums, from, 0, copy);
   } else {
     copy();
-    multiply_short<kSteps - 1>(sums, from, steps);
+#pragma unroll 1  // a stage cut short by the end of a block
+    for (int step = 0; step < steps; ++step) multiply<1>(sums, from, step, [] {});
   }
 }
 
 // ---------------------------------------------------------------------------------- the copies
 using Problem = Product<A, B, C, Acc, int>;
+
+// x, known by the compiler to be the same in the whole warp: it stays in a uniform register.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // x, and the compiler does not know it: what follows from it is computed where it is needed, not kept in registers.
 __device__ __forceinline__ u32 again(u32 x) {
@@ -379,63 +388,71 @@ __device__ __forceinline__ u32 again(u32 x) {
   return x;
 }
 
+__device__ __forceinline__ u32 warp_slot(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kSlotRows; }
+
 // Brings the stages of one tile to shared memory, one after the other.
 struct Copier {
   const Problem& problem;
   const Schedule& schedule;
   Shared& shared;
-  const B* panel;  // this thread's first piece of B, were it of block column 0
-  int within;      // this thread's first piece of A, in elements from the start of its slot in a block
+  const B* panel;  // B at the tile's first column
   int columns;     // of the tile that lie inside B
-  int entry, last, k, stage;
+  int entry, last, k;
+  u32 plan;        // 4 bits for every stage: steps of k that this warp multiplies, 0 where its slot lacks the block
 
   // Indices of an entry, a word per thread.
   __device__ __forceinline__ void copy_indices(bool wanted, int e) const {
-    const u32 i = threadIdx.x;
+    const u32 i = again(threadIdx.x);
     const int* from = i < kSlots ? schedule.blocks + i64(e) * kSlots + i : schedule.columns + e;
     copy_4(wanted && i <= kSlots && e < last, shared_address(&shared.entries[u32(e) % kRing][i]), from);
   }
 
-  // All copies of a stage; a group of them is committed even when none is left.
-  __device__ __forceinline__ void copy() {
-    // A thread's pieces of A belong to that many slots.
-    constexpr int kLaneSlots = kATransposed ? 1 : smaller(OperandA::kCopies, kSlots);
+  // All copies of the next stage; a group of them is committed even when none is left.
+  __device__ __forceinline__ void copy(int stage) {
     const u32 thread = again(threadIdx.x);
     const int R = problem.R, K = problem.K;
     const int* indices = shared.entries[u32(entry) % kRing];
     const int column = indices[kSlots];
-    int block[kLaneSlots], start[kLaneSlots];
-#pragma unroll
-    for (int j = 0; j < kLaneSlots; ++j) {
-      const u32 slot = u32(OperandA::copy_mn(thread, j * OperandA::kCopies / kLaneSlots)) / kSlotRows;
-      block[j] = indices[slot];
-      start[j] = shared.starts[slot];
-    }
     const bool inside = entry < last && in_range(column, problem.block_cols);
     // Behind K, up to a whole step, both operands are zero.
-    const int left = K - k, needed = (left + kStepK - 1) / kStepK * kStepK;
+    const int left = K - k, steps = min((left + kStepK - 1) / kStepK, kSteps), needed = steps * kStepK;
+    plan = (plan & ~(15u << 4 * stage)) | (inside && indices[warp_slot(thread)] >= 0 ? steps : 0) << 4 * stage;
 
     const u32 a = shared_address(shared.a[stage]) + OperandA::copy_place(thread, 0);
+    // A thread's pieces of A belong to one slot or to several.
+    constexpr int kSlotCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kSlots - 1) / kSlots;
 #pragma unroll
-    for (int i = 0; i < OperandA::kCopies; ++i) {
-      const int j = i * kLaneSlots / OperandA::kCopies, at = OperandA::copy_k(thread, i), lines = i * OperandA::kLineStep;
-      const int element = within + (kATransposed ? start[j] + (k + lines) * R : (start[j] + lines % kSlotRows) * K + k);
-      copy_16(inside && block[j] >= 0 && at < needed, a + lines * OperandA::kLine,
-              problem.data + i64(block[j]) * (R * K) + element, at >= left);
+    for (int i = 0; i < OperandA::kCopies; i += kSlotCopies) {
+      const u32 slot = u32(OperandA::copy_mn(thread, i)) / kSlotRows;
+      const int block = indices[slot], row = shared.starts[slot] + u32(OperandA::copy_mn(thread, i)) % kSlotRows;
+#pragma unroll
+      for (int j = i; j < i + kSlotCopies; ++j) {
+        const int at = OperandA::copy_k(thread, j), lines = j * OperandA::kLineStep;
+        const int element = kATransposed ? (k + at) * R + row : (row + (lines - i * OperandA::kLineStep)) * K + k + at;
+        copy_16(inside && block >= 0 && at < needed, a + lines * OperandA::kLine,
+                problem.data + i64(block) * (R * K) + element, at >= left);
+      }
     }
 
     const u32 b = shared_address(shared.b[stage]) + OperandB::copy_place(thread, 0);
     const i64 stride = OperandB::kLineStep * (kBTransposed ? problem.b_col : problem.b_row);
-    const B* from = panel + (i64(column) * K + k) * (kBTransposed ? 1 : problem.b_row);
+    const i64 row = i64(column) * K + k + OperandB::copy_k(thread, 0), n0 = OperandB::copy_mn(thread, 0);
+    const B* from = panel + (kBTransposed ? row + n0 * problem.b_col : row * problem.b_row + n0);
 #pragma unroll
-    for (int i = 0; i < OperandB::kCopies; ++i, from += stride) {
+    for (int i = 0; i < OperandB::kCopies; ++i) {
       const int at = OperandB::copy_k(thread, i), n = OperandB::copy_mn(thread, i);
-      const u32 to = b + i * OperandB::kLineStep * OperandB::kLine;
-      if constexpr (kBTransposed) {
-        copy_16(inside && at < needed, to, from, at >= left || n >= columns);
-      } else {
-        const int valid = at < left ? max(min(columns - n, kPiece), 0) : 0;
-        copy_some_of_16(inside && at < needed, to, from, valid * kSize);
+      const bool cut = !kBTransposed && n < columns && n + kPiece > columns;
+      copy_16(inside && at < needed && !cut, b + i * OperandB::kLineStep * OperandB::kLine, from + i * stride,
+              at >= left || n >= columns);
+    }
+    if (!kBTransposed && columns % kPiece != 0) {  // pieces that the last column cuts
+      const int n = OperandB::copy_mn(thread, 0);
+#pragma unroll
+      for (int i = 0; i < OperandB::kCopies; ++i) {
+        const int at = OperandB::copy_k(thread, i);
+        copy_some_of_16(inside && at < needed && n < columns && n + kPiece > columns,
+                        b + i * OperandB::kLineStep * OperandB::kLine, from + i * stride,
+                        at < left ? (columns - n) * kSize : 0);
       }
     }
 
@@ -443,7 +460,6 @@ struct Copier {
     copy_commit();
     k += kStageK;
     if (k >= K) k = 0, ++entry;
-    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 };
 
@@ -487,20 +503,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const u32 thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const u32 thread = threadIdx.x, warp = uniform(thread / 32);
   const u32 warp_m = warp / kWarpsN * kWarpM, warp_n = warp % kWarpsN * kWarpN;
-  const u32 slot = warp_m / kSlotRows;
-  const int count = *schedule.count, R = problem.R, K = problem.K;
+  const int R = problem.R, K = problem.K;
   const int column_tiles = int((problem.N + kTileN - 1) / kTileN), batches = int(problem.batches);
-  if (count == 0 || column_tiles == 0) return;
-  const u32 a_lane = shared_address(shared.a) + OperandA::lane_place(warp_m);
-  const u32 b_lane = shared_address(shared.b) + OperandB::lane_place(warp_n);
+  if (*schedule.count == 0 || column_tiles == 0) return;
+  Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
+                      shared_address(shared.b) + OperandB::lane_place(warp_n)};
+  int stage = 0;
   Copier copier{problem, schedule, shared};
-  copier.within = u32(OperandA::copy_mn(thread, 0)) % kSlotRows * (kATransposed ? 1 : K) + OperandA::copy_k(thread, 0) * (kATransposed ? R : 1);
 
   // Items fastest: CTAs that run together share columns of B.
   int item = blockIdx.x, column_tile = 0, batch = 0;
   const auto settle = [&] {
+    const int count = *schedule.count;  // read again: a register less
     for (; item >= count; item -= count)
       if (++column_tile == column_tiles) column_tile = 0, ++batch;
   };
@@ -508,13 +524,12 @@ gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Sched
   if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
   while (batch < batches) {
     __syncthreads();  // the item is there, and nobody reads what was of the last one
-    const int group = shared.item.x, first = shared.item.y, last = shared.item.z;
+    const int group = uniform(shared.item.x), first = uniform(shared.item.y), last = uniform(shared.item.z);
     const i64 column = i64(column_tile) * kTileN;
     const int columns = int(min(problem.N - column, i64(kTileN)));
-    copier.panel = problem.b + batch * problem.b_batch + (column + OperandB::copy_mn(thread, 0)) * problem.b_col +
-                   OperandB::copy_k(thread, 0) * problem.b_row;
+    copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col;
     copier.columns = columns;
-    copier.entry = first, copier.last = last, copier.k = 0, copier.stage = 0;
+    copier.entry = first, copier.last = last, copier.k = 0;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) copier.copy_indices(true, first + i);
     copy_commit();
@@ -526,25 +541,22 @@ gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Sched
     copy_wait<0>();
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) copier.copy();
+    for (int i = 0; i < kAhead; ++i) copier.copy(stage + i < kStages ? stage + i : stage + i - kStages);
 
     Sums sums = {};
-    int stage = 0;
-    for (int entry = first; entry < last; ++entry) {
-      for (int k = 0; k < K; k += kStageK) {
-        copy_wait<kAhead - 1>();
-        __syncthreads();
-        const int* indices = shared.entries[u32(entry) % kRing];
-        const bool present = indices[slot] >= 0 && in_range(indices[kSlots], problem.block_cols);
-        const int steps = min((K - k + kStepK - 1) / kStepK, kSteps);
-        const Fragments fragments{a_lane + stage * (kTileM * kStageBytes), b_lane + stage * (kTileN * kStageBytes)};
-        if (present) multiply_stage(sums, fragments, steps, [&] { copier.copy(); });
-        else copier.copy();
-        stage = stage + 1 == kStages ? 0 : stage + 1;
-      }
+    for (int left = (last - first) * ((K + kStageK - 1) / kStageK); left > 0; --left) {
+      copy_wait<kAhead - 1>();
+      __syncthreads();
+      const int steps = uniform(copier.plan >> 4 * stage & 15);
+      const auto copy = [&] { copier.copy(stage == 0 ? kStages - 1 : stage - 1); };
+      multiply_stage(sums, fragments, steps, copy);
+      const int forward = stage + 1 == kStages ? 1 - kStages : 1;
+      fragments.a += forward * (kTileM * kStageBytes);
+      fragments.b += forward * (kTileN * kStageBytes);
+      stage += forward;
     }
 
-    const int place = shared.places[slot];
+    const int place = shared.places[warp_slot(again(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
     item += gridDim.x;
     settle();

@@ -1,4 +1,4 @@
-// C[row, n] = alpha * sum_p sum_k A[p, row % R, k] * B[col[p]*K + k, n] + beta * C[row, n],  p in the block row of `row`
+// C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
 // Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of slots (see Schedule) by kTileN
 // columns, walked over the union of the slots' block columns. The last warpgroup feeds a ring of stages, the first two
 // multiply 64 rows each with wgmma.
@@ -8,15 +8,6 @@
 #include "bsr.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
-#ifndef SPLIT
-#define SPLIT 1
-#endif
-#ifndef LEADER
-#define LEADER 0
-#endif
-#ifndef STAGGER
-#define STAGGER 0
-#endif
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
@@ -24,9 +15,8 @@ using C = ELEMENT_C;
 enum { kDirect, kRows, kColumns };           // how C is written: element by element, as tiles of rows, of columns
 constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the product is with the transpose
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K runs fastest
-constexpr bool kWide = WIDE;                 // N is a multiple of 64: the copy engine takes all slabs of a panel at once
+constexpr bool kWide = WIDE;                 // N is a multiple of 64: all slabs of a panel in one copy
 constexpr int kStore = STORE;
-constexpr bool kSplit = SPLIT;               // groups may come in pieces
 constexpr int kSlotRows = SLOT_ROWS;
 constexpr int kTileM = 128, kTileN = TILE_N;
 constexpr int kSlots = kTileM / kSlotRows;
@@ -39,15 +29,18 @@ constexpr bool kFromRegisters = kSlotRows < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
 constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a slot is one piece of memory
 
+constexpr int kTiles = 4;  // known ahead
 constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr int kStored = kSlotRows < 64 ? kSlotRows : 64;  // rows of a tile on its way out
-constexpr int kStores = 64 / kStored;            // such tiles per warpgroup and slab
+#ifndef WAITING
+#define WAITING ((kSlabs + 1) / 2)
+#endif
+constexpr int kWaiting = WAITING;  // slabs of C that leave late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
+constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
 constexpr u32 kPieceA = kSlotRows * kChunk * 2;  // of one block for one slot and chunk, where A goes through registers
-constexpr u32 kBytesOut = 64 * 64 * 2;           // one slab of C on its way out
 // What one step copies of B, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kSlabs;
 constexpr u32 kStepB = kBTransposed ? kTileN * (kFromRegisters ? kChunk * 2 : 128) : kDepth * kTileN * sizeof(Element);
@@ -59,10 +52,10 @@ struct Tile { int group, first, last, piece, column, batch, number; };  // group
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
   u8 b[kStages][kBytesB];
-  u8 out[kStore == kDirect ? 1 : kConsumers * 2][kBytesOut];  // two slabs a warpgroup
-  u64 full[kStages], empty[kStages], tile_full[2], tile_empty[2];
+  u8 out[kStore == kDirect ? 1 : kConsumers * 4 * 2][kBytesOut];  // two slabs a warp
+  u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
   u32 present[kStages];  // bit chunk * kSlots + slot: that slot has a block there
-  Tile tiles[2];
+  Tile tiles[kTiles];
   int last[kConsumers];
 };
 
@@ -71,6 +64,7 @@ struct alignas(64) Problem {
   Product<Element, Element, C, f32, int> product;
   Schedule schedule;
   int group;  // column tiles walked together, since their panels of B fit the L2
+  int count;  // items, or -1: only the device knows
 };
 
 // With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
@@ -99,7 +93,7 @@ struct Walk {
   int count, tiles_n, column_tiles, group;
 
   __device__ __forceinline__ explicit Walk(const Problem& problem)
-      : items(problem.schedule.items), count(*problem.schedule.count),
+      : items(problem.schedule.items), count(problem.count < 0 ? *problem.schedule.count : problem.count),
         tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
         column_tiles(tiles_n * int(problem.product.batches)), group(problem.group) {}
   __device__ __forceinline__ int tiles() const { return count * column_tiles; }
@@ -115,16 +109,17 @@ struct Walk {
   }
 };
 
-// Every role but the claiming thread learns from here what to do next. Called by whole warps.
-__device__ __forceinline__ Tile next_tile(Shared& shared, Ring<2>& tiles) {
+// Every warp but the claiming one learns from here what to do next, until it lets the tile go.
+__device__ __forceinline__ const Tile& next_tile(Shared& shared, const Ring<kTiles>& tiles) {
   wait(shared.tile_full[tiles.at], tiles.phase);
-  const Tile tile = shared.tiles[tiles.at];
+  return shared.tiles[tiles.at];
+}
+__device__ __forceinline__ void let_go(Shared& shared, Ring<kTiles>& tiles) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(shared.tile_empty[tiles.at]);
   tiles.next();
-  return tile;
 }
-__device__ __forceinline__ void publish(Shared& shared, Ring<2>& tiles, const Tile& tile) {
+__device__ __forceinline__ void publish(Shared& shared, Ring<kTiles>& tiles, const Tile& tile) {
   wait(shared.tile_empty[tiles.at], tiles.phase ^ 1);
   shared.tiles[tiles.at] = tile;
   arrive(shared.tile_full[tiles.at]);
@@ -139,104 +134,228 @@ __device__ __forceinline__ void copy_panel(const Problem& problem, u32 to, int b
   else copy_tile(to + box * kDepth * 128, &problem.b, tile.column + box * 64, row, 0, tile.batch, full, policy);
 }
 
-// --------------------------------------------------------------------------------------------- slots of 64 and 128
-// One thread: claims tiles and copies panels of B.
-__device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
-  const Walk walk(problem);
-  const int K = problem.product.K;
-  const u64 again = evict_last();
-  Ring<kStages> ring;
-  Ring<2> tiles;
-  Tile tile = walk.at(blockIdx.x);
-  while (true) {
-    publish(shared, tiles, tile);
-    if (tile.group < 0) break;
-    const int claimed = gridDim.x + atomicAdd(problem.schedule.counters, 1);
-    int column = tile.first < tile.last ? problem.schedule.columns[tile.first] : 0;
-    for (int e = tile.first; e < tile.last; ++e) {
-      const int row = column * K;
-      if (e + 1 < tile.last) column = problem.schedule.columns[e + 1];
-      for (int k = 0; k < K; k += kDepth) {
-        wait(shared.empty[ring.at], ring.phase ^ 1);
-        const u32 full = shared_address(&shared.full[ring.at]), b = shared_address(shared.b[ring.at]);
-        barrier_expect(full, kStepB);
+__device__ __forceinline__ void clear(float (&sums)[kSums]) {
 #pragma unroll
-        for (int box = 0; box < kBoxes; ++box) copy_panel(problem, b, box, row + k, tile, full, again);
-        ring.next();
+  for (int e = 0; e < kSums; ++e) sums[e] = 0;
+}
+
+// ------------------------------------------------------------------------------------------------- tiles of C leave
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 both;
+  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait, rounded, in registers, and leave one by one
+// while the next tile is multiplied; the others leave at once, through shared memory that nobody uses at that moment.
+struct Leaving {
+  u32 words[kWaiting * 16];
+  int slabs = 0;  // waiting
+  int row, column, batch;
+
+  __device__ __forceinline__ void take(const Problem& problem, Shared& shared, const float (&sums)[kSums], int at_row,
+                                       const Tile& tile) {
+    row = at_row, column = tile.column, batch = tile.batch;
+    // A thread holds rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next.
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      u32 now[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) now[i] = pack(sums[slab * 32 + 2 * i], sums[slab * 32 + 2 * i + 1]);
+      if (slab < kSlabs - kWaiting) {
+        store(problem, shared, slab, now);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) words[(slab - (kSlabs - kWaiting)) * 16 + i] = now[i];
       }
     }
-    tile = walk.at(claimed);
+    slabs = kWaiting;
+  }
+  __device__ __forceinline__ void store(const Problem& problem, Shared& shared, int slab, const u32* now) const {
+    const int lane = threadIdx.x % 32;
+    const u32 out = shared_address(shared.out[threadIdx.x / 32 * 2 + slab % 2]);
+    if (lane == 0) store_wait_read<kSlabs == 1 ? 0 : 1>();  // the store that used this place before has read it
+    __syncwarp();
+#pragma unroll
+    for (int chunk = 0; chunk < 4; ++chunk) {  // 16 columns: two 8 x 8 matrices above two others
+      const u32* w = now + chunk * 4;
+      // The 16 bytes that this lane names: of a row of C (kRows), or of a column (kColumns), which is 32 bytes long
+      constexpr int kPitch = kStore == kRows ? 128 : 32;
+      const u32 at = kStore == kRows ? lane % 16 * 128 + (chunk * 2 + lane / 16) * 16
+                                     : (chunk * 16 + lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
+      store_matrix_x4<kStore == kColumns>(out + (at ^ (at >> 3 & (kPitch - 16))), w[0], w[1], w[2], w[3]);
+    }
+    proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+      const int x = column + slab * 64;
+      store_tile(&problem.c, kStore == kRows ? x : row, kStore == kRows ? row : x, 0, batch, out, evict_first());
+      store_commit();
+    }
+  }
+  // One slab, if any waits.
+  __device__ __forceinline__ void step(const Problem& problem, Shared& shared) {
+    if constexpr (kStore != kDirect) {
+      if (slabs == 0) return;
+#pragma unroll
+      for (int i = 0; i < kWaiting; ++i)
+        if (slabs == kWaiting - i) store(problem, shared, kSlabs - kWaiting + i, words + i * 16);
+      --slabs;
+    }
+  }
+  __device__ __forceinline__ void finish(const Problem& problem, Shared& shared) {
+#pragma unroll
+    for (int slab = 0; slab < kWaiting; ++slab) step(problem, shared);
+  }
+};
+
+// --------------------------------------------------------------------------------------------- slots of 64 and 128
+// One warp: claims tiles and copies panels of B. Lanes hold the next 32 columns of the walk; what comes after them, in
+// this tile or the next, is on its way meanwhile.
+__device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
+  const Walk walk(problem);
+  const int K = problem.product.K, lane = threadIdx.x % 32;
+  const u64 again = evict_last();
+  Ring<kStages> ring;
+  Ring<kTiles> tiles;
+  const auto claim = [&](int t) {
+    const Tile tile = walk.at(t);
+    if (lane == 0) publish(shared, tiles, tile);
+    else tiles.next();
+    return tile;
+  };
+  const auto columns_from = [&](const Tile& tile, int e) {
+    return tile.group >= 0 && e + lane < tile.last ? problem.schedule.columns[e + lane] : 0;
+  };
+  Tile tile = claim(blockIdx.x);
+  int ahead = columns_from(tile, tile.first);
+  while (tile.group >= 0) {
+    int claimed = 0;
+    if (lane == 0) claimed = gridDim.x + atomicAdd(problem.schedule.counters, 1);
+    Tile after{-1};
+    if (tile.first >= tile.last) {
+      after = claim(__shfl_sync(0xffffffffu, claimed, 0));
+      ahead = columns_from(after, after.first);
+    }
+    for (int from = tile.first; from < tile.last; from += 32) {
+      const int columns = ahead, count = min(32, tile.last - from);
+      if (from + 32 < tile.last) ahead = columns_from(tile, from + 32);
+      for (int i = 0; i < count; ++i) {
+        const int row = __shfl_sync(0xffffffffu, columns, i) * K;
+        for (int k = 0; k < K; k += kDepth) {
+          wait(shared.empty[ring.at], ring.phase ^ 1);
+          const u32 full = shared_address(&shared.full[ring.at]), b = shared_address(shared.b[ring.at]);
+          if (lane == 0) {
+            barrier_expect(full, kStepB);
+#pragma unroll
+            for (int box = 0; box < kBoxes; ++box) copy_panel(problem, b, box, row + k, tile, full, again);
+          }
+          __syncwarp();
+          ring.next();
+        }
+        if (i == 0 && from + 32 >= tile.last) {
+          after = claim(__shfl_sync(0xffffffffu, claimed, 0));
+          ahead = columns_from(after, after.first);
+        }
+      }
+    }
+    tile = after;
   }
 }
 
-// One warp, of which one lane copies blocks of A.
+// One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all slots.
 __device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
-  const int R = problem.product.R, K = problem.product.K;
+  constexpr int kEntries = 32 / kSlots;
+  const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
-  const bool copies = threadIdx.x % 32 == 0;
   const u64 once = evict_first();
   Ring<kStages> ring;
-  Ring<2> tiles;
-  while (true) {
-    const Tile tile = next_tile(shared, tiles);
-    if (tile.group < 0) break;
-    if (!copies) continue;
-    int sub[kSlots], block[kSlots];
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      sub[s] = max(schedule.slots[tile.group * kSlots + s], 0) * kSlotRows % R;
-      block[s] = tile.first < tile.last ? schedule.blocks[tile.first * kSlots + s] : -1;
-    }
-    for (int e = tile.first; e < tile.last; ++e) {
-      int now[kSlots];
-      u32 present = 0;
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        now[s] = block[s];
-        present |= u32(now[s] >= 0) << s;
-        if (e + 1 < tile.last) block[s] = schedule.blocks[(e + 1) * kSlots + s];
-      }
-      for (int k = 0; k < K; k += kDepth) {
-        wait(shared.empty[ring.at], ring.phase ^ 1);
-        const u32 full = shared_address(&shared.full[ring.at]), a = shared_address(shared.a[ring.at]);
-        shared.present[ring.at] = present;
-        constexpr u32 kBytes = kSlotRows * (kATransposed ? kDepth * sizeof(Element) : 128);
-        barrier_expect(full, __popc(present) * kBytes);
+  Ring<kTiles> tiles;
+  const auto blocks_from = [&](const Tile& tile, int e) {
+    return tile.group >= 0 && e * kSlots + lane < tile.last * kSlots ? schedule.blocks[e * kSlots + lane] : -1;
+  };
+  const auto sub_of = [&](const Tile& tile) {  // the first row of the block that lane s's slot has
+    const int slot = tile.group < 0 || lane >= kSlots ? 0 : schedule.slots[tile.group * kSlots + lane];
+    return max(slot, 0) * kSlotRows % R;
+  };
+  Tile tile = next_tile(shared, tiles);
+  let_go(shared, tiles);
+  int ahead = blocks_from(tile, tile.first), sub_ahead = sub_of(tile);
+  while (tile.group >= 0) {
+    const int sub = sub_ahead;
+    Tile after{-1};
+    const auto look_ahead = [&] {
+      after = next_tile(shared, tiles);
+      let_go(shared, tiles);
+      ahead = blocks_from(after, after.first);
+      sub_ahead = sub_of(after);
+    };
+    if (tile.first >= tile.last) look_ahead();
+    for (int from = tile.first; from < tile.last; from += kEntries) {
+      const int blocks = ahead, count = min(kEntries, tile.last - from);
+      const u32 all_present = __ballot_sync(0xffffffffu, blocks >= 0);
+      if (from + kEntries < tile.last) ahead = blocks_from(tile, from + kEntries);
+      for (int i = 0; i < count; ++i) {
+        const u32 present = all_present >> (i * kSlots) & ((1u << kSlots) - 1);
+        int block[kSlots], first[kSlots];
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
-          if (now[s] < 0) continue;
-          if constexpr (kATransposed) {
-#pragma unroll
-            for (int slab = 0; slab < kSlotRows / 64; ++slab)
-              copy_tile(a + (s + slab) * kDepth * 128, &problem.a, sub[s] + slab * 64, now[s] * K + k, full, once);
-          } else {
-            copy_tile(a + s * kSlotRows * 128, &problem.a, k, now[s] * R + sub[s], full, once);
-          }
+          block[s] = __shfl_sync(0xffffffffu, blocks, i * kSlots + s);
+          first[s] = __shfl_sync(0xffffffffu, sub, s);
         }
-        ring.next();
+        for (int k = 0; k < K; k += kDepth) {
+          wait(shared.empty[ring.at], ring.phase ^ 1);
+          const u32 full = shared_address(&shared.full[ring.at]), a = shared_address(shared.a[ring.at]);
+          if (lane == 0) {
+            shared.present[ring.at] = present;
+            constexpr u32 kBytes = kSlotRows * (kATransposed ? kDepth * sizeof(Element) : 128);
+            barrier_expect(full, __popc(present) * kBytes);
+#pragma unroll
+            for (int s = 0; s < kSlots; ++s) {
+              if (!(present >> s & 1)) continue;
+              if constexpr (kATransposed) {
+#pragma unroll
+                for (int slab = 0; slab < kSlotRows / 64; ++slab)
+                  copy_tile(a + (s + slab) * kDepth * 128, &problem.a, first[s] + slab * 64, block[s] * K + k, full,
+                            once);
+              } else {
+                copy_tile(a + s * kSlotRows * 128, &problem.a, k, block[s] * R + first[s], full, once);
+              }
+            }
+          }
+          __syncwarp();
+          ring.next();
+        }
+        if (i == 0 && from + kEntries >= tile.last) look_ahead();
       }
     }
+    tile = after;
   }
 }
 
 // Start the products of one stage: kSteps times 32 bytes of K. The fence belongs to the branch it is called in.
-template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSums], u32 a, u32 b) {
+template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSums], u32 a, u32 b, bool& any) {
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kSteps; ++step) {
     wgmma<kATransposed, !kBTransposed>(
-        sums,
+        sums, any,
         kATransposed ? wgmma_descriptor(a + step * 2048, kDepth * 128, 1024)
                      : wgmma_descriptor(a + step * 32, 16, 1024),
         kBTransposed ? wgmma_descriptor(b + step * 32, 16, 1024)
                      : wgmma_descriptor(b + step * 2048, kDepth * 128, 1024));
+    any = true;
+  }
   wgmma_commit();
 }
 
-__device__ __forceinline__ void multiply_tile(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                              Ring<kStages>& ring, float (&sums)[kSums]) {
+// Returns whether anything was multiplied; if so, the first product wrote to the sums without reading them.
+__device__ __forceinline__ bool multiply_tile(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+                                              Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
+  bool any = false;
   const int K = problem.product.K;
-  const bool signals = threadIdx.x % (LEADER ? 128 : 32) == 0;
+  const bool signals = threadIdx.x % 32 == 0;
   const u32 a_rows = warpgroup * (kATransposed ? kDepth * 128 : 64 * 128);
   int previous = -1;  // stage whose products may still be running
   for (int e = tile.first; e < tile.last; ++e) {
@@ -246,8 +365,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, Shared& sh
       bool mine = true;
       if constexpr (kSlots > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
       if (mine) {
-        if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b);
-        else multiply<kDepth / MMA_K>(sums, a, b);
+        if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);
+        else multiply<kDepth / MMA_K>(sums, a, b, any);
         if (previous >= 0) {
           wgmma_wait<1>();
           if (signals) arrive(shared.empty[previous]);
@@ -261,17 +380,20 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, Shared& sh
         if (signals) arrive(shared.empty[ring.at]);
         previous = -1;
       }
+      leaving.step(problem, shared);
       ring.next();
     }
   }
   wgmma_wait<0>();
   if (previous >= 0 && signals) arrive(shared.empty[previous]);
+  return any;
 }
 
 // --------------------------------------------------------------------------------------------- slots of 16 and 32
-// Four warps: the first also claims tiles and copies panels of B. A lane knows the block of one (chunk, slot); each
-// warp copies every fourth of them, 16 bytes a lane. In shared memory the 16-byte pieces of a block's rows lie column
-// by column, so that the 8 rows which ldmatrix reads at a time are neighbours.
+// Four warps, each of which feeds every fourth stage; the first also claims tiles. A lane knows the block of one
+// (chunk, slot) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
+// Otherwise the warp copies block after block, 16 bytes a lane: the pieces of a block's rows then lie column by column,
+// so that the 8 rows which ldmatrix reads at a time are neighbours either way.
 __device__ __forceinline__ void feed_small(const Problem& problem, Shared& shared) {
   const Walk walk(problem);
   const Schedule& schedule = problem.schedule;
@@ -279,67 +401,63 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   constexpr int kPairs = kChunks * kSlots;
   static_assert(kPairs <= 32 && kChunks * kBoxes <= 32, "one lane each");
-  const int per_block = K / kChunk;
+  const int per_block = kFlat && !kATransposed ? 1 : K / kChunk;
   const u64 once = evict_first(), again = evict_last();
-  Ring<kStages> ring;
-  Ring<2> claims, tiles;
+  const int slot = lane % kSlots;
+  Ring<kTiles> claims, tiles;
+  u32 stages = 0;  // of the tiles before
   if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(blockIdx.x));
   while (true) {
     const Tile tile = next_tile(shared, tiles);
+    let_go(shared, tiles);
     if (tile.group < 0) break;
     int claimed = 0;
     if (threadIdx.x % 128 == 0) claimed = gridDim.x + atomicAdd(schedule.counters, 1);
     const int chunks = (tile.last - tile.first) * per_block;
-    const int slot = lane % kSlots;
     const int sub = max(schedule.slots[tile.group * kSlots + slot], 0) * kSlotRows % R;
-    // What lane `lane` is to copy for the stage that starts with chunk c: a block of A, and a panel of B.
+    // What this lane copies for the stage that starts with chunk c: a block of A, and a panel of B.
     const auto block_at = [&](int c) {
       c += lane / kSlots;
       return lane < kPairs && c < chunks ? schedule.blocks[(tile.first + c / per_block) * kSlots + slot] : -1;
     };
-    const auto column_at = [&](int c) {
+    const auto row_at = [&](int c) {
       c += lane / kBoxes;
-      return warp == 0 && lane < kChunks * kBoxes && c < chunks ? schedule.columns[tile.first + c / per_block] : -1;
+      if (lane >= kChunks * kBoxes || c >= chunks) return -1;
+      return schedule.columns[tile.first + c / per_block] * K + c % per_block * kChunk;
     };
-    int block = block_at(0), column = column_at(0);
-    for (int c = 0; c < chunks; c += kChunks) {
-      const int my_block = block, my_column = column;
+    int c = (warp - stages) % 4 * kChunks;
+    int block = block_at(c), row = row_at(c);
+    for (; c < chunks; c += 4 * kChunks) {
+      const int my_block = block, my_row = row;
       const u32 present = __ballot_sync(0xffffffffu, my_block >= 0);
-      block = block_at(c + kChunks);
-      column = column_at(c + kChunks);
-      wait(shared.empty[ring.at], ring.phase ^ 1);
-      const u32 full = shared_address(&shared.full[ring.at]), a = shared_address(shared.a[ring.at]);
-      if (warp == 0) {
-        if (lane == 0) {
-          shared.present[ring.at] = present;
-          barrier_expect(full, min(kChunks, chunks - c) * kStepB + (kFlat ? __popc(present) * kPieceA : 0));
-        }
-        __syncwarp();
-        if (my_column >= 0) {
-          const int q = lane / kBoxes;
-          const int row = my_column * K + (c + q) % per_block * kChunk;
-          const u32 b = shared_address(shared.b[ring.at]) + q * kStepB;
-          copy_panel(problem, b, lane % kBoxes, row, tile, full, again);
-        }
+      block = block_at(c + 4 * kChunks);
+      row = row_at(c + 4 * kChunks);
+      const u32 number = stages + c / kChunks, at = number % kStages;
+      const u32 full = shared_address(&shared.full[at]), a = shared_address(shared.a[at]);
+      const u32 b = shared_address(shared.b[at]) + lane / kBoxes * kStepB;
+      const int k0 = (c + lane / kSlots) % per_block * kChunk;
+      const int line = int((i64(my_block) * R * K + (kATransposed ? k0 * R : sub * K)) / 64);
+      wait(shared.empty[at], number / kStages % 2 ^ 1);
+      if (lane == 0) {
+        shared.present[at] = present;
+        barrier_expect(full, min(kChunks, chunks - c) * kStepB + (kFlat ? __popc(present) * kPieceA : 0));
       }
+      __syncwarp();
+      if (my_row >= 0) copy_panel(problem, b, lane % kBoxes, my_row, tile, full, again);
       if constexpr (kFlat) {
-        if (lane % 4 == warp && my_block >= 0) {
-          const int k0 = (c + lane / kSlots) % per_block * kChunk;
-          const i64 from = i64(my_block) * R * K + (kATransposed ? k0 * R : sub * K);
-          copy_tile(a + lane * kPieceA, &problem.a, 0, int(from / 64), full, once);
-        }
+        if (my_block >= 0) copy_tile(a + lane * kPieceA, &problem.a, 0, line, full, once);
       } else {
 #pragma unroll 1
-        for (u32 left = present & (0x11111111u << warp); left; left &= left - 1) {
+        for (u32 left = present; left; left &= left - 1) {
           const int pair = __ffs(left) - 1;
           const i64 p = __shfl_sync(0xffffffffu, my_block, pair);
-          const int first = __shfl_sync(0xffffffffu, sub, pair % kSlots);
-          const int k0 = (c + pair / kSlots) % per_block * kChunk;
+          const int first = __shfl_sync(0xffffffffu, sub, pair), k = __shfl_sync(0xffffffffu, k0, pair);
           // The stored piece has kHigh rows of kPieces * 16 bytes. A lane takes every kStride-th row of one column.
           constexpr int kHigh = kATransposed ? kChunk : kSlotRows, kPieces = (kATransposed ? kSlotRows : kChunk) / 8;
           constexpr int kStride = 32 / kPieces;
           const int pitch = kATransposed ? R : K;
-          const int x = (kATransposed ? first : k0) + lane % kPieces * 8, y = (kATransposed ? k0 : first) + lane / kPieces;
+          const int x = (kATransposed ? first : k) + lane % kPieces * 8;
+          const int y = (kATransposed ? k : first) + lane / kPieces;
           const Element* from = problem.product.data + (p * R * K + y * pitch + x);
           u32 to = a + pair * kPieceA + (lane % kPieces * kHigh + lane / kPieces) * 16;
 #pragma unroll
@@ -347,14 +465,14 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
         }
         copies_arrive(full);
       }
-      ring.next();
     }
+    stages += (chunks + kChunks - 1) / kChunks;
     if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(claimed));
   }
 }
 
 __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                               Ring<kStages>& ring, float (&sums)[kSums]) {
+                                               Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row = warpgroup * 64 + warp * 16, slot = row / kSlotRows, m = row % kSlotRows;
   constexpr int kSteps = kChunk / 16;
@@ -395,12 +513,13 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const u32 at = b + q * kStepB;
-        wgmma<!kBTransposed>(sums, x[q][step],
+        wgmma<!kBTransposed>(sums, true, x[q][step],
                              kBTransposed ? wgmma_descriptor(at + step * 32, 16, kChunk * 16, kChunk * 2)
                                           : wgmma_descriptor(at + step * 2048, kChunk * 128, 1024));
       }
       wgmma_commit();
     }
+    leaving.step(problem, shared);
     wgmma_wait<0>();
     __syncwarp();
     if (lane == 0) arrive(shared.empty[ring.at]);
@@ -409,18 +528,12 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
 }
 
 // ------------------------------------------------------------------------------------------------------ the result
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 both;
-  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
 // The sums of a group that came in pieces. Each warpgroup leaves its own in global memory; the one that comes last
 // adds all of them, in their order. False: another one will.
-__device__ __forceinline__ bool gather(const Problem& problem, Shared& shared, const Tile& tile, int column_tiles,
-                                       int warpgroup, float (&sums)[kSums]) {
+__device__ __forceinline__ bool gather(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+                                       float (&sums)[kSums]) {
   const Schedule& schedule = problem.schedule;
+  const int column_tiles = Walk(problem).column_tiles;
   const int thread = threadIdx.x % 128;
   const auto place = [&](int piece) {
     return schedule.partial + ((i64(piece) * column_tiles + tile.number) * kConsumers + warpgroup) * (kSums * 128) +
@@ -441,8 +554,7 @@ __device__ __forceinline__ bool gather(const Problem& problem, Shared& shared, c
   warpgroup_sync(1 + warpgroup);
   if (!shared.last[warpgroup]) return false;
   __threadfence();
-#pragma unroll
-  for (int e = 0; e < kSums; ++e) sums[e] = 0;
+  clear(sums);
   for (int piece = split.x; piece < split.x + split.y; ++piece) {
     const float* theirs = place(piece);
 #pragma unroll
@@ -480,11 +592,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
+    prefetch_map(&problem.a);
+    prefetch_map(&problem.b);
     for (int s = 0; s < kStages; ++s) {
-      barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 128);
-      barrier_init(shared_address(&shared.empty[s]), kConsumers * (LEADER && !kFromRegisters ? 1 : 4));
+      barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 32);
+      barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
     }
-    for (int s = 0; s < 2; ++s) {
+    for (int s = 0; s < kTiles; ++s) {
       barrier_init(shared_address(&shared.tile_full[s]), 1);
       barrier_init(shared_address(&shared.tile_empty[s]), kConsumers * 4 + (kFromRegisters ? 4 : 1));
     }
@@ -502,84 +616,53 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     if constexpr (kFromRegisters) {
       feed_small(problem, shared);
     } else {
-      if (warp == 0 && lane == 0) feed_b(problem, shared);
+      if (warp == 0) feed_b(problem, shared);
       if (warp == 1) feed_a(problem, shared);
     }
   } else {
     more_registers<224>();
-    const int row = warpgroup * 64 + warp * 16 + lane / 4;  // of this thread's first sums; the others are 8 rows below
-    const int slot = row / kSlotRows;
-    const bool stores = threadIdx.x % 128 < kStores;
-    const u64 once = evict_first();
-    const int column_tiles = Walk(problem).column_tiles;
+    const int warp_row = warpgroup * 64 + warp * 16, slot = warp_row / kSlotRows;  // a warp's 16 rows are in one slot
     Ring<kStages> ring;
-    Ring<2> tiles;
-    int slab_out = 0;
-    if (STAGGER && warpgroup == 1) __nanosleep(STAGGER);
+    Ring<kTiles> tiles;
+    Leaving leaving;
     while (true) {
-      const Tile tile = next_tile(shared, tiles);
-      if (tile.group < 0) break;
-      const int slot_row = problem.schedule.slots[tile.group * kSlots + slot];
-      const int stored_row =  // of the tile that this thread sends out
-          stores ? problem.schedule.slots[tile.group * kSlots + (warpgroup * 64 + lane * kStored) / kSlotRows] : -1;
+      const Tile& now = next_tile(shared, tiles);
+      if (now.group < 0) break;
+      const int slot_row = problem.schedule.slots[now.group * kSlots + slot];
       float sums[kSums];
-#pragma unroll
-      for (int e = 0; e < kSums; ++e) sums[e] = 0;
-      if constexpr (kFromRegisters) multiply_small(problem, shared, tile, warpgroup, ring, sums);
-      else multiply_tile(problem, shared, tile, warpgroup, ring, sums);
-      int first = tile.first, last = tile.last;
-      if constexpr (kSplit) {
-        if (tile.piece >= 0) {
-          if (!gather(problem, shared, tile, column_tiles, warpgroup, sums)) continue;
-          const int4 split = problem.schedule.splits[tile.piece];
-          first = split.z, last = split.w;
-        }
+      if constexpr (kFromRegisters) {
+        clear(sums);
+        multiply_small(problem, shared, now, warpgroup, ring, sums, leaving);
+      } else {
+        if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
       }
+      const Tile tile = now;
+      let_go(shared, tiles);
+      int first = tile.first, last = tile.last;
+      if (tile.piece >= 0) {
+        if (!gather(problem, shared, tile, warpgroup, sums)) continue;
+        const int4 split = problem.schedule.splits[tile.piece];
+        first = split.z, last = split.w;
+      }
+      if (slot_row < 0) continue;
       bool again = false;
       if constexpr (kFromRegisters) {
         float probe = 0;
 #pragma unroll
         for (int e = 0; e < kSums; ++e) probe = fmaf(sums[e], 0.f, probe);
-        again = warpgroup_any(1 + warpgroup, probe != 0);
+        again = __any_sync(0xffffffffu, probe != 0);
       }
-      // Thread holds rows lane / 4 and + 8 of its warp's 16, columns 2 * (lane % 4) + 8 j and the next.
+      const i64 row0 = i64(slot_row) * kSlotRows + warp_row % kSlotRows;
+      if (product.alpha != 1) {
+#pragma unroll
+        for (int e = 0; e < kSums; ++e) sums[e] *= product.alpha;
+      }
       if constexpr (kStore != kDirect) {
-        constexpr int kPitch = kStore == kRows ? 128 : kStored * 2;  // bytes, also the width of the swizzle
-#pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) {
-          const u32 out = shared_address(shared.out[warpgroup * 2 + slab_out]);
-          if (stores) store_wait_read<1>();  // the store that used this slab before has read it
-          warpgroup_sync(1 + warpgroup);
-#pragma unroll
-          for (int chunk = 0; chunk < 4; ++chunk) {  // 16 columns: two 8 x 8 matrices above two others
-            const float* s = sums + slab * 32 + chunk * 8;
-            // The 16-byte row that this lane names: of C's row (kRows) or of its column (kColumns)
-            const int m = warp * 16 + (kStore == kRows ? lane % 16 : lane / 8 % 2 * 8);
-            const int n = chunk * 16 + (kStore == kRows ? lane / 16 * 8 : lane / 16 * 8 + lane % 8);
-            const u32 at = kStore == kRows ? m * 128 + n * 2 : n * kPitch + m % kStored * 2;
-            const u32 base = kStore == kRows ? 0 : m / kStored * (64 * kPitch);
-            store_matrix_x4<kStore == kColumns>(
-                out + base + (at ^ (at >> 3 & (kPitch - 16))),
-                pack(product.alpha * s[0], product.alpha * s[1]), pack(product.alpha * s[2], product.alpha * s[3]),
-                pack(product.alpha * s[4], product.alpha * s[5]), pack(product.alpha * s[6], product.alpha * s[7]));
-          }
-          proxy_fence();
-          warpgroup_sync(1 + warpgroup);
-          if (stores) {
-            if (stored_row >= 0) {
-              const int y = stored_row * kSlotRows + (warpgroup * 64 + lane * kStored) % kSlotRows;
-              const int x = tile.column + slab * 64;
-              store_tile(&problem.c, kStore == kRows ? x : y, kStore == kRows ? y : x, 0, tile.batch,
-                         out + lane * (kStored * 128), once);
-            }
-            store_commit();
-          }
-          slab_out ^= 1;
-        }
-      } else if (slot_row >= 0) {
+        leaving.finish(problem, shared);
+        leaving.take(problem, shared, sums, int(row0), tile);
+      } else {
         i64 n = tile.column + lane % 4 * 2;
-        C* corner = product.c + tile.batch * product.c_batch + n * product.c_col +
-                    (i64(slot_row) * kSlotRows + row % kSlotRows) * product.c_row;
+        C* corner = product.c + tile.batch * product.c_batch + n * product.c_col + (row0 + lane / 4) * product.c_row;
 #pragma unroll
         for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
@@ -588,7 +671,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
             if (n + e % 2 >= product.N || (kFromRegisters && sum * 0.f != 0)) continue;
             C* target = corner + e / 2 * 8 * product.c_row + e % 2 * product.c_col;
             const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
-            *target = Store<C>::from(fmaf(product.alpha, sum, old));
+            *target = Store<C>::from(sum + old);
           }
           n += 8;
           corner += 8 * product.c_col;
@@ -599,26 +682,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         u32 spoiled[kSums / 32] = {};
 #pragma unroll
         for (int e = 0; e < kSums; ++e) spoiled[e / 32] |= u32(sums[e] * 0.f != 0) << (e % 32);
-        if (kStore != kDirect && stores) store_wait();
-        warpgroup_sync(1 + warpgroup);
-        if (slot_row < 0) continue;
+        leaving.finish(problem, shared);
+        if (kStore != kDirect && lane == 0) store_wait();
+        __syncwarp();
 #pragma unroll
         for (int word = 0; word < kSums / 32; ++word) {
           for (u32 left = spoiled[word]; left; left &= left - 1) {
             const int e = word * 32 + __ffs(left) - 1;
-            const int in_slot = row % kSlotRows + e / 2 % 2 * 8;
-            const i64 n = tile.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
+            const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = tile.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
             if (n >= product.N) continue;
-            const i64 global_row = i64(slot_row) * kSlotRows + in_slot;
-            const float sum = exact_sum(problem, first, last, slot, int(global_row % product.R), n, tile.batch);
-            C* target = product.c + tile.batch * product.c_batch + global_row * product.c_row + n * product.c_col;
+            const float sum = exact_sum(problem, first, last, slot, int(row % product.R), n, tile.batch);
+            C* target = product.c + tile.batch * product.c_batch + row * product.c_row + n * product.c_col;
             const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
             *target = Store<C>::from(fmaf(product.alpha, sum, old));
           }
         }
       }
     }
-    if (kStore != kDirect && stores) store_wait_read<0>();
+    leaving.finish(problem, shared);
+    if (kStore != kDirect && lane == 0) store_wait_read<0>();
   }
   // The last CTA to end leaves the counters as it found them.
   __syncwarp();

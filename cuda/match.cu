@@ -61,7 +61,8 @@ overlaps(const u32* __restrict__ bits, u16* __restrict__ overlap, int nodes, int
 // other and the union of their bits. `nodes` is even; a node has `members` slots.
 extern "C" __global__ void __launch_bounds__(kWindow)
 match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* __restrict__ merged,
-           const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members, int words) {
+           const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members,
+           int words) {
   __shared__ short best[kWindow], partner[kWindow];
   __shared__ int left;
   const i64 window = i64(blockIdx.x) * nodes;

@@ -1,11 +1,11 @@
-// Asynchronous copies, fragment loads and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
+// Asynchronous copies, fragments and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
 #pragma once
 
 #include "types.cuh"
 
 // ------------------------------------------------------------------------------- copies
-// 16 bytes to shared memory past the L1, zeros where `blank`; nothing unless `wanted`. Predicates and no branch, so that
-// products can be scheduled between copies.
+// 16 bytes to shared memory past the L1, zeros where `blank`; nothing unless `wanted`. Predicates and no branch, so
+// that products can be scheduled between copies.
 __device__ __forceinline__ void copy_16(bool wanted, u32 to, const void* from, bool blank) {
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nsetp.ne.b32 q, %3, 0;\n"
@@ -51,7 +51,8 @@ __device__ __forceinline__ void load_words(u32 (&d)[4], u32 from) {
 // d[16, 8] += a[16, 32 bytes] * b[32 bytes, 8]. A pair of words holds, for row lane / 4 of 8 rows of a or 8 columns of
 // b, bytes 4 (lane % 4) of both halves of the 32. `upper` and `lower` are rows 0 to 7 and 8 to 15 of a.
 __device__ __forceinline__ void mma_f16(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
 }

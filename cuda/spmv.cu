@@ -43,7 +43,8 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
         const Index column = problem.indices[p];
         if (in_range(column, problem.block_cols)) {
           const Acc x_value = load<Acc>(x[(i64(column) * K + c) * x_step]);
-          const A* __restrict__ values = problem.data + (kTransposed ? i64(problem.places[p]) : p) * R * K + (kTransposed ? c * R + r0 : r0 * K + c);
+          const i64 block = kTransposed ? i64(problem.places[p]) : p;
+          const A* __restrict__ values = problem.data + block * R * K + (kTransposed ? c * R + r0 : r0 * K + c);
 #pragma unroll
           for (int r = 0; r < kRows; ++r)
             if (r0 + r < R) acc[r] = multiply_add(load<Acc>(values[r * (kTransposed ? 1 : K)]), x_value, acc[r]);

@@ -65,6 +65,9 @@ template <int kPending> __device__ __forceinline__ void store_wait_read() {
 }
 // All stores of this thread have arrived in global memory.
 __device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 // 16 bytes, past the L1; what was asked for before counts as one arrival at the barrier once it is there.
 __device__ __forceinline__ void copy_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -83,14 +86,6 @@ template <int kRegisters> __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 __device__ __forceinline__ void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
-// Is it true for any of the 128 threads?
-__device__ __forceinline__ bool warpgroup_any(int id, bool mine) {
-  u32 any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %2, 0;\nbar.red.or.pred q, %1, 128, p;\nselp.u32 %0, 1, 0, q;\n}"
-      : "=r"(any) : "r"(id), "r"(u32(mine)) : "memory");
-  return any;
-}
 template <bool kTranspose> __device__ __forceinline__ void load_matrix_x4(u32 (&x)[4], u32 from) {
   if constexpr (kTranspose)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

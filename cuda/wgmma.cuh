@@ -8,6 +8,7 @@
 #define MMA_QUOTE_TEXT(x) #x
 #define MMA_QUOTE(x) MMA_QUOTE_TEXT(x)
 #define MMA_NAME MMA_QUOTE(MMA_TYPE)
+#define MMA_ADD(operand) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #operand ", 0;\n"
 #define MMA_INSTRUCTION(n) \
   "wgmma.mma_async.sync.aligned.m64n" #n "k" MMA_QUOTE(MMA_K) ".f32." MMA_NAME "." MMA_NAME " {"
 
@@ -48,57 +49,66 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
 #define MMA_D64(d, i) MMA_D32(d, i), MMA_D32(d, i + 32)
 #define MMA_D128(d, i) MMA_D64(d, i), MMA_D64(d, i + 64)
 
-// d[64, 256] += a[64, MMA_K] * b[MMA_K, 256], both in shared memory
-template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b) {
+// d[64, 256] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 256], both in shared memory
+template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], bool add, u64 a, u64 b) {
 #if MMA_K == 16
-  asm volatile(MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, 1, 1, 1, %130, %131;"
-               : MMA_D128(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)));
+  asm volatile(MMA_ADD(132) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, p, 1, 1, %130, %131;\n}"
+               : MMA_D128(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)), "r"(int(add)));
 #else
   static_assert(!kTransA && !kTransB, "K runs fastest");
-  asm volatile(MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, 1, 1, 1;" : MMA_D128(d, 0) : "l"(a), "l"(b));
+  asm volatile(MMA_ADD(130) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, p, 1, 1;\n}"
+               : MMA_D128(d, 0) : "l"(a), "l"(b), "r"(int(add)));
 #endif
 }
 
-// d[64, 128] += a[64, MMA_K] * b[MMA_K, 128], both in shared memory
-template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], u64 a, u64 b) {
+// d[64, 128] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 128], both in shared memory
+template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bool add, u64 a, u64 b) {
 #if MMA_K == 16
-  asm volatile(MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, 1, 1, 1, %66, %67;"
-               : MMA_D64(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)));
+  asm volatile(MMA_ADD(68) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, p, 1, 1, %66, %67;\n}"
+               : MMA_D64(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)), "r"(int(add)));
 #else
   static_assert(!kTransA && !kTransB, "K runs fastest");
-  asm volatile(MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, 1, 1, 1;" : MMA_D64(d, 0) : "l"(a), "l"(b));
+  asm volatile(MMA_ADD(66) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, p, 1, 1;\n}"
+               : MMA_D64(d, 0) : "l"(a), "l"(b), "r"(int(add)));
 #endif
 }
 
-// d[64, 64] += a[64, MMA_K] * b[MMA_K, 64], both in shared memory
-template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], u64 a, u64 b) {
+// d[64, 64] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 64], both in shared memory
+template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bool add, u64 a, u64 b) {
 #if MMA_K == 16
-  asm volatile(MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, 1, 1, 1, %34, %35;"
-               : MMA_D32(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)));
+  asm volatile(MMA_ADD(36) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, p, 1, 1, %34, %35;\n}"
+               : MMA_D32(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)), "r"(int(add)));
 #else
   static_assert(!kTransA && !kTransB, "K runs fastest");
-  asm volatile(MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, 1, 1, 1;" : MMA_D32(d, 0) : "l"(a), "l"(b));
+  asm volatile(MMA_ADD(34) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, p, 1, 1;\n}"
+               : MMA_D32(d, 0) : "l"(a), "l"(b), "r"(int(add)));
 #endif
 }
 
-// d[64, 256] += a[64, 16] * b[16, 256], a in registers
-template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], const u32 (&a)[4], u64 b) {
+// d[64, 256] = (add ? d : 0) + a[64, 16] * b[16, 256], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], bool add, const u32 (&a)[4],
+                                                            u64 b) {
 #if MMA_K == 16
-  asm volatile(MMA_INSTRUCTION(256) MMA_SUMS_128 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, %133;"
-               : MMA_D128(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)));
+  asm volatile(MMA_ADD(134) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %133;\n}"
+               : MMA_D128(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
 #endif
 }
-// d[64, 128] += a[64, 16] * b[16, 128], a in registers
-template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], const u32 (&a)[4], u64 b) {
+// d[64, 128] = (add ? d : 0) + a[64, 16] * b[16, 128], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bool add, const u32 (&a)[4],
+                                                            u64 b) {
 #if MMA_K == 16
-  asm volatile(MMA_INSTRUCTION(128) MMA_SUMS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
-               : MMA_D64(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)));
+  asm volatile(MMA_ADD(70) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %69;\n}"
+               : MMA_D64(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
 #endif
 }
-// d[64, 64] += a[64, 16] * b[16, 64], a in registers
-template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], const u32 (&a)[4], u64 b) {
+// d[64, 64] = (add ? d : 0) + a[64, 16] * b[16, 64], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bool add, const u32 (&a)[4],
+                                                            u64 b) {
 #if MMA_K == 16
-  asm volatile(MMA_INSTRUCTION(64) MMA_SUMS_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
-               : MMA_D32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)));
+  asm volatile(MMA_ADD(38) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
+               : MMA_D32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
 #endif
 }

@@ -13,38 +13,39 @@ from bsrgemm import sources
 
 PACKAGE = Path(bsrgemm.__file__).parent
 
+_PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "launch.py:_packing", "tuning.py:gemm")
+
 #: kernel -> (source, the Python definitions that choose and launch it)
 KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "gemm_simt": (
-        "gemm_simt.cu",
-        ("launch.py:Prepared", "launch.py:product", "tuning.py:GemmSimt", "tuning.py:spmm"),
-    ),
+    "gemm_simt": ("gemm_simt.cu", (*_PRODUCT, "tuning.py:GemmSimt", "tuning.py:spmm")),
     "gemm_sm90": (
         "gemm_sm90.cu",
         (
-            "launch.py:Prepared",
-            "launch.py:product",
-            "launch.py:_tensor_maps",
-            "launch.py:_order",
-            "tuning.py:GemmSm90",
-            "tuning.py:gemm_sm90",
-            "tuning.py:sm90_serves",
+            *_PRODUCT,
+            *("launch.py:_tensor", "launch.py:_block_map", "launch.py:_operand_maps", "launch.py:_map"),
+            *("launch.py:_order", "launch.py:_counters", "tuning.py:GemmSm90", "tuning.py:gemm_sm90"),
+            *("tuning.py:sm90_serves", "schedule.py:single", "schedule.py:merged", "schedule.py:split"),
         ),
     ),
-    "spmv": ("spmv.cu", ("launch.py:Prepared", "launch.py:product", "tuning.py:Spmv", "tuning.py:spmv")),
+    "gemm_sm80": (
+        "gemm_sm80.cu",
+        (*_PRODUCT, "launch.py:_tensor", "tuning.py:GemmSm80", "tuning.py:gemm_sm80", "tuning.py:sm80_serves"),
+    ),
+    "match": ("match.cu", ("prepared.py:_matched", "tuning.py:Match")),
+    "spmv": ("spmv.cu", (*_PRODUCT, "tuning.py:Spmv", "tuning.py:spmv")),
     "pairs": (
         "pairs.cu",
-        ("device.py:CudaHome.pair_products", "launch.py:run", "tuning.py:Pairs", "tuning.py:pairs"),
+        ("device.py:CudaHome.pair_products", "prepared.py:run", "tuning.py:Pairs", "tuning.py:pairs"),
     ),
     "segment": (
         "segment.cu",
-        ("device.py:CudaHome.segment_reduce", "launch.py:run", "tuning.py:Segment", "tuning.py:segment"),
+        ("device.py:CudaHome.segment_reduce", "prepared.py:run", "tuning.py:Segment", "tuning.py:segment"),
     ),
-    "expand": ("expand.cu", ("device.py:CudaHome.expand", "launch.py:run", "tuning.py:Expand")),
+    "expand": ("expand.cu", ("device.py:CudaHome.expand", "prepared.py:run", "tuning.py:Expand")),
 }
 
 #: Kernels with shared memory, for which racecheck has something to look at.
-SHARED_MEMORY: tuple[str, ...] = ("gemm_sm90",)
+SHARED_MEMORY: tuple[str, ...] = ("gemm_sm80", "gemm_sm90", "match")
 
 
 def digest(kernel: str) -> str:

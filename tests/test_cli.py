@@ -315,7 +315,7 @@ def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.Capture
 
 
 def test_all_means_every_config() -> None:
-    everything = _compile.specs([str(dtype) for dtype in DEVICE_DTYPES], int64=True)
+    everything = _compile.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
     assert set(everything) == {config.spec() for config in tuning.every_config()}
     assert len(set(everything)) == len(everything)
     assert set(_compile.specs()) < set(everything)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,13 +22,17 @@ SECONDS = 3.0
 def _kind(config: tuning.Config) -> tuple[str, ...]:
     """What sets a config apart for the compiler: kernel, element type and the largest tile of it."""
     types = getattr(config, "types", None)
-    element = types.a if types else getattr(config, "element", "")
-    layout = (
-        str((config.tail, config.tile_m, config.b_transposed, config.tma_store, config.types.c))
-        if isinstance(config, tuning.GemmSm90)
-        else ""
-    )
-    return type(config).__name__, element, getattr(config, "operation", layout)
+    element = types.a if types else getattr(config, "element", getattr(config, "entry", ""))
+    detail = getattr(config, "operation", "")
+    if isinstance(config, tuning.GemmSm90):
+        layout = (config.slot_rows, config.a_transposed, config.b_transposed, config.store, config.types.c)
+        # bfloat16 differs from float16 in the names of instructions
+        detail = str(layout if element != "bf16" else (config.slot_rows, config.store))
+    elif isinstance(config, tuning.GemmSm80):
+        detail = str((config.kind, config.slot_rows in (16, 32), config.a_transposed == config.b_transposed))
+    elif isinstance(config, tuning.GemmSimt | tuning.Spmv):
+        detail = str(config.a_transposed)
+    return type(config).__name__, element, detail
 
 
 def spanning() -> Iterator[tuning.Config]:
@@ -45,7 +51,7 @@ def spanning() -> Iterator[tuning.Config]:
 
 
 def check(config: tuning.Config, arch: str) -> None:
-    if isinstance(config, tuning.GemmSm90) and arch != "sm_90a":
+    if not tuning.runs_on(config, arch):
         return
     compiled = jit.compile_cubin(config.spec(), arch)
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
@@ -80,17 +86,52 @@ def test_every_config_compiles_cleanly(arch: str, part: int) -> None:
 
 def test_tuning_returns_only_listed_configs() -> None:
     listed = set(tuning.every_config())
-    for R in (1, 2, 3, 5, 8, 16, 33, 128):
-        for N in (1, 2, 3, 9, 31, 32, 65, 127, 4096):
-            for C in (1, 2, 3, 8, 9, 15, 16, 64):
-                for dtype in tuning.DEVICE_DTYPES:
-                    for index in ("i4", "i8"):
-                        acc = tuning.accumulator_dtype(dtype)
-                        names = tuning.types(dtype, dtype, dtype, acc, tuning.np.dtype(index))
-                        assert tuning.spmm(names, R, C, N) in listed
+    for R, C in itertools.product((1, 3, 16, 32, 33, 48, 64, 96, 128, 192), (1, 2, 8, 15, 16, 32, 48, 64, 80, 144)):
+        for N, dtype in itertools.product((1, 2, 9, 16, 64, 100, 4096), tuning.DEVICE_DTYPES):
+            wide = tuning.np.dtype(tuning.np.int32) if tuning.element(dtype) == "i8" else dtype
+            for transposed, index in ((False, "i4"), (False, "i8"), (True, "i4")):
+                acc = tuning.accumulator_dtype(wide)
+                names = tuning.types(dtype, dtype, wide, acc, tuning.np.dtype(index))
+                for order, tf32 in itertools.product(("C", "F", ""), (False, True)):
+                    problem = tuning.Problem(
+                        "sm_90a", names, R, C, N, 1, 10, 10, 30, transposed, order, order, True, True, tf32
+                    )
+                    config = tuning.gemm(problem)
+                    if isinstance(config, tuning.GemmSm80 | tuning.GemmSm90):
+                        config = replace(config, types=replace(config.types, index="i32"))
+                    elif wide != dtype:
+                        continue
+                    assert config in listed, config
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "b_order", "kernel"),
+    [
+        ("float16", (128, 128), "C", "gemm_sm90"),
+        ("float16", (16, 16), "F", "gemm_sm90"),
+        ("float16", (16, 16), "", "gemm_simt"),
+        ("float16", (24, 16), "C", "gemm_simt"),
+        ("float32", (32, 32), "C", "gemm_sm80"),
+        ("float64", (32, 32), "C", "gemm_sm80"),
+        ("float64", (3, 3), "C", "gemm_simt"),
+        ("complex64", (32, 32), "C", "gemm_simt"),
+        ("int16", (32, 32), "C", "gemm_simt"),
+    ],
+)
+def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel) -> None:
+    dtype = tuning.np.dtype(dtype)
+    names = tuning.types(dtype, dtype, dtype, tuning.accumulator_dtype(dtype), tuning.np.dtype("i4"))
+    problem = tuning.Problem("sm_90a", names, *block, 256, 1, 10, 10, 30, False, b_order, "C", True, True)
+    assert tuning.gemm(problem).spec().entry == kernel
+    assert tuning.gemm(replace(problem, N=1)).spec().entry == "spmv"
+    assert tuning.gemm(replace(problem, aligned=False)).spec().entry == "gemm_simt"
+    assert tuning.gemm(replace(problem, arch="sm_75")).spec().entry == "gemm_simt"
+    assert all(c.spec().entry for c in tuning.candidates(problem))
 
 
 def test_span_covers_every_kernel_and_dtype() -> None:
     kinds = {_kind(c)[:2] for c in _SPANNING}
-    assert {k[0] for k in kinds} == {"GemmSimt", "GemmSm90", "Spmv", "Pairs", "Segment", "Expand"}
-    assert {k[1] for k in kinds if k[0] == "GemmSimt"} == {tuning.element(d) for d in tuning.DEVICE_DTYPES}
+    kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "Pairs", "Segment", "Expand", "Match"}
+    assert {k[0] for k in kinds} == kernels
+    elements = {tuning.element(d) for d in tuning.DEVICE_DTYPES} | {"e4m3"}
+    assert {k[1] for k in kinds if k[0] == "GemmSimt"} == elements

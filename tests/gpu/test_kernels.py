@@ -347,22 +347,44 @@ def test_a_product_can_be_captured_in_a_graph_and_runs_on_the_current_stream(rng
         assert bool((out == want).all())
 
 
-# ------------------------------------------------------------------------------------ gemm_sm90
-def served_by_sm90(A: Any) -> bool:
-    """Did the last product of this matrix run on gemm_sm90 (or could it not, on another card)?"""
+# -------------------------------------------------------------------- the tensor cores of Hopper
+def served_by(A: Any, name: str = "gemm_sm90") -> bool:
+    """Did all products of this matrix run on that kernel? Cards that are no Hopper cannot tell."""
     import cupy
 
-    plans = A._prepared._plans.values()
-    return all(p.sm90 is not None for p in plans) or cupy.cuda.Device().compute_capability != "90"
+    from bsrgemm.prepared import Made
+
+    plans = [made.value if isinstance(made, Made) else made for made in A._prepared.plans.values()]
+    names = {plan.config.spec().entry for plan in plans}
+    return names == {name} or cupy.cuda.Device().compute_capability != "90"
 
 
-SM90_BLOCKS = [(64, 64), (128, 128), (128, 64), (64, 16), (192, 48), (256, 80), (64, 112), (128, 256)]
+def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64 and the same of absolute values."""
+    D = dense(A, np.dtype(np.float64))
+    D = D.T if transposed else D
+    wide = B.astype(np.float64)
+    return D @ wide, np.abs(D) @ np.abs(wide)
 
 
-@kernel("gemm_sm90")
-@pytest.mark.sanitizer
+#: From shared memory with and without a tail; from registers, in one piece of memory or not.
+SM90_BLOCKS = [
+    *[(64, 64), (128, 128), (128, 64), (64, 16), (192, 48), (256, 80), (64, 112), (128, 256)],
+    *[(16, 16), (32, 32), (16, 64), (32, 16), (48, 80), (96, 96), (80, 48), (32, 192)],
+]
+
+
+#: Under memcheck a test takes ten times as long: one block of each way through the kernel.
+MEMCHECKED = [(128, 64), (64, 112), (32, 32), (48, 80)]
+
+
+def some_under_memcheck(blocks: list[tuple[int, int]]) -> list[Any]:
+    return [pytest.param(b, id=str(b), marks=pytest.mark.sanitizer if b in MEMCHECKED else ()) for b in blocks]
+
+
+@kernel("gemm_sm90", "match")
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16], ids=str)
-@pytest.mark.parametrize("block", SM90_BLOCKS, ids=str)
+@pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS))
 def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block, rng, checksum) -> None:
     import cupy
 
@@ -370,29 +392,89 @@ def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block
     for N, index, layout in [(16, np.int32, "C"), (72, np.int64, "F"), (256, np.int32, "F"), (520, np.int32, "C")]:
         A = pattern(rng, 5, 4, *block, dtype, index)
         B = values(rng, (A[3][1], N), dtype)
-        want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
-        size = np.abs(dense(A, np.dtype(np.float64))) @ np.abs(B.astype(np.float64))
+        want, size = exact_product(A, B)
         for out_dtype, order in [(dtype, "C"), (np.dtype(np.float32), "C"), (dtype, "F")]:
             out = cupy.full(want.shape, np.nan, np.float32, order=order).astype(out_dtype, order=order)
             dA = device(A)
             bg.matmul(dA, strided(B, layout), out=out)
-            assert served_by_sm90(dA)
+            assert served_by(dA)
             checksum(cupy.ascontiguousarray(out))
             assert_close(out.get(), want, size, 2 * A[3][1], np.float32)
 
 
-@kernel("gemm_sm90")
+@kernel("gemm_sm90", "match")
+@pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS))
+def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
+    import cupy
+
+    dtype = np.dtype(np.float16)
+    for N, layout, order in [(64, "C", "C"), (200, "F", "F"), (256, "C", "F")]:
+        A = pattern(rng, 6, 5, *block, dtype)
+        B = values(rng, (A[3][0], N), dtype)
+        want, size = exact_product(A, B, transposed=True)
+        dA = device(A)
+        out = cupy.full(want.shape, np.nan, dtype, order=order)
+        bg.matmul(dA.T, strided(B, layout), out=out)
+        assert served_by(dA) or block[1] % 16
+        checksum(cupy.ascontiguousarray(out))
+        assert_close(out.get(), want, size, 2 * A[3][0], np.float32)
+        other = cupy.asarray(np.ascontiguousarray(B.T)) @ dA  # (N, M) @ (M, K)
+        assert_close(other.get(), want.T, size.T, 2 * A[3][0], np.float32)
+
+
+@kernel("gemm_simt", "spmv")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["int8", "float32", "float64", "complex128", "bool"])
+def test_product_with_the_transpose_on_the_plain_cores(dtype, rng, checksum) -> None:
+    import cupy
+
+    dtype = np.dtype(dtype)
+    for (R, C), N in itertools.product([(1, 1), (3, 2), (8, 5), (17, 13)], [1, 2, 7, 130]):
+        A = pattern(rng, 7, 6, R, C, dtype)
+        B = values(rng, (A[3][0], N), dtype)
+        exact = exact_dtype(dtype)
+        D = dense(A, exact)
+        size = 0.0 if dtype == BOOL else np.abs(D.T) @ np.abs(B.astype(exact))
+        got = device(A).T @ cupy.asarray(B)
+        checksum(got)
+        assert_close(got.get(), D.T @ B.astype(exact), size, 2 * A[3][0], acc_of(dtype))
+
+
+@kernel("gemm_sm90", "gemm_simt", "spmv", "match")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("block", [(64, 64), (16, 16), (3, 5)], ids=str)
+def test_batches_are_one_launch(block, rng, checksum) -> None:
+    import cupy
+
+    dtype = np.dtype(np.float16)
+    A = pattern(rng, 6, 5, *block, dtype)
+    for N in (1, 5, 40, 264):
+        B = values(rng, (3, A[3][1], N), dtype)
+        dA = device(A)
+        got = dA @ cupy.asarray(B)
+        assert len(dA._prepared.plans) == 1
+        checksum(got)
+        for k in range(3):
+            want, size = exact_product(A, B[k])
+            assert_close(got[k].get(), want, size, 2 * A[3][1], np.float32)
+        spread = cupy.zeros((5, A[3][1], 2 * N), dtype)[::2, :, ::2]  # no batch, row or column next to the other
+        spread[...] = cupy.asarray(B)
+        assert_close((dA @ spread)[2].get(), *exact_product(A, B[2]), 2 * A[3][1], np.float32)
+
+
+@kernel("gemm_sm90", "match")
 @pytest.mark.sanitizer
 def test_tensor_core_product_scales_and_adds(rng, checksum) -> None:
     import cupy
 
-    for dtype, out_dtype in itertools.product(["float16", BFLOAT16], ["own", "float32"]):
+    for dtype, out_dtype, block in itertools.product(
+        ["float16", BFLOAT16], ["own", "float32"], [(128, 32), (64, 64), (32, 32)]
+    ):
         dtype = np.dtype(dtype)
         out_dtype = dtype if out_dtype == "own" else np.dtype(out_dtype)
-        A = pattern(rng, 4, 3, 128, 32, dtype)
+        A = pattern(rng, 4, 3, *block, dtype)
         B, old = values(rng, (A[3][1], 100), dtype), values(rng, (A[3][0], 100), out_dtype)
-        exact = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
-        size = np.abs(dense(A, np.dtype(np.float64))) @ np.abs(B.astype(np.float64))
+        exact, size = exact_product(A, B)
         for alpha, beta in [(0.5, 0), (1, 1), (-2, 0.25)]:
             out = cupy.asarray(old)
             dA = device(A)
@@ -404,37 +486,128 @@ def test_tensor_core_product_scales_and_adds(rng, checksum) -> None:
             np.testing.assert_array_equal(out.get()[:, 96:], old[:, 96:])  # nothing beyond the view is written
 
 
-@kernel("gemm_sm90")
+@kernel("gemm_sm90", "gemm_simt")
 @pytest.mark.sanitizer
-def test_tensor_core_product_reads_nothing_outside_with_spoiled_indices(rng) -> None:
+@pytest.mark.parametrize("block", [(128, 128), (64, 96), (64, 32), (16, 16)], ids=str)
+def test_scaled_bytes_are_fp8(block, rng, checksum) -> None:
+    from ml_dtypes import float8_e4m3fn
+
+    A = pattern(rng, 5, 4, *block, np.uint8)
+    A = (values(rng, A[0].shape, np.dtype(np.float32)).astype(float8_e4m3fn).view(np.uint8), *A[1:])
+    decoded = (A[0].view(float8_e4m3fn).astype(np.float64), *A[1:])
+    for N, layout in [(40, "C"), (256, "F"), (144, "F")]:
+        B = values(rng, (A[3][1], N), np.dtype(np.float32)).astype(float8_e4m3fn)
+        want, size = exact_product(decoded, B.astype(np.float64))
+        for out_dtype in ("float32", "float16"):
+            got = bg.matmul(
+                device(A), strided(B.view(np.uint8), layout), scale_a=0.5, scale_b=3.0, out_dtype=np.dtype(out_dtype)
+            )
+            assert got.dtype == out_dtype
+            checksum(got)
+            # The tensor cores keep some 13 bits of each product when they add fp8.
+            bound = 2**-10 * 1.5 * size + np.finfo(out_dtype).eps * np.abs(1.5 * want) + 1e-6
+            assert (np.abs(got.get() - 1.5 * want) <= bound).all()
+
+
+@kernel("gemm_sm90", "match")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("block", [(64, 64), (32, 32), (16, 16)], ids=str)
+def test_tensor_core_product_reads_nothing_outside_with_spoiled_indices(block, rng) -> None:
     import cupy
 
-    A = device(pattern(rng, 6, 5, 64, 64, "float16"))
-    B = cupy.asarray(values(rng, (A.shape[1], 64), np.dtype("float16")))
+    good = pattern(rng, 6, 5, *block, "float16")
+    B = cupy.asarray(values(rng, (good[3][1], 64), np.dtype("float16")))
     for damage in (-1, 5, 2**31 - 1, -(2**31)):
+        for transposed in (False, True):
+            A = device(good)  # spoiled before its work list is made
+            X = cupy.asarray(values(rng, (good[3][0], 64), np.dtype("float16"))) if transposed else B
+            A.indices[:3] = damage
+            assert bool(cupy.isfinite((A.T if transposed else A) @ X).all())
+            A = device(good)
+            A.indptr[2] = damage
+            assert bool(cupy.isfinite((A.T if transposed else A) @ X).all())
+        A = device(good)  # and after
+        A @ B
         A.indices[:3] = damage
-        assert bool(cupy.isfinite(A @ B).all())
         A.indptr[2] = damage
         assert bool(cupy.isfinite(A @ B).all())
 
 
-@kernel("gemm_sm90")
-def test_tensor_core_product_spreads_nan_only_through_stored_blocks(rng) -> None:
+@kernel("gemm_sm90", "match")
+@pytest.mark.parametrize("block", some_under_memcheck([(64, 48), (128, 128), (64, 64), (32, 32), (16, 16), (48, 80)]))
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_tensor_core_product_spreads_nan_only_through_stored_blocks(block, bad, rng) -> None:
     import cupy
 
-    for block in [(64, 48), (128, 128)]:
-        A = device(pattern(rng, 5, 6, *block, "float16"))
-        B = cupy.asarray(values(rng, (A.shape[1], 64), np.dtype("float16")))
-        B[block[1] + 3] = np.inf  # in block column 1; a tile of K reaches into it from block column 0
-        touched = cupy.zeros(5, bool)
-        rows = homes.cuda().expand(A.indptr, len(A.indices))
-        touched[rows[A.indices == 1]] = True
-        spoiled = ~cupy.isfinite(A @ B).reshape(5, -1).all(axis=1)
-        assert bool((spoiled == touched).all())
+    A = pattern(rng, 9, 6, *block, "float16")
+    B = values(rng, (A[3][1], 64), np.dtype("float16"))
+    B[block[1] + 3, 5:9] = bad  # in block column 1; a tile of K reaches into it from block column 0
+    with np.errstate(invalid="ignore"):
+        stored = dense(A, np.dtype(np.float64))
+        present = np.zeros((9, 6), bool)
+        present[np.repeat(np.arange(9), np.diff(A[2])), A[1]] = True
+        want = np.zeros((A[3][0], 64))
+        R, C = block
+        for i, j in zip(*np.nonzero(present), strict=True):
+            part = stored[i * R : (i + 1) * R, j * C : (j + 1) * C] @ B[j * C : (j + 1) * C].astype(np.float64)
+            want[i * R : (i + 1) * R] += part
+    for alpha, beta, order in [(1, 0, "C"), (1, 0, "F"), (2, -1, "C")]:
+        old = values(rng, want.shape, np.dtype("float16"))
+        out = cupy.asarray(old, order=order)
+        bg.matmul(device(A), cupy.asarray(B), out=out, alpha=alpha, beta=beta)
+        whole = alpha * want + (beta * old if beta else 0)
+        got = out.get().astype(np.float64)
+        np.testing.assert_array_equal(np.isfinite(got), np.isfinite(whole))
+        np.testing.assert_allclose(got[np.isfinite(got)], whole[np.isfinite(whole)], rtol=0.01, atol=0.5)
 
 
-@kernel("gemm_sm90")
-@pytest.mark.parametrize("block", [(64, 64), (128, 128)], ids=str)
+def uneven(rng: np.random.Generator, kind: str, rows: int, cols: int, block: tuple[int, int]) -> Matrix:
+    """Patterns whose rows differ in length."""
+    stored = np.zeros((rows, cols), bool)
+    if kind == "one dense row":
+        stored[rows // 2] = True
+        stored[np.arange(rows), np.arange(rows) % cols] = True
+    elif kind == "arrowhead":
+        stored[0] = stored[:, 0] = True
+        stored[np.arange(rows), np.arange(rows) % cols] = True
+    elif kind == "power law":
+        for i, length in enumerate((cols / np.arange(1, rows + 1)).astype(int)):
+            stored[i, rng.choice(cols, length, replace=False)] = True
+    elif kind == "banded":
+        stored = np.abs(np.arange(rows)[:, None] - np.arange(cols)) < 3
+    elif kind == "one full row":
+        stored[1] = True
+    i, j = np.nonzero(stored)
+    indptr = np.searchsorted(i, np.arange(rows + 1)).astype(np.int32)
+    R, C = block
+    return values(rng, (len(i), R, C), np.dtype(np.float16)), j.astype(np.int32), indptr, (rows * R, cols * C)
+
+
+@kernel("gemm_sm90", "match")
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32), (16, 16)], ids=str)
+@pytest.mark.parametrize("kind", ["one dense row", "arrowhead", "power law", "banded", "one full row"])
+def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, checksum) -> None:
+    import cupy
+
+    A = uneven(rng, kind, 12, 4096 // block[1], block)
+    cut = False
+    for N in (64, 256, 1000):
+        B = values(rng, (A[3][1], N), np.dtype(np.float16))
+        dA = device(A)
+        got = dA @ cupy.asarray(B)
+        cut |= any(made.value.tensor.scratch[0] > 0 for made in dA._prepared.plans.values())
+        checksum(got)
+        want, size = exact_product(A, B)
+        assert_close(got.get(), want, size, 2 * A[3][1], np.float32)
+        differing = cupy.zeros((), np.int64)
+        for _ in range(100):
+            differing += (got != dA @ cupy.asarray(B)).sum()
+        assert int(differing) == 0
+    assert cut
+
+
+@kernel("gemm_sm90", "match")
+@pytest.mark.parametrize("block", [(64, 64), (128, 128), (32, 32), (16, 16), (48, 80)], ids=str)
 def test_tensor_core_product_repeats_bit_by_bit(block, rng) -> None:
     import cupy
 
@@ -448,14 +621,33 @@ def test_tensor_core_product_repeats_bit_by_bit(block, rng) -> None:
 
 
 @kernel("gemm_sm90")
-@pytest.mark.parametrize("block", [(64, 64), (128, 80), (256, 128)], ids=str)
-def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, rng, monkeypatch) -> None:
+def test_two_streams_share_a_matrix(rng) -> None:
+    import cupy
+
+    A = device(pattern(rng, 40, 30, 64, 64, "float16"))
+    B = cupy.asarray(values(rng, (A.shape[1], 512), np.dtype("float16")))
+    want = device((A.data.get(), A.indices.get(), A.indptr.get(), A.shape)) @ B
+    cupy.cuda.Device().synchronize()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    results: list[Any] = []
+    for _ in range(50):
+        for stream in streams:
+            with stream:
+                results.append(A @ B)
+    cupy.cuda.Device().synchronize()
+    assert all(bool((x == want).all()) for x in results)
+
+
+@kernel("gemm_sm90", "match")
+@pytest.mark.parametrize("block", [(64, 64), (128, 80), (256, 128), (32, 32), (16, 16), (48, 80)], ids=str)
+@pytest.mark.parametrize("N", [64, 1000])
+def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, N, rng, monkeypatch) -> None:
     import cupy
 
     from bsrgemm import jit, tuning
 
     A = pattern(rng, 30, 20, *block, "float16")
-    B = cupy.asarray(values(rng, (A[3][1], 1000), np.dtype("float16")))
+    B = cupy.asarray(values(rng, (A[3][1], N), np.dtype("float16")))
     calm = device(A) @ B
     plain = tuning.GemmSm90.spec
 
@@ -473,12 +665,218 @@ def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, rng, mon
 def test_operands_that_lie_badly_are_multiplied_all_the_same(rng) -> None:
     import cupy
 
-    A = pattern(rng, 3, 3, 64, 64, "float16")
-    B = values(rng, (A[3][1], 45), np.dtype("float16"))  # rows of 90 bytes
-    want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
-    size = np.abs(dense(A, np.dtype(np.float64))) @ np.abs(B.astype(np.float64))
-    room = cupy.zeros(B.size + 8, np.float16)
-    for shift in (0, 1, 3):
-        moved = room[shift : shift + B.size].reshape(B.shape)
-        moved[...] = cupy.asarray(B)
-        assert_close((device(A) @ moved).get(), want, size, 2 * A[3][1], np.float32)
+    for block in [(64, 64), (16, 16)]:
+        A = pattern(rng, 3, 3, *block, "float16")
+        B = values(rng, (A[3][1], 45), np.dtype("float16"))  # rows of 90 bytes
+        want, size = exact_product(A, B)
+        room = cupy.zeros(B.size + 8, np.float16)
+        data = cupy.zeros(A[0].size + 8, np.float16)
+        for shift in (0, 1, 3):
+            moved = room[shift : shift + B.size].reshape(B.shape)
+            moved[...] = cupy.asarray(B)
+            assert_close((device(A) @ moved).get(), want, size, 2 * A[3][1], np.float32)
+            blocks = data[shift : shift + A[0].size].reshape(A[0].shape)
+            blocks[...] = cupy.asarray(A[0])
+            dA = bg.bsr_array((blocks, cupy.asarray(A[1]), cupy.asarray(A[2])), shape=A[3])
+            assert dA.data.data.ptr == blocks.data.ptr
+            assert_close((dA @ cupy.asarray(B)).get(), want, size, 2 * A[3][1], np.float32)
+
+
+@kernel("match")
+@pytest.mark.parametrize("per_group", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(128, 128), pytest.param(37, 5, marks=pytest.mark.sanitizer), (1300, 70), (512, 40)]
+)
+def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, rng, checksum) -> None:
+    import cupy
+
+    from bsrgemm import prepared, schedule
+
+    stored = rng.random((rows, cols)) < 0.22
+    i, j = np.nonzero(stored)
+    indptr = cupy.asarray(np.searchsorted(i, np.arange(rows + 1)).astype(np.int32))
+    pattern_ = schedule.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
+    order = prepared._matched(homes.cuda(), pattern_, 1, per_group)
+    checksum(order)
+    padded = -(-rows // per_group) * per_group
+    np.testing.assert_array_equal(np.sort(order.get()), np.arange(padded))
+
+    def entries(order: np.ndarray) -> int:
+        full = np.zeros((padded, cols), bool)
+        full[:rows] = stored
+        return int(full[order].reshape(-1, per_group, cols).any(axis=1).sum())
+
+    assert entries(order.get()) < 0.99 * entries(np.arange(padded))
+    assert bool((order == prepared._matched(homes.cuda(), pattern_, 1, per_group)).all())
+
+
+# ------------------------------------------------------------- the tensor cores of Ampere and newer
+SM80 = [
+    ("float16", "float16", None),
+    ("float16", "float32", None),
+    (BFLOAT16, BFLOAT16, None),
+    ("float32", "float32", None),
+    ("float32", "float32", "tf32"),
+    ("float64", "float64", None),
+    ("int8", "int32", None),
+]
+
+
+def on_sm80() -> Any:
+    """Inside, products run on gemm_sm80, also where gemm_sm90 would be faster."""
+    from bsrgemm import tuned
+
+    return tuned.only("GemmSm80")
+
+
+@kernel("gemm_sm80", "match")
+@pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
+@pytest.mark.parametrize("block", some_under_memcheck([(128, 128), (64, 96), (32, 32), (16, 64), (48, 160)]))
+def test_portable_product_is_right_for_dtypes_blocks_and_layouts(
+    dtype, out_dtype, precision, block, rng, checksum
+) -> None:
+    import cupy
+
+    dtype, out_dtype = np.dtype(dtype), np.dtype(out_dtype)
+    exact = exact_dtype(out_dtype)
+    for N, layout, transposed, (alpha, beta) in [
+        (16, "C", False, (1, 0)),
+        (208, "F", False, (2, 0)),
+        (130, "C", True, (1, -1)),
+        (144, "F", True, (1, 0)),
+    ]:
+        A = pattern(rng, 6, 5, *(block[::-1] if transposed else block), dtype)
+        M, K = A[3][::-1] if transposed else A[3]
+        pitch = -(-N * dtype.itemsize // 16) * 16 // dtype.itemsize  # rows start at multiples of 16 bytes
+        B = values(rng, (K, pitch), dtype)[:, :N]
+        D = dense(A, exact)
+        D = D.T if transposed else D
+        old = values(rng, (M, N), out_dtype)
+        want = alpha * (D @ B.astype(exact)) + beta * old.astype(exact)
+        size = 0.0 if exact.kind == "i" else abs(alpha) * np.abs(D) @ np.abs(B.astype(exact)) + abs(beta * old)
+        dA, out = device(A), cupy.asarray(old)
+        room = cupy.zeros((K, pitch), dtype)
+        room[:, :N] = cupy.asarray(np.ascontiguousarray(B))
+        X = room[:, :N] if layout == "C" else strided(np.ascontiguousarray(B), "F")
+        with on_sm80():
+            bg.matmul(dA.T if transposed else dA, X, out=out, alpha=alpha, beta=beta, precision=precision)
+            assert served_by(dA, "gemm_sm80") or dtype.kind == "i"  # whose duplicates are added up in another matrix
+        checksum(out)
+        if precision == "tf32":
+            assert (np.abs(out.get() - want) <= 2**-10 * size + 1e-6).all()
+        else:
+            assert_close(out.get(), want, size, 2 * K, np.float32 if dtype in HALF_DTYPES else out_dtype)
+
+
+@kernel("gemm_sm80", "match")
+@pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
+def test_portable_product_repeats_and_keeps_nan_to_stored_blocks(dtype, out_dtype, precision, rng) -> None:
+    import cupy
+
+    dtype = np.dtype(dtype)
+    for block in [(128, 64), (32, 32), (16, 32)]:
+        A = pattern(rng, 20, 12, *block, dtype)
+        B = values(rng, (A[3][1], 400), dtype)
+        if dtype.kind != "i":
+            B[block[1] + 3, 7] = np.inf
+            B[block[1] + 3, 9] = np.nan
+        dA, X = device(A), cupy.asarray(B)
+        with on_sm80():
+            first = bg.matmul(dA, X, out_dtype=np.dtype(out_dtype), precision=precision)
+            differing = cupy.zeros((), np.int64)
+            for _ in range(300):
+                again = bg.matmul(dA, X, out_dtype=np.dtype(out_dtype), precision=precision)
+                differing += (first.view(np.uint8) != again.view(np.uint8)).sum()
+        assert int(differing) == 0
+        touched = np.zeros(20, bool)
+        rows = np.repeat(np.arange(20), np.diff(A[2]))
+        touched[rows[A[1] == 1]] = dtype.kind != "i"
+        got = first.get().astype(np.float64)
+        assert not np.isfinite(got[:, 9].reshape(20, -1)[touched]).any()
+        assert not np.isfinite(got[:, 7].reshape(20, -1)[touched]).any()
+        got[:, [7, 9]] = 0
+        assert np.isfinite(got).all()
+        untouched = first.get().astype(np.float64)[:, [7, 9]].reshape(20, -1)[~touched]
+        assert np.isfinite(untouched).all()
+
+
+@kernel("gemm_sm80")
+def test_infinity_in_float32_stays_infinity(rng) -> None:
+    import cupy
+
+    A = pattern(rng, 3, 3, 32, 32, np.float32)
+    B = np.abs(values(rng, (96, 32), np.dtype(np.float32)))
+    A = (np.abs(A[0]) + 1, *A[1:])
+    B[40, 3] = np.inf
+    got = (device(A) @ cupy.asarray(B)).get()
+    rows = np.repeat(np.arange(3), np.diff(A[2]))
+    touched = np.isin(np.arange(3), rows[A[1] == 1])
+    np.testing.assert_array_equal(np.isposinf(got[:, 3]), np.repeat(touched, 32))
+
+
+@kernel("gemm_sm80")
+def test_float32_is_as_accurate_as_cublas(rng) -> None:
+    import cupy
+
+    n = 2048
+    A = device(pattern(rng, n // 32, n // 32, 32, 32, np.float32, density=0.5))
+    B = cupy.asarray(values(rng, (n, n), np.dtype(np.float32)))
+    D = A.toarray()
+    exact = D.astype(np.float64) @ B.astype(np.float64)
+    size = cupy.abs(D).astype(np.float64) @ cupy.abs(B).astype(np.float64)
+    size[size == 0] = 1  # empty rows
+    ours = float((cupy.abs(A @ B - exact) / size).max())
+    theirs = float((cupy.abs(D @ B - exact) / size).max())
+    assert 0 < ours <= 2 * theirs
+
+
+@kernel("gemm_sm80")
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_products_go_through_real_ones(dtype, rng, checksum) -> None:
+    import cupy
+
+    dtype = np.dtype(dtype)
+    for block, transposed, (alpha, beta) in [
+        ((32, 32), False, (1, 0)),
+        ((16, 48), False, (2 - 1j, 0)),
+        ((48, 16), True, (1, 0.5j)),
+    ]:
+        A = pattern(rng, 6, 5, *block, dtype)
+        M, K = A[3][::-1] if transposed else A[3]
+        B, old = values(rng, (K, 100), dtype), values(rng, (M, 100), dtype)
+        D = dense(A, np.dtype(np.complex128))
+        D = D.T if transposed else D
+        dA, out = device(A), cupy.asarray(old)
+        bg.matmul(dA.T if transposed else dA, cupy.asarray(B), out=out, alpha=alpha, beta=beta)
+        want = alpha * (D @ B) + beta * old
+        size = abs(alpha) * np.abs(D) @ np.abs(B) + np.abs(beta * old)
+        assert dA._prepared.wide
+        checksum(out)
+        assert_close(out.get(), want, size, 4 * K, dtype)
+        dA.data *= 2  # values are read anew
+        bg.matmul(dA.T if transposed else dA, cupy.asarray(B), out=out)
+        assert_close(out.get(), 2 * (D @ B), 2 * size, 4 * K, dtype)
+
+
+@kernel("gemm_sm90", "gemm_sm80", "gemm_simt")
+def test_tune_keeps_the_fastest_kernel_on_disk(rng, tmp_path, monkeypatch) -> None:
+    import cupy
+
+    from bsrgemm import tuned
+
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    A = device(pattern(rng, 8, 8, 64, 64, "float16"))
+    times = bg.tune(A, 64)
+    assert len(times) > 3 and times == sorted(times, key=lambda pair: pair[1])
+    tuned._loaded.clear()  # as another process would find it
+    B = cupy.asarray(values(rng, (A.shape[1], 64), np.dtype("float16")))
+    got = A @ B
+    (made,) = A._prepared.plans.values()
+    assert str(made.value.config.spec()) == times[0][0]
+    want, size = exact_product((A.data.get(), A.indices.get(), A.indptr.get(), A.shape), B.get())
+    assert_close(got.get(), want, size, 2 * A.shape[1], np.float32)
+    (file,) = (tmp_path / "bsrgemm").glob("tuned-*.json")
+    file.write_text("damaged")
+    tuned._loaded.clear()
+    A._prepared.plans.clear()
+    assert_close((A @ B).get(), want, size, 2 * A.shape[1], np.float32)  # by rule
