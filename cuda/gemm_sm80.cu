@@ -126,11 +126,15 @@ constexpr int kMmas = smaller(kMmasM, kKind == MMA_F64 ? 1 : 2);  // products of
 constexpr int kAhead = kStages - 1;          // stages, and entries whose indices are known, in front of the products
 constexpr int kRing = 16;                    // entries whose indices are kept
 constexpr int kSumWords = kWarpM * kWarpN / 32 * sizeof(Sum) / 4;
-constexpr int kCtas = kSumWords <= 64 && kKind != MMA_3XTF32 ? 2 : 1;  // 3xTF32 keeps sums of a stage apart
+// Two CTAs where their registers (3xTF32 keeps sums of a stage apart) and their shared memory fit an SM.
+constexpr int kArch = __CUDA_ARCH__;
+constexpr int kSmBytes = (kArch >= 900 && kArch < 1200 ? 228 : kArch == 800 || kArch == 870 ? 164 : 100) * 1024;
+constexpr int kCtaBytes = kStages * (kTileM + kTileN) * kStageBytes + 2048;  // with indices and what the system takes
+constexpr int kCtas = kSumWords <= 64 && kKind != MMA_3XTF32 && 2 * kCtaBytes <= kSmBytes ? 2 : 1;
 static_assert(kTileM % kSlotRows == 0 && kSlotRows >= 16, "a warp multiplies 16 rows of one slot or more");
 static_assert(kSlicesN % kGroup == 0, "a warp multiplies 32 n columns");
 static_assert(kStages >= 2 && kStages <= 8, "a stage has 4 bits in a plan");
-static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier: new indices must not meet those in use");
+static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier between: indices must not meet");
 
 // ---------------------------------------------------------------------------------- an operand in shared memory
 // One stage of an operand, kExtent rows of A or columns of B: a line of 128 bytes for each of them (k runs fastest), or

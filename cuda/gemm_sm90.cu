@@ -34,10 +34,7 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-#ifndef WAITING
-#define WAITING ((kSlabs + 1) / 2)
-#endif
-constexpr int kWaiting = WAITING;  // slabs of C that leave late, as registers allow
+constexpr int kWaiting = (kSlabs + 1) / 2;       // slabs of C that leave late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
 constexpr u32 kPieceA = kSlotRows * kChunk * 2;  // of one block for one slot and chunk, where A goes through registers
@@ -52,7 +49,7 @@ struct Tile { int group, first, last, piece, column, batch, number; };  // group
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
   u8 b[kStages][kBytesB];
-  u8 out[kStore == kDirect ? 1 : kConsumers * 4 * 2][kBytesOut];  // two slabs a warp
+  u8 out[kConsumers * 4 * 2][kBytesOut];  // two slabs a warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
   u32 present[kStages];  // bit chunk * kSlots + slot: that slot has a block there
   Tile tiles[kTiles];
@@ -147,8 +144,8 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return both;
 }
 
-// A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait, rounded, in registers, and leave one by one
-// while the next tile is multiplied; the others leave at once, through shared memory that nobody uses at that moment.
+// A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait, rounded, in registers, and leave one by
+// one while the next tile is multiplied; the others leave at once, through shared memory that is free at that moment.
 struct Leaving {
   u32 words[kWaiting * 16];
   int slabs = 0;  // waiting
@@ -566,6 +563,54 @@ __device__ __forceinline__ bool gather(const Problem& problem, Shared& shared, c
   return true;
 }
 
+// Which sums are not finite, perhaps because of a block that is not there.
+struct Spoiled {
+  u32 bits[kSums / 32] = {};
+  bool any = false;
+
+  __device__ __forceinline__ void look_at(const float (&sums)[kSums]) {
+    float probe = 0;
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) probe = fmaf(sums[e], 0.f, probe);
+    any = probe != 0;
+    if (!any) return;
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) bits[e / 32] |= u32(sums[e] * 0.f != 0) << (e % 32);
+  }
+};
+
+// A warp's 16 rows, scaled and added to what C holds, whatever C's strides: through shared memory, so that lanes run
+// along the rows or the columns of C, whichever are closer together. Sums that are not finite are left to be redone.
+__device__ __forceinline__ void store_elements(const Problem& problem, Shared& shared, const Tile& tile, i64 row0,
+                                               const float (&sums)[kSums]) {
+  const auto& product = problem.product;
+  const int lane = threadIdx.x % 32;
+  float* room = reinterpret_cast<float*>(shared.out[threadIdx.x / 32 * 2]);  // 16 x 64, swizzled by 8 columns
+  const bool down = product.c_row < product.c_col;
+  C* corner = product.c + tile.batch * product.c_batch + row0 * product.c_row;
+#pragma unroll
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {  // held: rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next
+      const int row = lane / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(room + row * 64 + (column ^ row % 8 * 8)) =
+          make_float2(sums[slab * 32 + e], sums[slab * 32 + e + 1]);
+    }
+    __syncwarp();
+#pragma unroll 4
+    for (int i = 0; i < 32; ++i) {
+      const int row = down ? lane % 16 : i / 2, column = down ? i * 2 + lane / 16 : i % 2 * 32 + lane;
+      const float sum = room[row * 64 + (column ^ row % 8 * 8)];
+      const i64 n = tile.column + slab * 64 + column;
+      if (n >= product.N || (kFromRegisters && sum * 0.f != 0)) continue;
+      C* target = corner + row * product.c_row + n * product.c_col;
+      const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
+      *target = Store<C>::from(fmaf(product.alpha, sum, old));
+    }
+  }
+}
+
 // One element, block by block: for sums that an absent block may have spoiled.
 __device__ __noinline__ float exact_sum(const Problem& problem, int first, int last, int slot, int row, i64 column,
                                         int batch) {
@@ -645,49 +690,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         first = split.z, last = split.w;
       }
       if (slot_row < 0) continue;
-      bool again = false;
-      if constexpr (kFromRegisters) {
-        float probe = 0;
-#pragma unroll
-        for (int e = 0; e < kSums; ++e) probe = fmaf(sums[e], 0.f, probe);
-        again = __any_sync(0xffffffffu, probe != 0);
-      }
+      Spoiled spoiled;
+      if constexpr (kFromRegisters) spoiled.look_at(sums);
       const i64 row0 = i64(slot_row) * kSlotRows + warp_row % kSlotRows;
-      if (product.alpha != 1) {
+      if constexpr (kStore == kDirect) {
+        store_elements(problem, shared, tile, row0, sums);
+      } else {
+        if (product.alpha != 1) {
 #pragma unroll
-        for (int e = 0; e < kSums; ++e) sums[e] *= product.alpha;
-      }
-      if constexpr (kStore != kDirect) {
+          for (int e = 0; e < kSums; ++e) sums[e] *= product.alpha;
+        }
         leaving.finish(problem, shared);
         leaving.take(problem, shared, sums, int(row0), tile);
-      } else {
-        i64 n = tile.column + lane % 4 * 2;
-        C* corner = product.c + tile.batch * product.c_batch + n * product.c_col + (row0 + lane / 4) * product.c_row;
-#pragma unroll
-        for (int j = 0; j < kSums / 4; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float sum = sums[j * 4 + e];
-            if (n + e % 2 >= product.N || (kFromRegisters && sum * 0.f != 0)) continue;
-            C* target = corner + e / 2 * 8 * product.c_row + e % 2 * product.c_col;
-            const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
-            *target = Store<C>::from(sum + old);
-          }
-          n += 8;
-          corner += 8 * product.c_col;
-        }
       }
       if constexpr (kFromRegisters) {
-        if (!again) continue;
-        u32 spoiled[kSums / 32] = {};
-#pragma unroll
-        for (int e = 0; e < kSums; ++e) spoiled[e / 32] |= u32(sums[e] * 0.f != 0) << (e % 32);
+        if (!__any_sync(0xffffffffu, spoiled.any)) continue;
         leaving.finish(problem, shared);
         if (kStore != kDirect && lane == 0) store_wait();
         __syncwarp();
 #pragma unroll
         for (int word = 0; word < kSums / 32; ++word) {
-          for (u32 left = spoiled[word]; left; left &= left - 1) {
+          for (u32 left = spoiled.bits[word]; left; left &= left - 1) {
             const int e = word * 32 + __ffs(left) - 1;
             const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = tile.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
             if (n >= product.N) continue;
