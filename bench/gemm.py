@@ -359,7 +359,8 @@ class Case:
 
     def __str__(self) -> str:
         R, C = self.block
-        return f"{self.n:5} {f'{R}x{C}':>7} {self.density:4.2f} {self.columns:5} {self.computed_in:8} {self.kernel or self.pattern:9}"
+        how = self.kernel or self.pattern
+        return f"{self.n:5} {f'{R}x{C}':>7} {self.density:4.2f} {self.columns:5} {self.computed_in:8} {how:9}"
 
 
 def multiply(A: Any, B: Any, out: Any, precision: str | None = None, kernel: str | None = None) -> Call:
@@ -440,7 +441,8 @@ def case_row(bench: Bench, case: Case) -> Row:
     A, B = sparse_operand(pattern, case.block, case.dtype), right_operand(n, N, case.dtype)
     row: Row = {
         "n": n, "block": case.block, "density": pattern.density, "columns": N, "dtype": case.dtype,
-        "precision": case.precision, "pattern": case.pattern, "kernel": case.kernel, "seconds": None, "tflops": None, "dense_tflops": None,
+        "precision": case.precision, "pattern": case.pattern, "kernel": case.kernel,
+        "seconds": None, "tflops": None, "dense_tflops": None,
         "ratio": None, "peers": {}, "sustained": None, "dense_sustained": None, "wrong": False,
     }  # fmt: skip
     flops = 2.0 * pattern.blocks * case.block[0] * case.block[1] * N
