@@ -1,6 +1,7 @@
-"""What a call costs beside its kernel: host time of a launch, cold compile, warm start in a new process.
+"""What a call costs beside its kernel: host time of a launch, cold compile, warm start in a new process, work lists.
 
-Needs a GPU. Bounds: 25 us, 3 s, 100 ms (counted after CuPy's import and context).
+Needs a GPU. Bounds: 25 us, 3 s, 100 ms (counted after CuPy's import and context), 2 ms for the work list of 1,000,000
+blocks, made on the device once per pattern.
 """
 
 from __future__ import annotations
@@ -56,12 +57,45 @@ def per_call(dtype: str, block: int, N: int) -> float:
     return best
 
 
+def work_list(per_group: int) -> float:
+    """Seconds to put the rows of a pattern with 1,000,000 blocks in groups and to list what is to be done."""
+    import cupy
+
+    from bsrgemm import homes, prepared, schedule
+
+    home = homes.cuda()
+    rng = np.random.default_rng(0)
+    side, per_row = 4096, 244
+    columns = np.argsort(rng.random((side, side), np.float32), axis=1)[:, :per_row]
+    indices = cupy.asarray(np.sort(columns, axis=1).reshape(-1).astype(np.int32))
+    indptr = cupy.arange(0, side * per_row + 1, per_row, dtype=np.int32)
+    pattern = schedule.Pattern(indices, indptr, side, side, False)
+    best = float("inf")
+    for _ in range(10):
+        cupy.cuda.Device().synchronize()
+        start = time.perf_counter()
+        if per_group == 1:
+            groups = schedule.single(home, pattern, 1)
+        else:
+            order = prepared._matched(home, pattern, 1, per_group)
+            groups = schedule.merged(home, pattern, 1, per_group, order)
+        schedule.whole(home, groups)
+        cupy.cuda.Device().synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if not has_gpu():
         raise SystemExit("bench/overhead.py measures launches: it needs a GPU")
     table = Table("overhead_cuda", "Cost of a call")
-    cases = (("spmv", "float32", 3, 1), ("gemm_simt", "float32", 3, 64), ("gemm_sm90", "float16", 64, 64))
+    cases = (
+        ("spmv", "float32", 3, 1),
+        ("gemm_simt", "float32", 3, 64),
+        ("gemm_sm80", "float32", 32, 64),
+        ("gemm_sm90", "float16", 64, 64),
+    )
     for kernel, dtype, block, N in cases:
         seconds = per_call(dtype, block, N)
         table.add(f"{kernel:10} host time of a call   {seconds * 1e6:8.1f} us", kernel=kernel, call_seconds=seconds)
@@ -70,6 +104,13 @@ def main() -> None:
             warm = min(first_call(folder, dtype, block, N) for _ in range(3))
         table.add(f"{kernel:10} first call, cold cache {cold * 1e3:8.1f} ms", kernel=kernel, cold_seconds=cold)
         table.add(f"{kernel:10} first call, warm cache {warm * 1e3:8.1f} ms", kernel=kernel, warm_seconds=warm)
+    for block, per_group in ((128, 1), (64, 2), (32, 4), (16, 8)):
+        seconds = work_list(per_group)
+        table.add(
+            f"work list of 999,424 blocks, block {block:3} {seconds * 1e3:8.2f} ms",
+            block=block,
+            prepare_seconds=seconds,
+        )
     table.write()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ._info import cuda_problem
 from .bsr import leaf
-from .dtypes import BFLOAT16, BOOL, HALF_DTYPES, accumulator_dtype, is_float, result_dtype
+from .dtypes import BFLOAT16, BOOL, FLOAT8, accumulator_dtype, is_float, result_dtype
 from .homes import Home, cuda, host
 from .matmul import matmul
 from .tuning import OPERATIONS
@@ -302,6 +302,44 @@ def _transposed(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> I
         yield Case(f"{len(shape)}-D", got, want, size, A.column_terms())
 
 
+def _tensor_blocks(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    """Blocks that the tensor cores take, as they are, transposed and in batches."""
+    for block in ((16, 16), (32, 32), (48, 80), (64, 16), (64, 64), (128, 48)):
+        A = _blocks(rng, dtype, block, (7, 5))
+        a = A.on(home)
+        B = _values(rng, dtype, (A.shape[1], 72))
+        yield _product(f"block {block}", home.to_host(a @ home.from_host(B)), A, B)
+        X = _values(rng, dtype, (A.shape[0], 72))
+        want, size = A.dense().T @ _wide(X), A.dense_size().T @ _size(X)
+        yield Case(f"block {block}, A.T", home.to_host(a.T @ home.from_host(X)), want, size, A.column_terms())
+        got = home.to_host(a @ home.from_host(np.stack([B, -B])))
+        yield _product(f"block {block}, batch", got[1], A, -B)
+
+
+def _as_tf32(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    for block in ((32, 32), (64, 40)):
+        A = _blocks(rng, dtype, block)
+        B = _values(rng, dtype, (A.shape[1], 40))
+        for label, b in (("rows", home.from_host(B)), ("columns", home.from_host(np.ascontiguousarray(B.T)).T)):
+            case = _product(f"block {block}, B by {label}", home.to_host(matmul(A.on(home), b, precision="tf32")), A, B)
+            # Two factors rounded to 11 bits instead of 24
+            yield case._replace(terms=case.terms + 2**14)
+
+
+def _as_fp8(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    float32 = np.dtype(np.float32)
+    for block in ((16, 16), (64, 32), (128, 128)):
+        A = _blocks(rng, float32, block)
+        B = _values(rng, float32, (A.shape[1], 48)).astype(FLOAT8)
+        rounded = A._replace(data=A.data.astype(FLOAT8))
+        bytes_ = rounded._replace(data=rounded.data.view(np.uint8))
+        exact = rounded._replace(data=rounded.data.astype(np.float32))
+        got = matmul(bytes_.on(home), home.from_host(B.view(np.uint8)), scale_a=2.0, scale_b=0.25)
+        case = _product(f"block {block}", home.to_host(got) * 2, exact, B.astype(np.float32), float32)
+        # Hopper's tensor cores keep some 13 bits of each product of fp8
+        yield case._replace(terms=case.terms + 2**13)
+
+
 def _factors(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
     alpha, beta = {"c": (0.5 - 2j, 1 + 1j), "i": (3, -2), "u": (3, 2), "b": (1, 1)}.get(dtype.kind, (-0.5, 3))
     for columns in ((), (9,), (70,)):
@@ -488,11 +526,9 @@ CHECKS: tuple[Check, ...] = (
     Check("A @ x, small blocks", partial(_times_vector, blocks=((1, 1), (2, 7), (3, 3), (8, 2)))),
     Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16)))),
     *(Check(f"A @ B, N = {n}", partial(_times_columns, columns=n, blocks=_COLUMNS[n])) for n in _COLUMNS),
-    Check(
-        "A @ B, blocks for tensor cores",
-        partial(_times_columns, columns=72, blocks=((64, 16), (64, 64), (128, 48))),
-        lambda home, dtype: dtype in HALF_DTYPES,
-    ),
+    Check("A @ B, blocks for tensor cores", _tensor_blocks, lambda home, dtype: is_float(dtype) or dtype.kind == "c"),
+    Check("A @ B as tf32", _as_tf32, lambda home, dtype: dtype.char == "f"),
+    Check("A @ B of fp8", _as_fp8, lambda home, dtype: dtype.char == "B"),
     Check("A @ B, strided", _strided),
     Check("A @ B, column-major", _column_major),
     Check("A @ B, int64 indices", _wide_indices),
