@@ -3,12 +3,14 @@
 from ._info import info
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
 from .homes import default_device
+from .mask import BlockMask
 from .matmul import matmul
 from .tune import tune
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockMask",
     "bsr_array",
     "bsr_matrix",
     "default_device",

@@ -360,6 +360,8 @@ _OPERATORS = {
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
+    "lshift": "left_shift",
+    "rshift": "right_shift",
 }
 for _name, _ufunc in _OPERATORS.items():
     setattr(ndarray, f"__{_name}__", _binary(_ufunc, swapped=False))
@@ -387,7 +389,7 @@ UFUNCS = tuple(
     name
     for names in (
         "add subtract multiply true_divide divide floor_divide remainder power matmul negative absolute abs",
-        "bitwise_and bitwise_or bitwise_xor invert logical_and logical_or logical_not",
+        "bitwise_and bitwise_or bitwise_xor left_shift right_shift invert logical_and logical_or logical_not",
         "equal not_equal less less_equal greater greater_equal maximum minimum fmax fmin",
         "isfinite isnan isinf conjugate conj sin cos tan arcsin arctan sinh tanh arcsinh arctanh exp expm1",
         "log log1p deg2rad rad2deg rint floor ceil trunc sign sqrt square",
