@@ -34,7 +34,7 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr int kWaiting = (kSlabs + 1) / 2;       // slabs of C that leave late, as registers allow
+constexpr int kWaiting = kFromRegisters ? 1 : (kSlabs + 1) / 2;
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
 constexpr u32 kPieceA = kSlotRows * kChunk * 2;  // of one block for one slot and chunk, where A goes through registers
@@ -484,43 +484,66 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
     const u32 line = slot * kPieceA + (y * kWidth + x) * 2;
     fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : slot * kPieceA + (x / 8 * kHigh + y) * 16;
   }
-  const int chunks = (tile.last - tile.first) * (problem.product.K / kChunk);
-  for (int c = 0; c < chunks; c += kChunks) {
-    wait(shared.full[ring.at], ring.phase);
-    const u32 present = __shfl_sync(0xffffffffu, shared.present[ring.at], 0);
-    const u32 a = shared_address(shared.a[ring.at]), b = shared_address(shared.b[ring.at]);
+  // A stage's part of A in registers, and which chunks have any.
+  struct Fragments {
+    u32 present;
     u32 x[kChunks][kSteps][4];
+  };
+  const auto load = [&](Fragments& f, Ring<kStages>& at) {
+    wait(shared.full[at.at], at.phase);
+    f.present = __shfl_sync(0xffffffffu, shared.present[at.at], 0);
+    const u32 a = shared_address(shared.a[at.at]);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
-      if (present >> (q * kSlots + slot) & 1) {
+      if (f.present >> (q * kSlots + slot) & 1) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-          load_matrix_x4<kATransposed>(x[q][step], a + q * (kSlots * kPieceA) + fragment[step]);
+          load_matrix_x4<kATransposed>(f.x[q][step], a + q * (kSlots * kPieceA) + fragment[step]);
       } else {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) x[q][step][i] = 0;
+          for (int i = 0; i < 4; ++i) f.x[q][step][i] = 0;
       }
     }
+    at.next();
+  };
+  const auto multiply = [&](const Fragments& f) {
+    const u32 b = shared_address(shared.b[ring.at]);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
-      if (!(present >> (q * kSlots + warpgroup * kSlots / 2) & kMine)) continue;
+      if (!(f.present >> (q * kSlots + warpgroup * kSlots / 2) & kMine)) continue;
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const u32 at = b + q * kStepB;
-        wgmma<!kBTransposed>(sums, true, x[q][step],
+        wgmma<!kBTransposed>(sums, true, f.x[q][step],
                              kBTransposed ? wgmma_descriptor(at + step * 32, 16, kChunk * 16, kChunk * 2)
                                           : wgmma_descriptor(at + step * 2048, kChunk * 128, 1024));
       }
       wgmma_commit();
     }
-    leaving.step(problem, shared);
+  };
+  const auto release = [&] {
     wgmma_wait<0>();
     __syncwarp();
     if (lane == 0) arrive(shared.empty[ring.at]);
     ring.next();
+  };
+  // While one stage is multiplied, the fragments of the next are loaded.
+  const int stages = ((tile.last - tile.first) * (problem.product.K / kChunk) + kChunks - 1) / kChunks;
+  Ring<kStages> ahead = ring;
+  Fragments even, odd;
+  if (stages > 0) load(even, ahead);
+  for (int s = 0; s < stages; s += 2) {
+    multiply(even);
+    if (s + 1 < stages) load(odd, ahead);
+    leaving.step(problem, shared);
+    release();
+    if (s + 1 == stages) break;
+    multiply(odd);
+    if (s + 2 < stages) load(even, ahead);
+    release();
   }
 }
 

@@ -59,7 +59,7 @@ overlaps(const u32* __restrict__ bits, u16* __restrict__ overlap, int nodes, int
 
 // One CTA per window: pair nodes that are each other's best until none is left, write the pairs' members one after the
 // other and the union of their bits. `nodes` is even; a node has `members` slots.
-extern "C" __global__ void __launch_bounds__(kWindow)
+extern "C" __global__ void __launch_bounds__(kWindow, 1)
 match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* __restrict__ merged,
            const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members,
            int words) {
