@@ -1,6 +1,7 @@
 """Block-sparse matrix products for NumPy and CuPy behind the interface of scipy.sparse.bsr_array."""
 
 from ._info import info
+from .attention import attention
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
 from .homes import default_device
 from .mask import BlockMask
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockMask",
+    "attention",
     "bsr_array",
     "bsr_matrix",
     "default_device",

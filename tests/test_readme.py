@@ -65,6 +65,7 @@ def test_the_example_of_the_readme_runs_and_is_right() -> None:
     np.testing.assert_allclose(H, C)
     assert S.format == "csr"
     np.testing.assert_allclose(S.toarray(), dense[:16])
+    np.testing.assert_allclose(names["O"], 1)  # every value is
 
 
 @pytest.mark.parametrize("name", re.findall(r"python -m bsrgemm (\w+)", README))

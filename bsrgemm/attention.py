@@ -1,0 +1,357 @@
+"""Attention: checks, the band of keys that each query sees, output; then the home of the data does the work."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _attention_host
+from .dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
+from .home import Array
+from .homes import foreign_home, home_of, host
+from .mask import BlockMask
+
+#: What q, k, v and the result may hold.
+_DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+#: The dimensions of each layout.
+_LAYOUTS = {"bhsd": "(batch, heads, length, head dim)", "bshd": "(batch, length, heads, head dim)"}
+_VARIABLE = "(total length, heads, head dim)"
+_ALIGNMENTS = ("bottom-right", "top-left")
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: BlockMask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    layout: str = "bhsd",
+    align: str = "bottom-right",
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    """``softmax(scale * q @ k.T) @ v`` for every batch and head, over the keys that each query may see.
+
+    Parameters
+    ----------
+    q : array (B, H_q, S_q, D)
+        Queries: float16, bfloat16, float32 or float64, of any strides.
+    k, v : array (B, H_kv, S_k, D), (B, H_kv, S_k, D_v)
+        Keys and values of the same dtype. `H_q` is a multiple of `H_kv`: query head h reads head
+        ``h // (H_q // H_kv)`` of them.
+    mask : BlockMask, optional
+        Which keys a query may see, of shape (S_q, S_k); its patterns are one or B along the batch, and one, H_kv or
+        H_q along the heads. `mask`, `causal` and `window` together allow what each of them allows.
+    causal : bool
+        The query at place i does not see the keys behind i.
+    window : (left, right), optional
+        The query at place i sees keys ``i - left`` to ``i + right``, both ends included; -1 is without bound.
+    scale : float, optional
+        Factor of the scores; ``1 / sqrt(D)`` by default.
+    softcap : float, optional
+        Scores s become ``softcap * tanh(s / softcap)``.
+    layout : {"bhsd", "bshd"}
+        Order of the dimensions of `q`, `k`, `v` and the result: as above, or with the length before the heads.
+    align : {"bottom-right", "top-left"}
+        The place of query i among the keys, for `causal` and `window`: ``i + S_k - S_q``, so that the last query is
+        at the last key, or i.
+    cu_seqlens_q, cu_seqlens_k : sequence of int, optional
+        Sequences of different lengths, one behind the other: where each begins, from 0, and the end of the last.
+        Then `q`, `k` and `v` are (total length, heads, head dim) whatever `layout` says, and each sequence sees its
+        own keys, `causal`, `window` and `align` counting within it. Not together with `mask`.
+    return_lse : bool
+        Also return the natural logarithms of the sums of ``exp(score)``.
+    out : array, optional
+        Where to write, of any strides; must not overlap an operand.
+    out_dtype : dtype, optional
+        Dtype of the result, by default that of `q`.
+
+    Returns
+    -------
+    out : array
+        Like `q`, with `D_v` in the place of `D`.
+    lse : array (B, H_q, S_q), or (H_q, total length) for sequences of different lengths
+        In float32, or float64 where that is computed in. Only with `return_lse`.
+
+    Notes
+    -----
+    A query that sees no key gets 0, and -inf in `lse`. NaN and infinity in a key or value reach the queries that see
+    it and no others.
+
+    Computed in float32, in float64 if the operands or the result are float64, by online softmax: beside the operands
+    and the result it takes a few MB, whatever the lengths. Keys that nobody sees cost nothing.
+
+    Attention runs on NumPy arrays; there are no GPU kernels for it yet.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bsrgemm.attention import attention
+    >>> q, k = np.zeros((1, 4, 3, 8)), np.ones((1, 2, 3, 8))
+    >>> v = np.arange(6.0).reshape(1, 2, 3, 1)
+    >>> attention(q, k, v)[0, :, :, 0]  # without a mask all keys weigh the same here
+    array([[1., 1., 1.],
+           [1., 1., 1.],
+           [4., 4., 4.],
+           [4., 4., 4.]])
+    >>> attention(q, k, v, causal=True)[0, 0, :, 0]
+    array([0. , 0.5, 1. ])
+    >>> attention(q, k, v, window=(1, 0))[0, 0, :, 0]
+    array([0. , 0.5, 1.5])
+
+    Blocks of queries and keys, from a mask:
+
+    >>> from bsrgemm import BlockMask
+    >>> mask = BlockMask.from_dense(np.array([[True, False, False], [True, True, False], [False, False, False]]))
+    >>> out, lse = attention(q, k, v, mask=mask, return_lse=True)
+    >>> out[0, 0, :, 0], lse[0, 0]
+    (array([0. , 0.5, 0. ]), array([0.        , 0.69314718,       -inf]))
+
+    Two sequences, of one and two tokens, side by side:
+
+    >>> q, v = np.zeros((3, 1, 8)), np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)
+    >>> attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
+    array([1., 3., 3.])
+    """
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
+        raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
+    if not isinstance(align, str) or align not in _ALIGNMENTS:
+        raise ValueError(f"align: wanted 'bottom-right' or 'top-left', got {align!r}")
+    causal, return_lse = _flag(causal, "causal"), _flag(return_lse, "return_lse")
+    left, right = _check_window(window)
+    if causal:
+        right = 0
+    variable = cu_seqlens_q is not None or cu_seqlens_k is not None
+    wanted = _VARIABLE if variable else f"{_LAYOUTS[layout]} for layout {layout!r}"
+    q, k, v = (_operand(x, name, 3 if variable else 4, wanted) for name, x in (("q", q), ("k", k), ("v", v)))
+    dtype, acc = _dtypes(q, k, v, out, out_dtype)
+    if variable:
+        views = tuple(x[None].swapaxes(1, 2) for x in (q, k, v))
+    else:
+        views = tuple(x if layout == "bhsd" else x.swapaxes(1, 2) for x in (q, k, v))
+    sizes = _sizes(*views)
+    if variable:
+        if mask is not None:
+            raise ValueError("mask: got one together with cu_seqlens_q, cu_seqlens_k; wanted None")
+        q_bounds = _bounds(cu_seqlens_q, "cu_seqlens_q", sizes.queries, "q")
+        k_bounds = _bounds(cu_seqlens_k, "cu_seqlens_k", sizes.keys, "k")
+        if len(q_bounds) != len(k_bounds):
+            raise ValueError(
+                f"cu_seqlens_k: wanted {len(q_bounds)} numbers, as many as cu_seqlens_q has, got {len(k_bounds)}"
+            )
+    else:
+        q_bounds, k_bounds = [0, sizes.queries], [0, sizes.keys]
+        _check_mask(mask, sizes)
+    default = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    factor = default if scale is None else _number(scale, "scale", acc)
+    cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
+    shape = (*q.shape[:-1], v.shape[-1])
+    if out is None:
+        result = np.empty(shape, dtype)
+    else:
+        result = out
+        _check_out(out, shape, dtype, {"q": q, "k": k, "v": v})
+    heads = (sizes.batch, sizes.kv_heads, sizes.group)
+    lse = np.empty((*heads, sizes.queries), acc) if return_lse else None
+    result_view = result[None] if variable else result
+    if variable or layout == "bshd":
+        result_view = result_view.swapaxes(1, 2)
+    q5 = views[0].reshape(*heads, sizes.queries, q.shape[-1], copy=False)
+    out5 = result_view.reshape(*heads, sizes.queries, v.shape[-1], copy=False)
+    for (q0, q1), (k0, k1) in zip(itertools.pairwise(q_bounds), itertools.pairwise(k_bounds), strict=True):
+        S_q, S_k = q1 - q0, k1 - k0
+        place = S_k - S_q if align == "bottom-right" else 0
+        _attention_host.forward(
+            q5[..., q0:q1, :],
+            views[1][..., k0:k1, :],
+            views[2][..., k0:k1, :],
+            out5[..., q0:q1, :],
+            None if lse is None else lse[..., q0:q1],
+            acc=acc,
+            scale=factor,
+            softcap=cap,
+            low=-S_q if left < 0 else max(-S_q, place - left),
+            high=S_k if right < 0 else min(S_k, place + right),
+            mask=mask,
+        )
+    if lse is None:
+        return result
+    lse = lse.reshape(sizes.batch, sizes.heads, sizes.queries)
+    return result, lse[0] if variable else lse
+
+
+# ------------------------------------------------------------------------------------------------- checks
+class _Sizes(NamedTuple):
+    """Sizes of a problem that fits together."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+
+    @property
+    def group(self) -> int:
+        """Query heads for each head of K and V."""
+        return self.heads // max(1, self.kv_heads)
+
+
+def _operand(x: Any, name: str, ndim: int, wanted: str) -> np.ndarray[Any, Any]:
+    """q, k or v, if it is a NumPy array of `ndim` dimensions."""
+    if not isinstance(x, np.ndarray):
+        raise _not_here(x, name)
+    if x.ndim != ndim:
+        raise ValueError(f"{name}: wanted {ndim} dimensions, {wanted}, got shape {x.shape}")
+    return x.view(np.ndarray)
+
+
+def _not_here(x: Any, name: str) -> TypeError:
+    """The error for an array that is no NumPy array."""
+    given = f"{name}: wanted a NumPy array, got {type(x).__module__.partition('.')[0]} {type(x).__name__}"
+    try:
+        home = home_of(x) or foreign_home(x)
+        on_gpu = home is not None and home is not host()
+    except ImportError:  # the memory of a GPU, and no CuPy to name it
+        on_gpu = True
+    if on_gpu:
+        return TypeError(
+            f"{given}: attention has no GPU kernels yet, and nothing is moved silently. "
+            f"Bring it to the host: {name}.get() for CuPy."
+        )
+    return TypeError(f"{given}; numpy.from_dlpack makes one without a copy" if hasattr(x, "__dlpack__") else given)
+
+
+def _dtypes(q: Array, k: Array, v: Array, out: Any, out_dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype of the result, and the one that everything is computed in."""
+    own = check_dtype(q.dtype, _DTYPES, "q")
+    for name, x in (("k", k), ("v", v)):
+        if check_dtype(x.dtype, _DTYPES, name) != own:
+            raise TypeError(f"{name}: wanted {own} as q has, got {x.dtype}")
+    if out is not None and not isinstance(out, np.ndarray):
+        raise _not_here(out, "out")
+    if out_dtype is not None:
+        dtype = check_dtype(out_dtype, _DTYPES, "out_dtype")
+    else:
+        dtype = own if out is None else check_dtype(out.dtype, _DTYPES, "out")
+    return dtype, accumulator_dtype(result_dtype(own, dtype))
+
+
+def _sizes(q: Array, k: Array, v: Array) -> _Sizes:
+    """The sizes of operands in layout "bhsd", if they go together."""
+    B, H_q, S_q, D = q.shape
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[0] != B:
+            raise ValueError(f"{name}: wanted a batch of {B} as q has, got {x.shape[0]}")
+    _, H_kv, S_k, _ = k.shape
+    if v.shape[1] != H_kv:
+        raise ValueError(f"v: wanted {H_kv} heads as k has, got {v.shape[1]}")
+    if v.shape[2] != S_k:
+        raise ValueError(f"v: wanted length {S_k} as k has, got {v.shape[2]}")
+    if k.shape[3] != D:
+        raise ValueError(f"k: wanted head dim {D} as q has, got {k.shape[3]}")
+    if H_q % H_kv if H_kv else H_q:
+        raise ValueError(f"k: wanted a number of heads that divides the {H_q} of q, got {H_kv}")
+    return _Sizes(B, H_q, H_kv, S_q, S_k)
+
+
+def _check_mask(mask: Any, sizes: _Sizes) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, BlockMask):
+        raise TypeError(
+            f"mask: wanted a BlockMask, got {type(mask).__name__}; BlockMask.from_dense makes one of booleans, "
+            "BlockMask.from_bsr of a BSR matrix"
+        )
+    if mask._home is not host():
+        raise TypeError(
+            f"mask: wanted a mask on 'cpu' for NumPy arrays, got one on {mask._home.name!r}; mask.get() brings it there"
+        )
+    shape = (sizes.queries, sizes.keys)
+    if mask.shape != shape:
+        raise ValueError(f"mask: wanted shape {shape}, queries and keys, got {mask.shape}")
+    B, H = mask.heads
+    if B not in (1, sizes.batch):
+        raise ValueError(f"mask: wanted one pattern or {sizes.batch} along the batch, got {B}")
+    if H not in (1, sizes.kv_heads, sizes.heads):
+        raise ValueError(f"mask: wanted one pattern, {sizes.kv_heads} or {sizes.heads} along the heads, got {H}")
+
+
+def _check_window(window: Any) -> tuple[int, int]:
+    """(left, right), -1 where there is no bound."""
+    if window is None:
+        return -1, -1
+    if not isinstance(window, tuple | list):
+        raise TypeError(f"window: wanted two integers (left, right) from -1 on, got {window!r}")
+    sides = tuple(window)
+    if any(isinstance(side, bool) or not isinstance(side, int | np.integer) for side in sides):
+        raise TypeError(f"window: wanted two integers (left, right) from -1 on, got {window!r}")
+    if len(sides) != 2 or min(sides) < -1:
+        raise ValueError(f"window: wanted two integers (left, right) from -1 on, got {window!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _bounds(given: Any, name: str, total: int, of: str) -> list[int]:
+    """cu_seqlens_q or cu_seqlens_k as a list."""
+    if given is None:
+        raise ValueError(f"{name}: wanted together with the other one, got None")
+    if not isinstance(given, np.ndarray | list | tuple):
+        raise _not_here(given, name)
+    bounds = np.asarray(given)
+    if bounds.ndim != 1 or not len(bounds):
+        raise ValueError(f"{name}: wanted the bounds of sequences in one dimension, got shape {bounds.shape}")
+    if bounds.dtype.kind not in "iu":
+        raise TypeError(f"{name}: wanted integers, got dtype {bounds.dtype}")
+    numbers = bounds.tolist()
+    if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):
+        raise ValueError(f"{name}: wanted bounds that climb from 0, got {given!r}")
+    if numbers[-1] != total:
+        raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got {numbers[-1]}")
+    return numbers
+
+
+def _flag(x: Any, name: str) -> bool:
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(f"{name}: wanted True or False, got {x!r}")
+    return bool(x)
+
+
+def _number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) -> float:
+    """scale or softcap, if the dtype that is computed in can hold it."""
+    wanted = f"a finite number{' above 0' if positive else ''} that {acc} can hold"
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        x = x.item()
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError(f"{name}: wanted {wanted}, got {x!r}")
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = float(acc.type(float(x)))
+    except OverflowError:
+        rounded = math.inf
+    if not math.isfinite(rounded) or (positive and not rounded > 0):
+        raise ValueError(f"{name}: wanted {wanted}, got {x!r}")
+    return rounded
+
+
+def _check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], operands: dict[str, Array]) -> None:
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
+    if not out.flags.writeable:
+        raise ValueError("out: array is read-only")
+    if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+        raise ValueError("out: elements share memory (a stride is 0)")
+    first, last = host().extent(out)
+    for name, x in operands.items():
+        start, stop = host().extent(x)
+        if start < last and first < stop:
+            raise ValueError(f"out: overlaps {name}")
