@@ -30,8 +30,6 @@ _MOST_STRIDE = 2**40
 _MAP_BYTES = 128
 #: Places of operands remembered per plan.
 _MOST_MAPS = 64
-#: CTAs per multiprocessor; where only one fits, the second waits its turn.
-_CTAS_SM80 = 2
 #: Counters of a stream: enough for most launches on most cards.
 _LEAST_COUNTERS = 1024
 #: The address by which CUDA knows the stream that each thread has for itself.
@@ -216,7 +214,7 @@ def _tensor(
     tiles = groups.count * column_tiles
     if isinstance(config, tuning.GemmSm80):
         items = prepared.items(pattern, groups)
-        ctas = min(tiles, multiprocessors * _CTAS_SM80)
+        ctas = min(tiles, multiprocessors * config.ctas(problem.arch))
     else:
         items = prepared.items(pattern, groups, problem.K, column_tiles, multiprocessors)
         # As few CTAs as finish in the same number of rounds: the rest would only draw power.

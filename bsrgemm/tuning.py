@@ -205,37 +205,30 @@ class GemmSm90:
 
 @dataclass(frozen=True)
 class GemmSm80:
-    """``A @ B`` on the tensor cores of any card since Ampere, tiles of 128 x `tile_n`."""
+    """``A @ B`` on the tensor cores of any card since Ampere: tiles of `slots` slots by `tile_n` columns."""
 
     types: Types
     #: how elements are multiplied: "MMA_F16", "MMA_3XTF32"...
     kind: str
     slot_rows: int
+    #: slots that share a tile
+    slots: int
+    tile_n: int
+    #: warps below each other, which divide the slots among them
+    warps_m: int
+    threads: int
+    stages: int
     a_transposed: bool
     b_transposed: bool
-
-    threads = 256
-    tile_m = 128
-
-    @property
-    def slots(self) -> int:
-        """Slots that share a tile."""
-        return self.tile_m // self.slot_rows
-
-    @property
-    def tile_n(self) -> int:
-        return 64 if self.kind == "MMA_F64" else 128
-
-    @property
-    def stages(self) -> int:
-        """As many as fit the 99 KB of the smallest card."""
-        return 4 if self.tile_n == 64 else 3
 
     def spec(self) -> KernelSpec:
         shape = (
             ("MMA", self.kind),
             ("SLOT_ROWS", self.slot_rows),
+            ("SLOTS", self.slots),
             ("TILE_N", self.tile_n),
+            ("WARPS_M", self.warps_m),
+            ("THREADS", self.threads),
             ("A_TRANSPOSED", int(self.a_transposed)),
             ("B_TRANSPOSED", int(self.b_transposed)),
             ("STAGES", self.stages),
@@ -246,7 +239,13 @@ class GemmSm80:
     @property
     def shared_bytes(self) -> int:
         """The struct Shared of the kernel at most."""
-        return self.stages * 128 * (self.tile_m + self.tile_n) + 1024
+        return self.stages * 128 * (self.slots * self.slot_rows + self.tile_n) + 1024
+
+    def ctas(self, arch: str) -> int:
+        """CTAs that share a multiprocessor: kCtas of the kernel."""
+        words = self.slots * self.slot_rows * self.tile_n // self.threads * (2 if self.kind == "MMA_F64" else 1)
+        light = self.threads < 256 or (words <= 64 and self.kind != "MMA_3XTF32")
+        return 2 if light and 2 * (self.shared_bytes + 1024) <= (_shared_kb(arch) + 1) * 1024 else 1
 
 
 @dataclass(frozen=True)
@@ -413,9 +412,9 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
                 yield other
     if _tensor_cores_serve(problem) and sm80_serves(problem):
         for slot_rows in (128, 64, 32, 16):
-            other80 = replace(gemm_sm80(problem), slot_rows=slot_rows)
-            if problem.R % slot_rows == 0 and other80 != first:
-                yield other80
+            for other80 in _sm80_of(problem, slot_rows):
+                if problem.R % slot_rows == 0 and other80 != first:
+                    yield other80
     plain = spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)
     if plain != first:
         yield plain
@@ -510,11 +509,51 @@ def tensor_arch(arch: str) -> bool:
     return int("".join(c for c in arch if c.isdigit())) >= 80
 
 
-def gemm_sm80(problem: Problem) -> GemmSm80:
+def _shared_kb(arch: str) -> int:
+    """What a CTA can have of the shared memory; a multiprocessor has 1 KB more."""
+    number = int("".join(c for c in arch if c.isdigit()))
+    return 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
+
+
+def _sm80_tiles(kind: str, slot_rows: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """{slots, columns, warps below each other, threads, stages} of a tile, the usual one first.
+
+    Warps of 64 x 64 read the least of shared memory; float64 and 3xTF32 have registers for 64 x 32, of 64 rows that a
+    warp has all of, so that all warps have the same to do. The last ones are for few columns and for 99 KB.
+    """
+    narrow = kind in ("MMA_3XTF32", "MMA_F64")
+    if shared_kb > 99:
+        more = shared_kb > 163
+        if narrow and slot_rows < 128:
+            yield 64 // slot_rows, 256, 1, 256, 5 if more else 4
+        if not narrow:
+            yield 128 // slot_rows, 256, 2, 256, 4 if more else 3
+            if slot_rows < 64:
+                yield 128 // slot_rows, 256, 1, 256, 4 if more else 3
+            if slot_rows >= 64 and more:
+                yield 128 // slot_rows, 128, 2, 128, 3
+        if narrow:
+            yield 128 // slot_rows, 128, 2, 256, 6 if more else 4
+    yield 128 // slot_rows, 128, 2, 256, 3
+
+
+def _sm80_of(problem: Problem, slot_rows: int) -> list[GemmSm80]:
     """float32 as three products of tf32, which keep its accuracy, unless one will do."""
     kind = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else _MMA[problem.types.a][0]
+    tiles = _sm80_tiles(kind, slot_rows, _shared_kb(problem.arch))
+    transposes = (problem.transposed, problem.b_order == "F")
+    return [GemmSm80(problem.types, kind, slot_rows, *tile, *transposes) for tile in tiles]
+
+
+#: Elements of a result that give each multiprocessor of the largest card two wide tiles.
+_WIDE = 2 * 132 * 128 * 256
+
+
+def gemm_sm80(problem: Problem) -> GemmSm80:
+    """Wide tiles where there are enough of them."""
     slot_rows = next(h for h in (128, 64, 32, 16) if problem.R % h == 0)
-    return GemmSm80(problem.types, kind, slot_rows, problem.transposed, problem.b_order == "F")
+    few = problem.N <= 128 or problem.block_rows * problem.R * problem.N * problem.batches < _WIDE
+    return _sm80_of(problem, slot_rows)[-1 if few else 0]
 
 
 @lru_cache(maxsize=4096)
@@ -566,7 +605,7 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
     if isinstance(config, GemmSm80):
-        return tensor_arch(arch)
+        return tensor_arch(arch) and config.shared_bytes <= _shared_kb(arch) * 1024
     return arch == "sm_90a" or not isinstance(config, GemmSm90)
 
 
@@ -615,7 +654,9 @@ def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
     for c, how, slot_rows, a_transposed, b_transposed in itertools.product(
         results, kinds, (128, 64, 32, 16), (False, True), (False, True)
     ):
-        yield GemmSm80(Types(name, name, c, sums), how, slot_rows, a_transposed, b_transposed)
+        tiles = {tile for room in (99, 163, 227) for tile in _sm80_tiles(how, slot_rows, room)}
+        for tile in sorted(tiles):
+            yield GemmSm80(Types(name, name, c, sums), how, slot_rows, *tile, a_transposed, b_transposed)
 
 
 def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:

@@ -1,8 +1,9 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
-// Ampere and newer: mma.sync fed by cp.async. A CTA owns 128 rows, gathered from 128 / kSlotRows slots of the schedule,
-// by kTileN columns, and walks the union of the slots' block columns. A warp's rows lie in one slot, and it skips what
-// its slot lacks: an absent block contributes nothing, whatever B holds. Rows of stored blocks and lines of B are
-// multiples of 16 bytes; any N, any strides of C, one fixed order of sums.
+// Ampere and newer: mma.sync fed by cp.async. A CTA owns the rows of kSlots slots of the schedule by kTileN columns and
+// walks the union of the slots' block columns. A warp owns part of one slot, or several whole ones, and skips what they
+// lack: an absent block contributes nothing, whatever B holds. All warps meet after each stage, so those that share a
+// scheduler (warp % 4) should own all slots between them: then every scheduler has the same to do. Rows of stored
+// blocks and lines of B are multiples of 16 bytes; any N, any strides of C, one fixed order of sums.
 #include "bsr.cuh"
 #include "mma.cuh"
 
@@ -39,9 +40,11 @@ template <> struct Mma<MMA_BF16> : Mma<MMA_F16> {
 template <> struct Mma<MMA_TF32> {
   using Sum = f32;
   static constexpr int kStepBytes = 32, kInterleave = 4;
-  // To nearest, ties away: cvt.rna.tf32 would take four instructions, since it also clears the bits nobody looks at.
+  // The tensor cores cut, so half a unit of the last place of tf32 is added: by a factor, 0.72 to 1.44 of it. The error
+  // is below 0.73 units and without bias; what is a tf32 stays, NaN and infinity too. Rounding to nearest takes two or
+  // three instructions at half the rate, which is more time than the products take.
   static __device__ __forceinline__ u32 round(u32 x) {
-    return fabsf(__uint_as_float(x)) < __uint_as_float(0x7f800000u) ? x + 0x1000u : x;
+    return __float_as_uint(__uint_as_float(x) * (1 + 0.72134752f / 2048));
   }
   static __device__ __forceinline__ void prepare(u32 (&words)[2]) {
     words[0] = round(words[0]);
@@ -53,12 +56,23 @@ template <> struct Mma<MMA_TF32> {
   }
 };
 template <> struct Mma<MMA_3XTF32> : Mma<MMA_TF32> {
-  // x = high + low, 11 bits each
+  // x = high + low: 11 bits to nearest, and what is left, of which the tensor cores cut off the last of 12 bits. Three
+  // instructions at the full rate; exact, but NaN for infinity and from 4e34 on.
   static __device__ __forceinline__ void split(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      high[i] = round(x[i]) & 0xffffe000u;
-      low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i])) + 0x1000u;
+      const f32 value = __uint_as_float(x[i]), scaled = value * 8193.f;
+      high[i] = __float_as_uint(fmaf(value, -8192.f, scaled));
+      low[i] = __float_as_uint(fmaf(value, 8193.f, -scaled));
+    }
+  }
+  // The same for all numbers.
+  static __device__ __forceinline__ void split_any(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool finite = fabsf(__uint_as_float(x[i])) < __uint_as_float(0x7f800000u);
+      high[i] = (finite ? x[i] + 0x1000u : x[i]) & 0xffffe000u;
+      low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i]));
     }
   }
 };
@@ -97,14 +111,14 @@ using Unit = Mma<kKind>;
 using Sum = Unit::Sum;
 
 // ---------------------------------------------------------------------------------- sizes
-constexpr int kTileM = 128;
-constexpr int kTileN = TILE_N;
 constexpr int kSlotRows = SLOT_ROWS;
-constexpr int kSlots = kTileM / kSlotRows;
+constexpr int kSlots = SLOTS;
+constexpr int kTileM = kSlots * kSlotRows;
+constexpr int kTileN = TILE_N;
 constexpr bool kATransposed = A_TRANSPOSED;  // blocks are stored K x R: m runs fastest
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: k runs fastest
 constexpr int kStages = STAGES;
-constexpr int kThreads = 256;
+constexpr int kThreads = THREADS;
 
 constexpr int kSize = sizeof(A);
 constexpr int kPiece = 16 / kSize;           // elements of one copy
@@ -114,15 +128,15 @@ constexpr int kWords = Unit::kStepBytes / 16;
 constexpr int kStepK = Unit::kStepBytes / kSize;
 constexpr int kSteps = kStageK / kStepK;
 
-constexpr int kWarpM = smaller(kSlotRows, kKind == MMA_F64 ? 32 : 64);
-constexpr int kWarpsM = kTileM / kWarpM;
+constexpr int kWarpsM = WARPS_M;
 constexpr int kWarpsN = kThreads / 32 / kWarpsM;
+constexpr int kWarpM = kTileM / kWarpsM;
 constexpr int kWarpN = kTileN / kWarpsN;
+constexpr int kWarpSlotRows = smaller(kWarpM, kSlotRows);  // of a slot, that a warp owns
+constexpr int kWarpSlots = kWarpM / kWarpSlotRows;
 constexpr int kMmasM = kWarpM / 16;
 constexpr int kSlicesN = kWarpN / 8;
-constexpr int kGroup = 4;                    // slices of B loaded together
-constexpr int kGroups = kSlicesN / kGroup;
-constexpr int kMmas = smaller(kMmasM, kKind == MMA_F64 ? 1 : 2);  // products of 16 rows that share fragments of B
+constexpr int kGroup = 4;                    // slices of B whose sums of a stage are kept apart (3xTF32)
 constexpr int kAhead = kStages - 1;          // stages, and entries whose indices are known, in front of the products
 constexpr int kRing = 16;                    // entries whose indices are kept
 constexpr int kSumWords = kWarpM * kWarpN / 32 * sizeof(Sum) / 4;
@@ -130,10 +144,17 @@ constexpr int kSumWords = kWarpM * kWarpN / 32 * sizeof(Sum) / 4;
 constexpr int kArch = __CUDA_ARCH__;
 constexpr int kSmBytes = (kArch >= 900 && kArch < 1200 ? 228 : kArch == 800 || kArch == 870 ? 164 : 100) * 1024;
 constexpr int kCtaBytes = kStages * (kTileM + kTileN) * kStageBytes + 2048;  // with indices and what the system takes
-constexpr int kCtas = kSumWords <= 64 && kKind != MMA_3XTF32 && 2 * kCtaBytes <= kSmBytes ? 2 : 1;
-static_assert(kTileM % kSlotRows == 0 && kSlotRows >= 16, "a warp multiplies 16 rows of one slot or more");
+constexpr bool kFewRegisters = kThreads == 256 && kSumWords <= 64 && kKind != MMA_3XTF32 && 2 * kCtaBytes <= kSmBytes;
+constexpr int kCtas = kFewRegisters || (kThreads < 256 && 2 * kCtaBytes <= kSmBytes) ? 2 : 1;
+constexpr bool kPrefetch = !(kKind == MMA_F64 && kFewRegisters);  // its fragments are large, and its products long
+constexpr bool kShort = !kPrefetch || (kKind == MMA_S8 && kFewRegisters);  // transposing bytes takes registers
+constexpr int kMmas = smaller(kWarpSlotRows / 16, kShort ? 1 : 2);         // of 16 rows, whose fragments come together
+constexpr int kChunks = kWarpSlotRows / 16 / kMmas;                        // of the rows of a slot
+static_assert(kWarpM % kWarpSlotRows == 0 && kSlotRows % kWarpSlotRows == 0 && kWarpSlotRows >= 16,
+              "a warp owns whole slots or a part of one, 16 rows or more");
+static_assert(kWarpsM * kWarpsN * 32 == kThreads && kSlots <= 32, "a bit for each slot");
 static_assert(kSlicesN % kGroup == 0, "a warp multiplies 32 n columns");
-static_assert(kStages >= 2 && kStages <= 8, "a stage has 4 bits in a plan");
+static_assert(kStages >= 2 && kStages <= 8, "a lane for each stage");
 static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier between: indices must not meet");
 
 // ---------------------------------------------------------------------------------- an operand in shared memory
@@ -146,11 +167,10 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
   static constexpr int kLinePieces = kLine / 16;
   static constexpr int kCopies = kExtent * kStageBytes / 16 / kThreads;  // of a thread
   static constexpr int kLineStep = kThreads / kLinePieces;               // lines from one copy to the next
-  static constexpr int kPeriod = kMnMajor ? 16 / kSize : 8 * kInterleave;  // lines after which the swizzle repeats
   static_assert(kLinePieces >= 8, "the swizzle permutes 8 pieces");
-  static_assert(kThreads % kLinePieces == 0 && kLineStep % kPeriod == 0, "a thread's copies differ by constants");
+  static_assert(kThreads % kLinePieces == 0 && (kLineStep & (kLineStep - 1)) == 0, "copies differ by constants");
 
-  static __device__ __forceinline__ u32 swizzle(u32 line) {
+  static constexpr __device__ __forceinline__ u32 swizzle(u32 line) {
     if constexpr (!kMnMajor) {
       if constexpr (kKind == MMA_F64) return line / kInterleave % 4 * 2;  // 4 lines by 32 bytes at once
       else return line / kInterleave % 8;                                 // 8 lines by 16 bytes
@@ -164,9 +184,12 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     return line * kLine + (((byte / 16) ^ swizzle(line)) * 16) + byte % 16;
   }
 
-  // The i-th copy of a thread: the piece's place, its first row or column, its first k.
-  static __device__ __forceinline__ u32 copy_place(u32 thread, int i) {
-    return place(thread / kLinePieces, thread % kLinePieces * 16) + i * kLineStep * kLine;
+  // Copies of a thread: the place of the first piece, then of the i-th, its first row or column, its first k.
+  static __device__ __forceinline__ u32 copy_place(u32 thread) {
+    return place(thread / kLinePieces, thread % kLinePieces * 16);
+  }
+  static __device__ __forceinline__ u32 copy_place(u32 first, int i) {
+    return (first ^ swizzle(i * kLineStep) * 16) + i * kLineStep * kLine;  // bits of the line that are 0 in the first
   }
   static __device__ __forceinline__ int copy_mn(u32 thread, int i) {
     return kMnMajor ? thread % kLinePieces * kPiece : thread / kLinePieces + i * kLineStep;
@@ -199,9 +222,14 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
   }
 
   // From a place in the first slice to the same in another on the same line; swizzled pieces stay in their 128 bytes.
-  static __device__ __forceinline__ u32 along(u32 from, int slice) {
-    const int bytes = slice * 8 * kSize;
+  static __device__ __forceinline__ u32 along(u32 from, u32 slice) {
+    const u32 bytes = slice * 8 * kSize;
     return (from ^ bytes % 128) + bytes / 128 * 128;
+  }
+  // The same, from one of a warp's slots to another.
+  static __device__ __forceinline__ u32 at_slot(u32 from, u32 slot) {
+    if constexpr (kMnMajor) return along(from, slot * (kSlotRows / 8));
+    else return from + slot * (kSlotRows * kLine);
   }
 
   // kSlices slices from `slice` on, at one step of k.
@@ -251,7 +279,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     }
   }
 };
-using OperandA = Operand<true, kATransposed, kTileM, kWarpM>;
+using OperandA = Operand<true, kATransposed, kTileM, kWarpSlotRows>;
 using OperandB = Operand<false, !kBTransposed, kTileN, kWarpN>;
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
@@ -265,124 +293,6 @@ struct alignas(1024) Shared {  // the longest line
   int entries[kRing][kSlots + 1];  // by entry % kRing: the blocks of the slots, the block column
 };
 
-// Where a lane finds its part of a stage.
-struct Fragments {
-  u32 a, b;
-
-  template <int kSlices>
-  __device__ __forceinline__ void load_a(u32 (&words)[kSlices][kWords], int slice, int step) const {
-    OperandA::load(words, a, slice, step);
-  }
-  __device__ __forceinline__ void load_b(u32 (&words)[kGroup][kWords], int group, int step) const {
-    OperandB::load(words, b, group * kGroup, step);
-  }
-};
-
-// ---------------------------------------------------------------------------------- the products of one stage
-using Sums = Sum[kMmasM][kSlicesN][4];
-
-// kCount steps from `first` on, 32 rows (or 16) by 32 columns at a time, the next fragments on their way. `between` is
-// called beside the first products.
-template <int kCount, class Between>
-__device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, int first, Between between) {
-  constexpr int kHalves = kMmasM / kMmas;
-  constexpr int kBuffers = kKind == MMA_F64 ? 1 : 2;  // its fragments are large, and its products long
-  u32 a[kBuffers][2 * kMmas][kWords], b[kBuffers][kGroup][kWords];
-#pragma unroll
-  for (int i = 1 - kBuffers; i < kCount * kGroups * kHalves; ++i) {
-    if (i == 0) between();
-    const int ahead = i + kBuffers - 1;  // what to load now
-    const int a_ahead = ahead / kGroups, b_ahead = kGroups > 1 ? ahead : ahead / kHalves;
-    if (ahead < kCount * kGroups * kHalves) {
-      if (ahead % kGroups == 0) {
-        from.load_a(a[a_ahead % kBuffers], a_ahead % kHalves * 2 * kMmas, first + a_ahead / kHalves);
-      }
-      if (kGroups > 1 || ahead % kHalves == 0) {
-        from.load_b(b[b_ahead % kBuffers], b_ahead % kGroups, first + ahead / (kGroups * kHalves));
-      }
-    }
-    if (i < 0) continue;
-    auto& a_now = a[i / kGroups % kBuffers];
-    auto& b_now = b[(kGroups > 1 ? i : i / kHalves) % kBuffers];
-    if (i % kGroups == 0) {
-#pragma unroll
-      for (int s = 0; s < 2 * kMmas; ++s) Unit::prepare(a_now[s]);
-    }
-    if (kGroups > 1 || i % kHalves == 0) {
-#pragma unroll
-      for (int s = 0; s < kGroup; ++s) Unit::prepare(b_now[s]);
-    }
-#pragma unroll
-    for (int m = 0; m < kMmas; ++m)
-#pragma unroll
-      for (int s = 0; s < kGroup; ++s)
-        Unit::multiply(sums[i / kGroups % kHalves * kMmas + m][i % kGroups * kGroup + s], a_now[2 * m],
-                       a_now[2 * m + 1], b_now[s]);
-  }
-}
-
-// (ah + al)(bh + bl) without al bl. The tensor cores cut what they add, so a sum of theirs is one stage long, and the
-// long sum is made of rounded additions. The two small products are summed apart: next to an infinite element they are
-// NaN or infinite of either sign, which must not reach the sum; there any finite number will do.
-template <class Split, class Between>
-__device__ __forceinline__ void multiply_split(Sums& sums, const Fragments& from, int steps, Between between) {
-  constexpr f32 kLargest = 3.402823466e38f;
-#pragma unroll
-  for (int m0 = 0; m0 < kMmasM; m0 += kMmas)
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      f32 big[kMmas][kGroup][4] = {}, small[kMmas][kGroup][4] = {};
-      u32 a_next[2 * kMmas][kWords], b_next[kGroup][kWords];
-      from.load_a(a_next, 2 * m0, 0);
-      from.load_b(b_next, group, 0);
-      if (m0 == 0 && group == 0) between();
-#pragma unroll 1  // unrolled, it takes more registers than there are
-      for (int step = 0; step < steps; ++step) {
-        u32 a[2 * kMmas][kWords], a_low[2 * kMmas][kWords], b[kGroup][kWords], b_low[kGroup][kWords];
-#pragma unroll
-        for (int s = 0; s < 2 * kMmas; ++s) Split::split(a_next[s], a[s], a_low[s]);
-#pragma unroll
-        for (int s = 0; s < kGroup; ++s) Split::split(b_next[s], b[s], b_low[s]);
-        const int next = min(step + 1, steps - 1);
-        from.load_a(a_next, 2 * m0, next);
-        from.load_b(b_next, group, next);
-#pragma unroll
-        for (int m = 0; m < kMmas; ++m)
-#pragma unroll
-          for (int s = 0; s < kGroup; ++s) {
-            Split::multiply(small[m][s], a_low[2 * m], a_low[2 * m + 1], b[s]);
-            Split::multiply(big[m][s], a[2 * m], a[2 * m + 1], b[s]);
-            Split::multiply(small[m][s], a[2 * m], a[2 * m + 1], b_low[s]);
-          }
-      }
-#pragma unroll
-      for (int m = 0; m < kMmas; ++m)
-#pragma unroll
-        for (int i = 0; i < kGroup * 4; ++i) {
-          const f32 rest = fminf(fmaxf(small[m][i / 4][i % 4], -kLargest), kLargest);
-          sums[m0 + m][group * kGroup + i / 4][i % 4] += big[m][i / 4][i % 4] + rest;
-        }
-    }
-}
-
-// The products of a stage, and beside them `copy`.
-template <class Copy>
-__device__ __forceinline__ void multiply_stage(Sums& sums, const Fragments& from, int steps, Copy copy) {
-  if constexpr (kKind == MMA_3XTF32) {
-    if (steps > 0) multiply_split<Unit>(sums, from, steps, copy);
-    else copy();
-  } else if (steps == kSteps) {
-    multiply<kSteps>(sums, from, 0, copy);
-  } else {
-    copy();
-#pragma unroll 1  // a stage cut short by the end of a block
-    for (int step = 0; step < steps; ++step) multiply<1>(sums, from, step, [] {});
-  }
-}
-
-// ---------------------------------------------------------------------------------- the copies
-using Problem = Product<A, B, C, Acc, int>;
-
 // x, known by the compiler to be the same in the whole warp: it stays in a uniform register.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
@@ -392,6 +302,180 @@ __device__ __forceinline__ u32 again(u32 x) {
   return x;
 }
 
+// Where a lane finds its part of a stage.
+struct Fragments {
+  u32 a, b;
+
+  // Where the rows of one of the warp's slots begin; they are loaded by chunks.
+  __device__ __forceinline__ u32 slot_place(u32 slot) const { return kWarpSlots > 1 ? OperandA::at_slot(a, slot) : a; }
+  static __device__ __forceinline__ void load_a(u32 (&words)[2 * kMmas][kWords], u32 place, int chunk, int step) {
+    OperandA::load(words, place, chunk * 2 * kMmas, step);
+  }
+  template <int kSlices>
+  __device__ __forceinline__ void load_b(u32 (&words)[kSlices][kWords], int slice, int step) const {
+    OperandB::load(words, b, slice, step);
+  }
+};
+
+// ---------------------------------------------------------------------------------- the products of one stage
+using Sums = Sum[kMmasM][kSlicesN][4];
+
+template <int kSlices>
+__device__ __forceinline__ void prepare(u32 (&to)[kSlices][kWords], const u32 (&from)[kSlices][kWords]) {
+#pragma unroll
+  for (int s = 0; s < kSlices; ++s) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) to[s][i] = from[s][i];
+    Unit::prepare(to[s]);
+  }
+}
+
+// kCount steps from `first` on. At each step the fragments of B serve all slots of the warp; `present` has a bit for
+// each that has the block. The next fragments are on their way meanwhile, those of A from the next such slot.
+template <int kCount>
+__device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 present, int first) {
+  u32 a_next[2 * kMmas][kWords], b_next[kSlicesN][kWords];
+  u32 following[kWarpSlots];  // where the next slot that is present lies, behind the last one the first
+  following[kWarpSlots - 1] = from.slot_place(kWarpSlots > 1 ? __ffs(present) - 1 : 0);
+  if constexpr (kPrefetch) {
+    from.load_a(a_next, following[kWarpSlots - 1], 0, first);
+    from.load_b(b_next, 0, first);
+#pragma unroll
+    for (int slot = kWarpSlots - 2; slot >= 0; --slot)  // now, and not in front of each load
+      following[slot] = again(present >> slot & 2 ? from.slot_place(slot + 1) : following[slot + 1]);
+  }
+#pragma unroll
+  for (int step = 0; step < kCount; ++step) {
+    u32 b[kSlicesN][kWords];
+    if constexpr (!kPrefetch) from.load_b(b_next, 0, first + step);
+    prepare(b, b_next);
+    if (kPrefetch && step + 1 < kCount) from.load_b(b_next, 0, first + step + 1);
+#pragma unroll
+    for (int slot = 0; slot < kWarpSlots; ++slot) {
+      if (kWarpSlots > 1 && !(present >> slot & 1)) continue;
+      const u32 above = kWarpSlots > 1 ? present >> slot >> 1 : 0;
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        u32 a[2 * kMmas][kWords];
+        if constexpr (!kPrefetch) from.load_a(a_next, from.slot_place(slot), chunk, first + step);
+        prepare(a, a_next);
+        if constexpr (kPrefetch) {
+          if (chunk + 1 < kChunks) from.load_a(a_next, from.slot_place(slot), chunk + 1, first + step);
+          else if (step + 1 < kCount || above) from.load_a(a_next, following[slot], 0, first + step + !above);
+        }
+#pragma unroll
+        for (int m = 0; m < kMmas; ++m)
+#pragma unroll
+          for (int s = 0; s < kSlicesN; ++s)
+            Unit::multiply(sums[(slot * kChunks + chunk) * kMmas + m][s], a[2 * m], a[2 * m + 1], b[s]);
+      }
+    }
+  }
+}
+
+using Part = f32[kMmas][kGroup][4];
+
+// (ah + al)(bh + bl) without al bl, the large products and the two small ones apart.
+template <bool kAny, class Split>
+__device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fragments& from, u32 slot, int chunk,
+                                               int group, int first, int steps) {
+  u32 a_next[2 * kMmas][kWords], b_next[kGroup][kWords];
+  from.load_a(a_next, from.slot_place(slot), chunk, first);
+  from.load_b(b_next, group * kGroup, first);
+#pragma unroll
+  for (int step = first; step < first + steps; ++step) {
+    u32 a[2 * kMmas][kWords], a_low[2 * kMmas][kWords], b[kGroup][kWords], b_low[kGroup][kWords];
+#pragma unroll
+    for (int s = 0; s < 2 * kMmas; ++s) {
+      if constexpr (kAny) Split::split_any(a_next[s], a[s], a_low[s]);
+      else Split::split(a_next[s], a[s], a_low[s]);
+    }
+#pragma unroll
+    for (int s = 0; s < kGroup; ++s) {
+      if constexpr (kAny) Split::split_any(b_next[s], b[s], b_low[s]);
+      else Split::split(b_next[s], b[s], b_low[s]);
+    }
+    if (step + 1 < first + steps) {
+      from.load_a(a_next, from.slot_place(slot), chunk, step + 1);
+      from.load_b(b_next, group * kGroup, step + 1);
+    }
+#pragma unroll
+    for (int product = 0; product < 3; ++product)
+#pragma unroll
+      for (int m = 0; m < kMmas; ++m)
+#pragma unroll
+        for (int s = 0; s < kGroup; ++s) {
+          if (product == 0) Split::multiply(small[m][s], a_low[2 * m], a_low[2 * m + 1], b[s]);
+          else if (product == 1) Split::multiply(big[m][s], a[2 * m], a[2 * m + 1], b[s]);
+          else Split::multiply(small[m][s], a[2 * m], a[2 * m + 1], b_low[s]);
+        }
+  }
+}
+
+// The tensor cores cut what they add, so a sum of theirs is one stage long, and the long sum is made of rounded
+// additions. A sum of a stage that is not finite is done again with care: next to an infinite element the small
+// products are NaN or infinite of either sign, which must not reach the sum; there any finite number will do.
+template <class Split>
+__device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from, u32 present, int steps) {
+  constexpr f32 kLargest = 3.402823466e38f;
+  constexpr int kGroups = kSlicesN / kGroup;
+#pragma unroll
+  for (int slot = 0; slot < kWarpSlots; ++slot) {
+    if (kWarpSlots > 1 && !(present >> slot & 1)) continue;
+#pragma unroll
+    for (int i = 0; i < kChunks * kGroups; ++i) {
+      const int chunk = i / kGroups, group = i % kGroups;
+      Part big = {}, small = {};
+      if (steps == kSteps) {
+        multiply_split<false, Split>(big, small, from, slot, chunk, group, 0, kSteps);
+      } else {
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step)
+          multiply_split<false, Split>(big, small, from, slot, chunk, group, step, 1);
+      }
+      f32 nothing = 0;  // NaN unless all are finite
+#pragma unroll
+      for (int j = 0; j < kMmas * kGroup * 4; ++j) {
+        f32& sum = big[j / 4 / kGroup][j / 4 % kGroup][j % 4];
+        sum += small[j / 4 / kGroup][j / 4 % kGroup][j % 4];
+        nothing = fmaf(sum, 0.f, nothing);
+      }
+      if (__any_sync(0xffffffffu, !(nothing == 0))) {
+#pragma unroll
+        for (int j = 0; j < kMmas * kGroup * 4; ++j)
+          big[j / 4 / kGroup][j / 4 % kGroup][j % 4] = small[j / 4 / kGroup][j / 4 % kGroup][j % 4] = 0;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step)
+          multiply_split<true, Split>(big, small, from, slot, chunk, group, step, 1);
+#pragma unroll
+        for (int j = 0; j < kMmas * kGroup * 4; ++j)
+          big[j / 4 / kGroup][j / 4 % kGroup][j % 4] +=
+              fminf(fmaxf(small[j / 4 / kGroup][j / 4 % kGroup][j % 4], -kLargest), kLargest);
+      }
+#pragma unroll
+      for (int j = 0; j < kMmas * kGroup * 4; ++j)
+        sums[(slot * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4] +=
+            big[j / 4 / kGroup][j / 4 % kGroup][j % 4];
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_stage(Sums& sums, const Fragments& from, u32 present, int steps) {
+  if (present == 0) return;
+  if constexpr (kKind == MMA_3XTF32) {
+    multiply_three<Unit>(sums, from, present, steps);
+  } else if (steps == kSteps) {
+    multiply<kSteps>(sums, from, present, 0);
+  } else {
+#pragma unroll 1  // a stage cut short by the end of a block
+    for (int step = 0; step < steps; ++step) multiply<1>(sums, from, present, step);
+  }
+}
+
+// ---------------------------------------------------------------------------------- the copies
+using Problem = Product<A, B, C, Acc, int>;
+
+// The first slot of a warp.
 __device__ __forceinline__ u32 warp_slot(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kSlotRows; }
 
 // Brings the stages of one tile to shared memory, one after the other.
@@ -402,65 +486,95 @@ struct Copier {
   const B* panel;  // B at the tile's first column
   int columns;     // of the tile that lie inside B
   int entry, last, k;
-  u32 plan;        // 4 bits for every stage: steps of k that this warp multiplies, 0 where its slot lacks the block
+  u32 plan;        // of the stage that is this lane's number: a bit for each slot that has the block
 
   // Indices of an entry, a word per thread.
-  __device__ __forceinline__ void copy_indices(bool wanted, int e) const {
+  __device__ __forceinline__ void copy_indices(int e) const {
     const u32 i = again(threadIdx.x);
+    if (i > kSlots || e >= last) return;
     const int* from = i < kSlots ? schedule.blocks + i64(e) * kSlots + i : schedule.columns + e;
-    copy_4(wanted && i <= kSlots && e < last, shared_address(&shared.entries[u32(e) % kRing][i]), from);
+    copy_4(true, shared_address(&shared.entries[u32(e) % kRing][i]), from);
   }
 
-  // All copies of the next stage; a group of them is committed even when none is left.
-  __device__ __forceinline__ void copy(int stage) {
-    const u32 thread = again(threadIdx.x);
-    const int R = problem.R, K = problem.K;
-    const int* indices = shared.entries[u32(entry) % kRing];
-    const int column = indices[kSlots];
-    const bool inside = entry < last && in_range(column, problem.block_cols);
-    // Behind K, up to a whole step, both operands are zero.
-    const int left = K - k, steps = min((left + kStepK - 1) / kStepK, kSteps), needed = steps * kStepK;
-    plan = (plan & ~(15u << 4 * stage)) | (inside && indices[warp_slot(thread)] >= 0 ? steps : 0) << 4 * stage;
-
-    const u32 a = shared_address(shared.a[stage]) + OperandA::copy_place(thread, 0);
-    // A thread's pieces of A belong to one slot or to several.
+  // Of a stage that has an entry; kWhole: all of its k and its columns are inside. `present`: the slots that have it.
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_a(u32 thread, int stage, const int* indices, u32 present, int left) const {
+    const int R = problem.R, K = problem.K, needed = (left + kStepK - 1) / kStepK * kStepK;
+    const u32 to = shared_address(shared.a[stage]) + OperandA::copy_place(thread);
+    // A thread's pieces belong to one slot, or each to another.
     constexpr int kSlotCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kSlots - 1) / kSlots;
-#pragma unroll
-    for (int i = 0; i < OperandA::kCopies; i += kSlotCopies) {
-      const u32 slot = u32(OperandA::copy_mn(thread, i)) / kSlotRows;
+    const auto copy_slot = [&](u32 slot, int i, u32 place, bool wanted) {
       const int block = indices[slot], row = shared.starts[slot] + u32(OperandA::copy_mn(thread, i)) % kSlotRows;
+      const int first = k + OperandA::copy_k(thread, i);
+      const A* from = problem.data + i64(block) * (R * K) + (kATransposed ? first * R + row : row * K + first);
 #pragma unroll
-      for (int j = i; j < i + kSlotCopies; ++j) {
-        const int at = OperandA::copy_k(thread, j), lines = j * OperandA::kLineStep;
-        const int element = kATransposed ? (k + at) * R + row : (row + (lines - i * OperandA::kLineStep)) * K + k + at;
-        copy_16(inside && block >= 0 && at < needed, a + lines * OperandA::kLine,
-                problem.data + i64(block) * (R * K) + element, at >= left);
+      for (int j = 0; j < kSlotCopies; ++j) {
+        const int at = OperandA::copy_k(thread, i + j);
+        copy_16(wanted && (kWhole || at < needed), OperandA::copy_place(place, j),
+                from + j * OperandA::kLineStep * (kATransposed ? R : K), !kWhole && at >= left);
+      }
+    };
+    if constexpr (!kATransposed && kSlotRows % OperandA::kLineStep == 0) {  // the same slot for all threads
+#pragma unroll 1
+      for (u32 rest = present; rest != 0; rest &= rest - 1) {
+        const u32 slot = kSlots > 1 ? __ffs(rest) - 1 : 0;
+        copy_slot(slot, 0, to + slot * (kSlotRows * OperandA::kLine), true);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < OperandA::kCopies; i += kSlotCopies) {
+        const u32 slot = u32(OperandA::copy_mn(thread, i)) / kSlotRows;
+        copy_slot(slot, i, OperandA::copy_place(to, i), present >> slot & 1);
       }
     }
+  }
 
-    const u32 b = shared_address(shared.b[stage]) + OperandB::copy_place(thread, 0);
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_b(u32 thread, int stage, int block_column, int left) const {
+    const int K = problem.K, needed = (left + kStepK - 1) / kStepK * kStepK;
+    const u32 to = shared_address(shared.b[stage]) + OperandB::copy_place(thread);
     const i64 stride = OperandB::kLineStep * (kBTransposed ? problem.b_col : problem.b_row);
-    const i64 row = i64(column) * K + k + OperandB::copy_k(thread, 0), n0 = OperandB::copy_mn(thread, 0);
+    const i64 row = i64(block_column) * K + k + OperandB::copy_k(thread, 0), n0 = OperandB::copy_mn(thread, 0);
     const B* from = panel + (kBTransposed ? row + n0 * problem.b_col : row * problem.b_row + n0);
 #pragma unroll
     for (int i = 0; i < OperandB::kCopies; ++i) {
       const int at = OperandB::copy_k(thread, i), n = OperandB::copy_mn(thread, i);
       const bool cut = !kBTransposed && n < columns && n + kPiece > columns;
-      copy_16(inside && at < needed && !cut, b + i * OperandB::kLineStep * OperandB::kLine, from + i * stride,
-              at >= left || n >= columns);
+      copy_16(kWhole || (at < needed && !cut), OperandB::copy_place(to, i), from + i * stride,
+              !kWhole && (at >= left || n >= columns));
     }
-    if (!kBTransposed && columns % kPiece != 0) {  // pieces that the last column cuts
+    if (!kWhole && !kBTransposed && columns % kPiece != 0) {  // pieces that the last column cuts
       const int n = OperandB::copy_mn(thread, 0);
 #pragma unroll
       for (int i = 0; i < OperandB::kCopies; ++i) {
         const int at = OperandB::copy_k(thread, i);
-        copy_some_of_16(inside && at < needed && n < columns && n + kPiece > columns,
-                        b + i * OperandB::kLineStep * OperandB::kLine, from + i * stride,
-                        at < left ? (columns - n) * kSize : 0);
+        copy_some_of_16(at < needed && n < columns && n + kPiece > columns, OperandB::copy_place(to, i),
+                        from + i * stride, at < left ? (columns - n) * kSize : 0);
       }
     }
+  }
 
-    copy_indices(k == 0, entry + kAhead);
+  // All copies of the next stage; a group of them is committed even when none is left.
+  __device__ __forceinline__ void copy(int stage) {
+    const u32 thread = again(threadIdx.x), lane = thread % 32;
+    const int K = problem.K;
+    const int* indices = shared.entries[u32(entry) % kRing];
+    const int column = indices[kSlots];
+    const bool inside = entry < last && in_range(column, problem.block_cols);
+    const u32 present = __ballot_sync(0xffffffffu, inside && lane < kSlots && indices[lane < kSlots ? lane : 0] >= 0);
+    if (lane == u32(stage)) plan = present;
+    // Behind K, up to a whole step, both operands are zero.
+    const int left = min(K - k, kStageK);
+    if (present != 0) {
+      if (left == kStageK && columns == kTileN) {
+        copy_a<true>(thread, stage, indices, present, left);
+        copy_b<true>(thread, stage, column, left);
+      } else {
+        copy_a<false>(thread, stage, indices, present, left);
+        copy_b<false>(thread, stage, column, left);
+      }
+    }
+    if (k == 0) copy_indices(entry + kAhead);
     copy_commit();
     k += kStageK;
     if (k >= K) k = 0, ++entry;
@@ -508,7 +622,7 @@ gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Sched
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const u32 thread = threadIdx.x, warp = uniform(thread / 32);
-  const u32 warp_m = warp / kWarpsN * kWarpM, warp_n = warp % kWarpsN * kWarpN;
+  const u32 warp_m = warp / kWarpsN * kWarpM, warp_n = warp % kWarpsN * kWarpN, first_slot = warp_m / kSlotRows;
   const int R = problem.R, K = problem.K;
   const int column_tiles = int((problem.N + kTileN - 1) / kTileN), batches = int(problem.batches);
   if (*schedule.count == 0 || column_tiles == 0) return;
@@ -535,7 +649,7 @@ gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Sched
     copier.columns = columns;
     copier.entry = first, copier.last = last, copier.k = 0;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) copier.copy_indices(true, first + i);
+    for (int i = 0; i < kAhead; ++i) copier.copy_indices(first + i);
     copy_commit();
     if (threadIdx.x < kSlots) {
       const int place = schedule.slots[i64(group) * kSlots + threadIdx.x];
@@ -548,31 +662,40 @@ gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Sched
     for (int i = 0; i < kAhead; ++i) copier.copy(stage + i < kStages ? stage + i : stage + i - kStages);
 
     Sums sums = {};
+    int k = 0;
     for (int left = (last - first) * ((K + kStageK - 1) / kStageK); left > 0; --left) {
+      const u32 plan = __shfl_sync(0xffffffffu, copier.plan, stage);
+      const u32 present = uniform(plan >> first_slot & ((1u << kWarpSlots) - 1));
+      const int steps = min((K - k + kStepK - 1) / kStepK, kSteps);
+      k = k + kStageK < K ? k + kStageK : 0;
       copy_wait<kAhead - 1>();
       __syncthreads();
-      const int steps = uniform(copier.plan >> 4 * stage & 15);
-      const auto copy = [&] { copier.copy(stage == 0 ? kStages - 1 : stage - 1); };
-      multiply_stage(sums, fragments, steps, copy);
+      // Of the warps of a scheduler one copies before its products and one behind, so that there are always products.
+#pragma unroll 1
+      for (u32 turn = 0; turn < 2; ++turn) {
+        if (turn == warp / 4 % 2) copier.copy(stage == 0 ? kStages - 1 : stage - 1);
+        if (turn == 0) multiply_stage(sums, fragments, present, steps);
+      }
       const int forward = stage + 1 == kStages ? 1 - kStages : 1;
       fragments.a += forward * (kTileM * kStageBytes);
       fragments.b += forward * (kTileN * kStageBytes);
       stage += forward;
     }
 
-    const int place = shared.places[warp_slot(again(threadIdx.x))];
+    const int* places = &shared.places[warp_slot(again(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
     item += gridDim.x;
     settle();
     if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
-    if (place < 0) continue;
     const u32 lane = again(threadIdx.x) % 32;
     const bool whole =
         columns == kTileN && problem.c_col == 1 &&
         (reinterpret_cast<u64>(problem.c) | (problem.c_row | problem.c_batch) * sizeof(C)) % sizeof(Vector) == 0;
 #pragma unroll
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
-      const i64 row = i64(place) * kSlotRows + warp_m % kSlotRows + OperandA::spread(slice, lane / 4);
+      const int place = places[slice * 8 / kSlotRows];
+      if (place < 0) continue;
+      const i64 row = i64(place) * kSlotRows + warp_m % kSlotRows + OperandA::spread(slice, lane / 4) % kWarpSlotRows;
 #pragma unroll
       for (int s = 0; s < kSlicesN; s += OperandB::kInterleave) {
         Sum run[kRun];
