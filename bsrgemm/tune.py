@@ -11,7 +11,8 @@ from .dtypes import accumulator_dtype, check_dtype, result_dtype
 from .matmul import Products
 
 _REPEATS = 10
-_FLUSH_BYTES = 64 << 20
+#: Read between timings, so that no candidate finds its operands in the L2: 256 MB of float32.
+_FLUSH_WORDS = 64 << 20
 
 
 def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> list[tuple[str, float]]:
@@ -73,7 +74,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     acc = accumulator_dtype(result)
     sizes = (matrix.shape, B.dtype, result, acc, int(N))
     problem = launch.problem_of(prepared, *sizes, transposed=transposed, tf32=tf32)
-    flush = cupy.ones(_FLUSH_BYTES, np.float32)
+    flush = cupy.ones(_FLUSH_WORDS, np.float32)
     times: list[tuple[tuning.Gemm, float]] = []
     for config in tuning.candidates(problem):
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
-from functools import lru_cache
+from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,16 @@ def _read(where: Path) -> dict[str, Any]:
     return found
 
 
-@lru_cache(maxsize=1)
 def _card() -> str:
+    """The name of CuPy's current device, fit for a file's name."""
     import cupy
 
-    name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"].decode()
+    return _card_name(cupy.cuda.runtime.getDevice())
+
+
+@remembered
+def _card_name(device: int) -> str:
+    import cupy
+
+    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()

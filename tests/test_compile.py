@@ -60,7 +60,8 @@ def check(config: tuning.Config, arch: str) -> None:
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
     assert spills, f"no resource report in the log:\n{compiled.log}"
     # The kernels of match.cu run once per pattern; on sm_120 ptxas spills one register of theirs.
-    assert max(spills) <= (4 if isinstance(config, tuning.Match) else 0), compiled.log
+    allowed = 4 if isinstance(config, tuning.Match) and arch == "sm_120" else 0
+    assert max(spills) <= allowed, compiled.log
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not re.search(r"C75\d\d", compiled.log), compiled.log
     assert seconds <= SECONDS
