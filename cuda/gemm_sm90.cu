@@ -34,7 +34,8 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr int kWaiting = kFromRegisters ? 1 : (kSlabs + 1) / 2;
+constexpr bool kAhead = kSlotRows == 32;         // fragments of A are loaded a stage ahead; slots of 16 lose by it
+constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that leave late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
 constexpr u32 kPieceA = kSlotRows * kChunk * 2;  // of one block for one slot and chunk, where A goes through registers
@@ -530,9 +531,19 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
     if (lane == 0) arrive(shared.empty[ring.at]);
     ring.next();
   };
-  // While one stage is multiplied, the fragments of the next are loaded.
   const int stages = ((tile.last - tile.first) * (problem.product.K / kChunk) + kChunks - 1) / kChunks;
   Ring<kStages> ahead = ring;
+  if constexpr (!kAhead) {
+    for (int s = 0; s < stages; ++s) {
+      Fragments f;
+      load(f, ahead);
+      multiply(f);
+      leaving.step(problem, shared);
+      release();
+    }
+    return;
+  }
+  // While one stage is multiplied, the fragments of the next are loaded.
   Fragments even, odd;
   if (stages > 0) load(even, ahead);
   for (int s = 0; s < stages; s += 2) {
