@@ -3,7 +3,9 @@
 from ._info import info
 from .attention import attention
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
+from .decode import attention_decode
 from .homes import default_device
+from .kvcache import KVCache
 from .mask import BlockMask
 from .matmul import matmul
 from .tune import tune
@@ -12,7 +14,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockMask",
+    "KVCache",
     "attention",
+    "attention_decode",
     "bsr_array",
     "bsr_matrix",
     "default_device",

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _attention_host
 from .dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
-from .home import Array
-from .homes import foreign_home, home_of, host
+from .home import Array, Home
+from .homes import foreign_home, home_of
 from .mask import BlockMask
 
 #: What q, k, v and the result may hold.
@@ -21,6 +20,8 @@ _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 _LAYOUTS = {"bhsd": "(batch, heads, length, head dim)", "bshd": "(batch, length, heads, head dim)"}
 _VARIABLE = "(total length, heads, head dim)"
 _ALIGNMENTS = ("bottom-right", "top-left")
+#: No bound on one side of a window: more than any length, and half of what 32 bits hold.
+UNBOUNDED = 2**30
 
 
 def attention(
@@ -46,7 +47,7 @@ def attention(
     Parameters
     ----------
     q : array (B, H_q, S_q, D)
-        Queries: float16, bfloat16, float32 or float64, of any strides.
+        Queries: float16, bfloat16, float32 or float64, of any strides, in NumPy or CuPy (or by DLPack).
     k, v : array (B, H_kv, S_k, D), (B, H_kv, S_k, D_v)
         Keys and values of the same dtype. `H_q` is a multiple of `H_kv`: query head h reads head
         ``h // (H_q // H_kv)`` of them.
@@ -69,7 +70,8 @@ def attention(
     cu_seqlens_q, cu_seqlens_k : sequence of int, optional
         Sequences of different lengths, one behind the other: where each begins, from 0, and the end of the last.
         Then `q`, `k` and `v` are (total length, heads, head dim) whatever `layout` says, and each sequence sees its
-        own keys, `causal`, `window` and `align` counting within it. Not together with `mask`.
+        own keys, `causal`, `window` and `align` counting within it. Not together with `mask`. For CuPy arrays the
+        bounds may be there too.
     return_lse : bool
         Also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
@@ -92,7 +94,10 @@ def attention(
     Computed in float32, in float64 if the operands or the result are float64, by online softmax: beside the operands
     and the result it takes a few MB, whatever the lengths. Keys that nobody sees cost nothing.
 
-    Attention runs on NumPy arrays; there are no GPU kernels for it yet.
+    The work is done where the arrays are, on CuPy's current stream and without a wait. float16 and bfloat16 run on the
+    tensor cores of Hopper cards, where the columns of a head lie together and all other steps are multiples of 16
+    bytes; everything else runs on the plain cores, slowly. Bounds of sequences on the GPU are not looked at before
+    the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel is kept on it.
 
     Examples
     --------
@@ -134,60 +139,45 @@ def attention(
         right = 0
     variable = cu_seqlens_q is not None or cu_seqlens_k is not None
     wanted = _VARIABLE if variable else f"{_LAYOUTS[layout]} for layout {layout!r}"
-    q, k, v = (_operand(x, name, 3 if variable else 4, wanted) for name, x in (("q", q), ("k", k), ("v", v)))
-    dtype, acc = _dtypes(q, k, v, out, out_dtype)
+    home, q, k, v = _operands(q, k, v, 3 if variable else 4, wanted)
+    dtype, acc = _dtypes(home, q, k, v, out, out_dtype)
     if variable:
         views = tuple(x[None].swapaxes(1, 2) for x in (q, k, v))
     else:
         views = tuple(x if layout == "bhsd" else x.swapaxes(1, 2) for x in (q, k, v))
     sizes = _sizes(*views)
+    bounds = None
     if variable:
         if mask is not None:
             raise ValueError("mask: got one together with cu_seqlens_q, cu_seqlens_k; wanted None")
-        q_bounds = _bounds(cu_seqlens_q, "cu_seqlens_q", sizes.queries, "q")
-        k_bounds = _bounds(cu_seqlens_k, "cu_seqlens_k", sizes.keys, "k")
+        q_bounds = _bounds(home, cu_seqlens_q, "cu_seqlens_q", sizes.queries, "q")
+        k_bounds = _bounds(home, cu_seqlens_k, "cu_seqlens_k", sizes.keys, "k")
         if len(q_bounds) != len(k_bounds):
             raise ValueError(
                 f"cu_seqlens_k: wanted {len(q_bounds)} numbers, as many as cu_seqlens_q has, got {len(k_bounds)}"
             )
+        bounds = (q_bounds, k_bounds)
     else:
-        q_bounds, k_bounds = [0, sizes.queries], [0, sizes.keys]
-        _check_mask(mask, sizes)
+        _check_mask(home, mask, sizes)
     default = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     factor = default if scale is None else _number(scale, "scale", acc)
     cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
     shape = (*q.shape[:-1], v.shape[-1])
     if out is None:
-        result = np.empty(shape, dtype)
+        result = home.xp.empty(shape, dtype)
     else:
         result = out
-        _check_out(out, shape, dtype, {"q": q, "k": k, "v": v})
-    heads = (sizes.batch, sizes.kv_heads, sizes.group)
-    lse = np.empty((*heads, sizes.queries), acc) if return_lse else None
-    result_view = result[None] if variable else result
+        _check_out(home, out, shape, dtype, {"q": q, "k": k, "v": v})
+    lse = home.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
+    view = result[None] if variable else result
     if variable or layout == "bshd":
-        result_view = result_view.swapaxes(1, 2)
-    q5 = views[0].reshape(*heads, sizes.queries, q.shape[-1], copy=False)
-    out5 = result_view.reshape(*heads, sizes.queries, v.shape[-1], copy=False)
-    for (q0, q1), (k0, k1) in zip(itertools.pairwise(q_bounds), itertools.pairwise(k_bounds), strict=True):
-        S_q, S_k = q1 - q0, k1 - k0
-        place = S_k - S_q if align == "bottom-right" else 0
-        _attention_host.forward(
-            q5[..., q0:q1, :],
-            views[1][..., k0:k1, :],
-            views[2][..., k0:k1, :],
-            out5[..., q0:q1, :],
-            None if lse is None else lse[..., q0:q1],
-            acc=acc,
-            scale=factor,
-            softcap=cap,
-            low=-S_q if left < 0 else max(-S_q, place - left),
-            high=S_k if right < 0 else min(S_k, place + right),
-            mask=mask,
-        )
+        view = view.swapaxes(1, 2)
+    home.attention(
+        *(*views, view, lse, acc, factor, cap),
+        *(left if left >= 0 else UNBOUNDED, right if right >= 0 else UNBOUNDED, align == "bottom-right", mask, bounds),
+    )
     if lse is None:
         return result
-    lse = lse.reshape(sizes.batch, sizes.heads, sizes.queries)
     return result, lse[0] if variable else lse
 
 
@@ -207,39 +197,39 @@ class _Sizes(NamedTuple):
         return self.heads // max(1, self.kv_heads)
 
 
-def _operand(x: Any, name: str, ndim: int, wanted: str) -> np.ndarray[Any, Any]:
-    """q, k or v, if it is a NumPy array of `ndim` dimensions."""
-    if not isinstance(x, np.ndarray):
-        raise _not_here(x, name)
-    if x.ndim != ndim:
-        raise ValueError(f"{name}: wanted {ndim} dimensions, {wanted}, got shape {x.shape}")
-    return x.view(np.ndarray)
+def _operands(q: Any, k: Any, v: Any, ndim: int, wanted: str) -> tuple[Home, Array, Array, Array]:
+    """The home of q, and q, k and v as arrays of it, if they are there."""
+    home = home_of(q) or foreign_home(q)
+    if home is None:
+        raise TypeError(f"q: wanted a NumPy or CuPy array, got {type(q).__module__.partition('.')[0]} {type(q).__name__}")
+    arrays = []
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        array = x if home.is_dense(x) else _adopted(home, x, name)
+        if array.ndim != ndim:
+            raise ValueError(f"{name}: wanted {ndim} dimensions, {wanted}, got shape {tuple(array.shape)}")
+        arrays.append(array.view(np.ndarray) if isinstance(array, np.ndarray) else array)
+    return (home, *arrays)
 
 
-def _not_here(x: Any, name: str) -> TypeError:
-    """The error for an array that is no NumPy array."""
-    given = f"{name}: wanted a NumPy array, got {type(x).__module__.partition('.')[0]} {type(x).__name__}"
-    try:
-        home = home_of(x) or foreign_home(x)
-        on_gpu = home is not None and home is not host()
-    except ImportError:  # the memory of a GPU, and no CuPy to name it
-        on_gpu = True
-    if on_gpu:
-        return TypeError(
-            f"{given}: attention has no GPU kernels yet, and nothing is moved silently. "
-            f"Bring it to the host: {name}.get() for CuPy."
-        )
-    return TypeError(f"{given}; numpy.from_dlpack makes one without a copy" if hasattr(x, "__dlpack__") else given)
+def _adopted(home: Home, x: Any, name: str) -> Array:
+    """An array of another library as one of `home`, without a copy."""
+    found = home_of(x) or foreign_home(x)
+    array = home.adopt(x) if found is home and not home.is_sparse(x) else None
+    if array is None:
+        given = f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
+        raise TypeError(f"{name}: wanted a dense array on {home.name!r}, where q is, got {given}: nothing is moved silently")
+    return array
 
 
-def _dtypes(q: Array, k: Array, v: Array, out: Any, out_dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
+def _dtypes(home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """The dtype of the result, and the one that everything is computed in."""
     own = check_dtype(q.dtype, _DTYPES, "q")
     for name, x in (("k", k), ("v", v)):
         if check_dtype(x.dtype, _DTYPES, name) != own:
             raise TypeError(f"{name}: wanted {own} as q has, got {x.dtype}")
-    if out is not None and not isinstance(out, np.ndarray):
-        raise _not_here(out, "out")
+    if out is not None and not home.is_dense(out):
+        given = f"{type(out).__module__.partition('.')[0]} {type(out).__name__}"
+        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {given}")
     if out_dtype is not None:
         dtype = check_dtype(out_dtype, _DTYPES, "out_dtype")
     else:
@@ -265,7 +255,7 @@ def _sizes(q: Array, k: Array, v: Array) -> _Sizes:
     return _Sizes(B, H_q, H_kv, S_q, S_k)
 
 
-def _check_mask(mask: Any, sizes: _Sizes) -> None:
+def _check_mask(home: Home, mask: Any, sizes: _Sizes) -> None:
     if mask is None:
         return
     if not isinstance(mask, BlockMask):
@@ -273,9 +263,10 @@ def _check_mask(mask: Any, sizes: _Sizes) -> None:
             f"mask: wanted a BlockMask, got {type(mask).__name__}; BlockMask.from_dense makes one of booleans, "
             "BlockMask.from_bsr of a BSR matrix"
         )
-    if mask._home is not host():
+    if mask._home is not home:
         raise TypeError(
-            f"mask: wanted a mask on 'cpu' for NumPy arrays, got one on {mask._home.name!r}; mask.get() brings it there"
+            f"mask: wanted a mask on {home.name!r}, where q is, got one on {mask._home.name!r}; "
+            f"mask.to_device({home.name!r}) brings it there"
         )
     shape = (sizes.queries, sizes.keys)
     if mask.shape != shape:
@@ -301,23 +292,24 @@ def _check_window(window: Any) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
-def _bounds(given: Any, name: str, total: int, of: str) -> list[int]:
-    """cu_seqlens_q or cu_seqlens_k as a list."""
+def _bounds(home: Home, given: Any, name: str, total: int, of: str) -> Array:
+    """cu_seqlens_q or cu_seqlens_k as an array of int32 in `home`; what they hold is looked at on the host only."""
     if given is None:
         raise ValueError(f"{name}: wanted together with the other one, got None")
-    if not isinstance(given, np.ndarray | list | tuple):
-        raise _not_here(given, name)
-    bounds = np.asarray(given)
+    on_host = isinstance(given, np.ndarray | list | tuple)
+    bounds = np.asarray(given) if on_host else given if home.is_dense(given) else _adopted(home, given, name)
     if bounds.ndim != 1 or not len(bounds):
-        raise ValueError(f"{name}: wanted the bounds of sequences in one dimension, got shape {bounds.shape}")
+        raise ValueError(f"{name}: wanted the bounds of sequences in one dimension, got shape {tuple(bounds.shape)}")
     if bounds.dtype.kind not in "iu":
         raise TypeError(f"{name}: wanted integers, got dtype {bounds.dtype}")
+    if not on_host:
+        return bounds.astype(np.int32, copy=False)
     numbers = bounds.tolist()
     if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):
         raise ValueError(f"{name}: wanted bounds that climb from 0, got {given!r}")
     if numbers[-1] != total:
         raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got {numbers[-1]}")
-    return numbers
+    return home.from_host(bounds.astype(np.int32))
 
 
 def _flag(x: Any, name: str) -> bool:
@@ -343,15 +335,15 @@ def _number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) ->
     return rounded
 
 
-def _check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], operands: dict[str, Array]) -> None:
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-    if not out.flags.writeable:
+def _check_out(home: Home, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], operands: dict[str, Array]) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out: array is read-only")
     if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
-    first, last = host().extent(out)
+    first, last = home.extent(out)
     for name, x in operands.items():
-        start, stop = host().extent(x)
+        start, stop = home.extent(x)
         if start < last and first < stop:
             raise ValueError(f"out: overlaps {name}")

@@ -10,7 +10,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import as_real, launch, tuning
+from . import as_real, attention_launch, launch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, Home
 from .prepared import flat, prepare, run
@@ -121,6 +121,9 @@ class CudaHome(Home):
             as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32)
             return
         launch.product(prepare(self, A), A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
+
+    def attention(self, *call: Any) -> None:
+        attention_launch.forward(self, *call)
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         R, K = a.shape[1:]

@@ -140,6 +140,30 @@ class Home(ABC):
         return T
 
     @abstractmethod
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array | None,
+        acc: np.dtype[Any],
+        scale: float,
+        softcap: float | None,
+        left: int,
+        right: int,
+        bottom_right: bool,
+        mask: Any,
+        bounds: tuple[Array, Array] | None,
+    ) -> None:
+        """Write ``softmax(scale * q @ k.T) @ v`` to `out`, and the logarithms of the sums to `lse`.
+
+        All arrays are (batch, heads, length, columns), of any strides; computed in `acc`. The query at place i sees
+        keys ``i - left`` to ``i + right``; its place is counted from the end if `bottom_right`. `bounds`: where
+        sequences of different lengths begin among queries and keys, and the end of the last.
+        """
+
+    @abstractmethod
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
 

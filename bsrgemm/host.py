@@ -13,7 +13,7 @@ import scipy.sparse
 from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
-from . import structure
+from . import _attention_host, structure
 from .dtypes import BOOL, FLOAT8, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from .home import Array, Home
 from .structure import Blocks
@@ -141,6 +141,45 @@ class NumpyHome(Home):
         for first in range(0, len(B), together):
             batch = slice(first, first + together)
             multiply(B[batch].transpose(1, 0, 2), out[batch].transpose(1, 0, 2))
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array | None,
+        acc: np.dtype[Any],
+        scale: float,
+        softcap: float | None,
+        left: int,
+        right: int,
+        bottom_right: bool,
+        mask: Any,
+        bounds: tuple[Array, Array] | None,
+    ) -> None:
+        B, H, S_q, _ = q.shape
+        kv_heads = k.shape[1]
+        heads = (B, kv_heads, H // max(1, kv_heads))
+        q, out = (x.reshape(*heads, S_q, x.shape[-1], copy=False) for x in (q, out))
+        lse = None if lse is None else lse.reshape(*heads, S_q)
+        q_bounds, k_bounds = ([0, S_q], [0, k.shape[2]]) if bounds is None else (x.tolist() for x in bounds)
+        for (q0, q1), (k0, k1) in zip(itertools.pairwise(q_bounds), itertools.pairwise(k_bounds), strict=True):
+            queries, keys = q1 - q0, k1 - k0
+            place = keys - queries if bottom_right else 0
+            _attention_host.forward(
+                q[..., q0:q1, :],
+                k[..., k0:k1, :],
+                v[..., k0:k1, :],
+                out[..., q0:q1, :],
+                None if lse is None else lse[..., q0:q1],
+                acc=acc,
+                scale=scale,
+                softcap=softcap,
+                low=max(-queries, place - left),
+                high=min(keys, place + right),
+                mask=mask,
+            )
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         acc = accumulator_dtype(dtype)

@@ -107,6 +107,9 @@ struct Walk {
   }
 };
 
+// The same in all lanes, and the compiler knows it: branches on it keep the warp together.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 // Every warp but the claiming one learns from here what to do next, until it lets the tile go.
 __device__ __forceinline__ const Tile& next_tile(Shared& shared, const Ring<kTiles>& tiles) {
   wait(shared.tile_full[tiles.at], tiles.phase);
@@ -334,15 +337,13 @@ __device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
 
 // Start the products of one stage: kSteps times 32 bytes of K. The fence belongs to the branch it is called in.
 template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSums], u32 a, u32 b, bool& any) {
+  const u64 from_a = kATransposed ? wgmma_descriptor(a, kDepth * 128, 1024) : wgmma_descriptor(a, 16, 1024);
+  const u64 from_b = kBTransposed ? wgmma_descriptor(b, 16, 1024) : wgmma_descriptor(b, kDepth * 128, 1024);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    wgmma<kATransposed, !kBTransposed>(
-        sums, any,
-        kATransposed ? wgmma_descriptor(a + step * 2048, kDepth * 128, 1024)
-                     : wgmma_descriptor(a + step * 32, 16, 1024),
-        kBTransposed ? wgmma_descriptor(b + step * 32, 16, 1024)
-                     : wgmma_descriptor(b + step * 2048, kDepth * 128, 1024));
+    wgmma<kATransposed, !kBTransposed>(sums, any, from_a + step * (kATransposed ? 2048 : 32) / 16,
+                                       from_b + step * (kBTransposed ? 32 : 2048) / 16);
     any = true;
   }
   wgmma_commit();
@@ -511,17 +512,15 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
   };
   const auto multiply = [&](const Fragments& f) {
     const u32 b = shared_address(shared.b[ring.at]);
+    const u64 from = kBTransposed ? wgmma_descriptor(b, 16, kChunk * 16, kChunk * 2)
+                                  : wgmma_descriptor(b, kChunk * 128, 1024);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
       if (!(f.present >> (q * kSlots + warpgroup * kSlots / 2) & kMine)) continue;
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const u32 at = b + q * kStepB;
-        wgmma<!kBTransposed>(sums, true, f.x[q][step],
-                             kBTransposed ? wgmma_descriptor(at + step * 32, 16, kChunk * 16, kChunk * 2)
-                                          : wgmma_descriptor(at + step * 2048, kChunk * 128, 1024));
-      }
+      for (int step = 0; step < kSteps; ++step)
+        wgmma<!kBTransposed>(sums, true, f.x[q][step], from + (q * kStepB + step * (kBTransposed ? 32 : 2048)) / 16);
       wgmma_commit();
     }
   };
@@ -664,8 +663,8 @@ __device__ __noinline__ float exact_sum(const Problem& problem, int first, int l
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ Problem problem) {
-  extern __shared__ u8 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<u64>(memory) + 1023) & ~u64(1023));
+  extern __shared__ __align__(1024) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -705,9 +704,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     Ring<kTiles> tiles;
     Leaving leaving;
     while (true) {
-      const Tile& now = next_tile(shared, tiles);
+      const Tile& found = next_tile(shared, tiles);
+      const Tile now = {uniform(found.group),  uniform(found.first), uniform(found.last),  uniform(found.piece),
+                        uniform(found.column), uniform(found.batch), uniform(found.number)};
       if (now.group < 0) break;
-      const int slot_row = problem.schedule.slots[now.group * kSlots + slot];
+      const int slot_row = uniform(problem.schedule.slots[now.group * kSlots + slot]);
       float sums[kSums];
       if constexpr (kFromRegisters) {
         clear(sums);
@@ -715,12 +716,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
       } else {
         if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
       }
-      const Tile tile = now;
       let_go(shared, tiles);
-      int first = tile.first, last = tile.last;
-      if (tile.piece >= 0) {
-        if (!gather(problem, shared, tile, warpgroup, sums)) continue;
-        const int4 split = problem.schedule.splits[tile.piece];
+      int first = now.first, last = now.last;
+      if (now.piece >= 0) {
+        if (!gather(problem, shared, now, warpgroup, sums)) continue;
+        const int4 split = problem.schedule.splits[now.piece];
         first = split.z, last = split.w;
       }
       if (slot_row < 0) continue;
@@ -728,14 +728,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
       if constexpr (kFromRegisters) spoiled.look_at(sums);
       const i64 row0 = i64(slot_row) * kSlotRows + warp_row % kSlotRows;
       if constexpr (kStore == kDirect) {
-        store_elements(problem, shared, tile, row0, sums);
+        store_elements(problem, shared, now, row0, sums);
       } else {
         if (product.alpha != 1) {
 #pragma unroll
           for (int e = 0; e < kSums; ++e) sums[e] *= product.alpha;
         }
         leaving.finish(problem, shared);
-        leaving.take(problem, shared, sums, int(row0), tile);
+        leaving.take(problem, shared, sums, int(row0), now);
       }
       if constexpr (kFromRegisters) {
         if (!__any_sync(0xffffffffu, spoiled.any)) continue;
@@ -746,10 +746,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         for (int word = 0; word < kSums / 32; ++word) {
           for (u32 left = spoiled.bits[word]; left; left &= left - 1) {
             const int e = word * 32 + __ffs(left) - 1;
-            const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = tile.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
+            const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = now.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
             if (n >= product.N) continue;
-            const float sum = exact_sum(problem, first, last, slot, int(row % product.R), n, tile.batch);
-            C* target = product.c + tile.batch * product.c_batch + row * product.c_row + n * product.c_col;
+            const float sum = exact_sum(problem, first, last, slot, int(row % product.R), n, now.batch);
+            C* target = product.c + now.batch * product.c_batch + row * product.c_row + n * product.c_col;
             const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
             *target = Store<C>::from(fmaf(product.alpha, sum, old));
           }

@@ -28,6 +28,14 @@ __device__ __forceinline__ bool barrier_try_wait(u32 barrier, u32 parity) {
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_try_wait(barrier, parity)) {}
 }
+// For warps that have long to wait: they sleep up to 10 us at a time and leave the issue slots to others.
+__device__ __forceinline__ void barrier_wait_long(u32 barrier, u32 parity) {
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 10000;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+}
 
 // ------------------------------------------------------------------------------- copies
 __device__ __forceinline__ u64 evict_first() {
@@ -52,6 +60,16 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int x, i
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
       ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(policy) : "memory");
+}
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int x, int y, int z, int w, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];"
+      ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void store_tile(const TensorMap* map, int x, int y, int z, int w, u32 from) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+               ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from) : "memory");
 }
 __device__ __forceinline__ void store_tile(const TensorMap* map, int x, int y, int z, int w, u32 from, u64 policy) {
   asm volatile(

@@ -1,4 +1,4 @@
-// wgmma: the asynchronous matrix product of a warpgroup on sm_90a, 64 rows by 256, 128 or 64 columns, sums in float32.
+// wgmma: the asynchronous matrix product of a warpgroup on sm_90a, 64 rows by 64 to 256 columns, sums in float32.
 // MMA_TYPE is f16 or bf16 (MMA_K = 16), tf32 (8) or e4m3 (32): 32 bytes of K at a time. Only the 16-bit types can be
 // read across K ("transposed") from shared memory.
 #pragma once
@@ -42,11 +42,29 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MMA_SUMS_40 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39"
+#define MMA_SUMS_48 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define MMA_SUMS_96 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define MMA_D8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
   "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MMA_D32(d, i) MMA_D8(d, i), MMA_D8(d, i + 8), MMA_D8(d, i + 16), MMA_D8(d, i + 24)
+#define MMA_D40(d, i) MMA_D32(d, i), MMA_D8(d, i + 32)
+#define MMA_D48(d, i) MMA_D40(d, i), MMA_D8(d, i + 40)
 #define MMA_D64(d, i) MMA_D32(d, i), MMA_D32(d, i + 32)
+#define MMA_D96(d, i) MMA_D64(d, i), MMA_D32(d, i + 64)
 #define MMA_D128(d, i) MMA_D64(d, i), MMA_D64(d, i + 64)
 
 // d[64, 256] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 256], both in shared memory
@@ -109,6 +127,33 @@ template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bo
 #if MMA_K == 16
   asm volatile(MMA_ADD(38) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
                : MMA_D32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
+#endif
+}
+// d[64, 192] = (add ? d : 0) + a[64, 16] * b[16, 192], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[96], bool add, const u32 (&a)[4],
+                                                            u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_ADD(102) MMA_INSTRUCTION(192) MMA_SUMS_96 "}, {%96, %97, %98, %99}, %100, p, 1, 1, %101;\n}"
+               : MMA_D96(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
+#endif
+}
+// d[64, 96] = (add ? d : 0) + a[64, 16] * b[16, 96], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[48], bool add, const u32 (&a)[4],
+                                                            u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_ADD(54) MMA_INSTRUCTION(96) MMA_SUMS_48 "}, {%48, %49, %50, %51}, %52, p, 1, 1, %53;\n}"
+               : MMA_D48(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
+#endif
+}
+// d[64, 80] = (add ? d : 0) + a[64, 16] * b[16, 80], a in registers
+template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[40], bool add, const u32 (&a)[4],
+                                                            u64 b) {
+#if MMA_K == 16
+  asm volatile(MMA_ADD(46) MMA_INSTRUCTION(80) MMA_SUMS_40 "}, {%40, %41, %42, %43}, %44, p, 1, 1, %45;\n}"
+               : MMA_D40(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
 #endif
 }

@@ -894,6 +894,13 @@ class FakeHome(Home):
     def spmm(self, A: Any, B: Any, out: Any, acc: np.dtype[Any], alpha: Any, beta: Any, **how: Any) -> None:
         _compute(HOST.spmm, A.get(), _array(B), _array(out), acc, alpha, beta, **how)
 
+    def attention(self, q: Any, k: Any, v: Any, out: Any, lse: Any, *how: Any) -> None:
+        *options, mask, bounds = how
+        arrays = (None if x is None else _array(x) for x in (q, k, v, out, lse))
+        mask = None if mask is None else mask.get()
+        bounds = None if bounds is None else tuple(_array(x) for x in bounds)
+        _compute(HOST.attention, *arrays, *options, mask, bounds)
+
     def pair_products(self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any]) -> ndarray:
         arrays = (_array(x) for x in (a, ia, b, ib, starts))
         return ndarray(_compute(HOST.pair_products, *arrays, dtype))

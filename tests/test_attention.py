@@ -1,4 +1,4 @@
-"""`attention` on the host against a dense softmax in float64 that visits only the keys a query sees."""
+"""`attention` on the host, and through a fake device, against a dense softmax in float64 over the keys a query sees."""
 
 from __future__ import annotations
 
@@ -492,6 +492,55 @@ def test_out_with_return_lse_and_variable_lengths() -> None:
     np.testing.assert_array_equal(out, attention(q, q, q, **options)[0])
 
 
+# ------------------------------------------------------------------------------------------------- on a device
+@settings(max_examples=40)
+@given(problem=problems(), how=st.sampled_from(("plain", "turned", "every second", "reversed")))
+def test_arrays_on_a_device_stay_there_and_give_the_same_bits(problem: Problem, how: str) -> None:
+    fake = install()
+    options, turn = dict(problem.options), problem.options["layout"] == "bshd"
+    operands = [x.swapaxes(1, 2) if turn else x for x in (problem.q, problem.k, problem.v)]
+    with tiles(problem.tile):
+        expected = attention(*operands, return_lse=True, **options)
+        if "mask" in options:
+            options["mask"] = options["mask"].to_device(fake.name)
+        moved = [fake.from_host(x) for x in operands]
+        out = fake.from_host(strided(np.full(expected[0].shape, np.nan, expected[0].dtype), how))
+        found = attention(*moved, return_lse=True, **options)
+        options.pop("out_dtype")
+        written = attention(*moved, out=out, **options)
+    assert written is out
+    for x, want in zip((*found, written), (*expected, expected[0]), strict=True):
+        assert fake.is_dense(x) and x.dtype == want.dtype
+        np.testing.assert_array_equal(fake.to_host(x), want)
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64, np.uint16])
+@pytest.mark.parametrize("place", ["host", "device", "list"])
+def test_bounds_of_sequences_on_a_device_or_the_host(place: str, index: Any) -> None:
+    fake = install()
+    rng = np.random.default_rng(4)
+    q, k, v = (normal(rng, shape, F32) for shape in ((40, 4, 8), (50, 2, 8), (50, 2, 6)))
+    bounds = {"cu_seqlens_q": np.array([0, 9, 9, 40], index), "cu_seqlens_k": np.array([0, 0, 20, 50], index)}
+    expected = attention(q, k, v, causal=True, return_lse=True, **bounds)
+    given = {
+        name: fake.from_host(x) if place == "device" else x.tolist() if place == "list" else x
+        for name, x in bounds.items()
+    }
+    found = attention(*map(fake.from_host, (q, k, v)), causal=True, return_lse=True, **given)
+    for x, want in zip(found, expected, strict=True):
+        assert fake.is_dense(x)
+        np.testing.assert_array_equal(fake.to_host(x), want)
+
+
+def test_sizes_of_zero_on_a_device() -> None:
+    out, lse = attention(there(1, 2, 3, 4), there(1, 1, 0, 4), there(1, 1, 0, 5), return_lse=True)
+    assert (install().to_host(out) == 0).all() and out.shape == (1, 2, 3, 5)
+    assert (install().to_host(lse) == -np.inf).all()
+    none = there(1, dtype=int)
+    empty = attention(there(0, 2, 4), there(0, 1, 4), there(0, 1, 5), cu_seqlens_q=none, cu_seqlens_k=none)
+    assert empty.shape == (0, 2, 5)
+
+
 # ------------------------------------------------------------------------------------------------- bad input
 def zeros(*shape: int, dtype: Any = F32) -> Array:
     return np.zeros(shape, dtype)
@@ -524,6 +573,19 @@ def overlapping(name: str) -> Any:
     return attempt(**x, out=longer[at : at + 120].reshape(2, 4, 5, 3))
 
 
+def there(*shape: int, dtype: Any = F32) -> Any:
+    return install().from_host(zeros(*shape, dtype=dtype))
+
+
+def on_device(**changes: Any) -> Any:
+    """A good call on the fake device with some of its arguments replaced."""
+    return attempt(**{"q": there(2, 4, 5, 8), "k": there(2, 2, 7, 8), "v": there(2, 2, 7, 3), **changes})
+
+
+def packed_on_device(**changes: Any) -> Any:
+    return packed(**{"q": there(5, 4, 8), "k": there(7, 2, 8), "v": there(7, 2, 3), **changes})
+
+
 class OnTheGPU:
     """Looks as the array of a library without CuPy does."""
 
@@ -531,6 +593,19 @@ class OnTheGPU:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
+
+
+class Foreign:
+    """An array of another library, in the memory of the host."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = np.asarray(x)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
 
 
 def mask(q: int = 5, k: int = 7, heads: tuple[int, int] = (1, 1)) -> BlockMask:
@@ -542,8 +617,10 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     # operands
     (lambda: attempt(q=zeros(4, 5, 8)), ValueError, ("q: wanted 4 dimensions", "bhsd", "(4, 5, 8)")),
     (lambda: attempt(v=zeros(2, 2, 7, 3, 1)), ValueError, ("v: wanted 4 dimensions", "(2, 2, 7, 3, 1)")),
-    (lambda: attempt(q=[[[[1.0]]]]), TypeError, ("q: wanted a NumPy array, got builtins list",)),
-    (lambda: attempt(k=None), TypeError, ("k: wanted a NumPy array", "NoneType")),
+    (lambda: attempt(q=[[[[1.0]]]]), TypeError, ("q: wanted a NumPy or CuPy array, got builtins list",)),
+    (lambda: attempt(q=None), TypeError, ("q: wanted a NumPy or CuPy array, got builtins NoneType",)),
+    (lambda: attempt(k=None), TypeError, ("k: wanted a dense array on 'cpu', where q is, got builtins NoneType",)),
+    (lambda: attempt(v=[[[[1.0]]]]), TypeError, ("v: wanted a dense array on 'cpu'", "got builtins list")),
     (lambda: attempt(k=zeros(3, 2, 7, 8)), ValueError, ("k: wanted a batch of 2", "got 3")),
     (lambda: attempt(v=zeros(1, 2, 7, 3)), ValueError, ("v: wanted a batch of 2", "got 1")),
     (lambda: attempt(k=zeros(2, 3, 7, 8), v=zeros(2, 3, 7, 3)), ValueError, ("k: wanted a number of heads", "4", "3")),
@@ -558,10 +635,37 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (lambda: attempt(q=zeros(2, 4, 5, 8, dtype=int)), TypeError, ("q: does not support dtype int64", "float16")),
     (lambda: attempt(q=zeros(2, 4, 5, 8, dtype=complex)), TypeError, ("q: does not support dtype complex128",)),
     # places
-    (lambda: attempt(q=install().from_host(zeros(2, 4, 5, 8))), TypeError, ("q: ", "no GPU kernels yet", "q.get()")),
-    (lambda: attempt(v=OnTheGPU()), TypeError, ("v: ", "OnTheGPU", "no GPU kernels yet", "v.get()")),
-    (lambda: attempt(out=OnTheGPU()), TypeError, ("out: ", "OnTheGPU", "no GPU kernels yet")),
-    (lambda: attempt(mask=mask().to_device(install().name)), TypeError, ("mask: wanted a mask on 'cpu'", "mask.get()")),
+    (
+        lambda: attempt(q=there(2, 4, 5, 8)),
+        TypeError,
+        ("k: wanted a dense array on 'fake'", "got numpy ndarray", "moved"),
+    ),
+    (
+        lambda: attempt(k=there(2, 2, 7, 8)),
+        TypeError,
+        ("k: wanted a dense array on 'cpu'", "ndarray", "moved silently"),
+    ),
+    (lambda: attempt(v=OnTheGPU()), TypeError, ("v: wanted a dense array on 'cpu', where q is, got tests OnTheGPU",)),
+    (lambda: attempt(out=OnTheGPU()), TypeError, ("out: wanted a dense array on 'cpu', where q is", "OnTheGPU")),
+    (lambda: attempt(out=there(2, 4, 5, 3)), TypeError, ("out: wanted a dense array on 'cpu', where q is, got tests",)),
+    (lambda: on_device(out=zeros(2, 4, 5, 3)), TypeError, ("out: wanted a dense array on 'fake'", "got numpy ndarray")),
+    (lambda: on_device(k=zeros(2, 2, 7, 8)), TypeError, ("k: wanted a dense array on 'fake'", "got numpy ndarray")),
+    (lambda: on_device(v=OnTheGPU()), TypeError, ("v: wanted a dense array on 'fake'", "OnTheGPU")),
+    (
+        lambda: attempt(mask=mask().to_device(install().name)),
+        TypeError,
+        ("mask: wanted a mask on 'cpu', where q is, got one on 'fake'", "mask.to_device('cpu') brings it there"),
+    ),
+    (
+        lambda: on_device(mask=mask()),
+        TypeError,
+        ("mask: wanted a mask on 'fake', where q is, got one on 'cpu'", "mask.to_device('fake') brings it there"),
+    ),
+    (
+        lambda: packed(cu_seqlens_q=install().from_host(np.array([0, 2, 5]))),
+        TypeError,
+        ("cu_seqlens_q: wanted a dense array on 'cpu', where q is",),
+    ),
     # masks
     (lambda: attempt(mask=np.ones((5, 7), bool)), TypeError, ("mask: wanted a BlockMask, got ndarray", "from_dense")),
     (lambda: attempt(mask=mask(7, 5)), ValueError, ("mask: wanted shape (5, 7)", "got (7, 5)")),
@@ -611,13 +715,27 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (lambda: packed(cu_seqlens_q=[[0, 2, 5]]), ValueError, ("cu_seqlens_q: wanted", "one dimension", "(1, 3)")),
     (lambda: packed(cu_seqlens_q=[]), ValueError, ("cu_seqlens_q: wanted", "(0,)")),
     (lambda: packed(cu_seqlens_q=[0.0, 2.0, 5.0]), TypeError, ("cu_seqlens_q: wanted integers", "float64")),
-    (lambda: packed(cu_seqlens_q=5), TypeError, ("cu_seqlens_q: wanted a NumPy array", "int")),
+    (lambda: packed(cu_seqlens_q=5), TypeError, ("cu_seqlens_q: wanted", "got builtins int")),
+    (lambda: packed(cu_seqlens_q=Foreign([0, 6, 5])), ValueError, ("cu_seqlens_q: wanted bounds that climb from 0",)),
+    (lambda: packed(cu_seqlens_k=Foreign([0, 3, 8])), ValueError, ("cu_seqlens_k: wanted 7, the length of k", "8")),
+    (
+        lambda: packed_on_device(cu_seqlens_q=[0, 2, 4]),
+        ValueError,
+        ("cu_seqlens_q: wanted 5, the length of q", "got 4"),
+    ),
+    (lambda: packed_on_device(cu_seqlens_k=[0, 7]), ValueError, ("cu_seqlens_k: wanted 3 numbers", "got 2")),
+    (lambda: packed_on_device(cu_seqlens_q=there(3)), TypeError, ("cu_seqlens_q: wanted integers, got dtype float32",)),
+    (
+        lambda: packed_on_device(cu_seqlens_q=there(1, dtype=int), cu_seqlens_k=there(1, dtype=int)),
+        ValueError,
+        ("cu_seqlens_q: wanted",),
+    ),
     (lambda: packed(cu_seqlens_k=[0, 7]), ValueError, ("cu_seqlens_k: wanted 3 numbers", "got 2")),
     # out
     (lambda: attempt(out=zeros(2, 4, 5, 8)), ValueError, ("out: wanted float32 of shape (2, 4, 5, 3)", "(2, 4, 5, 8)")),
     (lambda: attempt(out=zeros(2, 4, 5, 3), out_dtype=F16), ValueError, ("out: wanted float16", "got float32")),
     (lambda: attempt(out=zeros(2, 4, 5, 3, dtype=int)), TypeError, ("out: does not support dtype int64",)),
-    (lambda: attempt(out=[0.0]), TypeError, ("out: wanted a NumPy array, got builtins list",)),
+    (lambda: attempt(out=[0.0]), TypeError, ("out: wanted a dense array on 'cpu', where q is, got builtins list",)),
     (lambda: attempt(out=read_only()), ValueError, ("out: array is read-only",)),
     (lambda: attempt(out_dtype=int), TypeError, ("out_dtype: does not support dtype int64",)),
     (lambda: overlapping("q"), ValueError, ("out: overlaps q",)),
@@ -642,6 +760,8 @@ def test_bad_input_is_refused_by_name(call: Callable[[], Any], error: type[Excep
 def test_the_good_calls_that_bad_ones_are_made_from_are_good() -> None:
     assert attempt().shape == (2, 4, 5, 3)
     assert packed().shape == (5, 4, 3)
+    assert packed(cu_seqlens_q=Foreign([0, 2, 5])).shape == (5, 4, 3)
+    assert install().is_dense(on_device()) and install().is_dense(packed_on_device())
     assert (
         attempt(mask=mask(heads=(2, 4)), scale=np.float32(2), softcap=np.array(3), window=[np.int64(1), 2]).any() == 0
     )

@@ -1,0 +1,185 @@
+"""From attention on the GPU to a launch: the kernel for the operands, and its argument."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import cupy
+import numpy as np
+
+from . import attention_tuning, jit, mask_tiles, tensormap
+from .attention_tuning import AttentionSm90
+from .home import Array, Home
+from .launch import _counters, _multiprocessors
+from .mask import BlockMask
+from .prepared import Made
+
+#: `Attention` of cuda/attention.cuh behind its pointers and strides and in front of its integers: scale and cap.
+_FACTORS = {"f": "2f", "d": "2d"}
+_POINTERS = "5P16q10P"
+_INTEGERS = "24i"
+_MAP_BYTES = 128
+_MOST_STRIDE = 2**40
+#: Kinds of problems remembered, and places of operands of each.
+_MOST_PLANS, _MOST_MAPS = 256, 64
+#: CTAs per multiprocessor of the plain kernel.
+_CTAS_SIMT = 8
+
+
+@dataclass(slots=True)
+class Plan:
+    """A kernel with its launch shape, for operands of one kind."""
+
+    config: attention_tuning.Attention
+    kernel: Any
+    layout: struct.Struct
+    argument: np.dtype[Any]
+    strides: tuple[int, ...]
+    maps: dict[Any, bytes] = field(default_factory=dict)
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def forward(
+    home: Home,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array | None,
+    acc: np.dtype[Any],
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    bottom_right: bool,
+    mask: BlockMask | None,
+    bounds: tuple[Array, Array] | None,
+) -> None:
+    """Start attention on CuPy's current stream; all arrays as (batch, heads, length, columns) of any strides.
+
+    `left` and `right` are bounds of a window or beyond all lengths; `bounds` those of sequences of different lengths, int32.
+    """
+    if not out.size and (lse is None or not lse.size):
+        return
+    if not k.shape[2]:
+        out.fill(0)
+        if lse is not None:
+            lse.fill(-np.inf)
+        return
+    how, factor, cap = attention_tuning.scores(scale, softcap)
+    key = (
+        q.dtype, out.dtype, acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how,
+        (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(),
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _plan(q, k, v, out, acc, how)
+    config = plan.config
+    batches, heads, queries, head_dim = q.shape
+    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    group = heads // kv_heads
+    tiles = -(-queries // config.tile_q)
+    masked: tuple[int, ...] = (0, 0, 0, 0, 0)
+    order, sequence, sequences, q_bounds, k_bounds = 0, 0, 0, 0, 0
+    integers: tuple[int, ...] = (0,) * 10
+    kept: Any = None
+    if mask is not None:
+        found, blocks = _mask_tiles(home, mask, config.tile_q, config.tile_k)
+        arrays = (found.first, found.columns, found.parts, found.kinds, mask.bits)
+        masked = tuple(x.data.ptr for x in arrays)
+        order = found.order.data.ptr
+        B, H = mask.heads
+        shared = (H, int(B > 1), 0 if H == 1 else heads // H)
+        integers = (blocks, len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2], *shared)
+    elif bounds is not None:
+        kept = _sequences(bounds, queries, config.tile_q, right < keys)
+        sequence, order = (x.data.ptr for x in kept)
+        q_bounds, k_bounds = (x.data.ptr for x in bounds)
+        sequences, tiles = len(bounds[0]) - 1, len(kept[0])
+    width = (head_dim + value_dim) * q.itemsize
+    total = heads if bounds is not None else batches * heads
+    numbers = (
+        *(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr),
+        *plan.strides,
+        *(q_bounds, k_bounds, sequence, order),
+        *masked,
+        _counters(2).data.ptr,
+        *(factor, cap),
+        *(batches, heads, group, queries, keys, head_dim, value_dim, sequences),
+        *(left, right, bottom_right),
+        *(tiles, attention_tuning.section(total, group, keys, width), right < keys),
+        *integers,
+    )
+    packed = plan.layout.pack(*numbers)
+    if isinstance(config, AttentionSm90):
+        packed = _maps(plan, config, q, k, v, out) + packed
+    ctas = min(tiles * total, _multiprocessors() * (1 if isinstance(config, AttentionSm90) else _CTAS_SIMT))
+    argument = np.frombuffer(packed, plan.argument)
+    plan.kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
+
+
+def _plan(q: Array, k: Array, v: Array, out: Array, acc: np.dtype[Any], how: int) -> Plan:
+    arch = jit.device_target()
+    problem = attention_tuning.Problem(
+        arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, all(map(_mappable, (q, k, v))), _mappable(out)
+    )  # fmt: skip
+    config = attention_tuning.forward(problem)
+    kernel = jit.load(config.spec(), arch)
+    if config.shared_bytes:
+        kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+    before = 4 * _MAP_BYTES if isinstance(config, AttentionSm90) else 0
+    fields = f"@{_POINTERS}{_FACTORS[acc.char]}{_INTEGERS}"
+    size = struct.calcsize(fields)
+    padding = -(before + size) % (64 if before else 8)
+    argument = np.dtype([("opaque", "<u8", ((before + size + padding) // 8,))])
+    strides = tuple(step // x.itemsize for x in (q, k, v, out) for step in x.strides)
+    return Plan(config, kernel, struct.Struct(f"{fields}{padding}x"), argument, strides)
+
+
+def _mappable(x: Array) -> bool:
+    """Can the copy engine read or write this array of four dimensions?"""
+    steps = [step for step, n in zip(x.strides[:3], x.shape[:3], strict=True) if n > 1]
+    contiguous = x.shape[3] == 1 or x.strides[3] == x.itemsize
+    return x.data.ptr % 16 == 0 and contiguous and all(0 < s < _MOST_STRIDE and s % 16 == 0 for s in steps)
+
+
+def _maps(plan: Plan, config: AttentionSm90, q: Array, k: Array, v: Array, out: Array) -> bytes:
+    """q, k, v and the result as the copy engine sees them: 64 columns by the rows of a tile at a time."""
+    key = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
+    found = plan.maps.get(key)
+    if found is None:
+        if len(plan.maps) >= _MOST_MAPS:
+            plan.maps.clear()
+        found = b"".join(_map(x, n) for x, n in ((q, config.tile_q), (k, config.tile_k), (v, config.tile_k)))
+        found += _map(out, 64) if config.tiles else bytes(_MAP_BYTES)
+        plan.maps[key] = found
+    return found
+
+
+def _map(x: Array, rows: int) -> bytes:
+    batches, heads, length, columns = x.shape
+    # A step along a dimension of one element is never made, but has to be a multiple of 16.
+    steps = [step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, heads, batches), strict=True)]
+    return tensormap.encode(
+        x.data.ptr, str(x.dtype), (columns, length, heads, batches), steps, (64, rows, 1, 1), swizzle="128B"
+    ).tobytes()
+
+
+def _mask_tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> tuple[mask_tiles.Tiles, int]:
+    """The mask by tiles, made once and kept on it, and the number of its entries."""
+    kept = mask.__dict__.setdefault("_tiles", {})
+    made = kept.get((tile_q, tile_k))
+    if made is None:
+        made = kept[tile_q, tile_k] = Made(mask_tiles.tiles(home, mask, tile_q, tile_k))
+    found = made.get()
+    return found, len(found.columns)
+
+
+def _sequences(bounds: tuple[Array, Array], total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
+    return mask_tiles.sequences(cupy, *bounds, total, tile_q, causal)

@@ -1,0 +1,169 @@
+"""From a problem of attention to the kernel that serves it: a pure function, testable anywhere."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .dtypes import BFLOAT16, FLOAT16
+from .jit import KernelSpec
+from .tuning import element
+
+#: Head sizes that attention_sm90 is compiled for; others are filled up with zeros.
+_DIMS = (64, 80, 96, 128, 192, 256)
+#: How scores are made: scale > 0, any scale, softcap. As in cuda/attention.cuh.
+PLAIN, SIGNED, CAPPED = range(3)
+#: Of K and V, for the heads that are walked together: a part of the L2.
+_SECTION_BYTES = 16 << 20
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides the kernel."""
+
+    arch: str
+    dtype: np.dtype[Any]
+    out_dtype: np.dtype[Any]
+    acc: np.dtype[Any]
+    head_dim: int
+    value_dim: int
+    scores: int
+    #: the copy engine can read q, k and v, and write the result
+    reads: bool
+    writes: bool
+
+
+@dataclass(frozen=True)
+class AttentionSm90:
+    """Attention on Hopper's tensor cores, 128 queries at a time."""
+
+    dtype: str
+    out: str
+    head_dim: int
+    value_dim: int
+    scores: int
+    #: the copy engine writes the result
+    tiles: bool
+
+    threads = 384
+    tile_q = 128
+
+    @property
+    def tile_k(self) -> int:
+        return 128 if max(self.head_dim, self.value_dim) <= 128 else 64
+
+    @property
+    def stages(self) -> int:
+        """Tiles of keys, and of values, under way."""
+        return 4 if max(self.head_dim, self.value_dim) <= 64 else 2
+
+    @property
+    def queries(self) -> int:
+        """Tiles of queries under way: as many as fit."""
+        return 1 if max(self.head_dim, self.value_dim) > 192 else 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """The struct Shared of the kernel: tiles, bits of the mask, barriers."""
+        q, v = (-(-d // 64) * 128 for d in (self.head_dim, self.value_dim))
+        tiles = self.queries * self.tile_q * max(q, v) + self.stages * self.tile_k * (q + v)
+        return tiles + self.stages * self.tile_q * self.tile_k // 8 + 1024
+
+    def spec(self) -> KernelSpec:
+        shape = (
+            ("TILE_Q", self.tile_q),
+            ("TILE_K", self.tile_k),
+            ("SCORES", self.scores),
+            ("STORE_TILES", int(self.tiles)),
+            ("STAGES", self.stages),
+            ("QUERIES", self.queries),
+            ("MMA_TYPE", self.dtype),
+            ("MMA_K", 16),
+        )
+        return KernelSpec("attention_sm90.cu", "attention_sm90", (*_types(self, "f32"), *shape))
+
+
+@dataclass(frozen=True)
+class AttentionSimt:
+    """Attention on the plain cores: any head size, dtype and strides, a warp for each query."""
+
+    dtype: str
+    out: str
+    acc: str
+    head_dim: int
+    value_dim: int
+    scores: int
+
+    threads = 256
+    tile_q, tile_k = 128, 128
+    shared_bytes = 0
+
+    def spec(self) -> KernelSpec:
+        shape = (("TILE_Q", self.tile_q), ("TILE_K", self.tile_k), ("SCORES", self.scores))
+        return KernelSpec("attention_simt.cu", "attention_simt", (*_types(self, self.acc), *shape))
+
+
+Attention = AttentionSm90 | AttentionSimt
+
+
+def forward(problem: Problem) -> Attention:
+    """The kernel for a problem.
+
+    >>> half = np.dtype("float16")
+    >>> forward(Problem("sm_90a", half, half, np.dtype("float32"), 80, 80, PLAIN, True, True)).head_dim
+    80
+    >>> type(forward(Problem("sm_90a", half, half, np.dtype("float32"), 72, 300, PLAIN, True, True))).__name__
+    'AttentionSimt'
+    """
+    dtype, out = element(problem.dtype), element(problem.out_dtype)
+    fits = all(0 < d <= _DIMS[-1] for d in (problem.head_dim, problem.value_dim))
+    if problem.arch == "sm_90a" and problem.reads and problem.dtype in (FLOAT16, BFLOAT16) and fits:
+        dims = (next(d for d in _DIMS if d >= x) for x in (problem.head_dim, problem.value_dim))
+        return AttentionSm90(dtype, out, *dims, problem.scores, problem.writes and dtype == out)
+    dims = (max(32, -(-x // 32) * 32) for x in (problem.head_dim, problem.value_dim))
+    return AttentionSimt(dtype, out, element(problem.acc), *dims, problem.scores)
+
+
+def section(heads: int, group: int, keys: int, width: int) -> int:
+    """Heads whose tiles are walked together: as many as share the L2 with their keys and values.
+
+    >>> section(heads=16, group=1, keys=16384, width=2 * 256)
+    2
+    """
+    return max(1, min(heads, _SECTION_BYTES * group // max(1, keys * width)))
+
+
+def scores(scale: float, softcap: float | None) -> tuple[int, float, float]:
+    """How the scores are made, and the two factors that the kernel wants for it."""
+    if softcap is not None:
+        return CAPPED, 2 * scale * _LOG2_E / softcap, softcap * _LOG2_E
+    factor = scale * _LOG2_E
+    # A score that is hidden, the lowest float, must stay finite when it is scaled.
+    return (PLAIN if 0 < factor <= 1 else SIGNED), factor, 0.0
+
+
+def every_config() -> Iterator[Attention]:
+    """All that `forward` can return, the plain kernel at a few sizes."""
+    for dtype, how, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
+        for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
+            for out in (dtype,) if tiles else (dtype, "f32"):
+                yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles)
+    for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64")):
+        for how, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
+            yield AttentionSimt(dtype, dtype, acc, width, width, how)
+
+
+def _types(config: Attention, acc: str) -> tuple[tuple[str, str | int], ...]:
+    return (
+        ("ELEMENT", config.dtype),
+        ("ELEMENT_O", config.out),
+        ("SUM", acc),
+        ("HEAD_DIM", config.head_dim),
+        ("VALUE_DIM", config.value_dim),
+    )

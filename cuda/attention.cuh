@@ -1,0 +1,218 @@
+// What the attention kernels share: their argument, the tiles of queries and the keys that each of them sees, and one
+// query done exactly. A user can write to the arrays of a mask and to the bounds of sequences: what they say is clamped.
+#pragma once
+
+#include "types.cuh"
+
+using Element = ELEMENT;
+using Out = ELEMENT_O;
+using Sum = SUM;
+constexpr int kHeadDim = HEAD_DIM, kValueDim = VALUE_DIM;  // as many as are computed with; those beyond the real ones are 0
+constexpr int kTileQ = TILE_Q, kTileK = TILE_K;            // queries and keys of a tile
+constexpr int kWords = kTileK / 32;
+enum Scores { kPlain, kSigned, kCapped };                  // scale > 0; any scale; softcap
+constexpr Scores kScores = Scores(SCORES);
+
+struct Strides { i64 batch, head, row, column; };  // in elements
+
+// launch_attention.py packs it field by field.
+struct Attention {
+  const Element *q, *k, *v;
+  Out* o;
+  Sum* lse;  // (batches, heads, queries) or null
+  Strides q_strides, k_strides, v_strides, o_strides;
+  // Sequences of different lengths, one behind the other: where they begin, and tile -> sequence. Else null.
+  const int *q_bounds, *k_bounds, *sequences;
+  const int* order;  // place -> tile, for each pattern; null: as they come, or backwards
+  // A mask by tiles: tile of queries -> first entry; entry -> tile of keys, and -1 if it is allowed whole or the place in
+  // `kinds` of the blocks in the tile: -1 whole, -2 nothing, else the number of an element mask in `bits`.
+  const int *first, *columns, *parts, *kinds;
+  const u32* bits;
+  int* counters;     // {tiles claimed, CTAs that are done}, zero before and after
+  Sum scale, cap;    // scale * log2(e); of kCapped: 2 scale log2(e) / cap, and cap * log2(e)
+  int batches, heads, group, queries, keys, head_dim, value_dim, sequence_count;
+  int left, right, bottom_right;  // the query at place i sees keys i - left to i + right
+  int tiles, section, backwards;  // tiles of one head; heads walked together
+  int entries, masks, block_q, block_k, parts_q, parts_k, bit_words;
+  int patterns, pattern_batch, pattern_group;  // patterns per batch, query heads that share one; 0: all do
+};
+
+// Queries `row` to `rows` - 1 of a head, and the keys that they may see: those from `key` to `keys` - 1 with
+// low <= key - query <= high, in tiles (or entries of the mask) `first` to `last` - 1. No tile: head < 0.
+struct Tile {
+  int head, batch, row, rows, key, keys, low, high, first, last;
+};
+
+__device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
+
+// Tile number t of the walk. Heads of a section are walked together, longest tiles first. For whole warps.
+__device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
+  const int heads = a.q_bounds ? a.heads : a.batches * a.heads;
+  if (t >= heads * a.tiles) return {-1};
+  const int section = t / (a.section * a.tiles), width = min(a.section, heads - section * a.section);
+  const int within = t - section * a.section * a.tiles, place = within / width;
+  const int number = section * a.section + within % width;
+  Tile x = {number % a.heads, number / a.heads};
+  const int pattern = (a.pattern_batch ? x.batch * a.patterns : 0) + (a.pattern_group ? x.head / a.pattern_group : 0);
+  const int tile = a.order ? clamp(a.order[pattern * a.tiles + place], 0, a.tiles - 1)
+                           : a.backwards ? a.tiles - 1 - place : place;
+  int begin = 0;
+  x.rows = a.queries;
+  x.keys = a.keys;
+  if (a.q_bounds) {
+    x.batch = 0;
+    const int s = a.sequences[place];
+    if (u32(s) >= u32(a.sequence_count)) return x.rows = 0, x;
+    begin = clamp(a.q_bounds[s], 0, a.queries);
+    x.rows = clamp(a.q_bounds[s + 1], begin, a.queries);
+    x.key = clamp(a.k_bounds[s], 0, a.keys);
+    x.keys = clamp(a.k_bounds[s + 1], x.key, a.keys);
+  }
+  const int place_of_first = (a.bottom_right ? x.keys - x.key - (x.rows - begin) : 0) + x.key - begin;
+  x.low = place_of_first - a.left;
+  x.high = place_of_first + a.right;
+  x.row = begin + tile * kTileQ;
+  const int last_row = min(x.rows, x.row + kTileQ) - 1;
+  // Keys that any of the queries sees.
+  const int from = max(x.key, x.row + x.low), to = min(x.keys, last_row + x.high + 1);
+  if (x.row > last_row || from >= to) return x;
+  const int low_tile = (from - x.key) / kTileK, behind = (to - x.key + kTileK - 1) / kTileK;
+  if (!a.first) return x.first = low_tile, x.last = behind, x;
+  x.first = clamp(a.first[pattern * a.tiles + tile], 0, a.entries);
+  x.last = clamp(a.first[pattern * a.tiles + tile + 1], x.first, a.entries);
+  if (a.left < a.keys || a.right < a.keys) {  // entries are sorted: leave out those beyond both ends
+    int under = 0, over = 0;
+    for (int e = x.first + int(threadIdx.x % 32); __any_sync(0xffffffffu, e < x.last); e += 32) {
+      const int column = e < x.last ? a.columns[e] : low_tile;
+      under += __popc(__ballot_sync(0xffffffffu, column < low_tile));
+      over += __popc(__ballot_sync(0xffffffffu, column >= behind));
+    }
+    x.first = min(x.first + under, x.last);
+    x.last = max(x.last - over, x.first);
+  }
+  return x;
+}
+
+// A tile of keys: the first one, the place in `kinds` or -1, and whether all the queries see all of it.
+struct Entry { int key, part, whole; };
+
+__device__ __forceinline__ Entry entry_at(const Attention& a, const Tile& x, int column, int part) {
+  const int key = x.key + column * kTileK, last = key + kTileK - 1, last_row = min(x.rows, x.row + kTileQ) - 1;
+  return {key, part, part < 0 && last < x.keys && key >= last_row + x.low && last <= x.row + x.high};
+}
+__device__ __forceinline__ int column_of(const Attention& a, int e) {
+  return a.first ? clamp(a.columns[e], 0, (a.keys - 1) / kTileK) : e;
+}
+__device__ __forceinline__ int part_of(const Attention& a, int e) { return a.first ? a.parts[e] : -1; }
+
+// Bit i: the query sees key + i.
+__device__ __forceinline__ u32 word_of_band(const Tile& x, int row, int key) {
+  const int from = clamp(max(row + x.low, x.key) - key, 0, 32), to = clamp(min(row + x.high + 1, x.keys) - key, 0, 32);
+  return from < to ? u32(((1ull << to) - 1) & ~((1ull << from) - 1)) : 0u;
+}
+__device__ __forceinline__ u32 word_of_mask(const Attention& a, int part, int row, int key) {
+  const int tile_row = row / kTileQ * kTileQ, tile_key = key / kTileK * kTileK;
+  const int line = part + (row / a.block_q - tile_row / a.block_q) * a.parts_k - tile_key / a.block_k;
+  const int most = a.entries * a.parts_q * a.parts_k - 1;
+  u32 word = 0;
+  for (int at = 0; at < 32;) {
+    const int column = key + at, block = column / a.block_k, inside = column - block * a.block_k;
+    const int count = min(32 - at, a.block_k - inside);
+    const int kind = a.kinds[clamp(line + block, 0, most)];
+    u32 bits = kind == -1 ? 0xffffffffu : 0u;
+    if (u32(kind) < u32(a.masks)) {
+      const u32* from = a.bits + (i64(kind) * a.block_q + row % a.block_q) * a.bit_words + inside / 32;
+      bits = from[0] >> inside % 32;
+      if (inside % 32 + count > 32) bits |= from[1] << (32 - inside % 32);
+    }
+    word |= (bits & u32((1ull << count) - 1)) << at;
+    at += count;
+  }
+  return word;
+}
+__device__ __forceinline__ u32 word_of(const Attention& a, const Tile& x, const Entry& entry, int row, int word) {
+  const int key = entry.key + 32 * word;
+  const u32 band = word_of_band(x, row, key);
+  return entry.part >= 0 && band && row < x.rows ? band & word_of_mask(a, entry.part, row, key) : band;
+}
+
+// ------------------------------------------------------------------------------------------------------ one query
+__device__ __forceinline__ f32 exp2_of(f32 x) {
+  f32 y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ f64 exp2_of(f64 x) { return exp2(x); }
+__device__ __forceinline__ f32 log2_of(f32 x) { return __log2f(x); }
+__device__ __forceinline__ f64 log2_of(f64 x) { return log2(x); }
+__device__ __forceinline__ f32 quotient(f32 x, f32 y) { return __fdividef(x, y); }
+__device__ __forceinline__ f64 quotient(f64 x, f64 y) { return x / y; }
+// A score in units of log2(e).
+template <class T> __device__ __forceinline__ T score_of(const Attention& a, T x) {
+  if constexpr (kScores == kCapped) return T(a.cap) * (T(1) - quotient(T(2), exp2_of(x * T(a.scale)) + T(1)));
+  else return x * T(a.scale);
+}
+template <class T> __device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+  for (int i = 16; i; i /= 2) x += shuffle_xor(x, i);
+  return x;
+}
+
+// One query by one warp, key by key: a value that it does not see is not even multiplied by zero.
+// store(column, value) for each column of the result; the logarithm of the sum is returned.
+template <class Store> __device__ __forceinline__ Sum attend_row(const Attention& a, const Tile& x, int row, Store store) {
+  constexpr int kQ = (kHeadDim + 31) / 32, kV = (kValueDim + 31) / 32;
+  const int lane = threadIdx.x % 32;
+  const i64 kv_head = x.head / a.group;
+  const Element* q = a.q + x.batch * a.q_strides.batch + x.head * a.q_strides.head + row * a.q_strides.row;
+  const Element* k = a.k + x.batch * a.k_strides.batch + kv_head * a.k_strides.head;
+  const Element* v = a.v + x.batch * a.v_strides.batch + kv_head * a.v_strides.head;
+  Sum query[kQ], sums[kV], top = -Sum(__int_as_float(0x7f800000)), total = 0;
+  bool seen = false;
+#pragma unroll
+  for (int i = 0; i < kQ; ++i) {
+    const int d = lane + 32 * i;
+    query[i] = d < a.head_dim ? load<Sum>(q[d * a.q_strides.column]) : Sum(0);
+  }
+#pragma unroll
+  for (int i = 0; i < kV; ++i) sums[i] = 0;
+#pragma unroll 1
+  for (int e = x.first; e < x.last; ++e) {
+    const Entry entry = entry_at(a, x, column_of(a, e), part_of(a, e));
+#pragma unroll 1
+    for (int w = 0; w < kWords; ++w) {
+      u32 word = __shfl_sync(0xffffffffu, word_of(a, x, entry, row, w), 0);
+#pragma unroll 1
+      for (; word; word &= word - 1) {
+        const i64 j = entry.key + 32 * w + __ffs(word) - 1;
+        Sum dot = 0;
+#pragma unroll
+        for (int i = 0; i < kQ; ++i) {
+          const int d = lane + 32 * i;
+          if (d < a.head_dim) dot += query[i] * load<Sum>(k[j * a.k_strides.row + d * a.k_strides.column]);
+        }
+        const Sum score = score_of(a, warp_sum(dot));
+        const Sum higher = score > top ? score : top;
+        const Sum origin = higher == -Sum(__int_as_float(0x7f800000)) ? Sum(0) : higher;
+        const Sum fade = exp2_of(top - origin), weight = exp2_of(score - origin);
+        total = total * fade + weight;
+#pragma unroll
+        for (int i = 0; i < kV; ++i) {
+          const int d = lane + 32 * i;
+          if (d < a.value_dim)
+            sums[i] = sums[i] * fade + weight * load<Sum>(v[j * a.v_strides.row + d * a.v_strides.column]);
+        }
+        top = higher;
+        seen = true;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kV; ++i) {
+    const int d = lane + 32 * i;
+    if (d < a.value_dim) store(d, seen ? quotient(sums[i], total) : Sum(0));
+  }
+  if (!seen) return -Sum(__int_as_float(0x7f800000));
+  // Only scores of -inf among the keys seen: their softmax is no number, and -inf says that there are no keys.
+  return total == Sum(0) ? Sum(__int_as_float(0x7fffffff)) : (top + log2_of(total)) * Sum(0.69314718055994530942);
+}

@@ -1,0 +1,481 @@
+// Attention on the tensor cores of sm_80 and newer: a CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys
+// and of values take turns in a ring in shared memory, copied one or two turns ahead.
+//
+// A warp holds the scores of its queries with a tile of keys in registers, and turns them into weights, 16 keys at a
+// time, while the values of the 16 keys before are multiplied. The maximum that is subtracted from scores follows the
+// true one by up to 8 powers of two, so that sums are seldom scaled: they and the weights are divided in the end.
+//
+// Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
+// by one, by attend_row.
+#include "attention.cuh"
+#include "mma.cuh"
+
+constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
+constexpr int kStages = STAGES;                 // of the ring
+constexpr int kRows = kTileQ / kWarps;          // queries of a warp
+constexpr int kSlabs = kRows / 16;              // of queries, one mma high
+constexpr bool kFromRegisters = Q_IN_REGISTERS; // queries; otherwise they are loaded for each tile of keys
+constexpr int kMostDim = kHeadDim > kValueDim ? kHeadDim : kValueDim;
+constexpr u32 kSlot = kTileK * kMostDim * 2;    // bytes
+constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a key that is not seen: -2^127, times scale is exact
+constexpr f32 kLag = 8.f;                       // of the maximum, in powers of two
+constexpr u32 kAll = 0xffffffffu;
+static_assert(kRows % 16 == 0 && kRows <= 32 && kTileK % 32 == 0, "whole fragments and words");
+static_assert(kStages == 2 || kStages == 3, "a turn or two ahead");
+
+struct alignas(128) Shared {
+  u8 q[kTileQ * kMostDim * 2];  // then the result on its way out
+  u8 ring[kStages][kSlot];      // keys, values, keys...
+  Tile tile;
+  const Element *k, *v;         // of the tile's head
+};
+
+// ---------------------------------------------------------------------------------- one instruction each
+template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
+  u32 pair;
+  if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
+__device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
+  else mma_f16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
+}
+// x, of which the compiler does not know where it comes from: what follows from it is computed again, not kept.
+__device__ __forceinline__ u32 again(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+
+// ---------------------------------------------------------------------------------- rows in shared memory
+// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows lies in different
+// banks: row r begins at bank group r * kPieces, a multiple of kGroup of 8.
+template <int kDim> struct Lines {
+  static constexpr u32 kPieces = kDim / 8, kBytes = kDim * 2;
+  static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
+
+  static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
+  // Where in a row the first or the second piece of 16 columns lies.
+  static __device__ __forceinline__ u32 place(u32 sixteen, u32 second, u32 row) {
+    return (sixteen * 32) ^ ((second ^ swizzle(row)) * 16);
+  }
+
+  // The CTA copies kCount rows of which `rows` are there, with `columns` columns, and puts zeros in the others.
+  template <int kCount>
+  static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
+    const u32 thread = again(threadIdx.x);
+    const auto bytes = [=](u32 piece) { return clamp(2 * columns - int(piece) * 16, 0, 16); };
+    if constexpr (kThreads % kPieces == 0) {  // a thread has the same piece of each row
+      constexpr u32 kStep = kThreads / kPieces;
+      static_assert(kCount % kStep == 0, "each thread has as many pieces");
+      const u32 first = thread / kPieces, piece = thread % kPieces;
+      const Element* at = from + i64(first) * stride + piece * 8;
+      const int each = bytes(piece);
+#pragma unroll
+      for (u32 row = 0; row < kCount; row += kStep, at += kStep * stride)
+        copy_some_of_16(true, to + (first + row) * kBytes + (piece ^ swizzle(first + row)) * 16, at,
+                        int(first + row) < rows ? each : 0);
+    } else {
+#pragma unroll
+      for (u32 i = 0; i < kCount * kPieces; i += kThreads) {
+        const u32 row = (thread + i) / kPieces, piece = (thread + i) % kPieces;
+        copy_some_of_16(thread + i < kCount * kPieces, to + row * kBytes + (piece ^ swizzle(row)) * 16,
+                        from + i64(row) * stride + piece * 8, int(row) < rows ? bytes(piece) : 0);
+      }
+    }
+  }
+};
+using Keys = Lines<kHeadDim>;
+using Values = Lines<kValueDim>;
+
+// ---------------------------------------------------------------------------------- a warp's queries
+struct Multiplier {
+  const Attention& a;
+  Shared& shared;
+  f32 scores[kSlabs][kTileK / 8][4], sums[kSlabs][kValueDim / 8][4];
+  u32 queries[kFromRegisters ? kSlabs : 1][kFromRegisters ? kHeadDim / 16 : 1][4];
+  // Of rows lane / 4 and 8 + lane / 4 of a slab: what is subtracted from scores, in units of log2(e); the sum of the
+  // weights of this thread's columns.
+  f32 top[kSlabs][2], total[kSlabs][2];
+  // Which query sees which key, where not all see all: word i * kWordLanes + lane / kRows of row lane % kRows.
+  static constexpr int kWordLanes = 32 / kRows, kOwnWords = (kWords + kWordLanes - 1) / kWordLanes;
+  u32 words[kOwnWords];
+
+  __device__ __forceinline__ Multiplier(const Attention& a, Shared& shared) : a(a), shared(shared) {
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      top[m][0] = top[m][1] = nothing();
+      total[m][0] = total[m][1] = 0.f;
+#pragma unroll
+      for (int j = 0; j < kValueDim / 8; ++j) sums[m][j][0] = sums[m][j][1] = sums[m][j][2] = sums[m][j][3] = 0.f;
+    }
+  }
+
+  // Not kept in registers.
+  static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ u32 first_row() { return threadIdx.x / 32 * kRows; }
+  __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? a.scale : 1.f; }
+  __device__ __forceinline__ f32 nothing() const { return kHidden * scale(); }
+
+  __device__ __forceinline__ void load_query(u32 (&x)[4], int slab, int step) const {
+    const u32 row = first_row() + lane() % 16;
+    load_matrices<false>(x, shared_address(shared.q) + row * Keys::kBytes + slab * 16 * Keys::kBytes +
+                                Keys::place(step, lane() / 16, row));
+  }
+  __device__ __forceinline__ void load_queries() {
+    if constexpr (kFromRegisters) {
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step) load_query(queries[m][step], m, step);
+    }
+  }
+
+  // Looks up which keys of an entry are seen; none at all: false.
+  __device__ __forceinline__ bool look(const Entry& entry) {
+    const Tile& x = shared.tile;
+    const int row = x.row + int(first_row() + lane() % kRows);
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < kOwnWords; ++i) {
+      const int word = i * kWordLanes + int(lane() / kRows);
+      words[i] = word < kWords && row < x.rows ? word_of(a, x, entry, row, word) : 0u;
+      any |= words[i];
+    }
+    return __any_sync(kAll, any != 0);
+  }
+
+  // scores = queries * keys
+  __device__ __forceinline__ void multiply_keys(u32 tile) {
+    const u32 row = lane() % 8 + lane() / 16 * 8, at = tile + row * Keys::kBytes;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int j = 0; j < kTileK / 8; ++j) scores[m][j][0] = scores[m][j][1] = scores[m][j][2] = scores[m][j][3] = 0.f;
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      u32 x[kSlabs][4];
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m) {
+        if constexpr (kFromRegisters) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[m][i] = queries[m][step][i];
+        } else {
+          load_query(x[m], m, step);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kTileK / 16; ++j) {
+        u32 y[4];  // keys 0 to 7, both halves of 16 elements; keys 8 to 15
+        load_matrices<false>(y, at + j * 16 * Keys::kBytes + Keys::place(step, lane() / 8 % 2, row));
+#pragma unroll
+        for (int m = 0; m < kSlabs; ++m) {
+          multiply(scores[m][2 * j], x[m], y[0], y[1]);
+          multiply(scores[m][2 * j + 1], x[m], y[2], y[3]);
+        }
+      }
+    }
+  }
+
+  // Softcap, and hidden keys.
+  __device__ __forceinline__ void shape_scores(bool whole) {
+    if constexpr (kScores != kPlain) {
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+        for (int i = 0; i < kTileK / 2; ++i) scores[m][i / 4][i % 4] = score_of(a, scores[m][i / 4][i % 4]);
+    }
+    if (whole) return;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int from = w % kWordLanes * kRows + m * 16 + half * 8 + int(lane() / 4);
+          const u32 bits = __shfl_sync(kAll, words[w / kWordLanes], from) >> lane() % 4 * 2;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            f32(&s)[4] = scores[m][4 * w + j];
+            s[2 * half] = bits >> 8 * j & 1 ? s[2 * half] : kHidden;
+            s[2 * half + 1] = bits >> 8 * j & 2 ? s[2 * half + 1] : kHidden;
+          }
+        }
+  }
+
+  // Raises what is subtracted where scores lie far above it; what was summed before fades.
+  __device__ __forceinline__ void raise() {
+    f32 fade[kSlabs][2];
+    bool any = false;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        f32 even = scores[m][0][2 * half], odd = scores[m][0][2 * half + 1];
+#pragma unroll
+        for (int j = 1; j < kTileK / 8; ++j) {
+          even = fmaxf(even, scores[m][j][2 * half]);
+          odd = fmaxf(odd, scores[m][j][2 * half + 1]);
+        }
+        f32 most = fmaxf(even, odd);
+        most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(kAll, most, 2)) * scale();
+        const bool higher = most > top[m][half] + kLag;
+        const f32 to = higher ? most : top[m][half];
+        fade[m][half] = exp2_of(top[m][half] - to);
+        top[m][half] = to;
+        any |= higher;
+      }
+    if (!__any_sync(kAll, any)) return;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      total[m][0] *= fade[m][0], total[m][1] *= fade[m][1];
+#pragma unroll
+      for (int j = 0; j < kValueDim / 8; ++j) {
+        sums[m][j][0] *= fade[m][0], sums[m][j][1] *= fade[m][0];
+        sums[m][j][2] *= fade[m][1], sums[m][j][3] *= fade[m][1];
+      }
+    }
+  }
+
+  // As if each hidden key of a tile that was passed over had been given a weight: a query has a total of 0 only if the
+  // keys that it sees have scores of -inf.
+  __device__ __forceinline__ void pass_over() {
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      total[m][0] += top[m][0] == nothing() ? 1.f : 0.f;
+      total[m][1] += top[m][1] == nothing() ? 1.f : 0.f;
+    }
+  }
+
+  // Score number i of 16 keys and all slabs becomes a weight.
+  __device__ __forceinline__ void weigh(int sixteen, int i) {
+    const int m = i / 8, half = i / 2 % 2;
+    f32& s = scores[m][2 * sixteen + i / 4 % 2][i % 4];
+    s = exp2_of(fmaf(s, scale(), -top[m][half]));
+    total[m][half] += s;
+  }
+  // sums += weights * values
+  __device__ __forceinline__ void multiply_values(u32 tile) {
+    constexpr int kScores16 = 8 * kSlabs, kColumns16 = kValueDim / 16;
+    const u32 row = lane() % 16, at = tile + row * Values::kBytes;
+#pragma unroll
+    for (int i = 0; i < kScores16; ++i) weigh(0, i);
+#pragma unroll
+    for (int step = 0; step < kTileK / 16; ++step) {
+      u32 x[kSlabs][4];
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const f32(&s)[4] = scores[m][2 * step + i / 2];
+          x[m][i] = pack<Element>(s[i % 2 * 2], s[i % 2 * 2 + 1]);
+        }
+#pragma unroll
+      for (int j = 0; j < kColumns16; ++j) {
+        u32 y[4];  // columns 0 to 7, keys 0 to 7 and 8 to 15; columns 8 to 15
+        load_matrices<true>(y, at + step * 16 * Values::kBytes + Values::place(j, lane() / 16, row));
+#pragma unroll
+        for (int m = 0; m < kSlabs; ++m) {
+          multiply(sums[m][2 * j], x[m], y[0], y[1]);
+          multiply(sums[m][2 * j + 1], x[m], y[2], y[3]);
+        }
+        if (step + 1 < kTileK / 16) {
+#pragma unroll
+          for (int i = j * kScores16 / kColumns16; i < (j + 1) * kScores16 / kColumns16; ++i) weigh(step + 1, i);
+        }
+      }
+    }
+  }
+
+  // -------------------------------------------------------------------------------- the result
+  __device__ __forceinline__ Out* out_row(int row) const {
+    const Tile& x = shared.tile;
+    return a.o + x.batch * a.o_strides.batch + x.head * a.o_strides.head + row * a.o_strides.row;
+  }
+  __device__ __forceinline__ i64 lse_place(int row) const {
+    return (i64(shared.tile.batch) * a.heads + shared.tile.head) * a.queries + row;
+  }
+  __device__ __forceinline__ void finish() {
+    const Tile& x = shared.tile;
+    u32 redo = 0;  // bit 4 r + i: row 8 i + r
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        f32 all = total[m][half];
+        all += __shfl_xor_sync(kAll, all, 1);
+        all += __shfl_xor_sync(kAll, all, 2);
+        const int row = x.row + int(first_row() + m * 16 + half * 8 + lane() / 4);
+        const bool none = top[m][half] == nothing();  // no key was seen
+        const f32 by = none ? 0.f : __fdividef(1.f, all);
+        f32 bad = 0.f;  // not a number if any of the row is not finite
+#pragma unroll
+        for (int j = 0; j < kValueDim / 8; ++j)
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) sums[m][j][i] *= by, bad = fmaf(sums[m][j][i], 0.f, bad);
+        if (a.lse && lane() % 4 == 0 && row < x.rows)
+          a.lse[lse_place(row)] =
+              none ? -__int_as_float(0x7f800000) : (top[m][half] + log2_of(all)) * 0.6931471805599453f;
+        u32 wrong = __ballot_sync(kAll, row < x.rows && x.last > x.first && !(bad == 0.f && all > 0.f));
+        wrong |= wrong >> 1;
+        redo |= ((wrong | wrong >> 2) & 0x11111111u) << (2 * m + half);
+      }
+    write();
+    __syncwarp();
+    if (redo) repair(redo);
+  }
+
+  // 16 bytes at a time where the result lies so: 16-bit elements by way of shared memory, pairs of others as they are.
+  __device__ __forceinline__ void write() {
+    const Tile& x = shared.tile;
+    const int row = x.row + int(first_row());
+    Out* const out = out_row(row);
+    const bool aligned = a.o_strides.column == 1 &&
+                         ((reinterpret_cast<u64>(out) | u64(a.o_strides.row) * sizeof(Out)) & 15) == 0;
+    if constexpr (kValueDim > kHeadDim && sizeof(Out) == 2) __syncthreads();  // in the place of others' queries, too
+    if (sizeof(Out) == 2 && aligned) {
+      u8* const staged = shared.q + first_row() * Values::kBytes;
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int j = 0; j < kValueDim / 8; ++j) {
+            const u32 down = m * 16 + half * 8 + lane() / 4;
+            *reinterpret_cast<u32*>(staged + down * Values::kBytes + Values::place(j / 2, j % 2, down) +
+                                    lane() % 4 * 4) = pack<Out>(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
+          }
+      __syncwarp();
+#pragma unroll 4
+      for (u32 item = lane(); item < kRows * Values::kPieces; item += 32) {
+        const u32 down = item / Values::kPieces, piece = item % Values::kPieces;
+        if (row + int(down) >= x.rows) break;
+        const u8* from = staged + down * Values::kBytes + (piece ^ Values::swizzle(down)) * 16;
+        Out* to = out + down * a.o_strides.row + piece * 8;
+        const int columns = a.value_dim - int(piece) * 8;
+        if (columns >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
+        else
+          for (int d = 0; d < columns; ++d) to[d] = reinterpret_cast<const Out*>(from)[d];
+      }
+      return;
+    }
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int down = int(m * 16 + half * 8 + lane() / 4);
+        if (row + down >= x.rows) continue;
+        Out* to = out + down * a.o_strides.row;
+#pragma unroll
+        for (int j = 0; j < kValueDim / 8; ++j) {
+          const int d = j * 8 + int(lane() % 4) * 2;
+          const f32 y0 = sums[m][j][2 * half], y1 = sums[m][j][2 * half + 1];
+          if (sizeof(Out) == 4 && aligned && d + 1 < a.value_dim) {
+            *reinterpret_cast<float2*>(to + d) = make_float2(y0, y1);
+          } else {
+            if (d < a.value_dim) to[d * a.o_strides.column] = Store<Out>::from(y0);
+            if (d + 1 < a.value_dim) to[(d + 1) * a.o_strides.column] = Store<Out>::from(y1);
+          }
+        }
+      }
+  }
+  __device__ __forceinline__ void repair(u32 redo) {
+    const Tile x = shared.tile;
+#pragma unroll 1
+    for (; redo; redo &= redo - 1) {
+      const int bit = __ffs(redo) - 1, row = x.row + int(first_row()) + bit % 4 * 8 + bit / 4;
+      Out* out = out_row(row);
+      const f32 lse = attend_row(a, x, row, [&](int d, f32 y) { out[d * a.o_strides.column] = Store<Out>::from(y); });
+      if (a.lse && lane() == 0) a.lse[lse_place(row)] = lse;
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------- the kernel
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(const __grid_constant__ Attention a) {
+  extern __shared__ __align__(128) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const Tile& x = shared.tile;
+  {
+    const Tile found = tile_at(a, blockIdx.x);
+    if (found.head < 0) return;
+    if (threadIdx.x == 0) {
+      shared.tile = found;
+      shared.k = a.k + found.batch * a.k_strides.batch + found.head / a.group * a.k_strides.head;
+      shared.v = a.v + found.batch * a.v_strides.batch + found.head / a.group * a.v_strides.head;
+    }
+    __syncthreads();
+  }
+  const int count = x.last - x.first, lane = threadIdx.x % 32;
+  // Entries from the last one to the first. A lane knows one of 32.
+  int lane_column = 0, lane_part = -1;
+  const auto entry_number = [&](int n) {
+    if (n % 32 == 0 && n + lane < count) {
+      lane_column = column_of(a, x.last - 1 - n - lane);
+      lane_part = part_of(a, x.last - 1 - n - lane);
+    }
+    return entry_at(a, x, __shfl_sync(kAll, lane_column, n % 32), __shfl_sync(kAll, lane_part, n % 32));
+  };
+  const auto copy_keys = [&](u32 slot, int key) {
+    Keys::copy<kTileK>(shared_address(shared.ring[slot]), shared.k + key * a.k_strides.row, a.k_strides.row,
+                       x.keys - key, a.head_dim);
+  };
+  const auto copy_values = [&](u32 slot, int key) {
+    Values::copy<kTileK>(shared_address(shared.ring[slot]), shared.v + key * a.v_strides.row, a.v_strides.row,
+                         x.keys - key, a.value_dim);
+  };
+  const auto behind = [](u32 slot) { return slot + 1 == kStages ? 0 : slot + 1; };
+
+  Multiplier multiplier(a, shared);
+  if (count > 0) {
+    Entry entry = entry_number(0);
+    const Element* from = a.q + x.batch * a.q_strides.batch + x.head * a.q_strides.head + x.row * a.q_strides.row;
+    Keys::copy<kTileQ>(shared_address(shared.q), from, a.q_strides.row, x.rows - x.row, a.head_dim);
+    copy_keys(0, entry.key);
+    copy_commit();
+    if (kStages == 3) {
+      copy_values(1, entry.key);
+      copy_commit();
+    }
+    copy_wait<kStages - 2>();
+    __syncthreads();
+    multiplier.load_queries();
+    const bool here = x.row + int(multiplier.first_row()) < x.rows;  // any of the warp's queries
+    u32 slot = 0;
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      // The turn of the keys. The slot behind the ones in use is free: all warps are done with it.
+      copy_wait<kStages - 2>();
+      __syncthreads();
+      Entry next = entry;
+      if (n + 1 < count) next = entry_number(n + 1);
+      if (kStages == 2) copy_values(behind(slot), entry.key);
+      else if (n + 1 < count) copy_keys(behind(behind(slot)), next.key);
+      copy_commit();
+      const bool seen = here && (entry.whole || multiplier.look(entry));
+      if (seen) {
+        multiplier.multiply_keys(shared_address(shared.ring[slot]));
+        multiplier.shape_scores(entry.whole);
+        multiplier.raise();
+      } else {
+        multiplier.pass_over();
+      }
+      slot = behind(slot);
+      // The turn of the values.
+      copy_wait<kStages - 2>();
+      __syncthreads();
+      if (n + 1 < count) {
+        if (kStages == 2) copy_keys(behind(slot), next.key);
+        else copy_values(behind(behind(slot)), next.key);
+      }
+      copy_commit();
+      if (seen) multiplier.multiply_values(shared_address(shared.ring[slot]));
+      slot = behind(slot);
+      entry = next;
+    }
+  }
+  multiplier.finish();
+}

@@ -1,0 +1,641 @@
+// Attention on Hopper's tensor cores. A CTA stays and claims tiles of 128 queries. One warp looks up the next tile, one
+// has the copy engine fetch queries, keys and values into rings, two find out which keys are seen where not all are, and
+// two warpgroups of 64 queries multiply.
+//
+// A warpgroup issues the scores of one tile of keys and the weighted values of the one before together, and takes the
+// exponentials of the first while the second are multiplied. The row maximum is exact for the first tile of keys only.
+// Later tiles are weighted with the maximum so far, and if the sums show that it was too low, the warp computes its
+// scores once more, from the keys that it has not let go, and raises it: the result is as exact as with the maximum.
+//
+// Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
+// by one, by attend_row.
+#include "attention.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
+static_assert(kTileQ == 64 * kConsumers, "a warpgroup has 64 queries");
+constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
+constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
+constexpr bool kFromRegisters = kHeadDim <= (kScores == kCapped ? 96 : 128);  // queries
+constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
+constexpr int kSteps = kHeadDim / 16, kScoreSums = kTileK / 2, kSums = kValueDim / 2;
+constexpr int kQuerySlabs = (kHeadDim + 63) / 64, kValueSlabs = (kValueDim + 63) / 64;
+constexpr int kSlabs = kQuerySlabs > kValueSlabs ? kQuerySlabs : kValueSlabs;
+constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns
+constexpr f32 kHidden = -3.402823466e38f;                    // the score of a key that is not seen
+constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
+constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
+
+// An entry of which not all is seen; no more of them: tile < 0.
+struct Shade { int tile, key, part; };
+
+struct alignas(1024) Shared {
+  u8 q[kQueries][kSlabs * kSlabQ];  // then the result on its way out
+  u8 k[kStages][kQuerySlabs * kSlabK];
+  u8 v[kStages][kValueSlabs * kSlabK];
+  u64 q_full[kQueries], q_empty[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  u64 tile_full[kTiles], tile_empty[kTiles], wanted;
+  u64 shade_wanted[kStages], shade_full[kStages];
+  u32 seen[kStages][kTileQ][kWords];  // of entries that are not whole; bit i of word w: the query sees key 32 w + i
+  int shades[kStages];                // entry -> number among those that are not whole, or -1
+  Shade shaded[kStages];
+  Tile tiles[kTiles];
+  u32 turns[4 * kConsumers];          // the number of the tile that each warp is at
+};
+
+struct alignas(64) Problem {
+  TensorMap q, k, v, o;
+  Attention attention;
+};
+
+// With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
+template <bool kLong = false> __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
+#ifdef STRESS
+  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
+  __nanosleep((noise >> 19) & 0x1fff);
+#endif
+#ifdef PATIENCE
+  for (int i = 0; i < PATIENCE && !barrier_try_wait(shared_address(&barrier), parity); ++i) {}
+#else
+#ifdef SLEEP
+  if constexpr (kLong) return barrier_wait_long(shared_address(&barrier), parity);
+#endif
+  barrier_wait(shared_address(&barrier), parity);
+#endif
+}
+__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
+
+// Number n has place n % kSize in a ring; the parity of its barriers.
+template <int kSize> __device__ __forceinline__ u32 parity(u32 n) {
+  static_assert((kSize & (kSize - 1)) == 0, "a power of two");
+  return n / kSize % 2;
+}
+
+// The same in all lanes, and the compiler knows it: branches on it keep the warp together.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+__device__ __forceinline__ void release(u64& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+
+// ------------------------------------------------------------------------------------------------------- the feeders
+// One warp: claims the next tile when it is soon needed, and looks it up.
+__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
+  const Attention& a = problem.attention;
+  const int lane = threadIdx.x % 32;
+  int t = blockIdx.x;
+  for (u32 n = 0;; ++n) {
+    const Tile x = tile_at(a, t);
+    wait<true>(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
+    if (lane == 0) {
+      shared.tiles[n % kTiles] = x;
+      arrive(shared.tile_full[n % kTiles]);
+    }
+    if (x.head < 0) break;
+    wait<true>(shared.wanted, n % 2);
+    if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
+    t = __shfl_sync(0xffffffffu, t, 0);
+  }
+  if (lane == 0) {  // the last CTA leaves the counters as they were
+    __threadfence();
+    if (atomicAdd(a.counters + 1, 1) == gridDim.x - 1) a.counters[0] = a.counters[1] = 0;
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
+                                           u64& full) {
+  const u32 barrier = shared_address(&full);
+  barrier_expect(barrier, kCount * bytes);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) copy_tile(shared_address(to) + i * bytes, &map, 64 * i, row, head, batch, barrier);
+}
+
+// One warp: has queries, keys and values copied. The values of an entry go after the keys of the next one, as they are
+// used. Tiles and their queries have one number, keys and values of an entry have one.
+__device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
+  const Attention& a = problem.attention;
+  const int lane = threadIdx.x % 32;
+  int row = -1, head = 0, batch = 0;  // of the last entry, whose values are still to be copied
+  const auto copy_values = [&](u32 n) {
+    if (row < 0) return;
+    const u32 at = n % kStages;
+    wait<true>(shared.v_empty[at], parity<kStages>(n) ^ 1);
+    if (lane == 0) copy_slabs<kValueSlabs>(shared.v[at], kSlabK, problem.v, row, head, batch, shared.v_full[at]);
+    __syncwarp();
+    row = -1;
+  };
+  u32 entry = 0, shade = 0;
+  for (u32 n = 0;; ++n) {
+    wait<true>(shared.tile_full[n % kTiles], parity<kTiles>(n));
+    const Tile& x = shared.tiles[n % kTiles];
+    if (x.head < 0) break;
+    const int count = x.last - x.first;
+    if (count == 0 || !kAcross) copy_values(entry - 1);
+    wait<true>(shared.q_empty[n % kQueries], parity<kQueries>(n) ^ 1);
+    if (lane == 0) {
+      u64& full = shared.q_full[n % kQueries];
+      if (count > 0) copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, problem.q, x.row, x.head, x.batch, full);
+      else arrive(full), arrive(shared.wanted);
+    }
+    __syncwarp();
+    for (int e0 = 0; e0 < count; e0 += 32) {
+      int column = 0, part = -1;
+      if (e0 + lane < count) column = column_of(a, x.last - 1 - e0 - lane), part = part_of(a, x.last - 1 - e0 - lane);
+      const Entry mine = entry_at(a, x, column, part);
+      for (int i = 0; i < min(32, count - e0); ++i, ++entry) {
+        const u32 at = entry % kStages;
+        if (lane == 0 && e0 + i == max(count - 3, 0)) arrive(shared.wanted);
+        const int key = __shfl_sync(0xffffffffu, mine.key, i);
+        wait<true>(shared.k_empty[at], parity<kStages>(entry) ^ 1);
+        const bool whole = __shfl_sync(0xffffffffu, mine.whole, i);
+        if (lane == i) {
+          shared.shades[at] = whole ? -1 : int(shade);
+          if (!whole) {
+            shared.shaded[shade % kStages] = {int(n % kTiles), mine.key, mine.part};
+            arrive(shared.shade_wanted[shade % kStages]);
+          }
+        }
+        __syncwarp();
+        shade += !whole;
+        if (lane == 0)
+          copy_slabs<kQuerySlabs>(shared.k[at], kSlabK, problem.k, key, x.head / a.group, x.batch, shared.k_full[at]);
+        __syncwarp();
+        copy_values(entry - 1);
+        row = key, head = x.head / a.group, batch = x.batch;
+      }
+    }
+    release(shared.tile_empty[n % kTiles]);
+  }
+  copy_values(entry - 1);
+  if (entry >= kStages) wait<true>(shared.k_empty[entry % kStages], parity<kStages>(entry) ^ 1);
+  if (lane == 0) {  // its place is free: the entry that had it is
+    shared.shaded[shade % kStages].tile = -1;
+    arrive(shared.shade_wanted[shade % kStages]);
+  }
+}
+
+// kShaders warps: which query sees which key, where not all see all.
+constexpr int kShaders = 2;
+__device__ __forceinline__ void shade(const Problem& problem, Shared& shared, int thread) {
+  for (u32 n = 0;; ++n) {
+    const u32 at = n % kStages;
+    wait<true>(shared.shade_wanted[at], parity<kStages>(n));
+    if (shared.shaded[at].tile < 0) break;
+    const Tile& x = shared.tiles[shared.shaded[at].tile];
+    const Entry entry = {shared.shaded[at].key, shared.shaded[at].part};
+#pragma unroll 1
+    for (int i = thread; i < kTileQ * kWords; i += 32 * kShaders)
+      shared.seen[at][i / kWords][i % kWords] = word_of(problem.attention, x, entry, x.row + i / kWords, i % kWords);
+    release(shared.shade_full[at]);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- the multipliers
+__device__ __forceinline__ u32 pack(f32 low, f32 high) {
+  u32 pair;
+  if constexpr (Same<Element, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// The registers of sums are another thing after a wait than before it.
+template <int kCount> __device__ __forceinline__ void settle(f32 (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = 0.f;
+}
+__device__ __forceinline__ bool warpgroup_any(int id, bool x) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred.aligned q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}"
+      : "=r"(any) : "r"(int(x)), "r"(id) : "memory");
+  return __shfl_sync(0xffffffffu, any, 0);
+}
+__device__ __forceinline__ void multiply_16x8(f32 (&d)[kScoreSums], int i, const u32 (&x)[4], u32 b0, u32 b1) {
+  if constexpr (Same<Element, bf16>::value)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
+}
+
+// What a thread knows of its two queries, 8 rows apart.
+struct Two {
+  f32 x, y;
+};
+__device__ __forceinline__ Two over_quad_max(Two m) {
+#pragma unroll
+  for (int i = 1; i < 4; i *= 2) {
+    m.x = fmaxf(m.x, __shfl_xor_sync(0xffffffffu, m.x, i));
+    m.y = fmaxf(m.y, __shfl_xor_sync(0xffffffffu, m.y, i));
+  }
+  return m;
+}
+
+struct Multiplier {
+  const Problem& problem;
+  Shared& shared;
+  u32 entry = 0;  // the number of the entry whose keys are next or in use
+  f32 scores[kScoreSums], sums[kSums];
+  u32 weights[kTileK / 16][4], queries[kFromRegisters ? kSteps : 1][4];
+  Two top, total;   // maximum so far in units of log2(e); sum of the weights of this thread's columns
+  int hot;
+
+  __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared) : problem(problem), shared(shared) {}
+
+  // Not kept in registers.
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+  __device__ __forceinline__ u32 tile() const { return uniform(shared.turns[warp()]); }  // the number of the tile
+  __device__ __forceinline__ void next_tile() {
+    const u32 next = tile() + 1;
+    __syncwarp();
+    shared.turns[warp()] = next;
+    __syncwarp();
+  }
+  __device__ __forceinline__ const Attention& a() const { return problem.attention; }
+  __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? a().scale : 1.f; }
+
+  // Where this lane()'s 16 bytes lie for ldmatrix, within the slabs of a tile of queries.
+  __device__ __forceinline__ u32 query_place(int step) const {
+    const int row = warp() * 16 + lane() % 16;
+    return step / 4 * kSlabQ + row * 128 + ((step % 4 * 2 + lane() / 16) ^ (row & 7)) * 16;
+  }
+  __device__ __forceinline__ void load_queries() {
+    if constexpr (kFromRegisters) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+        load_matrix_x4<false>(queries[step], shared_address(shared.q[tile() % kQueries]) + query_place(step));
+    }
+  }
+  // scores = queries * keys, from now on in flight
+  __device__ __forceinline__ void issue_scores() {
+    const u64 b = wgmma_descriptor(shared_address(shared.k[entry % kStages]), 16, 1024);
+    u64 x = 0;
+    if constexpr (!kFromRegisters)
+      x = wgmma_descriptor(shared_address(shared.q[tile() % kQueries]) + warpgroup() * 8192, 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const u64 from = b + (step / 4 * kSlabK + step % 4 * 32) / 16;
+      if constexpr (kFromRegisters) wgmma<false>(scores, step > 0, queries[step], from);
+      else wgmma<false, false>(scores, step > 0, x + (step / 4 * kSlabQ + step % 4 * 32) / 16, from);
+    }
+    wgmma_commit();
+  }
+  // sums += weights * values, in flight
+  __device__ __forceinline__ void issue_sums(u32 n) {
+    wait(shared.v_full[n % kStages], parity<kStages>(n));
+    const u64 b = wgmma_descriptor(shared_address(shared.v[n % kStages]), kSlabK, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTileK / 16; ++step) wgmma<true>(sums, true, weights[step], b + step * 2048 / 16);
+    wgmma_commit();
+  }
+  // The scores of this warp once more, from shared memory.
+  __device__ __forceinline__ void repeat_scores() {
+    const u32 from = shared_address(shared.q[tile() % kQueries]);
+    const u32 keys = shared_address(shared.k[entry % kStages]) + (lane() / 16 * 8 + lane() % 8) * 128;
+#pragma unroll
+    for (int i = 0; i < kScoreSums; ++i) scores[i] = 0.f;
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      u32 x[4], y[4];
+      load_matrix_x4<false>(x, from + query_place(step));
+      const u32 at = keys + step / 4 * kSlabK + ((step % 4 * 2 + lane() / 8 % 2) ^ (lane() & 7)) * 16;
+#pragma unroll
+      for (int j = 0; j < kTileK / 16; ++j) {
+        load_matrix_x4<false>(y, at + j * 2048);
+        multiply_16x8(scores, 8 * j, x, y[0], y[1]);
+        multiply_16x8(scores, 8 * j + 4, x, y[2], y[3]);
+      }
+    }
+  }
+
+  // Softcap, and hidden keys.
+  __device__ __forceinline__ void shape_scores() {
+    if constexpr (kScores != kPlain) {
+#pragma unroll
+      for (int i = 0; i < kScoreSums; ++i) scores[i] = score_of(a(), scores[i]);
+    }
+    const int shade = uniform(shared.shades[entry % kStages]);
+    if (shade < 0) return;
+    wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
+    const int row = warp() * 16 + lane() / 4;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const u32 upper = shared.seen[shade % kStages][row][w] >> lane() % 4 * 2;
+      const u32 lower = shared.seen[shade % kStages][row + 8][w] >> lane() % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        f32* s = scores + 16 * w + 4 * j;
+        s[0] = upper >> 8 * j & 1 ? s[0] : kHidden;
+        s[1] = upper >> 8 * j & 2 ? s[1] : kHidden;
+        s[2] = lower >> 8 * j & 1 ? s[2] : kHidden;
+        s[3] = lower >> 8 * j & 2 ? s[3] : kHidden;
+      }
+    }
+  }
+  __device__ __forceinline__ Two highest() const {
+    Two even = {scores[0], scores[2]}, odd = {scores[1], scores[3]};
+#pragma unroll
+    for (int j = 1; j < kTileK / 8; ++j) {
+      even.x = fmaxf(even.x, scores[4 * j]), odd.x = fmaxf(odd.x, scores[4 * j + 1]);
+      even.y = fmaxf(even.y, scores[4 * j + 2]), odd.y = fmaxf(odd.y, scores[4 * j + 3]);
+    }
+    const Two m = over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
+    return {m.x * scale(), m.y * scale()};
+  }
+  // Scores become weights; returns their sums over this thread's columns.
+  __device__ __forceinline__ Two weigh() {
+    const f32 by = scale();
+    Two even = {0.f, 0.f}, odd = {0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < kTileK / 8; ++j) {
+      f32* s = scores + 4 * j;
+      s[0] = exp2_of(fmaf(s[0], by, -top.x)), s[1] = exp2_of(fmaf(s[1], by, -top.x));
+      s[2] = exp2_of(fmaf(s[2], by, -top.y)), s[3] = exp2_of(fmaf(s[3], by, -top.y));
+      even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
+    }
+    return {even.x + odd.x, even.y + odd.y};
+  }
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int i = 0; i < kTileK / 4; ++i) weights[i / 4][i % 4] = pack(scores[2 * i], scores[2 * i + 1]);
+  }
+  // The maximum goes up; what was summed before fades by the factors returned.
+  __device__ __forceinline__ Two raise(Two to) {
+    const Two fade = {exp2_of(top.x - to.x), exp2_of(top.y - to.y)};
+    top = to;
+    total.x *= fade.x, total.y *= fade.y;
+    return fade;
+  }
+  __device__ __forceinline__ void wait_tile() { wait(shared.tile_full[tile() % kTiles], parity<kTiles>(tile())); }
+  __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile() % kQueries], parity<kQueries>(tile())); }
+  // Entries of the tile; -1: no more tiles.
+  __device__ __forceinline__ int count() const {
+    const Tile& x = shared.tiles[tile() % kTiles];
+    return uniform(x.head < 0 ? -1 : x.last - x.first);
+  }
+  __device__ __forceinline__ void wait_keys() { wait(shared.k_full[entry % kStages], parity<kStages>(entry)); }
+  __device__ __forceinline__ void release_keys() {
+    release(shared.k_empty[entry % kStages]);
+    ++entry;
+  }
+  __device__ __forceinline__ void release_values(u32 n) { release(shared.v_empty[n % kStages]); }
+
+  // Their slot, from which a result was written.
+  __device__ __forceinline__ void release_queries(u32 n) {
+    if (threadIdx.x % 128 != 0) return;
+    store_wait_read<0>();
+    arrive(shared.q_empty[n % kQueries]);
+  }
+
+  // The next tile that sees any key, or the end; those that see none are answered on the way.
+  __device__ __forceinline__ bool take_tile() {
+    while (true) {
+      wait_tile();
+      const Tile& x = shared.tiles[tile() % kTiles];
+      const int entries = count();
+      if (entries < 0) return false;
+      wait_queries();
+      if (entries > 0) return true;
+      for (int row = x.row + warp() / 4 * 64 + warp() % 4; row < min(x.rows, x.row + warpgroup() * 64 + 64); row += 4) {
+        Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
+        for (int d = lane(); d < a().value_dim; d += 32) out[d * a().o_strides.column] = Store<Out>::from(0.f);
+        if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = -__int_as_float(0x7f800000);
+      }
+      release_queries(tile());
+      release(shared.tile_empty[tile() % kTiles]);
+      next_tile();
+    }
+  }
+  __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
+    return (i64(x.batch) * a().heads + x.head) * a().queries + row;
+  }
+  __device__ __forceinline__ bool start() {
+    if (!take_tile()) return false;
+    clear(scores);
+    wait_keys();
+    load_queries();
+    issue_scores();
+    wgmma_wait<0>();
+    settle(scores);
+    shape_scores();
+    release_keys();
+    return true;
+  }
+
+  __device__ __forceinline__ void run() {
+#ifdef PINGPONG
+    if (warpgroup() == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
+#endif
+    if (!start()) return;
+    bool ahead = false;  // the tile before issued the first scores of this one
+    while (true) {
+      top = highest();
+      total = weigh();
+      pack_weights();
+      clear(sums);
+      hot = 0;
+      if (ahead) release_queries(tile() - 1);
+      for (int left = count() - 1; left > 0; --left) {
+        wait_keys();
+#ifdef PINGPONG
+        asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup()) : "memory");
+#endif
+        issue_scores();
+        issue_sums(entry - 1);
+#ifdef PINGPONG
+        asm volatile("bar.arrive %0, 256;" ::"r"(4 - warpgroup()) : "memory");
+#endif
+        wgmma_wait<1>();
+        settle(scores);
+        shape_scores();
+        Two fade = {1.f, 1.f};
+        bool rescale = false;
+        if (hot > 0) {  // the maxima of this warp were climbing: look first
+          --hot;
+          Two now = highest();
+          now = {now.x > top.x + 8.f ? now.x : top.x, now.y > top.y + 8.f ? now.y : top.y};
+          if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), rescale = true, hot = kHot;
+        }
+        Two added = weigh();
+        if (__any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum))) {
+          repeat_scores();
+          load_queries();  // so that they need no registers meanwhile
+          shape_scores();
+          const Two now = highest();
+          const Two again = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
+          fade = {fade.x * again.x, fade.y * again.y};
+          rescale = true, hot = kHot;
+          added = weigh();
+        }
+        release_keys();
+        total.x += added.x, total.y += added.y;
+        wgmma_wait<0>();
+        settle(sums);
+        release_values(entry - 2);
+        pack_weights();
+        if (rescale) {
+#pragma unroll
+          for (int j = 0; j < kSums / 4; ++j) {
+            sums[4 * j] *= fade.x, sums[4 * j + 1] *= fade.x;
+            sums[4 * j + 2] *= fade.y, sums[4 * j + 3] *= fade.y;
+          }
+        }
+      }
+      next_tile();
+      if constexpr (kAcross) {  // the first scores of the next tile, which nobody looks at if it has none
+        wait_tile();
+        ahead = count() > 0;
+        if (ahead) {
+          wait_queries();
+          wait_keys();
+          load_queries();
+        }
+        issue_scores();
+      }
+      issue_sums(entry - 1);
+      wgmma_wait<0>();
+      if constexpr (kAcross) settle(scores);
+      settle(sums);
+      release_values(entry - 1);
+      if (ahead) shape_scores();
+      finish(shared.tiles[(tile() - 1) % kTiles], (tile() - 1) % kQueries, ahead);
+      release(shared.tile_empty[(tile() - 1) % kTiles]);
+      if (ahead) continue;
+      release_queries(tile() - 1);
+      if (!start()) break;
+    }
+    if (threadIdx.x % 128 == 0) store_wait();
+  }
+
+  // The result of a tile goes out through the shared memory of its queries. The scores of the next tile are there
+  // already; where queries are done again, they have to be computed anew behind it.
+  __device__ __forceinline__ void finish(const Tile& x, int slot, bool ahead) {
+#pragma unroll
+    for (int i = 1; i < 4; i *= 2) {
+      total.x += __shfl_xor_sync(0xffffffffu, total.x, i);
+      total.y += __shfl_xor_sync(0xffffffffu, total.y, i);
+    }
+    const int row = x.row + warp() * 16 + lane() / 4;
+    const f32 nothing = kHidden * scale();
+    const bool none_x = top.x == nothing, none_y = top.y == nothing;  // no key was seen
+    const f32 by_x = none_x ? 0.f : __fdividef(1.f, total.x), by_y = none_y ? 0.f : __fdividef(1.f, total.y);
+    f32 bad_x = 0.f, bad_y = 0.f;  // not a number if any of the row is not finite
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+      sums[4 * j] *= by_x, sums[4 * j + 1] *= by_x, sums[4 * j + 2] *= by_y, sums[4 * j + 3] *= by_y;
+      bad_x = fmaf(sums[4 * j], 0.f, fmaf(sums[4 * j + 1], 0.f, bad_x));
+      bad_y = fmaf(sums[4 * j + 2], 0.f, fmaf(sums[4 * j + 3], 0.f, bad_y));
+    }
+    const f32 lse_x = none_x ? -__int_as_float(0x7f800000) : (top.x + log2_of(total.x)) * 0.6931471805599453f;
+    const f32 lse_y = none_y ? -__int_as_float(0x7f800000) : (top.y + log2_of(total.y)) * 0.6931471805599453f;
+    const bool redo_x = row < x.rows && !(bad_x == 0.f && total.x > 0.f);
+    const bool redo_y = row + 8 < x.rows && !(bad_y == 0.f && total.y > 0.f);
+    if (a().lse && lane() % 4 == 0) {
+      if (row < x.rows) a().lse[lse_place(x, row)] = lse_x;
+      if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = lse_y;
+    }
+    const bool any = warpgroup_any(1 + warpgroup(), redo_x | redo_y);
+    if (ahead && !any) release_keys();
+    // Sequences that end within the tile are followed by others: their queries are not ours.
+    const bool whole = kStoreTiles && (!a().q_bounds || x.row + warpgroup() * 64 + 64 <= x.rows);
+    const u32 staged = shared_address(shared.q[slot]) + warpgroup() * 8192;
+    if (whole) {
+      if constexpr (kStoreTiles) {
+        const int line = warp() % 4 * 16 + lane() % 16;
+#pragma unroll
+        for (int j = 0; j < kValueDim / 16; ++j)
+          store_matrix_x4<false>(
+              staged + j / 4 * kSlabQ + line * 128 + ((j % 4 * 2 + lane() / 16) ^ (line & 7)) * 16,
+              pack(sums[8 * j], sums[8 * j + 1]), pack(sums[8 * j + 2], sums[8 * j + 3]),
+              pack(sums[8 * j + 4], sums[8 * j + 5]), pack(sums[8 * j + 6], sums[8 * j + 7]));
+        proxy_fence();
+      }
+    } else {
+      Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) {
+        const int d = j / 4 * 8 + lane() % 4 * 2 + j % 2, down = j / 2 % 2 * 8;
+        if (row + down < x.rows && d < a().value_dim)
+          out[down * a().o_strides.row + d * a().o_strides.column] = Store<Out>::from(sums[j]);
+      }
+    }
+    warpgroup_sync(1 + warpgroup());
+    if (whole && threadIdx.x % 128 == 0) {
+      const int first = x.row + warpgroup() * 64;
+      if (first < x.rows) {
+#pragma unroll
+        for (int i = 0; i < kValueSlabs; ++i)
+          store_tile(&problem.o, 64 * i, first, x.head, x.batch, staged + i * kSlabQ);
+        store_commit();
+      }
+    }
+    if (any) {
+      if (threadIdx.x % 128 == 0) store_wait();
+      warpgroup_sync(1 + warpgroup());
+      repair(x, redo_x, redo_y);
+      if (ahead) {
+        load_queries();
+        repeat_scores();
+        shape_scores();
+        release_keys();
+      }
+    }
+  }
+  __device__ __forceinline__ void repair(const Tile& x, bool redo_x, bool redo_y) {
+    u32 rows = __ballot_sync(0xffffffffu, redo_x), lower = __ballot_sync(0xffffffffu, redo_y);
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const u32 bits = i < 8 ? rows : lower;
+      if (!(bits >> (i % 8 * 4) & 15)) continue;
+      const int row = x.row + warp() * 16 + i;
+      Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
+      const f32 lse =
+          attend_row(a(), x, row, [&](int d, f32 y) { out[d * a().o_strides.column] = Store<Out>::from(y); });
+      if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = lse;
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm90(const __grid_constant__ Problem problem) {
+  extern __shared__ __align__(1024) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x < 4 * kConsumers) shared.turns[threadIdx.x] = 0;
+  if (threadIdx.x == 0) {
+    const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+    for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1), init(shared.q_empty[i], kConsumers);
+    for (int i = 0; i < kStages; ++i) {
+      init(shared.shade_wanted[i], 1), init(shared.shade_full[i], kShaders);
+      init(shared.k_full[i], 1), init(shared.k_empty[i], 4 * kConsumers);
+      init(shared.v_full[i], 1), init(shared.v_empty[i], 4 * kConsumers);
+    }
+    for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + 1);
+    init(shared.wanted, 1);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp < 4 * kConsumers) {
+    more_registers<232>();
+    Multiplier(problem, shared).run();
+  } else {
+    fewer_registers<40>();
+    if (warp == 4 * kConsumers) feed(problem, shared);
+    if (warp == 4 * kConsumers + 1) schedule(problem, shared);
+    if (warp >= 4 * kConsumers + 2) shade(problem, shared, threadIdx.x % 64);
+  }
+}

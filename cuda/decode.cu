@@ -1,0 +1,547 @@
+// O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j]: a few queries at the end of
+// a long cache, each sequence with a length of its own. A CTA owns a piece of the keys of one KV head, and the rows
+// (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with copies, softmax
+// and sums of its own, and meet at the end only. The pieces of a head are joined by the CTA that comes last, in order.
+#include "mma.cuh"
+
+using Element = ELEMENT;  // f16 or bf16
+
+constexpr int kD = HEAD_DIM;
+constexpr int kDv = VALUE_DIM;
+constexpr int kRows = ROWS;          // of Q, that a CTA owns
+constexpr int kWarps = WARPS;
+constexpr int kStages = STAGES;      // tiles of K and V in flight, per warp
+constexpr int kThreads = 32 * kWarps;
+constexpr int kKeys = 16;            // of a tile
+constexpr int kSlabs = kRows / 16;   // of rows, one mma high
+constexpr int kMostPieces = 128;     // of the keys of a head
+constexpr bool kSharedQ = SHARED_Q;  // fragments of Q are loaded each time: with the sums they take too many registers
+constexpr u32 kAll = 0xffffffffu;
+static_assert(kD % 16 == 0 && kDv % 16 == 0 && kRows % 16 == 0 && kStages <= 32, "whole fragments, a lane per stage");
+
+// decode.py packs it field by field. Strides are in elements; capacity and all steps are below 2^30.
+struct Decode {
+  const Element* q;     // (batch, kv_heads * group, queries, kD)
+  const Element* k;     // (pages, kv_heads, page, kD)
+  const Element* v;     // (pages, kv_heads, page, kDv)
+  Element* out;         // (batch, kv_heads * group, queries, kDv)
+  f32* lse;             // (batch, kv_heads * group, queries), or none
+  const int* lengths;   // (batch,)
+  const int* table;     // (batch, table_width): pages of a sequence; none: page b holds all of sequence b
+  const int* blocks;    // (batch, kv_heads, entries): blocks of keys that are kept; none: all
+  f32* partial;         // sums of pieces, then their maxima and totals
+  int* arrived;         // pieces that are there, per head and tile of rows; zero before and after
+  i64 q_batch, q_head, q_row, q_col;
+  i64 out_batch, out_head, out_row, out_col;
+  i64 blocks_batch, blocks_head, blocks_entry;
+  int kv_heads, group, queries;
+  int capacity, pages, page, table_width;
+  int entries, block_tiles;  // block_tiles: 16 keys each
+  int left;                  // keys in front of its own place that a query sees; capacity or more: all of them
+  int piece_tiles;           // a piece has at least so many tiles, unless it is the only one
+  f32 scale, softcap, inverse_softcap;  // in powers of two: times log2(e); softcap 0: none
+};
+
+// ---------------------------------------------------------------------------------- one instruction each
+__device__ __forceinline__ u32 pack(f16, f32 low, f32 high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+__device__ __forceinline__ u32 pack(bf16, f32 low, f32 high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+__device__ __forceinline__ f32 exp2_approx(f32 x) {
+  f32 y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
+  if constexpr (Same<Element, f16>::value) mma_f16(d, upper, lower, b);
+  else mma_bf16(d, upper, lower, b);
+}
+// x, of which the compiler does not know where it comes from: what follows from it is computed again, not kept.
+__device__ __forceinline__ u32 again(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+
+constexpr f32 kLog2E = 1.44269504088896341f;
+// Within 5e-7; tanhf takes ten registers more.
+__device__ __forceinline__ f32 tanh_of(f32 x) { return 1 - __fdividef(2.f, exp2_approx(x * (2 * kLog2E)) + 1); }
+__device__ __forceinline__ f32 minus_infinity() { return __uint_as_float(0xff800000u); }
+// What is subtracted from scores: the maximum, or 0 where nothing is seen.
+__device__ __forceinline__ f32 base_of(f32 maximum) { return maximum == minus_infinity() ? 0.f : maximum; }
+
+// ---------------------------------------------------------------------------------- a tile in shared memory
+// Rows of K, V or Q in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows
+// lies in different banks: row r begins at bank group r * kPieces, a multiple of kGroup of 8.
+template <int kDim> struct Tile {
+  static constexpr u32 kPieces = kDim / 8;
+  static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
+  static constexpr u32 kBytes = kKeys * kDim * 2;
+
+  static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
+
+  // The warp copies rows `first` to `last` - 1 of 16, which lie side by side, and puts zeros in the others.
+  static __device__ __forceinline__ void copy(u32 to, const Element* from, u32 thread, int first, int last) {
+    if (first <= 0 && last >= kKeys)
+      copy_if(to, from, thread, [](u32) { return true; });
+    else
+      copy_if(to, from, thread, [=](u32 row) { return int(row) >= first && int(row) < last; });
+  }
+  template <class There>
+  static __device__ __forceinline__ void copy_if(u32 to, const Element* from, u32 thread, There there) {
+    const u32 lane = again(thread) % 32;
+#pragma unroll
+    for (u32 i = 0; i < kPieces / 2; ++i) {
+      const u32 p = i * 32 + lane, row = p / kPieces, piece = p % kPieces;
+      copy_16(true, to + row * (kDim * 2) + (piece ^ swizzle(row)) * 16, from + p * 8, !there(row));
+    }
+  }
+  // Where a row begins, and where in it the first or the second piece of fragment i lies.
+  static __device__ __forceinline__ u32 line(u32 row) { return row * (kDim * 2); }
+  static __device__ __forceinline__ u32 step(u32 i, u32 second, u32 row) {
+    return (i * 32) ^ ((second ^ swizzle(row)) * 16);
+  }
+};
+
+constexpr u32 kStageBytes = Tile<kD>::kBytes + Tile<kDv>::kBytes;
+constexpr int kPitch = kDv + 8;  // of sums in shared memory: lanes that write two floats meet no bank twice
+
+// What the warps leave to each other at the end, in the place of the tiles; then what joins pieces.
+struct Ends {
+  f32 sums[kWarps][kRows][kPitch];
+  f32 maxima[kWarps][kRows], totals[kWarps][kRows];
+};
+struct Join {
+  f32 weights[kRows][kMostPieces];
+  f32 maxima[kRows], totals[kRows];
+};
+struct Shared {
+  union {
+    u8 tiles[kWarps][kStages][kStageBytes];
+    Ends ends;
+    Join join;
+  };
+  alignas(128) u8 queries[kSharedQ ? kRows * kD * 2 : 16];
+};
+
+// ---------------------------------------------------------------------------------- which keys
+// The keys that sequence b may show at all, and the steps to them; places are counted from the sequence's first key.
+struct Keys {
+  int length, begin, end;  // `begin` to `end` - 1: seen by at least one query
+  int steps;               // tiles, or entries of `blocks` by tiles of a block
+
+  __device__ __forceinline__ Keys(const Decode& p, int batch) {
+    length = min(max(p.lengths[batch], 0), p.capacity);
+    begin = max(length - p.queries - p.left, 0);
+    end = length;
+    steps = end <= begin ? 0 : p.blocks ? p.entries * p.block_tiles : (end + kKeys - 1) / kKeys - begin / kKeys;
+  }
+};
+
+// The tile of step n: its first key, -1 if none of its keys is seen; and its row in K and V. Numbers of blocks and
+// pages are a user's: what is out of range is passed over or clamped.
+__device__ __forceinline__ void look(const Decode& p, const Keys& keys, int batch, int head, int n, int& key,
+                                     int& row) {
+  i64 first = i64(keys.begin / kKeys + n) * kKeys;
+  if (p.blocks) {
+    const int block = p.blocks[batch * p.blocks_batch + head * p.blocks_head + n / p.block_tiles * p.blocks_entry];
+    first = block < 0 ? -1 : (i64(block) * p.block_tiles + n % p.block_tiles) * kKeys;
+  }
+  key = -1, row = 0;
+  if (first < 0 || first >= keys.end || first + kKeys <= keys.begin) return;
+  key = int(first);
+  const int page = p.table ? min(max(p.table[i64(batch) * p.table_width + key / p.page], 0), p.pages - 1) : batch;
+  row = (page * p.kv_heads + head) * p.page + key % p.page;
+}
+
+// ---------------------------------------------------------------------------------- a warp's rows
+struct Rows {
+  u32 q[kSharedQ ? 1 : kSlabs][kSharedQ ? 1 : kD / 16][4];  // fragments: upper, lower, upper, lower rows
+  f32 sums[kSlabs][kDv / 8][4];
+  f32 maxima[kSlabs][2], totals[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; totals: of this lane's keys
+  int first;                      // row of the group
+
+  // Where the query of a row lies among the keys.
+  __device__ __forceinline__ int place(const Decode& p, const Keys& keys, int m, int half, u32 lane) const {
+    return keys.length - p.queries + (first + m * 16 + half * 8 + int(again(lane) / 4)) % p.queries;
+  }
+
+  // Rows from `first` on; those beyond the last one are zeros.
+  __device__ __forceinline__ Rows(const Decode& p, const Element* q_head, int first_row, u8* queries, u32 warp,
+                                  u32 lane)
+      : first(first_row) {
+    const bool pairs = p.q_col == 1 && ((reinterpret_cast<u64>(p.q) / 2 | p.q_batch | p.q_head | p.q_row) & 1) == 0;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        maxima[m][half] = minus_infinity(), totals[m][half] = 0;
+        if (kSharedQ && (m * 2 + half) % kWarps != warp) continue;
+        const u32 slab_row = m * 16 + half * 8 + lane / 4;
+        const int row = first + int(slab_row);
+        const bool there = row < p.group * p.queries;
+        const Element* from = q_head + row / p.queries * p.q_head + row % p.queries * p.q_row;
+        u32 words[kD / 8];  // two columns of every eight
+#pragma unroll
+        for (int i = 0; i < kD / 8; ++i) words[i] = 0;
+        if (there && pairs) {
+#pragma unroll
+          for (int i = 0; i < kD / 8; ++i) words[i] = *reinterpret_cast<const u32*>(from + i * 8 + lane % 4 * 2);
+        } else if (there) {
+#pragma unroll
+          for (int i = 0; i < kD / 8; ++i) {
+            const Element* two = from + (i * 8 + lane % 4 * 2) * p.q_col;
+            words[i] = two[0].bits | u32(two[p.q_col].bits) << 16;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kD / 8; ++i) {
+          if constexpr (kSharedQ) {
+            const u32 at = Tile<kD>::line(slab_row) + Tile<kD>::step(i / 2, i % 2, slab_row) + lane % 4 * 4;
+            *reinterpret_cast<u32*>(queries + at) = words[i];
+          } else {
+            q[m][i / 2][i % 2 * 2 + half] = words[i];
+          }
+        }
+      }
+    if constexpr (kSharedQ) __syncthreads();
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int s = 0; s < kDv / 8; ++s)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][s][e] = 0;
+  }
+
+  // scores = Q @ K.T of a tile
+  __device__ __forceinline__ void multiply_keys(f32 (&scores)[kSlabs][2][4], u32 tile, u32 queries, u32 lane) const {
+    using K = Tile<kD>;
+    const u32 row = lane % 8 + lane / 16 * 8, at = tile + K::line(row), q_row = lane % 16;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) scores[m][e / 4][e % 4] = 0;
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      u32 four[4];  // keys 0 to 7, both halves of 16 elements; keys 8 to 15
+      load_matrices<false>(four, at + K::step(i, lane / 8 % 2, row));
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m) {
+        u32 x[4];
+        if constexpr (kSharedQ)
+          load_matrices<false>(x, queries + K::line(m * 16 + q_row) + K::step(i, lane / 16, q_row));
+        else
+          x[0] = q[m][i][0], x[1] = q[m][i][1], x[2] = q[m][i][2], x[3] = q[m][i][3];
+        multiply(scores[m][0], {x[0], x[2]}, {x[1], x[3]}, {four[0], four[1]});
+        multiply(scores[m][1], {x[0], x[2]}, {x[1], x[3]}, {four[2], four[3]});
+      }
+    }
+  }
+
+  // Scores become weights; sums and totals are scaled to the new maxima. `key` is the first of the tile's keys.
+  __device__ __forceinline__ void softmax(const Decode& p, const Keys& keys, f32 (&scores)[kSlabs][2][4], int key,
+                                          bool masked, u32 lane) {
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        f32& x = scores[m][e / 4][e % 4];
+        x *= p.scale;
+        if (p.softcap != 0) x = p.softcap * tanh_of(x * p.inverse_softcap);
+      }
+    if (masked) {
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int behind = place(p, keys, m, half, lane) - key - int(lane % 4) * 2;
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (u32(behind - e / 2 * 8 - e % 2) > u32(p.left)) scores[m][e / 2][half * 2 + e % 2] = minus_infinity();
+        }
+    }
+    f32 factors[kSlabs][2];
+    bool grew = false;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        f32 top = fmaxf(fmaxf(scores[m][0][half * 2], scores[m][0][half * 2 + 1]),
+                        fmaxf(scores[m][1][half * 2], scores[m][1][half * 2 + 1]));
+        top = fmaxf(top, shuffle_xor(top, 1));
+        top = fmaxf(fmaxf(top, shuffle_xor(top, 2)), maxima[m][half]);
+        grew |= top > maxima[m][half];
+        factors[m][half] = exp2_approx(maxima[m][half] - base_of(top));
+        maxima[m][half] = top;
+      }
+    if (__any_sync(kAll, grew)) {
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m) {
+        totals[m][0] *= factors[m][0], totals[m][1] *= factors[m][1];
+#pragma unroll
+        for (int s = 0; s < kDv / 8; ++s)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[m][s][e] *= factors[m][e / 2];
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        f32& x = scores[m][e / 4][e % 4];
+        x = exp2_approx(x - base_of(maxima[m][e % 4 / 2]));
+        totals[m][e % 4 / 2] += x;
+      }
+  }
+
+  // sums += weights @ V of a tile
+  __device__ __forceinline__ void multiply_values(const f32 (&weights)[kSlabs][2][4], u32 tile, u32 lane) {
+    using V = Tile<kDv>;
+    const u32 row = lane % 16, at = tile + V::line(row);
+#pragma unroll
+    for (int i = 0; i < kDv / 16; ++i) {
+      u32 four[4];  // columns 0 to 7, keys 0 to 7 and 8 to 15; columns 8 to 15
+      load_matrices<true>(four, at + V::step(i, lane / 16, row));
+#pragma unroll
+      for (int m = 0; m < kSlabs; ++m) {
+        const f32(&w)[2][4] = weights[m];
+        const u32 upper[2] = {pack(Element{}, w[0][0], w[0][1]), pack(Element{}, w[1][0], w[1][1])};
+        const u32 lower[2] = {pack(Element{}, w[0][2], w[0][3]), pack(Element{}, w[1][2], w[1][3])};
+        multiply(sums[m][2 * i], upper, lower, {four[0], four[1]});
+        multiply(sums[m][2 * i + 1], upper, lower, {four[2], four[3]});
+      }
+    }
+  }
+
+  // The same where the queries see different keys of the tile: one query after the other, with zeros for the values
+  // that it does not see, since 0 times NaN is NaN.
+  __device__ __forceinline__ void multiply_values_apart(const Decode& p, const Keys& keys,
+                                                        const f32 (&weights)[kSlabs][2][4], u32 tile, int key,
+                                                        u32 lane) {
+    using V = Tile<kDv>;
+    const u32 row = lane % 16, at = tile + V::line(row);
+    const int column = int(lane % 4) * 2;
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      const f32(&w)[2][4] = weights[m];
+      const u32 upper[2] = {pack(Element{}, w[0][0], w[0][1]), pack(Element{}, w[1][0], w[1][1])};
+      const u32 lower[2] = {pack(Element{}, w[0][2], w[0][3]), pack(Element{}, w[1][2], w[1][3])};
+      const int places[2] = {place(p, keys, m, 0, lane), place(p, keys, m, 1, lane)};
+#pragma unroll
+      for (int s = 0; s < kDv / 8; s += 2) {
+        u32 four[4];
+        load_matrices<true>(four, at + V::step(s / 2, lane / 16, row));
+#pragma unroll 1
+        for (int query = keys.length - p.queries; query < keys.length; ++query) {
+          const u32 seen[2] = {seen_pair(p, query - key - column), seen_pair(p, query - key - column - 8)};
+#pragma unroll
+          for (int e = 0; e < 8; e += 4) {
+            f32 own[4] = {};
+            multiply(own, upper, lower, {four[e / 2] & seen[0], four[e / 2 + 1] & seen[1]});
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              if (places[i / 2] == query) sums[m][s + e / 4][i] += own[i];
+          }
+        }
+      }
+    }
+  }
+  // Ones for those of two keys, `behind` and one less in front of a query, that it sees.
+  static __device__ __forceinline__ u32 seen_pair(const Decode& p, int behind) {
+    return (u32(behind) <= u32(p.left) ? 0xffffu : 0u) | (u32(behind - 1) <= u32(p.left) ? 0xffff0000u : 0u);
+  }
+
+  __device__ __forceinline__ void leave(Ends& ends, u32 warp, u32 lane) {
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = m * 16 + half * 8 + int(lane / 4);
+        f32 total = totals[m][half];
+        total += shuffle_xor(total, 1);
+        total += shuffle_xor(total, 2);
+        if (lane % 4 == 0) ends.maxima[warp][row] = maxima[m][half], ends.totals[warp][row] = total;
+#pragma unroll
+        for (int s = 0; s < kDv / 8; ++s)
+          *reinterpret_cast<float2*>(&ends.sums[warp][row][s * 8 + lane % 4 * 2]) =
+              make_float2(sums[m][s][half * 2], sums[m][s][half * 2 + 1]);
+      }
+  }
+};
+
+// ---------------------------------------------------------------------------------- the result
+// Four columns of a row of `out`, and its logarithm: `maximum` is in powers of two.
+__device__ __forceinline__ void finish(const Decode& p, int batch, int head, int row, int column, const f32 (&sum)[4],
+                                       f32 maximum, f32 total) {
+  const i64 q_head = i64(head) * p.group + row / p.queries, query = row % p.queries;
+  const f32 inverse = total == 0 ? 0.f : 1.f / total;
+  Element* to = p.out + batch * p.out_batch + q_head * p.out_head + query * p.out_row + column * p.out_col;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i * p.out_col] = Store<Element>::from(total == 0 ? 0.f : sum[i] * inverse);
+  if (p.lse && column == 0)
+    p.lse[(i64(batch) * p.kv_heads * p.group + q_head) * p.queries + query] =
+        total == 0 ? minus_infinity() : (maximum + log2f(total)) / kLog2E;
+}
+
+// ---------------------------------------------------------------------------------- the kernel
+// Grid: pieces, KV heads by tiles of rows, batch.
+extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
+  extern __shared__ __align__(128) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int batch = blockIdx.z, row_tiles = gridDim.y / p.kv_heads;
+  const int head = blockIdx.y / row_tiles, first_row = blockIdx.y % row_tiles * kRows;
+  const int rows = min(p.group * p.queries - first_row, kRows);
+  const Keys keys(p, batch);
+  const int wanted = (keys.steps + p.piece_tiles - 1) / p.piece_tiles;
+  const int pieces = min(max(wanted, 1), int(gridDim.x)), piece = blockIdx.x;
+  if (piece >= pieces) return;
+  const int each = keys.steps / pieces, more = keys.steps % pieces;
+  const int first = piece * each + min(piece, more), last = first + each + (piece < more ? 1 : 0);
+  const int count = (last - first - int(warp) + kWarps - 1) / kWarps;  // steps of this warp
+
+  // Copies run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of one stage.
+  const u32 ring = shared_address(shared.tiles[warp]), queries = shared_address(shared.queries);
+  int lane_key = -1, lane_row = 0, stage_key = -1, ahead_key = -1, ahead_row = 0;
+  const auto advance = [&](int step) {
+    if (step % 32 == 0) {
+      const int n = first + int(warp) + (step + int(lane)) * kWarps;
+      lane_key = -1;
+      if (n < last) look(p, keys, batch, head, n, lane_key, lane_row);
+    }
+    ahead_key = __shfl_sync(kAll, lane_key, step % 32);
+    ahead_row = __shfl_sync(kAll, lane_row, step % 32);
+  };
+  const auto copy_keys = [&](u32 stage) {
+    if (ahead_key >= 0)
+      Tile<kD>::copy(ring + stage * kStageBytes, p.k + i64(ahead_row) * kD, lane, keys.begin - ahead_key,
+                     keys.end - ahead_key);
+    copy_commit();
+  };
+  const auto copy_values = [&](u32 stage) {
+    if (ahead_key >= 0)
+      Tile<kDv>::copy(ring + stage * kStageBytes + Tile<kD>::kBytes, p.v + i64(ahead_row) * kDv, lane,
+                      keys.begin - ahead_key, keys.end - ahead_key);
+    copy_commit();
+    if (lane == stage) stage_key = ahead_key;
+  };
+#pragma unroll 1
+  for (int i = 0; i < kStages; ++i) {
+    advance(i);
+    copy_keys(i);
+    copy_values(i);
+  }
+
+  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries,
+           warp, lane);
+  const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // by all queries
+  u32 stage = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const int key = __shfl_sync(kAll, stage_key, stage);
+    const bool masked = key < seen_from || key + kKeys - 1 > seen_to;
+    const u32 tile = ring + stage * kStageBytes;
+    f32 scores[kSlabs][2][4];
+    copy_wait<2 * kStages - 1>();
+    __syncwarp();
+    if (key >= 0) own.multiply_keys(scores, tile, queries, lane);
+    __syncwarp();
+    advance(i + kStages);
+    copy_keys(stage);
+    if (key >= 0) own.softmax(p, keys, scores, key, masked, lane);
+    copy_wait<2 * kStages - 1>();
+    __syncwarp();
+    if (key >= 0) {
+      if (masked && p.queries > 1)
+        own.multiply_values_apart(p, keys, scores, tile + Tile<kD>::kBytes, key, lane);
+      else
+        own.multiply_values(scores, tile + Tile<kD>::kBytes, lane);
+    }
+    __syncwarp();
+    copy_values(stage);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  copy_wait<0>();
+  __syncthreads();
+  own.leave(shared.ends, warp, lane);
+  __syncthreads();
+
+  // The warps' sums, in their order: the result, or a piece of it.
+  constexpr int kFours = kDv / 4;
+  const i64 tile_number = (i64(batch) * gridDim.y + blockIdx.y), all_pieces = i64(gridDim.z) * gridDim.y * gridDim.x;
+  f32* sums = p.partial + tile_number * gridDim.x * (kRows * kDv);
+  float2* ends = reinterpret_cast<float2*>(p.partial + all_pieces * (kRows * kDv)) + tile_number * gridDim.x * kRows;
+#pragma unroll 1
+  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
+    const int row = item / kFours, column = item % kFours * 4;
+    f32 maximum = minus_infinity(), total = 0, sum[4] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ends.maxima[w][row]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const f32 weight = exp2_approx(shared.ends.maxima[w][row] - base_of(maximum));
+      const float4 x = *reinterpret_cast<const float4*>(&shared.ends.sums[w][row][column]);
+      total = fmaf(weight, shared.ends.totals[w][row], total);
+      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
+      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
+    }
+    if (pieces == 1) {
+      finish(p, batch, head, first_row + row, column, sum, maximum, total);
+    } else {
+      *reinterpret_cast<float4*>(sums + (i64(piece) * kRows + row) * kDv + column) =
+          make_float4(sum[0], sum[1], sum[2], sum[3]);
+      if (column == 0) ends[piece * kRows + row] = make_float2(maximum, total);
+    }
+  }
+  if (pieces == 1) return;
+
+  __threadfence();
+  __syncthreads();
+  int is_last = 0;
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(p.arrived + tile_number, 1) == pieces - 1;
+    if (is_last) p.arrived[tile_number] = 0;
+  }
+  if (!__syncthreads_or(is_last)) return;
+  __threadfence();
+#pragma unroll 1
+  for (int row = warp; row < rows; row += kWarps) {
+    f32 maximum = minus_infinity(), total = 0;
+    for (int i = lane; i < pieces; i += 32) {
+      const float2 end = __ldcg(&ends[i * kRows + row]);
+      shared.join.weights[row][i] = end.x;
+      maximum = fmaxf(maximum, end.x);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
+    for (int i = lane; i < pieces; i += 32) {
+      const f32 weight = exp2_approx(shared.join.weights[row][i] - base_of(maximum));
+      total = fmaf(weight, __ldcg(&ends[i * kRows + row]).y, total);
+      shared.join.weights[row][i] = weight;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
+    if (lane == 0) shared.join.maxima[row] = maximum, shared.join.totals[row] = total;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
+    const int row = item / kFours, column = item % kFours * 4;
+    const f32* from = sums + i64(row) * kDv + column;
+    f32 sum[4] = {};
+#pragma unroll 8
+    for (int i = 0; i < pieces; ++i) {
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + i64(i) * (kRows * kDv)));
+      const f32 weight = shared.join.weights[row][i];
+      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
+      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
+    }
+    finish(p, batch, head, first_row + row, column, sum, shared.join.maxima[row], shared.join.totals[row]);
+  }
+}
