@@ -14,6 +14,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -102,7 +103,7 @@ class Case:
             return None
         size, each, per_head = self.blocks
         heads = (1, self.shape[1] if per_head else 1)
-        return bg.BlockMask.random(self.shape[2], per_row=each, heads=heads, block=size)
+        return bg.BlockMask.random(self.shape[2], per_row=each, heads=heads, block=size, device=device())
 
     def pairs(self, mask: bg.BlockMask | None) -> int:
         """Pairs of query and key that are allowed, over all batches and heads."""
@@ -116,11 +117,10 @@ class Case:
         """The same, much smaller."""
         B, H, S, D = self.shape
         S = min(512, S // 8)
-        blocks = self.blocks and (
-            16,
-            max(1, self.blocks[0] * self.blocks[1] * S // 16 // self.shape[2]),
-            self.blocks[2],
-        )
+        blocks = None
+        if self.blocks is not None:  # of the same density
+            size, each, per_head = self.blocks
+            blocks = (16, max(1, size * each * S // 16 // self.shape[2]), per_head)
         return replace(
             self, shape=(min(B, 2), min(H, 4), S, D), window=self.window and 64, blocks=blocks,
             kv_heads=self.kv_heads and 1, peers=("NumPy",),
@@ -179,12 +179,21 @@ def normal(shape: tuple[int, ...], dtype: str) -> Any:
     return _generator().standard_normal(shape, np.float32).astype(np.dtype(dtype))
 
 
+def device() -> str:
+    return "cuda" if on_gpu() else "cpu"
+
+
 def array_module() -> Any:
     if not on_gpu():
         return np
     import cupy
 
     return cupy
+
+
+def synchronize() -> None:
+    if on_gpu():
+        array_module().cuda.Device().synchronize()
 
 
 @lru_cache(maxsize=1)
@@ -398,41 +407,38 @@ def graphed(call: Call) -> Call:
 
 
 def compile_ahead(bench: Bench, table: Table, sections: Sequence[str]) -> None:
-    """Compile what the sections need, side by side; a kernel that is missing here is compiled when it is met."""
-    from bsrgemm import _compile, attention_tuning, decode, jit
+    """Meet each kind of problem once, side by side, so that their kernels are compiled at the same time."""
+    few = (1, 2, 256, 128)
+    cases = {
+        "table": [case for case in bench.some(TABLE, HEADLINE) if case.kernel is None],
+        "small": [Case((1, H, 512, 64)) for H, _ in SMALL],
+        "long": [Case(LONG), Case(LONG, window=WINDOW), Case(LONG, blocks=(128, 6, False))],
+        "density": [Case(LONG), Case(LONG, blocks=(128, 6, False))],
+        "accuracy": [Case(LONG), Case(LONG, dtype="bfloat16")],
+        "host": [Case(few), Case(few, blocks=(128, 1, False)), Case(few, blocks=(64, 2, False))],
+    }
 
-    half, single = np.dtype(np.float16), np.dtype(np.float32)
-    arch = jit.device_target()
-    wanted = {("float16", 128)}
-    if "small" in sections:
-        wanted.add(("float16", 64))
-    if "accuracy" in sections:
-        wanted.add(("bfloat16", 128))
-    if "table" in sections:
-        wanted |= {(case.dtype, case.shape[3]) for case in bench.some(TABLE, HEADLINE)}
+    def meet(case: Case) -> None:
+        (B, H, S, D), dtype = case.shape, gemm.ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype
+        kv = (B, case.kv_heads or H, S, D)
+        q, k, v = (array_module().zeros(shape, dtype) for shape in (case.shape, kv, kv))
+        attend(q, k, v, case.mask(), **case.options)()
 
-    def specs() -> list[Any]:
-        found = []
-        for name, D in sorted(wanted):
-            dtype = np.dtype(gemm.ml_dtypes.bfloat16) if name == "bfloat16" else half
-            older = "table" in sections and (name, D) == ("float16", 128) and hasattr(attention_tuning, "AttentionSm80")
-            for target in (arch, "sm_80") if older else (arch,):
-                problem = attention_tuning.Problem(
-                    target, dtype, dtype, single, D, D, attention_tuning.PLAIN, True, True
-                )
-                found.append(attention_tuning.forward(problem).spec())
-        if {"decode", "host"} & set(sections):
-            found.append(decode.decode_config(half, 128, 128, 1).spec())
-        return list(dict.fromkeys(found))
+    def meet_decode() -> None:
+        q, k = (array_module().zeros((1, *rest, 128), np.float16) for rest in ((32, 1), (8, 8192)))
+        bg.attention_decode(q, filled_cache(k, k, None))
 
-    jobs = [(arch, spec) for spec in bench.attempt("compiling ahead", "", specs) or []]
     start = time.perf_counter()
-    summary = bench.attempt("compiling ahead", "", lambda: _compile.build_all(jobs, lambda _: None))
-    if summary is not None:
-        table.note(
-            f"{summary.built} kernels compiled, {summary.cached} found, {len(summary.errors)} failed "
-            f"in {time.perf_counter() - start:.1f} s"
-        )
+    table.progress("compiling")
+    with ThreadPoolExecutor(8) as pool:
+        wanted = dict.fromkeys(case for name in sections for case in cases.get(name, ()))
+        calls = {str(case): partial(meet, case) for case in wanted}
+        if {"decode", "host"} & set(sections):
+            calls["decode"] = meet_decode
+        for where, future in [(where, pool.submit(call)) for where, call in calls.items()]:
+            bench.attempt("bsrgemm", where, future.result)
+    synchronize()
+    table.note(f"kernels ready after {time.perf_counter() - start:.1f} s")
 
 
 # ------------------------------------------------------------------------------------------ table
@@ -570,7 +576,7 @@ def section_small(bench: Bench, table: Table) -> None:
 def filled_cache(k: Any, v: Any, page: int | None) -> bg.KVCache:
     """A cache with these keys and values."""
     B, H, S, D = k.shape
-    store = bg.KVCache(B, H, S, D, dtype=k.dtype, page=page)
+    store = bg.KVCache(B, H, S, D, dtype=k.dtype, page=page, device=device())
     store.append(k, v)
     return store
 
@@ -854,11 +860,6 @@ def section_accuracy(bench: Bench, table: Table) -> None:
 
 
 # ------------------------------------------------------------------------------------------- host
-def synchronize() -> None:
-    if on_gpu():
-        array_module().cuda.Device().synchronize()
-
-
 def host_seconds(call: Call, count: int = 200) -> float:
     """Host seconds of one call, the GPU being far from busy."""
     best = float("inf")
@@ -974,7 +975,7 @@ def main() -> None:
     interrupted = False
     for name in names:
         title, section = SECTIONS[name]
-        table = Table(f"attention_{name}_{'cuda' if on_gpu() else 'cpu'}", title)
+        table = Table(f"attention_{name}_{device()}", title)
         written[name] = table.rows
         try:
             if on_gpu() and name == names[0]:

@@ -25,8 +25,9 @@ import bsrgemm as bg
 EPSILON, THETA = 1e-5, 500_000.0
 #: Elements of weights that are drawn at a time; scores that are held at a time by the plain attention
 CHUNK = 1 << 26
-#: Largest difference of two logits over their spread. 16-bit rounding through 32 layers costs about 2e-2.
-TOLERANCE = {"float16": 1e-1, "float32": 1e-4}
+#: Largest difference of two logits over their spread, five times what its root mean square may be. Rounding to float16
+#: through 16 layers costs 3e-3; one key of 70 that is not seen, 2e-1.
+TOLERANCE = {"float16": 5e-2, "float32": 1e-4}
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,15 @@ def kernels() -> Any:
     import cupy
 
     class Kernels:
-        #: 1 / sqrt(mean(x^2)) of each row
-        scale = cupy.ReductionKernel(
-            "T x", "float32 y", "(float)x * (float)x", "a + b",
-            f"y = rsqrtf(a / (float)(_in_ind.size() / _out_ind.size()) + {EPSILON}f)", "0", "row_scale",
-            reduce_type="float",
-        )  # fmt: skip
-        scaled = cupy.ElementwiseKernel("T x, float32 s, T w", "T y", "y = (T)((float)x * s * (float)w)", "scaled")
+        squares = cupy.ReductionKernel(
+            "T x", "float32 y", "(float)x * (float)x", "a + b", "y = a", "0", "squares", reduce_type="float"
+        )
+        norm = cupy.ElementwiseKernel(
+            "T x, float32 squares, T w, float32 mean",
+            "T y",
+            f"y = (T)((float)x * rsqrtf(squares * mean + {EPSILON}f) * (float)w)",
+            "norm",
+        )
         rotate = cupy.ElementwiseKernel(
             "float32 c, float32 s",
             "T x, T y",
@@ -89,12 +92,14 @@ def kernels() -> Any:
 def rms_norm(x: Any, weight: Any) -> Any:
     """x / sqrt(mean(x^2)) * weight by rows."""
     if isinstance(x, np.ndarray):
-        return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(EPSILON)) * weight
-    return kernels().scaled(x, kernels().scale(x, axis=1, keepdims=True), weight)
+        wide = x.astype(np.float32)
+        scale = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + np.float32(EPSILON))
+        return (wide / scale * weight).astype(x.dtype)
+    return kernels().norm(x, kernels().squares(x, axis=1, keepdims=True), weight, 1 / x.shape[1])
 
 
 def rotate(x: Any, cos: Any, sin: Any) -> None:
-    """Turn the pairs (i, i + D / 2) of x (tokens, heads, D) by the angles of each token (tokens, 1, D / 2), in place."""
+    """Turn the pairs (i, i + D / 2) of x (tokens, heads, D) by the angles of the tokens (tokens, 1, D / 2)."""
     half = x.shape[2] // 2
     a, b = x[..., :half], x[..., half:]
     if isinstance(x, np.ndarray):
@@ -108,7 +113,8 @@ def swiglu(both: Any) -> Any:
     inner = both.shape[1] // 2
     gate, up = both[:, :inner], both[:, inner:]
     if isinstance(both, np.ndarray):
-        return gate / (1 + np.exp(-gate)) * up
+        gate, up = gate.astype(np.float32), up.astype(np.float32)
+        return (gate / (1 + np.exp(-gate)) * up).astype(both.dtype)
     return kernels().swiglu(gate, up)
 
 
@@ -142,10 +148,8 @@ class Model:
         for _ in range(shape.layers):
             qkv = self._weights(h, (H + 2 * H_kv) * D)
             qkv[:, : H * D] *= 3  # scores spread by 3, so that a few keys matter, as in a trained model
-            out, down = (
-                self._weights(H * D, h, quiet / (H * D) ** 0.5),
-                self._weights(shape.inner, h, quiet / shape.inner**0.5),
-            )
+            out = self._weights(H * D, h, quiet / (H * D) ** 0.5)
+            down = self._weights(shape.inner, h, quiet / shape.inner**0.5)
             gate_up = self._weights(h, 2 * shape.inner)
             self.layers.append(Layer(self.norm, qkv, out, self.norm, gate_up, down))
         angles = np.arange(shape.prompt + shape.tokens)[:, None] * THETA ** (-np.arange(0, D, 2) / D)
@@ -177,8 +181,8 @@ class Model:
         return rms_norm(x[-1:], self.norm) @ self.head
 
     def caches(self, capacity: int) -> list[bg.KVCache]:
-        s = self.shape
-        return [bg.KVCache(1, s.kv_heads, capacity, s.dim, dtype=s.dtype) for _ in self.layers]
+        s, device = self.shape, "cpu" if self.xp is np else "cuda"
+        return [bg.KVCache(1, s.kv_heads, capacity, s.dim, dtype=s.dtype, device=device) for _ in self.layers]
 
 
 def prefilling(caches: list[bg.KVCache]) -> Attend:
@@ -297,7 +301,7 @@ def measure(model: Model, table: Table) -> None:
     caches, logits, seconds, inside = prefill()
     table.add(
         f"prefill of {s.prompt} tokens   {seconds * 1e3:9.1f} ms, {s.prompt / seconds:9.0f} tokens/s, "
-        f"attention {inside / seconds:.1%} of the time",
+        f"attention with the cache {inside / seconds:.1%} of the time",
         what="prefill", tokens=s.prompt, seconds=seconds, tokens_per_second=s.prompt / seconds,
         attention_seconds=inside, attention_share=inside / seconds,
     )  # fmt: skip
@@ -317,11 +321,12 @@ def measure(model: Model, table: Table) -> None:
         return bg.attention_decode(q, caches[-1])
 
     inside = s.layers * (time_cpu(one) if xp is np else time_gpu(one))
+    read = (s.parameters - s.vocabulary * s.hidden) * np.dtype(s.dtype).itemsize  # all weights but the embedding
     table.add(
         f"decode of {s.tokens - warm} tokens     {seconds * 1e3:9.3f} ms a token, {1 / seconds:9.1f} tokens/s, "
-        f"attention kernels {inside / seconds:.1%} of the time",
+        f"attention kernels {inside / seconds:.1%} of the time, weights read at {read / seconds / 1e12:.2f} TB/s",
         what="decode", tokens=s.tokens - warm, seconds_per_token=seconds, tokens_per_second=1 / seconds,
-        attention_seconds=inside, attention_share=inside / seconds,
+        attention_seconds=inside, attention_share=inside / seconds, weight_bytes=read,
     )  # fmt: skip
 
     held = sum(cache.nbytes for cache in caches)
@@ -371,7 +376,7 @@ def main() -> None:
         )
         table.progress("comparison with plain attention")
         worst, mean, same = compared(model)
-        good = worst <= TOLERANCE[shape.dtype]
+        good = worst <= TOLERANCE[shape.dtype] and mean <= TOLERANCE[shape.dtype] / 5
         table.add(
             f"logits against plain attention: largest difference {worst:.1e}, mean {mean:.1e} of their spread, "
             f"likeliest tokens {'agree' if same else 'differ'} | {'good' if good else 'WRONG'}",

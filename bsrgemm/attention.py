@@ -141,11 +141,9 @@ def attention(
     wanted = _VARIABLE if variable else f"{_LAYOUTS[layout]} for layout {layout!r}"
     home, q, k, v = _operands(q, k, v, 3 if variable else 4, wanted)
     dtype, acc = _dtypes(home, q, k, v, out, out_dtype)
-    if variable:
-        views = tuple(x[None].swapaxes(1, 2) for x in (q, k, v))
-    else:
-        views = tuple(x if layout == "bhsd" else x.swapaxes(1, 2) for x in (q, k, v))
-    sizes = _sizes(*views)
+    view = _sequences_view if variable else _same if layout == "bhsd" else _swapped
+    q4, k4, v4 = view(q), view(k), view(v)
+    sizes = _sizes(q4, k4, v4)
     bounds = None
     if variable:
         if mask is not None:
@@ -169,16 +167,23 @@ def attention(
         result = out
         _check_out(home, out, shape, dtype, {"q": q, "k": k, "v": v})
     lse = home.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
-    view = result[None] if variable else result
-    if variable or layout == "bshd":
-        view = view.swapaxes(1, 2)
-    home.attention(
-        *(*views, view, lse, acc, factor, cap),
-        *(left if left >= 0 else UNBOUNDED, right if right >= 0 else UNBOUNDED, align == "bottom-right", mask, bounds),
-    )
+    left, right = (UNBOUNDED if side < 0 else min(side, UNBOUNDED) for side in (left, right))
+    home.attention(q4, k4, v4, view(result), lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
     if lse is None:
         return result
     return result, lse[0] if variable else lse
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _swapped(x: Array) -> Array:
+    return x.swapaxes(1, 2)
+
+
+def _sequences_view(x: Array) -> Array:
+    return x[None].swapaxes(1, 2)
 
 
 # ------------------------------------------------------------------------------------------------- checks
@@ -201,14 +206,19 @@ def _operands(q: Any, k: Any, v: Any, ndim: int, wanted: str) -> tuple[Home, Arr
     """The home of q, and q, k and v as arrays of it, if they are there."""
     home = home_of(q) or foreign_home(q)
     if home is None:
-        raise TypeError(f"q: wanted a NumPy or CuPy array, got {type(q).__module__.partition('.')[0]} {type(q).__name__}")
-    arrays = []
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        array = x if home.is_dense(x) else _adopted(home, x, name)
-        if array.ndim != ndim:
-            raise ValueError(f"{name}: wanted {ndim} dimensions, {wanted}, got shape {tuple(array.shape)}")
-        arrays.append(array.view(np.ndarray) if isinstance(array, np.ndarray) else array)
-    return (home, *arrays)
+        raise TypeError(f"q: wanted a NumPy or CuPy array, got {_named(q)}")
+
+    def array(x: Any, name: str) -> Array:
+        found = x if home.is_dense(x) else _adopted(home, x, name)
+        if found.ndim != ndim:
+            raise ValueError(f"{name}: wanted {ndim} dimensions, {wanted}, got shape {tuple(found.shape)}")
+        return found.view(np.ndarray) if isinstance(found, np.ndarray) else found
+
+    return home, array(q, "q"), array(k, "k"), array(v, "v")
+
+
+def _named(x: Any) -> str:
+    return f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
 
 
 def _adopted(home: Home, x: Any, name: str) -> Array:
@@ -216,8 +226,9 @@ def _adopted(home: Home, x: Any, name: str) -> Array:
     found = home_of(x) or foreign_home(x)
     array = home.adopt(x) if found is home and not home.is_sparse(x) else None
     if array is None:
-        given = f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
-        raise TypeError(f"{name}: wanted a dense array on {home.name!r}, where q is, got {given}: nothing is moved silently")
+        raise TypeError(
+            f"{name}: wanted a dense array on {home.name!r}, where q is, got {_named(x)}: nothing is moved silently"
+        )
     return array
 
 
@@ -228,8 +239,7 @@ def _dtypes(home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any) 
         if check_dtype(x.dtype, _DTYPES, name) != own:
             raise TypeError(f"{name}: wanted {own} as q has, got {x.dtype}")
     if out is not None and not home.is_dense(out):
-        given = f"{type(out).__module__.partition('.')[0]} {type(out).__name__}"
-        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {given}")
+        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {_named(out)}")
     if out_dtype is not None:
         dtype = check_dtype(out_dtype, _DTYPES, "out_dtype")
     else:
@@ -335,7 +345,9 @@ def _number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) ->
     return rounded
 
 
-def _check_out(home: Home, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], operands: dict[str, Array]) -> None:
+def _check_out(
+    home: Home, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], operands: dict[str, Array]
+) -> None:
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:

@@ -24,8 +24,8 @@ _MAP_BYTES = 128
 _MOST_STRIDE = 2**40
 #: Kinds of problems remembered, and places of operands of each.
 _MOST_PLANS, _MOST_MAPS = 256, 64
-#: CTAs per multiprocessor of the plain kernel.
-_CTAS_SIMT = 8
+#: Blocks of fewer queries or keys than this are small, and no more of them than this are few.
+_SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
 
 
 @dataclass(slots=True)
@@ -61,7 +61,8 @@ def forward(
 ) -> None:
     """Start attention on CuPy's current stream; all arrays as (batch, heads, length, columns) of any strides.
 
-    `left` and `right` are bounds of a window or beyond all lengths; `bounds` those of sequences of different lengths, int32.
+    `left` and `right` are bounds of a window or beyond all lengths; `bounds` (int32) those of sequences of different
+    lengths.
     """
     if not out.size and (lse is None or not lse.size):
         return
@@ -71,15 +72,16 @@ def forward(
             lse.fill(-np.inf)
         return
     how, factor, cap = attention_tuning.scores(scale, softcap)
+    fine = mask is not None and _is_fine(mask)
     key = (
-        q.dtype, out.dtype, acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how,
+        q.dtype, out.dtype, acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how, fine,
         (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = _plan(q, k, v, out, acc, how)
+        plan = _plans[key] = _plan(q, k, v, out, acc, how, fine)
     config = plan.config
     batches, heads, queries, head_dim = q.shape
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
@@ -119,16 +121,17 @@ def forward(
     packed = plan.layout.pack(*numbers)
     if isinstance(config, AttentionSm90):
         packed = _maps(plan, config, q, k, v, out) + packed
-    ctas = min(tiles * total, _multiprocessors() * (1 if isinstance(config, AttentionSm90) else _CTAS_SIMT))
+    ctas = min(tiles * total, _multiprocessors() * config.ctas)
     argument = np.frombuffer(packed, plan.argument)
     plan.kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
 
 
-def _plan(q: Array, k: Array, v: Array, out: Array, acc: np.dtype[Any], how: int) -> Plan:
+def _plan(q: Array, k: Array, v: Array, out: Array, acc: np.dtype[Any], how: int, fine: bool) -> Plan:
     arch = jit.device_target()
+    reads, rows = all(map(_mappable, (q, k, v))), q.size // max(1, q.shape[3])
     problem = attention_tuning.Problem(
-        arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, all(map(_mappable, (q, k, v))), _mappable(out)
-    )  # fmt: skip
+        arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine
+    )
     config = attention_tuning.forward(problem)
     kernel = jit.load(config.spec(), arch)
     if config.shared_bytes:
@@ -169,6 +172,14 @@ def _map(x: Array, rows: int) -> bytes:
     return tensormap.encode(
         x.data.ptr, str(x.dtype), (columns, length, heads, batches), steps, (64, rows, 1, 1), swizzle="128B"
     ).tobytes()
+
+
+def _is_fine(mask: BlockMask) -> bool:
+    """Would large tiles be mostly empty? Judged by numbers that the host knows."""
+    if min(mask.block) >= _SMALL_BLOCK:
+        return False
+    rows, cols = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
+    return len(mask.indices) <= _FEW_BLOCKS * rows * cols * mask.heads[0] * mask.heads[1]
 
 
 def _mask_tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> tuple[mask_tiles.Tiles, int]:

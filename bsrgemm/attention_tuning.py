@@ -21,6 +21,9 @@ PLAIN, SIGNED, CAPPED = range(3)
 #: Of K and V, for the heads that are walked together: a part of the L2.
 _SECTION_BYTES = 16 << 20
 _LOG2_E = math.log2(math.e)
+#: Queries that are fewer than half of the multiprocessors of the largest card times 128.
+_FEW_ROWS = 66 * 128
+_FEW_KEYS = 1024
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ class Problem:
     #: the copy engine can read q, k and v, and write the result
     reads: bool
     writes: bool
+    #: batches by heads by queries, and keys
+    rows: int
+    keys: int
+    #: a mask of small blocks, few of which are there
+    fine: bool = False
 
 
 @dataclass(frozen=True)
 class AttentionSm90:
-    """Attention on Hopper's tensor cores, 128 queries at a time."""
+    """Attention on Hopper's tensor cores, 64 queries for each of one to three warpgroups at a time."""
 
     dtype: str
     out: str
@@ -50,18 +58,26 @@ class AttentionSm90:
     scores: int
     #: the copy engine writes the result
     tiles: bool
-
-    threads = 384
-    tile_q = 128
+    consumers: int = 2
+    tile_k: int = 128
 
     @property
-    def tile_k(self) -> int:
-        return 128 if max(self.head_dim, self.value_dim) <= 128 else 64
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    @property
+    def tile_q(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share a multiprocessor."""
+        return 2 if self.consumers == 1 else 1
 
     @property
     def stages(self) -> int:
         """Tiles of keys, and of values, under way."""
-        return 4 if max(self.head_dim, self.value_dim) <= 64 else 2
+        return 4 if max(self.head_dim, self.value_dim) <= 64 and self.consumers > 1 else 2
 
     @property
     def queries(self) -> int:
@@ -103,6 +119,7 @@ class AttentionSimt:
     threads = 256
     tile_q, tile_k = 128, 128
     shared_bytes = 0
+    ctas = 8
 
     def spec(self) -> KernelSpec:
         shape = (("TILE_Q", self.tile_q), ("TILE_K", self.tile_k), ("SCORES", self.scores))
@@ -116,18 +133,34 @@ def forward(problem: Problem) -> Attention:
     """The kernel for a problem.
 
     >>> half = np.dtype("float16")
-    >>> forward(Problem("sm_90a", half, half, np.dtype("float32"), 80, 80, PLAIN, True, True)).head_dim
+    >>> forward(Problem("sm_90a", half, half, np.dtype("float32"), 80, 80, PLAIN, True, True, 10**5, 4096)).head_dim
     80
-    >>> type(forward(Problem("sm_90a", half, half, np.dtype("float32"), 72, 300, PLAIN, True, True))).__name__
-    'AttentionSimt'
+    >>> forward(Problem("sm_90a", half, half, np.dtype("float32"), 72, 300, PLAIN, True, True, 10**5, 4096)).value_dim
+    320
     """
     dtype, out = element(problem.dtype), element(problem.out_dtype)
     fits = all(0 < d <= _DIMS[-1] for d in (problem.head_dim, problem.value_dim))
     if problem.arch == "sm_90a" and problem.reads and problem.dtype in (FLOAT16, BFLOAT16) and fits:
-        dims = (next(d for d in _DIMS if d >= x) for x in (problem.head_dim, problem.value_dim))
-        return AttentionSm90(dtype, out, *dims, problem.scores, problem.writes and dtype == out)
-    dims = (max(32, -(-x // 32) * 32) for x in (problem.head_dim, problem.value_dim))
-    return AttentionSimt(dtype, out, element(problem.acc), *dims, problem.scores)
+        D, D_v = (next(d for d in _DIMS if d >= x) for x in (problem.head_dim, problem.value_dim))
+        return AttentionSm90(
+            dtype, out, D, D_v, problem.scores, problem.writes and dtype == out, *_sm90_shape(problem, max(D, D_v))
+        )
+    D, D_v = (max(32, -(-x // 32) * 32) for x in (problem.head_dim, problem.value_dim))
+    return AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
+
+
+def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
+    """(warpgroups, keys of a tile) for heads of up to `most` columns.
+
+    Two warpgroups fill the tensor cores at 128 columns; at 64 the exponentials take as long as the products, and three
+    overlap them better (594 against 485 TFLOP/s on an H200). One, with two CTAs on a multiprocessor, is for masks of
+    small blocks, for too few tiles of more, and for heads of 64 with so few keys that a tile hardly gets going.
+    """
+    if most > 128:
+        return 2, 64
+    if problem.fine or problem.rows < _FEW_ROWS or (most <= 64 and problem.keys <= _FEW_KEYS):
+        return 1, 64 if most > 64 else 128
+    return (3 if most <= 64 else 2), 128
 
 
 def section(heads: int, group: int, keys: int, width: int) -> int:
@@ -152,8 +185,11 @@ def every_config() -> Iterator[Attention]:
     """All that `forward` can return, the plain kernel at a few sizes."""
     for dtype, how, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
+            most = max(head_dim, value_dim)
             for out in (dtype,) if tiles else (dtype, "f32"):
-                yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles)
+                shapes = ((2, 64),) if most > 128 else ((2, 128), (1, 64)) if most > 64 else ((3, 128), (1, 128))
+                for shape in shapes:
+                    yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
     for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64")):
         for how, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
             yield AttentionSimt(dtype, dtype, acc, width, width, how)

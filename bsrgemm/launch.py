@@ -32,6 +32,8 @@ _MAP_BYTES = 128
 _MOST_MAPS = 64
 #: Counters of a stream: enough for most launches on most cards.
 _LEAST_COUNTERS = 1024
+#: Those of captured launches: some thousands of launches.
+_RESERVE = 1 << 18
 #: The address by which CUDA knows the stream that each thread has for itself.
 _PER_THREAD = 2
 
@@ -305,25 +307,40 @@ def wants_columns(B: Array) -> bool:
 
 
 _zeroed: dict[tuple[int, int, int], Array] = {}
+#: Per device: zeros for captured launches, and how many of them are given away.
+_reserves: dict[int, list[Any]] = {}
 _captured: list[Array] = []
 
 
 def _counters(count: int) -> Array:
     """Zeros that no other kernel uses meanwhile: kernels leave them at zero, and a stream runs one at a time.
 
-    A captured launch gets its own, since its graph may run beside anything.
+    A captured launch gets its own, since its graph may run beside anything: from a reserve, as filling them would
+    become a part of the graph.
     """
     stream = cupy.cuda.get_current_stream()
+    device = cupy.cuda.runtime.getDevice()
     if stream.is_capturing():
-        counters = cupy.zeros(count, np.int32)
-        _captured.append(counters)
-        return counters
+        return _captured_counters(device, count)
     pointer = stream.ptr
-    key = (cupy.cuda.runtime.getDevice(), pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
+    key = (device, pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
     found = _zeroed.get(key)
     if found is None or len(found) < count:
         found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
+        if device not in _reserves:
+            _reserves[device] = [cupy.zeros(_RESERVE, np.int32), 0]
     return found
+
+
+def _captured_counters(device: int, count: int) -> Array:
+    reserve, used = _reserves.get(device, (None, 0))
+    behind = used + -(-count // 32) * 32
+    if reserve is not None and behind <= len(reserve):
+        _reserves[device][1] = behind
+        return reserve[used:behind]
+    counters = cupy.zeros(count, np.int32)
+    _captured.append(counters)
+    return counters
 
 
 @cache

@@ -79,9 +79,9 @@ def tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
 
 
 def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
-    """(sequence, tile of queries) of all tiles of sequences of different lengths, long ones first; -1 where none is left.
+    """(sequence, tile of queries) of all tiles of sequences of different lengths, long ones first.
 
-    As many as there could be: `total` queries in the sequences between `q_bounds`.
+    As many as there could be, with `total` queries in the sequences between `q_bounds`; -1 where none is left.
     """
     count = len(q_bounds) - 1
     queries, keys = (xp.diff(x.astype(np.int64)) for x in (q_bounds, k_bounds))

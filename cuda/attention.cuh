@@ -105,35 +105,41 @@ __device__ __forceinline__ int column_of(const Attention& a, int e) {
 }
 __device__ __forceinline__ int part_of(const Attention& a, int e) { return a.first ? a.parts[e] : -1; }
 
-// Bit i: the query sees key + i.
+// What a query sees of the 32 keys from `key` on: bit i is key + i.
 __device__ __forceinline__ u32 word_of_band(const Tile& x, int row, int key) {
   const int from = clamp(max(row + x.low, x.key) - key, 0, 32), to = clamp(min(row + x.high + 1, x.keys) - key, 0, 32);
   return from < to ? u32(((1ull << to) - 1) & ~((1ull << from) - 1)) : 0u;
 }
-__device__ __forceinline__ u32 word_of_mask(const Attention& a, int part, int row, int key) {
-  const int tile_row = row / kTileQ * kTileQ, tile_key = key / kTileK * kTileK;
-  const int line = part + (row / a.block_q - tile_row / a.block_q) * a.parts_k - tile_key / a.block_k;
-  const int most = a.entries * a.parts_q * a.parts_k - 1;
-  u32 word = 0;
-  for (int at = 0; at < 32;) {
-    const int column = key + at, block = column / a.block_k, inside = column - block * a.block_k;
-    const int count = min(32 - at, a.block_k - inside);
-    const int kind = a.kinds[clamp(line + block, 0, most)];
-    u32 bits = kind == -1 ? 0xffffffffu : 0u;
-    if (u32(kind) < u32(a.masks)) {
-      const u32* from = a.bits + (i64(kind) * a.block_q + row % a.block_q) * a.bit_words + inside / 32;
-      bits = from[0] >> inside % 32;
-      if (inside % 32 + count > 32) bits |= from[1] << (32 - inside % 32);
-    }
-    word |= (bits & u32((1ull << count) - 1)) << at;
-    at += count;
+// The same by the mask, from a key on that is in the same block as the next 15, or 31. `line` is the place in `kinds` of
+// the query's block in block column 0, `inside` its row in the block.
+__device__ __forceinline__ u32 bits_of(const Attention& a, int line, int inside, int key) {
+  const int block = key / a.block_k, at = key - block * a.block_k;
+  const int kind = a.kinds[clamp(line + block, 0, a.entries * a.parts_q * a.parts_k - 1)];
+  if (u32(kind) >= u32(a.masks)) return kind == -1 ? 0xffffffffu : 0u;
+  return a.bits[u64(u32(kind)) * u32(a.block_q * a.bit_words) + u32(inside * a.bit_words + at / 32)] >> at % 32;
+}
+__device__ __forceinline__ u32 word_of_mask(const Attention& a, int line, int inside, int key) {
+  if (a.block_k % 32 == 0) return bits_of(a, line, inside, key);
+  return (bits_of(a, line, inside, key) & 0xffffu) | bits_of(a, line, inside, key + 16) << 16;
+}
+// The words of a query for a tile of keys.
+__device__ __forceinline__ void words_of(const Attention& a, const Tile& x, const Entry& entry, int row,
+                                         u32 (&words)[kWords]) {
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = word_of_band(x, row, entry.key + 32 * w);
+  if (entry.part < 0 || row >= x.rows) return;
+  const int block = row / a.block_q, inside = row - block * a.block_q;
+  const int line = entry.part + (block - x.row / a.block_q) * a.parts_k - entry.key / a.block_k;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] &= word_of_mask(a, line, inside, entry.key + 32 * w);
+}
+__device__ __forceinline__ u32 word_of(const Attention& a, const Tile& x, const Entry& entry, int row, int w) {
+  u32 word = word_of_band(x, row, entry.key + 32 * w);
+  if (entry.part >= 0 && row < x.rows && word) {
+    const int block = row / a.block_q, line = (block - x.row / a.block_q) * a.parts_k - entry.key / a.block_k;
+    word &= word_of_mask(a, entry.part + line, row - block * a.block_q, entry.key + 32 * w);
   }
   return word;
-}
-__device__ __forceinline__ u32 word_of(const Attention& a, const Tile& x, const Entry& entry, int row, int word) {
-  const int key = entry.key + 32 * word;
-  const u32 band = word_of_band(x, row, key);
-  return entry.part >= 0 && band && row < x.rows ? band & word_of_mask(a, entry.part, row, key) : band;
 }
 
 // ------------------------------------------------------------------------------------------------------ one query

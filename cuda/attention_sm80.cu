@@ -1,9 +1,9 @@
-// Attention on the tensor cores of sm_80 and newer: a CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys
-// and of values take turns in a ring in shared memory, copied one or two turns ahead.
+// Attention on the tensor cores of sm_80 and newer: a CTA has one tile of queries, a warp 16 or 32 of them. Tiles of
+// keys and of values take turns in a ring in shared memory, copied one or two turns ahead.
 //
 // A warp holds the scores of its queries with a tile of keys in registers, and turns them into weights, 16 keys at a
-// time, while the values of the 16 keys before are multiplied. The maximum that is subtracted from scores follows the
-// true one by up to 8 powers of two, so that sums are seldom scaled: they and the weights are divided in the end.
+// time, while the values of the 16 keys before are multiplied. What is subtracted from scores may lie 8 powers of two
+// below the true maximum, so that sums are seldom scaled; in the end they are divided by the sum of the weights.
 //
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
@@ -11,23 +11,25 @@
 #include "mma.cuh"
 
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
-constexpr int kStages = STAGES;                 // of the ring
-constexpr int kRows = kTileQ / kWarps;          // queries of a warp
-constexpr int kSlabs = kRows / 16;              // of queries, one mma high
-constexpr bool kFromRegisters = Q_IN_REGISTERS; // queries; otherwise they are loaded for each tile of keys
+constexpr int kStages = STAGES;                   // of the ring
+constexpr int kRows = kTileQ / kWarps;            // queries of a warp
+constexpr int kSlabs = kRows / 16;                // of queries, one mma high
+constexpr bool kFromRegisters = Q_IN_REGISTERS;   // queries; otherwise they are loaded for each tile of keys
 constexpr int kMostDim = kHeadDim > kValueDim ? kHeadDim : kValueDim;
-constexpr u32 kSlot = kTileK * kMostDim * 2;    // bytes
-constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a key that is not seen: -2^127, times scale is exact
-constexpr f32 kLag = 8.f;                       // of the maximum, in powers of two
+constexpr u32 kSlot = kTileK * kMostDim * 2;      // bytes
+constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a key that is not seen: -2^127, exact times any scale
+constexpr f32 kLag = 8.f;                         // behind the maximum, in powers of two
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kRows % 16 == 0 && kRows <= 32 && kTileK % 32 == 0, "whole fragments and words");
 static_assert(kStages == 2 || kStages == 3, "a turn or two ahead");
 
 struct alignas(128) Shared {
-  u8 q[kTileQ * kMostDim * 2];  // then the result on its way out
-  u8 ring[kStages][kSlot];      // keys, values, keys...
+  u8 q[kTileQ * kMostDim * 2];       // then the result on its way out
+  u8 ring[kStages][kSlot];           // keys, values, keys...
+  u8 seeing[kTileQ];                 // has the query seen any key?
+  int columns[2][32], parts[2][32];  // of 32 entries, and of the 32 behind them
   Tile tile;
-  const Element *k, *v;         // of the tile's head
+  const Element *k, *v;              // of the tile's head
 };
 
 // ---------------------------------------------------------------------------------- one instruction each
@@ -50,8 +52,8 @@ __device__ __forceinline__ u32 again(u32 x) {
 __device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 // ---------------------------------------------------------------------------------- rows in shared memory
-// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows lies in different
-// banks: row r begins at bank group r * kPieces, a multiple of kGroup of 8.
+// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows lies in
+// different banks: row r begins at bank group r * kPieces, a multiple of kGroup of 8.
 template <int kDim> struct Lines {
   static constexpr u32 kPieces = kDim / 8, kBytes = kDim * 2;
   static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
@@ -99,9 +101,7 @@ struct Multiplier {
   // Of rows lane / 4 and 8 + lane / 4 of a slab: what is subtracted from scores, in units of log2(e); the sum of the
   // weights of this thread's columns.
   f32 top[kSlabs][2], total[kSlabs][2];
-  // Which query sees which key, where not all see all: word i * kWordLanes + lane / kRows of row lane % kRows.
-  static constexpr int kWordLanes = 32 / kRows, kOwnWords = (kWords + kWordLanes - 1) / kWordLanes;
-  u32 words[kOwnWords];
+  u32 words[kWords];  // where not all see all: which keys row lane % kRows does
 
   __device__ __forceinline__ Multiplier(const Attention& a, Shared& shared) : a(a), shared(shared) {
 #pragma unroll
@@ -133,17 +133,21 @@ struct Multiplier {
     }
   }
 
-  // Looks up which keys of an entry are seen; none at all: false.
+  // Are any keys of an entry seen? Looks up which, where not all see all.
   __device__ __forceinline__ bool look(const Entry& entry) {
     const Tile& x = shared.tile;
-    const int row = x.row + int(first_row() + lane() % kRows);
-    u32 any = 0;
+    if (x.row + int(first_row()) >= x.rows) return false;
+    const int own = int(first_row() + lane() % kRows), row = x.row + own;
+    u32 any = entry.whole;
+    if (!entry.whole) {
+      words_of(a, x, entry, row, words);
 #pragma unroll
-    for (int i = 0; i < kOwnWords; ++i) {
-      const int word = i * kWordLanes + int(lane() / kRows);
-      words[i] = word < kWords && row < x.rows ? word_of(a, x, entry, row, word) : 0u;
-      any |= words[i];
+      for (int i = 0; i < kWords; ++i) {
+        if (row >= x.rows) words[i] = 0;
+        any |= words[i];
+      }
     }
+    if (any) shared.seeing[own] = 1;
     return __any_sync(kAll, any != 0);
   }
 
@@ -194,8 +198,7 @@ struct Multiplier {
       for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int from = w % kWordLanes * kRows + m * 16 + half * 8 + int(lane() / 4);
-          const u32 bits = __shfl_sync(kAll, words[w / kWordLanes], from) >> lane() % 4 * 2;
+          const u32 bits = __shfl_sync(kAll, words[w], m * 16 + half * 8 + lane() / 4) >> lane() % 4 * 2;
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             f32(&s)[4] = scores[m][4 * w + j];
@@ -237,16 +240,6 @@ struct Multiplier {
         sums[m][j][0] *= fade[m][0], sums[m][j][1] *= fade[m][0];
         sums[m][j][2] *= fade[m][1], sums[m][j][3] *= fade[m][1];
       }
-    }
-  }
-
-  // As if each hidden key of a tile that was passed over had been given a weight: a query has a total of 0 only if the
-  // keys that it sees have scores of -inf.
-  __device__ __forceinline__ void pass_over() {
-#pragma unroll
-    for (int m = 0; m < kSlabs; ++m) {
-      total[m][0] += top[m][0] == nothing() ? 1.f : 0.f;
-      total[m][1] += top[m][1] == nothing() ? 1.f : 0.f;
     }
   }
 
@@ -300,6 +293,7 @@ struct Multiplier {
   }
   __device__ __forceinline__ void finish() {
     const Tile& x = shared.tile;
+    __syncwarp();
     u32 redo = 0;  // bit 4 r + i: row 8 i + r
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m)
@@ -308,18 +302,23 @@ struct Multiplier {
         f32 all = total[m][half];
         all += __shfl_xor_sync(kAll, all, 1);
         all += __shfl_xor_sync(kAll, all, 2);
-        const int row = x.row + int(first_row() + m * 16 + half * 8 + lane() / 4);
-        const bool none = top[m][half] == nothing();  // no key was seen
-        const f32 by = none ? 0.f : __fdividef(1.f, all);
+        const int own = int(first_row() + m * 16 + half * 8 + lane() / 4), row = x.row + own;
+        const bool none = !shared.seeing[own];
+        const f32 by = __fdividef(1.f, all);
         f32 bad = 0.f;  // not a number if any of the row is not finite
 #pragma unroll
         for (int j = 0; j < kValueDim / 8; ++j)
 #pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) sums[m][j][i] *= by, bad = fmaf(sums[m][j][i], 0.f, bad);
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            sums[m][j][i] = none ? 0.f : sums[m][j][i] * by;
+            bad = fmaf(sums[m][j][i], 0.f, bad);
+          }
         if (a.lse && lane() % 4 == 0 && row < x.rows)
           a.lse[lse_place(row)] =
               none ? -__int_as_float(0x7f800000) : (top[m][half] + log2_of(all)) * 0.6931471805599453f;
-        u32 wrong = __ballot_sync(kAll, row < x.rows && x.last > x.first && !(bad == 0.f && all > 0.f));
+        // Scores of -inf only leave what is subtracted as it was.
+        const bool good = none || (bad == 0.f && all > 0.f && top[m][half] != nothing());
+        u32 wrong = __ballot_sync(kAll, row < x.rows && !good);
         wrong |= wrong >> 1;
         redo |= ((wrong | wrong >> 2) & 0x11111111u) << (2 * m + half);
       }
@@ -402,6 +401,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
   {
     const Tile found = tile_at(a, blockIdx.x);
     if (found.head < 0) return;
+    if (threadIdx.x < kTileQ) shared.seeing[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
       shared.tile = found;
       shared.k = a.k + found.batch * a.k_strides.batch + found.head / a.group * a.k_strides.head;
@@ -409,16 +409,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     }
     __syncthreads();
   }
-  const int count = x.last - x.first, lane = threadIdx.x % 32;
-  // Entries from the last one to the first. A lane knows one of 32.
-  int lane_column = 0, lane_part = -1;
-  const auto entry_number = [&](int n) {
-    if (n % 32 == 0 && n + lane < count) {
-      lane_column = column_of(a, x.last - 1 - n - lane);
-      lane_part = part_of(a, x.last - 1 - n - lane);
-    }
-    return entry_at(a, x, __shfl_sync(kAll, lane_column, n % 32), __shfl_sync(kAll, lane_part, n % 32));
+  const auto count = [&] { return x.last - x.first; };
+  // Entries from the last one to the first: one warp looks up 32 at a time.
+  const auto look_up = [&](int n) {
+    const int lane = threadIdx.x, e = x.last - 1 - n - lane;
+    if (lane >= 32 || e < x.first) return;
+    shared.columns[n / 32 % 2][lane] = column_of(a, e);
+    shared.parts[n / 32 % 2][lane] = part_of(a, e);
   };
+  const auto entry_number = [&](int n) {
+    return entry_at(a, x, shared.columns[n / 32 % 2][n % 32], shared.parts[n / 32 % 2][n % 32]);
+  };
+  const auto key_number = [&](int n) { return entry_number(n).key; };
   const auto copy_keys = [&](u32 slot, int key) {
     Keys::copy<kTileK>(shared_address(shared.ring[slot]), shared.k + key * a.k_strides.row, a.k_strides.row,
                        x.keys - key, a.head_dim);
@@ -427,54 +429,47 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     Values::copy<kTileK>(shared_address(shared.ring[slot]), shared.v + key * a.v_strides.row, a.v_strides.row,
                          x.keys - key, a.value_dim);
   };
-  const auto behind = [](u32 slot) { return slot + 1 == kStages ? 0 : slot + 1; };
-
   Multiplier multiplier(a, shared);
-  if (count > 0) {
-    Entry entry = entry_number(0);
+  if (count() > 0) {
+    look_up(0);
     const Element* from = a.q + x.batch * a.q_strides.batch + x.head * a.q_strides.head + x.row * a.q_strides.row;
     Keys::copy<kTileQ>(shared_address(shared.q), from, a.q_strides.row, x.rows - x.row, a.head_dim);
-    copy_keys(0, entry.key);
+    __syncthreads();
+    copy_keys(0, key_number(0));
     copy_commit();
     if (kStages == 3) {
-      copy_values(1, entry.key);
+      copy_values(1, key_number(0));
       copy_commit();
     }
     copy_wait<kStages - 2>();
     __syncthreads();
     multiplier.load_queries();
-    const bool here = x.row + int(multiplier.first_row()) < x.rows;  // any of the warp's queries
-    u32 slot = 0;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n) {
-      // The turn of the keys. The slot behind the ones in use is free: all warps are done with it.
+    for (int n = 0; n < count(); ++n) {
+      // Turn 2 n: keys. The slot of the turn before is free, all warps are done with it.
+      const u32 turn = 2 * n;
       copy_wait<kStages - 2>();
       __syncthreads();
-      Entry next = entry;
-      if (n + 1 < count) next = entry_number(n + 1);
-      if (kStages == 2) copy_values(behind(slot), entry.key);
-      else if (n + 1 < count) copy_keys(behind(behind(slot)), next.key);
+      if (kStages == 2) copy_values((turn + 1) % kStages, key_number(n));
+      else if (n + 1 < count()) copy_keys((turn + 2) % kStages, key_number(n + 1));
       copy_commit();
-      const bool seen = here && (entry.whole || multiplier.look(entry));
+      if (n % 32 == 30) look_up(n + 2);
+      const Entry entry = entry_number(n);
+      const bool seen = multiplier.look(entry);
       if (seen) {
-        multiplier.multiply_keys(shared_address(shared.ring[slot]));
+        multiplier.multiply_keys(shared_address(shared.ring[turn % kStages]));
         multiplier.shape_scores(entry.whole);
         multiplier.raise();
-      } else {
-        multiplier.pass_over();
       }
-      slot = behind(slot);
-      // The turn of the values.
+      // Turn 2 n + 1: values.
       copy_wait<kStages - 2>();
       __syncthreads();
-      if (n + 1 < count) {
-        if (kStages == 2) copy_keys(behind(slot), next.key);
-        else copy_values(behind(behind(slot)), next.key);
+      if (n + 1 < count()) {
+        if (kStages == 2) copy_keys((turn + 2) % kStages, key_number(n + 1));
+        else copy_values((turn + 3) % kStages, key_number(n + 1));
       }
       copy_commit();
-      if (seen) multiplier.multiply_values(shared_address(shared.ring[slot]));
-      slot = behind(slot);
-      entry = next;
+      if (seen) multiplier.multiply_values(shared_address(shared.ring[(turn + 1) % kStages]));
     }
   }
   multiplier.finish();

@@ -13,11 +13,14 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
-static_assert(kTileQ == 64 * kConsumers, "a warpgroup has 64 queries");
+// A warpgroup has 64 queries. One of them leaves room for a second CTA on the multiprocessor.
+constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
+// Registers of a thread that multiplies and of one that feeds: 65,536 in all.
+constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
+constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
-constexpr bool kFromRegisters = kHeadDim <= (kScores == kCapped ? 96 : 128);  // queries
+constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim <= (kScores == kCapped ? 96 : 128);  // queries
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
 constexpr int kSteps = kHeadDim / 16, kScoreSums = kTileK / 2, kSums = kValueDim / 2;
 constexpr int kQuerySlabs = (kHeadDim + 63) / 64, kValueSlabs = (kValueDim + 63) / 64;
@@ -25,6 +28,7 @@ constexpr int kSlabs = kQuerySlabs > kValueSlabs ? kQuerySlabs : kValueSlabs;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns
 constexpr f32 kHidden = -3.402823466e38f;                    // the score of a key that is not seen
 constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
+constexpr int kEarly = 6;                                    // entries before the end of a tile the next one is claimed
 constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
 
 // An entry of which not all is seen; no more of them: tile < 0.
@@ -41,7 +45,6 @@ struct alignas(1024) Shared {
   int shades[kStages];                // entry -> number among those that are not whole, or -1
   Shade shaded[kStages];
   Tile tiles[kTiles];
-  u32 turns[4 * kConsumers];          // the number of the tile that each warp is at
 };
 
 struct alignas(64) Problem {
@@ -147,7 +150,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
       const Entry mine = entry_at(a, x, column, part);
       for (int i = 0; i < min(32, count - e0); ++i, ++entry) {
         const u32 at = entry % kStages;
-        if (lane == 0 && e0 + i == max(count - 3, 0)) arrive(shared.wanted);
+        if (lane == 0 && e0 + i == max(count - kEarly, 0)) arrive(shared.wanted);
         const int key = __shfl_sync(0xffffffffu, mine.key, i);
         wait<true>(shared.k_empty[at], parity<kStages>(entry) ^ 1);
         const bool whole = __shfl_sync(0xffffffffu, mine.whole, i);
@@ -187,8 +190,12 @@ __device__ __forceinline__ void shade(const Problem& problem, Shared& shared, in
     const Tile& x = shared.tiles[shared.shaded[at].tile];
     const Entry entry = {shared.shaded[at].key, shared.shaded[at].part};
 #pragma unroll 1
-    for (int i = thread; i < kTileQ * kWords; i += 32 * kShaders)
-      shared.seen[at][i / kWords][i % kWords] = word_of(problem.attention, x, entry, x.row + i / kWords, i % kWords);
+    for (int row = thread; row < kTileQ; row += 32 * kShaders) {
+      u32 words[kWords];
+      words_of(problem.attention, x, entry, x.row + row, words);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) shared.seen[at][row][w] = words[w];
+    }
     release(shared.shade_full[at]);
   }
 }
@@ -209,6 +216,11 @@ template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] = 0.f;
 }
+// Two warpgroups take turns at issuing products, so that one takes exponentials while the other multiplies.
+constexpr bool kTurns = kConsumers == 2 && kHeadDim <= 128 && kValueDim <= 128;
+constexpr int kPair = 1 + kConsumers;  // the first of two barriers, behind those of the warpgroups
+__device__ __forceinline__ void pair_sync(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
+__device__ __forceinline__ void pair_arrive(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 __device__ __forceinline__ bool warpgroup_any(int id, bool x) {
   u32 any;
   asm volatile(
@@ -245,11 +257,12 @@ __device__ __forceinline__ Two over_quad_max(Two m) {
 struct Multiplier {
   const Problem& problem;
   Shared& shared;
-  u32 entry = 0;  // the number of the entry whose keys are next or in use
+  u32 tile = 0, entry = 0;  // numbers: of the tile, and of the entry whose keys are next or in use
   f32 scores[kScoreSums], sums[kSums];
   u32 weights[kTileK / 16][4], queries[kFromRegisters ? kSteps : 1][4];
   Two top, total;   // maximum so far in units of log2(e); sum of the weights of this thread's columns
-  int hot;
+  int hot;          // tiles in which the maximum is looked at first
+  int shade;        // of the entry, see Shared::shades
 
   __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared) : problem(problem), shared(shared) {}
 
@@ -257,13 +270,6 @@ struct Multiplier {
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
-  __device__ __forceinline__ u32 tile() const { return uniform(shared.turns[warp()]); }  // the number of the tile
-  __device__ __forceinline__ void next_tile() {
-    const u32 next = tile() + 1;
-    __syncwarp();
-    shared.turns[warp()] = next;
-    __syncwarp();
-  }
   __device__ __forceinline__ const Attention& a() const { return problem.attention; }
   __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? a().scale : 1.f; }
 
@@ -276,7 +282,7 @@ struct Multiplier {
     if constexpr (kFromRegisters) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
-        load_matrix_x4<false>(queries[step], shared_address(shared.q[tile() % kQueries]) + query_place(step));
+        load_matrix_x4<false>(queries[step], shared_address(shared.q[tile % kQueries]) + query_place(step));
     }
   }
   // scores = queries * keys, from now on in flight
@@ -284,7 +290,7 @@ struct Multiplier {
     const u64 b = wgmma_descriptor(shared_address(shared.k[entry % kStages]), 16, 1024);
     u64 x = 0;
     if constexpr (!kFromRegisters)
-      x = wgmma_descriptor(shared_address(shared.q[tile() % kQueries]) + warpgroup() * 8192, 16, 1024);
+      x = wgmma_descriptor(shared_address(shared.q[tile % kQueries]) + warpgroup() * 8192, 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -305,7 +311,7 @@ struct Multiplier {
   }
   // The scores of this warp once more, from shared memory.
   __device__ __forceinline__ void repeat_scores() {
-    const u32 from = shared_address(shared.q[tile() % kQueries]);
+    const u32 from = shared_address(shared.q[tile % kQueries]);
     const u32 keys = shared_address(shared.k[entry % kStages]) + (lane() / 16 * 8 + lane() % 8) * 128;
 #pragma unroll
     for (int i = 0; i < kScoreSums; ++i) scores[i] = 0.f;
@@ -329,7 +335,6 @@ struct Multiplier {
 #pragma unroll
       for (int i = 0; i < kScoreSums; ++i) scores[i] = score_of(a(), scores[i]);
     }
-    const int shade = uniform(shared.shades[entry % kStages]);
     if (shade < 0) return;
     wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
     const int row = warp() * 16 + lane() / 4;
@@ -381,14 +386,17 @@ struct Multiplier {
     total.x *= fade.x, total.y *= fade.y;
     return fade;
   }
-  __device__ __forceinline__ void wait_tile() { wait(shared.tile_full[tile() % kTiles], parity<kTiles>(tile())); }
-  __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile() % kQueries], parity<kQueries>(tile())); }
+  __device__ __forceinline__ void wait_tile() { wait(shared.tile_full[tile % kTiles], parity<kTiles>(tile)); }
+  __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile % kQueries], parity<kQueries>(tile)); }
   // Entries of the tile; -1: no more tiles.
   __device__ __forceinline__ int count() const {
-    const Tile& x = shared.tiles[tile() % kTiles];
+    const Tile& x = shared.tiles[tile % kTiles];
     return uniform(x.head < 0 ? -1 : x.last - x.first);
   }
-  __device__ __forceinline__ void wait_keys() { wait(shared.k_full[entry % kStages], parity<kStages>(entry)); }
+  __device__ __forceinline__ void wait_keys() {
+    wait(shared.k_full[entry % kStages], parity<kStages>(entry));
+    shade = uniform(shared.shades[entry % kStages]);
+  }
   __device__ __forceinline__ void release_keys() {
     release(shared.k_empty[entry % kStages]);
     ++entry;
@@ -406,7 +414,7 @@ struct Multiplier {
   __device__ __forceinline__ bool take_tile() {
     while (true) {
       wait_tile();
-      const Tile& x = shared.tiles[tile() % kTiles];
+      const Tile& x = shared.tiles[tile % kTiles];
       const int entries = count();
       if (entries < 0) return false;
       wait_queries();
@@ -416,9 +424,9 @@ struct Multiplier {
         for (int d = lane(); d < a().value_dim; d += 32) out[d * a().o_strides.column] = Store<Out>::from(0.f);
         if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = -__int_as_float(0x7f800000);
       }
-      release_queries(tile());
-      release(shared.tile_empty[tile() % kTiles]);
-      next_tile();
+      release_queries(tile);
+      release(shared.tile_empty[tile % kTiles]);
+      ++tile;
     }
   }
   __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
@@ -438,9 +446,7 @@ struct Multiplier {
   }
 
   __device__ __forceinline__ void run() {
-#ifdef PINGPONG
-    if (warpgroup() == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
-#endif
+    if (kTurns && warpgroup() == 1) pair_arrive(kPair);
     if (!start()) return;
     bool ahead = false;  // the tile before issued the first scores of this one
     while (true) {
@@ -449,17 +455,13 @@ struct Multiplier {
       pack_weights();
       clear(sums);
       hot = 0;
-      if (ahead) release_queries(tile() - 1);
+      if (ahead) release_queries(tile - 1);
       for (int left = count() - 1; left > 0; --left) {
         wait_keys();
-#ifdef PINGPONG
-        asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup()) : "memory");
-#endif
+        if constexpr (kTurns) pair_sync(kPair + warpgroup());
         issue_scores();
         issue_sums(entry - 1);
-#ifdef PINGPONG
-        asm volatile("bar.arrive %0, 256;" ::"r"(4 - warpgroup()) : "memory");
-#endif
+        if constexpr (kTurns) pair_arrive(kPair + 1 - warpgroup());
         wgmma_wait<1>();
         settle(scores);
         shape_scores();
@@ -496,7 +498,7 @@ struct Multiplier {
           }
         }
       }
-      next_tile();
+      ++tile;
       if constexpr (kAcross) {  // the first scores of the next tile, which nobody looks at if it has none
         wait_tile();
         ahead = count() > 0;
@@ -513,10 +515,10 @@ struct Multiplier {
       settle(sums);
       release_values(entry - 1);
       if (ahead) shape_scores();
-      finish(shared.tiles[(tile() - 1) % kTiles], (tile() - 1) % kQueries, ahead);
-      release(shared.tile_empty[(tile() - 1) % kTiles]);
+      finish(shared.tiles[(tile - 1) % kTiles], (tile - 1) % kQueries, ahead);
+      release(shared.tile_empty[(tile - 1) % kTiles]);
       if (ahead) continue;
-      release_queries(tile() - 1);
+      release_queries(tile - 1);
       if (!start()) break;
     }
     if (threadIdx.x % 128 == 0) store_wait();
@@ -611,11 +613,13 @@ struct Multiplier {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm90(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  if (threadIdx.x < 4 * kConsumers) shared.turns[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
+    prefetch_map(&problem.q);
+    prefetch_map(&problem.k);
+    prefetch_map(&problem.v);
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
     for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1), init(shared.q_empty[i], kConsumers);
     for (int i = 0; i < kStages; ++i) {
@@ -630,10 +634,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm90(const _
   __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4 * kConsumers) {
-    more_registers<232>();
+    more_registers<kMany>();
     Multiplier(problem, shared).run();
   } else {
-    fewer_registers<40>();
+    fewer_registers<kFew>();
     if (warp == 4 * kConsumers) feed(problem, shared);
     if (warp == 4 * kConsumers + 1) schedule(problem, shared);
     if (warp >= 4 * kConsumers + 2) shade(problem, shared, threadIdx.x % 64);

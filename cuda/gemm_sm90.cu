@@ -108,7 +108,14 @@ struct Walk {
 };
 
 // The same in all lanes, and the compiler knows it: branches on it keep the warp together.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+__device__ __forceinline__ int uniform(int x) {
+  if constexpr (kSlotRows == 16) return x;  // slots of 16 lose 4 % by it
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+__device__ __forceinline__ Tile uniform(const Tile& x) {
+  return {uniform(x.group),  uniform(x.first), uniform(x.last),  uniform(x.piece),
+          uniform(x.column), uniform(x.batch), uniform(x.number)};
+}
 
 // Every warp but the claiming one learns from here what to do next, until it lets the tile go.
 __device__ __forceinline__ const Tile& next_tile(Shared& shared, const Ring<kTiles>& tiles) {
@@ -705,8 +712,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     Leaving leaving;
     while (true) {
       const Tile& found = next_tile(shared, tiles);
-      const Tile now = {uniform(found.group),  uniform(found.first), uniform(found.last),  uniform(found.piece),
-                        uniform(found.column), uniform(found.batch), uniform(found.number)};
+      const Tile now = uniform(found);
       if (now.group < 0) break;
       const int slot_row = uniform(problem.schedule.slots[now.group * kSlots + slot]);
       float sums[kSums];

@@ -24,11 +24,11 @@ from bsrgemm.mask_tiles import NOTHING, Tiles
 from .conftest import HOMES, LONG
 
 quickly = settings(max_examples=200 if LONG else 20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-#: Tiles of the kernels, for head dims up to 128 and above.
-TILES = [(128, 128), (128, 64)]
+#: Tiles of the kernels.
+TILES = sorted({(config.tile_q, config.tile_k) for config in attention_tuning.every_config()})
 SIDES = (16, 32, 48, 64, 80, 96, 128, 160, 240, 256)
-#: What a CTA may have on Hopper.
-MOST_SHARED = 232448
+#: Bytes of shared memory on Hopper: of a CTA, and of a multiprocessor, which takes 1 KB of each CTA for itself.
+MOST_SHARED, MOST_OF_ALL = 232448, 233472
 
 
 # ------------------------------------------------------------------------------------------------- masks
@@ -212,7 +212,7 @@ def shared_bytes(config: AttentionSm90) -> int:
     """The size of struct Shared, from its declaration."""
     slabs = {"kQuerySlabs": -(-config.head_dim // 64), "kValueSlabs": -(-config.value_dim // 64)}
     constants = {
-        **{name: constant(name) for name in ("kConsumers", "kTiles")},
+        **{"kTiles": constant("kTiles"), "kConsumers": config.consumers},
         **{
             "kStages": config.stages,
             "kQueries": config.queries,
@@ -237,6 +237,8 @@ def test_shared_memory_holds_the_struct_and_fits_the_card() -> None:
     assert len({(c.head_dim, c.value_dim) for c in configs}) == 36
     for config in configs:
         assert shared_bytes(config) <= config.shared_bytes <= MOST_SHARED, config
+        assert config.ctas * (config.shared_bytes + 1024) <= MOST_OF_ALL, config
+        assert config.tile_q == 64 * config.consumers and config.threads == 128 + 2 * config.tile_q
 
 
 F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
@@ -245,13 +247,15 @@ F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
 def config_for(
     dtype: Any = F16, out: Any = F16, acc: Any = F32, dims: tuple[int, int] = (128, 128), **changes: Any
 ) -> Any:
-    options = {"arch": "sm_90a", "scores": attention_tuning.PLAIN, "reads": True, "writes": True} | changes
+    options = {"arch": "sm_90a", "scores": attention_tuning.PLAIN, "reads": True, "writes": True}
+    options |= {"rows": 10**5, "keys": 4096} | changes
     return attention_tuning.forward(
         attention_tuning.Problem(dtype=dtype, out_dtype=out, acc=acc, head_dim=dims[0], value_dim=dims[1], **options)
     )
 
 
 def test_the_kernel_follows_from_the_problem() -> None:
+    listed = set(attention_tuning.every_config())
     for dtype, out in itertools.product((F16, BFLOAT16), (F16, BFLOAT16, F32)):
         for d, d_v in itertools.product((1, 8, 64, 72, 130, 256), repeat=2):
             config = config_for(dtype, out, dims=(d, d_v))
@@ -259,6 +263,9 @@ def test_the_kernel_follows_from_the_problem() -> None:
             assert config.head_dim >= d and config.value_dim >= d_v
             assert config.tiles == (dtype == out)
             assert not config_for(dtype, out, dims=(d, d_v), writes=False).tiles
+            if out in (dtype, F32):
+                for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
+                    assert config_for(dtype, out, dims=(d, d_v), rows=rows, keys=keys, fine=fine) in listed
     for other in (
         config_for(F32, F32),
         config_for(F64, F64, F64),
@@ -280,13 +287,14 @@ def test_what_is_computed_in_float64_does_not_run_on_tensor_cores(dtype: Any) ->
     assert (config.out, config.acc) == ("f64", "f64")
 
 
-def test_scores_that_are_hidden_stay_finite() -> None:
-    lowest = -float(np.finfo(np.float32).max)
-    for scale in (0.0, 1e-30, 0.088, 0.69, 0.7, 1.0, 1e30, -0.1, -1.0):
+def test_scores_that_are_hidden_stay_finite_and_weigh_nothing() -> None:
+    lowest = np.finfo(np.float32).min
+    for scale in (0.0, 2e-38, 1e-36, 1e-30, 0.088, 0.69, 0.7, 1.0, 1e30, -0.1, -1.0):
         how, factor, _ = attention_tuning.scores(scale, None)
         assert how in (attention_tuning.PLAIN, attention_tuning.SIGNED)
         if how == attention_tuning.PLAIN:  # the kernel scales hidden scores with the others
-            assert np.isfinite(np.float32(lowest) * np.float32(factor)) and factor > 0
+            assert factor > 0
+            assert -np.inf < lowest * np.float32(factor) < -1000
     assert attention_tuning.scores(0.1, 30.0)[0] == attention_tuning.CAPPED
 
 
