@@ -215,27 +215,14 @@ def attend(q: Any, k: Any, v: Any, mask: bg.BlockMask | None = None, **options: 
 
 @contextlib.contextmanager
 def forced(kernel: str | None) -> Iterator[None]:
-    """Inside this block attention runs on the kernel that an older card would be given."""
+    """Inside this block attention runs on that kernel."""
     if kernel is None:
         yield
         return
-    from bsrgemm import attention_launch, attention_tuning
+    from bsrgemm import tuned
 
-    chosen = attention_tuning.forward
-
-    def older(problem: Any) -> Any:
-        config = chosen(replace(problem, arch="sm_80"))
-        if type(config).__name__ != kernel:
-            raise NotImplementedError(f"{kernel} is not there")
-        return config
-
-    attention_launch._plans.clear()
-    attention_tuning.forward = older
-    try:
+    with tuned.only(kernel):
         yield
-    finally:
-        attention_tuning.forward = chosen
-        attention_launch._plans.clear()
 
 
 # ----------------------------------------------------------------------------------------- checks

@@ -306,13 +306,16 @@ def _bounds(home: Home, given: Any, name: str, total: int, of: str) -> Array:
     """cu_seqlens_q or cu_seqlens_k as an array of int32 in `home`; what they hold is looked at on the host only."""
     if given is None:
         raise ValueError(f"{name}: wanted together with the other one, got None")
-    on_host = isinstance(given, np.ndarray | list | tuple)
-    bounds = np.asarray(given) if on_host else given if home.is_dense(given) else _adopted(home, given, name)
+    bounds = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else given
+    if not isinstance(bounds, np.ndarray) and not home.is_dense(bounds):
+        bounds = _adopted(home, bounds, name)
     if bounds.ndim != 1 or not len(bounds):
         raise ValueError(f"{name}: wanted the bounds of sequences in one dimension, got shape {tuple(bounds.shape)}")
     if bounds.dtype.kind not in "iu":
         raise TypeError(f"{name}: wanted integers, got dtype {bounds.dtype}")
-    if not on_host:
+    if len(bounds) == 1 and total:
+        raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got one number only")
+    if not isinstance(bounds, np.ndarray):
         return bounds.astype(np.int32, copy=False)
     numbers = bounds.tolist()
     if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):

@@ -9,8 +9,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import attention_tuning, jit, mask_tiles, tensormap
-from .attention_tuning import AttentionSm90
+from . import attention_tuning, jit, mask_tiles, tensormap, tuned
+from .attention_tuning import AttentionSm80, AttentionSm90
 from .home import Array, Home
 from .launch import _counters, _multiprocessors
 from .mask import BlockMask
@@ -41,6 +41,7 @@ class Plan:
 
 
 _plans: dict[Any, Plan] = {}
+_captured: list[Any] = []
 
 
 def forward(
@@ -75,7 +76,7 @@ def forward(
     fine = mask is not None and _is_fine(mask)
     key = (
         q.dtype, out.dtype, acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how, fine,
-        (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(),
+        (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(), tuned.wanted,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -121,7 +122,9 @@ def forward(
     packed = plan.layout.pack(*numbers)
     if isinstance(config, AttentionSm90):
         packed = _maps(plan, config, q, k, v, out) + packed
-    ctas = min(tiles * total, _multiprocessors() * config.ctas)
+    ctas = tiles * total  # attention_sm80 has one for each tile, the others stay and take the next
+    if not isinstance(config, AttentionSm80):
+        ctas = min(ctas, _multiprocessors() * config.ctas)
     argument = np.frombuffer(packed, plan.argument)
     plan.kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
 
@@ -132,7 +135,7 @@ def _plan(q: Array, k: Array, v: Array, out: Array, acc: np.dtype[Any], how: int
     problem = attention_tuning.Problem(
         arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine
     )
-    config = attention_tuning.forward(problem)
+    config = attention_tuning.forward(problem, tuned.wanted)
     kernel = jit.load(config.spec(), arch)
     if config.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
@@ -193,4 +196,11 @@ def _mask_tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> tuple[
 
 
 def _sequences(bounds: tuple[Array, Array], total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
-    return mask_tiles.sequences(cupy, *bounds, total, tile_q, causal)
+    """The tiles of sequences; what a graph computes them in stays its own."""
+    if not cupy.cuda.get_current_stream().is_capturing():
+        return mask_tiles.sequences(cupy, *bounds, total, tile_q, causal)
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        found = mask_tiles.sequences(cupy, *bounds, total, tile_q, causal)
+    _captured.append((pool, found))
+    return found

@@ -12,9 +12,9 @@ import numpy as np
 
 from .dtypes import BFLOAT16, FLOAT16
 from .jit import KernelSpec
-from .tuning import element
+from .tuning import _shared_kb, element, tensor_arch
 
-#: Head sizes that attention_sm90 is compiled for; others are filled up with zeros.
+#: Head sizes that the kernels for tensor cores are compiled for; others are filled up with zeros.
 _DIMS = (64, 80, 96, 128, 192, 256)
 #: How scores are made: scale > 0, any scale, softcap. As in cuda/attention.cuh.
 PLAIN, SIGNED, CAPPED = range(3)
@@ -106,6 +106,70 @@ class AttentionSm90:
 
 
 @dataclass(frozen=True)
+class AttentionSm80:
+    """Attention by the matrix products of a warp, on Ampere and newer cards, 128 queries at a time."""
+
+    dtype: str
+    out: str
+    head_dim: int
+    value_dim: int
+    scores: int
+    #: a CTA can have 163 KB of shared memory; otherwise 99 KB
+    roomy: bool
+
+    tile_q = 128
+
+    @property
+    def widest(self) -> int:
+        return max(self.head_dim, self.value_dim)
+
+    @property
+    def warps(self) -> int:
+        """4 of 32 queries; 8 of 16 where the sums of 32 need too many registers, or one CTA has the multiprocessor."""
+        return 4 if self.widest <= (128 if self.roomy else 64) else 8
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def tile_k(self) -> int:
+        return 64 if self.roomy or self.widest <= 192 else 32
+
+    @property
+    def stages(self) -> int:
+        """Tiles of keys or values in shared memory."""
+        return 3 if self.roomy or self.widest <= 128 else 2
+
+    @property
+    def ctas(self) -> int:
+        """Of a multiprocessor."""
+        return 2 if self.warps == 4 else 1
+
+    @property
+    def from_registers(self) -> bool:
+        """Are queries kept there? Beside the sums they may take 128 of a thread."""
+        return (self.head_dim // 2 + self.value_dim) * 4 // self.warps <= 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """The struct Shared of the kernel: queries, keys and values, the tile."""
+        return (self.tile_q + self.stages * self.tile_k) * self.widest * 2 + 768
+
+    def spec(self) -> KernelSpec:
+        shape = (
+            ("TILE_Q", self.tile_q),
+            ("TILE_K", self.tile_k),
+            ("SCORES", self.scores),
+            ("WARPS", self.warps),
+            ("STAGES", self.stages),
+            ("CTAS", self.ctas),
+            ("Q_IN_REGISTERS", int(self.from_registers)),
+        )
+        return KernelSpec("attention_sm80.cu", "attention_sm80", (*_types(self, "f32"), *shape))
+
+
+@dataclass(frozen=True)
 class AttentionSimt:
     """Attention on the plain cores: any head size, dtype and strides, a warp for each query."""
 
@@ -126,27 +190,37 @@ class AttentionSimt:
         return KernelSpec("attention_simt.cu", "attention_simt", (*_types(self, self.acc), *shape))
 
 
-Attention = AttentionSm90 | AttentionSimt
+Attention = AttentionSm90 | AttentionSm80 | AttentionSimt
 
 
-def forward(problem: Problem) -> Attention:
-    """The kernel for a problem.
+def forward(problem: Problem, wanted: str | None = None) -> Attention:
+    """The kernel for a problem: the best one, or the one whose class is called `wanted` if that is one of attention.
 
     >>> half = np.dtype("float16")
-    >>> forward(Problem("sm_90a", half, half, np.dtype("float32"), 80, 80, PLAIN, True, True, 10**5, 4096)).head_dim
-    80
-    >>> forward(Problem("sm_90a", half, half, np.dtype("float32"), 72, 300, PLAIN, True, True, 10**5, 4096)).value_dim
-    320
+    >>> problem = Problem("sm_90a", half, half, np.dtype("float32"), 80, 80, PLAIN, True, True, 10**5, 4096)
+    >>> type(forward(problem)).__name__, type(forward(problem, "AttentionSm80")).__name__
+    ('AttentionSm90', 'AttentionSm80')
     """
+    for config in candidates(problem):
+        if wanted is None or not wanted.startswith("Attention") or type(config).__name__ == wanted:
+            return config
+    raise ValueError(f"wanted {wanted}, which cannot serve {problem}")
+
+
+def candidates(problem: Problem) -> Iterator[Attention]:
+    """The kernels that can serve a problem, the best first."""
     dtype, out = element(problem.dtype), element(problem.out_dtype)
-    fits = all(0 < d <= _DIMS[-1] for d in (problem.head_dim, problem.value_dim))
-    if problem.arch == "sm_90a" and problem.reads and problem.dtype in (FLOAT16, BFLOAT16) and fits:
-        D, D_v = (next(d for d in _DIMS if d >= x) for x in (problem.head_dim, problem.value_dim))
-        return AttentionSm90(
-            dtype, out, D, D_v, problem.scores, problem.writes and dtype == out, *_sm90_shape(problem, max(D, D_v))
-        )
-    D, D_v = (max(32, -(-x // 32) * 32) for x in (problem.head_dim, problem.value_dim))
-    return AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
+    sizes = (problem.head_dim, problem.value_dim)
+    halves = problem.dtype in (FLOAT16, BFLOAT16) and problem.acc == np.float32
+    if problem.reads and halves and all(0 < x <= _DIMS[-1] for x in sizes):
+        D, D_v = (next(d for d in _DIMS if d >= x) for x in sizes)
+        if problem.arch == "sm_90a":
+            tiles = problem.writes and dtype == out
+            yield AttentionSm90(dtype, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
+        if tensor_arch(problem.arch):
+            yield AttentionSm80(dtype, out, D, D_v, problem.scores, roomy=_shared_kb(problem.arch) > 99)
+    D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
+    yield AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
 
 
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
@@ -177,8 +251,8 @@ def scores(scale: float, softcap: float | None) -> tuple[int, float, float]:
     if softcap is not None:
         return CAPPED, 2 * scale * _LOG2_E / softcap, softcap * _LOG2_E
     factor = scale * _LOG2_E
-    # A score that is hidden, the lowest float, must stay finite when it is scaled.
-    return (PLAIN if 0 < factor <= 1 else SIGNED), factor, 0.0
+    # A score that is hidden, the lowest float, must stay finite, and far below others, when it is scaled.
+    return (PLAIN if 1e-30 < factor <= 1 else SIGNED), factor, 0.0
 
 
 def every_config() -> Iterator[Attention]:
@@ -186,13 +260,23 @@ def every_config() -> Iterator[Attention]:
     for dtype, how, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
             most = max(head_dim, value_dim)
-            for out in (dtype,) if tiles else (dtype, "f32"):
+            for out in (dtype,) if tiles else ("f16", "bf16", "f32"):
                 shapes = ((2, 64),) if most > 128 else ((2, 128), (1, 64)) if most > 64 else ((3, 128), (1, 128))
                 for shape in shapes:
                     yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
+    for dtype, how, roomy in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
+        for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, (dtype, "f32")):
+            yield AttentionSm80(dtype, out, head_dim, value_dim, how, roomy)
     for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64")):
         for how, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
             yield AttentionSimt(dtype, dtype, acc, width, width, how)
+
+
+def runs_on(config: Attention, arch: str) -> bool:
+    """Can this kernel be compiled for `arch`?"""
+    if isinstance(config, AttentionSm80):
+        return tensor_arch(arch) and config.roomy == (_shared_kb(arch) > 99)
+    return arch == "sm_90a" or not isinstance(config, AttentionSm90)
 
 
 def _types(config: Attention, acc: str) -> tuple[tuple[str, str | int], ...]:

@@ -63,15 +63,16 @@ def tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     fresh[1:] = key[1:] != key[:-1]
     entry = xp.cumsum(fresh, dtype=np.int64) - 1
     size = parts_q * parts_k
-    stored = xp.full(len(key) * size + 1, NOTHING, _INT32)
-    stored[xp.where(key < count * per_row, entry * size + inside, len(key) * size)] = kind
-    stored = stored[:-1]
-    keys = xp.zeros(len(key), np.int64)
-    keys[entry] = key
+    number = xp.arange(len(key), dtype=np.int64)
+    # Blocks that touch fewer tiles than others have keys that are dropped, each to a place of its own.
+    stored = xp.full(len(key) * (size + 1), NOTHING, _INT32)
+    stored[xp.where(key < count * per_row, entry * size + inside, len(key) * size + number)] = kind
+    stored = stored[: len(key) * size]
+    keys = key[xp.minimum(xp.searchsorted(entry, number), len(key) - 1)]
     tile_row, tile_col = keys // per_row % max(1, per_pattern), keys % max(1, per_row)
     wanted = _blocks_in(xp, tile_row, tile_q, bq, S_q) * _blocks_in(xp, tile_col, tile_k, bk, S_k)
     whole = (stored.reshape(-1, size) == FULL).sum(axis=1) == wanted
-    parts = xp.where(whole, -1, xp.arange(len(key), dtype=np.int64) * size).astype(_INT32)
+    parts = xp.where(whole, -1, number * size).astype(_INT32)
     starts = xp.searchsorted(key, xp.arange(count + 1, dtype=np.int64) * per_row)
     entries = xp.concatenate([entry, entry[-1:] + 1]) if len(key) else xp.zeros(1, np.int64)
     first = entries[starts].astype(_INT32)

@@ -15,7 +15,7 @@ constexpr Scores kScores = Scores(SCORES);
 
 struct Strides { i64 batch, head, row, column; };  // in elements
 
-// launch_attention.py packs it field by field.
+// attention_launch.py packs it field by field.
 struct Attention {
   const Element *q, *k, *v;
   Out* o;

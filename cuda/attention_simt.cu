@@ -4,7 +4,7 @@
 
 constexpr int kWarps = 8;
 
-extern "C" __global__ void __launch_bounds__(32 * kWarps) attention_simt(const __grid_constant__ Attention a) {
+extern "C" __global__ void __launch_bounds__(32 * kWarps, 2) attention_simt(const __grid_constant__ Attention a) {
   const int warp = threadIdx.x / 32;
   for (int t = blockIdx.x;; t += gridDim.x) {
     const Tile x = tile_at(a, t);

@@ -26,7 +26,7 @@ constexpr int kSteps = kHeadDim / 16, kScoreSums = kTileK / 2, kSums = kValueDim
 constexpr int kQuerySlabs = (kHeadDim + 63) / 64, kValueSlabs = (kValueDim + 63) / 64;
 constexpr int kSlabs = kQuerySlabs > kValueSlabs ? kQuerySlabs : kValueSlabs;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns
-constexpr f32 kHidden = -3.402823466e38f;                    // the score of a key that is not seen
+constexpr f32 kHidden = -1.7014118346046923e38f;             // the score of a key that is not seen: -2^127, exact when scaled
 constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
 constexpr int kEarly = 6;                                    // entries before the end of a tile the next one is claimed
 constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
@@ -53,19 +53,12 @@ struct alignas(64) Problem {
 };
 
 // With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
-template <bool kLong = false> __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
+__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
 #ifdef STRESS
   const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
   __nanosleep((noise >> 19) & 0x1fff);
 #endif
-#ifdef PATIENCE
-  for (int i = 0; i < PATIENCE && !barrier_try_wait(shared_address(&barrier), parity); ++i) {}
-#else
-#ifdef SLEEP
-  if constexpr (kLong) return barrier_wait_long(shared_address(&barrier), parity);
-#endif
   barrier_wait(shared_address(&barrier), parity);
-#endif
 }
 __device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
 
@@ -84,29 +77,6 @@ __device__ __forceinline__ void release(u64& barrier) {
 }
 
 // ------------------------------------------------------------------------------------------------------- the feeders
-// One warp: claims the next tile when it is soon needed, and looks it up.
-__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
-  const Attention& a = problem.attention;
-  const int lane = threadIdx.x % 32;
-  int t = blockIdx.x;
-  for (u32 n = 0;; ++n) {
-    const Tile x = tile_at(a, t);
-    wait<true>(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
-    if (lane == 0) {
-      shared.tiles[n % kTiles] = x;
-      arrive(shared.tile_full[n % kTiles]);
-    }
-    if (x.head < 0) break;
-    wait<true>(shared.wanted, n % 2);
-    if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
-    t = __shfl_sync(0xffffffffu, t, 0);
-  }
-  if (lane == 0) {  // the last CTA leaves the counters as they were
-    __threadfence();
-    if (atomicAdd(a.counters + 1, 1) == gridDim.x - 1) a.counters[0] = a.counters[1] = 0;
-  }
-}
-
 template <int kCount>
 __device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
                                            u64& full) {
@@ -116,8 +86,38 @@ __device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const Tensor
   for (int i = 0; i < kCount; ++i) copy_tile(shared_address(to) + i * bytes, &map, 64 * i, row, head, batch, barrier);
 }
 
-// One warp: has queries, keys and values copied. The values of an entry go after the keys of the next one, as they are
-// used. Tiles and their queries have one number, keys and values of an entry have one.
+// One warp: claims the next tile when it is soon needed, looks it up, and has its queries copied.
+__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
+  const Attention& a = problem.attention;
+  const int lane = threadIdx.x % 32;
+  int t = blockIdx.x;
+  for (u32 n = 0;; ++n) {
+    const Tile x = tile_at(a, t);
+    wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
+    if (lane == 0) {
+      shared.tiles[n % kTiles] = x;
+      arrive(shared.tile_full[n % kTiles]);
+    }
+    if (x.head < 0) break;
+    wait(shared.q_empty[n % kQueries], parity<kQueries>(n) ^ 1);
+    if (lane == 0) {
+      u64& full = shared.q_full[n % kQueries];
+      if (x.first == x.last) arrive(full);
+      else copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, problem.q, x.row, x.head, x.batch, full);
+    }
+    __syncwarp();
+    wait(shared.wanted, n % 2);
+    if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
+    t = __shfl_sync(0xffffffffu, t, 0);
+  }
+  if (lane == 0) {  // the last CTA leaves the counters as they were
+    __threadfence();
+    if (atomicAdd(a.counters + 1, 1) == gridDim.x - 1) a.counters[0] = a.counters[1] = 0;
+  }
+}
+
+// One warp: has keys and values copied. The values of an entry go after the keys of the next one, as they are used.
+// Tiles and their queries have one number, keys and values of an entry have one.
 __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
@@ -125,25 +125,19 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
   const auto copy_values = [&](u32 n) {
     if (row < 0) return;
     const u32 at = n % kStages;
-    wait<true>(shared.v_empty[at], parity<kStages>(n) ^ 1);
+    wait(shared.v_empty[at], parity<kStages>(n) ^ 1);
     if (lane == 0) copy_slabs<kValueSlabs>(shared.v[at], kSlabK, problem.v, row, head, batch, shared.v_full[at]);
     __syncwarp();
     row = -1;
   };
   u32 entry = 0, shade = 0;
   for (u32 n = 0;; ++n) {
-    wait<true>(shared.tile_full[n % kTiles], parity<kTiles>(n));
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
     const Tile& x = shared.tiles[n % kTiles];
     if (x.head < 0) break;
     const int count = x.last - x.first;
     if (count == 0 || !kAcross) copy_values(entry - 1);
-    wait<true>(shared.q_empty[n % kQueries], parity<kQueries>(n) ^ 1);
-    if (lane == 0) {
-      u64& full = shared.q_full[n % kQueries];
-      if (count > 0) copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, problem.q, x.row, x.head, x.batch, full);
-      else arrive(full), arrive(shared.wanted);
-    }
-    __syncwarp();
+    if (count == 0 && lane == 0) arrive(shared.wanted);
     for (int e0 = 0; e0 < count; e0 += 32) {
       int column = 0, part = -1;
       if (e0 + lane < count) column = column_of(a, x.last - 1 - e0 - lane), part = part_of(a, x.last - 1 - e0 - lane);
@@ -152,7 +146,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
         const u32 at = entry % kStages;
         if (lane == 0 && e0 + i == max(count - kEarly, 0)) arrive(shared.wanted);
         const int key = __shfl_sync(0xffffffffu, mine.key, i);
-        wait<true>(shared.k_empty[at], parity<kStages>(entry) ^ 1);
+        wait(shared.k_empty[at], parity<kStages>(entry) ^ 1);
         const bool whole = __shfl_sync(0xffffffffu, mine.whole, i);
         if (lane == i) {
           shared.shades[at] = whole ? -1 : int(shade);
@@ -173,7 +167,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
     release(shared.tile_empty[n % kTiles]);
   }
   copy_values(entry - 1);
-  if (entry >= kStages) wait<true>(shared.k_empty[entry % kStages], parity<kStages>(entry) ^ 1);
+  if (entry >= kStages) wait(shared.k_empty[entry % kStages], parity<kStages>(entry) ^ 1);
   if (lane == 0) {  // its place is free: the entry that had it is
     shared.shaded[shade % kStages].tile = -1;
     arrive(shared.shade_wanted[shade % kStages]);
@@ -185,7 +179,7 @@ constexpr int kShaders = 2;
 __device__ __forceinline__ void shade(const Problem& problem, Shared& shared, int thread) {
   for (u32 n = 0;; ++n) {
     const u32 at = n % kStages;
-    wait<true>(shared.shade_wanted[at], parity<kStages>(n));
+    wait(shared.shade_wanted[at], parity<kStages>(n));
     if (shared.shaded[at].tile < 0) break;
     const Tile& x = shared.tiles[shared.shaded[at].tile];
     const Entry entry = {shared.shaded[at].key, shared.shaded[at].part};
@@ -536,17 +530,17 @@ struct Multiplier {
     const f32 nothing = kHidden * scale();
     const bool none_x = top.x == nothing, none_y = top.y == nothing;  // no key was seen
     const f32 by_x = none_x ? 0.f : __fdividef(1.f, total.x), by_y = none_y ? 0.f : __fdividef(1.f, total.y);
-    f32 bad_x = 0.f, bad_y = 0.f;  // not a number if any of the row is not finite
+    f32 bad[4] = {0.f, 0.f, 0.f, 0.f};  // not a number if any of the row is not finite: two of each row
 #pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-      sums[4 * j] *= by_x, sums[4 * j + 1] *= by_x, sums[4 * j + 2] *= by_y, sums[4 * j + 3] *= by_y;
-      bad_x = fmaf(sums[4 * j], 0.f, fmaf(sums[4 * j + 1], 0.f, bad_x));
-      bad_y = fmaf(sums[4 * j + 2], 0.f, fmaf(sums[4 * j + 3], 0.f, bad_y));
+    for (int j = 0; j < kSums; ++j) {
+      sums[j] *= j % 4 < 2 ? by_x : by_y;
+      bad[j % 4] = fmaf(sums[j], 0.f, bad[j % 4]);
     }
     const f32 lse_x = none_x ? -__int_as_float(0x7f800000) : (top.x + log2_of(total.x)) * 0.6931471805599453f;
     const f32 lse_y = none_y ? -__int_as_float(0x7f800000) : (top.y + log2_of(total.y)) * 0.6931471805599453f;
-    const bool redo_x = row < x.rows && !(bad_x == 0.f && total.x > 0.f);
-    const bool redo_y = row + 8 < x.rows && !(bad_y == 0.f && total.y > 0.f);
+    // Rows that saw no key, or none that scores above -inf, are told apart there too.
+    const bool redo_x = row < x.rows && (none_x || !(bad[0] + bad[1] == 0.f && total.x > 0.f));
+    const bool redo_y = row + 8 < x.rows && (none_y || !(bad[2] + bad[3] == 0.f && total.y > 0.f));
     if (a().lse && lane() % 4 == 0) {
       if (row < x.rows) a().lse[lse_place(x, row)] = lse_x;
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = lse_y;
@@ -590,9 +584,11 @@ struct Multiplier {
       if (threadIdx.x % 128 == 0) store_wait();
       warpgroup_sync(1 + warpgroup());
       repair(x, redo_x, redo_y);
-      if (ahead) {
+      if (ahead) {  // by the same instructions as before, so that the bits are the same
         load_queries();
-        repeat_scores();
+        issue_scores();
+        wgmma_wait<0>();
+        settle(scores);
         shape_scores();
         release_keys();
       }

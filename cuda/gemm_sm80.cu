@@ -113,6 +113,7 @@ using Sum = Unit::Sum;
 // ---------------------------------------------------------------------------------- sizes
 constexpr int kSlotRows = SLOT_ROWS;
 constexpr int kSlots = SLOTS;
+static_assert(SLOTS * SLOT_ROWS >= 32, "tiles of 16 rows are not served");
 constexpr int kTileM = kSlots * kSlotRows;
 constexpr int kTileN = TILE_N;
 constexpr bool kATransposed = A_TRANSPOSED;  // blocks are stored K x R: m runs fastest

@@ -28,14 +28,6 @@ __device__ __forceinline__ bool barrier_try_wait(u32 barrier, u32 parity) {
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_try_wait(barrier, parity)) {}
 }
-// For warps that have long to wait: they sleep up to 10 us at a time and leave the issue slots to others.
-__device__ __forceinline__ void barrier_wait_long(u32 barrier, u32 parity) {
-  u32 done = 0;
-  while (!done)
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 10000;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-}
 
 // ------------------------------------------------------------------------------- copies
 __device__ __forceinline__ u64 evict_first() {

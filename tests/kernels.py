@@ -15,6 +15,12 @@ PACKAGE = Path(bsrgemm.__file__).parent
 
 _PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "launch.py:_packing", "tuning.py:gemm")
 
+_ATTENTION = (
+    *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles", "_sequences")),
+    *(f"attention_tuning.py:{x}" for x in ("forward", "candidates", "section", "scores", "_types")),
+    *(f"mask_tiles.py:{x}" for x in ("tiles", "sequences", "_order", "_spanned", "_touched", "_blocks_in")),
+)
+
 #: kernel -> (source, the Python definitions that choose and launch it)
 KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "gemm_simt": ("gemm_simt.cu", (*_PRODUCT, "tuning.py:GemmSimt", "tuning.py:spmm")),
@@ -31,6 +37,23 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "gemm_sm80.cu",
         (*_PRODUCT, "launch.py:_tensor", "tuning.py:GemmSm80", "tuning.py:gemm_sm80", "tuning.py:sm80_serves"),
     ),
+    "attention_sm90": (
+        "attention_sm90.cu",
+        (
+            *_ATTENTION,
+            *("attention_tuning.py:AttentionSm90", "attention_tuning.py:_sm90_shape", "attention_launch.py:_maps"),
+            *("attention_launch.py:_map", "launch.py:_counters", "launch.py:_captured_counters"),
+        ),
+    ),
+    "attention_sm80": ("attention_sm80.cu", (*_ATTENTION, "attention_tuning.py:AttentionSm80")),
+    "attention_simt": ("attention_simt.cu", (*_ATTENTION, "attention_tuning.py:AttentionSimt")),
+    "decode": (
+        "decode.cu",
+        (
+            *("decode.py:Decode", "decode.py:decode_config", "decode.py:pieces_of", "decode.py:_Plan"),
+            *("decode.py:_on_device", "decode.py:_block_strides", "decode.py:_about", "launch.py:_counters"),
+        ),
+    ),
     "match": ("match.cu", ("prepared.py:_matched", "tuning.py:Match")),
     "spmv": ("spmv.cu", (*_PRODUCT, "tuning.py:Spmv", "tuning.py:spmv")),
     "pairs": (
@@ -45,7 +68,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 #: Kernels with shared memory, for which racecheck has something to look at.
-SHARED_MEMORY: tuple[str, ...] = ("gemm_sm80", "gemm_sm90", "match")
+SHARED_MEMORY: tuple[str, ...] = ("attention_sm80", "attention_sm90", "decode", "gemm_sm80", "gemm_sm90", "match")
 
 
 def digest(kernel: str) -> str:

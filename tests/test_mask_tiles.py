@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bsrgemm import BlockMask, attention_tuning, mask_tiles, sources
-from bsrgemm.attention_tuning import AttentionSimt, AttentionSm90
+from bsrgemm.attention_tuning import AttentionSimt, AttentionSm80, AttentionSm90
 from bsrgemm.dtypes import BFLOAT16
 from bsrgemm.homes import Home
 from bsrgemm.mask import FULL
@@ -263,9 +263,13 @@ def test_the_kernel_follows_from_the_problem() -> None:
             assert config.head_dim >= d and config.value_dim >= d_v
             assert config.tiles == (dtype == out)
             assert not config_for(dtype, out, dims=(d, d_v), writes=False).tiles
-            if out in (dtype, F32):
-                for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
-                    assert config_for(dtype, out, dims=(d, d_v), rows=rows, keys=keys, fine=fine) in listed
+            for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
+                assert config_for(dtype, out, dims=(d, d_v), rows=rows, keys=keys, fine=fine) in listed
+            for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
+                portable = config_for(dtype, out, dims=(d, d_v), arch=arch)
+                assert isinstance(portable, AttentionSm80)
+                assert portable in listed or out not in (dtype, F32)
+                assert attention_tuning.runs_on(portable, arch)
     for other in (
         config_for(F32, F32),
         config_for(F64, F64, F64),
@@ -273,8 +277,7 @@ def test_the_kernel_follows_from_the_problem() -> None:
         config_for(dims=(64, 300)),
         config_for(dims=(0, 64)),
         config_for(reads=False),
-        config_for(arch="sm_80"),
-        config_for(arch="sm_100"),
+        config_for(arch="sm_75"),
     ):
         assert isinstance(other, AttentionSimt)
         assert other.head_dim % 32 == other.value_dim % 32 == 0
