@@ -218,7 +218,7 @@ def candidates(problem: Problem) -> Iterator[Attention]:
             tiles = problem.writes and dtype == out
             yield AttentionSm90(dtype, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
         if tensor_arch(problem.arch):
-            yield AttentionSm80(dtype, out, D, D_v, problem.scores, roomy=_shared_kb(problem.arch) > 99)
+            yield AttentionSm80(dtype, out, D, D_v, problem.scores, roomy=_roomy(problem.arch))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
     yield AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
 
@@ -228,13 +228,15 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
 
     Two warpgroups fill the tensor cores at 128 columns; at 64 the exponentials take as long as the products, and three
     overlap them better (594 against 485 TFLOP/s on an H200). One, with two CTAs on a multiprocessor, is for masks of
-    small blocks, for too few tiles of more, and for heads of 64 with so few keys that a tile hardly gets going.
+    small blocks, for too few tiles of more, and for heads of 64 with so few keys that a tile hardly gets going. Three
+    have registers for the plain way only.
     """
     if most > 128:
         return 2, 64
     if problem.fine or problem.rows < _FEW_ROWS or (most <= 64 and problem.keys <= _FEW_KEYS):
         return 1, 64 if most > 64 else 128
-    return (3 if most <= 64 else 2), 128
+    plain = problem.scores == PLAIN and problem.writes and problem.out_dtype == problem.dtype
+    return (3 if most <= 64 and plain else 2), 128
 
 
 def section(heads: int, group: int, keys: int, width: int) -> int:
@@ -261,7 +263,8 @@ def every_config() -> Iterator[Attention]:
         for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
             most = max(head_dim, value_dim)
             for out in (dtype,) if tiles else ("f16", "bf16", "f32"):
-                shapes = ((2, 64),) if most > 128 else ((2, 128), (1, 64)) if most > 64 else ((3, 128), (1, 128))
+                large = 3 if most <= 64 and how == PLAIN and tiles else 2
+                shapes = ((2, 64),) if most > 128 else ((large, 128), (1, 64 if most > 64 else 128))
                 for shape in shapes:
                     yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
     for dtype, how, roomy in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
@@ -272,10 +275,15 @@ def every_config() -> Iterator[Attention]:
             yield AttentionSimt(dtype, dtype, acc, width, width, how)
 
 
+def _roomy(arch: str) -> bool:
+    """Has a CTA 163 KB? Blackwell has, but its compiler no registers for the tiles that go with it."""
+    return _shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
+
+
 def runs_on(config: Attention, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
     if isinstance(config, AttentionSm80):
-        return tensor_arch(arch) and config.roomy == (_shared_kb(arch) > 99)
+        return tensor_arch(arch) and config.roomy == _roomy(arch)
     return arch == "sm_90a" or not isinstance(config, AttentionSm90)
 
 

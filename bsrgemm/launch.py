@@ -309,6 +309,7 @@ def wants_columns(B: Array) -> bool:
 _zeroed: dict[tuple[int, int, int], Array] = {}
 #: Per device: zeros for captured launches, and how many of them are given away.
 _reserves: dict[int, list[Any]] = {}
+_reserving = threading.Lock()
 _captured: list[Array] = []
 
 
@@ -333,11 +334,12 @@ def _counters(count: int) -> Array:
 
 
 def _captured_counters(device: int, count: int) -> Array:
-    reserve, used = _reserves.get(device, (None, 0))
-    behind = used + -(-count // 32) * 32
-    if reserve is not None and behind <= len(reserve):
-        _reserves[device][1] = behind
-        return reserve[used:behind]
+    with _reserving:
+        reserve, used = _reserves.get(device, (None, 0))
+        behind = used + -(-count // 32) * 32
+        if reserve is not None and behind <= len(reserve):
+            _reserves[device][1] = behind
+            return reserve[used:behind]
     counters = cupy.zeros(count, np.int32)
     _captured.append(counters)
     return counters

@@ -20,7 +20,7 @@ constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
 constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
-constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim <= (kScores == kCapped ? 96 : 128);  // queries
+constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);  // queries
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
 constexpr int kSteps = kHeadDim / 16, kScoreSums = kTileK / 2, kSums = kValueDim / 2;
 constexpr int kQuerySlabs = (kHeadDim + 63) / 64, kValueSlabs = (kValueDim + 63) / 64;

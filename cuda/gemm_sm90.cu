@@ -34,7 +34,7 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr bool kAhead = kSlotRows == 32;         // fragments of A are loaded a stage ahead; slots of 16 lose by it
+constexpr bool kAhead = kSlotRows == 32 && kDepth == 32;  // fragments of A are loaded a stage ahead: 4 %; others lose
 constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that leave late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
@@ -109,7 +109,7 @@ struct Walk {
 
 // The same in all lanes, and the compiler knows it: branches on it keep the warp together.
 __device__ __forceinline__ int uniform(int x) {
-  if constexpr (kSlotRows == 16) return x;  // slots of 16 lose 4 % by it
+  if constexpr (kFromRegisters) return x;  // small slots gain nothing by it, and have no registers to spare
   return __shfl_sync(0xffffffffu, x, 0);
 }
 __device__ __forceinline__ Tile uniform(const Tile& x) {

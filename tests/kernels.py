@@ -45,7 +45,10 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("attention_launch.py:_map", "launch.py:_counters", "launch.py:_captured_counters"),
         ),
     ),
-    "attention_sm80": ("attention_sm80.cu", (*_ATTENTION, "attention_tuning.py:AttentionSm80")),
+    "attention_sm80": (
+        "attention_sm80.cu",
+        (*_ATTENTION, "attention_tuning.py:AttentionSm80", "attention_tuning.py:_roomy"),
+    ),
     "attention_simt": ("attention_simt.cu", (*_ATTENTION, "attention_tuning.py:AttentionSimt")),
     "decode": (
         "decode.cu",

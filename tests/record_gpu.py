@@ -62,16 +62,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="8", help="pytest-xdist workers for the suite; 0 without xdist")
     parser.add_argument("--out", type=Path, default=TESTS / "gpu_record.json")
-    parser.add_argument("pytest_args", nargs="*", help="further arguments for the suite")
+    parser.add_argument("paths", nargs="*", default=["tests"], help="what to run of the suite; all of it by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        suite, _ = _pytest("-n", options.workers, "-m", "gpu", *options.pytest_args, "tests", report=folder / "s.json")
+        suite, _ = _pytest("-n", options.workers, "-m", "gpu", *options.paths, report=folder / "s.json")
         tests = suite["tests"]
         record: dict[str, Any] = {
             key: suite.get(key) for key in ("card", "driver", "nvrtc", "cupy", "scipy", "numpy", "python", "date")
         }
-        record["suite"] = _counts(tests)
+        record["suite"] = {"paths": options.paths, **_counts(tests)}
         record["kernels"] = {}
         for kernel in KERNELS:
             own = [t for t in tests if kernel in t["kernels"]]

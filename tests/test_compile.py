@@ -17,8 +17,8 @@ from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90
 pytest.importorskip("cupy")
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-#: The bound for compiling one variant.
-SECONDS = 3.0
+#: The bound for compiling one variant, and for attention, whose kernels are the longest, on slow cores.
+SECONDS, ATTENTION_SECONDS = 3.0, 6.0
 
 
 def _kind(config: tuning.Config) -> tuple[str, ...]:
@@ -54,10 +54,10 @@ def spanning() -> Iterator[tuning.Config]:
 
 def check(config: tuning.Config, arch: str) -> None:
     if tuning.runs_on(config, arch):
-        check_spec(config.spec(), arch)
+        check_spec(config.spec(), arch, SECONDS)
 
 
-def check_spec(spec: jit.KernelSpec, arch: str) -> None:
+def check_spec(spec: jit.KernelSpec, arch: str, most: float = ATTENTION_SECONDS) -> None:
     start = time.thread_time()  # of this thread alone: the machine may have other work
     compiled = jit.compile_cubin(spec, arch)
     seconds = time.thread_time() - start
@@ -66,7 +66,7 @@ def check_spec(spec: jit.KernelSpec, arch: str) -> None:
     assert max(spills) == 0, compiled.log
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not re.search(r"C75\d\d", compiled.log), compiled.log
-    assert seconds <= SECONDS
+    assert seconds <= most
 
 
 def _chunks(items: list[Any], size: int) -> list[list[Any]]:

@@ -68,19 +68,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
 @pytest.fixture(autouse=True)
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small problems with the tiles of large ones ("many"), with the small tiles that they have ("few"), or by rule."""
-    from bsrgemm import attention_tuning
+    from bsrgemm import attention_launch, attention_tuning
 
     wanted = getattr(request, "param", "many")
-
-    def chosen(problem: Any, most: int) -> tuple[int, int]:
-        if most > 128:
-            return 2, 64
-        if wanted == "few":
-            return 1, 64 if most > 64 else 128
-        return 3 if most <= 64 else 2, 128
-
     if wanted != "rule":
-        monkeypatch.setattr(attention_tuning, "_sm90_shape", chosen)
+        monkeypatch.setattr(attention_tuning, "_FEW_ROWS", 0 if wanted == "many" else 10**9)
+        monkeypatch.setattr(attention_tuning, "_FEW_KEYS", 0)
+        monkeypatch.setattr(attention_launch, "_FEW_BLOCKS", -1)
     return wanted
 
 
