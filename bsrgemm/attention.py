@@ -95,9 +95,10 @@ def attention(
     and the result it takes a few MB, whatever the lengths. Keys that nobody sees cost nothing.
 
     The work is done where the arrays are, on CuPy's current stream and without a wait. float16 and bfloat16 run on the
-    tensor cores of Hopper cards, where the columns of a head lie together and all other steps are multiples of 16
-    bytes; everything else runs on the plain cores, slowly. Bounds of sequences on the GPU are not looked at before
-    the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel is kept on it.
+    tensor cores of Ampere and newer, where a head has up to 256 columns, which lie together, and all other steps are
+    multiples of 16 bytes; everything else runs on the plain cores, slowly. Bounds of sequences on the GPU are not
+    looked at before the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel
+    is kept on it.
 
     Examples
     --------
