@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import cache, jit, tuning
+from . import attention_tuning, cache, decode, jit, tuning
 from ._info import cuda_problem
 from .dtypes import DEVICE_DTYPES
 
@@ -55,18 +55,22 @@ def specs(
     dtypes, kernels : names, optional
         Element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
     every : bool
-        Also what is rarely met: int64 index arrays, and `tuning.rare` shapes of the tensor-core kernels.
+        Also what is rarely met: int64 index arrays, shapes of the tensor-core kernels that `rare` tells apart.
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
+    elements = {tuning.element(dtype) for dtype in chosen}
+    families: tuple[tuple[Any, Iterator[Any]], ...] = (
+        (tuning, tuning.every_config(chosen)),
+        (attention_tuning, (c for c in attention_tuning.every_config() if c.dtype in elements)),
+        (decode, (c for c in decode.every_decode_config() if c.element in elements)),
+    )
     found: dict[jit.KernelSpec, None] = {}
-    for config in tuning.every_config(chosen):
-        if not every and tuning.rare(config):
-            continue
-        if arch is not None and not tuning.runs_on(config, arch):
-            continue
-        spec = config.spec()
-        if kernels is None or spec.entry in kernels:
-            found[spec] = None
+    for family, configs in families:
+        for config in configs:
+            if (every or not family.rare(config)) and (arch is None or family.runs_on(config, arch)):
+                spec = config.spec()
+                if kernels is None or spec.entry in kernels:
+                    found[spec] = None
     return list(found)
 
 
@@ -174,7 +178,7 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.list:
             for spec in wanted:
                 print(spec)
-            print(f"{len(wanted)} kernels; gemm_sm90 for sm_90a alone")
+            print(f"{len(wanted)} kernels; gemm_sm90 and attention_sm90 for sm_90a alone")
             return 0
         archs = _archs(args.arch)
     except (OSError, RuntimeError, ValueError) as error:

@@ -18,9 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._info import cuda_problem
+from .attention import attention
 from .bsr import leaf
-from .dtypes import BFLOAT16, BOOL, FLOAT8, accumulator_dtype, is_float, result_dtype
+from .decode import attention_decode
+from .dtypes import BFLOAT16, BOOL, FLOAT8, HALF_DTYPES, accumulator_dtype, is_float, result_dtype
 from .homes import Home, cuda, host
+from .kvcache import KVCache
+from .mask import BlockMask
 from .matmul import matmul
 from .tuning import OPERATIONS
 
@@ -511,6 +515,49 @@ def _expand(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Itera
         yield Case(f"{rows} rows", home.to_host(got), np.repeat(np.arange(rows), counts))
 
 
+def _softmax(q: HostArray, k: HostArray, v: HostArray, seen: HostArray) -> tuple[HostArray, HostArray]:
+    """Attention in float64, and the sums of the absolute values of its terms."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = _wide(q), _wide(k).repeat(group, 1), _wide(v).repeat(group, 1)
+    scores = np.where(seen, q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3]), -np.inf)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    weights /= weights.sum(axis=3, keepdims=True)
+    return weights @ v, weights @ abs(v)
+
+
+def _attention(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    S_q, S_k = 150, 200
+    place, key = np.arange(S_q)[:, None] + S_k - S_q, np.arange(S_k)
+    blocks = BlockMask.random(S_q, S_k, per_row=2, block=32, device=home.name)
+    kinds: dict[str, tuple[HostArray, dict[str, Any]]] = {
+        "full": (key >= 0, {}),
+        "causal": (key <= place, {"causal": True}),
+        "window": ((key >= place - 20) & (key <= place + 3), {"window": (20, 3)}),
+        "mask": (home.to_host(home.xp.asarray(blocks.to_dense())), {"mask": blocks}),
+    }
+    for D in (64, 128, 36):
+        q = (_values(rng, dtype, (2, 4, S_q, D)) / 8).astype(dtype)
+        k, v = (_values(rng, dtype, (2, 2, S_k, D)) for _ in range(2))
+        there = [home.from_host(x) for x in (q, k, v)]
+        for label, (seen, options) in kinds.items():
+            want, size = _softmax(q, k, v, seen)
+            got = home.to_host(attention(*there, **options))
+            yield Case(f"{label}, heads of {D}", got, want, size, terms=8 * S_k)
+
+
+def _decode(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    for page in (None, 16):
+        lengths = (300, 17)
+        cache = KVCache(2, 2, 320, 64, dtype=dtype, page=page, device=home.name)
+        q = (_values(rng, dtype, (2, 8, 1, 64)) / 8).astype(dtype)
+        k, v = (_values(rng, dtype, (2, 2, max(lengths), 64)) for _ in range(2))
+        cache.append(home.from_host(k), home.from_host(v), lengths)
+        seen = (np.arange(max(lengths)) < np.array(lengths)[:, None])[:, None, None]
+        want, size = _softmax(q, k, v, seen)
+        got = home.to_host(attention_decode(home.from_host(q), cache))
+        yield Case(f"pages of {page}", got, want, size, terms=8 * max(lengths))
+
+
 #: N of gemm_simt, which side by side takes 2, 4, 8, 16 and 32 threads, and 1, 2 and 4 columns for each.
 _COLUMNS = {
     2: _NARROW,
@@ -547,6 +594,14 @@ CHECKS: tuple[Check, ...] = (
     Check("coo -> bsr", _through_coo),
     Check("dense -> bsr -> dense", _through_dense),
     *(Check(f"segment {op}", partial(_segments, op=op)) for op in OPERATIONS),
+    Check("attention", _attention, lambda home, dtype: is_float(dtype) and dtype.char != "g"),
+    Check(
+        "attention_decode",
+        _decode,
+        lambda home, dtype: (
+            (home.name == "cuda" and dtype in HALF_DTYPES) or (home is host() and is_float(dtype) and dtype.char != "g")
+        ),
+    ),
     Check("expand", _expand, lambda home, dtype: dtype.char in "il"),
 )
 

@@ -287,6 +287,12 @@ def runs_on(config: Attention, arch: str) -> bool:
     return arch == "sm_90a" or not isinstance(config, AttentionSm90)
 
 
+def rare(config: Attention) -> bool:
+    """Is this kernel met so rarely that compiling it ahead is a waste?"""
+    usual = config.head_dim == config.value_dim and config.out == config.dtype and config.scores == PLAIN
+    return not usual or (isinstance(config, AttentionSm90) and not config.tiles)
+
+
 def _types(config: Attention, acc: str) -> tuple[tuple[str, str | int], ...]:
     return (
         ("ELEMENT", config.dtype),

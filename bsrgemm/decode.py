@@ -308,6 +308,16 @@ def every_decode_config() -> Iterator[Decode]:
                     yield decode_config(dtype, head_dim, value_dim, 17)
 
 
+def runs_on(config: Decode, arch: str) -> bool:
+    """Can this kernel be compiled for `arch`?"""
+    return tuning.tensor_arch(arch)
+
+
+def rare(config: Decode) -> bool:
+    """Is this kernel met so rarely that compiling it ahead is a waste?"""
+    return config.head_dim != config.value_dim
+
+
 def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> tuple[int, int]:
     """(pieces of the longest sequence, tiles of a piece), such that `slots` CTAs side by side are soonest done.
 
