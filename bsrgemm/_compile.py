@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import attention_tuning, cache, decode, jit, tuning
+from . import attention_tuning, cache, decode_launch, jit, tuning
 from ._info import cuda_problem
 from .dtypes import DEVICE_DTYPES
 
@@ -62,7 +62,7 @@ def specs(
     families: tuple[tuple[Any, Iterator[Any]], ...] = (
         (tuning, tuning.every_config(chosen)),
         (attention_tuning, (c for c in attention_tuning.every_config() if c.dtype in elements)),
-        (decode, (c for c in decode.every_decode_config() if c.element in elements)),
+        (decode_launch, (c for c in decode_launch.every_decode_config() if c.element in elements)),
     )
     found: dict[jit.KernelSpec, None] = {}
     for family, configs in families:

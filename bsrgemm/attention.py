@@ -237,7 +237,7 @@ def _dtypes(home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any) 
     """The dtype of the result, and the one that everything is computed in."""
     own = check_dtype(q.dtype, _DTYPES, "q")
     for name, x in (("k", k), ("v", v)):
-        if check_dtype(x.dtype, _DTYPES, name) != own:
+        if x.dtype != own and check_dtype(x.dtype, _DTYPES, name) != own:
             raise TypeError(f"{name}: wanted {own} as q has, got {x.dtype}")
     if out is not None and not home.is_dense(out):
         raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {_named(out)}")

@@ -53,8 +53,18 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "decode": (
         "decode.cu",
         (
-            *("decode.py:Decode", "decode.py:decode_config", "decode.py:pieces_of", "decode.py:_Plan"),
-            *("decode.py:_on_device", "decode.py:_block_strides", "decode.py:_about", "launch.py:_counters"),
+            *(
+                "decode_launch.py:Decode",
+                "decode_launch.py:decode_config",
+                "decode_launch.py:pieces_of",
+                "decode_launch.py:_Plan",
+            ),
+            *(
+                "decode_launch.py:_on_device",
+                "decode_launch.py:_block_strides",
+                "decode_launch.py:_about",
+                "launch.py:_counters",
+            ),
         ),
     ),
     "match": ("match.cu", ("prepared.py:_matched", "tuning.py:Match")),

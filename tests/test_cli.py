@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm import _compile, _info, _verify, attention_tuning, decode, jit, tuning
+from bsrgemm import _compile, _info, _verify, attention_tuning, decode_launch, jit, tuning
 from bsrgemm.__main__ import main
 from bsrgemm.dtypes import DEVICE_DTYPES
 from bsrgemm.homes import Home
@@ -317,7 +317,7 @@ def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.Capture
 
 def test_all_means_every_config() -> None:
     everything = _compile.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
-    families = (tuning.every_config(), attention_tuning.every_config(), decode.every_decode_config())
+    families = (tuning.every_config(), attention_tuning.every_config(), decode_launch.every_decode_config())
     assert set(everything) == {config.spec() for configs in families for config in configs}
     assert len(set(everything)) == len(everything)
     assert set(_compile.specs()) < set(everything)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsrgemm import attention_tuning, decode, jit, tuning
+from bsrgemm import attention_tuning, decode_launch, jit, tuning
 from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90
 
 pytest.importorskip("cupy")
@@ -113,10 +113,10 @@ def test_attention_compiles_cleanly(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_decode_compiles_cleanly(arch: str) -> None:
-    for config in decode.every_decode_config():
+    for config in decode_launch.every_decode_config():
         if (
-            decode.runs_on(config, arch)
-            and not decode.rare(config)
+            decode_launch.runs_on(config, arch)
+            and not decode_launch.rare(config)
             and (config.element == "f16" or config.head_dim == 128)
         ):
             check_spec(config.spec(), arch)
@@ -128,8 +128,8 @@ def test_every_attention_compiles_cleanly(arch: str) -> None:
     for config in attention_tuning.every_config():
         if attention_tuning.runs_on(config, arch):
             check_spec(config.spec(), arch)
-    for other in decode.every_decode_config():
-        if decode.runs_on(other, arch):
+    for other in decode_launch.every_decode_config():
+        if decode_launch.runs_on(other, arch):
             check_spec(other.spec(), arch)
 
 
