@@ -1,6 +1,6 @@
-// Attention on Hopper's tensor cores. A CTA stays and claims tiles of 128 queries. One warp looks up the next tile, one
-// has the copy engine fetch queries, keys and values into rings, two find out which keys are seen where not all are, and
-// two warpgroups of 64 queries multiply.
+// Attention on Hopper's tensor cores. A CTA stays and claims tiles of 64 to 192 queries. One warp looks up the next tile
+// and has its queries copied, one has keys and values copied into rings, two find out which keys are seen where not all
+// are, and one to three warpgroups of 64 queries multiply.
 //
 // A warpgroup issues the scores of one tile of keys and the weighted values of the one before together, and takes the
 // exponentials of the first while the second are multiplied. The row maximum is exact for the first tile of keys only.
@@ -68,7 +68,8 @@ template <int kSize> __device__ __forceinline__ u32 parity(u32 n) {
   return n / kSize % 2;
 }
 
-// The same in all lanes, and the compiler knows it: branches on it keep the warp together.
+// The same in all lanes, and the compiler knows it: branches on it keep the warp together, and what depends on it stays in
+// uniform registers, where descriptors are wanted. Products would be six instructions apart otherwise.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 __device__ __forceinline__ void release(u64& barrier) {
@@ -610,7 +611,7 @@ struct Multiplier {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(const __grid_constant__ Problem problem) {
-  extern __shared__ __align__(1024) u8 memory[];
+  extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     prefetch_map(&problem.q);

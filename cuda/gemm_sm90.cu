@@ -670,7 +670,7 @@ __device__ __noinline__ float exact_sum(const Problem& problem, int first, int l
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ Problem problem) {
-  extern __shared__ __align__(1024) u8 memory[];
+  extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
