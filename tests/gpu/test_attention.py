@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,25 +33,6 @@ def kernel(*names: str) -> Any:
 def some_under_memcheck(every: Any, some: Any) -> list[Any]:
     """Parameters of which a few, since they take ten times as long there, also run under memcheck."""
     return [pytest.param(x, id=str(x), marks=pytest.mark.sanitizer if x in some else ()) for x in every]
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
-
-
-@pytest.fixture
-def checksum(record_property: Callable[[str, object], None]) -> Callable[[Any], None]:
-    """Add an output to the checksum of the test."""
-    state = {"crc": 0}
-
-    def add(x: Any) -> None:
-        import cupy
-
-        state["crc"] = zlib.crc32(cupy.ascontiguousarray(x).get().view(np.uint8).tobytes(), state["crc"])
-        record_property("checksum", f"{state['crc']:08x}")
-
-    return add
 
 
 @pytest.fixture(autouse=True)

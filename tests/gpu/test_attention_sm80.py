@@ -21,12 +21,10 @@ from .test_attention import (  # noqa: F401  (fixtures)
     Expected,
     assert_near,
     check,
-    checksum,
     normal,
     operands,
     plans,
     reference,
-    rng,
     seen_keys,
     sequences_seen,
     shape,
@@ -44,14 +42,14 @@ def _only() -> Iterator[None]:
 
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("S", some_under_memcheck([1, 63, 129, 300, 515], [129]))
-def test_portable_bands_at_odd_lengths(S, D, rng, checksum) -> None:  # noqa: F811
+def test_portable_bands_at_odd_lengths(S, D, rng, checksum) -> None:
     q, k, v = operands(rng, S, S, D)
     for band in BANDS:
         check(q, k, v, checksum, on=SM80, **band)
 
 
 @pytest.mark.parametrize("lengths", [(300, 777), (777, 300), (1, 1000)], ids=str)
-def test_portable_queries_and_keys_of_different_lengths(lengths, rng, checksum) -> None:  # noqa: F811
+def test_portable_queries_and_keys_of_different_lengths(lengths, rng, checksum) -> None:
     q, k, v = operands(rng, *lengths, 128, B=2, heads=(6, 2))
     for band in BANDS:
         check(q, k, v, checksum, on=SM80, **band)
@@ -59,20 +57,20 @@ def test_portable_queries_and_keys_of_different_lengths(lengths, rng, checksum) 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 96), (192, 192), (256, 256), (72, 40), (192, 128)], ids=str)
-def test_portable_head_dims(dims, dtype, rng, checksum) -> None:  # noqa: F811
+def test_portable_head_dims(dims, dtype, rng, checksum) -> None:
     q, k, v = operands(rng, 200, 333, *dims, heads=(4, 1), dtype=dtype)
     check(q, k, v, checksum, on=SM80, causal=True)
     check(q, k, v, checksum, on=SM80, layout="bshd", out_dtype=F32)
 
 
 @pytest.mark.parametrize("options", [{"softcap": 7.0}, {"scale": -0.3}, {"scale": 0.0}, {"scale": 2.0}], ids=str)
-def test_portable_softcap_and_any_scale(options, rng, checksum) -> None:  # noqa: F811
+def test_portable_softcap_and_any_scale(options, rng, checksum) -> None:
     q, k, v = operands(rng, 140, 300, 128)
     check(q, k, v, checksum, on=SM80, causal=True, **options)
 
 
 @pytest.mark.parametrize("climb", CLIMBS)
-def test_portable_maxima_that_climb(climb, rng, checksum) -> None:  # noqa: F811
+def test_portable_maxima_that_climb(climb, rng, checksum) -> None:
     import cupy
 
     q, k, v = operands(rng, 200, 1500, 64, heads=(2, 2))
@@ -84,7 +82,7 @@ def test_portable_maxima_that_climb(climb, rng, checksum) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("block", some_under_memcheck([16, (48, 80), 64, 128, 256], [(48, 80)]))
 @pytest.mark.parametrize("name", MASKS)
-def test_portable_masks(name, block, rng, checksum) -> None:  # noqa: F811
+def test_portable_masks(name, block, rng, checksum) -> None:
     q, k, v = operands(rng, 333, 401, 128, B=2, heads=(4, 2))
     mask = MASKS[name](333, 401, block)
     check(q, k, v, checksum, on=SM80, mask=mask)
@@ -92,7 +90,7 @@ def test_portable_masks(name, block, rng, checksum) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_portable_sequences(name, rng, checksum) -> None:  # noqa: F811
+def test_portable_sequences(name, rng, checksum) -> None:
     lengths_q, lengths_k = SEQUENCES[name]
     q_bounds, k_bounds = (np.cumsum([0, *x]).tolist() for x in (lengths_q, lengths_k or lengths_q))
     q = normal(rng, (q_bounds[-1], 4, 128))
@@ -106,7 +104,7 @@ def test_portable_sequences(name, rng, checksum) -> None:  # noqa: F811
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_portable_garbage_behind_the_diagonal(bad, rng) -> None:  # noqa: F811
+def test_portable_garbage_behind_the_diagonal(bad, rng) -> None:
     import cupy
 
     q, k, v = operands(rng, 300, 300, 64)
@@ -118,7 +116,7 @@ def test_portable_garbage_behind_the_diagonal(bad, rng) -> None:  # noqa: F811
     assert not bool(cupy.isfinite(out[:, :, 171:]).any())
 
 
-def test_portable_results_are_the_same_bits_every_time(rng) -> None:  # noqa: F811
+def test_portable_results_are_the_same_bits_every_time(rng) -> None:
     q, k, v = operands(rng, 700, 900, 128, B=2, heads=(8, 2))
     first = attention(q, k, v, causal=True)
     for _ in range(200):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,23 +19,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.kernel("decode")]
 
 F16 = np.dtype(np.float16)
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
-
-
-@pytest.fixture
-def checksum(record_property: Callable[[str, object], None]) -> Callable[[Any], None]:
-    """Add an output to the checksum of the test."""
-    state = {"crc": 0}
-
-    def add(x: Any) -> None:
-        state["crc"] = zlib.crc32(np.ascontiguousarray(x.get()).view(np.uint8).tobytes(), state["crc"])
-        record_property("checksum", f"{state['crc']:08x}")
-
-    return add
 
 
 class Case:

@@ -6,8 +6,6 @@ Seeds are fixed so that each test's outputs have a checksum in gpu_record.json; 
 from __future__ import annotations
 
 import itertools
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,23 +22,6 @@ Matrix = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]
 
 def kernel(*names: str) -> Any:
     return pytest.mark.kernel(*names)
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
-
-
-@pytest.fixture
-def checksum(record_property: Callable[[str, object], None]) -> Callable[[Any], None]:
-    """Add an output to the checksum of the test."""
-    state = {"crc": 0}
-
-    def add(x: Any) -> None:
-        state["crc"] = zlib.crc32(np.ascontiguousarray(x.get()).view(np.uint8).tobytes(), state["crc"])
-        record_property("checksum", f"{state['crc']:08x}")
-
-    return add
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
