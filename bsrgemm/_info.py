@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
 _TENSOR_BLOCK = 64
-_PRODUCTS = ("A @ x", "A @ B", "A @ A2")
+_PRODUCTS = ("A @ x", "A @ B", "A @ A2", "attention")
+_ATTENTION_DTYPES = (*HALF_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
 
 
 def info() -> dict[str, Any]:
@@ -162,7 +163,7 @@ def _line(error: Exception) -> str:
 
 # -------------------------------------------------------------------------------------- kernels
 def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
-    from . import tuning
+    from . import attention_tuning, tuning
 
     index, wide_index = np.dtype(np.int32), np.dtype(np.int64)
     block, columns = 16, 64
@@ -185,7 +186,11 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
         if best != entries[1]:
             how = "to int32, " if wide != dtype else ""
             entries[1] = f"{best} ({how}blocks of 16 n) or {entries[1]}"
-        served.append((dtype, dict(zip(_PRODUCTS, entries, strict=True))))
+        attends = "-"
+        if dtype in _ATTENTION_DTYPES:
+            sizes = (128, 128, attention_tuning.PLAIN, True, True, 10**6, 4096)
+            attends = attention_tuning.forward(attention_tuning.Problem(arch, dtype, dtype, acc, *sizes)).spec().entry
+        served.append((dtype, dict(zip(_PRODUCTS, (*entries, attends), strict=True))))
     return _grouped("cuda", served)
 
 
@@ -194,7 +199,8 @@ def _host_kernels() -> list[dict[str, Any]]:
     sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
     blas = (*HALF_DTYPES, *(np.dtype(c) for c in "fdFD"))
     dense = {dtype: "BLAS or SciPy" if dtype in blas else "SciPy" for dtype in HOST_DTYPES}
-    served = [(d, dict(zip(_PRODUCTS, ("SciPy", dense[d], sparse[d]), strict=True))) for d in HOST_DTYPES]
+    attends = {dtype: "BLAS" if dtype in _ATTENTION_DTYPES else "-" for dtype in HOST_DTYPES}
+    served = [(d, dict(zip(_PRODUCTS, ("SciPy", dense[d], sparse[d], attends[d]), strict=True))) for d in HOST_DTYPES]
     return _grouped("cpu", served)
 
 
