@@ -268,7 +268,7 @@ def every_config() -> Iterator[Attention]:
                 for shape in shapes:
                     yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
     for dtype, how, roomy in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
-        for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, (dtype, "f32")):
+        for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, ("f16", "bf16", "f32")):
             yield AttentionSm80(dtype, out, head_dim, value_dim, how, roomy)
     for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64")):
         for how, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):

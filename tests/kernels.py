@@ -80,9 +80,9 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "expand": ("expand.cu", ("device.py:CudaHome.expand", "prepared.py:run", "tuning.py:Expand")),
 }
 
-#: Racecheck's reports in attention_sm90 are of places that other lanes of a warp wrote or read than the one that then
-#: arrives at the barrier: `shades` and `shaded` (feed), `seen` (shade). A __syncwarp lies between and orders them; the
-#: tool follows barriers by the thread that arrives. The same pipelines are run with pauses and bitwise repeats.
+#: The reports of racecheck in attention_sm90 that were looked up are of places that other lanes of a warp wrote or
+#: read than the one that then arrives at the barrier: `shades` and `shaded` (feed), `seen` (shade). A __syncwarp lies
+#: between and orders them; the tool seems to follow barriers by the thread that arrives.
 RACES_EXPLAINED: tuple[str, ...] = ("attention_sm90",)
 
 #: Kernels with shared memory, for which racecheck has something to look at.

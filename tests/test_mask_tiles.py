@@ -268,7 +268,7 @@ def test_the_kernel_follows_from_the_problem() -> None:
             for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
                 portable = config_for(dtype, out, dims=(d, d_v), arch=arch)
                 assert isinstance(portable, AttentionSm80)
-                assert portable in listed or out not in (dtype, F32)
+                assert portable in listed
                 assert attention_tuning.runs_on(portable, arch)
     for other in (
         config_for(F32, F32),
@@ -291,7 +291,7 @@ def test_what_is_computed_in_float64_does_not_run_on_tensor_cores(dtype: Any) ->
 
 
 def test_scores_that_are_hidden_stay_finite_and_weigh_nothing() -> None:
-    lowest = np.finfo(np.float32).min
+    lowest = np.float32(-(2.0**127))  # kHidden of attention_sm90.cu
     for scale in (0.0, 2e-38, 1e-36, 1e-30, 0.088, 0.69, 0.7, 1.0, 1e30, -0.1, -1.0):
         how, factor, _ = attention_tuning.scores(scale, None)
         assert how in (attention_tuning.PLAIN, attention_tuning.SIGNED)
