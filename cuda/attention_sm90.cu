@@ -146,21 +146,19 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
       for (int i = 0; i < min(32, count - e0); ++i, ++entry) {
         const u32 at = entry % kStages;
         if (lane == 0 && e0 + i == max(count - kEarly, 0)) arrive(shared.wanted);
-        const int key = __shfl_sync(0xffffffffu, mine.key, i);
-        wait(shared.k_empty[at], parity<kStages>(entry) ^ 1);
+        const int key = __shfl_sync(0xffffffffu, mine.key, i), part = __shfl_sync(0xffffffffu, mine.part, i);
         const bool whole = __shfl_sync(0xffffffffu, mine.whole, i);
-        if (lane == i) {
+        wait(shared.k_empty[at], parity<kStages>(entry) ^ 1);
+        if (lane == 0) {
           shared.shades[at] = whole ? -1 : int(shade);
           if (!whole) {
-            shared.shaded[shade % kStages] = {int(n % kTiles), mine.key, mine.part};
+            shared.shaded[shade % kStages] = {int(n % kTiles), key, part};
             arrive(shared.shade_wanted[shade % kStages]);
           }
+          copy_slabs<kQuerySlabs>(shared.k[at], kSlabK, problem.k, key, x.head / a.group, x.batch, shared.k_full[at]);
         }
         __syncwarp();
         shade += !whole;
-        if (lane == 0)
-          copy_slabs<kQuerySlabs>(shared.k[at], kSlabK, problem.k, key, x.head / a.group, x.batch, shared.k_full[at]);
-        __syncwarp();
         copy_values(entry - 1);
         row = key, head = x.head / a.group, batch = x.batch;
       }
@@ -191,7 +189,7 @@ __device__ __forceinline__ void shade(const Problem& problem, Shared& shared, in
 #pragma unroll
       for (int w = 0; w < kWords; ++w) shared.seen[at][row][w] = words[w];
     }
-    release(shared.shade_full[at]);
+    arrive(shared.shade_full[at]);
   }
 }
 
@@ -620,7 +618,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
     for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1), init(shared.q_empty[i], kConsumers);
     for (int i = 0; i < kStages; ++i) {
-      init(shared.shade_wanted[i], 1), init(shared.shade_full[i], kShaders);
+      init(shared.shade_wanted[i], 1), init(shared.shade_full[i], 32 * kShaders);
       init(shared.k_full[i], 1), init(shared.k_empty[i], 4 * kConsumers);
       init(shared.v_full[i], 1), init(shared.v_empty[i], 4 * kConsumers);
     }
