@@ -6,7 +6,6 @@ the layout of q, (batch, heads, length, head dim). It raises where the peer is n
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,17 +21,6 @@ Call = Callable[[], Any]
 _FLEX_MOST = 32768
 #: The blocks that FlashAttention-4 takes on Hopper
 _FA4_BLOCK = 128
-
-
-def versions() -> dict[str, str]:
-    """What is installed, to be kept with the numbers."""
-    found = {}
-    for name in ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "flash-attn-4"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def tensor(x: Any) -> Any:

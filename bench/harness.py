@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib.metadata
 import json
 import platform
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import scipy
@@ -23,6 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 _FLUSH_BYTES = 512 << 20
 
 
+@cache
 def has_gpu() -> bool:
     """Is there a card that CuPy can use?"""
     try:
@@ -30,6 +35,11 @@ def has_gpu() -> bool:
     except ImportError:
         return False
     return cupy.cuda.is_available()
+
+
+def on_gpu() -> bool:
+    """Are things measured on the card? (Tests say no by replacing `has_gpu`.)"""
+    return has_gpu()
 
 
 def time_cpu(call: Callable[[], Any], repeats: int = 7) -> float:
@@ -101,8 +111,23 @@ def machine() -> dict[str, Any]:
             "driver": cupy.cuda.runtime.driverGetVersion(),
             "cupy": cupy.__version__,
             "nvrtc": jit.nvrtc_version(),
+            "peers": versions(),
         }
     return about
+
+
+#: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
+_PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
+          "nvidia-cusparse-cu12", "nvidia-cusparse", "flash-attn-4")  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """What is installed of the peers."""
+    found = {}
+    for name in _PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 class Table:
@@ -114,7 +139,7 @@ class Table:
         try:
             from rich.console import Console
 
-            self._print = Console(highlight=True, width=120, soft_wrap=True).print
+            self._print = partial(Console(highlight=True, width=120, soft_wrap=True).print, markup=False)
         except ImportError:
             self._print = print
         self._print(f"{title} on {machine().get('card', 'the CPU')}")
@@ -133,10 +158,30 @@ class Table:
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
-    def write(self) -> Path:
-        """Write bench/results/<name>.json and say where."""
+    def write(self, cut: str | None = None) -> Path:
+        """Write bench/results/<name>.json and say where; `cut` is why rows are missing."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps({"machine": machine(), "rows": self.rows}, indent=1) + "\n")
-        self._print(f"written: {path.relative_to(RESULTS.parents[1])}")
+        about = {"machine": machine(), "rows": self.rows} | ({} if cut is None else {"cut": cut})
+        path.write_text(json.dumps(about, indent=1) + "\n")
+        self._print(f"written: bench/results/{path.name}{'' if cut is None else ', in part'}")
         return path
+
+
+@contextlib.contextmanager
+def writing(table: Table, keep: bool = True) -> Iterator[None]:
+    """Write the table's file behind this block, also when it fails or is stopped (SIGTERM is what `timeout` sends)."""
+
+    def stop(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    cut: str | None = None
+    try:
+        yield
+    except BaseException as error:
+        cut = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if keep and (table.rows or cut is None):
+            table.write(cut and cut.split("\n")[0])

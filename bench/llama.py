@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from harness import Table, has_gpu, machine, time_cpu, time_gpu
+from harness import Table, has_gpu, machine, time_cpu, time_gpu, writing
 
 import bsrgemm as bg
 
@@ -63,27 +63,30 @@ TINY = Shape(
 # ---------------------------------------------------------------------------------- small kernels
 @cache
 def kernels() -> Any:
-    """RMSNorm, rotary embedding and SwiGLU on the GPU; computed in float32 whatever the dtype."""
+    """RMSNorm, rotary embedding and SwiGLU on the GPU; computed in float32 whatever the dtype.
+
+    Their names are names of C functions: CUDA has a `norm` of its own.
+    """
     import cupy
 
     class Kernels:
         squares = cupy.ReductionKernel(
-            "T x", "float32 y", "(float)x * (float)x", "a + b", "y = a", "0", "squares", reduce_type="float"
+            "T x", "float32 y", "(float)x * (float)x", "a + b", "y = a", "0", "llama_squares", reduce_type="float"
         )
         norm = cupy.ElementwiseKernel(
             "T x, float32 squares, T w, float32 mean",
             "T y",
             f"y = (T)((float)x * rsqrtf(squares * mean + {EPSILON}f) * (float)w)",
-            "norm",
+            "llama_norm",
         )
         rotate = cupy.ElementwiseKernel(
             "float32 c, float32 s",
             "T x, T y",
             "float a = (float)x, b = (float)y; x = (T)(a * c - b * s); y = (T)(b * c + a * s)",
-            "rotate",
+            "llama_rotate",
         )
         swiglu = cupy.ElementwiseKernel(
-            "T gate, T up", "T y", "float g = (float)gate; y = (T)(g / (1.0f + expf(-g)) * (float)up)", "swiglu"
+            "T gate, T up", "T y", "float g = (float)gate; y = (T)(g / (1.0f + expf(-g)) * (float)up)", "llama_swiglu"
         )
 
     return Kernels
@@ -348,6 +351,31 @@ def measure(model: Model, table: Table) -> None:
     )  # fmt: skip
 
 
+def run(shape: Shape, xp: Any, table: Table) -> None:
+    """Make the model, compare it, and measure it if it is right."""
+    start = time.perf_counter()
+    table.progress("weights")
+    model = Model(shape, xp)
+    synchronize(xp)
+    size = np.dtype(shape.dtype).itemsize
+    table.note(
+        f"{shape.layers} layers, {shape.parameters / 1e9:.2f} G parameters, {shape.parameters * size / 1e9:.1f} GB "
+        f"of {shape.dtype}, made in {time.perf_counter() - start:.1f} s"
+    )
+    table.progress("comparison with plain attention")
+    worst, mean, same = compared(model)
+    good = worst <= TOLERANCE[shape.dtype] and mean <= TOLERANCE[shape.dtype] / 5
+    table.add(
+        f"logits against plain attention: largest difference {worst:.1e}, mean {mean:.1e} of their spread, "
+        f"likeliest tokens {'agree' if same else 'differ'} | {'good' if good else 'WRONG'}",
+        what="logits", largest=worst, mean=mean, same=same, good=good, layers=shape.layers,
+    )  # fmt: skip
+    if good:
+        measure(model, table)
+    else:
+        table.note("not timed, since it is wrong")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="8 layers, 2048 tokens of prompt, 32 of answer")
@@ -366,34 +394,12 @@ def main() -> None:
     table = Table(f"llama_{'cuda' if on_gpu else 'cpu'}", "Llama 3.1 8B with random weights")
     start = time.perf_counter()
     try:
-        table.progress("weights")
-        model = Model(shape, xp)
-        synchronize(xp)
-        size = np.dtype(shape.dtype).itemsize
-        table.note(
-            f"{shape.layers} layers, {shape.parameters / 1e9:.2f} G parameters, {shape.parameters * size / 1e9:.1f} GB "
-            f"of {shape.dtype}, made in {time.perf_counter() - start:.1f} s"
-        )
-        table.progress("comparison with plain attention")
-        worst, mean, same = compared(model)
-        good = worst <= TOLERANCE[shape.dtype] and mean <= TOLERANCE[shape.dtype] / 5
-        table.add(
-            f"logits against plain attention: largest difference {worst:.1e}, mean {mean:.1e} of their spread, "
-            f"likeliest tokens {'agree' if same else 'differ'} | {'good' if good else 'WRONG'}",
-            what="logits", largest=worst, mean=mean, same=same, good=good, layers=shape.layers,
-        )  # fmt: skip
-        if good:
-            measure(model, table)
-        else:
-            table.note("not timed, since it is wrong")
-    except KeyboardInterrupt:
-        table.note("interrupted")
-        options.quick = True
-    if on_gpu and not options.quick and not options.layers:
-        table.write()
-    if options.json:
-        about = {"machine": machine(), "model": shape.__dict__, "rows": table.rows}
-        options.json.write_text(json.dumps(about, indent=1) + "\n")
+        with writing(table, on_gpu and not options.quick and not options.layers):
+            run(shape, xp, table)
+    finally:
+        if options.json:
+            about = {"machine": machine(), "model": shape.__dict__, "rows": table.rows}
+            options.json.write_text(json.dumps(about, indent=1) + "\n")
     print(f"{time.perf_counter() - start:.0f} s")
 
 

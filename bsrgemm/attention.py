@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
-from .home import Array, Home
+from .dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
+from .home import Array, AttentionCall, Home
 from .homes import foreign_home, home_of
 from .mask import BlockMask
 
@@ -34,6 +34,9 @@ def attention(
     window: tuple[int, int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     layout: str = "bhsd",
     align: str = "bottom-right",
     cu_seqlens_q: Any = None,
@@ -62,6 +65,9 @@ def attention(
         Factor of the scores; ``1 / sqrt(D)`` by default.
     softcap : float, optional
         Scores s become ``softcap * tanh(s / softcap)``.
+    q_scale, k_scale, v_scale : float or array (H,) or (B, H) of float32, optional
+        With one of them `q`, `k` and `v` are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``) held as uint8, the numbers
+        of a head multiplied by its scale, which is above 0; 1 where none is given. The arrays are where `q` is.
     layout : {"bhsd", "bshd"}
         Order of the dimensions of `q`, `k`, `v` and the result: as above, or with the length before the heads.
     align : {"bottom-right", "top-left"}
@@ -77,7 +83,7 @@ def attention(
     out : array, optional
         Where to write, of any strides; must not overlap an operand.
     out_dtype : dtype, optional
-        Dtype of the result, by default that of `q`.
+        Dtype of the result, by default that of `q`; float32 for fp8, or float16 or bfloat16.
 
     Returns
     -------
@@ -96,7 +102,9 @@ def attention(
 
     The work is done where the arrays are, on CuPy's current stream and without a wait. float16 and bfloat16 run on the
     tensor cores of Ampere and newer, where a head has up to 256 columns, which lie together, and all other steps are
-    multiples of 16 bytes; everything else runs on the plain cores, slowly. Bounds of sequences on the GPU are not
+    multiples of 16 bytes; everything else runs on the plain cores, slowly. fp8 runs on Hopper's tensor cores, where
+    weights of keys are rounded to fp8 too, and takes room for a transposed copy of `v`; with sequences of different
+    lengths, and on other cards, on the plain cores. Bounds of sequences on the GPU are not
     looked at before the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel
     is kept on it.
 
@@ -141,7 +149,10 @@ def attention(
     variable = cu_seqlens_q is not None or cu_seqlens_k is not None
     wanted = _VARIABLE if variable else f"{_LAYOUTS[layout]} for layout {layout!r}"
     home, q, k, v = _operands(q, k, v, 3 if variable else 4, wanted)
-    dtype, acc = _dtypes(home, q, k, v, out, out_dtype)
+    fp8 = q_scale is not None or k_scale is not None or v_scale is not None
+    if fp8:
+        q, k, v = (_fp8_bytes(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    dtype, acc = (_fp8_dtypes if fp8 else _dtypes)(home, q, k, v, out, out_dtype)
     view = _sequences_view if variable else _same if layout == "bhsd" else _swapped
     q4, k4, v4 = view(q), view(k), view(v)
     sizes = _sizes(q4, k4, v4)
@@ -161,6 +172,18 @@ def attention(
     default = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     factor = default if scale is None else _number(scale, "scale", acc)
     cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
+    scales: tuple[Any, Any, Any] = (None, None, None)
+    value_scale = 1.0
+    if fp8:
+        (by_q, q_scales), (by_k, k_scales), (value_scale, v_scales) = (
+            _head_scales(home, x, name, sizes.batch, heads)
+            for x, name, heads in (
+                (q_scale, "q_scale", sizes.heads),
+                (k_scale, "k_scale", sizes.kv_heads),
+                (v_scale, "v_scale", sizes.kv_heads),
+            )
+        )
+        factor, scales = factor * by_q * by_k, (q_scales, k_scales, v_scales)
     shape = (*q.shape[:-1], v.shape[-1])
     if out is None:
         result = home.xp.empty(shape, dtype)
@@ -169,7 +192,13 @@ def attention(
         _check_out(home, out, shape, dtype, {"q": q, "k": k, "v": v})
     lse = home.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
     left, right = (UNBOUNDED if side < 0 else min(side, UNBOUNDED) for side in (left, right))
-    home.attention(q4, k4, v4, view(result), lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
+    bottom_right = align == "bottom-right"
+    home.attention(
+        AttentionCall(
+            *(q4, k4, v4, view(result), lse, acc, factor, cap, left, right, bottom_right, mask, bounds),
+            *(fp8, scales, value_scale),
+        )
+    )
     if lse is None:
         return result
     return result, lse[0] if variable else lse
@@ -246,6 +275,44 @@ def _dtypes(home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any) 
     else:
         dtype = own if out is None else check_dtype(out.dtype, _DTYPES, "out")
     return dtype, accumulator_dtype(result_dtype(own, dtype))
+
+
+def _fp8_bytes(x: Array, name: str) -> Array:
+    if x.dtype == FLOAT8:
+        return x.view(UINT8)
+    if x.dtype != UINT8:
+        raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {x.dtype}")
+    return x
+
+
+def _fp8_dtypes(
+    home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any
+) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype of the result, and the one that everything is computed in, of operands in fp8."""
+    if out is not None and not home.is_dense(out):
+        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {_named(out)}")
+    acc = np.dtype(np.float32)
+    if out_dtype is not None:
+        return check_dtype(out_dtype, FP8_RESULTS, "out_dtype"), acc
+    return acc if out is None else check_dtype(out.dtype, FP8_RESULTS, "out"), acc
+
+
+def _head_scales(home: Home, x: Any, name: str, batch: int, heads: int) -> tuple[float, Array | None]:
+    """A scale as (a number, None), or as (1, an array of (batch, heads))."""
+    if x is None:
+        return 1.0, None
+    if not home.is_dense(x) or x.ndim == 0:
+        if hasattr(x, "__cuda_array_interface__") or (hasattr(x, "shape") and x.shape):
+            raise TypeError(f"{name}: wanted a number or a dense array on {home.name!r}, where q is, got {_named(x)}")
+        return _number(x, name, np.dtype(np.float32), positive=True), None
+    if x.dtype != np.float32 or tuple(x.shape) not in ((heads,), (batch, heads)):
+        raise ValueError(
+            f"{name}: wanted a number or float32 of shape ({heads},) or ({batch}, {heads}), "
+            f"got {x.dtype} of shape {tuple(x.shape)}"
+        )
+    if isinstance(x, np.ndarray) and not (x > 0).all():
+        raise ValueError(f"{name}: wanted numbers above 0, got {x!r}")
+    return 1.0, home.xp.ascontiguousarray(home.xp.broadcast_to(x, (batch, heads)))
 
 
 def _sizes(q: Array, k: Array, v: Array) -> _Sizes:

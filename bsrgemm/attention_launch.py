@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,17 +11,20 @@ import cupy
 import numpy as np
 
 from . import attention_tuning, jit, mask_tiles, tensormap, tuned
-from .attention_tuning import AttentionSm80, AttentionSm90
-from .home import Array, Home
+from .attention_tuning import AttentionSm80, AttentionSm90, AttentionValues
+from .home import Array, AttentionCall, Home
 from .launch import _counters, _multiprocessors
 from .mask import BlockMask
 from .prepared import Made
 
-#: `Attention` of cuda/attention.cuh behind its pointers and strides and in front of its integers: scale and cap.
-_FACTORS = {"f": "2f", "d": "2d"}
-_POINTERS = "5P16q10P"
+#: `Attention` of cuda/attention.cuh behind its pointers and strides and in front of its integers: its factors.
+_FACTORS = {"f": "3f", "d": "3d"}
+_POINTERS = "5P16q13P"
 _INTEGERS = "24i"
 _MAP_BYTES = 128
+#: `Values` of cuda/attention_values.cu.
+_VALUES = struct.Struct("@2P3q4i")
+_VALUES_TYPE = np.dtype([("opaque", "<u8", (_VALUES.size // 8,))])
 _MOST_STRIDE = 2**40
 #: Kinds of problems remembered, and places of operands of each.
 _MOST_PLANS, _MOST_MAPS = 256, 64
@@ -44,27 +48,9 @@ _plans: dict[Any, Plan] = {}
 _captured: list[Any] = []
 
 
-def forward(
-    home: Home,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array | None,
-    acc: np.dtype[Any],
-    scale: float,
-    softcap: float | None,
-    left: int,
-    right: int,
-    bottom_right: bool,
-    mask: BlockMask | None,
-    bounds: tuple[Array, Array] | None,
-) -> None:
-    """Start attention on CuPy's current stream; all arrays as (batch, heads, length, columns) of any strides.
-
-    `left` and `right` are bounds of a window or beyond all lengths; `bounds` (int32) those of sequences of different
-    lengths.
-    """
+def forward(home: Home, call: AttentionCall) -> None:
+    """Start attention on CuPy's current stream."""
+    q, k, v, out, lse, mask, bounds = call.q, call.k, call.v, call.out, call.lse, call.mask, call.bounds
     if not out.size and (lse is None or not lse.size):
         return
     if not k.shape[2]:
@@ -72,17 +58,18 @@ def forward(
         if lse is not None:
             lse.fill(-np.inf)
         return
-    how, factor, cap = attention_tuning.scores(scale, softcap)
+    how, factor, cap = attention_tuning.scores(call.scale, call.softcap, call.fp8)
     fine = mask is not None and _is_fine(mask)
     key = (
-        q.dtype, out.dtype, acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how, fine,
-        (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(), tuned.wanted,
+        q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how,
+        fine, (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(),
+        tuned.wanted, bounds is None,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = _plan(q, k, v, out, acc, how, fine)
+        plan = _plans[key] = _plan(call, how, fine)
     config = plan.config
     batches, heads, queries, head_dim = q.shape
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
@@ -101,7 +88,7 @@ def forward(
         shared = (H, int(B > 1), 0 if H == 1 else heads // H)
         integers = (blocks, len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2], *shared)
     elif bounds is not None:
-        kept = _sequences(bounds, queries, config.tile_q, right < keys)
+        kept = _kept(lambda: mask_tiles.sequences(cupy, *bounds, queries, config.tile_q, call.right < keys))
         sequence, order = (x.data.ptr for x in kept)
         q_bounds, k_bounds = (x.data.ptr for x in bounds)
         sequences, tiles = len(bounds[0]) - 1, len(kept[0])
@@ -113,15 +100,17 @@ def forward(
         *(q_bounds, k_bounds, sequence, order),
         *masked,
         _counters(2).data.ptr,
-        *(factor, cap),
+        *(0 if x is None else x.data.ptr for x in call.scales),
+        *(factor, cap, call.value_scale),
         *(batches, heads, group, queries, keys, head_dim, value_dim, sequences),
-        *(left, right, bottom_right),
-        *(tiles, attention_tuning.section(total, group, keys, width), right < keys),
+        *(call.left, call.right, call.bottom_right),
+        *(tiles, attention_tuning.section(total, group, keys, width), call.right < keys),
         *integers,
     )
     packed = plan.layout.pack(*numbers)
     if isinstance(config, AttentionSm90):
-        packed = _maps(plan, config, q, k, v, out) + packed
+        values = _kept(lambda: _by_columns(v)) if config.fp8 else v
+        packed = _maps(plan, config, q, k, values, out) + packed
     ctas = tiles * total  # attention_sm80 has one for each tile, the others stay and take the next
     if not isinstance(config, AttentionSm80):
         ctas = min(ctas, _multiprocessors() * config.ctas)
@@ -129,11 +118,13 @@ def forward(
     plan.kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
 
 
-def _plan(q: Array, k: Array, v: Array, out: Array, acc: np.dtype[Any], how: int, fine: bool) -> Plan:
+def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
     arch = jit.device_target()
+    q, k, v, out, acc = call.q, call.k, call.v, call.out, call.acc
     reads, rows = all(map(_mappable, (q, k, v))), q.size // max(1, q.shape[3])
     problem = attention_tuning.Problem(
-        arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine
+        *(arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine),
+        *(call.fp8, call.bounds is not None),
     )
     config = attention_tuning.forward(problem, tuned.wanted)
     kernel = jit.load(config.spec(), arch)
@@ -156,25 +147,39 @@ def _mappable(x: Array) -> bool:
 
 
 def _maps(plan: Plan, config: AttentionSm90, q: Array, k: Array, v: Array, out: Array) -> bytes:
-    """q, k, v and the result as the copy engine sees them: 64 columns by the rows of a tile at a time."""
+    """q, k, v and the result as the copy engine sees them: 128 bytes by the rows of a tile at a time."""
     key = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
     found = plan.maps.get(key)
     if found is None:
         if len(plan.maps) >= _MOST_MAPS:
             plan.maps.clear()
-        found = b"".join(_map(x, n) for x, n in ((q, config.tile_q), (k, config.tile_k), (v, config.tile_k)))
+        found = _map(q, config.tile_q) + _map(k, config.tile_k)
+        found += _map(v, config.value_dim, config.tile_k) if config.fp8 else _map(v, config.tile_k)
         found += _map(out, 64) if config.tiles else bytes(_MAP_BYTES)
         plan.maps[key] = found
     return found
 
 
-def _map(x: Array, rows: int) -> bytes:
+def _map(x: Array, rows: int, width: int = 128) -> bytes:
+    """An array as the copy engine sees it: so many rows of `width` bytes at a time."""
     batches, heads, length, columns = x.shape
     # A step along a dimension of one element is never made, but has to be a multiple of 16.
     steps = [step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, heads, batches), strict=True)]
-    return tensormap.encode(
-        x.data.ptr, str(x.dtype), (columns, length, heads, batches), steps, (64, rows, 1, 1), swizzle="128B"
-    ).tobytes()
+    sizes, box = (columns, length, heads, batches), (width // x.itemsize, rows, 1, 1)
+    return tensormap.encode(x.data.ptr, str(x.dtype), sizes, steps, box, swizzle=f"{width}B").tobytes()
+
+
+def _by_columns(v: Array) -> Array:
+    """Values of fp8 as the kernel wants them: keys side by side."""
+    config = AttentionValues()
+    batches, heads, keys, columns = v.shape
+    room = config.room(keys)
+    values = cupy.empty((batches, heads, columns, room), v.dtype)
+    grid = config.grid(batches * heads, keys, columns)
+    packed = _VALUES.pack(v.data.ptr, values.data.ptr, *v.strides[:3], heads, keys, columns, room)
+    kernel = jit.load(config.spec(), jit.device_target())
+    kernel(grid, (config.threads,), (np.frombuffer(packed, _VALUES_TYPE),))
+    return values
 
 
 def _is_fine(mask: BlockMask) -> bool:
@@ -195,12 +200,12 @@ def _mask_tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> tuple[
     return found, len(found.columns)
 
 
-def _sequences(bounds: tuple[Array, Array], total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
-    """The tiles of sequences; what a graph computes them in stays its own."""
+def _kept(make: Callable[[], Any]) -> Any:
+    """What a launch needs beside its operands; what a graph computes it in stays its own."""
     if not cupy.cuda.get_current_stream().is_capturing():
-        return mask_tiles.sequences(cupy, *bounds, total, tile_q, causal)
+        return make()
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc):
-        found = mask_tiles.sequences(cupy, *bounds, total, tile_q, causal)
+        found = make()
     _captured.append((pool, found))
     return found

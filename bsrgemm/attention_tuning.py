@@ -16,6 +16,8 @@ from .tuning import _shared_kb, element, tensor_arch
 
 #: Head sizes that the kernels for tensor cores are compiled for; others are filled up with zeros.
 _DIMS = (64, 80, 96, 128, 192, 256)
+#: Of queries and keys in fp8: steps of 32 bytes.
+_FP8_DIMS = (64, 96, 128, 192, 256)
 #: How scores are made: scale > 0, any scale, softcap. As in cuda/attention.cuh.
 PLAIN, SIGNED, CAPPED = range(3)
 #: Of K and V, for the heads that are walked together: a part of the L2.
@@ -45,6 +47,10 @@ class Problem:
     keys: int
     #: a mask of small blocks, few of which are there
     fine: bool = False
+    #: operands are bytes of fp8
+    fp8: bool = False
+    #: sequences of different lengths
+    variable: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +81,14 @@ class AttentionSm90:
         return 2 if self.consumers == 1 else 1
 
     @property
+    def fp8(self) -> bool:
+        return self.dtype == "e4m3"
+
+    @property
     def stages(self) -> int:
         """Tiles of keys, and of values, under way."""
-        return 4 if max(self.head_dim, self.value_dim) <= 64 and self.consumers > 1 else 2
+        most = max(self.head_dim, self.value_dim)
+        return 4 if most <= (128 if self.fp8 else 64) and self.consumers > 1 else 2
 
     @property
     def queries(self) -> int:
@@ -85,10 +96,16 @@ class AttentionSm90:
         return 1 if max(self.head_dim, self.value_dim) > 192 else 2
 
     @property
+    def slab_columns(self) -> int:
+        """Columns of q and k that are copied together: 128 bytes."""
+        return 128 if self.fp8 else 64
+
+    @property
     def shared_bytes(self) -> int:
         """The struct Shared of the kernel: tiles, bits of the mask, barriers."""
-        q, v = (-(-d // 64) * 128 for d in (self.head_dim, self.value_dim))
-        tiles = self.queries * self.tile_q * max(q, v) + self.stages * self.tile_k * (q + v)
+        q, out = -(-self.head_dim // self.slab_columns) * 128, -(-self.value_dim // 64) * 128
+        v = self.value_dim if self.fp8 else out
+        tiles = self.queries * self.tile_q * max(q, out) + self.stages * self.tile_k * (q + v)
         return tiles + self.stages * self.tile_q * self.tile_k // 8 + 1024
 
     def spec(self) -> KernelSpec:
@@ -100,9 +117,28 @@ class AttentionSm90:
             ("STAGES", self.stages),
             ("QUERIES", self.queries),
             ("MMA_TYPE", self.dtype),
-            ("MMA_K", 16),
+            ("MMA_K", 32 if self.fp8 else 16),
         )
         return KernelSpec("attention_sm90.cu", "attention_sm90", (*_types(self, "f32"), *shape))
+
+
+@dataclass(frozen=True)
+class AttentionValues:
+    """Values of fp8 as AttentionSm90 wants them: keys side by side, 128 keys by 64 columns at a time."""
+
+    threads = 256
+
+    @staticmethod
+    def room(keys: int) -> int:
+        """Bytes for the keys of a column."""
+        return -(-keys // 16) * 16
+
+    @staticmethod
+    def grid(heads: int, keys: int, columns: int) -> tuple[int, int, int]:
+        return (-(-keys // 128), -(-columns // 64), heads)
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("attention_values.cu", "attention_values", ())
 
 
 @dataclass(frozen=True)
@@ -209,10 +245,14 @@ def forward(problem: Problem, wanted: str | None = None) -> Attention:
 
 def candidates(problem: Problem) -> Iterator[Attention]:
     """The kernels that can serve a problem, the best first."""
-    dtype, out = element(problem.dtype), element(problem.out_dtype)
+    dtype, out = "e4m3" if problem.fp8 else element(problem.dtype), element(problem.out_dtype)
     sizes = (problem.head_dim, problem.value_dim)
-    halves = problem.dtype in (FLOAT16, BFLOAT16) and problem.acc == np.float32
-    if problem.reads and halves and all(0 < x <= _DIMS[-1] for x in sizes):
+    fits = problem.reads and all(0 < x <= _DIMS[-1] for x in sizes)
+    if fits and problem.fp8 and problem.arch == "sm_90a" and not problem.variable:
+        D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((_FP8_DIMS, _DIMS), sizes, strict=True))
+        tiles = problem.writes and out in ("f16", "bf16")
+        yield AttentionSm90("e4m3", out, D, D_v, problem.scores, tiles, *_fp8_shape(problem, D, D_v))
+    if fits and problem.dtype in (FLOAT16, BFLOAT16) and problem.acc == np.float32:
         D, D_v = (next(d for d in _DIMS if d >= x) for x in sizes)
         if problem.arch == "sm_90a":
             tiles = problem.writes and dtype == out
@@ -239,6 +279,14 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
     return (3 if most <= 64 and plain else 2), 128
 
 
+def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, int]:
+    """The same for fp8."""
+    if value_dim > 192:
+        return 2, 64
+    few = max(head_dim, value_dim) <= 128 and (problem.fine or problem.rows < _FEW_ROWS)
+    return (1, 64 if problem.fine else 128) if few else (2, 128)
+
+
 def section(heads: int, group: int, keys: int, width: int) -> int:
     """Heads whose tiles are walked together: as many as share the L2 with their keys and values.
 
@@ -248,11 +296,13 @@ def section(heads: int, group: int, keys: int, width: int) -> int:
     return max(1, min(heads, _SECTION_BYTES * group // max(1, keys * width)))
 
 
-def scores(scale: float, softcap: float | None) -> tuple[int, float, float]:
+def scores(scale: float, softcap: float | None, fp8: bool = False) -> tuple[int, float, float]:
     """How the scores are made, and the two factors that the kernel wants for it."""
     if softcap is not None:
         return CAPPED, 2 * scale * _LOG2_E / softcap, softcap * _LOG2_E
     factor = scale * _LOG2_E
+    if fp8:  # the kernel knows the factors of heads, and keeps within bounds
+        return (PLAIN if factor > 0 else SIGNED), factor, 0.0
     # A score that is hidden, the lowest float, must stay finite, and far below others, when it is scaled.
     return (PLAIN if 1e-30 < factor <= 1 else SIGNED), factor, 0.0
 
@@ -267,12 +317,18 @@ def every_config() -> Iterator[Attention]:
                 shapes = ((2, 64),) if most > 128 else ((large, 128), (1, 64 if most > 64 else 128))
                 for shape in shapes:
                     yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
+    for how, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
+        for head_dim, value_dim in itertools.product(_FP8_DIMS, _DIMS):
+            few: tuple[tuple[int, int], ...] = ((1, 128), (1, 64)) if max(head_dim, value_dim) <= 128 else ()
+            for tiles in (True, False) if out != "f32" else (False,):
+                for shape in ((2, 64 if value_dim > 192 else 128), *few):
+                    yield AttentionSm90("e4m3", out, head_dim, value_dim, how, tiles, *shape)
     for dtype, how, roomy in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, ("f16", "bf16", "f32")):
             yield AttentionSm80(dtype, out, head_dim, value_dim, how, roomy)
-    for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64")):
+    for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64"), ("e4m3", "f32")):
         for how, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
-            yield AttentionSimt(dtype, dtype, acc, width, width, how)
+            yield AttentionSimt(dtype, "f32" if dtype == "e4m3" else dtype, acc, width, width, how)
 
 
 def _roomy(arch: str) -> bool:
@@ -289,7 +345,8 @@ def runs_on(config: Attention, arch: str) -> bool:
 
 def rare(config: Attention) -> bool:
     """Is this kernel met so rarely that compiling it ahead is a waste?"""
-    usual = config.head_dim == config.value_dim and config.out == config.dtype and config.scores == PLAIN
+    result = "f16" if config.dtype == "e4m3" else config.dtype
+    usual = config.head_dim == config.value_dim and config.out == result and config.scores == PLAIN
     return not usual or (isinstance(config, AttentionSm90) and not config.tiles)
 
 

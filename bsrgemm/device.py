@@ -12,7 +12,7 @@ from cupyx.scipy.sparse import _base as cupyx_base
 
 from . import as_real, attention_launch, launch, tuning
 from .dtypes import DEVICE_DTYPES
-from .home import Array, Home
+from .home import Array, AttentionCall, Home
 from .prepared import flat, prepare, run
 
 _NO_ORDER = np.uintp(0)
@@ -122,8 +122,8 @@ class CudaHome(Home):
             return
         launch.product(prepare(self, A), A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
 
-    def attention(self, *call: Any) -> None:
-        attention_launch.forward(self, *call)
+    def attention(self, call: AttentionCall) -> None:
+        attention_launch.forward(self, call)
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         R, K = a.shape[1:]

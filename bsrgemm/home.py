@@ -7,6 +7,7 @@ their own in each place. Everything else in the package is written once, over `h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,35 @@ from .structure import Blocks
 
 #: An array of whichever module the home uses.
 Array = Any
+
+
+@dataclass(slots=True)
+class AttentionCall:
+    """``out = softmax(scale * q @ k.T) @ v``, checked; all arrays (batch, heads, length, columns) of any strides."""
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+    #: the logarithms of the sums, (batch, heads, queries) in `acc`
+    lse: Array | None
+    #: what is computed in
+    acc: np.dtype[Any]
+    scale: float
+    softcap: float | None
+    #: the query at place i sees keys ``i - left`` to ``i + right``; `bottom_right`: the last one is at the last key
+    left: int
+    right: int
+    bottom_right: bool
+    #: a BlockMask
+    mask: Any = None
+    #: where sequences of different lengths begin among queries and keys, and the end of the last
+    bounds: tuple[Array, Array] | None = None
+    #: q, k and v are bytes of fp8; those of a head are multiplied by these, (batch, heads) in float32, where given
+    fp8: bool = False
+    scales: tuple[Array | None, Array | None, Array | None] = (None, None, None)
+    #: a factor of the result
+    value_scale: float = 1.0
 
 
 class Home(ABC):
@@ -140,28 +170,8 @@ class Home(ABC):
         return T
 
     @abstractmethod
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        out: Array,
-        lse: Array | None,
-        acc: np.dtype[Any],
-        scale: float,
-        softcap: float | None,
-        left: int,
-        right: int,
-        bottom_right: bool,
-        mask: Any,
-        bounds: tuple[Array, Array] | None,
-    ) -> None:
-        """Write ``softmax(scale * q @ k.T) @ v`` to `out`, and the logarithms of the sums to `lse`.
-
-        All arrays are (batch, heads, length, columns), of any strides; computed in `acc`. The query at place i sees
-        keys ``i - left`` to ``i + right``; its place is counted from the end if `bottom_right`. `bounds`: where
-        sequences of different lengths begin among queries and keys, and the end of the last.
-        """
+    def attention(self, call: AttentionCall) -> None:
+        """Write the result of an attention, and the logarithms of its sums."""
 
     @abstractmethod
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ def host_scalar(x: Any) -> bool:
 
 _EXTRA_HOMES: list[Home] = []
 _CUDA: Home | None = None
+_MAKING = threading.Lock()
 
 
 def host() -> Home:
@@ -39,7 +41,8 @@ def cuda() -> Home:
             ) from error
         from .device import CudaHome
 
-        _CUDA = CudaHome()
+        with _MAKING:  # there is one, whichever threads come first
+            _CUDA = _CUDA or CudaHome()
     return _CUDA
 
 

@@ -15,7 +15,7 @@ from scipy.sparse import _sparsetools
 
 from . import _attention_host, structure
 from .dtypes import BOOL, FLOAT8, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
-from .home import Array, Home
+from .home import Array, AttentionCall, Home
 from .structure import Blocks
 
 #: From this many flops a block row on, BLAS on a gathered panel beats SciPy's loops (which do some 1.5 GFLOP/s).
@@ -142,43 +142,32 @@ class NumpyHome(Home):
             batch = slice(first, first + together)
             multiply(B[batch].transpose(1, 0, 2), out[batch].transpose(1, 0, 2))
 
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        out: Array,
-        lse: Array | None,
-        acc: np.dtype[Any],
-        scale: float,
-        softcap: float | None,
-        left: int,
-        right: int,
-        bottom_right: bool,
-        mask: Any,
-        bounds: tuple[Array, Array] | None,
-    ) -> None:
+    def attention(self, call: AttentionCall) -> None:
+        q, k, v = call.q, call.k, call.v
+        if call.fp8:
+            q, k, v = (_widened(x, scale) for x, scale in zip((q, k, v), call.scales, strict=True))
+            v *= np.float32(call.value_scale)
         B, H, S_q, _ = q.shape
         kv_heads = k.shape[1]
         heads = (B, kv_heads, H // max(1, kv_heads))
-        q, out = (x.reshape(*heads, S_q, x.shape[-1], copy=False) for x in (q, out))
-        lse = None if lse is None else lse.reshape(*heads, S_q)
-        q_bounds, k_bounds = ([0, S_q], [0, k.shape[2]]) if bounds is None else (x.tolist() for x in bounds)
+        q, out = (x.reshape(*heads, S_q, x.shape[-1], copy=False) for x in (q, call.out))
+        lse = None if call.lse is None else call.lse.reshape(*heads, S_q)
+        q_bounds, k_bounds = ([0, S_q], [0, k.shape[2]]) if call.bounds is None else (x.tolist() for x in call.bounds)
         for (q0, q1), (k0, k1) in zip(itertools.pairwise(q_bounds), itertools.pairwise(k_bounds), strict=True):
             queries, keys = q1 - q0, k1 - k0
-            place = keys - queries if bottom_right else 0
+            place = keys - queries if call.bottom_right else 0
             _attention_host.forward(
                 q[..., q0:q1, :],
                 k[..., k0:k1, :],
                 v[..., k0:k1, :],
                 out[..., q0:q1, :],
                 None if lse is None else lse[..., q0:q1],
-                acc=acc,
-                scale=scale,
-                softcap=softcap,
-                low=max(-queries, place - left),
-                high=min(keys, place + right),
-                mask=mask,
+                acc=call.acc,
+                scale=call.scale,
+                softcap=call.softcap,
+                low=max(-queries, place - call.left),
+                high=min(keys, place + call.right),
+                mask=call.mask,
             )
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
@@ -356,6 +345,12 @@ def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:
     positions = np.arange(n, dtype=indices.dtype)
     _sparsetools.csr_tocsc(len(indptr) - 1, block_cols, indptr, indices, positions, begins, rows, order)
     return order, rows, begins
+
+
+def _widened(x: Array, scale: Array | None) -> Array:
+    """Bytes of fp8 (batch, heads, length, columns) as numbers, those of each head times its scale."""
+    wide = np.take(_FP8_VALUES, x)
+    return wide if scale is None else wide * scale[:, :, None, None]
 
 
 def _number(dtype: np.dtype[Any], x: Any) -> Any:

@@ -7,19 +7,24 @@ are allowed in part, bit-packed and each kept once. Written over ``home.xp``; bu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Self
 
 import numpy as np
 
-from . import homes
+from . import homes, structure
 from .home import Array, Home
+from .mask_intervals import BlockRows, Line, distinct_rows, documents, flat, lines
 
 _INT32 = np.dtype(np.int32)
 _LEAST_BLOCK, _MOST_BLOCK = 16, 256
 _ALIGNMENTS = ("bottom-right", "top-left")
 #: Kind of a block whose elements are all allowed.
 FULL = -1
+#: Kind of a block, on its way to a mask, that allows nothing.
+_NOTHING = -2
+#: Element masks are worked out on the host up to so many words and combinations, where they cost no launches.
+_FEW = 1 << 16
 
 
 class BlockMask:
@@ -76,7 +81,7 @@ class BlockMask:
     def full(cls, queries: int, keys: int | None = None, *, block: Any = 128, device: str | None = None) -> Self:
         """Every query sees every key."""
         grid = _Grid(queries, keys, block, device)
-        return cls._from_intervals(grid, 0, grid.shape[1])
+        return cls._from_lines(grid, flat(0), flat(grid.shape[1]))
 
     @classmethod
     def causal(
@@ -94,7 +99,7 @@ class BlockMask:
         (``align="bottom-right"``), or the first that of the first (``"top-left"``).
         """
         grid = _Grid(queries, keys, block, device)
-        return cls._from_intervals(grid, 0, grid.places(align) + 1)
+        return cls._from_lines(grid, flat(0), Line(grid.offset(align) + 1))
 
     @classmethod
     def window(
@@ -113,10 +118,10 @@ class BlockMask:
         for name, side in (("left", left), ("right", right)):
             if isinstance(side, bool) or not isinstance(side, int | np.integer) or side < -1:
                 raise ValueError(f"{name}: wanted an integer from -1 on, got {side!r}")
-        places = grid.places(align)
-        low = 0 if left < 0 else places - int(left)
-        high = grid.shape[1] if right < 0 else places + int(right) + 1
-        return cls._from_intervals(grid, low, high)
+        offset = grid.offset(align)
+        low = flat(0) if left < 0 else Line(offset - int(left))
+        high = flat(grid.shape[1]) if right < 0 else Line(offset + int(right) + 1)
+        return cls._from_lines(grid, low, high)
 
     @classmethod
     def sinks(
@@ -124,7 +129,7 @@ class BlockMask:
     ) -> Self:
         """Every query sees the first `count` keys: to be joined by ``|`` with a window, and cut by ``& causal``."""
         grid = _Grid(queries, keys, block, device)
-        return cls._from_intervals(grid, 0, _count("count", count))
+        return cls._from_lines(grid, flat(0), flat(_count("count", count)))
 
     @classmethod
     def prefix(
@@ -139,7 +144,7 @@ class BlockMask:
     ) -> Self:
         """Prefix language model: the first `length` keys are seen by all, those behind them causally."""
         grid = _Grid(queries, keys, block, device)
-        return cls._from_intervals(grid, 0, grid.home.xp.maximum(grid.places(align) + 1, _count("length", length)))
+        return cls._from_lines(grid, flat(0), Line(grid.offset(align) + 1, _count("length", length)))
 
     @classmethod
     def global_tokens(
@@ -160,8 +165,7 @@ class BlockMask:
             The first so many, or their places among the keys.
         """
         grid = _Grid(queries, keys, block, device)
-        places = grid.places(align)
-        xp, S = grid.home.xp, grid.shape[1]
+        offset, (S_q, S) = grid.offset(align), grid.shape
         if isinstance(tokens, int | np.integer) and not isinstance(tokens, bool):
             runs = [(0, min(_count("tokens", tokens), S))]
         else:
@@ -173,11 +177,12 @@ class BlockMask:
             starts = chosen[np.append(True, np.diff(chosen) > 1)] if chosen.size else chosen
             ends = chosen[np.append(np.diff(chosen) > 1, True)] if chosen.size else chosen
             runs = [(int(a), int(b) + 1) for a, b in zip(starts, ends, strict=True)]
-        mask = cls._from_intervals(grid, 0, 0)
+        masks = [cls._from_lines(grid, flat(0), flat(0))] if not runs else []
         for first, last in runs:
-            inside = (places >= first) & (places < last)
-            mask = mask | cls._from_intervals(grid, xp.where(inside, 0, first), xp.where(inside, S, last))
-        return mask
+            seeing = (max(0, first - offset), min(S_q, last - offset))
+            masks.append(cls._from_lines(grid, flat(0), flat(S), seeing))
+            masks.append(cls._from_lines(grid, flat(first), flat(last)))
+        return reduce(lambda a, b: a | b, masks)
 
     @classmethod
     def documents(cls, cu_seqlens: Any, *, block: Any = 128, device: str | None = None) -> Self:
@@ -195,10 +200,7 @@ class BlockMask:
             raise ValueError(f"cu_seqlens: wanted bounds that climb from 0, got {cu_seqlens!r}")
         S = int(bounds[-1])
         grid = _Grid(S, S, block, device)
-        xp = grid.home.xp
-        moved = grid.home.from_host(bounds.astype(np.int64))
-        document = xp.searchsorted(moved, xp.arange(S), side="right") - 1
-        return cls._from_intervals(grid, moved[document], moved[document + 1])
+        return cls._from_rows(grid, documents(bounds.astype(np.int64), grid.block))
 
     @classmethod
     def dilated(
@@ -215,15 +217,20 @@ class BlockMask:
         """A query at place i sees keys i, i - dilation, i - 2 dilation...: `count` of them."""
         grid = _Grid(queries, keys, block, device)
         count, dilation = _count("count", count), _count("dilation", dilation, least=1)
-        reach = (count - 1) * dilation
-        places = grid.places(align)
-        band = cls._from_intervals(grid, places - reach, places + 1) if count else cls._from_intervals(grid, 0, 0)
-        offset = grid.offset(align)
+        offset, (bq, bk) = grid.offset(align), grid.block
+        band = cls._from_lines(grid, Line(offset - (count - 1) * dilation), Line(offset + 1) if count else flat(0))
+        # Blocks are alike whose first queries are as far from their first keys, but for multiples of the dilation.
+        row, key = band._rows(), band._keys()
+        distance = (row * (bq + grid.counts[1] * bk) - key * bk + offset) % dilation
+        code = distance * (len(band.bits) + 1) + (band.kinds + 1)
 
-        def allowed(place: Array, key: Array) -> Array:
-            return (place - key) % dilation == 0
+        def elements(xp: Any, code: Array, bits: Array) -> Array:
+            step = xp.arange(min(dilation, bk + 1))[:, None]  # the last one is of rows without a key
+            steps = _pack(xp, (xp.arange(bk) % dilation == step)[None])[0]
+            distance = (code // (len(bits) + 1))[:, None] + xp.arange(bq)
+            return _with_whole(xp, bits)[code % (len(bits) + 1)] & steps[xp.minimum(distance % dilation, bk)]
 
-        return band._thinned(lambda query, key: allowed(query + offset, key), dilation)
+        return cls._from_codes(grid, (1, 1), key, code, dilation * (len(band.bits) + 1), [band.bits], elements)
 
     @classmethod
     def random(
@@ -247,13 +254,13 @@ class BlockMask:
         heads = _heads(heads)
         per_row = min(_count("per_row", per_row), cols)
         all_rows = heads[0] * heads[1] * rows
-        strip = xp.arange(all_rows * per_row, dtype=np.int64) % max(1, per_row)
+        strips = np.arange(per_row + 1, dtype=np.uint64) * np.uint64(cols) // np.uint64(max(1, per_row))
+        first, width = grid.home.from_host(np.stack([strips[:-1], strips[1:] - strips[:-1]]))
         number = xp.arange(all_rows * per_row, dtype=np.uint64) + np.uint64(int(seed) % 2**32 << 32)
-        first, last = strip * cols // max(1, per_row), (strip + 1) * cols // max(1, per_row)
-        indices = first + (_mixed(number) % (last - first).astype(np.uint64)).astype(np.int64)
-        indptr = xp.arange(all_rows + 1, dtype=np.int64) * per_row
-        kinds = xp.full(len(indices), FULL, _INT32)
-        indptr, indices = indptr.astype(_INT32), indices.astype(_INT32)
+        indices = _mixed(number).reshape(all_rows, per_row) % width + first
+        indptr = grid.home.from_host(np.arange(all_rows + 1, dtype=_INT32) * _INT32.type(per_row))
+        kinds = xp.full(all_rows * per_row, FULL, _INT32)
+        indices = indices.reshape(-1).astype(_INT32)
         return cls(grid.home, grid.shape, grid.block, heads, indptr, indices, kinds, _no_bits(xp, grid.block))
 
     # ------------------------------------------------------------------------------------ from data
@@ -275,7 +282,7 @@ class BlockMask:
         full[:, : grid.shape[0], : grid.shape[1]] = allowed.reshape(-1, *grid.shape)
         tiles = full.reshape(-1, bq, cols, bk).transpose(0, 2, 1, 3)
         row, col = xp.nonzero(tiles.any(axis=(2, 3)))  # synchronize!
-        return cls._canonical(grid, heads, row, col, xp.arange(len(row)), _pack(xp, tiles[row, col]))
+        return cls._from_masks(grid, heads, row * cols + col, _pack(xp, tiles[row, col]))
 
     @classmethod
     def from_bsr(cls, A: Any) -> Self:
@@ -285,12 +292,11 @@ class BlockMask:
         home = homes.home_of(A)
         assert home is not None
         grid = _Grid(A.shape[0], A.shape[1], A.blocksize, home.name)
-        row = home.expand(A.indptr, len(A.indices))
         if A.dtype != np.bool_:
-            return cls._canonical(
-                grid, (1, 1), row, A.indices, home.xp.full(len(row), FULL), _no_bits(home.xp, grid.block)
-            )
-        return cls._canonical(grid, (1, 1), row, A.indices, home.xp.arange(len(row)), _pack(home.xp, A.data))
+            return cls._from_whole(grid, (1, 1), A.indptr, A.indices)
+        data, indices, indptr = A._canonical()
+        key = structure.block_keys(home, indices, indptr, grid.counts[1])
+        return cls._from_masks(grid, (1, 1), key, _pack(home.xp, data))
 
     @classmethod
     def from_block_indices(
@@ -313,8 +319,7 @@ class BlockMask:
             raise ValueError(f"indptr: wanted numbers that climb from 0 to {len(indices)}")
         if len(indices) and not bool((indices.min() >= 0) & (indices.max() < cols)):
             raise ValueError(f"indices: wanted block columns from 0 to {cols - 1}")
-        row = home.expand(indptr.astype(np.int64), len(indices))
-        return cls._canonical(grid, heads, row, indices, xp.full(len(row), FULL), _no_bits(xp, grid.block))
+        return cls._from_whole(grid, heads, indptr, indices)
 
     @classmethod
     def stack(cls, masks: Sequence[BlockMask], *, axis: str = "heads") -> Self:
@@ -330,20 +335,25 @@ class BlockMask:
                 raise ValueError(f"masks: wanted patterns of {first.heads} batches and heads, got {other.heads}")
         B, H = first.heads
         heads = (B, H * len(masks)) if axis == "heads" else (B * len(masks), H)
-        xp, (rows, _) = first._home.xp, first._grid.counts
-        row, col, kinds, bits = [], [], [], []
-        shift = 0
-        for k, mask in enumerate(masks):
-            r = mask._rows()
-            pattern, within = r // rows, r % rows
-            b, h = pattern // H, pattern % H
-            pattern = b * heads[1] + k * H + h if axis == "heads" else (k * B + b) * H + h
-            row.append(pattern * rows + within)
-            col.append(mask.indices)
-            kinds.append(xp.where(mask.kinds < 0, FULL, mask.kinds + shift))
-            bits.append(mask.bits)
-            shift += len(mask.bits)
-        return cls._canonical(first._grid, heads, *(xp.concatenate(x) for x in (row, col, kinds, bits)))
+        home, grid = first._home, first._grid
+        xp, (rows, cols) = home.xp, grid.counts
+        starts = np.cumsum([0, *(len(mask.indices) for mask in masks)])
+        tables = np.cumsum([0, *(len(mask.bits) + 1 for mask in masks)]).tolist()  # of element masks, whole ones first
+        parts = [mask.indptr[:-1] + start for mask, start in zip(masks, starts[:-1].tolist(), strict=True)]
+        indptr = xp.concatenate([*parts, home.from_host(starts[-1:])])
+        key = structure.block_keys(home, xp.concatenate([mask.indices for mask in masks]), indptr, cols)
+        code = xp.concatenate([mask.kinds + (table + 1) for mask, table in zip(masks, tables[:-1], strict=True)])
+        if axis == "heads" and B > 1:  # from batches of each mask to masks of each batch
+            size = max(1, H * rows * cols)
+            batch = key // size
+            key = key % size + (batch % B * len(masks) + batch // B) * size
+            order = xp.argsort(key)
+            key, code = key[order], code[order]
+
+        def elements(xp: Any, code: Array, *bits: Array) -> Array:
+            return xp.concatenate([_with_whole(xp, x) for x in bits])[code]
+
+        return cls._from_codes(grid, heads, key, code, tables[-1], [mask.bits for mask in masks], elements)
 
     # ------------------------------------------------------------------------------------ combining
     def __and__(self, other: Any) -> Self:
@@ -360,14 +370,14 @@ class BlockMask:
         """What is not allowed; holds a block for every one that is not allowed whole here."""
         xp, grid = self._home.xp, self._grid
         rows, cols = grid.counts
-        every = xp.full(self.heads[0] * self.heads[1] * rows * cols, len(self.bits), np.int64)
+        every = xp.full(self.heads[0] * self.heads[1] * rows * cols, len(self.bits), _INT32)
         every[self._keys()] = self.kinds
         key = xp.flatnonzero(every != FULL)  # synchronize!
-        nothing = xp.zeros((1, *self.bits.shape[1:]), np.uint32)
-        bits = ~xp.concatenate([self.bits, nothing])
-        row, col = key // cols, key % cols
-        kinds, bits = self._within_edges(row, col, every[key], bits)
-        return self._canonical(grid, self.heads, row, col, kinds, bits)
+
+        def elements(xp: Any, code: Array, bits: Array) -> Array:
+            return ~xp.concatenate([bits, xp.zeros((1, *bits.shape[1:]), np.uint32)])[code]
+
+        return self._from_codes(grid, self.heads, key, every[key], len(self.bits) + 1, [self.bits], elements)
 
     # ------------------------------------------------------------------------------------ description
     @property
@@ -383,8 +393,8 @@ class BlockMask:
         if not len(self.indices):
             return 0
         size = self._grid.sizes(self._rows(), self.indices)
-        counts = _counts(self._home.xp, self.bits)
-        return int(self._home.xp.where(self.kinds < 0, size, counts[self.kinds]).sum())
+        counts = _counts(self._home.xp, _with_whole(self._home.xp, self.bits))
+        return int(self._home.xp.where(self.kinds < 0, size, counts[self.kinds + 1]).sum())
 
     @property
     def nbytes(self) -> int:
@@ -484,94 +494,93 @@ class BlockMask:
 
     def _keys(self) -> Array:
         """Block row and block column as one number: they climb."""
-        return self._rows() * self._grid.counts[1] + self.indices
+        return structure.block_keys(self._home, self.indices, self.indptr, self._grid.counts[1])
 
     @classmethod
-    def _from_intervals(cls, grid: _Grid, low: Any, high: Any) -> Self:
-        """Query i sees the keys from ``low[i]`` up to, not including, ``high[i]``."""
-        xp = grid.home.xp
+    def _from_lines(cls, grid: _Grid, low: Line, high: Line, queries: tuple[int, int] | None = None) -> Self:
+        """Queries, or those from ``queries[0]`` up to ``queries[1]``, see the keys from `low` up to `high`."""
+        return cls._from_rows(grid, lines(grid.shape, grid.block, low, high, queries))
+
+    @classmethod
+    def _from_rows(cls, grid: _Grid, stored: BlockRows) -> Self:
+        """From what the host knows of rows of blocks; nothing waits for the GPU."""
+        home, xp = grid.home, grid.home.xp
+        total, rows, parts = int(stored.starts[-1]), len(stored.first), len(stored.places)
+        indptr = home.from_host(stored.starts.astype(_INT32))
+        shifts = stored.first - stored.starts[:-1]
+        moved = home.from_host(np.concatenate([shifts, stored.places, stored.kinds]).astype(_INT32))
+        indices = xp.arange(total, dtype=_INT32) + moved[:rows][home.expand(indptr, total)]
+        kinds = xp.full(total, FULL, _INT32)
+        kinds[moved[rows : rows + parts]] = moved[rows + parts :]
+        return cls(home, grid.shape, grid.block, (1, 1), indptr, indices, kinds, home.from_host(stored.bits))
+
+    @classmethod
+    def _from_whole(cls, grid: _Grid, heads: tuple[int, int], indptr: Array, indices: Array) -> Self:
+        """Whole blocks in any order, some of them several times."""
+        xp, (rows, cols) = grid.home.xp, grid.counts
+        key = xp.unique(structure.block_keys(grid.home, indices, indptr, cols))  # synchronize!
+        indices, indptr = structure.keys_to_index(grid.home, key, heads[0] * heads[1] * rows, cols, _INT32)
+        kinds = xp.full(len(key), FULL, _INT32)
+        return cls(grid.home, grid.shape, grid.block, heads, indptr, indices, kinds, _no_bits(xp, grid.block))
+
+    @classmethod
+    def _from_masks(cls, grid: _Grid, heads: tuple[int, int], key: Array, bits: Array) -> Self:
+        """Blocks at keys that climb, each with an element mask."""
+        code = grid.home.xp.arange(len(bits))
+        return cls._from_codes(grid, heads, key, code, len(bits), [bits], lambda xp, code, bits: bits[code])
+
+    @classmethod
+    def _from_codes(
+        cls,
+        grid: _Grid,
+        heads: tuple[int, int],
+        key: Array,
+        code: Array,
+        bound: int,
+        sources: Sequence[Array],
+        elements: Callable[..., Array],
+    ) -> Self:
+        """Blocks at keys that climb; those of the same code, below `bound`, have the same element mask.
+
+        ``elements(xp, codes, *sources)`` makes the masks of codes from element masks; what it allows beyond the last
+        query and key does not count. Blocks that allow nothing are left out, equal masks kept once.
+        """
+        home, xp = grid.home, grid.home.xp
         (S_q, S_k), (bq, bk), (rows, cols) = grid.shape, grid.block, grid.counts
-        low = xp.broadcast_to(_between(xp, low, S_k), (S_q,))
-        high = xp.broadcast_to(_between(xp, high, S_k), (S_q,))
-        empty = low >= high
-        low, high = xp.where(empty, S_k, low), xp.where(empty, 0, high)
-
-        def by_rows(x: Array, beyond: int) -> Array:
-            padded = xp.full(rows * bq, beyond, np.int64)
-            padded[:S_q] = x
-            return padded.reshape(rows, bq)
-
-        # A row of blocks reaches from its first to its last key; what all of its queries see makes blocks whole.
-        first, last = by_rows(low, S_k).min(axis=1) // bk, -(-by_rows(high, 0).max(axis=1) // bk)
-        all_low, all_high = by_rows(low, 0).max(axis=1), by_rows(high, S_k).min(axis=1)
-        whole_first, whole_last = -(-all_low // bk), xp.where(all_high >= S_k, cols, all_high // bk)
-        indptr = xp.zeros(rows + 1, np.int64)
-        indptr[1:] = xp.cumsum(xp.maximum(last - first, 0))
-        total = int(indptr[-1])  # synchronize!
-        row = grid.home.expand(indptr, total)
-        col = first[row] + xp.arange(total) - indptr[row]
-        kinds = xp.full(total, FULL, np.int64)
-        part = xp.flatnonzero((col < whole_first[row]) | (col >= whole_last[row]))  # synchronize!
-        begin = _between(xp, by_rows(low, S_k)[row[part]] - col[part, None] * bk, bk)
-        end = xp.maximum(_between(xp, by_rows(high, 0)[row[part]] - col[part, None] * bk, bk), begin)
-        ends = xp.where(begin == end, 0, begin * (bk + 1) + end)  # (blocks, bq): the interval of each query as a number
-        representatives, same = _distinct(xp, ends)
-        kinds[part] = same
-        begin, end = begin[representatives], end[representatives]
-        key = xp.arange(bk)
-        bits = _pack(xp, (key >= begin[..., None]) & (key < end[..., None]))
-        return cls._canonical(grid, (1, 1), row, col, kinds, bits)
-
-    @classmethod
-    def _canonical(cls, grid: _Grid, heads: tuple[int, int], row: Array, col: Array, kinds: Array, bits: Array) -> Self:
-        """A mask of these blocks: sorted, several at a place joined, empty ones left out, equal masks kept once."""
-        xp = grid.home.xp
-        rows, cols = grid.counts
-        key = row.astype(np.int64) * cols + col
-        order = xp.argsort(key, kind="stable")
-        key, kinds = key[order], kinds[order].astype(np.int64)
-        while len(key) > 1 and bool((key[1:] == key[:-1]).any()):  # synchronize!
-            key, kinds, bits = _joined(xp, key, kinds, bits, both=False)
-        counts = _counts(xp, bits)
-        whole = (kinds < 0) | (counts[kinds] == grid.sizes(key // max(1, cols), key % max(1, cols)))
-        kept = xp.flatnonzero(whole | (counts[kinds] > 0))  # synchronize!
-        key, kinds = key[kept], xp.where(whole, FULL, kinds)[kept]
-        part = xp.flatnonzero(kinds >= 0)  # synchronize!
-        used, number = xp.unique(kinds[part], return_inverse=True)
-        representatives, same = _distinct(xp, bits[used].reshape(len(used), bits.shape[1] * bits.shape[2]))
-        kinds[part] = same[number.reshape(-1)]
-        bits = bits[used[representatives]]
-        indptr = xp.searchsorted(key, xp.arange(heads[0] * heads[1] * rows + 1, dtype=np.int64) * cols)
-        indptr, indices, kinds = (x.astype(_INT32) for x in (indptr, key % max(1, cols), kinds))
-        return cls(grid.home, grid.shape, grid.block, heads, indptr, indices, kinds, bits)
-
-    def _thinned(self, allowed: Callable[[Array, Array], Array], period: int) -> Self:
-        """Only the elements that `allowed` (query, key) names, which repeats every `period` along both."""
-        xp = self._home.xp
-        (bq, bk), row, col = self.block, self._rows(), self.indices.astype(np.int64)
-        # Blocks that start at the same places of the period have the same elements.
-        place = (row * bq % period) * period + col * bk % period
-        kind = xp.where(self.kinds < 0, len(self.bits), self.kinds)
-        pairs, number = xp.unique(place * (len(self.bits) + 1) + kind, return_inverse=True)
-        old, place = pairs % (len(self.bits) + 1), pairs // (len(self.bits) + 1)
-        masks = xp.concatenate([self.bits, xp.full((1, *self.bits.shape[1:]), 0xFFFFFFFF, np.uint32)])[old]
-        query = (place // period)[:, None, None] + xp.arange(bq)[:, None]
-        key = (place % period)[:, None, None] + xp.arange(bk)
-        bits = masks & _pack(xp, allowed(query, key))
-        kinds, bits = self._within_edges(row, col, number.reshape(-1), bits)
-        return self._canonical(self._grid, self.heads, row, col, kinds, bits)
-
-    def _within_edges(self, row: Array, col: Array, kinds: Array, bits: Array) -> tuple[Array, Array]:
-        """The same with nothing allowed beyond the last query and key: blocks at an edge get masks of their own."""
-        xp = self._home.xp
-        (rows, cols), (bq, bk) = self._grid.counts, self.block
-        below, right = row % rows == rows - 1, col == cols - 1
-        pairs, number = xp.unique((kinds * 2 + below) * 2 + right, return_inverse=True)
-        height, width = (n - (count - 1) * b for n, count, b in zip(self.shape, (rows, cols), (bq, bk), strict=True))
-        inside = xp.ones((4, bq, bk), bool)
-        inside[2:, height:] = False
-        inside[1::2, :, width:] = False
-        return number.reshape(-1), bits[pairs // 4] & _pack(xp, inside)[pairs % 4]
+        if S_k % bk:
+            code = code + (key % cols == cols - 1) * bound
+        if S_q % bq:
+            code = code + (key % (rows * cols) >= (rows - 1) * cols) * (2 * bound)
+        few = 4 * bound + sum(x.size for x in sources) <= _FEW
+        at = np if few else xp
+        if few:
+            flags = xp.zeros(4 * bound, np.uint32)
+            flags[code] = 1
+            moved = home.to_host(xp.concatenate([flags, *(x.reshape(-1) for x in sources)]))  # synchronize!
+            flags, *parts = np.split(moved, np.cumsum([4 * bound, *(x.size for x in sources)])[:-1])
+            used = np.flatnonzero(flags)
+            sources = [part.reshape(x.shape) for part, x in zip(parts, sources, strict=True)]
+        else:
+            used, code = xp.unique(code, return_inverse=True)  # synchronize!
+        inside = _inside(at, grid)
+        bits = elements(at, used % max(1, bound), *sources) & inside[used // max(1, bound)]
+        counts = _counts(at, bits)
+        whole = counts == _counts(at, inside)[used // max(1, bound)]
+        part = at.flatnonzero((counts > 0) & ~whole)  # synchronize!
+        table = at.where(whole, FULL, _NOTHING).astype(_INT32)
+        chosen, table[part] = _distinct(at, bits[part])
+        bits = bits[part[chosen]]
+        dropped = bool((table == _NOTHING).any())  # synchronize!
+        if few:
+            kinds_of = np.zeros(4 * bound, _INT32)
+            kinds_of[used] = table
+            table, bits = home.from_host(kinds_of), home.from_host(bits)
+        kinds = table[code.reshape(-1)]
+        if dropped:
+            kept = xp.flatnonzero(kinds != _NOTHING)  # synchronize!
+            key, kinds = key[kept], kinds[kept]
+        indices, indptr = structure.keys_to_index(home, key, heads[0] * heads[1] * rows, cols, _INT32)
+        return cls(home, grid.shape, grid.block, heads, indptr, indices, kinds, bits)
 
     def _check_alike(self, other: BlockMask, what: str) -> None:
         if other._home is not self._home:
@@ -582,36 +591,43 @@ class BlockMask:
                 f"{other.block} do not go together"
             )
 
-    def _spread(self, heads: tuple[int, int]) -> tuple[Array, Array]:
-        """(row, place) of every block where one pattern serves several batches or heads."""
-        xp = self._home.xp
-        rows = self._grid.counts[0]
-        row = self._rows()
+    def _spread(self, heads: tuple[int, int]) -> BlockMask:
+        """The same mask with a pattern for each of so many batches and heads."""
         if heads == self.heads:
-            return row, xp.arange(len(row))
-        B, H = self.heads
-        pattern = xp.arange(heads[0] * heads[1])
-        source = pattern // heads[1] % B * H + pattern % heads[1] % H
-        lengths = (self.indptr[1:] - self.indptr[:-1]).astype(np.int64).reshape(-1, rows)[source].reshape(-1)
-        indptr = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(lengths)])
-        new_row = self._home.expand(indptr, int(indptr[-1]))
-        old_row = source[new_row // rows] * rows + new_row % rows
-        return new_row, self.indptr.astype(np.int64)[old_row] + xp.arange(len(new_row)) - indptr[new_row]
+            return self
+        home, xp, rows, (B, H) = self._home, self._home.xp, self._grid.counts[0], self.heads
+        pattern = np.arange(heads[0] * heads[1])
+        source = home.from_host(pattern // heads[1] % B * H + pattern % heads[1] % H)
+        total = len(self.indices) * (len(pattern) // (B * H))
+        old, behind = (x.reshape(B * H, rows)[source].reshape(-1) for x in (self.indptr[:-1], self.indptr[1:]))
+        indptr = xp.zeros(len(old) + 1, _INT32)
+        indptr[1:] = xp.cumsum(behind - old)
+        place = xp.arange(total) + (old - indptr[:-1])[home.expand(indptr, total)]
+        arrays = (indptr, self.indices[place], self.kinds[place], self.bits)
+        return BlockMask(home, self.shape, self.block, heads, *arrays)
 
     def _combined(self, other: BlockMask, both: bool) -> Self:
         """Blocks in `both`, or in either; where two masks meet in a block, their elements are combined once a pair."""
         self._check_alike(other, "&" if both else "|")
         heads = tuple(np.broadcast_shapes(self.heads, other.heads))
-        xp, cols = self._home.xp, self._grid.counts[1]
-        (row_a, at_a), (row_b, at_b) = self._spread(heads), other._spread(heads)
-        key_a, key_b = row_a * cols + self.indices[at_a], row_b * cols + other.indices[at_b]
-        a = xp.where(self.kinds < 0, FULL, self.kinds)[at_a].astype(np.int64)
-        b = xp.where(other.kinds < 0, FULL, other.kinds + len(self.bits))[at_b].astype(np.int64)
-        bits = xp.concatenate([self.bits, other.bits])
-        key, kinds = xp.concatenate([key_a, key_b]), xp.concatenate([a, b])
-        order = xp.argsort(key, kind="stable")
-        key, kinds, bits = _joined(xp, key[order], kinds[order], bits, both=both)
-        return self._canonical(self._grid, heads, key // cols, key % cols, kinds, bits)
+        home, xp, (rows, cols) = self._home, self._home.xp, self._grid.counts
+        a, b = self._spread(heads), other._spread(heads)
+        # A mask's number is its place in `elements`, and two masks at a place make a number of two digits.
+        base = len(a.bits) + len(b.bits) + 3
+        ends = home.from_host(np.array([-1, heads[0] * heads[1] * rows * cols]) * base)
+        parts = [a._keys() * base + (a.kinds + 2), b._keys() * base + (b.kinds + (len(a.bits) + 3)), ends]
+        sorted_ = xp.sort(xp.concatenate(parts))
+        key, digit = sorted_ // base, sorted_ % base
+        again = key[1:] == key[:-1]
+        code = xp.where(again[:-1], 0, digit[1:-1] + xp.where(again[1:], digit[2:], 0) * base)
+
+        def elements(xp: Any, code: Array, a: Array, b: Array) -> Array:
+            nothing = xp.zeros((1, *a.shape[1:]), np.uint32)
+            masks = xp.concatenate([nothing, _with_whole(xp, a), _with_whole(xp, b)])
+            x, y = masks[code % base], masks[code // base]
+            return x & y if both else x | y
+
+        return self._from_codes(self._grid, heads, key[1:-1], code, base * base, [a.bits, b.bits], elements)
 
 
 class _Grid:
@@ -634,10 +650,6 @@ class _Grid:
         if align not in _ALIGNMENTS:
             raise ValueError(f"align: wanted 'bottom-right' or 'top-left', got {align!r}")
         return self.shape[1] - self.shape[0] if align == "bottom-right" else 0
-
-    def places(self, align: str) -> Array:
-        """The place of every query among the keys."""
-        return self.home.xp.arange(self.shape[0], dtype=np.int64) + self.offset(align)
 
     def sizes(self, row: Array, col: Array) -> Array:
         """Elements of blocks that are inside the lengths."""
@@ -664,6 +676,20 @@ def _no_bits(xp: Any, block: tuple[int, int]) -> Array:
     return xp.zeros((0, block[0], -(-block[1] // 32)), np.uint32)
 
 
+def _with_whole(xp: Any, bits: Array) -> Array:
+    """Element masks behind one that allows everything."""
+    return xp.concatenate([xp.full((1, *bits.shape[1:]), 0xFFFFFFFF, np.uint32), bits])
+
+
+def _inside(xp: Any, grid: _Grid) -> Array:
+    """What is within the lengths of a block that is not at the end, at that of keys, of queries, and of both."""
+    (S_q, S_k), (bq, bk) = grid.shape, grid.block
+    inside = xp.ones((4, bq, bk), bool)
+    inside[2:, S_q % bq or bq :] = False
+    inside[1::2, :, S_k % bk or bk :] = False
+    return _pack(xp, inside)
+
+
 def _pack(xp: Any, masks: Array) -> Array:
     """Booleans (n, bq, bk) as bits."""
     n, bq, bk = masks.shape
@@ -679,14 +705,10 @@ def _unpack(xp: Any, bits: Array, bk: int) -> Array:
 
 
 def _counts(xp: Any, bits: Array) -> Array:
-    """Elements that each mask allows, and a 0 for blocks that have none (whose kind, -1, names the last)."""
+    """Elements that each mask allows."""
     table = xp.asarray(_ones_of_16_bits())
     halves = xp.ascontiguousarray(bits).view(np.uint16)
-    return xp.concatenate([table[halves].sum(axis=(1, 2), dtype=np.int64), xp.zeros(1, np.int64)])
-
-
-def _between(xp: Any, x: Any, most: int) -> Array:
-    return xp.minimum(xp.maximum(xp.asarray(x, dtype=np.int64), 0), most)
+    return table[halves].sum(axis=(1, 2), dtype=np.int64)
 
 
 @cache
@@ -702,44 +724,21 @@ def _mixed(x: Array) -> Array:
     return x ^ (x >> np.uint64(31))
 
 
-def _distinct(xp: Any, rows: Array) -> tuple[Array, Array]:
-    """(places of distinct rows of a 2-D array of integers, for every row the number of the one that it equals).
+def _distinct(xp: Any, bits: Array) -> tuple[Array, Array]:
+    """(places of distinct element masks, for every mask the number of the one that it equals).
 
-    Rows are compared by a hash, and the outcome with the rows themselves.
+    On the GPU masks are compared by a hash, and the outcome with the masks themselves.
     """
-    if not len(rows):
+    if xp is np:
+        return distinct_rows(bits)
+    if not len(bits):
         return xp.zeros(0, np.int64), xp.zeros(0, np.int64)
+    rows = bits.reshape(len(bits), -1)
     for seed in range(1, 100):
         weights = _mixed(xp.arange(rows.shape[1], dtype=np.uint64) + np.uint64(seed << 32)) | np.uint64(1)
-        hashes = _mixed((rows.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64))
-        _, places, same = xp.unique(hashes, return_index=True, return_inverse=True)
+        hashes = (rows.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
+        _, places, same = xp.unique(hashes, return_index=True, return_inverse=True)  # synchronize!
         same = same.reshape(-1)
-        if bool((rows == rows[places[same]]).all()):
+        if bool((rows == rows[places[same]]).all()):  # synchronize!
             return places, same
     raise AssertionError("a hundred hashes in a row collided")
-
-
-def _joined(xp: Any, key: Array, kinds: Array, bits: Array, both: bool) -> tuple[Array, Array, Array]:
-    """Sorted keys, each twice at most where `both` is asked for: the blocks of equal keys, two by two, as one.
-
-    `both`: only keys that come twice, with the elements that both allow; otherwise what either allows.
-    """
-    # Within a run of equal keys, even places lead and odd ones follow.
-    leads = (xp.arange(len(key)) - xp.searchsorted(key, key)) % 2 == 0
-    second = xp.zeros(len(key), bool)
-    second[:-1] = leads[:-1] & ~leads[1:]
-    if both:
-        leads = second
-    lead = xp.flatnonzero(leads)  # synchronize!
-    paired = second[lead]
-    a = kinds[lead]
-    b = kinds[xp.minimum(lead + 1, len(key) - 1)] if len(key) else a
-    meet = paired & (a >= 0) & (b >= 0)
-    pairs, number = xp.unique(xp.where(meet, a * (len(bits) + 1) + b, -1), return_inverse=True)
-    shift = len(bits)
-    known = pairs >= 0
-    x, y = xp.where(known, pairs // (shift + 1), 0), xp.where(known, pairs % (shift + 1), 0)
-    new = (bits[x] & bits[y] if both else bits[x] | bits[y]) if shift else bits[:0]
-    one_whole = xp.where(a < 0, b, a) if both else xp.full(len(a), FULL, a.dtype)
-    kinds = xp.where(~paired, a, xp.where(meet, number.reshape(-1) + shift, one_whole))
-    return key[lead], kinds, xp.concatenate([bits, new])

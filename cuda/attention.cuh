@@ -12,6 +12,7 @@ constexpr int kTileQ = TILE_Q, kTileK = TILE_K;            // queries and keys o
 constexpr int kWords = kTileK / 32;
 enum Scores { kPlain, kSigned, kCapped };                  // scale > 0; any scale; softcap
 constexpr Scores kScores = Scores(SCORES);
+constexpr bool kFp8 = Same<Element, e4m3>::value;
 
 struct Strides { i64 batch, head, row, column; };  // in elements
 
@@ -29,7 +30,9 @@ struct Attention {
   const int *first, *columns, *parts, *kinds;
   const u32* bits;
   int* counters;     // {tiles claimed, CTAs that are done}, zero before and after
-  Sum scale, cap;    // scale * log2(e); of kCapped: 2 scale log2(e) / cap, and cap * log2(e)
+  // Of fp8: a factor above 0 for each head, (batches, heads) of q, (batches, heads / group) of k and v; null: 1.
+  const f32 *q_scale, *k_scale, *v_scale;
+  Sum scale, cap, value_scale;  // scale * log2(e); of kCapped: 2 scale log2(e) / cap, and cap * log2(e); of the result
   int batches, heads, group, queries, keys, head_dim, value_dim, sequence_count;
   int left, right, bottom_right;  // the query at place i sees keys i - left to i + right
   int tiles, section, backwards;  // tiles of one head; heads walked together
@@ -41,9 +44,27 @@ struct Attention {
 // low <= key - query <= high, in tiles (or entries of the mask) `first` to `last` - 1. No tile: head < 0.
 struct Tile {
   int head, batch, row, rows, key, keys, low, high, first, last;
+  Sum scale, value_scale;  // of fp8
 };
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
+
+// What scores and results are multiplied by.
+__device__ __forceinline__ Sum scale_of(const Attention& a, const Tile& x) { return kFp8 ? x.scale : a.scale; }
+__device__ __forceinline__ Sum value_scale_of(const Tile& x) { return kFp8 ? x.value_scale : Sum(1); }
+
+__device__ __forceinline__ void set_scales(const Attention& a, Tile& x) {
+  // A factor that is not above 0 gives no numbers.
+  const auto factor = [](const f32* scales, int i) {
+    const f32 scale = scales ? scales[i] : 1.f;
+    return scale > 0.f ? scale : __int_as_float(0x7fffffff);
+  };
+  const int head = x.batch * a.heads + x.head, kv_head = x.batch * (a.heads / a.group) + x.head / a.group;
+  const Sum scale = a.scale * factor(a.q_scale, head) * factor(a.k_scale, kv_head);
+  // Beyond these bounds of a positive factor the result is that at the bound, and scores of hidden keys stay finite.
+  x.scale = kScores == kPlain && scale == scale ? min(max(scale, Sum(1e-26)), Sum(1e8)) : scale;
+  x.value_scale = a.value_scale * factor(a.v_scale, kv_head);
+}
 
 // Tile number t of the walk. Heads of a section are walked together, longest tiles first. For whole warps.
 __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
@@ -53,6 +74,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   const int within = t - section * a.section * a.tiles, place = within / width;
   const int number = section * a.section + within % width;
   Tile x = {number % a.heads, number / a.heads};
+  if constexpr (kFp8) set_scales(a, x);
   const int pattern = (a.pattern_batch ? x.batch * a.patterns : 0) + (a.pattern_group ? x.head / a.pattern_group : 0);
   const int tile = a.order ? clamp(a.order[pattern * a.tiles + place], 0, a.tiles - 1)
                            : a.backwards ? a.tiles - 1 - place : place;
@@ -154,9 +176,9 @@ __device__ __forceinline__ f64 log2_of(f64 x) { return log2(x); }
 __device__ __forceinline__ f32 quotient(f32 x, f32 y) { return __fdividef(x, y); }
 __device__ __forceinline__ f64 quotient(f64 x, f64 y) { return x / y; }
 // A score in units of log2(e).
-template <class T> __device__ __forceinline__ T score_of(const Attention& a, T x) {
-  if constexpr (kScores == kCapped) return T(a.cap) * (T(1) - quotient(T(2), exp2_of(x * T(a.scale)) + T(1)));
-  else return x * T(a.scale);
+template <class T> __device__ __forceinline__ T score_of(const Attention& a, Sum scale, T x) {
+  if constexpr (kScores == kCapped) return T(a.cap) * (T(1) - quotient(T(2), exp2_of(x * T(scale)) + T(1)));
+  else return x * T(scale);
 }
 template <class T> __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
@@ -197,7 +219,7 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
           const int d = lane + 32 * i;
           if (d < a.head_dim) dot += query[i] * load<Sum>(k[j * a.k_strides.row + d * a.k_strides.column]);
         }
-        const Sum score = score_of(a, warp_sum(dot));
+        const Sum score = score_of(a, scale_of(a, x), warp_sum(dot));
         const Sum higher = score > top ? score : top;
         const Sum origin = higher == -Sum(__int_as_float(0x7f800000)) ? Sum(0) : higher;
         const Sum fade = exp2_of(top - origin), weight = exp2_of(score - origin);
@@ -216,7 +238,7 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
 #pragma unroll
   for (int i = 0; i < kV; ++i) {
     const int d = lane + 32 * i;
-    if (d < a.value_dim) store(d, seen ? quotient(sums[i], total) : Sum(0));
+    if (d < a.value_dim) store(d, seen ? quotient(sums[i], total) * value_scale_of(x) : Sum(0));
   }
   if (!seen) return -Sum(__int_as_float(0x7f800000));
   // Only scores of -inf among the keys seen: their softmax is no number, and -inf says that there are no keys.

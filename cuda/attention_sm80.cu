@@ -189,7 +189,7 @@ struct Multiplier {
 #pragma unroll
       for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
-        for (int i = 0; i < kTileK / 2; ++i) scores[m][i / 4][i % 4] = score_of(a, scores[m][i / 4][i % 4]);
+        for (int i = 0; i < kTileK / 2; ++i) scores[m][i / 4][i % 4] = score_of(a, a.scale, scores[m][i / 4][i % 4]);
     }
     if (whole) return;
 #pragma unroll

@@ -7,6 +7,9 @@
 // Later tiles are weighted with the maximum so far, and if the sums show that it was too low, the warp computes its
 // scores once more, from the keys that it has not let go, and raises it: the result is as exact as with the maximum.
 //
+// fp8: the tensor cores read bytes along K only, so that values come as keys side by side (attention_values.cu), and
+// weights, rounded to fp8 too, need the maximum of every tile.
+//
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
 #include "attention.cuh"
@@ -20,14 +23,21 @@ constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
 constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
-constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);  // queries
+constexpr int kBytes = sizeof(Element);
+constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim * kBytes <= (kScores == kPlain ? 256 : 192);  // queries
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
-constexpr int kSteps = kHeadDim / 16, kScoreSums = kTileK / 2, kSums = kValueDim / 2;
-constexpr int kQuerySlabs = (kHeadDim + 63) / 64, kValueSlabs = (kValueDim + 63) / 64;
-constexpr int kSlabs = kQuerySlabs > kValueSlabs ? kQuerySlabs : kValueSlabs;
-constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns
-constexpr f32 kHidden = -1.7014118346046923e38f;             // the score of a key that is not seen: -2^127, exact when scaled
+// A step of a product is 32 bytes deep, a slab has 128 bytes of each row.
+constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;
+constexpr int kScoreSums = kTileK / 2, kSums = kValueDim / 2, kSlabColumns = 128 / kBytes;
+constexpr int kQuerySlabs = (kHeadDim + kSlabColumns - 1) / kSlabColumns, kOutSlabs = (kValueDim + 63) / 64;
+constexpr int kSlabs = kQuerySlabs > kOutSlabs ? kQuerySlabs : kOutSlabs;
+constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
+constexpr u32 kValueBytes = kFp8 ? kValueDim * kTileK : kOutSlabs * kSlabK;
+// The score of a key that is not seen: -2^127, exact when scaled; of fp8 -2^100, since its factors may be above 1.
+constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f;
 constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
+// The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest number.
+constexpr f32 kHeadroom = kFp8 ? 6.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
 constexpr int kEarly = 6;                                    // entries before the end of a tile the next one is claimed
 constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
 
@@ -37,7 +47,7 @@ struct Shade { int tile, key, part; };
 struct alignas(1024) Shared {
   u8 q[kQueries][kSlabs * kSlabQ];  // then the result on its way out
   u8 k[kStages][kQuerySlabs * kSlabK];
-  u8 v[kStages][kValueSlabs * kSlabK];
+  u8 v[kStages][kValueBytes];
   u64 q_full[kQueries], q_empty[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   u64 tile_full[kTiles], tile_empty[kTiles], wanted;
   u64 shade_wanted[kStages], shade_full[kStages];
@@ -84,7 +94,18 @@ __device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const Tensor
   const u32 barrier = shared_address(&full);
   barrier_expect(barrier, kCount * bytes);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) copy_tile(shared_address(to) + i * bytes, &map, 64 * i, row, head, batch, barrier);
+  for (int i = 0; i < kCount; ++i) {
+    copy_tile(shared_address(to) + i * bytes, &map, kSlabColumns * i, row, head, batch, barrier);
+  }
+}
+__device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
+                                                u64& full) {
+  if constexpr (kFp8) {
+    barrier_expect(shared_address(&full), kValueBytes);
+    copy_tile(shared_address(to), &map, key, 0, head, batch, shared_address(&full));
+  } else {
+    copy_slabs<kOutSlabs>(to, kSlabK, map, key, head, batch, full);
+  }
 }
 
 // One warp: claims the next tile when it is soon needed, looks it up, and has its queries copied.
@@ -127,7 +148,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
     if (row < 0) return;
     const u32 at = n % kStages;
     wait(shared.v_empty[at], parity<kStages>(n) ^ 1);
-    if (lane == 0) copy_slabs<kValueSlabs>(shared.v[at], kSlabK, problem.v, row, head, batch, shared.v_full[at]);
+    if (lane == 0) copy_value_tile(shared.v[at], problem.v, row, head, batch, shared.v_full[at]);
     __syncwarp();
     row = -1;
   };
@@ -194,11 +215,17 @@ __device__ __forceinline__ void shade(const Problem& problem, Shared& shared, in
 }
 
 // ---------------------------------------------------------------------------------------------------- the multipliers
-__device__ __forceinline__ u32 pack(f32 low, f32 high) {
+template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
   u32 pair;
-  if constexpr (Same<Element, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+__device__ __forceinline__ u32 pack_fp8(f32 a, f32 b, f32 c, f32 d) {
+  u32 four;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}" : "=r"(four) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
 }
 // The registers of sums are another thing after a wait than before it.
 template <int kCount> __device__ __forceinline__ void settle(f32 (&d)[kCount]) {
@@ -252,10 +279,11 @@ struct Multiplier {
   Shared& shared;
   u32 tile = 0, entry = 0;  // numbers: of the tile, and of the entry whose keys are next or in use
   f32 scores[kScoreSums], sums[kSums];
-  u32 weights[kTileK / 16][4], queries[kFromRegisters ? kSteps : 1][4];
-  Two top, total;   // maximum so far in units of log2(e); sum of the weights of this thread's columns
+  u32 weights[kWeightSteps][4], queries[kFromRegisters ? kSteps : 1][4];
+  Two top, total;   // maximum so far in units of log2(e), less kHeadroom; sum of the weights of this thread's columns
   int hot;          // tiles in which the maximum is looked at first
   int shade;        // of the entry, see Shared::shades
+  f32 fp8_scale;    // of the tile whose scores are in hand
 
   __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared) : problem(problem), shared(shared) {}
 
@@ -264,7 +292,10 @@ struct Multiplier {
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
   __device__ __forceinline__ const Attention& a() const { return problem.attention; }
-  __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? a().scale : 1.f; }
+  __device__ __forceinline__ f32 tile_scale() const { return kFp8 ? fp8_scale : a().scale; }
+  __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? tile_scale() : 1.f; }
+  // A maximum of scores as it is kept in `top`.
+  __device__ __forceinline__ f32 level(f32 score) const { return kFp8 ? fmaf(score, scale(), -kHeadroom) : score * scale(); }
 
   // Where this lane()'s 16 bytes lie for ldmatrix, within the slabs of a tile of queries.
   __device__ __forceinline__ u32 query_place(int step) const {
@@ -296,10 +327,12 @@ struct Multiplier {
   // sums += weights * values, in flight
   __device__ __forceinline__ void issue_sums(u32 n) {
     wait(shared.v_full[n % kStages], parity<kStages>(n));
-    const u64 b = wgmma_descriptor(shared_address(shared.v[n % kStages]), kSlabK, 1024);
+    const u32 values = shared_address(shared.v[n % kStages]);
+    const u64 b = kFp8 ? wgmma_descriptor(values, 16, 8 * kTileK, kTileK) : wgmma_descriptor(values, kSlabK, 1024);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kTileK / 16; ++step) wgmma<true>(sums, true, weights[step], b + step * 2048 / 16);
+    for (int step = 0; step < kWeightSteps; ++step)
+      wgmma<!kFp8>(sums, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
     wgmma_commit();
   }
   // The scores of this warp once more, from shared memory.
@@ -326,7 +359,7 @@ struct Multiplier {
   __device__ __forceinline__ void shape_scores() {
     if constexpr (kScores != kPlain) {
 #pragma unroll
-      for (int i = 0; i < kScoreSums; ++i) scores[i] = score_of(a(), scores[i]);
+      for (int i = 0; i < kScoreSums; ++i) scores[i] = score_of(a(), tile_scale(), scores[i]);
     }
     if (shade < 0) return;
     wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
@@ -353,7 +386,7 @@ struct Multiplier {
       even.y = fmaxf(even.y, scores[4 * j + 2]), odd.y = fmaxf(odd.y, scores[4 * j + 3]);
     }
     const Two m = over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
-    return {m.x * scale(), m.y * scale()};
+    return {level(m.x), level(m.y)};
   }
   // Scores become weights; returns their sums over this thread's columns.
   __device__ __forceinline__ Two weigh() {
@@ -369,8 +402,16 @@ struct Multiplier {
     return {even.x + odd.x, even.y + odd.y};
   }
   __device__ __forceinline__ void pack_weights() {
+    if constexpr (kFp8) {  // a step has 32 keys: those of two scores side by side, and of the two 8 keys on
 #pragma unroll
-    for (int i = 0; i < kTileK / 4; ++i) weights[i / 4][i % 4] = pack(scores[2 * i], scores[2 * i + 1]);
+      for (int i = 0; i < kWeightSteps * 4; ++i) {
+        const f32* s = scores + i / 2 * 8 + i % 2 * 2;
+        weights[i / 4][i % 4] = pack_fp8(s[0], s[1], s[4], s[5]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileK / 4; ++i) weights[i / 4][i % 4] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+    }
   }
   // The maximum goes up; what was summed before fades by the factors returned.
   __device__ __forceinline__ Two raise(Two to) {
@@ -425,8 +466,12 @@ struct Multiplier {
   __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
     return (i64(x.batch) * a().heads + x.head) * a().queries + row;
   }
+  __device__ __forceinline__ void take_scale() {
+    if constexpr (kFp8) fp8_scale = shared.tiles[tile % kTiles].scale;
+  }
   __device__ __forceinline__ bool start() {
     if (!take_tile()) return false;
+    take_scale();
     clear(scores);
     wait_keys();
     load_queries();
@@ -460,14 +505,14 @@ struct Multiplier {
         shape_scores();
         Two fade = {1.f, 1.f};
         bool rescale = false;
-        if (hot > 0) {  // the maxima of this warp were climbing: look first
+        if (kFp8 || hot > 0) {  // the maxima of this warp were climbing: look first
           --hot;
           Two now = highest();
-          now = {now.x > top.x + 8.f ? now.x : top.x, now.y > top.y + 8.f ? now.y : top.y};
+          now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
           if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), rescale = true, hot = kHot;
         }
         Two added = weigh();
-        if (__any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum))) {
+        if (!kFp8 && __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum))) {
           repeat_scores();
           load_queries();  // so that they need no registers meanwhile
           shape_scores();
@@ -507,8 +552,12 @@ struct Multiplier {
       if constexpr (kAcross) settle(scores);
       settle(sums);
       release_values(entry - 1);
-      if (ahead) shape_scores();
-      finish(shared.tiles[(tile - 1) % kTiles], (tile - 1) % kQueries, ahead);
+      const f32 nothing = level(kHidden);  // the maximum of a query that has seen no key
+      if (ahead) {
+        take_scale();
+        shape_scores();
+      }
+      finish(shared.tiles[(tile - 1) % kTiles], (tile - 1) % kQueries, ahead, nothing);
       release(shared.tile_empty[(tile - 1) % kTiles]);
       if (ahead) continue;
       release_queries(tile - 1);
@@ -519,16 +568,16 @@ struct Multiplier {
 
   // The result of a tile goes out through the shared memory of its queries. The scores of the next tile are there
   // already; where queries are done again, they have to be computed anew behind it.
-  __device__ __forceinline__ void finish(const Tile& x, int slot, bool ahead) {
+  __device__ __forceinline__ void finish(const Tile& x, int slot, bool ahead, f32 nothing) {
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) {
       total.x += __shfl_xor_sync(0xffffffffu, total.x, i);
       total.y += __shfl_xor_sync(0xffffffffu, total.y, i);
     }
     const int row = x.row + warp() * 16 + lane() / 4;
-    const f32 nothing = kHidden * scale();
     const bool none_x = top.x == nothing, none_y = top.y == nothing;  // no key was seen
-    const f32 by_x = none_x ? 0.f : __fdividef(1.f, total.x), by_y = none_y ? 0.f : __fdividef(1.f, total.y);
+    const f32 one = value_scale_of(x);
+    const f32 by_x = none_x ? 0.f : __fdividef(one, total.x), by_y = none_y ? 0.f : __fdividef(one, total.y);
     f32 bad[4] = {0.f, 0.f, 0.f, 0.f};  // not a number if any of the row is not finite: two of each row
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
@@ -556,8 +605,8 @@ struct Multiplier {
         for (int j = 0; j < kValueDim / 16; ++j)
           store_matrix_x4<false>(
               staged + j / 4 * kSlabQ + line * 128 + ((j % 4 * 2 + lane() / 16) ^ (line & 7)) * 16,
-              pack(sums[8 * j], sums[8 * j + 1]), pack(sums[8 * j + 2], sums[8 * j + 3]),
-              pack(sums[8 * j + 4], sums[8 * j + 5]), pack(sums[8 * j + 6], sums[8 * j + 7]));
+              pack<Out>(sums[8 * j], sums[8 * j + 1]), pack<Out>(sums[8 * j + 2], sums[8 * j + 3]),
+              pack<Out>(sums[8 * j + 4], sums[8 * j + 5]), pack<Out>(sums[8 * j + 6], sums[8 * j + 7]));
         proxy_fence();
       }
     } else {
@@ -574,7 +623,7 @@ struct Multiplier {
       const int first = x.row + warpgroup() * 64;
       if (first < x.rows) {
 #pragma unroll
-        for (int i = 0; i < kValueSlabs; ++i)
+        for (int i = 0; i < kOutSlabs; ++i)
           store_tile(&problem.o, 64 * i, first, x.head, x.batch, staged + i * kSlabQ);
         store_commit();
       }

@@ -11,6 +11,11 @@
 #define MMA_ADD(operand) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #operand ", 0;\n"
 #define MMA_INSTRUCTION(n) \
   "wgmma.mma_async.sync.aligned.m64n" #n "k" MMA_QUOTE(MMA_K) ".f32." MMA_NAME "." MMA_NAME " {"
+#if MMA_K == 16
+#define MMA_ACROSS(operands) operands
+#else
+#define MMA_ACROSS(operands) ""
+#endif
 
 // Where an operand tile lies: address, distance between 64-wide slabs (leading) and between groups of 8 rows (stride),
 // and the swizzle: rows of 128, 64 or 32 bytes.
@@ -69,91 +74,76 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
 
 // d[64, 256] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 256], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], bool add, u64 a, u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(132) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, p, 1, 1, %130, %131;\n}"
-               : MMA_D128(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)), "r"(int(add)));
-#else
-  static_assert(!kTransA && !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(130) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, p, 1, 1;\n}"
-               : MMA_D128(d, 0) : "l"(a), "l"(b), "r"(int(add)));
-#endif
+  static_assert(MMA_K == 16 || (!kTransA && !kTransB), "K runs fastest");
+  asm volatile(MMA_ADD(130) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, p, 1, 1" MMA_ACROSS(", %131, %132") ";\n}"
+               : MMA_D128(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 128] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 128], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bool add, u64 a, u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(68) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, p, 1, 1, %66, %67;\n}"
-               : MMA_D64(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)), "r"(int(add)));
-#else
-  static_assert(!kTransA && !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(66) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, p, 1, 1;\n}"
-               : MMA_D64(d, 0) : "l"(a), "l"(b), "r"(int(add)));
-#endif
+  static_assert(MMA_K == 16 || (!kTransA && !kTransB), "K runs fastest");
+  asm volatile(MMA_ADD(66) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, p, 1, 1" MMA_ACROSS(", %67, %68") ";\n}"
+               : MMA_D64(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 64] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 64], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bool add, u64 a, u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(36) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, p, 1, 1, %34, %35;\n}"
-               : MMA_D32(d, 0) : "l"(a), "l"(b), "n"(int(kTransA)), "n"(int(kTransB)), "r"(int(add)));
-#else
-  static_assert(!kTransA && !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(34) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, p, 1, 1;\n}"
-               : MMA_D32(d, 0) : "l"(a), "l"(b), "r"(int(add)));
-#endif
+  static_assert(MMA_K == 16 || (!kTransA && !kTransB), "K runs fastest");
+  asm volatile(MMA_ADD(34) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, p, 1, 1" MMA_ACROSS(", %35, %36") ";\n}"
+               : MMA_D32(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
-// d[64, 256] = (add ? d : 0) + a[64, 16] * b[16, 256], a in registers
+// d[64, 256] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 256], a in registers
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], bool add, const u32 (&a)[4],
                                                             u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(134) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %133;\n}"
+  static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
+  asm volatile(MMA_ADD(133) MMA_INSTRUCTION(256) MMA_SUMS_128
+               "}, {%128, %129, %130, %131}, %132, p, 1, 1" MMA_ACROSS(", %134") ";\n}"
                : MMA_D128(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
-#endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
 }
-// d[64, 128] = (add ? d : 0) + a[64, 16] * b[16, 128], a in registers
+// d[64, 128] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 128], a in registers
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bool add, const u32 (&a)[4],
                                                             u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(70) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %69;\n}"
+  static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
+  asm volatile(MMA_ADD(69) MMA_INSTRUCTION(128) MMA_SUMS_64
+               "}, {%64, %65, %66, %67}, %68, p, 1, 1" MMA_ACROSS(", %70") ";\n}"
                : MMA_D64(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
-#endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
 }
-// d[64, 64] = (add ? d : 0) + a[64, 16] * b[16, 64], a in registers
+// d[64, 64] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 64], a in registers
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bool add, const u32 (&a)[4],
                                                             u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(38) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
+  static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
+  asm volatile(MMA_ADD(37) MMA_INSTRUCTION(64) MMA_SUMS_32
+               "}, {%32, %33, %34, %35}, %36, p, 1, 1" MMA_ACROSS(", %38") ";\n}"
                : MMA_D32(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
-#endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
 }
-// d[64, 192] = (add ? d : 0) + a[64, 16] * b[16, 192], a in registers
+// d[64, 192] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 192], a in registers
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[96], bool add, const u32 (&a)[4],
                                                             u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(102) MMA_INSTRUCTION(192) MMA_SUMS_96 "}, {%96, %97, %98, %99}, %100, p, 1, 1, %101;\n}"
+  static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
+  asm volatile(MMA_ADD(101) MMA_INSTRUCTION(192) MMA_SUMS_96
+               "}, {%96, %97, %98, %99}, %100, p, 1, 1" MMA_ACROSS(", %102") ";\n}"
                : MMA_D96(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
-#endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
 }
-// d[64, 96] = (add ? d : 0) + a[64, 16] * b[16, 96], a in registers
+// d[64, 96] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 96], a in registers
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[48], bool add, const u32 (&a)[4],
                                                             u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(54) MMA_INSTRUCTION(96) MMA_SUMS_48 "}, {%48, %49, %50, %51}, %52, p, 1, 1, %53;\n}"
+  static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
+  asm volatile(MMA_ADD(53) MMA_INSTRUCTION(96) MMA_SUMS_48
+               "}, {%48, %49, %50, %51}, %52, p, 1, 1" MMA_ACROSS(", %54") ";\n}"
                : MMA_D48(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
-#endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
 }
-// d[64, 80] = (add ? d : 0) + a[64, 16] * b[16, 80], a in registers
+// d[64, 80] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 80], a in registers
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[40], bool add, const u32 (&a)[4],
                                                             u64 b) {
-#if MMA_K == 16
-  asm volatile(MMA_ADD(46) MMA_INSTRUCTION(80) MMA_SUMS_40 "}, {%40, %41, %42, %43}, %44, p, 1, 1, %45;\n}"
+  static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
+  asm volatile(MMA_ADD(45) MMA_INSTRUCTION(80) MMA_SUMS_40
+               "}, {%40, %41, %42, %43}, %44, p, 1, 1" MMA_ACROSS(", %46") ";\n}"
                : MMA_D40(d, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransB)), "r"(int(add)));
-#endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
 }

@@ -1,0 +1,125 @@
+"""The tables of results in README.md, made from bench/results/*.json between markers such as <!-- results:gemm -->.
+
+Without an option README.md is rewritten in place; with --check nothing is written and the exit status is 1 where README
+and the files differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import table_rows as rows
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_YET = "not measured yet"
+
+#: Marker -> (file without .json, what it shows, how)
+GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
+    "gemm": [
+        ("gemm_table_cuda", "`A @ B`, effective TFLOP/s; ratio to dense cuBLAS on random data", rows.products),
+        ("gemm_density_cuda", "time over dense cuBLAS by density, 8192 x 8192 x 8192, float16", rows.crossovers),
+        ("gemm_patterns_cuda", "rate relative to `A @ B` on an even pattern with as many blocks", rows.relative),
+        ("gemm_error_cuda", "max |C - exact| / (|A| |B|), density .22", rows.errors),
+        ("gemm_columns_cuda", "by columns of B, 8192 x 8192, density .22, float16", rows.columns),
+        ("gemm_size_cuda", "by size, effective TFLOP/s", rows.products),
+    ],
+    "attention": [
+        ("attention_table_cuda", "attention, TFLOP/s; cF is cuDNN without a mask at 1, 16, 16384, 128", rows.attention),
+        ("attention_small_cuda", "small heads: us a head, L2 flushed / back to back", rows.small),
+        ("attention_decode_cuda", "decode, 32 heads on 8 of 128: us, L2 flushed / back to back", rows.decode),
+        ("attention_long_cuda", "long sequences, 8 heads of 128", rows.long),
+        ("attention_density_cuda", "time by density of random blocks", rows.density),
+        ("attention_accuracy_cuda", "hard inputs: largest error over max(1, size)", rows.accuracy),
+    ],
+    "calls": [
+        ("overhead_cuda", "products: host time, first call of a process, work list", rows.overhead),
+        ("attention_host_cuda", "attention: host time of a call, masks", rows.host),
+    ],
+    "llama": [("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", rows.llama)],
+}
+
+
+def heading(machines: Sequence[dict[str, Any]]) -> str:
+    """Card, date and versions of some runs in a line."""
+
+    def every(key: str) -> str:
+        return " / ".join(dict.fromkeys(str(m[key]) for m in machines if key in m))
+
+    def driver(number: str) -> str:
+        return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number.isdigit() else number
+
+    parts = [every("card"), every("date"), f"bsrgemm {every('bsrgemm')}", f"CuPy {every('cupy')}"]
+    parts += [f"NVRTC {every('nvrtc')}", f"driver for CUDA {driver(every('driver'))}"]
+    found: dict[str, dict[str, None]] = {}
+    for about in machines:
+        for name, version in about.get("peers", {}).items():
+            found.setdefault(re.sub(r"^nvidia-|-cu\d+$", "", name), {})[version] = None
+    parts += [f"{name} {' / '.join(versions)}" for name, versions in found.items()]
+    return ", ".join(part for part in parts if part.strip() and not part.endswith(" ")) + "."
+
+
+def section(marker: str, results: Path) -> str:
+    """What stands between the markers."""
+    machines, parts = [], []
+    for name, what, render in GROUPS[marker]:
+        path = results / f"{name}.json"
+        title = f"**{what[0].upper()}{what[1:]}**"
+        if not path.is_file():
+            parts.append(f"{title}: {NOT_YET} (`bench/results/{name}.json`).")
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        machines.append(found["machine"])
+        cut = f" (cut short: {found['cut']})" if "cut" in found else ""
+        parts.append(f"{title}{cut}\n\n{render(found['rows']) if found['rows'] else NOT_YET}")
+    return "\n\n".join([heading(machines), *parts] if machines else parts)
+
+
+def markers(marker: str) -> tuple[str, str]:
+    return f"<!-- results:{marker} -->", f"<!-- /results:{marker} -->"
+
+
+def filled(text: str, results: Path) -> tuple[str, list[str]]:
+    """A README with the tables of these results, and the markers that it lacks."""
+    missing = []
+    for marker in GROUPS:
+        first, last = markers(marker)
+        if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
+            missing.append(marker)
+            continue
+        before, rest = text.split(first)
+        text = f"{before}{first}\n{section(marker, results)}\n{last}{rest.split(last)[1]}"
+    return text, missing
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if README and results differ")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", metavar="FOLDER")
+    options = parser.parse_args(argv)
+    old = options.readme.read_text(encoding="utf-8")
+    new, missing = filled(old, options.results)
+    if len(missing) == len(GROUPS):
+        print(f"{options.readme.name} has no markers {markers('gemm')[0]} ... {markers('gemm')[1]}", file=sys.stderr)
+        return 1
+    for marker in missing:
+        print(f"{options.readme.name} has no {markers(marker)[0]}: its tables are left out")
+    if new == old:
+        print(f"{options.readme.name} agrees with the results")
+        return 0
+    if options.check:
+        print(f"{options.readme.name} and the results differ: run python bench/tables.py", file=sys.stderr)
+        return 1
+    options.readme.write_text(new, encoding="utf-8")
+    print(f"written: {options.readme.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
