@@ -136,6 +136,7 @@ class Table:
     def __init__(self, name: str, title: str) -> None:
         self.name = name
         self.rows: list[dict[str, Any]] = []
+        self._print: Callable[..., Any]
         try:
             from rich.console import Console
 
@@ -163,7 +164,9 @@ class Table:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         about = {"machine": machine(), "rows": self.rows} | ({} if cut is None else {"cut": cut})
-        path.write_text(json.dumps(about, indent=1) + "\n")
+        whole = path.with_suffix(".tmp")
+        whole.write_text(json.dumps(about, indent=1) + "\n")
+        whole.replace(path)  # all of it or nothing, also over a file that may not be written
         self._print(f"written: bench/results/{path.name}{'' if cut is None else ', in part'}")
         return path
 
@@ -175,7 +178,7 @@ def writing(table: Table, keep: bool = True) -> Iterator[None]:
     def stop(*_: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, stop)
     cut: str | None = None
     try:
         yield
@@ -185,3 +188,4 @@ def writing(table: Table, keep: bool = True) -> Iterator[None]:
     finally:
         if keep and (table.rows or cut is None):
             table.write(cut and cut.split("\n")[0])
+        signal.signal(signal.SIGTERM, before)

@@ -175,6 +175,6 @@ def torch_bsr(A: Any, B: Any, out: Any, tune: bool = False) -> Call:
         warnings.simplefilter("ignore")  # BSR is beta; parameters are not tuned for this card
         bsr = torch.sparse_bsr_tensor(indptr, indices, tensor(A.data), size=A.shape)
         if tune:
-            meta = tune_bsr_dense_addmm(result, bsr, dense, beta=0, alpha=1, out=result)
+            meta = tune_bsr_dense_addmm(result, bsr, dense, beta=0, alpha=1, out=result) or None
         call()
     return call

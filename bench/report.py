@@ -34,7 +34,8 @@ class Bench:
     quick: bool = False
     with_peers: bool = True
     missing: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    #: What is not installed is said once in a run.
+    #: What is not installed, and what of it was said: once in a run is enough.
+    absent: set[str] = field(default_factory=set)
     said: set[str] = field(default_factory=set)
 
     def some(self, everything: Sequence[Any], quick: Sequence[Any]) -> Sequence[Any]:
@@ -51,7 +52,7 @@ class Bench:
             if text not in self.said:
                 self.missing[text].append(" ".join(where.split()))
             if isinstance(error, ImportError):
-                self.said.add(text)
+                self.absent.add(text)
             return None
 
     def explain(self, table: Table) -> None:
@@ -60,6 +61,7 @@ class Bench:
             more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
             table.note(f"  - {reason} ({cases[0]}{more})")
         self.missing.clear()
+        self.said |= self.absent
 
 
 #: Name of a section -> (title, what measures it)

@@ -58,6 +58,8 @@ def size(n: int) -> str:
 def _product(row: Row) -> str:
     R, C = row["block"]
     parts = [f"{row['precision'] or row['dtype']}, {R} x {C}, density {row['density']:.2f}"]
+    if row["dtype"] == "e4m3":
+        parts.append("cuBLAS in float16")
     n, N = row["n"], row["columns"]
     if (n, N) != (8192, 8192):
         parts.append(f"n = {size(n)}" if n == N else f"n = {size(n)}, {N} columns")
@@ -194,7 +196,7 @@ def small(found: list[Row]) -> str:
     for row in good:
         ours, peers = row["us_per_head"], row["peers"]
         fastest = min((x[0] for x in peers.values() if x and x[0]), default=None)
-        cells = [pair(*(peers.get(name) or (None, None)), 2) for name in names]
+        cells = [pair(a, b, 2) for a, b in (peers.get(name) or (None, None) for name in names)]
         bound = number(row["bound"], 2) if row["bound"] else ""
         lines.append(
             [f"H = {row['heads']}", pair(ours, row["us_per_head_back_to_back"], 2), *cells, ratio(fastest, ours), bound,

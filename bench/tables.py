@@ -93,7 +93,7 @@ def filled(text: str, results: Path) -> tuple[str, list[str]]:
             missing.append(marker)
             continue
         before, rest = text.split(first)
-        text = f"{before}{first}\n{section(marker, results)}\n{last}{rest.split(last)[1]}"
+        text = f"{before}{first}\n\n{section(marker, results)}\n\n{last}{rest.split(last)[1]}"
     return text, missing
 
 

@@ -319,7 +319,7 @@ class BlockMask:
             raise ValueError(f"indptr: wanted numbers that climb from 0 to {len(indices)}")
         if len(indices) and not bool((indices.min() >= 0) & (indices.max() < cols)):
             raise ValueError(f"indices: wanted block columns from 0 to {cols - 1}")
-        return cls._from_whole(grid, heads, indptr, indices)
+        return cls._from_whole(grid, heads, indptr.astype(np.int64), indices.astype(np.int64))
 
     @classmethod
     def stack(cls, masks: Sequence[BlockMask], *, axis: str = "heads") -> Self:
@@ -527,7 +527,7 @@ class BlockMask:
     def _from_masks(cls, grid: _Grid, heads: tuple[int, int], key: Array, bits: Array) -> Self:
         """Blocks at keys that climb, each with an element mask."""
         code = grid.home.xp.arange(len(bits))
-        return cls._from_codes(grid, heads, key, code, len(bits), [bits], lambda xp, code, bits: bits[code])
+        return cls._from_codes(grid, heads, key, code, max(1, len(bits)), [bits], lambda xp, code, bits: bits[code])
 
     @classmethod
     def _from_codes(
@@ -563,9 +563,9 @@ class BlockMask:
         else:
             used, code = xp.unique(code, return_inverse=True)  # synchronize!
         inside = _inside(at, grid)
-        bits = elements(at, used % max(1, bound), *sources) & inside[used // max(1, bound)]
+        bits = elements(at, used % bound, *sources) & inside[used // bound]
         counts = _counts(at, bits)
-        whole = counts == _counts(at, inside)[used // max(1, bound)]
+        whole = counts == _counts(at, inside)[used // bound]
         part = at.flatnonzero((counts > 0) & ~whole)  # synchronize!
         table = at.where(whole, FULL, _NOTHING).astype(_INT32)
         chosen, table[part] = _distinct(at, bits[part])
@@ -601,7 +601,7 @@ class BlockMask:
         total = len(self.indices) * (len(pattern) // (B * H))
         old, behind = (x.reshape(B * H, rows)[source].reshape(-1) for x in (self.indptr[:-1], self.indptr[1:]))
         indptr = xp.zeros(len(old) + 1, _INT32)
-        indptr[1:] = xp.cumsum(behind - old)
+        indptr[1:] = xp.cumsum(behind - old, dtype=_INT32)
         place = xp.arange(total) + (old - indptr[:-1])[home.expand(indptr, total)]
         arrays = (indptr, self.indices[place], self.kinds[place], self.bits)
         return BlockMask(home, self.shape, self.block, heads, *arrays)

@@ -130,7 +130,7 @@ def _stored(
     places = col + (starts[:-1] - first)[row]
     numbers = code(row * bq, col * bk)
     distinct = np.sort(numbers)
-    distinct = distinct[np.diff(distinct, prepend=-1 - len(row)) > 0]
+    distinct = np.concatenate([distinct[:1], distinct[1:][distinct[1:] != distinct[:-1]]])
     kinds = np.searchsorted(distinct, numbers)
     one = np.zeros(len(distinct), np.int64)
     one[kinds] = np.arange(len(kinds))  # some block of each number

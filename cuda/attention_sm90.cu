@@ -23,6 +23,7 @@ constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
 constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
+constexpr bool kBehind = kAcross && kConsumers < 3;          // and its second ones before the result goes out
 constexpr int kBytes = sizeof(Element);
 constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim * kBytes <= (kScores == kPlain ? 256 : 192);  // queries
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
@@ -236,11 +237,6 @@ template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] = 0.f;
 }
-// Two warpgroups take turns at issuing products, so that one takes exponentials while the other multiplies.
-constexpr bool kTurns = kConsumers == 2 && kHeadDim <= 128 && kValueDim <= 128;
-constexpr int kPair = 1 + kConsumers;  // the first of two barriers, behind those of the warpgroups
-__device__ __forceinline__ void pair_sync(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
-__device__ __forceinline__ void pair_arrive(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 __device__ __forceinline__ bool warpgroup_any(int id, bool x) {
   u32 any;
   asm volatile(
@@ -283,6 +279,7 @@ struct Multiplier {
   Two top, total;   // maximum so far in units of log2(e), less kHeadroom; sum of the weights of this thread's columns
   int hot;          // tiles in which the maximum is looked at first
   int shade;        // of the entry, see Shared::shades
+  int left;         // entries of the tile whose scores have not been asked for
   f32 fp8_scale;    // of the tile whose scores are in hand
 
   __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared) : problem(problem), shared(shared) {}
@@ -295,7 +292,9 @@ struct Multiplier {
   __device__ __forceinline__ f32 tile_scale() const { return kFp8 ? fp8_scale : a().scale; }
   __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? tile_scale() : 1.f; }
   // A maximum of scores as it is kept in `top`.
-  __device__ __forceinline__ f32 level(f32 score) const { return kFp8 ? fmaf(score, scale(), -kHeadroom) : score * scale(); }
+  static __device__ __forceinline__ f32 level(f32 score, f32 scale) {
+    return kFp8 ? fmaf(score, scale, -kHeadroom) : score * scale;
+  }
 
   // Where this lane()'s 16 bytes lie for ldmatrix, within the slabs of a tile of queries.
   __device__ __forceinline__ u32 query_place(int step) const {
@@ -310,16 +309,16 @@ struct Multiplier {
     }
   }
   // scores = queries * keys, from now on in flight
-  __device__ __forceinline__ void issue_scores() {
+  template <bool kRegisters = kFromRegisters> __device__ __forceinline__ void issue_scores() {
     const u64 b = wgmma_descriptor(shared_address(shared.k[entry % kStages]), 16, 1024);
     u64 x = 0;
-    if constexpr (!kFromRegisters)
+    if constexpr (!kRegisters)
       x = wgmma_descriptor(shared_address(shared.q[tile % kQueries]) + warpgroup() * 8192, 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const u64 from = b + (step / 4 * kSlabK + step % 4 * 32) / 16;
-      if constexpr (kFromRegisters) wgmma<false>(scores, step > 0, queries[step], from);
+      if constexpr (kRegisters) wgmma<false>(scores, step > 0, queries[step], from);
       else wgmma<false, false>(scores, step > 0, x + (step / 4 * kSlabQ + step % 4 * 32) / 16, from);
     }
     wgmma_commit();
@@ -386,7 +385,7 @@ struct Multiplier {
       even.y = fmaxf(even.y, scores[4 * j + 2]), odd.y = fmaxf(odd.y, scores[4 * j + 3]);
     }
     const Two m = over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
-    return {level(m.x), level(m.y)};
+    return {level(m.x, scale()), level(m.y, scale())};
   }
   // Scores become weights; returns their sums over this thread's columns.
   __device__ __forceinline__ Two weigh() {
@@ -469,9 +468,11 @@ struct Multiplier {
   __device__ __forceinline__ void take_scale() {
     if constexpr (kFp8) fp8_scale = shared.tiles[tile % kTiles].scale;
   }
+  // The weights of the first keys of a tile, with nothing else under way.
   __device__ __forceinline__ bool start() {
     if (!take_tile()) return false;
     take_scale();
+    left = count() - 1;
     clear(scores);
     wait_keys();
     load_queries();
@@ -480,26 +481,23 @@ struct Multiplier {
     settle(scores);
     shape_scores();
     release_keys();
+    top = highest();
+    total = weigh();
+    pack_weights();
+    clear(sums);
+    hot = 0;
     return true;
   }
 
+  // The scores of an entry are issued with the weighted values of the one before, across tiles too. The result of a
+  // tile goes out while the second scores of the next one are multiplied.
   __device__ __forceinline__ void run() {
-    if (kTurns && warpgroup() == 1) pair_arrive(kPair);
     if (!start()) return;
-    bool ahead = false;  // the tile before issued the first scores of this one
     while (true) {
-      top = highest();
-      total = weigh();
-      pack_weights();
-      clear(sums);
-      hot = 0;
-      if (ahead) release_queries(tile - 1);
-      for (int left = count() - 1; left > 0; --left) {
+      for (; left > 0; --left) {
         wait_keys();
-        if constexpr (kTurns) pair_sync(kPair + warpgroup());
         issue_scores();
         issue_sums(entry - 1);
-        if constexpr (kTurns) pair_arrive(kPair + 1 - warpgroup());
         wgmma_wait<1>();
         settle(scores);
         shape_scores();
@@ -528,53 +526,95 @@ struct Multiplier {
         settle(sums);
         release_values(entry - 2);
         pack_weights();
-        if (rescale) {
-#pragma unroll
-          for (int j = 0; j < kSums / 4; ++j) {
-            sums[4 * j] *= fade.x, sums[4 * j + 1] *= fade.x;
-            sums[4 * j + 2] *= fade.y, sums[4 * j + 3] *= fade.y;
-          }
-        }
+        if (rescale) fade_sums(fade);
       }
       ++tile;
+      bool ahead = false;
       if constexpr (kAcross) {  // the first scores of the next tile, which nobody looks at if it has none
         wait_tile();
         ahead = count() > 0;
         if (ahead) {
           wait_queries();
           wait_keys();
-          load_queries();
         }
-        issue_scores();
+        issue_scores<false>();
       }
       issue_sums(entry - 1);
-      wgmma_wait<0>();
-      if constexpr (kAcross) settle(scores);
-      settle(sums);
-      release_values(entry - 1);
-      const f32 nothing = level(kHidden);  // the maximum of a query that has seen no key
-      if (ahead) {
-        take_scale();
-        shape_scores();
+      const u32 last = entry - 1;
+      const Two old_top = top, old_total = total;
+      const f32 old_scale = scale();
+      if constexpr (kAcross) {
+        wgmma_wait<1>();
+        settle(scores);
+        if (ahead) {
+          take_scale();
+          shape_scores();
+          if constexpr (kBehind) top = highest(), total = weigh();
+          release_keys();
+        }
       }
-      finish(shared.tiles[(tile - 1) % kTiles], (tile - 1) % kQueries, ahead, nothing);
-      release(shared.tile_empty[(tile - 1) % kTiles]);
-      if (ahead) continue;
+      wgmma_wait<0>();
+      settle(sums);
+      release_values(last);
+      if constexpr (kBehind) pack_weights();
+      hot = 0;
+      left = ahead ? count() - 1 : 0;
+      if (kBehind && left > 0) wait_keys();
+      if constexpr (kBehind) issue_scores<false>();
+      finish(old_top, old_total, kFp8 ? old_scale : scale());
+      if constexpr (kBehind) {
+        wgmma_wait<0>();
+        settle(scores);
+      }
+      if (!ahead) {
+        release_queries(tile - 1);
+        if (!start()) break;
+        continue;
+      }
+      if constexpr (!kBehind) {
+        top = highest(), total = weigh();
+        pack_weights();
+      }
+      clear(sums);
+      if (kBehind && left > 0) {
+        --left;
+        issue_sums(entry - 1);
+        shape_scores();
+        const Two now = highest();
+        const Two fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)}), added = weigh();
+        release_keys();
+        total.x += added.x, total.y += added.y;
+        wgmma_wait<0>();
+        settle(sums);
+        release_values(entry - 2);
+        pack_weights();
+        fade_sums(fade);
+      }
+      load_queries();
       release_queries(tile - 1);
-      if (!start()) break;
+      if constexpr (kBehind) tile = uniform(tile), entry = uniform(entry), left = uniform(left);
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }
+  __device__ __forceinline__ void fade_sums(Two by) {
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+      sums[4 * j] *= by.x, sums[4 * j + 1] *= by.x;
+      sums[4 * j + 2] *= by.y, sums[4 * j + 3] *= by.y;
+    }
+  }
 
-  // The result of a tile goes out through the shared memory of its queries. The scores of the next tile are there
-  // already; where queries are done again, they have to be computed anew behind it.
-  __device__ __forceinline__ void finish(const Tile& x, int slot, bool ahead, f32 nothing) {
+  // The result of the tile before goes out through the shared memory of its queries.
+  __device__ __forceinline__ void finish(Two top, Two total, f32 scale) {
+    const Tile& x = shared.tiles[(tile - 1) % kTiles];
+    const u32 slot = (tile - 1) % kQueries;
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) {
       total.x += __shfl_xor_sync(0xffffffffu, total.x, i);
       total.y += __shfl_xor_sync(0xffffffffu, total.y, i);
     }
     const int row = x.row + warp() * 16 + lane() / 4;
+    const f32 nothing = level(kHidden, scale);
     const bool none_x = top.x == nothing, none_y = top.y == nothing;  // no key was seen
     const f32 one = value_scale_of(x);
     const f32 by_x = none_x ? 0.f : __fdividef(one, total.x), by_y = none_y ? 0.f : __fdividef(one, total.y);
@@ -594,7 +634,6 @@ struct Multiplier {
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = lse_y;
     }
     const bool any = warpgroup_any(1 + warpgroup(), redo_x | redo_y);
-    if (ahead && !any) release_keys();
     // Sequences that end within the tile are followed by others: their queries are not ours.
     const bool whole = kStoreTiles && (!a().q_bounds || x.row + warpgroup() * 64 + 64 <= x.rows);
     const u32 staged = shared_address(shared.q[slot]) + warpgroup() * 8192;
@@ -632,15 +671,8 @@ struct Multiplier {
       if (threadIdx.x % 128 == 0) store_wait();
       warpgroup_sync(1 + warpgroup());
       repair(x, redo_x, redo_y);
-      if (ahead) {  // by the same instructions as before, so that the bits are the same
-        load_queries();
-        issue_scores();
-        wgmma_wait<0>();
-        settle(scores);
-        shape_scores();
-        release_keys();
-      }
     }
+    release(shared.tile_empty[(tile - 1) % kTiles]);
   }
   __device__ __forceinline__ void repair(const Tile& x, bool redo_x, bool redo_y) {
     u32 rows = __ballot_sync(0xffffffffu, redo_x), lower = __ballot_sync(0xffffffffu, redo_y);

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from bsrgemm import BlockMask, _attention_host
 from bsrgemm.attention import attention
-from bsrgemm.dtypes import BFLOAT16
+from bsrgemm.dtypes import BFLOAT16, FLOAT8
 
 from .fake_device import install
+from .gpu.test_attention_fp8 import by_columns
 
 Array = np.ndarray[Any, Any]
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+U8 = np.dtype(np.uint8)
 DTYPES = (F16, BFLOAT16, F32, F64)
 #: Tiles (rows, keys, least queries, gathered elements): the real ones, and some that small problems do not fit into.
 TILES = ((512, 512, 64, 1 << 20), (8, 5, 2, 1 << 20), (3, 1, 1, 1), (16, 16, 16, 64), (40, 24, 1, 1000))
@@ -339,6 +341,133 @@ def test_sizes_of_zero(zero: str, layout: str) -> None:
     Problem(q, k, v, {"layout": layout, "causal": True}).check()
 
 
+# ------------------------------------------------------------------------------------------------- fp8
+def fp8_bytes(x: Array) -> Array:
+    return x.astype(FLOAT8).view(np.uint8)
+
+
+def per_head(scale: Any) -> Any:
+    """A scale as a factor of operands in "bhsd"."""
+    return scale[..., None, None] if np.ndim(scale) else np.float32(scale)
+
+
+@st.composite
+def fp8_problems(draw: st.DrawFn) -> tuple[Problem, list[Array], dict[str, Any]]:
+    """A problem of the numbers that bytes and scales stand for, the bytes, and the scales."""
+    problem = draw(problems(dtypes=(F32,)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if problem.options["out_dtype"] == F64:
+        problem.options["out_dtype"] = None
+    scales: dict[str, Any] = {}
+    operands = []
+    for name in "qkv":
+        x = getattr(problem, name)
+        coded = strided(fp8_bytes(x), draw(st.sampled_from(("plain", "turned", "columns", "every second", "reversed"))))
+        sizes = draw(st.sampled_from((None, (), x.shape[1:2], x.shape[:2])))
+        if sizes is None and name == "v" and not scales:
+            sizes = ()
+        wide = coded.view(FLOAT8).astype(np.float32)
+        if sizes is not None:
+            scale = rng.uniform(0.2, 3, sizes).astype(np.float32)
+            scales[f"{name}_scale"] = scale if sizes else float(scale)
+            wide = wide * per_head(scale)
+        setattr(problem, name, wide)
+        operands.append(coded.view(FLOAT8) if draw(st.booleans()) else coded)
+    return problem, operands, scales
+
+
+@given(drawn=fp8_problems(), how=st.sampled_from(("plain", "turned", "columns", "every second", "reversed")))
+def test_fp8_is_the_attention_of_the_numbers_it_stands_for(
+    drawn: tuple[Problem, list[Array], dict[str, Any]], how: str
+) -> None:
+    problem, operands, scales = drawn
+    turn = problem.options["layout"] == "bshd"
+    q, k, v = (x.swapaxes(1, 2) if turn else x for x in operands)
+    with tiles(problem.tile):
+        out, lse = attention(q, k, v, return_lse=True, **scales, **problem.options)
+        into = strided(np.full(out.shape, np.nan, out.dtype), how)
+        assert attention(q, k, v, out=into, **scales, **problem.options) is into
+    assert (out.dtype, lse.dtype) == problem.dtypes()
+    np.testing.assert_array_equal(into, out)
+    expected = problem.expected()
+    assert_near(out.swapaxes(1, 2) if turn else out, expected.out, expected.out_bound)
+    assert_near(lse, expected.lse, expected.lse_bound)
+
+
+@pytest.mark.parametrize("sizes", ["number", "heads", "batch and heads"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 2), "softcap": 2.0}], ids=str)
+def test_fp8_sequences_of_different_lengths(sizes: str, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(7)
+    coded = [fp8_bytes(rng.standard_normal(shape)) for shape in ((40, 4, 8), (50, 2, 8), (50, 2, 6))]
+    scales = {
+        f"{name}_scale": rng.uniform(0.5, 2, {"number": (), "heads": x.shape[1:2]}.get(sizes, (1, x.shape[1]))).astype(
+            F32
+        )
+        for name, x in zip("qkv", coded, strict=True)
+    }
+    wide = [
+        x.view(FLOAT8).astype(np.float32) * scale.reshape(-1, 1)
+        for x, scale in zip(coded, scales.values(), strict=True)
+    ]
+    bounds: dict[str, Any] = {"cu_seqlens_q": [0, 9, 9, 40], "cu_seqlens_k": [0, 0, 20, 50]}
+    found = attention(*coded, return_lse=True, **bounds, **scales, **options)
+    expected = attention(*wide, return_lse=True, **bounds, **options)
+    for x, want in zip(found, expected, strict=True):
+        assert x.dtype == F32
+        np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-6)
+
+
+def test_fp8_nan_reaches_the_queries_that_see_it_and_no_others() -> None:
+    rng = np.random.default_rng(9)
+    q, k, v = (fp8_bytes(rng.standard_normal((1, 2, 90, 8))) for _ in range(3))
+    clean, clean_lse = attention(q, k, v, causal=True, return_lse=True, q_scale=1.0)
+    k[:, :, 50:, 3] = 0x7F
+    v[:, :, 60:] = 0xFF
+    out, lse = attention(q, k, v, causal=True, return_lse=True, q_scale=1.0)
+    np.testing.assert_array_equal(out[:, :, :50], clean[:, :, :50])
+    np.testing.assert_array_equal(lse[:, :, :50], clean_lse[:, :, :50])
+    assert np.isnan(out[:, :, 50:]).all() and np.isnan(lse[:, :, 50:]).all()
+    nobody = ~BlockMask.full(90, 90, device="cpu")
+    out, lse = attention(q, k, v, mask=nobody, return_lse=True, q_scale=1.0)
+    assert (out == 0).all() and (lse == -np.inf).all()
+
+
+def test_fp8_scales_from_tiny_to_huge() -> None:
+    rng = np.random.default_rng(10)
+    q, k, v = (fp8_bytes(rng.standard_normal((2, 3, 20, 16))) for _ in range(3))
+    q_scale, k_scale, v_scale = (np.array(x, np.float32) for x in ([1e-6, 1e4, 1], [1e6, 1e-4, 1], [1e4, 1e-6, 1e-30]))
+    found = attention(q, k, v, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    expected = attention(q, k, v, q_scale=1.0) * v_scale[:, None, None]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("out_dtype", [None, F16, BFLOAT16, F32], ids=str)
+def test_fp8_on_a_device_stays_there_and_gives_the_same_bits(out_dtype: Any) -> None:
+    fake = install()
+    rng = np.random.default_rng(11)
+    operands = [fp8_bytes(rng.standard_normal((2, h, 30, 8))) for h in (4, 2, 2)]
+    scales = {"q_scale": rng.uniform(1, 2, 4).astype(F32), "v_scale": rng.uniform(1, 2, (2, 2)).astype(F32)}
+    expected = attention(*operands, k_scale=0.5, out_dtype=out_dtype, return_lse=True, **scales)
+    there_ = {name: fake.from_host(x) for name, x in scales.items()}
+    found = attention(*map(fake.from_host, operands), k_scale=0.5, out_dtype=out_dtype, return_lse=True, **there_)
+    for x, want in zip(found, expected, strict=True):
+        assert fake.is_dense(x) and x.dtype == want.dtype
+        np.testing.assert_array_equal(fake.to_host(x), want)
+
+
+def test_fp8_weights_meet_their_own_keys_in_the_tensor_cores() -> None:
+    """The registers of a step of 32 keys, as attention_sm90 packs them, times values as attention_values lays them."""
+    rng = np.random.default_rng(12)
+    weights, v = rng.integers(0, 9, (16, 32)), rng.integers(0, 9, (1, 1, 32, 5), dtype=np.uint8)
+    a = np.zeros((16, 32), int)  # as the instruction has it: register r of thread 4 row + t, byte i
+    for row, t, r, i in np.ndindex(8, 4, 4, 4):
+        line = row + r % 2 * 8
+        score = 16 * (r // 2) + 2 * t + (i if i < 2 else i + 6)  # the scores 8 j + 2 t and + 1 of even and odd j
+        a[line, 16 * (r // 2) + 4 * t + i] = weights[line, score]
+    np.testing.assert_array_equal(a @ by_columns(v)[0, 0].T.astype(int), weights @ v[0, 0].astype(int))
+    assert by_columns(v[:, :, :17]).shape == (1, 1, 5, 32) and not by_columns(v[:, :, :17])[..., 17:].all()
+
+
 # ------------------------------------------------------------------------------------------------- rows without keys
 def test_rows_that_see_nothing_are_zero_whatever_the_operands_hold() -> None:
     q, k, v = (np.full((1, 1, n, 4), np.nan, np.float32) for n in (6, 3, 3))
@@ -586,6 +715,21 @@ def packed_on_device(**changes: Any) -> Any:
     return packed(**{"q": there(5, 4, 8), "k": there(7, 2, 8), "v": there(7, 2, 3), **changes})
 
 
+def fp8(**changes: Any) -> Any:
+    """A good call of fp8 with some of its arguments replaced."""
+    good = {"q": zeros(2, 4, 5, 8, dtype=U8), "k": zeros(2, 2, 7, 8, dtype=U8), "v": zeros(2, 2, 7, 3, dtype=U8)}
+    return attempt(**{**good, "q_scale": 1.0, **changes})
+
+
+def fp8_on_device(**changes: Any) -> Any:
+    good = {"q": there(2, 4, 5, 8, dtype=U8), "k": there(2, 2, 7, 8, dtype=U8), "v": there(2, 2, 7, 3, dtype=U8)}
+    return fp8(**{**good, **changes})
+
+
+def four(*values: float, dtype: Any = F32) -> Array:
+    return np.array(values, dtype)
+
+
 class OnTheGPU:
     """Looks as the array of a library without CuPy does."""
 
@@ -613,6 +757,8 @@ def mask(q: int = 5, k: int = 7, heads: tuple[int, int] = (1, 1)) -> BlockMask:
 
 
 WINDOW = "window: wanted two integers (left, right) from -1 on, got"
+BYTES, ABOVE_0 = "wanted fp8 numbers as uint8, since a scale is given, got", "wanted a finite number above 0"
+SIZES = "wanted a number or float32 of shape"
 REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     # operands
     (lambda: attempt(q=zeros(4, 5, 8)), ValueError, ("q: wanted 4 dimensions", "bhsd", "(4, 5, 8)")),
@@ -746,6 +892,53 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
         ValueError,
         ("out: elements share memory",),
     ),
+    # fp8
+    (lambda: fp8(q_scale=None), TypeError, ("q: does not support dtype uint8", "float16")),
+    (lambda: fp8(q=zeros(2, 4, 5, 8, dtype=FLOAT8), q_scale=None), TypeError, ("q: does not support dtype float8",)),
+    (lambda: attempt(q_scale=1.0), TypeError, (f"q: {BYTES} float32",)),
+    (lambda: fp8(k=zeros(2, 2, 7, 8, dtype=F16)), TypeError, (f"k: {BYTES} float16",)),
+    (lambda: fp8(v=zeros(2, 2, 7, 3, dtype=np.int8)), TypeError, (f"v: {BYTES} int8",)),
+    (lambda: fp8(q_scale=None, v_scale=2.0, v=zeros(2, 2, 7, 3)), TypeError, (f"v: {BYTES} float32",)),
+    (lambda: fp8(q=zeros(4, 5, 8, dtype=U8)), ValueError, ("q: wanted 4 dimensions", "(4, 5, 8)")),
+    (lambda: fp8(q_scale=0), ValueError, (f"q_scale: {ABOVE_0}", "got 0")),
+    (lambda: fp8(k_scale=-1.5), ValueError, (f"k_scale: {ABOVE_0}", "got -1.5")),
+    (lambda: fp8(v_scale=math.nan), ValueError, (f"v_scale: {ABOVE_0}", "got nan")),
+    (lambda: fp8(v_scale=math.inf), ValueError, (f"v_scale: {ABOVE_0}", "got inf")),
+    (lambda: fp8(v_scale=1e39), ValueError, (f"v_scale: {ABOVE_0}", "got 1e+39")),
+    (lambda: fp8(v_scale=1e-60), ValueError, (f"v_scale: {ABOVE_0}", "got 1e-60")),
+    (lambda: fp8(q_scale="1"), TypeError, (f"q_scale: {ABOVE_0}", "got '1'")),
+    (lambda: fp8(q_scale=True), TypeError, (f"q_scale: {ABOVE_0}", "got True")),
+    (lambda: fp8(q_scale=1j), TypeError, (f"q_scale: {ABOVE_0}", "got 1j")),
+    (lambda: fp8(k_scale=[1.0, 2.0]), TypeError, (f"k_scale: {ABOVE_0}", "[1.0, 2.0]")),
+    (lambda: fp8(q_scale=four(1, 2, 3)), ValueError, (f"q_scale: {SIZES} (4,) or (2, 4)", "got float32 of shape (3,)")),
+    (lambda: fp8(k_scale=four(1, 2, 3, 4)), ValueError, (f"k_scale: {SIZES} (2,) or (2, 2)", "shape (4,)")),
+    (lambda: fp8(v_scale=np.ones((1, 2), F32)), ValueError, (f"v_scale: {SIZES} (2,) or (2, 2)", "shape (1, 2)")),
+    (lambda: fp8(v_scale=np.ones((2, 2, 1, 1), F32)), ValueError, (f"v_scale: {SIZES} (2,)", "shape (2, 2, 1, 1)")),
+    (lambda: fp8(q_scale=four(1, 2, 3, 4, dtype=F64)), ValueError, (f"q_scale: {SIZES} (4,)", "got float64")),
+    (lambda: fp8(q_scale=four(1, 2, 3, 4, dtype=int)), ValueError, (f"q_scale: {SIZES} (4,)", "got int64")),
+    *(
+        (lambda bad=bad: fp8(q_scale=four(1, 2, bad, 4)), ValueError, ("q_scale: wanted", "above 0", f"{bad:g}"))
+        for bad in (0.0, -3.0, math.nan, math.inf)
+    ),
+    (lambda: fp8(q_scale=there(4)), TypeError, ("q_scale: wanted a number or a dense array on 'cpu', where q is",)),
+    (lambda: fp8(k_scale=OnTheGPU()), TypeError, ("k_scale: wanted a", "OnTheGPU")),
+    (
+        lambda: fp8_on_device(v_scale=four(1, 2)),
+        TypeError,
+        ("v_scale: wanted a number or a dense array on 'fake', where q is, got numpy ndarray",),
+    ),
+    (lambda: fp8_on_device(v_scale=there(4)), ValueError, (f"v_scale: {SIZES} (2,) or (2, 2)", "shape (4,)")),
+    (lambda: fp8_on_device(v_scale=there(2, dtype=F64)), ValueError, (f"v_scale: {SIZES} (2,)", "got float64")),
+    (
+        lambda: fp8(out_dtype=F64),
+        TypeError,
+        ("out_dtype: does not support dtype float64", "float32, float16, bfloat16"),
+    ),
+    (lambda: fp8(out_dtype=U8), TypeError, ("out_dtype: does not support dtype uint8",)),
+    (lambda: fp8(out=zeros(2, 4, 5, 3, dtype=F64)), TypeError, ("out: does not support dtype float64",)),
+    (lambda: fp8(out=zeros(2, 4, 5, 3), out_dtype=F16), ValueError, ("out: wanted float16", "got float32")),
+    (lambda: fp8(out=zeros(2, 4, 5, 8)), ValueError, ("out: wanted float32 of shape (2, 4, 5, 3)", "(2, 4, 5, 8)")),
+    (lambda: fp8(out=[0.0]), TypeError, ("out: wanted a dense array on 'cpu', where q is, got builtins list",)),
 ]
 
 
@@ -759,6 +952,8 @@ def test_bad_input_is_refused_by_name(call: Callable[[], Any], error: type[Excep
 
 def test_the_good_calls_that_bad_ones_are_made_from_are_good() -> None:
     assert attempt().shape == (2, 4, 5, 3)
+    assert fp8().dtype == fp8_on_device().dtype == F32
+    assert fp8(q_scale=np.ones(4, F32), k_scale=np.array(2), v_scale=np.ones((2, 2), F32)).shape == (2, 4, 5, 3)
     assert packed().shape == (5, 4, 3)
     assert packed(cu_seqlens_q=Foreign([0, 2, 5])).shape == (5, 4, 3)
     assert install().is_dense(on_device()) and install().is_dense(packed_on_device())
@@ -772,4 +967,14 @@ def test_refused_calls_write_nothing() -> None:
     for options in ({"window": (3,)}, {"softcap": 0}, {"mask": mask(7, 5)}, {"scale": math.inf}):
         with pytest.raises(ValueError, match="wanted"):
             attempt(out=out, **options)
+    assert (out == 7).all()
+
+
+def test_refused_calls_of_fp8_write_nothing() -> None:
+    out = np.full((2, 4, 5, 3), 7, np.float32)
+    for options in ({"q_scale": -1.0}, {"k_scale": "1"}, {"v_scale": four(1, np.nan)}, {"q": zeros(2, 4, 5, 8)}):
+        with pytest.raises((TypeError, ValueError), match="wanted"):
+            fp8(out=out, **options)
+    with pytest.raises(TypeError, match="out_dtype"):
+        fp8(out=out, out_dtype=F64)
     assert (out == 7).all()

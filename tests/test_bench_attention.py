@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,8 @@ import bsrgemm as bg
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "bench"), *sys.path])
-    module = importlib.import_module("attention")
-    monkeypatch.setattr(module, "on_gpu", lambda: False)
-    return module
+    monkeypatch.setattr(importlib.import_module("harness"), "has_gpu", lambda: False)
+    return importlib.import_module("attention_cases")
 
 
 CASES = [{}, {"causal": True}, {"window": 20}, {"blocks": (16, 2, True)}, {"blocks": (32, 1, False)}]
@@ -74,7 +75,45 @@ def test_targets_are_judged_against_what_was_measured(bench: Any) -> None:
 
 
 def test_a_fit_finds_its_line(bench: Any) -> None:
-    assert np.allclose(bench.line_fit([0.0, 1.0, 2.0], [1.0, 3.0, 5.0]), (2, 1))
+    studies = importlib.import_module("attention_studies")
+    assert np.allclose(studies.line_fit([0.0, 1.0, 2.0], [1.0, 3.0, 5.0]), (2, 1))
+
+
+@pytest.mark.parametrize("section", ["table", "small", "decode", "long", "density", "accuracy", "host"])
+def test_every_section_runs_and_has_a_table(
+    bench: Any, section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, rows = importlib.import_module("attention"), importlib.import_module("table_rows")
+    assert section in script.SECTIONS
+
+    def seconds(call: Callable[[], Any], *_: Any) -> float:
+        assert call() is not None
+        return 1e-3
+
+    monkeypatch.setattr(importlib.import_module("attention_bench"), "time_cpu", seconds)
+    script.main([section, "--quick", "--json", str(tmp_path / "measured.json")])
+    assert "WRONG" not in capsys.readouterr().out
+    found = json.loads((tmp_path / "measured.json").read_text())[section]
+    assert found and not [row for row in found if row.get("failed") or row.get("wrong")]
+    render = {"table": rows.attention}.get(section) or getattr(rows, section)
+    assert render(found).count("\n") > len(found) / 2
+
+
+def test_what_is_not_installed_is_said_once(bench: Any) -> None:
+    report = importlib.import_module("report")
+    run, said = report.Bench(), []
+
+    class Lines:
+        note = said.append
+
+    def absent() -> None:
+        raise ModuleNotFoundError("No module named 'x'")
+
+    for _ in range(2):
+        assert run.attempt("X", "here", absent) is None
+        assert run.attempt("Y", "there", lambda: 1 / 0) is None
+        run.explain(Lines)
+    assert [line.split(":")[0].strip(" -") for line in said] == ["X", "Y", "Y"]
 
 
 def test_the_tiny_llama_has_the_logits_of_plain_attention(bench: Any) -> None:

@@ -173,6 +173,64 @@ def test_a_long_window_takes_little_room() -> None:
     assert mask.allowed == 2048 * 524288 - 2047 * 2048 // 2
 
 
+@pytest.mark.parametrize("home", HOMES, indirect=True)
+def test_many_element_masks_are_worked_out_where_they_are(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsrgemm.mask._FEW", 0)
+    common = {"block": (32, 48), "device": home.name}
+    i, j = places(150, 170, "bottom-right")
+    a, want_a = BlockMask.window(150, 170, left=37, right=5, **common), (j >= i - 37) & (j <= i + 5)
+    b = BlockMask.dilated(150, 170, count=9, dilation=7, **common)
+    want_b = (i >= j) & ((i - j) % 7 == 0) & (i - j < 63)
+    np.testing.assert_array_equal(dense(b), want_b)
+    np.testing.assert_array_equal(dense(a | b), want_a | want_b)
+    np.testing.assert_array_equal(dense(a & b), want_a & want_b)
+    np.testing.assert_array_equal(dense(~a), ~want_a)
+    np.testing.assert_array_equal(dense(BlockMask.stack([a, b])), [[want_a, want_b]])
+    np.testing.assert_array_equal(dense(BlockMask.from_dense(home.from_host(want_b), block=(32, 48))), want_b)
+
+
+def test_masks_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    from . import fake_device
+
+    fake_device.install()
+    calls: list[str] = []
+
+    def count(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    for name in (*fake_device.UFUNCS, *fake_device.FUNCTIONS):
+        count(fake_device.xp, name)
+    for name in ("__getitem__", "__setitem__", "astype", "get", "item", "__bool__", "__int__"):
+        count(fake_device.ndarray, name)
+    for name in ("from_host", "to_host", "expand"):
+        count(fake_device.FakeHome, name)
+    waits = {"get", "item", "__bool__", "__int__", "to_host", "nonzero", "flatnonzero", "unique"}
+    common = {"block": 16, "device": "fake"}
+    parametric = {
+        "full": lambda: BlockMask.full(1000, **common),
+        "causal": lambda: BlockMask.causal(1000, 900, **common),
+        "window": lambda: BlockMask.window(1000, left=99, right=0, **common),
+        "sinks": lambda: BlockMask.sinks(1000, count=4, **common),
+        "prefix": lambda: BlockMask.prefix(1000, length=99, **common),
+        "documents": lambda: BlockMask.documents([0, 99, 120, 1000], **common),
+    }
+    for name, make in parametric.items():
+        calls.clear()
+        make()
+        assert len(calls) <= 25 and not waits & set(calls), (name, calls)
+    window, sinks = parametric["window"](), parametric["sinks"]()
+    for combine in (lambda: window | sinks, lambda: window & sinks, lambda: ~window):
+        calls.clear()
+        combine()
+        assert len(calls) <= 60, calls
+
+
 def test_random_masks_repeat_and_differ_by_seed() -> None:
     a, b, c = (BlockMask.random(1000, per_row=4, heads=(1, 8), seed=s, block=16, device="cpu") for s in (0, 0, 1))
     np.testing.assert_array_equal(a.indices, b.indices)
