@@ -65,7 +65,9 @@ class Bench(report.Bench):
         return [name for name in names if name != "Flex" or self.flex]
 
     def cases(self, cases: Sequence[Case]) -> list[Case]:
-        return list(cases) if on_gpu() else [case.on_cpu() for case in cases if case.kernel is None]
+        if on_gpu():
+            return list(cases)
+        return [case.on_cpu() for case in cases if case.kernel is None and case.dtype != "e4m3"]
 
     def prepared(self, names: Sequence[str], where: str, make: Callable[[str], Call]) -> dict[str, Call]:
         """The calls of those peers that can be had."""
@@ -142,7 +144,8 @@ def compile_ahead(bench: Bench, table: Table, sections: Sequence[str]) -> None:
     }
 
     def meet(case: Case) -> None:
-        (B, H, S, D), dtype = case.shape, ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype
+        (B, H, S, D), stored = case.shape, {"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8}
+        dtype = stored.get(case.dtype, case.dtype)
         kv = (B, case.kv_heads or H, S, D)
         q, k, v = (array_module().zeros(shape, dtype) for shape in (case.shape, kv, kv))
         attend(q, k, v, case.mask(), **case.options)()

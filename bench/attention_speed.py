@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -73,6 +74,8 @@ def case_row(bench: Bench, case: Case) -> Row:
         def make(name: str) -> Call:
             if name == "cF":
                 return _full_cudnn()
+            if name == "float16":
+                return attend(*case_operands(replace(case, dtype="float16")), mask, **case.options)
             options = {**case.options, "mask": mask} if mask is not None else case.options
             return checked(PEERS[name](q, k, v, **options), reference.error, case.dtype)
 

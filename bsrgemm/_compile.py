@@ -59,6 +59,8 @@ def specs(
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
     elements = {tuning.element(dtype) for dtype in chosen}
+    if "u8" in elements:  # bytes may be fp8
+        elements.add("e4m3")
     families: tuple[tuple[Any, Iterator[Any]], ...] = (
         (tuning, tuning.every_config(chosen)),
         (attention_tuning, (c for c in attention_tuning.every_config() if c.dtype in elements)),
@@ -76,7 +78,7 @@ def specs(
 
 def kernel_names() -> list[str]:
     """The kernels there are."""
-    return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float32"))))
+    return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float32", "uint8"))))
 
 
 def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:
@@ -178,7 +180,7 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.list:
             for spec in wanted:
                 print(spec)
-            print(f"{len(wanted)} kernels; gemm_sm90 and attention_sm90 for sm_90a alone")
+            print(f"{len(wanted)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone")
             return 0
         archs = _archs(args.arch)
     except (OSError, RuntimeError, ValueError) as error:

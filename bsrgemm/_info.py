@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import scipy
 
-from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, accumulator_dtype, result_dtype
+from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype, result_dtype
 
 if TYPE_CHECKING:
     import argparse
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
 _TENSOR_BLOCK = 64
 _PRODUCTS = ("A @ x", "A @ B", "A @ A2", "attention")
+_FP8 = " (as fp8)"
 _ATTENTION_DTYPES = (*HALF_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -186,10 +187,13 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
         if best != entries[1]:
             how = "to int32, " if wide != dtype else ""
             entries[1] = f"{best} ({how}blocks of 16 n) or {entries[1]}"
-        attends = "-"
-        if dtype in _ATTENTION_DTYPES:
+        attends, fp8 = "-", dtype == UINT8
+        if fp8 or dtype in _ATTENTION_DTYPES:
+            wide = np.dtype(np.float32) if fp8 else dtype
             sizes = (128, 128, attention_tuning.PLAIN, True, True, 10**6, 4096)
-            attends = attention_tuning.forward(attention_tuning.Problem(arch, dtype, dtype, acc, *sizes)).spec().entry
+            attended = attention_tuning.Problem(arch, dtype, wide, accumulator_dtype(wide), *sizes, fp8=fp8)
+            config = attention_tuning.forward(attended)
+            attends = f"{config.spec().entry}{_FP8 if fp8 else ''}"
         served.append((dtype, dict(zip(_PRODUCTS, (*entries, attends), strict=True))))
     return _grouped("cuda", served)
 
@@ -200,6 +204,7 @@ def _host_kernels() -> list[dict[str, Any]]:
     blas = (*HALF_DTYPES, *(np.dtype(c) for c in "fdFD"))
     dense = {dtype: "BLAS or SciPy" if dtype in blas else "SciPy" for dtype in HOST_DTYPES}
     attends = {dtype: "BLAS" if dtype in _ATTENTION_DTYPES else "-" for dtype in HOST_DTYPES}
+    attends[UINT8] = f"BLAS{_FP8}"
     served = [(d, dict(zip(_PRODUCTS, ("SciPy", dense[d], sparse[d], attends[d]), strict=True))) for d in HOST_DTYPES]
     return _grouped("cpu", served)
 

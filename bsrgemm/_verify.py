@@ -545,6 +545,26 @@ def _attention(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> It
             yield Case(f"{label}, heads of {D}", got, want, size, terms=8 * S_k)
 
 
+def _attention_fp8(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    S_q, S_k = 150, 200
+    float32 = np.dtype(np.float32)
+    place, key = np.arange(S_q)[:, None] + S_k - S_q, np.arange(S_k)
+    # Tensor cores weigh values by numbers of 3 bits, each 1/17 off at most, and keep some 13 bits of scores and sums.
+    terms = 8 * S_k + (2**20 if home.name == "cuda" else 0)
+    for D in (64, 128, 36):
+        q, k, v = (_values(rng, float32, (2, h, S, D)) for h, S in ((4, S_q), (2, S_k), (2, S_k)))
+        q = q / 8
+        coded = [x.astype(FLOAT8) for x in (q, k, v)]
+        scales = [rng.uniform(0.5, 2, x.shape[:2]).astype(np.float32) for x in (q, k, v)]
+        wide = [_wide(x.astype(np.float32)) * s[:, :, None, None] for x, s in zip(coded, scales, strict=True)]
+        there = [home.from_host(x.view(np.uint8)) for x in coded]
+        given: dict[str, Any] = {f"{name}_scale": home.from_host(s) for name, s in zip("qkv", scales, strict=True)}
+        for label, seen in (("full", key >= 0), ("causal", key <= place)):
+            want, size = _softmax(wide[0], wide[1], wide[2], seen)
+            got = home.to_host(attention(there[0], there[1], there[2], causal=label == "causal", **given))
+            yield Case(f"{label}, heads of {D}", got, want, size, terms, float32)
+
+
 def _decode(home: Home, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
     for page in (None, 16):
         lengths = (300, 17)
@@ -595,6 +615,7 @@ CHECKS: tuple[Check, ...] = (
     Check("dense -> bsr -> dense", _through_dense),
     *(Check(f"segment {op}", partial(_segments, op=op)) for op in OPERATIONS),
     Check("attention", _attention, lambda home, dtype: is_float(dtype) and dtype.char != "g"),
+    Check("attention of fp8", _attention_fp8, lambda home, dtype: dtype.char == "B"),
     Check(
         "attention_decode",
         _decode,

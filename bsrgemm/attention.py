@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,10 @@ from .mask import BlockMask
 #: What q, k, v and the result may hold.
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 #: The dimensions of each layout.
-_LAYOUTS = {"bhsd": "(batch, heads, length, head dim)", "bshd": "(batch, length, heads, head dim)"}
+_LAYOUTS = {
+    "bhsd": "(batch, heads, length, head dim) for layout 'bhsd'",
+    "bshd": "(batch, length, heads, head dim) for layout 'bshd'",
+}
 _VARIABLE = "(total length, heads, head dim)"
 _ALIGNMENTS = ("bottom-right", "top-left")
 #: No bound on one side of a window: more than any length, and half of what 32 bits hold.
@@ -147,15 +151,20 @@ def attention(
     if causal:
         right = 0
     variable = cu_seqlens_q is not None or cu_seqlens_k is not None
-    wanted = _VARIABLE if variable else f"{_LAYOUTS[layout]} for layout {layout!r}"
-    home, q, k, v = _operands(q, k, v, 3 if variable else 4, wanted)
+    home, q, k, v = _operands(q, k, v, *((3, _VARIABLE) if variable else (4, _LAYOUTS[layout])))
     fp8 = q_scale is not None or k_scale is not None or v_scale is not None
     if fp8:
         q, k, v = (_fp8_bytes(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    dtype, acc = (_fp8_dtypes if fp8 else _dtypes)(home, q, k, v, out, out_dtype)
-    view = _sequences_view if variable else _same if layout == "bhsd" else _swapped
-    q4, k4, v4 = view(q), view(k), view(v)
-    sizes = _sizes(q4, k4, v4)
+    if out is not None and not home.is_dense(out):
+        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {_named(out)}")
+    wanted_dtype = None if out_dtype is None else np.dtype(out_dtype)
+    dtypes = (q.dtype, k.dtype, v.dtype, None if out is None else out.dtype, wanted_dtype)
+    dtype, acc = _fp8_dtypes(*dtypes) if fp8 else _dtypes(*dtypes)
+    if variable:
+        q4, k4, v4 = _sequences_view(q), _sequences_view(k), _sequences_view(v)
+    else:
+        q4, k4, v4 = (q, k, v) if layout == "bhsd" else (_swapped(q), _swapped(k), _swapped(v))
+    sizes = _sizes(q4.shape, k4.shape, v4.shape)
     bounds = None
     if variable:
         if mask is not None:
@@ -169,8 +178,7 @@ def attention(
         bounds = (q_bounds, k_bounds)
     else:
         _check_mask(home, mask, sizes)
-    default = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
-    factor = default if scale is None else _number(scale, "scale", acc)
+    factor = sizes.scale if scale is None else _number(scale, "scale", acc)
     cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
     scales: tuple[Any, Any, Any] = (None, None, None)
     value_scale = 1.0
@@ -191,21 +199,14 @@ def attention(
         result = out
         _check_out(home, out, shape, dtype, {"q": q, "k": k, "v": v})
     lse = home.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
-    left, right = (UNBOUNDED if side < 0 else min(side, UNBOUNDED) for side in (left, right))
-    bottom_right = align == "bottom-right"
-    home.attention(
-        AttentionCall(
-            *(q4, k4, v4, view(result), lse, acc, factor, cap, left, right, bottom_right, mask, bounds),
-            *(fp8, scales, value_scale),
-        )
-    )
+    left = UNBOUNDED if left < 0 else min(left, UNBOUNDED)
+    right = UNBOUNDED if right < 0 else min(right, UNBOUNDED)
+    result4 = _sequences_view(result) if variable else result if layout == "bhsd" else _swapped(result)
+    what = (q4, k4, v4, result4, lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
+    home.attention(AttentionCall(*what, fp8, scales, value_scale))
     if lse is None:
         return result
     return result, lse[0] if variable else lse
-
-
-def _same(x: Array) -> Array:
-    return x
 
 
 def _swapped(x: Array) -> Array:
@@ -225,11 +226,8 @@ class _Sizes(NamedTuple):
     kv_heads: int
     queries: int
     keys: int
-
-    @property
-    def group(self) -> int:
-        """Query heads for each head of K and V."""
-        return self.heads // max(1, self.kv_heads)
+    #: factor of the scores by default
+    scale: float
 
 
 def _operands(q: Any, k: Any, v: Any, ndim: int, wanted: str) -> tuple[Home, Array, Array, Array]:
@@ -262,18 +260,20 @@ def _adopted(home: Home, x: Any, name: str) -> Array:
     return array
 
 
-def _dtypes(home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
+_Dtype = np.dtype[Any]
+
+
+@lru_cache(maxsize=256)
+def _dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dtype | None) -> tuple[_Dtype, _Dtype]:
     """The dtype of the result, and the one that everything is computed in."""
-    own = check_dtype(q.dtype, _DTYPES, "q")
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != own and check_dtype(x.dtype, _DTYPES, name) != own:
-            raise TypeError(f"{name}: wanted {own} as q has, got {x.dtype}")
-    if out is not None and not home.is_dense(out):
-        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {_named(out)}")
-    if out_dtype is not None:
-        dtype = check_dtype(out_dtype, _DTYPES, "out_dtype")
+    own = check_dtype(q, _DTYPES, "q")
+    for name, other in (("k", k), ("v", v)):
+        if check_dtype(other, _DTYPES, name) != own:
+            raise TypeError(f"{name}: wanted {own} as q has, got {other}")
+    if wanted is not None:
+        dtype = check_dtype(wanted, _DTYPES, "out_dtype")
     else:
-        dtype = own if out is None else check_dtype(out.dtype, _DTYPES, "out")
+        dtype = own if out is None else check_dtype(out, _DTYPES, "out")
     return dtype, accumulator_dtype(result_dtype(own, dtype))
 
 
@@ -285,16 +285,13 @@ def _fp8_bytes(x: Array, name: str) -> Array:
     return x
 
 
-def _fp8_dtypes(
-    home: Home, q: Array, k: Array, v: Array, out: Any, out_dtype: Any
-) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """The dtype of the result, and the one that everything is computed in, of operands in fp8."""
-    if out is not None and not home.is_dense(out):
-        raise TypeError(f"out: wanted a dense array on {home.name!r}, where q is, got {_named(out)}")
+@lru_cache(maxsize=256)
+def _fp8_dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dtype | None) -> tuple[_Dtype, _Dtype]:
+    """The same for operands in fp8."""
     acc = np.dtype(np.float32)
-    if out_dtype is not None:
-        return check_dtype(out_dtype, FP8_RESULTS, "out_dtype"), acc
-    return acc if out is None else check_dtype(out.dtype, FP8_RESULTS, "out"), acc
+    if wanted is not None:
+        return check_dtype(wanted, FP8_RESULTS, "out_dtype"), acc
+    return acc if out is None else check_dtype(out, FP8_RESULTS, "out"), acc
 
 
 def _head_scales(home: Home, x: Any, name: str, batch: int, heads: int) -> tuple[float, Array | None]:
@@ -310,27 +307,31 @@ def _head_scales(home: Home, x: Any, name: str, batch: int, heads: int) -> tuple
             f"{name}: wanted a number or float32 of shape ({heads},) or ({batch}, {heads}), "
             f"got {x.dtype} of shape {tuple(x.shape)}"
         )
-    if isinstance(x, np.ndarray) and not (x > 0).all():
-        raise ValueError(f"{name}: wanted numbers above 0, got {x!r}")
+    if isinstance(x, np.ndarray) and not (np.isfinite(x) & (x > 0)).all():
+        raise ValueError(f"{name}: wanted finite numbers above 0, got {x!r}")
     return 1.0, home.xp.ascontiguousarray(home.xp.broadcast_to(x, (batch, heads)))
 
 
-def _sizes(q: Array, k: Array, v: Array) -> _Sizes:
-    """The sizes of operands in layout "bhsd", if they go together."""
-    B, H_q, S_q, D = q.shape
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[0] != B:
-            raise ValueError(f"{name}: wanted a batch of {B} as q has, got {x.shape[0]}")
-    _, H_kv, S_k, _ = k.shape
-    if v.shape[1] != H_kv:
-        raise ValueError(f"v: wanted {H_kv} heads as k has, got {v.shape[1]}")
-    if v.shape[2] != S_k:
-        raise ValueError(f"v: wanted length {S_k} as k has, got {v.shape[2]}")
-    if k.shape[3] != D:
-        raise ValueError(f"k: wanted head dim {D} as q has, got {k.shape[3]}")
+_Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def _sizes(q: _Shape, k: _Shape, v: _Shape) -> _Sizes:
+    """The sizes of operands of these shapes in layout "bhsd", if they go together."""
+    B, H_q, S_q, D = q
+    for name, shape in (("k", k), ("v", v)):
+        if shape[0] != B:
+            raise ValueError(f"{name}: wanted a batch of {B} as q has, got {shape[0]}")
+    _, H_kv, S_k, _ = k
+    if v[1] != H_kv:
+        raise ValueError(f"v: wanted {H_kv} heads as k has, got {v[1]}")
+    if v[2] != S_k:
+        raise ValueError(f"v: wanted length {S_k} as k has, got {v[2]}")
+    if k[3] != D:
+        raise ValueError(f"k: wanted head dim {D} as q has, got {k[3]}")
     if H_q % H_kv if H_kv else H_q:
         raise ValueError(f"k: wanted a number of heads that divides the {H_q} of q, got {H_kv}")
-    return _Sizes(B, H_q, H_kv, S_q, S_k)
+    return _Sizes(B, H_q, H_kv, S_q, S_k, 1 / math.sqrt(D) if D else 1.0)
 
 
 def _check_mask(home: Home, mask: Any, sizes: _Sizes) -> None:
@@ -394,6 +395,8 @@ def _bounds(home: Home, given: Any, name: str, total: int, of: str) -> Array:
 
 
 def _flag(x: Any, name: str) -> bool:
+    if x is True or x is False:
+        return x
     if not isinstance(x, bool | np.bool_):
         raise TypeError(f"{name}: wanted True or False, got {x!r}")
     return bool(x)

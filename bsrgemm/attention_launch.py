@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
@@ -34,18 +34,31 @@ _SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
 
 @dataclass(slots=True)
 class Plan:
-    """A kernel with its launch shape, for operands of one kind."""
+    """A kernel with its launch shape, for operands of one kind: all that does not change from call to call."""
 
     config: attention_tuning.Attention
     kernel: Any
     layout: struct.Struct
     argument: np.dtype[Any]
     strides: tuple[int, ...]
-    maps: dict[Any, bytes] = field(default_factory=dict)
+    #: batches, heads, heads that share keys, queries, keys, columns
+    sizes: tuple[int, ...]
+    #: heads of all batches; those walked together
+    heads: int
+    section: int
+    tiles: int
+    #: CTAs of a launch at most
+    ctas: int
+    threads: tuple[int]
+    shared_bytes: int
+    maps: dict[Any, bytes] | None
+    by_columns: bool
 
 
 _plans: dict[Any, Plan] = {}
 _captured: list[Any] = []
+_NO_MASK: tuple[int, ...] = (0,) * 5
+_NO_INTEGERS: tuple[int, ...] = (0,) * 10
 
 
 def forward(home: Home, call: AttentionCall) -> None:
@@ -53,69 +66,49 @@ def forward(home: Home, call: AttentionCall) -> None:
     q, k, v, out, lse, mask, bounds = call.q, call.k, call.v, call.out, call.lse, call.mask, call.bounds
     if not out.size and (lse is None or not lse.size):
         return
-    if not k.shape[2]:
+    keys = k.shape[2]
+    if not keys:
         out.fill(0)
         if lse is not None:
             lse.fill(-np.inf)
         return
     how, factor, cap = attention_tuning.scores(call.scale, call.softcap, call.fp8)
     fine = mask is not None and _is_fine(mask)
+    places = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
     key = (
         q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how,
-        fine, (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16, cupy.cuda.runtime.getDevice(),
-        tuned.wanted, bounds is None,
+        fine, (places[0] | places[1] | places[2]) % 16, places[3] % 16, cupy.cuda.runtime.getDevice(), tuned.wanted,
+        bounds is None,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         plan = _plans[key] = _plan(call, how, fine)
-    config = plan.config
-    batches, heads, queries, head_dim = q.shape
-    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
-    group = heads // kv_heads
-    tiles = -(-queries // config.tile_q)
-    masked: tuple[int, ...] = (0, 0, 0, 0, 0)
-    order, sequence, sequences, q_bounds, k_bounds = 0, 0, 0, 0, 0
-    integers: tuple[int, ...] = (0,) * 10
+    tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
+    masked, integers = _NO_MASK, _NO_INTEGERS
     kept: Any = None
     if mask is not None:
-        found, blocks = _mask_tiles(home, mask, config.tile_q, config.tile_k)
-        arrays = (found.first, found.columns, found.parts, found.kinds, mask.bits)
-        masked = tuple(x.data.ptr for x in arrays)
-        order = found.order.data.ptr
-        B, H = mask.heads
-        shared = (H, int(B > 1), 0 if H == 1 else heads // H)
-        integers = (blocks, len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2], *shared)
+        masked, order, integers = _mask_tiles(home, mask, plan)
     elif bounds is not None:
-        kept = _kept(lambda: mask_tiles.sequences(cupy, *bounds, queries, config.tile_q, call.right < keys))
+        config = plan.config
+        kept = _kept(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], config.tile_q, call.right < keys))
         sequence, order = (x.data.ptr for x in kept)
         q_bounds, k_bounds = (x.data.ptr for x in bounds)
         sequences, tiles = len(bounds[0]) - 1, len(kept[0])
-    width = (head_dim + value_dim) * q.itemsize
-    total = heads if bounds is not None else batches * heads
-    numbers = (
-        *(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr),
-        *plan.strides,
-        *(q_bounds, k_bounds, sequence, order),
-        *masked,
-        _counters(2).data.ptr,
-        *(0 if x is None else x.data.ptr for x in call.scales),
-        *(factor, cap, call.value_scale),
-        *(batches, heads, group, queries, keys, head_dim, value_dim, sequences),
-        *(call.left, call.right, call.bottom_right),
-        *(tiles, attention_tuning.section(total, group, keys, width), call.right < keys),
+    scales = [0 if x is None else x.data.ptr for x in call.scales] if call.fp8 else (0, 0, 0)
+    packed = plan.layout.pack(
+        *places, 0 if lse is None else lse.data.ptr, *plan.strides,
+        q_bounds, k_bounds, sequence, order, *masked, _counters(2).data.ptr, *scales,
+        factor, cap, call.value_scale,
+        *plan.sizes, sequences, call.left, call.right, call.bottom_right, tiles, plan.section, call.right < keys,
         *integers,
-    )
-    packed = plan.layout.pack(*numbers)
-    if isinstance(config, AttentionSm90):
-        values = _kept(lambda: _by_columns(v)) if config.fp8 else v
-        packed = _maps(plan, config, q, k, values, out) + packed
-    ctas = tiles * total  # attention_sm80 has one for each tile, the others stay and take the next
-    if not isinstance(config, AttentionSm80):
-        ctas = min(ctas, _multiprocessors() * config.ctas)
-    argument = np.frombuffer(packed, plan.argument)
-    plan.kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
+    )  # fmt: skip
+    if plan.maps is not None:
+        values = _kept(lambda: _by_columns(v)) if plan.by_columns else v
+        packed = _maps(plan, q, k, values, out) + packed
+    grid = (min(tiles * plan.heads, plan.ctas),)
+    plan.kernel(grid, plan.threads, (np.frombuffer(packed, plan.argument),), shared_mem=plan.shared_bytes)
 
 
 def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
@@ -130,13 +123,32 @@ def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
     kernel = jit.load(config.spec(), arch)
     if config.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-    before = 4 * _MAP_BYTES if isinstance(config, AttentionSm90) else 0
+    hopper = isinstance(config, AttentionSm90)
+    before = 4 * _MAP_BYTES if hopper else 0
     fields = f"@{_POINTERS}{_FACTORS[acc.char]}{_INTEGERS}"
     size = struct.calcsize(fields)
     padding = -(before + size) % (64 if before else 8)
-    argument = np.dtype([("opaque", "<u8", ((before + size + padding) // 8,))])
-    strides = tuple(step // x.itemsize for x in (q, k, v, out) for step in x.strides)
-    return Plan(config, kernel, struct.Struct(f"{fields}{padding}x"), argument, strides)
+    batches, heads, queries, head_dim = q.shape
+    _, kv_heads, keys, value_dim = v.shape
+    group, total = heads // kv_heads, heads if call.bounds is not None else batches * heads
+    # attention_sm80 has a CTA for each tile, the others stay and take the next
+    ctas = 2**31 - 1 if isinstance(config, AttentionSm80) else _multiprocessors() * config.ctas
+    return Plan(
+        config=config,
+        kernel=kernel,
+        layout=struct.Struct(f"{fields}{padding}x"),
+        argument=np.dtype([("opaque", "<u8", ((before + size + padding) // 8,))]),
+        strides=tuple(step // x.itemsize for x in (q, k, v, out) for step in x.strides),
+        sizes=(batches, heads, group, queries, keys, head_dim, value_dim),
+        heads=total,
+        section=attention_tuning.section(total, group, keys, (head_dim + value_dim) * q.itemsize),
+        tiles=-(-queries // config.tile_q),
+        ctas=ctas,
+        threads=(config.threads,),
+        shared_bytes=config.shared_bytes,
+        maps={} if hopper else None,
+        by_columns=isinstance(config, AttentionSm90) and config.fp8,
+    )
 
 
 def _mappable(x: Array) -> bool:
@@ -146,17 +158,19 @@ def _mappable(x: Array) -> bool:
     return x.data.ptr % 16 == 0 and contiguous and all(0 < s < _MOST_STRIDE and s % 16 == 0 for s in steps)
 
 
-def _maps(plan: Plan, config: AttentionSm90, q: Array, k: Array, v: Array, out: Array) -> bytes:
+def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
     """q, k, v and the result as the copy engine sees them: 128 bytes by the rows of a tile at a time."""
+    config, maps = plan.config, plan.maps
+    assert isinstance(config, AttentionSm90) and maps is not None
     key = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
-    found = plan.maps.get(key)
+    found = maps.get(key)
     if found is None:
-        if len(plan.maps) >= _MOST_MAPS:
-            plan.maps.clear()
+        if len(maps) >= _MOST_MAPS:
+            maps.clear()
         found = _map(q, config.tile_q) + _map(k, config.tile_k)
         found += _map(v, config.value_dim, config.tile_k) if config.fp8 else _map(v, config.tile_k)
         found += _map(out, 64) if config.tiles else bytes(_MAP_BYTES)
-        plan.maps[key] = found
+        maps[key] = found
     return found
 
 
@@ -190,14 +204,19 @@ def _is_fine(mask: BlockMask) -> bool:
     return len(mask.indices) <= _FEW_BLOCKS * rows * cols * mask.heads[0] * mask.heads[1]
 
 
-def _mask_tiles(home: Home, mask: BlockMask, tile_q: int, tile_k: int) -> tuple[mask_tiles.Tiles, int]:
-    """The mask by tiles, made once and kept on it, and the number of its entries."""
+def _mask_tiles(home: Home, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """The mask by tiles, made once and kept on it: places of its arrays, of the order of tiles, and its sizes."""
     kept = mask.__dict__.setdefault("_tiles", {})
-    made = kept.get((tile_q, tile_k))
+    shape = (plan.config.tile_q, plan.config.tile_k)
+    made = kept.get(shape)
     if made is None:
-        made = kept[tile_q, tile_k] = Made(mask_tiles.tiles(home, mask, tile_q, tile_k))
+        made = kept[shape] = Made(mask_tiles.tiles(home, mask, *shape))
     found = made.get()
-    return found, len(found.columns)
+    arrays = (found.first, found.columns, found.parts, found.kinds, mask.bits)
+    B, H = mask.heads
+    shared = (H, int(B > 1), 0 if H == 1 else plan.sizes[1] // H)
+    sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
+    return tuple(x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)
 
 
 def _kept(make: Callable[[], Any]) -> Any:

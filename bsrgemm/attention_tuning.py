@@ -126,6 +126,7 @@ class AttentionSm90:
 class AttentionValues:
     """Values of fp8 as AttentionSm90 wants them: keys side by side, 128 keys by 64 columns at a time."""
 
+    dtype = "e4m3"
     threads = 256
 
     @staticmethod
@@ -135,7 +136,7 @@ class AttentionValues:
 
     @staticmethod
     def grid(heads: int, keys: int, columns: int) -> tuple[int, int, int]:
-        return (-(-keys // 128), -(-columns // 64), heads)
+        return heads, -(-keys // 128), -(-columns // 64)
 
     def spec(self) -> KernelSpec:
         return KernelSpec("attention_values.cu", "attention_values", ())
@@ -281,10 +282,12 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
 
 def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, int]:
     """The same for fp8."""
-    if value_dim > 192:
+    if value_dim > 128:
         return 2, 64
-    few = max(head_dim, value_dim) <= 128 and (problem.fine or problem.rows < _FEW_ROWS)
-    return (1, 64 if problem.fine else 128) if few else (2, 128)
+    most = max(head_dim, value_dim)
+    if most <= 128 and (problem.fine or problem.rows < _FEW_ROWS):
+        return 1, 64 if problem.fine else 128
+    return (3 if most <= 64 else 2), 128
 
 
 def section(heads: int, group: int, keys: int, width: int) -> int:
@@ -307,8 +310,9 @@ def scores(scale: float, softcap: float | None, fp8: bool = False) -> tuple[int,
     return (PLAIN if 1e-30 < factor <= 1 else SIGNED), factor, 0.0
 
 
-def every_config() -> Iterator[Attention]:
-    """All that `forward` can return, the plain kernel at a few sizes."""
+def every_config() -> Iterator[Attention | AttentionValues]:
+    """All that `forward` can return, the plain kernel at a few sizes, and what goes before fp8."""
+    yield AttentionValues()
     for dtype, how, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
             most = max(head_dim, value_dim)
@@ -319,9 +323,11 @@ def every_config() -> Iterator[Attention]:
                     yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
     for how, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
         for head_dim, value_dim in itertools.product(_FP8_DIMS, _DIMS):
-            few: tuple[tuple[int, int], ...] = ((1, 128), (1, 64)) if max(head_dim, value_dim) <= 128 else ()
+            most = max(head_dim, value_dim)
+            few: tuple[tuple[int, int], ...] = ((1, 128), (1, 64)) if most <= 128 else ()
+            wide = (3 if most <= 64 else 2), 64 if value_dim > 128 else 128
             for tiles in (True, False) if out != "f32" else (False,):
-                for shape in ((2, 64 if value_dim > 192 else 128), *few):
+                for shape in (wide, *few):
                     yield AttentionSm90("e4m3", out, head_dim, value_dim, how, tiles, *shape)
     for dtype, how, roomy in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, ("f16", "bf16", "f32")):
@@ -336,18 +342,20 @@ def _roomy(arch: str) -> bool:
     return _shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
 
 
-def runs_on(config: Attention, arch: str) -> bool:
+def runs_on(config: Attention | AttentionValues, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
     if isinstance(config, AttentionSm80):
         return tensor_arch(arch) and config.roomy == _roomy(arch)
-    return arch == "sm_90a" or not isinstance(config, AttentionSm90)
+    return arch == "sm_90a" or not isinstance(config, AttentionSm90 | AttentionValues)
 
 
-def rare(config: Attention) -> bool:
+def rare(config: Attention | AttentionValues) -> bool:
     """Is this kernel met so rarely that compiling it ahead is a waste?"""
-    result = "f16" if config.dtype == "e4m3" else config.dtype
-    usual = config.head_dim == config.value_dim and config.out == result and config.scores == PLAIN
-    return not usual or (isinstance(config, AttentionSm90) and not config.tiles)
+    if isinstance(config, AttentionValues):
+        return False
+    results = ("f16", "f32") if config.dtype == "e4m3" else (config.dtype,)
+    usual = config.head_dim == config.value_dim and config.out in results and config.scores == PLAIN
+    return not usual or (isinstance(config, AttentionSm90) and not config.tiles and config.out != "f32")
 
 
 def _types(config: Attention, acc: str) -> tuple[tuple[str, str | int], ...]:

@@ -27,10 +27,8 @@ _LOG2_E = math.log2(math.e)
 _MOST_PIECES, _LEAST_TILES = 128, 8
 #: What a CTA costs beside its tiles, in tiles: its start, the first copies, joining its sums to the others'.
 _CTA_TILES = 4
-#: What joining a piece costs, in tiles.
-_JOIN_TILES = 0.1
-#: Shared memory that every card since Ampere has for a CTA, and what those for data centres since Hopper have.
-_SHARED_BYTES, _WIDE_BYTES = 99 << 10, 226 << 10
+#: Shared memory that every card since Ampere has for a CTA.
+_SHARED_BYTES = 99 << 10
 _MOST_GRID = 65535
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 _MOST_PLANS = 256
@@ -44,13 +42,11 @@ class Decode:
     head_dim: int
     value_dim: int
     rows: int
-    #: a CTA that has the multiprocessor alone, twice as many warps: half as many pieces to be joined
-    wide: bool = False
 
     @property
     def warps(self) -> int:
         """Two where a stage of four would leave room for two stages."""
-        return (4 if self.head_dim + self.value_dim <= 256 else 2) * (2 if self.wide else 1)
+        return 4 if self.head_dim + self.value_dim <= 256 else 2
 
     @property
     def threads(self) -> int:
@@ -64,8 +60,7 @@ class Decode:
     @property
     def stages(self) -> int:
         """As many as fit 99 KB: 64 to 96 KB of K and V in flight, and two CTAs on a multiprocessor of 228 KB."""
-        room = _WIDE_BYTES if self.wide else _SHARED_BYTES
-        return (room - self._query_bytes) // self._stage_bytes
+        return (_SHARED_BYTES - self._query_bytes) // self._stage_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -84,7 +79,7 @@ class Decode:
 
     def ctas(self, arch: str) -> int:
         """CTAs that share a multiprocessor."""
-        return 2 if not self.wide and 2 * (self.shared_bytes + 1024) <= (tuning._shared_kb(arch) + 1) * 1024 else 1
+        return 2 if 2 * (self.shared_bytes + 1024) <= (tuning._shared_kb(arch) + 1) * 1024 else 1
 
     def spec(self) -> KernelSpec:
         return KernelSpec(
@@ -98,15 +93,14 @@ class Decode:
                 ("WARPS", self.warps),
                 ("STAGES", self.stages),
                 ("SHARED_Q", int(self.shared_q)),
-                ("CTAS", 1 if self.wide else 2),
             ),
         )
 
 
-def decode_config(dtype: np.dtype[Any], head_dim: int, value_dim: int, rows: int, wide: bool = False) -> Decode:
+def decode_config(dtype: np.dtype[Any], head_dim: int, value_dim: int, rows: int) -> Decode:
     """The kernel for so many rows (query heads of a group by queries) that read the same keys."""
-    many = rows > 16 and max(head_dim, value_dim) <= 128  # sums of 32 rows of more would not fit the registers
-    return Decode(tuning.element(dtype), head_dim, value_dim, 32 if many else 16, wide)
+    wide = rows > 16 and max(head_dim, value_dim) <= 128  # sums of 32 rows of more would not fit the registers
+    return Decode(tuning.element(dtype), head_dim, value_dim, 32 if wide else 16)
 
 
 def every_decode_config() -> Iterator[Decode]:
@@ -114,19 +108,14 @@ def every_decode_config() -> Iterator[Decode]:
     for dtype in (FLOAT16, BFLOAT16):
         for head_dim in HEAD_DIMS:
             for value_dim in HEAD_DIMS:
-                for wide in (False, True):
-                    yield decode_config(dtype, head_dim, value_dim, 1, wide)
-                    if max(head_dim, value_dim) <= 128:
-                        yield decode_config(dtype, head_dim, value_dim, 17, wide)
+                yield decode_config(dtype, head_dim, value_dim, 1)
+                if max(head_dim, value_dim) <= 128:
+                    yield decode_config(dtype, head_dim, value_dim, 17)
 
 
 def runs_on(config: Decode, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
-    return tuning.tensor_arch(arch) and (not config.wide or _allows_wide(arch))
-
-
-def _allows_wide(arch: str) -> bool:
-    return tuning._shared_kb(arch) << 10 >= _WIDE_BYTES
+    return tuning.tensor_arch(arch)
 
 
 def rare(config: Decode) -> bool:
@@ -134,22 +123,20 @@ def rare(config: Decode) -> bool:
     return config.head_dim != config.value_dim
 
 
-def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int, share: float = 1) -> tuple[float, int, int]:
-    """(about how long it takes, pieces of the longest sequence, tiles of a piece): such that CTAs are soonest done.
+def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> tuple[int, int]:
+    """(pieces of the longest sequence, tiles of a piece), such that `slots` CTAs side by side are soonest done.
 
     `longest` and `total` are tiles of keys, of the longest of `batch` sequences and of all; each comes `heads` times.
-    There is room for `slots` CTAs, for which a tile takes the time `share`.
 
-    >>> pieces_of(512, 512, 1, 8, 264), pieces_of(512, 512, 1, 8, 132, share=0.5)
-    ((23.2, 32, 16), (21.6, 16, 32))
+    >>> pieces_of(512, 512, 1, 8, 264), pieces_of(8192, 8192, 1, 8, 264), pieces_of(512, 32 * 512, 32, 8, 264)
+    ((32, 16), (33, 249), (1, 512))
     """
     best = (math.inf, 1, max(1, longest))
     for pieces in range(1, max(1, min(_MOST_PIECES, longest // _LEAST_TILES)) + 1):
         tiles = max(1, -(-longest // pieces))
         rounds = -(-heads * max(batch, -(-total // tiles)) // slots)
-        join = _JOIN_TILES * pieces if pieces > 1 else 0
-        best = min(best, (rounds * (share * tiles + _CTA_TILES) + join, pieces, tiles))
-    return best
+        best = min(best, (rounds * (tiles + _CTA_TILES), pieces, tiles))
+    return best[1], best[2]
 
 
 class _Plan:
@@ -163,18 +150,14 @@ class _Plan:
         arch = jit.device_target()
         if arch == "sm_75":
             raise RuntimeError("attention_decode on a GPU needs compute capability 8.0 or newer; the CPU works here")
-        narrow, wide = (decode_config(dtype, D, D_v, rows, wide) for wide in (False, True))
-        heads = H * -(-rows // narrow.rows)
+        config = decode_config(dtype, D, D_v, rows)
+        heads = H * -(-rows // config.rows)
         if max(B, heads) > _MOST_GRID:
             raise ValueError(
                 f"cache: wanted at most {_MOST_GRID} sequences and heads by tiles of rows, got {B}, {heads}"
             )
-        here, config = launch._multiprocessors(), narrow
-        cost, pieces, self.tiles = pieces_of(longest, total, B, heads, here * narrow.ctas(arch))
-        if runs_on(wide, arch):
-            other = pieces_of(longest, total, B, heads, here, share=1 / narrow.ctas(arch))
-            if other[0] < cost:
-                config, (_, pieces, self.tiles) = wide, other
+        slots = launch._multiprocessors() * config.ctas(arch)
+        pieces, self.tiles = pieces_of(longest, total, B, heads, slots)
         self.kernel = jit.load(config.spec(), arch)
         self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes = config.shared_bytes
         self.grid, self.threads = (pieces, heads, B), (config.threads,)

@@ -17,6 +17,8 @@ def host_scalar(x: Any) -> bool:
 
 
 _EXTRA_HOMES: list[Home] = []
+#: Types whose home has been found.
+_HOMES: dict[type, Home] = {}
 _CUDA: Home | None = None
 _MAKING = threading.Lock()
 
@@ -66,13 +68,20 @@ def register(home: Home) -> None:
 
 def home_of(x: Any) -> Home | None:
     """The home of a dense array, a sparse array or one of ours; None for anything else."""
-    own = getattr(type(x), "_home", None)
-    if isinstance(own, Home):
-        return own
-    if isinstance(x, np.ndarray | np.generic) or scipy.sparse.issparse(x):
-        return host()
-    if type(x).__module__.partition(".")[0] in ("cupy", "cupyx"):
-        return cuda()
+    kind = type(x)
+    found = _HOMES.get(kind)
+    if found is None:
+        own = getattr(kind, "_home", None)
+        if isinstance(own, Home):
+            found = own
+        elif isinstance(x, np.ndarray | np.generic) or scipy.sparse.issparse(x):
+            found = host()
+        elif kind.__module__.partition(".")[0] in ("cupy", "cupyx"):
+            found = cuda()
+        if found is not None:
+            _HOMES[kind] = found
+    if found is not None:
+        return found
     for home in _EXTRA_HOMES:
         if home.is_dense(x) or home.is_sparse(x):
             return home

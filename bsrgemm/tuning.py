@@ -271,9 +271,9 @@ class Spmv:
         )
         return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape))
 
-    def grid(self, block_rows: int, R: int, N: int) -> tuple[int]:
-        """Block rows along x."""
-        return (min(_MAX_X, -(-block_rows // (self.threads // self.lanes))),)
+    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
+        """Block rows along x, the rows of a block along y."""
+        return min(_MAX_X, -(-block_rows // (self.threads // self.lanes))), min(_MAX_YZ, -(-R // self.rows))
 
 
 @dataclass(frozen=True)

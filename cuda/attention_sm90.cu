@@ -25,7 +25,7 @@ constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
 constexpr bool kBehind = kAcross && kConsumers < 3;          // and its second ones before the result goes out
 constexpr int kBytes = sizeof(Element);
-constexpr bool kFromRegisters = kConsumers < 3 && kHeadDim * kBytes <= (kScores == kPlain ? 256 : 192);  // queries
+constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);  // queries
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
 // A step of a product is 32 bytes deep, a slab has 128 bytes of each row.
 constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;
@@ -38,7 +38,7 @@ constexpr u32 kValueBytes = kFp8 ? kValueDim * kTileK : kOutSlabs * kSlabK;
 constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f;
 constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
 // The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest number.
-constexpr f32 kHeadroom = kFp8 ? 6.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
+constexpr f32 kHeadroom = kFp8 ? 5.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
 constexpr int kEarly = 6;                                    // entries before the end of a tile the next one is claimed
 constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
 
@@ -250,6 +250,11 @@ __device__ __forceinline__ void multiply_16x8(f32 (&d)[kScoreSums], int i, const
                  "{%0, %1, %2, %3};"
                  : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
                  : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
+  else if constexpr (kFp8)
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
   else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
@@ -273,16 +278,17 @@ __device__ __forceinline__ Two over_quad_max(Two m) {
 struct Multiplier {
   const Problem& problem;
   Shared& shared;
+  const int group;          // of warps; the compiler knows it to be the same in all lanes
   u32 tile = 0, entry = 0;  // numbers: of the tile, and of the entry whose keys are next or in use
   f32 scores[kScoreSums], sums[kSums];
-  u32 weights[kWeightSteps][4], queries[kFromRegisters ? kSteps : 1][4];
+  u32 weights[kWeightSteps][4], next[kFp8 ? kWeightSteps : 1][4], queries[kFromRegisters ? kSteps : 1][4];
   Two top, total;   // maximum so far in units of log2(e), less kHeadroom; sum of the weights of this thread's columns
   int hot;          // tiles in which the maximum is looked at first
   int shade;        // of the entry, see Shared::shades
-  int left;         // entries of the tile whose scores have not been asked for
   f32 fp8_scale;    // of the tile whose scores are in hand
 
-  __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared) : problem(problem), shared(shared) {}
+  __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared, int group)
+      : problem(problem), shared(shared), group(group) {}
 
   // Not kept in registers.
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -313,7 +319,7 @@ struct Multiplier {
     const u64 b = wgmma_descriptor(shared_address(shared.k[entry % kStages]), 16, 1024);
     u64 x = 0;
     if constexpr (!kRegisters)
-      x = wgmma_descriptor(shared_address(shared.q[tile % kQueries]) + warpgroup() * 8192, 16, 1024);
+      x = wgmma_descriptor(shared_address(shared.q[tile % kQueries]) + group * 8192, 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -400,17 +406,31 @@ struct Multiplier {
     }
     return {even.x + odd.x, even.y + odd.y};
   }
-  __device__ __forceinline__ void pack_weights() {
-    if constexpr (kFp8) {  // a step has 32 keys: those of two scores side by side, and of the two 8 keys on
+  // Weights of fp8 are packed while those before them are still multiplied. A step has 32 keys: those of two scores side
+  // by side, and of the two 8 keys on.
+  __device__ __forceinline__ void pack_next() {
+    if constexpr (kFp8) {
 #pragma unroll
       for (int i = 0; i < kWeightSteps * 4; ++i) {
         const f32* s = scores + i / 2 * 8 + i % 2 * 2;
-        weights[i / 4][i % 4] = pack_fp8(s[0], s[1], s[4], s[5]);
+        next[i / 4][i % 4] = pack_fp8(s[0], s[1], s[4], s[5]);
       }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kTileK / 4; ++i) weights[i / 4][i % 4] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
     }
+  }
+  __device__ __forceinline__ void take_weights() {
+#pragma unroll
+    for (int i = 0; i < kWeightSteps * 4; ++i) {
+      if constexpr (kFp8) asm volatile("mov.b32 %0, %1;" : "=r"(weights[i / 4][i % 4]) : "r"(next[i / 4][i % 4]));
+      else weights[i / 4][i % 4] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+    }
+  }
+  // Has the warp weighed with a maximum that is too low? Of fp8: is a weight as large as can be, 0x7e?
+  __device__ __forceinline__ bool too_low(Two added) const {
+    if constexpr (!kFp8) return __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum));
+    u32 full = 0;
+#pragma unroll
+    for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
+    return __any_sync(0xffffffffu, full & 0x80808080u);
   }
   // The maximum goes up; what was summed before fades by the factors returned.
   __device__ __forceinline__ Two raise(Two to) {
@@ -472,7 +492,6 @@ struct Multiplier {
   __device__ __forceinline__ bool start() {
     if (!take_tile()) return false;
     take_scale();
-    left = count() - 1;
     clear(scores);
     wait_keys();
     load_queries();
@@ -483,7 +502,8 @@ struct Multiplier {
     release_keys();
     top = highest();
     total = weigh();
-    pack_weights();
+    pack_next();
+    take_weights();
     clear(sums);
     hot = 0;
     return true;
@@ -493,8 +513,9 @@ struct Multiplier {
   // tile goes out while the second scores of the next one are multiplied.
   __device__ __forceinline__ void run() {
     if (!start()) return;
+    int done = 1;  // entries of the tile whose scores are no longer asked for
     while (true) {
-      for (; left > 0; --left) {
+      for (int left = count() - done; left > 0; --left) {
         wait_keys();
         issue_scores();
         issue_sums(entry - 1);
@@ -503,14 +524,15 @@ struct Multiplier {
         shape_scores();
         Two fade = {1.f, 1.f};
         bool rescale = false;
-        if (kFp8 || hot > 0) {  // the maxima of this warp were climbing: look first
+        if (hot > 0) {  // the maxima of this warp were climbing: look first
           --hot;
           Two now = highest();
           now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
           if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), rescale = true, hot = kHot;
         }
         Two added = weigh();
-        if (!kFp8 && __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum))) {
+        pack_next();
+        if (too_low(added)) {
           repeat_scores();
           load_queries();  // so that they need no registers meanwhile
           shape_scores();
@@ -519,13 +541,14 @@ struct Multiplier {
           fade = {fade.x * again.x, fade.y * again.y};
           rescale = true, hot = kHot;
           added = weigh();
+          pack_next();
         }
         release_keys();
         total.x += added.x, total.y += added.y;
         wgmma_wait<0>();
         settle(sums);
         release_values(entry - 2);
-        pack_weights();
+        take_weights();
         if (rescale) fade_sums(fade);
       }
       ++tile;
@@ -549,17 +572,20 @@ struct Multiplier {
         if (ahead) {
           take_scale();
           shape_scores();
-          if constexpr (kBehind) top = highest(), total = weigh();
+          if constexpr (kBehind) {
+            top = highest(), total = weigh();
+            pack_next();
+          }
           release_keys();
         }
       }
       wgmma_wait<0>();
       settle(sums);
       release_values(last);
-      if constexpr (kBehind) pack_weights();
-      hot = 0;
-      left = ahead ? count() - 1 : 0;
-      if (kBehind && left > 0) wait_keys();
+      if constexpr (kBehind) take_weights();
+      hot = 0, done = 1;
+      const bool second = kBehind && ahead && count() > 1;
+      if (second) wait_keys();
       if constexpr (kBehind) issue_scores<false>();
       finish(old_top, old_total, kFp8 ? old_scale : scale());
       if constexpr (kBehind) {
@@ -573,26 +599,28 @@ struct Multiplier {
       }
       if constexpr (!kBehind) {
         top = highest(), total = weigh();
-        pack_weights();
+        pack_next();
+        take_weights();
       }
       clear(sums);
-      if (kBehind && left > 0) {
-        --left;
+      if (second) {
+        done = 2;
         issue_sums(entry - 1);
         shape_scores();
         const Two now = highest();
         const Two fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)}), added = weigh();
+        pack_next();
         release_keys();
         total.x += added.x, total.y += added.y;
         wgmma_wait<0>();
         settle(sums);
         release_values(entry - 2);
-        pack_weights();
+        take_weights();
         fade_sums(fade);
       }
       load_queries();
       release_queries(tile - 1);
-      if constexpr (kBehind) tile = uniform(tile), entry = uniform(entry), left = uniform(left);
+      tile = uniform(tile), entry = uniform(entry);
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }
@@ -711,7 +739,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4 * kConsumers) {
     more_registers<kMany>();
-    Multiplier(problem, shared).run();
+    Multiplier(problem, shared, warp / 4).run();
   } else {
     fewer_registers<kFew>();
     if (warp == 4 * kConsumers) feed(problem, shared);

@@ -13,11 +13,11 @@ struct Values {
   int heads, keys, columns, room;
 };
 
-// Grid: tiles of keys, tiles of columns, batches by heads.
+// Grid: batches by heads, tiles of keys, tiles of columns.
 extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __grid_constant__ Values p) {
   __shared__ u8 tile[kKeys * kPitch];
-  const int key = blockIdx.x * kKeys, column = blockIdx.y * kColumns;
-  const u8* from = p.v + blockIdx.z / p.heads * p.batch + blockIdx.z % p.heads * p.head + column;
+  const int key = blockIdx.y * kKeys, column = blockIdx.z * kColumns;
+  const u8* from = p.v + blockIdx.x / p.heads * p.batch + blockIdx.x % p.heads * p.head + column;
   const int keys = min(p.keys - key, kKeys), columns = min(p.columns - column, kColumns);
   for (int i = threadIdx.x; i < kKeys * kColumns / 16; i += kThreads) {
     const int row = i / (kColumns / 16), first = i % (kColumns / 16) * 16;
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __
     for (int j = 0; j < 16; ++j) tile[row * kPitch + first + j] = bytes[j];
   }
   __syncthreads();
-  u8* to = p.to + (i64(blockIdx.z) * p.columns + column) * p.room + key;
+  u8* to = p.to + (i64(blockIdx.x) * p.columns + column) * p.room + key;
   for (int i = threadIdx.x; i < kKeys * kColumns / 16; i += kThreads) {
     const int row = i / (kKeys / 16), first = i % (kKeys / 16) * 16;
     if (row >= columns || key + first >= p.room) continue;

@@ -15,7 +15,6 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kKeys = 16;            // of a tile
 constexpr int kSlabs = kRows / 16;   // of rows, one mma high
 constexpr int kMostPieces = 128;     // of the keys of a head
-constexpr int kBatch = 16;           // pieces that are read at a time to be joined
 constexpr bool kSharedQ = SHARED_Q;  // fragments of Q are loaded each time: with the sums they take too many registers
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kD % 16 == 0 && kDv % 16 == 0 && kRows % 16 == 0 && kStages <= 32, "whole fragments, a lane per stage");
@@ -392,7 +391,7 @@ __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int
 
 // ---------------------------------------------------------------------------------- the kernel
 // Grid: pieces, KV heads by tiles of rows, batch.
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS) decode(const __grid_constant__ Decode p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -514,20 +513,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) decode(const __grid
 #pragma unroll 1
   for (int row = warp; row < rows; row += kWarps) {
     f32 maximum = minus_infinity(), total = 0;
-    float2 own_ends[kMostPieces / 32];
-#pragma unroll
-    for (int i = 0; i < kMostPieces / 32; ++i) {
-      const int n = i * 32 + int(lane);
-      own_ends[i] = n < pieces ? __ldcg(&ends[n * kRows + row]) : make_float2(minus_infinity(), 0.f);
-      maximum = fmaxf(maximum, own_ends[i].x);
+    for (int i = lane; i < pieces; i += 32) {
+      const float2 end = __ldcg(&ends[i * kRows + row]);
+      shared.join.weights[row][i] = end.x;
+      maximum = fmaxf(maximum, end.x);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
-#pragma unroll
-    for (int i = 0; i < kMostPieces / 32; ++i) {
-      const f32 weight = exp2_approx(own_ends[i].x - base_of(maximum));
-      total = fmaf(weight, own_ends[i].y, total);
-      shared.join.weights[row][i * 32 + lane] = weight;
+    for (int i = lane; i < pieces; i += 32) {
+      const f32 weight = exp2_approx(shared.join.weights[row][i] - base_of(maximum));
+      total = fmaf(weight, __ldcg(&ends[i * kRows + row]).y, total);
+      shared.join.weights[row][i] = weight;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
@@ -539,19 +535,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) decode(const __grid
     const int row = item / kFours, column = item % kFours * 4;
     const f32* from = sums + i64(row) * kDv + column;
     f32 sum[4] = {};
-#pragma unroll 1
-    for (int first = 0; first < pieces; first += kBatch) {
-      float4 x[kBatch];  // all asked for before the first is used; beyond the end the last one again
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        x[i] = __ldcg(reinterpret_cast<const float4*>(from + i64(min(first + i, pieces - 1)) * (kRows * kDv)));
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (first + i >= pieces) break;
-        const f32 weight = shared.join.weights[row][first + i];
-        sum[0] = fmaf(weight, x[i].x, sum[0]), sum[1] = fmaf(weight, x[i].y, sum[1]);
-        sum[2] = fmaf(weight, x[i].z, sum[2]), sum[3] = fmaf(weight, x[i].w, sum[3]);
-      }
+#pragma unroll 8
+    for (int i = 0; i < pieces; ++i) {
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + i64(i) * (kRows * kDv)));
+      const f32 weight = shared.join.weights[row][i];
+      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
+      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
     }
     finish(p, batch, head, first_row + row, column, sum, shared.join.maxima[row], shared.join.totals[row]);
   }

@@ -1,6 +1,6 @@
 // y[i*R + r] = alpha * sum_p sum_c A[p, r, c] * x[col[p]*K + c] + beta * y[i*R + r],  p in block row i
 // kLanes lanes share a block row; a lane takes every kLanes-th (block, column) pair and all R rows of it, kRows at a
-// time. Sums of the lanes are added in one fixed tree. Any block, any element type, any strides of x and y.
+// time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree. Any block, any element type, any strides of x and y.
 #include "bsr.cuh"
 
 using A = ELEMENT_A;
@@ -33,7 +33,7 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
     const B* __restrict__ x = problem.b + batch * problem.b_batch;
     Range row{0, 0};
     if (i < block_rows) row = blocks_of_row(problem.indptr, i, problem.blocks);
-    for (int r0 = 0; r0 < R; r0 += kRows) {
+    for (int r0 = blockIdx.y * kRows; r0 < R; r0 += gridDim.y * kRows) {
       Acc acc[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +18,7 @@ import scipy.sparse
 
 import bsrgemm.homes
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
+from bsrgemm.home import AttentionCall
 from bsrgemm.homes import Home
 from bsrgemm.host import HOST
 
@@ -894,12 +896,15 @@ class FakeHome(Home):
     def spmm(self, A: Any, B: Any, out: Any, acc: np.dtype[Any], alpha: Any, beta: Any, **how: Any) -> None:
         _compute(HOST.spmm, A.get(), _array(B), _array(out), acc, alpha, beta, **how)
 
-    def attention(self, q: Any, k: Any, v: Any, out: Any, lse: Any, *how: Any) -> None:
-        *options, mask, bounds = how
-        arrays = (None if x is None else _array(x) for x in (q, k, v, out, lse))
-        mask = None if mask is None else mask.get()
-        bounds = None if bounds is None else tuple(_array(x) for x in bounds)
-        _compute(HOST.attention, *arrays, *options, mask, bounds)
+    def attention(self, call: AttentionCall) -> None:
+        def on_host(x: Any) -> Any:
+            return None if x is None else _array(x)
+
+        arrays = {name: on_host(getattr(call, name)) for name in ("q", "k", "v", "out", "lse")}
+        mask = None if call.mask is None else call.mask.get()
+        bounds = None if call.bounds is None else tuple(map(on_host, call.bounds))
+        scales = tuple(map(on_host, call.scales))
+        _compute(HOST.attention, replace(call, **arrays, mask=mask, bounds=bounds, scales=scales))
 
     def pair_products(self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any]) -> ndarray:
         arrays = (_array(x) for x in (a, ia, b, ib, starts))

@@ -16,7 +16,7 @@ PACKAGE = Path(bsrgemm.__file__).parent
 _PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "launch.py:_packing", "tuning.py:gemm")
 
 _ATTENTION = (
-    *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles", "_sequences")),
+    *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles", "_kept")),
     *(f"attention_tuning.py:{x}" for x in ("forward", "candidates", "section", "scores", "_types")),
     *(f"mask_tiles.py:{x}" for x in ("tiles", "sequences", "_order", "_spanned", "_touched", "_blocks_in")),
 )
@@ -41,9 +41,14 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "attention_sm90.cu",
         (
             *_ATTENTION,
-            *("attention_tuning.py:AttentionSm90", "attention_tuning.py:_sm90_shape", "attention_launch.py:_maps"),
-            *("attention_launch.py:_map", "launch.py:_counters", "launch.py:_captured_counters"),
+            *("attention_tuning.py:AttentionSm90", "attention_tuning.py:_sm90_shape", "attention_tuning.py:_fp8_shape"),
+            *("attention_launch.py:_maps", "attention_launch.py:_map", "attention_launch.py:_by_columns"),
+            *("launch.py:_counters", "launch.py:_captured_counters"),
         ),
+    ),
+    "attention_values": (
+        "attention_values.cu",
+        ("attention_launch.py:_by_columns", "attention_launch.py:_kept", "attention_tuning.py:AttentionValues"),
     ),
     "attention_sm80": (
         "attention_sm80.cu",
@@ -86,7 +91,9 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
 RACES_EXPLAINED: tuple[str, ...] = ("attention_sm90",)
 
 #: Kernels with shared memory, for which racecheck has something to look at.
-SHARED_MEMORY: tuple[str, ...] = ("attention_sm80", "attention_sm90", "decode", "gemm_sm80", "gemm_sm90", "match")
+SHARED_MEMORY: tuple[str, ...] = (
+    *("attention_sm80", "attention_sm90", "attention_values", "decode", "gemm_sm80", "gemm_sm90", "match"),
+)
 
 
 def digest(kernel: str) -> str:

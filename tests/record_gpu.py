@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from .kernels import KERNELS, RACES_EXPLAINED, digest
 
 TESTS = Path(__file__).parent
+PARTS = ("suite", "memcheck", "racecheck")
 #: Under racecheck a test takes many times as long: one or two for each kernel with shared memory.
 _RACES = (
     "tensor_core_product_scales or (matched_rows and 37) or (portable_product_is_right and float16-float16) "
@@ -33,6 +34,7 @@ def _pytest(*args: str, prefix: tuple[str, ...] = (), report: Path) -> tuple[dic
     done = subprocess.run(
         command, cwd=TESTS.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
+    report.with_suffix(".log").write_text(done.stdout)
     print("\n".join(done.stdout.splitlines()[-60:]), flush=True)
     return json.loads(report.read_text()) if report.exists() else {"tests": []}, done.stdout
 
@@ -67,34 +69,52 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="8", help="pytest-xdist workers for the suite; 0 without xdist")
     parser.add_argument("--out", type=Path, default=TESTS / "gpu_record.json")
-    parser.add_argument("paths", nargs="*", default=["tests"], help="what to run of the suite; all of it by default")
+    parser.add_argument("--logs", type=Path, help="a folder in which to keep all that the runs have said")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others are left as recorded")
+    parser.add_argument("--paths", nargs="+", default=["tests"], help="what to run of the suite; all of it by default")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    record: dict[str, Any] = {}
+    if set(options.parts) != set(PARTS):
+        record = json.loads(options.out.read_text())
+    keep = nullcontext(options.logs) if options.logs else tempfile.TemporaryDirectory()
+    with keep as name, ThreadPoolExecutor() as pool:
         folder = Path(name)
-        suite, _ = _pytest("-n", options.workers, "-m", "gpu", *options.paths, report=folder / "s.json")
-        tests = suite["tests"]
-        record: dict[str, Any] = {
-            key: suite.get(key) for key in ("card", "driver", "nvrtc", "cupy", "scipy", "numpy", "python", "date")
-        }
-        record["suite"] = {"paths": options.paths, **_counts(tests)}
-        record["kernels"] = {}
-        for kernel in KERNELS:
-            own = [t for t in tests if kernel in t["kernels"]]
-            record["kernels"][kernel] = {
-                "digest": digest(kernel),
-                **_counts(own),
-                "checksums": {t["name"]: t["checksum"] for t in own if t.get("checksum")},
-            }
-        record["sanitizer"] = {}
-        options.out.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")  # should what follows be cut off
-        if shutil.which("compute-sanitizer"):
-            with ThreadPoolExecutor() as pool:
-                memcheck = pool.submit(_sanitize, "memcheck", folder, options.workers)
-                racecheck = pool.submit(_sanitize, "racecheck", folder, "0", "-k", _RACES)
-                record["sanitizer"] = {"memcheck": memcheck.result(), "racecheck": racecheck.result()}
-    options.out.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        if "suite" in options.parts:
+            record = _suite(folder, options.workers, options.paths) | {"sanitizer": record.get("sanitizer", {})}
+            _write(options.out, record)  # should what follows be cut off
+        waiting = {}
+        if "memcheck" in options.parts:
+            waiting["memcheck"] = pool.submit(_sanitize, "memcheck", folder, options.workers)
+        if "racecheck" in options.parts:
+            waiting["racecheck"] = pool.submit(_sanitize, "racecheck", folder, "0", "-k", _RACES)
+        for part in as_completed(waiting.values()):
+            tool = next(tool for tool, running in waiting.items() if running is part)
+            record["sanitizer"][tool] = part.result()
+            _write(options.out, record)
     print({k: v for k, v in record.items() if k != "kernels"})
     return 1 if record["suite"]["failed"] else 0
+
+
+def _suite(folder: Path, workers: str, paths: list[str]) -> dict[str, Any]:
+    """A record of the tests marked `gpu`."""
+    suite, _ = _pytest("-n", workers, "-m", "gpu", *paths, report=folder / "s.json")
+    tests = suite["tests"]
+    about = ("card", "driver", "nvrtc", "cupy", "scipy", "numpy", "python", "date")
+    record: dict[str, Any] = {key: suite.get(key) for key in about}
+    record["suite"] = {"paths": paths, **_counts(tests)}
+    record["kernels"] = {}
+    for kernel in KERNELS:
+        own = [t for t in tests if kernel in t["kernels"]]
+        record["kernels"][kernel] = {
+            "digest": digest(kernel),
+            **_counts(own),
+            "checksums": {t["name"]: t["checksum"] for t in own if t.get("checksum")},
+        }
+    return record
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

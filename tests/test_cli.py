@@ -310,7 +310,7 @@ def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> 
 def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "--list", "--dtype", "float16", "--kernel", "pairs"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"{len(lines)} kernels; gemm_sm90 and attention_sm90 for sm_90a alone"
+    assert last == f"{len(lines)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone"
     assert lines and all(line.startswith("pairs.cu:pairs -DELEMENT_A=f16") for line in lines)
     assert not cache_dir.exists()
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bsrgemm import attention_tuning, decode_launch, jit, tuning
-from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90
+from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90, AttentionValues
 
 pytest.importorskip("cupy")
 
@@ -63,9 +64,9 @@ def check_spec(spec: jit.KernelSpec, arch: str, most: float = ATTENTION_SECONDS)
     seconds = time.thread_time() - start
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
     assert spills, f"no resource report in the log:\n{compiled.log}"
-    assert max(spills) == 0, compiled.log
-    assert "warning" not in compiled.log.lower(), compiled.log
-    assert not re.search(r"C75\d\d", compiled.log), compiled.log
+    assert max(spills) == 0, f"{spec}\n{compiled.log}"
+    assert "warning" not in compiled.log.lower(), f"{spec}\n{compiled.log}"
+    assert not re.search(r"C75\d\d", compiled.log), f"{spec}\n{compiled.log}"
     assert seconds <= most
 
 
@@ -91,8 +92,22 @@ def test_every_config_compiles_cleanly(arch: str, part: int) -> None:
         check(config, arch)
 
 
+def _fp8_stands_for_others(config: AttentionSm90) -> bool:
+    """Results of float16, and float32 of heads of 128; other scores, and values of another dim, at one size."""
+    sizes = (config.head_dim, config.value_dim)
+    if config.scores != PLAIN:
+        return sizes == (128, 128) and config.tiles and config.out == "f16"
+    if config.out == "f32" or not config.tiles:
+        return sizes == (128, 128)
+    return config.out == "f16" and (sizes[0] == sizes[1] or sizes in ((96, 80), (192, 128), (128, 256)))
+
+
 def _attention_stands_for_others(config: Any) -> bool:
     """Of attention's kernels: every size with equal heads, and each other choice at one size."""
+    if isinstance(config, AttentionValues):
+        return True
+    if getattr(config, "fp8", False):
+        return _fp8_stands_for_others(config)
     if config.head_dim != config.value_dim:
         return config.dtype == "f16" and config.scores == PLAIN and (config.head_dim, config.value_dim) == (192, 128)
     if isinstance(config, AttentionSm80):
@@ -109,6 +124,25 @@ def test_attention_compiles_cleanly(arch: str) -> None:
     for config in attention_tuning.every_config():
         if attention_tuning.runs_on(config, arch) and _attention_stands_for_others(config):
             check_spec(config.spec(), arch)
+
+
+def test_fp8_attention_is_listed_and_stands_for_every_shape() -> None:
+    listed = set(attention_tuning.every_config())
+    names = [np.dtype(x) for x in ("uint8", "float32")]
+    for D, D_v in itertools.product((1, 16, 64, 80, 96, 128, 160, 256), repeat=2):
+        for how, out, writes in itertools.product((0, 1, 2), ("float16", "float32", tuning.BFLOAT16), (False, True)):
+            for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
+                sizes = (D, D_v, how, True, writes, rows, keys, fine)
+                problem = attention_tuning.Problem("sm_90a", names[0], np.dtype(out), names[1], *sizes, fp8=True)
+                config = attention_tuning.forward(problem)
+                assert isinstance(config, AttentionSm90) and config in listed
+                assert config.fp8 and config.head_dim >= D and config.value_dim >= D_v
+                assert config.tiles == (writes and out != "float32")
+                for change in ({"arch": "sm_89"}, {"variable": True}, {"reads": False}, {"head_dim": 257}):
+                    assert attention_tuning.forward(replace(problem, **change)).spec().entry == "attention_simt"
+    chosen = [c for c in listed if getattr(c, "fp8", False) and _attention_stands_for_others(c)]
+    for shape in {(c.consumers, c.tile_k) for c in listed if getattr(c, "fp8", False)}:
+        assert any((c.consumers, c.tile_k) == shape for c in chosen)
 
 
 @pytest.mark.parametrize("arch", TARGETS)

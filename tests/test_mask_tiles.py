@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bsrgemm import BlockMask, attention_tuning, mask_tiles, sources
-from bsrgemm.attention_tuning import AttentionSimt, AttentionSm80, AttentionSm90
+from bsrgemm.attention_tuning import AttentionSimt, AttentionSm80, AttentionSm90, AttentionValues
 from bsrgemm.dtypes import BFLOAT16
 from bsrgemm.homes import Home
 from bsrgemm.mask import FULL
@@ -25,7 +25,8 @@ from .conftest import HOMES, LONG
 
 quickly = settings(max_examples=200 if LONG else 20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: Tiles of the kernels.
-TILES = sorted({(config.tile_q, config.tile_k) for config in attention_tuning.every_config()})
+CONFIGS = [config for config in attention_tuning.every_config() if not isinstance(config, AttentionValues)]
+TILES = sorted({(config.tile_q, config.tile_k) for config in CONFIGS})
 SIDES = (16, 32, 48, 64, 80, 96, 128, 160, 240, 256)
 #: Bytes of shared memory on Hopper: of a CTA, and of a multiprocessor, which takes 1 KB of each CTA for itself.
 MOST_SHARED, MOST_OF_ALL = 232448, 233472
@@ -193,8 +194,18 @@ def test_the_argument_is_packed_as_the_kernels_read_it(acc: str) -> None:
     want = "".join("P" if "*" in name else codes[kind] for kind, name in fields("attention.cuh", "Attention"))
     layout = f"{launch._POINTERS}{launch._FACTORS[acc]}{launch._INTEGERS}"
     assert expanded(layout) == want
-    # Native alignment is that of the device, and the ints are an even number: nothing is lost at the end.
-    assert struct.calcsize(f"@{layout}") % 8 == 0
+    # Native alignment is that of the device; what is missing at the end to whole words, `_plan` adds.
+    assert struct.calcsize(f"@{layout}") % 4 == 0
+
+
+def test_the_argument_of_values_is_packed_as_the_kernel_reads_it() -> None:
+    pytest.importorskip("cupy")
+    from bsrgemm import attention_launch as launch
+
+    codes = {"i64": "q", "int": "i"}
+    found = fields("attention_values.cu", "Values")
+    assert expanded(launch._VALUES.format) == "".join("P" if "*" in name else codes[kind] for kind, name in found)
+    assert launch._VALUES.size == launch._VALUES_TYPE.itemsize
 
 
 SIZES = {"u8": 1, "u32": 4, "int": 4, "u64": 8}
@@ -210,7 +221,8 @@ def constant(name: str) -> int:
 
 def shared_bytes(config: AttentionSm90) -> int:
     """The size of struct Shared, from its declaration."""
-    slabs = {"kQuerySlabs": -(-config.head_dim // 64), "kValueSlabs": -(-config.value_dim // 64)}
+    slabs = {"kQuerySlabs": -(-config.head_dim // config.slab_columns), "kOutSlabs": -(-config.value_dim // 64)}
+    values = config.value_dim * config.tile_k if config.fp8 else slabs["kOutSlabs"] * config.tile_k * 128
     constants = {
         **{"kTiles": constant("kTiles"), "kConsumers": config.consumers},
         **{
@@ -219,6 +231,7 @@ def shared_bytes(config: AttentionSm90) -> int:
             "kTileQ": config.tile_q,
             "kWords": config.tile_k // 32,
         },
+        "kValueBytes": values,
         **{**slabs, "kSlabs": max(slabs.values()), "kSlabQ": config.tile_q * 128, "kSlabK": config.tile_k * 128},
     }
     own = {
