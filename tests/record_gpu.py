@@ -75,7 +75,7 @@ def main() -> int:
     options = parser.parse_args()
     record: dict[str, Any] = {}
     if set(options.parts) != set(PARTS):
-        record = json.loads(options.out.read_text())
+        record = json.loads(options.out.read_text()) if options.out.exists() else {}
     keep = nullcontext(options.logs) if options.logs else tempfile.TemporaryDirectory()
     with keep as name, ThreadPoolExecutor() as pool:
         folder = Path(name)
