@@ -87,8 +87,7 @@ class AttentionSm90:
     @property
     def stages(self) -> int:
         """Tiles of keys, and of values, under way."""
-        most = max(self.head_dim, self.value_dim)
-        return 4 if most <= (128 if self.fp8 else 64) and self.consumers > 1 else 2
+        return 4 if max(self.head_dim, self.value_dim) <= 64 and self.consumers > 1 else 2
 
     @property
     def queries(self) -> int:
@@ -106,7 +105,8 @@ class AttentionSm90:
         q, out = -(-self.head_dim // self.slab_columns) * 128, -(-self.value_dim // 64) * 128
         v = self.value_dim if self.fp8 else out
         tiles = self.queries * self.tile_q * max(q, out) + self.stages * self.tile_k * (q + v)
-        return tiles + self.stages * self.tile_q * self.tile_k // 8 + 1024
+        kept = self.tile_q * self.value_dim * 4 if self.fp8 and self.value_dim <= 128 else 0
+        return tiles + self.stages * self.tile_q * self.tile_k // 8 + kept + 2048
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -282,11 +282,11 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
 
 def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, int]:
     """The same for fp8."""
-    if value_dim > 128:
-        return 2, 64
     most = max(head_dim, value_dim)
-    if most <= 128 and (problem.fine or problem.rows < _FEW_ROWS):
-        return 1, 64 if problem.fine else 128
+    if most > 128:
+        return 2, 64
+    if problem.fine or problem.rows < _FEW_ROWS:
+        return 1, 64
     return (3 if most <= 64 else 2), 128
 
 
@@ -324,8 +324,8 @@ def every_config() -> Iterator[Attention | AttentionValues]:
     for how, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
         for head_dim, value_dim in itertools.product(_FP8_DIMS, _DIMS):
             most = max(head_dim, value_dim)
-            few: tuple[tuple[int, int], ...] = ((1, 128), (1, 64)) if most <= 128 else ()
-            wide = (3 if most <= 64 else 2), 64 if value_dim > 128 else 128
+            few: tuple[tuple[int, int], ...] = ((1, 64),) if most <= 128 else ()
+            wide = (3 if most <= 64 else 2), 64 if most > 128 else 128
             for tiles in (True, False) if out != "f32" else (False,):
                 for shape in (wide, *few):
                     yield AttentionSm90("e4m3", out, head_dim, value_dim, how, tiles, *shape)

@@ -7,8 +7,9 @@
 // Later tiles are weighted with the maximum so far, and if the sums show that it was too low, the warp computes its
 // scores once more, from the keys that it has not let go, and raises it: the result is as exact as with the maximum.
 //
-// fp8: the tensor cores read bytes along K only, so that values come as keys side by side (attention_values.cu), and
-// weights, rounded to fp8 too, need the maximum of every tile.
+// fp8: the tensor cores read bytes along K only, so that values come as keys side by side (attention_values.cu). Weights
+// are rounded to fp8 too; if one is as large as can be, the maximum is too low. The tensor cores keep 13 bits of sums,
+// which are therefore added up in float32 every 1024 keys, where there is room for that in shared memory.
 //
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
@@ -39,6 +40,10 @@ constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f
 constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
 // The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest number.
 constexpr f32 kHeadroom = kFp8 ? 5.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
+// Beyond these bounds of a sum of weights, scores are so large that rounding them has changed the result.
+constexpr f32 kLeastTotal = kFp8 ? 16.f : .5f, kMostTotal = 1e14f;
+constexpr bool kKeep = kFp8 && kValueDim <= 128;
+constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kSums * 128 : 1;
 constexpr int kEarly = 6;                                    // entries before the end of a tile the next one is claimed
 constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
 
@@ -56,6 +61,7 @@ struct alignas(1024) Shared {
   int shades[kStages];                // entry -> number among those that are not whole, or -1
   Shade shaded[kStages];
   Tile tiles[kTiles];
+  f32 kept[kKept];  // sums so far
 };
 
 struct alignas(64) Problem {
@@ -286,6 +292,8 @@ struct Multiplier {
   int hot;          // tiles in which the maximum is looked at first
   int shade;        // of the entry, see Shared::shades
   f32 fp8_scale;    // of the tile whose scores are in hand
+  bool has_kept = false;
+  Two kept_fade = {1.f, 1.f};  // a factor of sums that are kept
 
   __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared, int group)
       : problem(problem), shared(shared), group(group) {}
@@ -550,6 +558,7 @@ struct Multiplier {
         release_values(entry - 2);
         take_weights();
         if (rescale) fade_sums(fade);
+        if (kKeep && left % kKeepTiles == 0) keep_sums();
       }
       ++tile;
       bool ahead = false;
@@ -624,7 +633,24 @@ struct Multiplier {
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }
+  __device__ __forceinline__ f32& kept(int i) { return shared.kept[(warpgroup() * kSums + i) * 128 + threadIdx.x % 128]; }
+  __device__ __forceinline__ f32 kept_before(int i) { return kept(i) * (i % 4 < 2 ? kept_fade.x : kept_fade.y); }
+  __device__ __forceinline__ void keep_sums() {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      kept(i) = has_kept ? kept_before(i) + sums[i] : sums[i];
+      sums[i] = 0.f;
+    }
+    has_kept = true, kept_fade = {1.f, 1.f};
+  }
+  __device__ __forceinline__ void take_kept() {
+    if (!has_kept) return;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] += kept_before(i);
+    has_kept = false, kept_fade = {1.f, 1.f};
+  }
   __device__ __forceinline__ void fade_sums(Two by) {
+    if constexpr (kKeep) kept_fade.x *= by.x, kept_fade.y *= by.y;
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
       sums[4 * j] *= by.x, sums[4 * j + 1] *= by.x;
@@ -636,6 +662,7 @@ struct Multiplier {
   __device__ __forceinline__ void finish(Two top, Two total, f32 scale) {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
     const u32 slot = (tile - 1) % kQueries;
+    if constexpr (kKeep) take_kept();
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) {
       total.x += __shfl_xor_sync(0xffffffffu, total.x, i);
@@ -655,8 +682,9 @@ struct Multiplier {
     const f32 lse_x = none_x ? -__int_as_float(0x7f800000) : (top.x + log2_of(total.x)) * 0.6931471805599453f;
     const f32 lse_y = none_y ? -__int_as_float(0x7f800000) : (top.y + log2_of(total.y)) * 0.6931471805599453f;
     // Rows that saw no key, or none that scores above -inf, are told apart there too.
-    const bool redo_x = row < x.rows && (none_x || !(bad[0] + bad[1] == 0.f && total.x > 0.f));
-    const bool redo_y = row + 8 < x.rows && (none_y || !(bad[2] + bad[3] == 0.f && total.y > 0.f));
+    const auto good = [](f32 bad, f32 total) { return bad == 0.f && total >= kLeastTotal && total <= kMostTotal; };
+    const bool redo_x = row < x.rows && (none_x || !good(bad[0] + bad[1], total.x));
+    const bool redo_y = row + 8 < x.rows && (none_y || !good(bad[2] + bad[3], total.y));
     if (a().lse && lane() % 4 == 0) {
       if (row < x.rows) a().lse[lse_place(x, row)] = lse_x;
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = lse_y;

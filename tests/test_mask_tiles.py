@@ -232,6 +232,7 @@ def shared_bytes(config: AttentionSm90) -> int:
             "kWords": config.tile_k // 32,
         },
         "kValueBytes": values,
+        "kKept": config.tile_q * config.value_dim if config.fp8 and config.value_dim <= 128 else 1,
         **{**slabs, "kSlabs": max(slabs.values()), "kSlabQ": config.tile_q * 128, "kSlabK": config.tile_k * 128},
     }
     own = {

@@ -547,7 +547,7 @@ def test_fp8_constant_rows_are_exact(D) -> None:
 @on_tensor_cores
 @pytest.mark.parametrize("S", [300, 1000, 4000, 16384])
 def test_fp8_sums_of_many_values_of_one_sign_lose_little(S, rng) -> None:
-    """The tensor cores cut sums at some 13 bits after each 32 keys: those of one sign lose a share, at most 2^-17 a key."""
+    """The tensor cores keep 13 bits of sums: added up there to the end, a quarter of those of 16384 keys is lost."""
     import cupy
 
     q, k = (normal(rng, (1, 2, n, 64)) for n in (128, S))
@@ -555,8 +555,8 @@ def test_fp8_sums_of_many_values_of_one_sign_lose_little(S, rng) -> None:
     got = attention(q, k, v, v_scale=1.0).astype(np.float64)
     want = exact(*map(widened, (q, k, v)), seen_keys(128, S)).out
     lost = 1 - float((got * want).sum() / (want * want).sum())
-    assert abs(lost) <= 0.01 + S * 2**-17, lost
-    assert float(cupy.abs(got / want - 1).max()) <= 0.04 + S * 2**-17
+    assert abs(lost) <= 0.025, lost
+    assert float(cupy.abs(got / want - 1).max()) <= 0.06
 
 
 # ------------------------------------------------------------------------------------------------- memory layouts
@@ -832,12 +832,12 @@ def test_fp8_garbage_behind_the_diagonal_changes_nothing_before_it(rng) -> None:
     q, k, v = operands(rng, 300, 300, 64)
     clean, clean_lse = attention(q, k, v, causal=True, return_lse=True, q_scale=1.0)
     want = exact(*map(widened, (q, k, v)), seen_keys(300, 300, causal=True))
-    k[:, :, 171:] = v[:, :, 171:] = NAN
+    k[:, :, 257:] = v[:, :, 257:] = NAN
     out, lse = attention(q, k, v, causal=True, return_lse=True, q_scale=1.0)
-    assert bool((cupy.abs(out - want.out) <= fp8_bound(want, F32))[:, :, :171].all())
+    assert bool((cupy.abs(out - want.out) <= fp8_bound(want, F32))[:, :, :257].all())
     assert bool((out[:, :, :64] == clean[:, :, :64]).all())  # tiles of keys that have none of it
-    assert float(cupy.abs(lse - clean_lse)[:, :, :171].max()) < 1e-2
-    assert bool(cupy.isnan(out[:, :, 171:]).all())
+    assert float(cupy.abs(lse - clean_lse)[:, :, :257].max()) < 1e-2
+    assert bool(cupy.isnan(out[:, :, 257:]).all())
 
 
 # ------------------------------------------------------------------------------------------------- sequences
