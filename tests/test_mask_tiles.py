@@ -208,7 +208,7 @@ def test_the_argument_of_values_is_packed_as_the_kernel_reads_it() -> None:
     assert launch._VALUES.size == launch._VALUES_TYPE.itemsize
 
 
-SIZES = {"u8": 1, "u32": 4, "int": 4, "u64": 8}
+SIZES = {"f32": 4, "u8": 1, "u32": 4, "int": 4, "u64": 8}
 
 
 @cache
