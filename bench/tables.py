@@ -76,6 +76,7 @@ def section(marker: str, results: Path) -> str:
         found = json.loads(path.read_text(encoding="utf-8"))
         machines.append(found["machine"])
         cut = f" (cut short: {found['cut']})" if "cut" in found else ""
+        cut += f" ({found['note']})" if "note" in found else ""
         parts.append(f"{title}{cut}\n\n{render(found['rows']) if found['rows'] else NOT_YET}")
     return "\n\n".join([heading(machines), *parts] if machines else parts)
 

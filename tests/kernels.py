@@ -85,9 +85,9 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "expand": ("expand.cu", ("device.py:CudaHome.expand", "prepared.py:run", "tuning.py:Expand")),
 }
 
-#: The reports of racecheck in attention_sm90 that were looked up are of places that other lanes of a warp wrote or
-#: read than the one that then arrives at the barrier: `shades` and `shaded` (feed), `seen` (shade). A __syncwarp lies
-#: between and orders them; the tool seems to follow barriers by the thread that arrives.
+#: The reports of racecheck in attention_sm90 (7, of one config, all looked up in its SASS) are of `shades` and `seen`,
+#: read by all lanes of a multiplying warp and later written by feed and shade. A __syncwarp follows the reads, then one
+#: lane arrives at the barrier on which feed waits; the tool seems to follow barriers by the thread that arrives.
 RACES_EXPLAINED: tuple[str, ...] = ("attention_sm90",)
 
 #: Kernels with shared memory, for which racecheck has something to look at.
