@@ -297,7 +297,8 @@ def host(found: list[Row]) -> str:
         if "make_seconds" in row:
             made = f"{row['make_seconds'] * 1e3:.2f} + {row['list_seconds'] * 1e3:.2f} ms, {row['nbytes'] / 1e6:.2f} MB"
             bound = "" if row["reached"] is None else "1 ms, 1 MB"
-            lines.append([f"mask: {row['what']}, made + listed", made, bound, verdict(row["reached"])])
+            what = row["what"].replace("|", "or")
+            lines.append([f"mask: {what}, made + listed", made, bound, verdict(row["reached"])])
         else:
             most = f"{row['bound'] * 1e6:.0f} us" if row["bound"] else ""
             lines.append([row["what"], f"{row['seconds'] * 1e6:.1f} us", most, verdict(row["reached"])])

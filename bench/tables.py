@@ -1,7 +1,7 @@
-"""The tables of results in README.md, made from bench/results/*.json between markers such as <!-- results:gemm -->.
+"""The tables of results in bench/RESULTS.md and README.md, made from bench/results/*.json between markers.
 
-Without an option README.md is rewritten in place; with --check nothing is written and the exit status is 1 where README
-and the files differ.
+<!-- results:gemm --> stands for all tables of a group, <!-- results:gemm:first --> for the first one. Without an option
+both files are rewritten in place; with --check nothing is written, and the exit status is 1 where they differ.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import table_rows as rows
 
 ROOT = Path(__file__).resolve().parents[1]
+FILES = (ROOT / "README.md", ROOT / "bench" / "RESULTS.md")
 NOT_YET = "not measured yet"
 
 #: Marker -> (file without .json, what it shows, how)
@@ -64,10 +65,10 @@ def heading(machines: Sequence[dict[str, Any]]) -> str:
     return ", ".join(part for part in parts if part.strip() and not part.endswith(" ")) + "."
 
 
-def section(marker: str, results: Path) -> str:
-    """What stands between the markers."""
+def section(group: list[tuple[str, str, Callable[[list[rows.Row]], str]]], results: Path) -> str:
+    """What stands between the markers of some tables."""
     machines, parts = [], []
-    for name, what, render in GROUPS[marker]:
+    for name, what, render in group:
         path = results / f"{name}.json"
         title = f"**{what[0].upper()}{what[1:]}**"
         if not path.is_file():
@@ -88,37 +89,44 @@ def markers(marker: str) -> tuple[str, str]:
 def filled(text: str, results: Path) -> tuple[str, list[str]]:
     """A README with the tables of these results, and the markers that it lacks."""
     missing = []
-    for marker in GROUPS:
-        first, last = markers(marker)
-        if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
-            missing.append(marker)
-            continue
-        before, rest = text.split(first)
-        text = f"{before}{first}\n\n{section(marker, results)}\n\n{last}{rest.split(last)[1]}"
+    for name, group in GROUPS.items():
+        found = False
+        for marker, shown in ((name, group), (f"{name}:first", group[:1])):
+            first, last = markers(marker)
+            if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
+                continue
+            found = True
+            before, rest = text.split(first)
+            text = f"{before}{first}\n\n{section(shown, results)}\n\n{last}{rest.split(last)[1]}"
+        if not found:
+            missing.append(name)
     return text, missing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if README and results differ")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    parser.add_argument("--readme", type=Path, nargs="+", default=FILES, metavar="FILE")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", metavar="FOLDER")
     options = parser.parse_args(argv)
-    old = options.readme.read_text(encoding="utf-8")
-    new, missing = filled(old, options.results)
+    return max(update(path, options.results, options.check) for path in options.readme)
+
+
+def update(path: Path, results: Path, check: bool) -> int:
+    """Rewrite one file, or look at it; the exit status."""
+    old = path.read_text(encoding="utf-8")
+    new, missing = filled(old, results)
     if len(missing) == len(GROUPS):
-        print(f"{options.readme.name} has no markers {markers('gemm')[0]} ... {markers('gemm')[1]}", file=sys.stderr)
+        print(f"{path.name} has no markers {markers('gemm')[0]} ... {markers('gemm')[1]}", file=sys.stderr)
         return 1
-    for marker in missing:
-        print(f"{options.readme.name} has no {markers(marker)[0]}: its tables are left out")
     if new == old:
-        print(f"{options.readme.name} agrees with the results")
+        print(f"{path.name} agrees with the results")
         return 0
-    if options.check:
-        print(f"{options.readme.name} and the results differ: run python bench/tables.py", file=sys.stderr)
+    if check:
+        print(f"{path.name} and the results differ: run python bench/tables.py", file=sys.stderr)
         return 1
-    options.readme.write_text(new, encoding="utf-8")
-    print(f"written: {options.readme.name}")
+    path.write_text(new, encoding="utf-8")
+    print(f"written: {path.name}")
     return 0
 
 

@@ -423,7 +423,9 @@ def test_fp8_tiny_and_huge_scales(rng, checksum) -> None:
     "D",
     [
         64,
-        pytest.param(128, marks=pytest.mark.xfail(reason="the maximum of 2e9 is rounded such that weights are cut off")),
+        pytest.param(
+            128, marks=pytest.mark.xfail(reason="the maximum of 2e9 is rounded such that weights are cut off")
+        ),
         256,
     ],
 )
