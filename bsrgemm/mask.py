@@ -25,6 +25,8 @@ FULL = -1
 _NOTHING = -2
 #: Element masks are worked out on the host up to so many words and combinations, where they cost no launches.
 _FEW = 1 << 16
+#: No more blocks than this are listed by the host: calls to a GPU would take longer.
+_FEW_BLOCKS = 1 << 18
 
 
 class BlockMask:
@@ -505,14 +507,21 @@ class BlockMask:
     def _from_rows(cls, grid: _Grid, stored: BlockRows) -> Self:
         """From what the host knows of rows of blocks; nothing waits for the GPU."""
         home, xp = grid.home, grid.home.xp
-        total, rows, parts = int(stored.starts[-1]), len(stored.first), len(stored.places)
-        indptr = home.from_host(stored.starts.astype(_INT32))
-        shifts = stored.first - stored.starts[:-1]
-        moved = home.from_host(np.concatenate([shifts, stored.places, stored.kinds]).astype(_INT32))
-        indices = xp.arange(total, dtype=_INT32) + moved[:rows][home.expand(indptr, total)]
-        kinds = xp.full(total, FULL, _INT32)
-        kinds[moved[rows : rows + parts]] = moved[rows + parts :]
-        return cls(home, grid.shape, grid.block, (1, 1), indptr, indices, kinds, home.from_host(stored.bits))
+        total = int(stored.starts[-1])
+        starts, shifts, places, kinds = (
+            x.astype(_INT32) for x in (stored.starts, stored.first - stored.starts[:-1], stored.places, stored.kinds)
+        )
+        if total <= _FEW_BLOCKS:
+            columns = np.arange(total, dtype=_INT32) + np.repeat(shifts, np.diff(starts))
+            every = np.full(total, FULL, _INT32)
+            every[places] = kinds
+            arrays = _moved(home, starts, columns, every, stored.bits)
+            return cls(home, grid.shape, grid.block, (1, 1), *arrays)
+        indptr, shifts, places, kinds, bits = _moved(home, starts, shifts, places, kinds, stored.bits)
+        indices = xp.arange(total, dtype=_INT32) + shifts[home.expand(indptr, total)]
+        every = xp.full(total, FULL, _INT32)
+        every[places] = kinds
+        return cls(home, grid.shape, grid.block, (1, 1), indptr, indices, every, bits)
 
     @classmethod
     def _from_whole(cls, grid: _Grid, heads: tuple[int, int], indptr: Array, indices: Array) -> Self:
@@ -670,6 +679,13 @@ def _heads(heads: Any) -> tuple[int, int]:
     if len(sides) != 2:
         raise ValueError(f"heads: wanted the numbers of batches and heads, got {heads!r}")
     return _count("heads", sides[0], 1), _count("heads", sides[1], 1)
+
+
+def _moved(home: Home, *arrays: np.ndarray[Any, Any]) -> list[Array]:
+    """NumPy arrays of 32-bit integers in a home, by one copy."""
+    together = home.from_host(np.concatenate([x.reshape(-1).view(_INT32) for x in arrays]))
+    ends = np.cumsum([x.size for x in arrays]).tolist()
+    return [together[end - x.size : end].view(x.dtype).reshape(x.shape) for x, end in zip(arrays, ends, strict=True)]
 
 
 def _no_bits(xp: Any, block: tuple[int, int]) -> Array:

@@ -189,6 +189,26 @@ def test_many_element_masks_are_worked_out_where_they_are(home: Home, monkeypatc
     np.testing.assert_array_equal(dense(BlockMask.from_dense(home.from_host(want_b), block=(32, 48))), want_b)
 
 
+@pytest.mark.parametrize("home", HOMES, indirect=True)
+def test_blocks_listed_by_the_host_and_by_the_device_are_the_same(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def masks() -> list[BlockMask]:
+        common = {"block": (32, 48), "device": home.name}
+        return [
+            BlockMask.window(150, 170, left=37, right=5, **common),
+            BlockMask.causal(170, 150, **common),
+            BlockMask.documents([0, 40, 41, 150], **common),
+            BlockMask.full(0, 170, **common),
+        ]
+
+    few = masks()
+    monkeypatch.setattr("bsrgemm.mask._FEW_BLOCKS", -1)
+    for a, b in zip(few, masks(), strict=True):
+        for name in ("indptr", "indices", "kinds", "bits"):
+            x, y = (home.to_host(getattr(mask, name)) for mask in (a, b))
+            assert x.dtype == y.dtype
+            np.testing.assert_array_equal(x, y)
+
+
 def test_masks_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     from . import fake_device
 
