@@ -432,13 +432,20 @@ struct Multiplier {
       else weights[i / 4][i % 4] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
     }
   }
-  // Has the warp weighed with a maximum that is too low? Of fp8: is a weight as large as can be, 0x7e?
-  __device__ __forceinline__ bool too_low(Two added) const {
-    if constexpr (!kFp8) return __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum));
+  // Is a weight of fp8 as large as can be, 0x7e?
+  __device__ __forceinline__ bool is_full() const {
     u32 full = 0;
 #pragma unroll
     for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
-    return __any_sync(0xffffffffu, full & 0x80808080u);
+    return full & 0x80808080u;
+  }
+  // Has the warp weighed with a maximum that is too low?
+  __device__ __forceinline__ bool too_low(Two added) const {
+    return __any_sync(0xffffffffu, kFp8 ? is_full() : !(fmaxf(added.x, added.y) <= kMostSum));
+  }
+  // Weights with the exact maximum are full only if rounding a huge one has cut them: then the queries are done again.
+  __device__ __forceinline__ void spoil_if_full() {
+    if (kFp8 && is_full()) total = {__int_as_float(0x7fffffff), __int_as_float(0x7fffffff)};
   }
   // The maximum goes up; what was summed before fades by the factors returned.
   __device__ __forceinline__ Two raise(Two to) {
@@ -511,6 +518,7 @@ struct Multiplier {
     top = highest();
     total = weigh();
     pack_next();
+    spoil_if_full();
     take_weights();
     clear(sums);
     hot = 0;
@@ -550,6 +558,7 @@ struct Multiplier {
           rescale = true, hot = kHot;
           added = weigh();
           pack_next();
+          spoil_if_full();
         }
         release_keys();
         total.x += added.x, total.y += added.y;
@@ -584,6 +593,7 @@ struct Multiplier {
           if constexpr (kBehind) {
             top = highest(), total = weigh();
             pack_next();
+            spoil_if_full();
           }
           release_keys();
         }
@@ -609,6 +619,7 @@ struct Multiplier {
       if constexpr (!kBehind) {
         top = highest(), total = weigh();
         pack_next();
+        spoil_if_full();
         take_weights();
       }
       clear(sums);
@@ -619,6 +630,7 @@ struct Multiplier {
         const Two now = highest();
         const Two fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)}), added = weigh();
         pack_next();
+        spoil_if_full();
         release_keys();
         total.x += added.x, total.y += added.y;
         wgmma_wait<0>();
