@@ -120,7 +120,10 @@ class CudaHome(Home):
         if as_real.serves(A, B, out, acc, transposed):
             as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32)
             return
-        launch.product(prepare(self, A), A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
+        prepared = prepare(self, A)
+        if not fp8:
+            B = launch.with_aligned_rows(prepared, A._shape, B, out, acc, transposed=transposed, tf32=tf32)
+        launch.product(prepared, A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
 
     def attention(self, call: AttentionCall) -> None:
         attention_launch.forward(self, call)

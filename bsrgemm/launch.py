@@ -301,6 +301,31 @@ def _order(x: Array) -> str:
     return ""
 
 
+def with_aligned_rows(
+    prepared: Prepared,
+    shape: tuple[int, int],
+    B: Array,
+    out: Array,
+    acc: np.dtype[Any],
+    *,
+    transposed: bool = False,
+    tf32: bool = False,
+) -> Array:
+    """B, or a copy whose rows begin at multiples of 16 bytes, if the tensor cores need one and it pays."""
+    if _order(B):
+        return B
+    batches = B.shape[0] if B.ndim == 3 else 1
+    problem = problem_of(
+        prepared, shape, B.dtype, out.dtype, acc, B.shape[-1], batches, "", _order(out), True, transposed, tf32
+    )
+    if not tuning.wants_aligned_rows(problem):
+        return B
+    unit = 16 // B.itemsize
+    copy = cupy.empty((*B.shape[:-1], -(-B.shape[-1] // unit) * unit), B.dtype)[..., : B.shape[-1]]
+    copy[...] = B
+    return copy
+
+
 def wants_columns(B: Array) -> bool:
     """Would the tensor cores read these bytes of fp8, if only they were column-major? They cannot read across K."""
     return jit.device_target() == "sm_90a" and _order(B) != "F" and B.shape[-1] > 1

@@ -420,22 +420,43 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
         yield plain
 
 
-#: Below this many columns a product is a matter of reading A.
-_TENSOR_COLUMNS = 16
+#: Fewer columns than this are left to the plain cores, unless A has so many elements; a vector always is.
+_TENSOR_COLUMNS, _LARGE = 16, 1 << 20
+#: A product of so many elements of A by columns of B is worth a copy of B.
+_WORTH_A_COPY = 1 << 26
 
 
 def _tensor_cores_serve(problem: Problem) -> bool:
-    """Work lists and tiles are counted in 31 bits; fewer columns than a tile has are left to the plain cores."""
+    """Work lists and tiles are counted in 31 bits; few columns of a small matrix are left to the plain cores."""
     rows, cols = problem.block_rows * problem.R, problem.block_cols * problem.K
+    fewest = 2 if problem.blocks * problem.R * problem.K >= _LARGE else _TENSOR_COLUMNS
     slots = problem.blocks * max(1, problem.R // 16)
     return (
         problem.aligned
         and problem.types.a == problem.types.b
-        and problem.N >= _TENSOR_COLUMNS
+        and problem.N >= fewest
         and 0 < slots < 2**28
         and max(rows, cols, problem.blocks * problem.R, problem.blocks * problem.K) < 2**31
         and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31
     )
+
+
+@lru_cache(maxsize=1024)
+def wants_aligned_rows(problem: Problem) -> bool:
+    """Would the tensor cores do this product if only the rows of B began at multiples of 16 bytes, and does that pay?
+
+    >>> names = types(*[np.dtype("float16")] * 3, np.dtype("float32"), np.dtype("int32"))
+    >>> sizes = {"R": 64, "K": 64, "batches": 1, "block_rows": 128, "block_cols": 128, "blocks": 3584}
+    >>> how = {"transposed": False, "b_order": "", "c_order": "", "overwrite": True, "aligned": True}
+    >>> odd = Problem("sm_90a", names, N=101, **sizes, **how)
+    >>> [wants_aligned_rows(replace(odd, **x)) for x in ({}, {"b_order": "C"}, {"blocks": 9})]
+    [True, False, False]
+    """
+    work = problem.blocks * problem.R * problem.K * problem.N * problem.batches
+    if problem.b_order or problem.N == 1 or work < _WORTH_A_COPY:
+        return False
+    aligned = replace(problem, b_order="C")
+    return _tensor_cores_serve(aligned) and (sm90_serves(aligned) or sm80_serves(aligned))
 
 
 def sm90_serves(problem: Problem) -> bool:

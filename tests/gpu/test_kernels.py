@@ -6,7 +6,7 @@ Seeds are fixed so that each test's outputs have a checksum in gpu_record.json; 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -405,6 +405,58 @@ def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
         assert_close(out.get(), want, size, 2 * A[3][0], np.float32)
         other = cupy.asarray(np.ascontiguousarray(B.T)) @ dA  # (N, M) @ (M, K)
         assert_close(other.get(), want.T, size.T, 2 * A[3][0], np.float32)
+
+
+@pytest.fixture
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few columns, and copies of B with aligned rows, pay for every matrix."""
+    from bsrgemm import tuning
+
+    monkeypatch.setattr(tuning, "_LARGE", 0)
+    monkeypatch.setattr(tuning, "_WORTH_A_COPY", 0)
+    tuning.wants_aligned_rows.cache_clear()
+    yield
+    tuning.wants_aligned_rows.cache_clear()
+
+
+@kernel("gemm_sm90", "match")
+@pytest.mark.parametrize("N", sanitized([2, 3, 7, 8, 15, 17, 33, 101, 260, 1001], "7", "33"))
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32), (48, 80), (16, 16)], ids=str)
+def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum, nothing_is_small) -> None:
+    import cupy
+
+    A = pattern(rng, 5, 4, *block, "float16")
+    B = values(rng, (A[3][1], N), "float16")
+    want, size = exact_product(A, B)
+    for out_dtype, layout, beta in itertools.product(("float16", "float32"), LAYOUTS, (0, 0.5)):
+        dA, out = device(A), cupy.full(want.shape, 0.25, out_dtype)
+        bg.matmul(dA, strided(B, layout), out=out, beta=beta)
+        assert served_by(dA)
+        checksum(out)
+        assert_close(out.get(), want + 0.25 * beta, size + 0.25, 2 * A[3][1], np.float32)
+    batch = values(rng, (3, A[3][1], N), "float16")
+    got = device(A) @ cupy.asarray(batch)
+    for one, B in zip(got.get(), batch, strict=True):
+        assert_close(one, *exact_product(A, B), 2 * A[3][1], np.float32)
+
+
+@kernel("gemm_sm80", "match")
+@pytest.mark.parametrize("N", [2, 5, 15, 33, 101])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checksum, nothing_is_small) -> None:
+    import cupy
+
+    from bsrgemm import tuned
+
+    A = pattern(rng, 5, 4, 32, 32, dtype)
+    B = values(rng, (A[3][1], N), dtype)
+    want, size = exact_product(A, B)
+    with tuned.only("GemmSm80"):
+        dA = device(A)
+        out = dA @ cupy.asarray(B)
+        assert served_by(dA, "gemm_sm80")
+    checksum(out)
+    assert_close(out.get(), want, size, 2 * A[3][1], acc_of(np.dtype(dtype)))
 
 
 @kernel("gemm_simt", "spmv")
