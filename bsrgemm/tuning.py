@@ -434,7 +434,7 @@ def _tensor_cores_serve(problem: Problem) -> bool:
     return (
         problem.aligned
         and problem.types.a == problem.types.b
-        and problem.N >= fewest
+        and fewest <= problem.N
         and 0 < slots < 2**28
         and max(rows, cols, problem.blocks * problem.R, problem.blocks * problem.K) < 2**31
         and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31
