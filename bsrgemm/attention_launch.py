@@ -23,7 +23,7 @@ _POINTERS = "5P16q13P"
 _INTEGERS = "24i"
 _MAP_BYTES = 128
 #: `Values` of cuda/attention_values.cu.
-_VALUES = struct.Struct("@2P3q4i")
+_VALUES = struct.Struct("@3P3q5i4x")
 _VALUES_TYPE = np.dtype([("opaque", "<u8", (_VALUES.size // 8,))])
 _MOST_STRIDE = 2**40
 #: Kinds of problems remembered, and places of operands of each.
@@ -105,7 +105,7 @@ def forward(home: Home, call: AttentionCall) -> None:
         *integers,
     )  # fmt: skip
     if plan.maps is not None:
-        values = _kept(lambda: _by_columns(v)) if plan.by_columns else v
+        values = _kept(lambda: _by_columns(v, None if bounds is None else bounds[1])) if plan.by_columns else v
         packed = _maps(plan, q, k, values, out) + packed
     grid = (min(tiles * plan.heads, plan.ctas),)
     plan.kernel(grid, plan.threads, (np.frombuffer(packed, plan.argument),), shared_mem=plan.shared_bytes)
@@ -117,7 +117,7 @@ def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
     reads, rows = all(map(_mappable, (q, k, v))), q.size // max(1, q.shape[3])
     problem = attention_tuning.Problem(
         *(arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine),
-        *(call.fp8, call.bounds is not None),
+        call.fp8,
     )
     config = attention_tuning.forward(problem, tuned.wanted)
     kernel = jit.load(config.spec(), arch)
@@ -183,14 +183,16 @@ def _map(x: Array, rows: int, width: int = 128) -> bytes:
     return tensormap.encode(x.data.ptr, str(x.dtype), sizes, steps, box, swizzle=f"{width}B").tobytes()
 
 
-def _by_columns(v: Array) -> Array:
-    """Values of fp8 as the kernel wants them: keys side by side."""
+def _by_columns(v: Array, bounds: Array | None) -> Array:
+    """Values of fp8 as the kernel wants them: keys side by side, those of sequences between `bounds` with gaps."""
     config = AttentionValues()
     batches, heads, keys, columns = v.shape
-    room = config.room(keys)
+    sequences = 0 if bounds is None else len(bounds) - 1
+    room = config.room(keys, sequences)
     values = cupy.empty((batches, heads, columns, room), v.dtype)
-    grid = config.grid(batches * heads, keys, columns)
-    packed = _VALUES.pack(v.data.ptr, values.data.ptr, *v.strides[:3], heads, keys, columns, room)
+    grid = config.grid(batches * heads, room, columns)
+    places = (v.data.ptr, values.data.ptr, 0 if bounds is None else bounds.data.ptr)
+    packed = _VALUES.pack(*places, *v.strides[:3], heads, keys, columns, room, sequences)
     kernel = jit.load(config.spec(), jit.device_target())
     kernel(grid, (config.threads,), (np.frombuffer(packed, _VALUES_TYPE),))
     return values

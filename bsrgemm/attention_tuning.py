@@ -49,8 +49,6 @@ class Problem:
     fine: bool = False
     #: operands are bytes of fp8
     fp8: bool = False
-    #: sequences of different lengths
-    variable: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,13 +128,13 @@ class AttentionValues:
     threads = 256
 
     @staticmethod
-    def room(keys: int) -> int:
-        """Bytes for the keys of a column."""
-        return -(-keys // 16) * 16
+    def room(keys: int, sequences: int = 0) -> int:
+        """Bytes for the keys of a column, those of sequences of different lengths with gaps between them."""
+        return (-(-keys // 16) + sequences) * 16
 
     @staticmethod
-    def grid(heads: int, keys: int, columns: int) -> tuple[int, int, int]:
-        return heads, -(-keys // 128), -(-columns // 64)
+    def grid(heads: int, room: int, columns: int) -> tuple[int, int, int]:
+        return heads, -(-room // 128), -(-columns // 64)
 
     def spec(self) -> KernelSpec:
         return KernelSpec("attention_values.cu", "attention_values", ())
@@ -249,7 +247,7 @@ def candidates(problem: Problem) -> Iterator[Attention]:
     dtype, out = "e4m3" if problem.fp8 else element(problem.dtype), element(problem.out_dtype)
     sizes = (problem.head_dim, problem.value_dim)
     fits = problem.reads and all(0 < x <= _DIMS[-1] for x in sizes)
-    if fits and problem.fp8 and problem.arch == "sm_90a" and not problem.variable:
+    if fits and problem.fp8 and problem.arch == "sm_90a":
         D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((_FP8_DIMS, _DIMS), sizes, strict=True))
         tiles = problem.writes and out in ("f16", "bf16")
         yield AttentionSm90("e4m3", out, D, D_v, problem.scores, tiles, *_fp8_shape(problem, D, D_v))

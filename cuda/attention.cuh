@@ -45,6 +45,7 @@ struct Attention {
 struct Tile {
   int head, batch, row, rows, key, keys, low, high, first, last;
   Sum scale, value_scale;  // of fp8
+  int shift;               // and from a key to its place among the values, see attention_values.cu
 };
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
@@ -89,6 +90,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
     x.rows = clamp(a.q_bounds[s + 1], begin, a.queries);
     x.key = clamp(a.k_bounds[s], 0, a.keys);
     x.keys = clamp(a.k_bounds[s + 1], x.key, a.keys);
+    if constexpr (kFp8) x.shift = 16 * ((x.key + 15) / 16 + s) - x.key;
   }
   const int place_of_first = (a.bottom_right ? x.keys - x.key - (x.rows - begin) : 0) + x.key - begin;
   x.low = place_of_first - a.left;

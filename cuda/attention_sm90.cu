@@ -188,7 +188,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
         __syncwarp();
         shade += !whole;
         copy_values(entry - 1);
-        row = key, head = x.head / a.group, batch = x.batch;
+        row = key + (kFp8 ? x.shift : 0), head = x.head / a.group, batch = x.batch;
       }
     }
     release(shared.tile_empty[n % kTiles]);

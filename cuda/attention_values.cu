@@ -1,42 +1,66 @@
 // Values of fp8, (batches, heads, keys, columns), as attention_sm90 wants them: (batches, heads, columns, room), keys side
 // by side, zeros behind the last one. Of each 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a
 // thread that has the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 has four weights side by side.
+//
+// Sequences of different lengths begin at multiples of 16 places: number s, from key b on, at 16 (ceil(b / 16) + s).
 #include "types.cuh"
 
-constexpr int kKeys = 128, kColumns = 64, kThreads = 256;
+constexpr int kKeys = 128, kColumns = 64, kThreads = 256, kGroups = kKeys / 16;
 constexpr int kPitch = kColumns + 1;  // the same column of keys 16 apart lies in different banks
 
 struct Values {
   const u8* v;
   u8* to;
+  const int* bounds;     // of sequences of different lengths, or null
   i64 batch, head, row;  // strides of v; its columns lie together
-  int heads, keys, columns, room;
+  int heads, keys, columns, room, sequences;
 };
 
-// Grid: batches by heads, tiles of keys, tiles of columns.
+// The keys of 16 places: the first one, and the one behind the last. A user can write to the bounds: what they say is
+// clamped.
+struct Group { int first, last; };
+
+__device__ __forceinline__ Group group_at(const Values& p, int number) {
+  if (!p.bounds) return {16 * number, p.keys};
+  const auto bound = [&](int s) { return min(max(p.bounds[s], 0), p.keys); };
+  const auto place = [&](int s) { return (bound(s) + 15) / 16 + s; };
+  int low = 0, high = p.sequences;  // the last sequence that begins at or before it
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (place(middle) <= number ? low : high) = middle;
+  }
+  return {bound(low) + 16 * (number - place(low)), bound(low + 1)};
+}
+
+// Grid: batches by heads, tiles of places, tiles of columns.
 extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __grid_constant__ Values p) {
   __shared__ u8 tile[kKeys * kPitch];
-  const int key = blockIdx.y * kKeys, column = blockIdx.z * kColumns;
+  __shared__ Group groups[kGroups];
+  const int place = blockIdx.y * kKeys, column = blockIdx.z * kColumns;
+  if (threadIdx.x < kGroups) groups[threadIdx.x] = group_at(p, place / 16 + threadIdx.x);
+  __syncthreads();
   const u8* from = p.v + blockIdx.x / p.heads * p.batch + blockIdx.x % p.heads * p.head + column;
-  const int keys = min(p.keys - key, kKeys), columns = min(p.columns - column, kColumns);
+  const int columns = min(p.columns - column, kColumns);
   for (int i = threadIdx.x; i < kKeys * kColumns / 16; i += kThreads) {
     const int row = i / (kColumns / 16), first = i % (kColumns / 16) * 16;
+    const int key = groups[row / 16].first + row % 16;
+    const bool there = key >= 0 && key < groups[row / 16].last;
     alignas(16) u8 bytes[16] = {};
-    if (row < keys && first + 16 <= columns) {
-      *reinterpret_cast<uint4*>(bytes) = *reinterpret_cast<const uint4*>(from + (key + row) * p.row + first);
-    } else if (row < keys) {
+    if (there && first + 16 <= columns) {
+      *reinterpret_cast<uint4*>(bytes) = *reinterpret_cast<const uint4*>(from + key * p.row + first);
+    } else if (there) {
 #pragma unroll
       for (int j = 0; j < 16; ++j)
-        if (first + j < columns) bytes[j] = from[(key + row) * p.row + first + j];
+        if (first + j < columns) bytes[j] = from[key * p.row + first + j];
     }
 #pragma unroll
     for (int j = 0; j < 16; ++j) tile[row * kPitch + first + j] = bytes[j];
   }
   __syncthreads();
-  u8* to = p.to + (i64(blockIdx.x) * p.columns + column) * p.room + key;
+  u8* to = p.to + (i64(blockIdx.x) * p.columns + column) * p.room + place;
   for (int i = threadIdx.x; i < kKeys * kColumns / 16; i += kThreads) {
-    const int row = i / (kKeys / 16), first = i % (kKeys / 16) * 16;
-    if (row >= columns || key + first >= p.room) continue;
+    const int row = i / kGroups, first = i % kGroups * 16;
+    if (row >= columns || place + first >= p.room) continue;
     u32 words[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {

@@ -138,7 +138,7 @@ def test_fp8_attention_is_listed_and_stands_for_every_shape() -> None:
                 assert isinstance(config, AttentionSm90) and config in listed
                 assert config.fp8 and config.head_dim >= D and config.value_dim >= D_v
                 assert config.tiles == (writes and out != "float32")
-                for change in ({"arch": "sm_89"}, {"variable": True}, {"reads": False}, {"head_dim": 257}):
+                for change in ({"arch": "sm_89"}, {"reads": False}, {"head_dim": 257}):
                     assert attention_tuning.forward(replace(problem, **change)).spec().entry == "attention_simt"
     chosen = [c for c in listed if getattr(c, "fp8", False) and _attention_stands_for_others(c)]
     for shape in {(c.consumers, c.tile_k) for c in listed if getattr(c, "fp8", False)}:
