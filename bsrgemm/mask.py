@@ -6,6 +6,8 @@ are allowed in part, bit-packed and each kept once. Written over ``home.xp``; bu
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from typing import Any, Self
@@ -508,20 +510,26 @@ class BlockMask:
         """From what the host knows of rows of blocks; nothing waits for the GPU."""
         home, xp = grid.home, grid.home.xp
         total = int(stored.starts[-1])
-        starts, shifts, places, kinds = (
-            x.astype(_INT32) for x in (stored.starts, stored.first - stored.starts[:-1], stored.places, stored.kinds)
-        )
+        shifts = stored.first - stored.starts[:-1]
         if total <= _FEW_BLOCKS:
-            columns = np.arange(total, dtype=_INT32) + np.repeat(shifts, np.diff(starts))
-            every = np.full(total, FULL, _INT32)
-            every[places] = kinds
-            arrays = _moved(home, starts, columns, every, stored.bits)
-            return cls(home, grid.shape, grid.block, (1, 1), *arrays)
-        indptr, shifts, places, kinds, bits = _moved(home, starts, shifts, places, kinds, stored.bits)
+            shapes = (stored.starts.shape, (total,), (total,), stored.bits.shape)
+            flat = np.empty(sum(map(math.prod, shapes)), _INT32)
+            indptr, indices, kinds, bits = _cut(flat, shapes)
+            indptr[...], kinds[...], bits[...] = stored.starts, FULL, stored.bits.view(_INT32)
+            np.add(
+                np.arange(total, dtype=_INT32), np.repeat(shifts.astype(_INT32), np.diff(stored.starts)), out=indices
+            )
+            kinds[stored.places] = stored.kinds
+            if home is not homes.host():
+                indptr, indices, kinds, bits = _cut(home.from_host(flat), shapes)
+            return cls(home, grid.shape, grid.block, (1, 1), indptr, indices, kinds, bits.view(np.uint32))
+        arrays = (stored.starts, shifts, stored.places, stored.kinds, stored.bits.view(_INT32))
+        moved = home.from_host(np.concatenate([x.reshape(-1) for x in arrays], dtype=_INT32, casting="unsafe"))
+        indptr, shifts, places, some, bits = _cut(moved, [x.shape for x in arrays])
         indices = xp.arange(total, dtype=_INT32) + shifts[home.expand(indptr, total)]
-        every = xp.full(total, FULL, _INT32)
-        every[places] = kinds
-        return cls(home, grid.shape, grid.block, (1, 1), indptr, indices, every, bits)
+        kinds = xp.full(total, FULL, _INT32)
+        kinds[places] = some
+        return cls(home, grid.shape, grid.block, (1, 1), indptr, indices, kinds, bits.view(np.uint32))
 
     @classmethod
     def _from_whole(cls, grid: _Grid, heads: tuple[int, int], indptr: Array, indices: Array) -> Self:
@@ -681,11 +689,11 @@ def _heads(heads: Any) -> tuple[int, int]:
     return _count("heads", sides[0], 1), _count("heads", sides[1], 1)
 
 
-def _moved(home: Home, *arrays: np.ndarray[Any, Any]) -> list[Array]:
-    """NumPy arrays of 32-bit integers in a home, by one copy."""
-    together = home.from_host(np.concatenate([x.reshape(-1).view(_INT32) for x in arrays]))
-    ends = np.cumsum([x.size for x in arrays]).tolist()
-    return [together[end - x.size : end].view(x.dtype).reshape(x.shape) for x, end in zip(arrays, ends, strict=True)]
+def _cut(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """Arrays of these shapes that lie one behind the other in a flat one."""
+    sizes = [math.prod(shape) for shape in shapes]
+    ends = itertools.accumulate(sizes)
+    return [flat[end - n : end].reshape(shape) for shape, n, end in zip(shapes, sizes, ends, strict=True)]
 
 
 def _no_bits(xp: Any, block: tuple[int, int]) -> Array:
