@@ -323,3 +323,26 @@ def llama(found: list[Row]) -> str:
             memory = f"{row['kv_bytes'] / 1e9:.2f} GB (repeated {row['repeated_kv_bytes'] / 1e9:.2f})"
             lines.append([f"keys and values {memory}, attention of a layer", times, ""])
     return table(["", "", "attention's share, or good"], lines)
+
+
+# ----------------------------------------------------------------------------------------- others
+def conversions(found: list[Row]) -> str:
+    """Ours on the card, and the way through the host and SciPy."""
+    lines = [
+        [row["case"], number(row["seconds"] * 1e3, 2), number(row["through_host"] * 1e3),
+         f"{row['through_host'] / row['seconds']:.0f} x"]
+        for row in found
+    ]  # fmt: skip
+    return table(["", "bsrgemm, ms", "copied to the host, SciPy, copied back, ms", "faster"], lines)
+
+
+def by_peer(found: list[Row]) -> str:
+    """Products beside the fastest of their peers."""
+    lines = []
+    for row in found:
+        R, N = row["block"], row["columns"]
+        what = f"n = {row['n']:,}, {row['dtype']}, blocks {R} x {R}, {'a vector' if N == 1 else f'{N} columns'}"
+        name, seconds = min(row["peers"].items(), key=lambda peer: peer[1])
+        ours = row["seconds"]
+        lines.append([what, number(ours * 1e3, 2), f"{name} {seconds * 1e3:.2f}", f"{seconds / ours:.1f} x"])
+    return table(["", "bsrgemm, ms", "fastest peer, ms", "faster"], lines)

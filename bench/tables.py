@@ -42,6 +42,11 @@ GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
         ("overhead_cuda", "products: host time, first call of a process, work list", rows.overhead),
         ("attention_host_cuda", "attention: host time of a call, masks", rows.host),
     ],
+    "others": [
+        ("convert_cuda", "conversions, 1,000,000 blocks of 3 x 3 float64", rows.conversions),
+        ("matmul_cuda", "small blocks on the card", rows.by_peer),
+        ("matmul_cpu", "products on two cores of a CPU", rows.by_peer),
+    ],
     "llama": [("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", rows.llama)],
 }
 

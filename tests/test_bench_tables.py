@@ -139,12 +139,25 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["| attention, causal | 20.0 us | 25 us | yes |",
          "| mask: window, made + listed | 6.00 + 0.10 ms, 0.58 MB | 1 ms, 1 MB | **no** |"],
     ),
+    "convert_cuda": (
+        [{"case": "csr -> bsr", "blocks": 10**6, "seconds": 1.5e-3, "through_host": 0.15}],
+        ["| csr -> bsr | 1.50 | 150 | 100 x |"],
+    ),
+    "matmul_cuda": (
+        [{"n": 9000, "block": 3, "columns": 1, "dtype": "float64", "seconds": 1e-3,
+          "peers": {"a": 3e-3, "b": 2e-3}}],
+        ["| n = 9,000, float64, blocks 3 x 3, a vector | 1.00 | b 2.00 | 2.0 x |"],
+    ),
+    "matmul_cpu": (
+        [{"n": 1024, "block": 16, "columns": 128, "dtype": "float32", "seconds": 2e-3, "peers": {"scipy bsr": 1e-2}}],
+        ["| n = 1,024, float32, blocks 16 x 16, 128 columns | 2.00 | scipy bsr 10.00 | 5.0 x |"],
+    ),
     "llama_cuda": (
         [{"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25}],
         ["| decode of 248 tokens | 101.5 tokens/s | 25% |"],
     ),
 }  # fmt: skip
-MARKERS = ("gemm", "attention", "calls", "llama")
+MARKERS = ("gemm", "attention", "calls", "others", "llama")
 BETWEEN = "\nbetween\n".join(f"<!-- results:{name} -->\nold\n<!-- /results:{name} -->" for name in MARKERS)
 README = f"before\n{BETWEEN}\nafter\n"
 
@@ -174,9 +187,9 @@ def test_every_kind_of_result_has_its_table(load: Any, project: tuple[Path, list
         for line in lines:
             assert line in text
     head = "NVIDIA Test, 2031-05-04, bsrgemm 9.8, CuPy 14.2, NVRTC 13.0, driver for CUDA 13.2, torch 2.9, cudnn 9.9."
-    assert text.count(head) == 4
+    assert text.count(head) == 5
     assert text.startswith("before\n<!-- results:gemm -->\n") and text.endswith("<!-- /results:llama -->\nafter\n")
-    assert text.count("\nbetween\n") == 3 and "\nold\n" not in text and tables.NOT_YET not in text
+    assert text.count("\nbetween\n") == 4 and "\nold\n" not in text and tables.NOT_YET not in text
     for block in text.split("\n\n"):
         widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
         assert len(widths) <= 1, block
@@ -206,7 +219,7 @@ def test_check_sees_a_difference_and_writes_nothing(load: Any, project: tuple[Pa
     assert tables.main(options) == 1
 
 
-@pytest.mark.parametrize(("name", "lacks"), [("README.md", ["calls", "llama"]), ("bench/RESULTS.md", [])])
+@pytest.mark.parametrize(("name", "lacks"), [("README.md", ["calls", "others", "llama"]), ("bench/RESULTS.md", [])])
 def test_the_tables_agree_with_the_results(name: str, lacks: list[str], load: Any) -> None:
     tables = load("tables")
     text = (ROOT / name).read_text(encoding="utf-8")
