@@ -26,6 +26,7 @@ from attention_cases import (
 from attention_peers import Call
 from harness import Table, on_gpu
 from report import mark
+from table_rows import MOST_ERROR
 
 import bsrgemm as bg
 
@@ -209,12 +210,12 @@ def section_accuracy(bench: Bench, table: Table) -> None:
             table.add(f"{label} | -", what=label.strip(), failed=True)
             continue
         ours, others = found["bsrgemm"]["error"], [x["error"] for name, x in found.items() if name != "bsrgemm"]
-        # Within what rounding allows, or no more than twice as far off as the best of the others.
-        good = ours <= max(TOLERANCE[dtype], 2 * min(others, default=0.0))
+        good, best = ours <= TOLERANCE[dtype], min(others, default=None)
+        reached = None if best is None else ours <= MOST_ERROR * best
         text = " | ".join(f"{name} {x['error']:.1e} x{x['slower']:.2f}" for name, x in found.items())
         table.add(
-            f"{label} | {text} | {'good' if good else 'WRONG'}",
-            inputs=kind, dtype=dtype, shape=shape, errors=found, good=good,
+            f"{label} | {text} | {'good' if good else 'WRONG'} | at most {MOST_ERROR} of the best {mark(reached)}",
+            inputs=kind, dtype=dtype, shape=shape, errors=found, good=good, reached=reached,
         )  # fmt: skip
 
 
