@@ -239,10 +239,11 @@ def long(found: list[Row]) -> str:
             lines.append([f"{size(row['length'])}, {row['mask']}", times, "", "", "", "", "measured"])
         else:
             extra = None if row["peak_bytes"] is None else (row["peak_bytes"] + row["mask_bytes"]) / 1e6
+            small = verdict(None if extra is None else extra * 1e6 <= MOST_BYTES)
             faster = ", ".join(f"{x:.1f} x {name}" for name, x in row["speed_up"].items())
             lines.append(
                 [f"{size(row['length'])}, {row['mask']}", number(row["seconds"] * 1e3, 2), number(row["tflops"]),
-                 number(extra, 2), verdict(None if extra is None else extra * 1e6 <= MOST_BYTES), faster, "computed" if row["dense_computed"] else "measured"]
+                 number(extra, 2), small, faster, "computed" if row["dense_computed"] else "measured"]
             )  # fmt: skip
     return table(header, lines)
 
