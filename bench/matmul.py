@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from harness import Table, has_gpu, time_cpu, time_gpu
+from harness import Table, has_gpu
 
 import bsrgemm as bg
+from bsrgemm.benchmark.timing import time_cpu, time_gpu
 
 #: (n, block, density, columns, dtype)
 GPU_CASES = [

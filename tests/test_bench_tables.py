@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm.benchmark import machine, patterns, product_peers
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "bench"
@@ -271,8 +272,8 @@ def _product(A: Any, B: Any, out: Any, *_: Any, **__: Any) -> Callable[[], Any]:
 def gemm(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """bench/gemm.py, much smaller and on NumPy."""
     monkeypatch.setitem(sys.modules, "cupy", _cupy())
-    script, harness, cases, sections, ahead, peers = map(
-        load, ("gemm", "harness", "gemm_cases", "gemm_sections", "gemm_ahead", "peers")
+    script, harness, cases, sections, ahead = map(
+        load, ("gemm", "harness", "gemm_cases", "gemm_sections", "gemm_ahead")
     )
 
     def seconds(*_: Any, **__: Any) -> float:
@@ -282,6 +283,7 @@ def gemm(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for module, name, value in (
         (script, "has_gpu", lambda: True),
         (harness, "has_gpu", lambda: False),
+        (machine, "has_gpu", lambda: False),
         (harness, "RESULTS", tmp_path / "results"),
         (cases, "time_gpu", seconds),
         (cases, "time_sustained", seconds),
@@ -293,8 +295,8 @@ def gemm(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         (sections, "SIZES", [(512, 0.22, 32)]),
         (sections, "DENSITIES", (0.2, 1.0)),
         (sections, "COLUMNS", [1, 16]),
-        (peers, "dense_cublas", _product),
-        (peers, "cusparse_bsr", _product),
+        (product_peers, "dense_cublas", _product),
+        (product_peers, "cusparse_bsr", _product),
         (ahead.jit, "device_target", lambda: "sm_90a"),
         (ahead.jit, "build", lambda *_: ""),
     ):
@@ -361,7 +363,6 @@ def test_the_gemm_script_names_kernels_that_exist(load: Any) -> None:
 
 
 def test_patterns_have_the_blocks_that_they_promise(load: Any) -> None:
-    patterns = load("patterns")
     for kind in patterns.PATTERNS:
         made = patterns.pattern_of(kind, 1024, (16, 16), 0.22)
         assert made.rows == made.columns == 64
@@ -374,7 +375,7 @@ def test_patterns_have_the_blocks_that_they_promise(load: Any) -> None:
 
 
 def test_products_are_checked_where_they_are_wrong(gemm: Any, load: Any) -> None:
-    checks, patterns = load("gemm_checks"), load("patterns")
+    checks = load("gemm_checks")
     pattern = patterns.pattern_of("uniform", 512, (64, 64), 0.22)
     A = checks.sparse_operand(pattern, (64, 64), "float16")
     B = checks.right_operand(512, 32, "float16")

@@ -92,10 +92,10 @@ def arrowhead(rows: int, columns: int, each: float) -> Pattern:
 
 def banded(rows: int, columns: int, each: float) -> Pattern:
     """Consecutive blocks around the diagonal, the same number in every row."""
-    width = max(1, round(each))
-    first = np.clip(np.arange(rows) * columns // rows - width // 2, 0, columns - width)[:, None]
-    at = np.arange(columns)
-    return from_stored((first <= at) & (at < first + width))
+    width = min(columns, max(1, round(each)))
+    first = np.clip(np.arange(rows) * columns // rows - width // 2, 0, columns - width)
+    indices = (first[:, None] + np.arange(width)).reshape(-1)
+    return Pattern(np.arange(rows + 1) * width, indices, columns)
 
 
 def block_diagonal(rows: int, columns: int, each: float) -> Pattern:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-Call = Callable[[], Any]
+from .timing import Call
 
 #: cudaDataType_t of <library_types.h>
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
