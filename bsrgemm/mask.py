@@ -298,6 +298,10 @@ class BlockMask:
         grid = _Grid(A.shape[0], A.shape[1], A.blocksize, home.name)
         if A.dtype != np.bool_:
             return cls._from_whole(grid, (1, 1), A.indptr, A.indices)
+        if not hasattr(A, "_canonical"):  # SciPy's own class
+            from .bsr import bsr_array
+
+            A = bsr_array(A)
         data, indices, indptr = A._canonical()
         key = structure.block_keys(home, indices, indptr, grid.counts[1])
         return cls._from_masks(grid, (1, 1), key, _pack(home.xp, data))
@@ -310,6 +314,8 @@ class BlockMask:
         home = homes.home_of(indices) or homes.host()
         xp = home.xp
         indptr, indices = xp.asarray(indptr), xp.asarray(indices)
+        if not indices.size:  # an empty list is one of floats to NumPy
+            indices = indices.astype(np.int64)
         grid = _Grid(shape[0], shape[1], block, home.name)
         heads = _heads(heads)
         rows, cols = grid.counts
@@ -487,6 +493,9 @@ class BlockMask:
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
+        for name, value, count in (("batch", batch, self.heads[0]), ("head", head, self.heads[1])):
+            if count > 1 and not 0 <= value < count:  # one pattern stands for all
+                raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
         mask, (B, H), (S_q, S_k), (bq, bk) = self.get(), self.heads, self.shape, self.block
         (rows, cols), pattern = mask._grid.counts, batch % B * H + head % H
         indptr = mask.indptr[pattern * rows : (pattern + 1) * rows + 1]

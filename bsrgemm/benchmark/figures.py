@@ -139,10 +139,9 @@ def roofline(found: Found) -> Any:
     x = np.geomspace(min(shown) / 2, max(max(shown), max(rates.values()) / bandwidth) * 2, 200)
     for kind, rate in sorted(rates.items(), key=lambda item: -item[1]):
         axes.plot(x, np.minimum(rate, bandwidth * x) / 1e12, color="black", linewidth=1)
-        axes.text(x[-1], rate / 1e12, f" dense {kind}", va="center", fontsize=8, clip_on=False)
-    axes.text(
-        x[20], bandwidth * x[20] / 1e12, f"copy {bandwidth / 1e12:.2g} TB/s ", ha="right", va="bottom", fontsize=8
-    )
+        axes.text(x[-1], rate / 1e12, f"dense {kind}", ha="right", va="bottom", fontsize=8)
+    if bandwidth * x[8] < max(rates.values()):
+        axes.text(x[8], bandwidth * x[8] / 1e12, f"  copy, {bandwidth / 1e12:.2g} TB/s", va="top", fontsize=8)
     for place, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         some = [row for row in rows if row["group"] == group]
         axes.plot(

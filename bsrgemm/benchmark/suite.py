@@ -21,7 +21,7 @@ GROUPS = ("gemm", "spmv", "attention", "decode")
 ROUNDS, ROUNDS_QUICK = 2, 1
 #: Problems that meet their kernels side by side before anything is timed: NVRTC takes one core for each.
 _SIDE_BY_SIDE = 8
-_KINDS = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
+KINDS = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ def _chosen(group: str, place: str, choice: Choice) -> Iterator[Problem]:
             yield _product(group, n, b, d, N, kind)
     elif group == "spmv":
         for b, kind, N in product(choice.blocks or (3,), kinds, choice.columns or (1,)):
-            for n in choice.sizes or ((300_000 if gpu else 30_000) * b,):
+            # a size that was asked for without a block is rounded down to whole blocks
+            sizes = choice.sizes if choice.blocks else tuple(n - n % b for n in choice.sizes)
+            for n in sizes or ((300_000 if gpu else 30_000) * b,):
                 for d in choice.densities or (27 * b / n,):
                     yield _product(group, n, b, d, N, kind)
     elif group == "attention":
