@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,29 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
     yield importlib.import_module
     forget()
+
+
+# --------------------------------------------------------------------------------------- pictures
+def test_the_pictures_are_of_the_results(load: Any) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = load("pictures")
+    assert pictures.stale(pictures.PICTURES, pictures.RESULTS) == []
+
+
+def test_pictures_are_drawn_and_stale_ones_are_seen(load: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = load("pictures")
+    results = tmp_path / "results"
+    shutil.copytree(pictures.RESULTS, results)
+    options = ["--folder", str(tmp_path / "drawn"), "--results", str(results)]
+    assert pictures.main([*options, "--check"]) == 1
+    assert pictures.main(options) == 0
+    assert pictures.main([*options, "--check"]) == 0
+    assert {path.stem for path in (tmp_path / "drawn").iterdir()} == set(pictures.ALL)
+    found = json.loads((results / "gemm_density_cuda.json").read_text())
+    found["rows"][0]["ratio"] *= 2
+    (results / "gemm_density_cuda.json").write_text(json.dumps(found))
+    assert pictures.stale(tmp_path / "drawn", results) == ["density"]
 
 
 # ----------------------------------------------------------------------------------------- tables

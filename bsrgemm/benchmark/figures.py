@@ -19,7 +19,7 @@ MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1
 _SIZE = (7.0, 4.3)
 #: A line needs so many points.
 _LEAST = 3
-_STYLE = {
+STYLE = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
     "svg.fonttype": "none", "svg.hashsalt": "bsrgemm", "legend.frameon": False, "figure.constrained_layout.use": True,
 }  # fmt: skip
@@ -47,7 +47,7 @@ def figures(found: Found) -> dict[str, Any]:
     """Name -> figure of matplotlib."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         made = {name: draw(found) for name, draw in _FIGURES.items()}
     return {name: figure for name, figure in made.items() if figure is not None}
 
@@ -272,7 +272,7 @@ def length_figure(series: dict[str, Points], title: str, found: Found) -> Any:
         add_line(axes, place, points, label)
     powers(axes, (x for points in series.values() for x, _ in points))
     axes.set(yscale="log", xlabel="length", ylabel="ms")
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     return figure
 
 
