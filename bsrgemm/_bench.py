@@ -163,12 +163,13 @@ def _where(machine: dict[str, Any], place: str) -> str:
 
 def _roofs(suite: Any, kinds: list[str]) -> str:
     """The two ceilings, measured now."""
-    text = f"copy {suite.ceilings.bytes_per_second / 1e9:,.0f} GB/s"
+    copied = suite.ceilings.bytes_per_second()
+    parts = [f"copy {copied / 1e9:,.0f} GB/s"] if copied else []
     for kind in kinds:
         found = suite.ceilings.flops_per_second(kind)
         if found:
-            text += f", dense {kind} {found / 1e12:,.{0 if found >= 1e14 else 2}f} TFLOP/s"
-    return text
+            parts.append(f"dense {kind} {found / 1e12:,.{0 if found >= 1e14 else 2}f} TFLOP/s")
+    return ", ".join(parts) or "neither a copy nor a dense product could be measured: there is no roof"
 
 
 def _compare(parser: argparse.ArgumentParser, old_path: Path, new_path: Path) -> int:

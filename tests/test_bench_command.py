@@ -20,6 +20,7 @@ from bsrgemm import _bench
 from bsrgemm.__main__ import main
 from bsrgemm.benchmark import cells, figures, machine, page, place, product_peers, results, screen, suite
 from bsrgemm.benchmark.attentions import Attention, Decode
+from bsrgemm.benchmark.patterns import uniform
 from bsrgemm.benchmark.place import Cpu, Gpu
 from bsrgemm.benchmark.problem import Peer, Ready
 from bsrgemm.benchmark.products import Product
@@ -241,6 +242,27 @@ def test_what_does_not_fit_is_said_before_anything_is_allocated(tiny: None) -> N
     assert re.fullmatch(r"needs about [\d.]+ GB, 0.0 GB are free", found["failed"])
 
 
+def test_a_place_without_room_has_no_roofs(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(place.Ceilings, "_copy", no_memory)
+    monkeypatch.setattr(place.Ceilings, "_dense", no_memory)
+    kept = tmp_path / "no_roof.json"
+    assert main(["bench", "spmv", "--quick", "--json", str(kept)]) == 0
+    found = results.read(kept)
+    assert found["ceilings"] == {"bytes_per_second": None, "flops_per_second": {}}
+    assert all(r["of_roofline"] is None and r["seconds"] for r in found["rows"])
+    assert main(["report", str(kept)]) == 0
+
+
+@pytest.mark.parametrize(("rows", "columns", "each"), [(8, 8, 3), (6000, 5000, 7), (4100, 4100, 4100)])
+def test_even_patterns_have_distinct_sorted_columns(rows: int, columns: int, each: int) -> None:
+    made = uniform(rows, columns, each)
+    listed = made.indices.reshape(rows, each)
+    assert (np.diff(listed, axis=1) > 0).all() and listed.min() >= 0 and listed.max() < columns
+
+
 def test_an_interrupt_keeps_what_was_measured(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +289,8 @@ def test_an_interrupt_keeps_what_was_measured(
         (["bench", "--density", "1.5"], "expected more than 0 and at most 1, got 1.5"),
         (["bench", "--dtype", "float8"], "invalid choice: 'float8'"),
         (["bench", "gemm", "--size", "100", "--block", "64"], "a size of 100 is not a multiple of the block 64"),
+        (["bench", "decode", "--dtype", "tf32"], "nothing to measure: decode on cpu has no tf32"),
+        (["bench", "attention", "--size", "100", "--density", "0.5"], "a length of 100 is not a multiple of the block"),
         (["bench", "--json", "/nowhere/at/all.json"], "/nowhere/at is not a folder"),
         (["bench", "--plot", "/nowhere/at/all"], "/nowhere/at is not a folder"),
         (["bench", "--compare", "/nowhere.json", "/nowhere.json"], "/nowhere.json: [Errno 2]"),
@@ -354,7 +378,7 @@ def test_the_way_over_the_gpu_runs_on_a_fake_one(fake_gpu: Gpu) -> None:
         if problem.group == "gemm":
             assert {n for n, p in found["peers"].items() if "ratio" in p} >= {"cuBLAS", "cuSPARSE BSR", "Blocked-ELL"}
     assert run.ceilings.as_dict()["flops_per_second"]["float32"] == pytest.approx(2 * 32**3 / 1e-3)
-    assert run.ceilings.bytes_per_second == pytest.approx(2 * (1 << 16) / 1e-3)
+    assert run.ceilings.bytes_per_second() == pytest.approx(2 * (1 << 16) / 1e-3)
 
 
 def test_kernels_that_cannot_be_met_are_said_and_measured_all_the_same(fake_gpu: Gpu) -> None:

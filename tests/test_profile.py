@@ -6,23 +6,30 @@ No GPU and no ncu: a script in its place prints what ncu prints.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import bsrgemm as bg
 from bsrgemm import _info, _profile
-from bsrgemm._profile import CASES, KERNELS, METRICS, Case
+from bsrgemm._profile import CASES, KERNELS
+from bsrgemm.benchmark import ncu, place
+from bsrgemm.benchmark.attentions import Attention, Decode
+from bsrgemm.benchmark.problem import Problem
+from bsrgemm.benchmark.products import Product
 
 ROOT = Path(__file__).resolve().parents[1]
-GIB = 2**30
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 #: Columns of ``ncu --csv --page raw``: name, unit, values of two launches. Made up, in ncu's form.
 COLUMNS = [
@@ -90,10 +97,10 @@ def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with 8 GiB free, as far as the command looks."""
-    cupy = pytest.importorskip("cupy")
+    """A GPU with 8 GB free, as far as the command looks."""
+    pytest.importorskip("cupy")
     monkeypatch.setattr(_profile, "cuda_problem", lambda: None)
-    monkeypatch.setattr(cupy.cuda.runtime, "memGetInfo", lambda: (8 * GIB, 16 * GIB))
+    monkeypatch.setattr(place.Gpu, "free_bytes", lambda self: 8_000_000_000)
 
 
 def _program(folder: Path, body: str) -> Path:
@@ -104,13 +111,13 @@ def _program(folder: Path, body: str) -> Path:
 
 
 @pytest.fixture
-def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts an ``ncu`` on PATH that keeps its arguments, prints and exits."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
-    def install(output: str = OUTPUT, status: int = 0, errors: str = "") -> Path:
+    def put(output: str = OUTPUT, status: int = 0, errors: str = "") -> Path:
         seen = folder / "arguments"
         _program(
             folder,
@@ -119,7 +126,7 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         return seen
 
-    return install
+    return put
 
 
 def main(*argv: str) -> int:
@@ -139,53 +146,101 @@ def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------- cases
-@pytest.mark.parametrize("name", CASES)
-def test_the_child_is_asked_for_the_same_case(name: str) -> None:
-    options: dict[str, Any] = {"size": 512, "dtype": "bfloat16"}
-    options |= {"block": 32, "density": 1 / 3} if "block" in CASES[name] else {"window": 100}
-    if "causal" in CASES[name]:
-        options["causal"] = True
-    case = _profile.case_of(name, options)
+def _problem(*argv: str) -> Problem:
+    """What the command makes of a command line."""
     parser = argparse.ArgumentParser()
     _profile.add_command(parser.add_subparsers())
-    command = _profile.ncu_command(case, "ncu", KERNELS[name])
-    child = command[command.index(sys.executable) :]
-    assert child[1:4] == ["-m", "bsrgemm", "profile"] and child[-1] == "--inside"
-    args = parser.parse_args(child[3:])
-    assert args.inside
-    assert _profile.case_of(args.case, {option: getattr(args, option) for option in CASES[name]}) == case
+    args = parser.parse_args(["profile", *argv])
+    options = _profile.options_of(args.case, {option: getattr(args, option) for option in CASES[args.case]})
+    return _profile.problem_of(args.case, **options)
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("line", "problem"),
     [
-        Case("gemm", 64, "float16", block=16, density=0.5, columns=24),
-        Case("gemm", 64, "e4m3", block=16, density=0.5, columns=24),
-        Case("gemm", 48, "bfloat16", block=3, density=0.01, columns=1),
-        Case("spmv", 60, "float64", block=4, density=0.3),
-        Case("attention", 70, "float32", heads=2, head_dim=16),
-        Case("attention", 70, "e4m3", heads=2, head_dim=16, causal=True),
-        Case("attention", 128, "float16", heads=2, head_dim=16, causal=True, window=9, block=32, density=0.5),
-        Case("decode", 50, "float16", heads=8, head_dim=64, window=7),
-        Case("decode", 50, "bfloat16", heads=3, head_dim=64),
+        ("gemm", Product("gemm", 8192, (64, 64), 0.22, 8192)),
+        ("gemm --size 512 --block 32 --columns 1", Product("gemm", 512, (32, 32), 0.22, 1)),
+        ("gemm --dtype tf32", Product("gemm", 8192, (64, 64), 0.22, 8192, "float32", "tf32")),
+        ("spmv", Product("spmv", 65536, (16, 16), 0.01, 1, "float32")),
+        ("attention", Attention(1, 16, 16384, 128)),
+        ("attention --causal --dtype e4m3", Attention(1, 16, 16384, 128, causal=True, dtype="e4m3")),
+        ("attention --density 0.2 --heads 2", Attention(1, 2, 16384, 128, blocks=(128, 26))),
+        ("attention --density 0.01 --size 256", Attention(1, 16, 256, 128, blocks=(128, 1))),
+        ("attention --window 9 --head-dim 64", Attention(1, 16, 16384, 64, window=9)),
+        ("decode", Decode(1, 131072)),
+        ("decode --heads 3 --page 64", Decode(1, 131072, 3, 3, page=64)),
     ],
-    ids=str,
 )
-def test_the_call_of_a_case_runs_on_random_operands(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_profile, "_TOKENS_AT_ONCE", 16)
-    result = np.asarray(_profile.prepare(case, "cpu")()).astype(np.float64)
-    shape = {"gemm": (case.size, case.columns), "spmv": (case.size,)}.get(case.name)
-    queries = 1 if case.name == "decode" else case.size
-    assert result.shape == (shape or (1, case.heads, queries, case.head_dim))
-    assert np.isfinite(result).all()
-    assert (result != 0).mean() > 0.5  # queries of which the mask and the window leave nothing get 0
+def test_a_case_is_a_problem_of_bench(line: str, problem: Problem) -> None:
+    assert _problem(*line.split()) == problem
 
 
-def test_the_memory_of_a_case_is_that_of_its_operands_and_result() -> None:
-    assert Case("gemm", 1024, "float16", block=64, density=0.25, columns=512).nbytes == 1024 * (256 + 2 * 512) * 2
-    assert Case("gemm", 1024, "e4m3", block=64, density=0.25, columns=512).nbytes == 1024 * (256 + 3 * 512)
-    assert Case("attention", 1024, "float32", heads=4, head_dim=64).nbytes == 4 * 4 * 1024 * 64 * 4
-    assert Case("decode", 1024, "float16", heads=32, head_dim=64).nbytes == 2 * 8 * 1024 * 64 * 2
+@pytest.mark.parametrize("case", CASES)
+def test_the_child_is_asked_for_the_same_problem(case: str) -> None:
+    asked: dict[str, Any] = {
+        "size": 512, "dtype": "bfloat16", "block": 32, "density": 1 / 3, "heads": 8, "head_dim": 64, "causal": True,
+        "window": 100, "columns": 40, "page": 16,
+    }  # fmt: skip
+    if case == "attention":  # blocks do not go with a window
+        asked["density"] = 1.0
+    options = _profile.options_of(case, {option: asked[option] for option in CASES[case]})
+    assert _problem(*_profile.arguments(case, options)) == _profile.problem_of(case, **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "shape"),
+    [
+        ("gemm --size 64 --block 16 --density 0.5 --columns 24", (64, 24)),
+        ("gemm --size 64 --block 16 --density 0.5 --columns 24 --dtype e4m3", (64, 24)),
+        ("gemm --size 64 --block 16 --density 0.5 --columns 24 --dtype tf32", (64, 24)),
+        ("gemm --size 48 --block 3 --density 0.01 --columns 1 --dtype bfloat16", (48,)),
+        ("spmv --size 60 --block 4 --density 0.3 --dtype float64", (60,)),
+        ("attention --size 70 --heads 2 --head-dim 16 --dtype float32", (1, 2, 70, 16)),
+        ("attention --size 70 --heads 2 --head-dim 16 --dtype e4m3 --causal", (1, 2, 70, 16)),
+        ("attention --size 128 --heads 2 --head-dim 16 --causal --window 9", (1, 2, 128, 16)),
+        ("attention --size 128 --heads 2 --head-dim 16 --block 32 --density 0.5", (1, 2, 128, 16)),
+        ("decode --size 50 --heads 8 --head-dim 64", (1, 8, 1, 64)),
+        ("decode --size 50 --heads 3 --head-dim 64 --page 16 --dtype bfloat16", (1, 3, 1, 64)),
+    ],
+)
+def test_inside_ncu_one_warm_call_is_looked_at(
+    line: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = pytest.importorskip("cupyx.profiler")
+    seen: list[Any] = []
+
+    @contextlib.contextmanager
+    def profile() -> Iterator[None]:
+        seen.append("start")
+        yield
+        seen.append("stop")
+
+    def ready(self: Any, *args: Any) -> Any:
+        made = real(self, *args)
+        call = made.call
+        made.call = lambda: seen.append(call())
+        return made
+
+    kind = type(_problem(*line.split()))
+    real = kind.ready
+    monkeypatch.setattr(kind, "ready", ready)
+    monkeypatch.setattr(profiler, "profile", profile)
+    monkeypatch.setattr(place, "place_of", lambda device: place.Cpu())
+    assert main("profile", *line.split(), "--inside") == 0
+    *warm, start, result, stop = seen
+    assert len(warm) == 3 and (start, stop) == ("start", "stop")
+    values = np.asarray(result).astype(np.float64)
+    assert values.shape == shape and np.isfinite(values).all()
+    assert (values != 0).mean() > 0.5  # queries of which the mask and the window leave nothing get 0
+
+
+def test_pages_are_those_that_the_cache_takes() -> None:
+    def takes(page: int) -> bool:
+        with contextlib.suppress(ValueError):
+            return bg.KVCache(1, 1, 1, 1, page=page, device="cpu").page == page
+        return False
+
+    assert tuple(filter(takes, range(1, 1025))) == _profile._PAGES
 
 
 @pytest.mark.parametrize(
@@ -194,11 +249,19 @@ def test_the_memory_of_a_case_is_that_of_its_operands_and_result() -> None:
         (["gemv"], "'gemv'"),
         (["gemm", "--heads", "4"], "--heads: gemm only has --size, --block, --density"),
         (["decode", "--causal"], "--causal: decode only has"),
+        (["decode", "--window", "9"], "--window: decode only has --size, --heads, --head-dim, --dtype, --page"),
+        (["attention", "--page", "64"], "--page: attention only has"),
+        (["decode", "--page", "24"], "24"),
         (["spmv", "--size", "0"], "--size: wanted a number from 1 on, got 0"),
         (["gemm", "--size", "100", "--block", "64"], "--size: wanted a multiple of the block, 64, got 100"),
         (["gemm", "--density", "1.5"], "--density"),
         (["gemm", "--density", "nan"], "--density"),
+        (["attention", "--density", "0.5", "--causal"], "a mask of blocks is not also causal or a window here"),
+        (["attention", "--density", "0.5", "--size", "100"], "a length of 100 is not a multiple of the block 128"),
         (["decode", "--dtype", "float32"], "--dtype: decode does not take float32"),
+        (["attention", "--dtype", "tf32"], "--dtype: attention does not take tf32"),
+        (["spmv", "--dtype", "tf32"], "--dtype: spmv does not take tf32"),
+        (["spmv", "--size", "100"], "--size: wanted a multiple of the block, 16, got 100"),
         (["gemm", "--dtype", "int8"], "'int8'"),
     ],
 )
@@ -219,18 +282,33 @@ def test_a_dry_run_prints_the_command_of_ncu_and_needs_neither_ncu_nor_gpu(
     assert line.startswith("/opt/ncu ") and "--profile-from-start off" in line and "--csv --page raw" in line
     assert "--kernel-name 'regex:^attention_s'" in line
     assert "--export 'a report' --force-overwrite" in line
-    assert all(metric in line for metric, _ in METRICS.values())
+    assert all(metric in line for metric, _ in ncu.METRICS.values())
     assert line.rstrip().endswith("--causal --block 128 --density 1.0 --inside")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dry_run_allocates_nothing(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert main("profile", case, "--size", str(2**50), "--dry-run") == 0
+    assert f"-m bsrgemm profile {case} --size {2**50} " in capsys.readouterr().out
+
+
+def test_other_commands_do_not_wait_for_the_problems() -> None:
+    body = "import sys, bsrgemm.__main__; print(*(m for m in sys.modules if m.startswith('bsrgemm.benchmark')))"
+    done = subprocess.run([sys.executable, "-c", body], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_metrics_are_asked_for_with_a_suffix() -> None:
     """Without one, ncu takes the name for a pattern and fails where nothing matches."""
-    assert all("." in metric for metric, _ in METRICS.values())
+    assert all("." in metric for metric, _ in ncu.METRICS.values())
 
 
 def test_every_kernel_of_a_case_is_looked_at_and_no_other() -> None:
     names = [path.stem for path in (ROOT / "cuda").glob("*.cu")]
-    looked_at = {case: sorted(n for n in names if _profile.re.search(KERNELS[case], n)) for case in CASES}
+    looked_at = {case: sorted(n for n in names if re.search(KERNELS[case], n)) for case in CASES}
     assert looked_at == {
         "gemm": ["gemm_simt", "gemm_sm80", "gemm_sm90", "spmv"],
         "spmv": ["spmv"],
@@ -241,7 +319,7 @@ def test_every_kernel_of_a_case_is_looked_at_and_no_other() -> None:
 
 # -------------------------------------------------------------------------------------- parsing
 def test_launches_are_found_among_other_lines_longest_first() -> None:
-    gemm, values = _profile.parse(OUTPUT)
+    gemm, values = ncu.parse(OUTPUT)
     assert (gemm.kernel, values.kernel) == ("gemm_sm90", "attention_values")
     assert gemm.where == {"Grid Size": "(132, 1, 1)", "Block Size": "(384, 1, 1)", "CC": "9.0"}
     assert gemm.seconds == pytest.approx(1.23456e-3)
@@ -251,7 +329,7 @@ def test_launches_are_found_among_other_lines_longest_first() -> None:
 
 
 def test_what_is_no_number_is_none() -> None:
-    (values,) = _profile.parse(_csv(0))
+    (values,) = ncu.parse(_csv(0))
     nothing = [name for name, value in values.metrics.items() if value is None]
     assert nothing == [
         "launch__func_cache_config",
@@ -276,22 +354,22 @@ def test_what_is_no_number_is_none() -> None:
     ],
 )
 def test_numbers_lose_the_prefix_of_their_unit(text: str, unit: str, value: float | None) -> None:
-    assert _profile.number(text, unit) == (None if value is None else pytest.approx(value))
+    assert ncu.number(text, unit) == (None if value is None else pytest.approx(value))
 
 
 @pytest.mark.parametrize("output", ["", NOISE, '"ID","Kernel Name"\n', '""\n', '"ID"\n"0"\n'])
 def test_output_without_a_launch_has_none(output: str) -> None:
-    assert _profile.parse(output) == []
+    assert ncu.parse(output) == []
 
 
 def test_a_row_that_was_cut_off_is_left_out() -> None:
     whole = _csv(1, 0)
-    assert [launch.kernel for launch in _profile.parse(whole[: len(whole) - 40])] == ["gemm_sm90"]
+    assert [launch.kernel for launch in ncu.parse(whole[: len(whole) - 40])] == ["gemm_sm90"]
 
 
 # -------------------------------------------------------------------------------------- figures
 def test_figures_come_from_the_metrics() -> None:
-    f = _profile.figures(_profile.parse(OUTPUT)[0].metrics)
+    f = ncu.figures(ncu.parse(OUTPUT)[0].metrics)
     stalls = f.pop("stalls")
     assert f == pytest.approx(
         {
@@ -324,11 +402,11 @@ def test_figures_come_from_the_metrics() -> None:
     ],
 )
 def test_the_tensor_pipe_goes_by_many_names(metrics: dict[str, float | None], tensor: float | None) -> None:
-    assert _profile.figures(metrics)["tensor_pct"] == tensor
+    assert ncu.figures(metrics)["tensor_pct"] == tensor
 
 
 def test_every_figure_has_a_value_and_a_reading() -> None:
-    rows = _profile.readings(_profile.figures(_profile.parse(OUTPUT)[0].metrics))
+    rows = ncu.readings(ncu.figures(ncu.parse(OUTPUT)[0].metrics))
     assert len(rows) == 10 and all(all(row) for row in rows)
     table = {name: (value, reading) for name, value, reading in rows}
     assert table["duration"] == ("1,234.6 us", "caches flushed, clock set by ncu at 1.59 GHz: no benchmark")
@@ -336,17 +414,17 @@ def test_every_figure_has_a_value_and_a_reading() -> None:
     assert table["L2 throughput"] == ("83.2 %", "the limit, or close to it")
     assert table["DRAM throughput"] == ("26.0 %, 1,250 GB/s", "DRAM has bandwidth to spare")
     assert table["occupancy"] == ("18.1 % of 18.8 %", "as many warps as fit")
-    assert table["registers"] == ("168 a thread", "room for 1 blocks on an SM, the tighter limit")
-    assert table["shared memory"] == ("201.0 KiB a block", "room for 2 blocks on an SM")
+    assert table["registers"] == ("168 a thread", "blocks that fit an SM: 1, the tighter limit")
+    assert table["shared memory"] == ("201.0 KiB a block", "blocks that fit an SM: 2")
     assert table["stalls"][0] == "gmma 50 %, long_scoreboard 20 %, barrier 10 %, wait 8 %"
     assert table["stalls"][1] == "a warp waits for products of its warp group (wgmma)"
 
 
 def test_figures_that_are_not_known_are_dashes() -> None:
-    found = _profile.figures({})
-    rows = _profile.readings(found)
+    found = ncu.figures({})
+    rows = ncu.readings(found)
     assert [value for _, value, _ in rows] == ["-"] * 10
-    assert _profile.limit(found).startswith("unknown")
+    assert ncu.limit(found).startswith("unknown")
 
 
 @pytest.mark.parametrize(
@@ -359,19 +437,19 @@ def test_figures_that_are_not_known_are_dashes() -> None:
     ],
 )
 def test_the_limit_is_the_busiest_unit_or_waiting(shares: dict[str, float | None], said: str) -> None:
-    found = _profile.figures({STALL.format("membar"): 1.0})
-    assert _profile.limit(found | shares) == said
+    found = ncu.figures({STALL.format("membar"): 1.0})
+    assert ncu.limit(found | shares) == said
 
 
 def test_a_stall_without_words_is_named() -> None:
-    rows = _profile.readings(_profile.figures({STALL.format("novelty"): 1.0}))
+    rows = ncu.readings(ncu.figures({STALL.format("novelty"): 1.0}))
     assert rows[-1] == ("stalls", "novelty 100 %", "a warp waits for novelty")
 
 
 # ------------------------------------------------------------------------------------- a whole run
 @pytest.mark.usefixtures("card")
-def test_a_run_prints_the_figures_of_the_longest_launch(ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = ncu()
+def test_a_run_prints_the_figures_of_the_longest_launch(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = install()
     assert main("profile", "gemm", "--size", "1024", "--kernel", "gemm|values", "--keep", "report") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
@@ -390,12 +468,12 @@ def test_a_run_prints_the_figures_of_the_longest_launch(ncu: Any, capsys: pytest
 
 @pytest.mark.usefixtures("card")
 def test_on_a_terminal_the_table_is_one_of_rich(
-    ncu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    install: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("rich")
     for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "160"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
-    ncu()
+    install()
     assert main("profile", "gemm") == 0
     text = capsys.readouterr().out
     assert "┃" in text and "1,234.6 us" in text and "limited by the L2" in text
@@ -403,23 +481,26 @@ def test_on_a_terminal_the_table_is_one_of_rich(
 
 @pytest.mark.usefixtures("card")
 def test_without_rich_the_table_is_text(
-    ncu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    install: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    ncu()
+    install()
     assert main("profile", "gemm") == 0
     assert "L2 hit rate      86.4 %" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("card")
 def test_json_holds_the_case_the_figures_and_every_metric(
-    ncu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    install: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ncu()
+    install()
     assert main("profile", "spmv", "--size", "4096", "--json", str(tmp_path / "found.json")) == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["case"] == {"name": "spmv", "size": 4096, "block": 16, "density": 0.01, "dtype": "float32"}
+    options = "--size 4096 --block 16 --density 0.01 --dtype float32"
+    assert found["command"] == f"python -m bsrgemm profile spmv {options}"
+    problem = Product("spmv", 4096, (16, 16), 0.01, 1, "float32")
+    assert found["case"] == {"group": "spmv", "name": str(problem)} | problem.parameters()
     assert found["kernel"] == "gemm_sm90" and found["launch"]["CC"] == "9.0"
     assert found["figures"]["tensor_pct"] == 63.5 and found["figures"]["stalls"]["gmma"] == 50.0
     assert found["readings"]["stalls"]["value"].startswith("gmma 50 %")
@@ -430,10 +511,10 @@ def test_json_holds_the_case_the_figures_and_every_metric(
 
 
 @pytest.mark.usefixtures("card")
-def test_metrics_that_ncu_does_not_know_do_not_fail_the_run(ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_that_ncu_does_not_know_do_not_fail_the_run(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
     missing = [column for column in COLUMNS if not column[0].startswith(("dram", "gpu__dram", "smsp", "sm__pipe"))]
     missing = [column for column in missing if "pipe_tensor" not in column[0]]
-    ncu(NOISE + _csv(1, columns=missing) + "==ERROR== Some metrics could not be collected\n", status=1)
+    install(NOISE + _csv(1, columns=missing) + "==ERROR== Some metrics could not be collected\n", status=1)
     assert main("profile", "gemm") == 0
     captured = capsys.readouterr()
     for name in ("tensor pipe", "DRAM throughput", "stalls"):
@@ -488,48 +569,49 @@ def test_an_ncu_that_cannot_be_started_is_named(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.usefixtures("card")
 def test_operands_beyond_the_free_memory_are_refused_before_ncu_runs(
-    ncu: Any, capsys: pytest.CaptureFixture[str]
+    install: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = ncu()
+    seen = install()
     said = _refused(capsys, "profile", "gemm", "--size", "131072", "--density", "1")
-    assert "--size: operands and result take 36.0 GiB, and 8.0 GiB of the GPU's memory are free" in said
+    problem = Product("gemm", 131072, (64, 64), 1.0, 8192)
+    assert f"--size: {problem} needs about {problem.room / 1e9:.1f} GB, 8.0 GB are free on the GPU" in said
     assert not seen.exists()
 
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.parametrize("option", ["--json", "--keep"])
 def test_a_folder_that_is_not_there_is_refused_before_ncu_runs(
-    option: str, ncu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, install: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = ncu()
+    seen = install()
     assert "there is no folder" in _refused(capsys, "profile", "gemm", option, str(tmp_path / "none" / "file"))
     assert not seen.exists()
 
 
 @pytest.mark.usefixtures("card")
-def test_missing_permission_is_explained_with_both_remedies(ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_permission_is_explained_with_both_remedies(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "==PROF== Connected to process 4711\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access "
         "NVIDIA GPU Performance Counters on the target device 0.\n==WARNING== No kernels were profiled.\n"
     )
-    ncu(text, status=1)
+    install(text, status=1)
     said = _refused(capsys, "profile", "gemm")
     assert "ERR_NVGPUCTRPERM" in said and "root" in said and "NVreg_RestrictProfilingToAdminUsers=0" in said
 
 
 @pytest.mark.usefixtures("card")
-def test_no_kernel_that_matches_is_told(ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_kernel_that_matches_is_told(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "==PROF== Connected to process 1\n==PROF== Disconnected from process 1\n==WARNING== No kernels were profiled.\n"
     )
-    ncu(text)
+    install(text)
     assert "--kernel: no kernel of the call matches 'sgemm'" in _refused(capsys, "profile", "gemm", "--kernel", "sgemm")
 
 
 @pytest.mark.usefixtures("card")
-def test_a_child_that_crashes_is_shown_with_its_last_lines(ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_that_crashes_is_shown_with_its_last_lines(install: Any, capsys: pytest.CaptureFixture[str]) -> None:
     trace = "Traceback (most recent call last):\n" + "".join(f"  line {i}\n" for i in range(50))
-    ncu(
+    install(
         "==PROF== Connected to process 1\n==PROF== Disconnected from process 1\n"
         "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n",
         status=1,
@@ -542,15 +624,17 @@ def test_a_child_that_crashes_is_shown_with_its_last_lines(ncu: Any, capsys: pyt
 
 
 @pytest.mark.usefixtures("card")
-def test_a_child_that_crashes_after_its_launch_is_a_failure_too(ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    ncu("==ERROR== The application returned an error code (11).\n" + OUTPUT, status=11)
+def test_a_child_that_crashes_after_its_launch_is_a_failure_too(
+    install: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("==ERROR== The application returned an error code (11).\n" + OUTPUT, status=11)
     assert "the profiled process failed" in _refused(capsys, "profile", "gemm")
 
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.parametrize("status", [0, 1])
-def test_an_error_of_ncu_itself_is_shown(status: int, ncu: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    ncu("==ERROR== Profiling failed because a driver resource was unavailable.\n", status=status)
+def test_an_error_of_ncu_itself_is_shown(status: int, install: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    install("==ERROR== Profiling failed because a driver resource was unavailable.\n", status=status)
     said = _refused(capsys, "profile", "gemm")
     assert f"ncu ended with status {status}" in said and "driver resource was unavailable" in said
 

@@ -1,4 +1,4 @@
-"""softmax(scale q k^T) v by others: torch's cuDNN and flash kernels, FlexAttention, FlashAttention-4, plain NumPy.
+"""softmax(scale q k^T) v by others: torch's cuDNN and flash kernels, FlexAttention, FlashAttention-3 and -4, NumPy.
 
 Each function prepares one problem and returns the call to be timed; `as_array` makes an array of its result, which has
 the layout of q, (batch, heads, length, head dim). It raises where the peer is not installed or does not serve the case.
@@ -149,7 +149,23 @@ def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, ma
     return lambda: compiled(*operands, block_mask=blocks, enable_gqa=gqa)
 
 
-# ------------------------------------------------------------------------------- FlashAttention-4
+# -------------------------------------------------------------------------- FlashAttention-3 and -4
+def fa3(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
+    """FlashAttention-3, which is built from source for Hopper: full, causal, windows."""
+    from flash_attn_interface import flash_attn_func
+
+    if mask is not None:
+        raise NotImplementedError("no block masks")
+    # (batch, length, heads, head dim), as it wants them
+    operands = [tensor(x).transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def call() -> Any:
+        result = flash_attn_func(*operands, causal=causal, window_size=window or (-1, -1))
+        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+
+    return call
+
+
 def fa4(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
     """FlashAttention-4, written in CuTe: full, causal, windows, blocks of 128."""
     import torch

@@ -23,6 +23,7 @@ from .timing import Call
 _PEERS: dict[str, Callable[..., Call]] = {
     "cuDNN": peers.cudnn,
     "flash": peers.flash,
+    "FA3": peers.fa3,
     "FA4": peers.fa4,
     "Flex": peers.flex,
 }
@@ -43,6 +44,12 @@ class Attention:
     kv_heads: int | None = None
     dtype: str = "float16"
     group = "attention"
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.length % self.blocks[0]:
+            raise ValueError(f"a length of {self.length} is not a multiple of the block {self.blocks[0]}")
+        if self.blocks is not None and (self.causal or self.window):
+            raise ValueError("a mask of blocks is not also causal or a window here")
 
     @property
     def mask_name(self) -> str:
@@ -120,7 +127,7 @@ class Attention:
         ours = partial(attention, q, k, v, mask=pattern, out=out, **options)
         seen = Seen(self.heads, self.causal, self.window, pattern)
         reference = cache(lambda: Reference.of(seen, q, k, v))
-        makers = {"NumPy": peers.plain} if place.name == "cpu" else {} if fp8 else _PEERS
+        makers = {} if fp8 else {"NumPy": peers.plain} if place.name == "cpu" else _PEERS
         return Ready(
             ours,
             lambda got: reference().error(got) / TOLERANCE[self.dtype],

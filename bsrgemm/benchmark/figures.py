@@ -130,11 +130,10 @@ def roofline(found: Found) -> Any:
 
     rows = _timed(found, "gemm", "spmv", "attention", "decode")
     roofs = found.get("ceilings", {})
-    rates = {kind: rate for kind, rate in roofs.get("flops_per_second", {}).items() if rate}
-    if not rows or not rates:
+    rates, bandwidth = roofs.get("flops_per_second"), roofs.get("bytes_per_second")
+    if not rows or not rates or not bandwidth:
         return None
     figure, axes = new_axes("Every problem under this machine's roofs", found)
-    bandwidth = roofs["bytes_per_second"]
     shown = [row["flops"] / row["traffic"] for row in rows]
     x = np.geomspace(min(shown) / 2, max(max(shown), max(rates.values()) / bandwidth) * 2, 200)
     for kind, rate in sorted(rates.items(), key=lambda item: -item[1]):

@@ -17,7 +17,7 @@ from .. import __version__, jit
 
 #: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
 _PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
-          "nvidia-cusparse-cu12", "nvidia-cusparse", "flash-attn", "flash-attn-4", "warp-lang",
+          "nvidia-cusparse-cu12", "nvidia-cusparse", "flash-attn", "flash-attn-3", "flash-attn-4", "warp-lang",
           "nvmath-python")  # fmt: skip
 
 
@@ -49,6 +49,7 @@ def machine() -> dict[str, Any]:
         about |= {
             "card": properties["name"].decode(),
             "driver": cupy.cuda.runtime.driverGetVersion(),
+            "cuda": cupy.cuda.runtime.runtimeGetVersion(),
             "cupy": cupy.__version__,
             "nvrtc": jit.nvrtc_version(),
             "peers": versions(),

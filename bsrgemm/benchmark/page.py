@@ -103,11 +103,10 @@ def _text(value: object) -> str:
 
 
 def _roofs(ceilings: dict[str, Any]) -> str:
-    if not ceilings:
-        return ""
-    parts = [f"copy {ceilings['bytes_per_second'] / 1e9:,.0f} GB/s"]
-    parts += [f"dense {kind} {rate / 1e12:,.3g} TFLOP/s" for kind, rate in ceilings["flops_per_second"].items() if rate]
-    return f"<p>Roofs of this run: {_text(', '.join(parts))}.</p>"
+    copied = ceilings.get("bytes_per_second")
+    parts = [f"copy {copied / 1e9:,.0f} GB/s"] if copied else []
+    parts += [f"dense {kind} {rate / 1e12:,.3g} TFLOP/s" for kind, rate in ceilings.get("flops_per_second", {}).items()]
+    return f"<p>Roofs of this run: {_text(', '.join(parts))}.</p>" if parts else ""
 
 
 def _picture(name: str, svg: bytes) -> str:

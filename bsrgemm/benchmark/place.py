@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
-from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,7 +82,7 @@ class Cpu:
         return None
 
     def free_bytes(self) -> int:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return _available_bytes()
 
     def dense_product(self, A: Any, B: Any, out: Any, tf32: bool = False) -> Call:
         return lambda: np.matmul(A, B, out=out)
@@ -129,22 +130,51 @@ class Gpu:
         self.xp.get_default_memory_pool().free_all_blocks()
 
 
+def _available_bytes() -> int:
+    """What the kernel would give, and what a container's limit leaves."""
+    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        meminfo = Path("/proc/meminfo").read_text()
+        found = [int(meminfo.split("MemAvailable:")[1].split()[0]) << 10]
+    with contextlib.suppress(OSError, ValueError):  # no limit is "max", no number
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(limit - used)
+    return max(0, min(found))
+
+
 def _repeats(once: float) -> int:
     return int(min(_MOST, max(_LEAST, _BUDGET / max(once, 1e-9))))
 
 
 class Ceilings:
-    """The two roofs of a place, measured when they are first asked for and kept: copying, and dense products."""
+    """The two roofs of a place, measured when they are first asked for and kept: copying, and dense products.
+
+    What cannot be measured, for want of memory or of a BLAS for that dtype, is None: there is no such roof then.
+    """
 
     def __init__(self, place: Place, quick: bool = False) -> None:
         self._place = place
         self._quick = quick
-        self.rates: dict[str, float | None] = {}
-        self.problems: dict[str, str] = {}
+        self._found: dict[str, float | None] = {}
 
-    @cached_property
-    def bytes_per_second(self) -> float:
+    def _kept(self, name: str, measure: Callable[[], float | None]) -> float | None:
+        if name not in self._found:
+            try:
+                self._found[name] = measure()
+            except Exception:
+                self._found[name] = None
+        return self._found[name]
+
+    def bytes_per_second(self) -> float | None:
         """Bytes read and written in a second by a plain copy."""
+        return self._kept("copy", self._copy)
+
+    def flops_per_second(self, kind: str) -> float | None:
+        """The rate of a dense product of this kind of number."""
+        return self._kept(kind, lambda: self._dense(kind))
+
+    def _copy(self) -> float:
         place = self._place
         count = _COPIED[place.name] // (4 if self._quick else 1)
         source = place.xp.ones(count // 8, np.float64)
@@ -155,17 +185,7 @@ class Ceilings:
 
         return 2 * count / float(np.median(place.samples(copy, self._quick)))
 
-    def flops_per_second(self, kind: str) -> float | None:
-        """The rate of a dense product of this kind of number; None where BLAS has none."""
-        if kind not in self.rates:
-            try:
-                self.rates[kind] = self._rate(kind)
-            except Exception as error:  # a BLAS without this dtype, too little memory: there is no such roof then
-                self.rates[kind] = None
-                self.problems[kind] = f"{type(error).__name__}: {error}"
-        return self.rates[kind]
-
-    def _rate(self, kind: str) -> float | None:
+    def _dense(self, kind: str) -> float | None:
         place, tf32 = self._place, kind == "tf32"
         stored = "float32" if tf32 else kind
         if kind == "e4m3" or (place.name == "cpu" and stored not in ("float32", "float64")):
@@ -177,13 +197,13 @@ class Ceilings:
 
     def least_seconds(self, kind: str, flops: float, traffic: float) -> float | None:
         """What the roofs allow: the larger of the time to compute and the time to move."""
-        rate = self.flops_per_second(kind)
-        if rate is None:
-            return None
-        return max(flops / rate, traffic / self.bytes_per_second)
+        rate, bandwidth = self.flops_per_second(kind), self.bytes_per_second()
+        return None if rate is None or bandwidth is None else max(flops / rate, traffic / bandwidth)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"bytes_per_second": self.bytes_per_second, "flops_per_second": dict(self.rates)}
+        """What has been measured so far."""
+        rates = {kind: rate for kind, rate in self._found.items() if kind != "copy" and rate}
+        return {"bytes_per_second": self._found.get("copy"), "flops_per_second": rates}
 
 
 def place_of(device: str | None) -> Place:

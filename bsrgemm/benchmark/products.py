@@ -95,7 +95,7 @@ class Product:
         # C again for each peer, A dense and as Blocked-ELL, pieces in float64
         size = stored_dtype(self.dtype).itemsize
         dense = float(self.n) ** 2 * size if self.group == "gemm" else 0.0
-        result = float(self.n) * self.columns * size
+        result = float(self.n) * self.columns * self._result.itemsize
         pieces = 16 * min(_CHUNK, max(self._stored, self.n * self.columns))
         return 2 * self.traffic + 3 * result + (dense if dense <= _DENSE_MOST else 0) + pieces
 

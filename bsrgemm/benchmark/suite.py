@@ -16,6 +16,8 @@ from .products import Product
 from .timing import Call, Timing
 
 Row = dict[str, Any]
+#: Compiled for each problem by torch, for many seconds: not in a quick run
+_SLOW = ("Flex",)
 GROUPS = ("gemm", "spmv", "attention", "decode")
 #: Candidates are timed in turn, so often.
 ROUNDS, ROUNDS_QUICK = 2, 1
@@ -55,6 +57,9 @@ def problems(groups: Sequence[str], place: Place, quick: bool = False, choice: C
         else:
             made = _usual(group, place.name, quick)
         found.update(dict.fromkeys(made))
+    if not found:
+        kinds = ", ".join(choice.dtypes) if choice else ""
+        raise ValueError(f"nothing to measure: {', '.join(groups)} on {place.name} has no {kinds}")
     return list(found)
 
 
@@ -65,10 +70,22 @@ def _product(group: str, n: int, block: int, density: float, columns: int, dtype
     return Product(group, n, (block, block), density, columns, stored, precision)
 
 
+#: What a group does not have; decode on a GPU has 16-bit floats alone.
+_WITHOUT = {"spmv": ("e4m3", "tf32"), "attention": ("tf32",), "decode": ("e4m3", "tf32")}
+_DECODED = ("float16", "bfloat16")
+
+
+def _serves(group: str, place: str, kind: str) -> bool:
+    return kind not in _WITHOUT.get(group, ()) and (group != "decode" or place == "cpu" or kind in _DECODED)
+
+
 def _chosen(group: str, place: str, choice: Choice) -> Iterator[Problem]:
-    """Every combination of what was asked for; what was not asked for is as usual."""
+    """Every combination of what was asked for and the group has; what was not asked for is as usual."""
     gpu = place == "cuda"
-    kinds = choice.dtypes or ("float64" if group == "spmv" else "float16" if gpu else "float32",)
+    asked = tuple(kind for kind in choice.dtypes if _serves(group, place, kind))
+    if choice.dtypes and not asked:
+        return
+    kinds = asked or ("float64" if group == "spmv" else "float16" if gpu else "float32",)
     if group == "gemm":
         sizes, blocks = choice.sizes or ((8192,) if gpu else (1024,)), choice.blocks or (64,)
         for n, b, d, N, kind in product(
@@ -281,6 +298,8 @@ class Suite:
         """The calls of the peers that are there and right; of the others the row says why not."""
         calls = {}
         for name, make in ready.peers.items() if self.with_peers else ():
+            if self.quick and name in _SLOW:
+                continue
             self.say(f"preparing {name}")
             try:
                 peer: Peer = make()
