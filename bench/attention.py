@@ -1,4 +1,4 @@
-"""Masked attention, softmax(scale q k^T) v: how fast and how exact, beside the peers of attention_peers.py.
+"""Masked attention, softmax(scale q k^T) v: how fast and how exact, beside its peers.
 
 Rate = 4 * head dim * pairs of query and key that are allowed / time (so half of it for causal). Medians by CUDA events,
 L2 flushed, 0.3 s of idling before each timing: a card throttles at its power limit and remembers what ran before. Ours

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import attention_peers as peers
 import ml_dtypes
 import numpy as np
 import report
@@ -18,7 +17,6 @@ from attention_cases import (
     LONG,
     SMALL,
     TABLE,
-    TOLERANCE,
     WINDOW,
     Case,
     array_module,
@@ -26,10 +24,12 @@ from attention_cases import (
     device,
     synchronize,
 )
-from attention_peers import Call
-from harness import Table, on_gpu, time_cpu, time_gpu, time_sustained
+from harness import Table, on_gpu
 
 import bsrgemm as bg
+from bsrgemm.benchmark import attention_peers as peers
+from bsrgemm.benchmark.attention_check import TOLERANCE
+from bsrgemm.benchmark.timing import Call, time_cpu, time_gpu, time_sustained
 
 #: Seconds of idling before a timing, and of one measurement without it; slow calls are repeated less often.
 IDLE, IDLE_QUICK, BUDGET = 0.3, 0.2, 0.1

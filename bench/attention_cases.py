@@ -5,23 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
-import attention_peers as peers
 import numpy as np
-import random_data
-from attention_peers import Call
 from harness import on_gpu
-from random_data import widen
 
 import bsrgemm as bg
+from bsrgemm.benchmark import random_data
+from bsrgemm.benchmark.attention_check import TOLERANCE, Reference, Seen
+from bsrgemm.benchmark.timing import Call
 
-#: Largest error of an element over max(1, its size). Rounding costs 5e-4 and 4e-3, rounding the weights as much again.
-#: Weights of fp8 are rounded by up to a sixteenth, and where a query sees few keys nothing averages that out.
-TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "e4m3": 2e-1}
-#: Queries of a tile that is checked
-CHECKED = 32
 WINDOW = 2048
 
 
@@ -82,6 +76,14 @@ class Case:
         heads = (1, self.shape[1] if per_head else 1)
         return bg.BlockMask.random(self.shape[2], per_row=each, heads=heads, block=size, device=device())
 
+    def seen(self, mask: bg.BlockMask | None) -> Seen:
+        """What each query may see, for the check."""
+        return Seen(self.shape[1], self.causal, self.window, mask)
+
+    def reference(self, q: Any, k: Any, v: Any, mask: bg.BlockMask | None = None) -> Reference:
+        """What a few tiles of this case should be."""
+        return Reference.of(self.seen(mask), q, k, v)
+
     def pairs(self, mask: bg.BlockMask | None) -> int:
         """Pairs of query and key that are allowed, over all batches and heads."""
         B, H, S, _ = self.shape
@@ -139,16 +141,8 @@ DECODE_MOST = {(1, 8192): 10.0}
 DECODE_SHARE = 1 / 16
 
 
-@cache
-def _generator() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
 def normal(shape: tuple[int, ...], dtype: str) -> Any:
-    """Standard normal numbers."""
-    if on_gpu():
-        return random_data.normal(shape, dtype)
-    return _generator().standard_normal(shape, np.float32).astype(np.dtype(dtype))
+    return random_data.normal(shape, dtype, array_module())
 
 
 def device() -> str:
@@ -198,78 +192,6 @@ def forced(kernel: str | None) -> Iterator[None]:
 
     with tuned.only(kernel):
         yield
-
-
-def seen_by(case: Case, mask: bg.BlockMask | None, b: int, h: int, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Which keys some queries of one head may see, (rows, keys): made without bsrgemm's own masks of elements."""
-    S = case.shape[2]
-    key = np.arange(S)
-    seen = np.ones((len(rows), S), bool)
-    if case.causal or case.window is not None:
-        seen &= key <= rows[:, None]
-    if case.window is not None:
-        seen &= key > rows[:, None] - case.window
-    if mask is not None:
-        (B, H), (bq, bk) = mask.heads, mask.block
-        pattern = b % B * H + h // (case.shape[1] // H)
-        first, indices = (x if isinstance(x, np.ndarray) else x.get() for x in (mask.indptr, mask.indices))
-        for place, row in enumerate(pattern * -(-S // bq) + rows // bq):
-            stored = np.zeros(-(-S // bk), bool)
-            stored[indices[first[row] : first[row + 1]]] = True
-            seen[place] &= stored[key // bk]
-    return seen
-
-
-def exact(q: Any, k: Any, v: Any, seen: Any) -> Any:
-    """softmax(q k^T / sqrt(D)) v in float64, for some queries of one head."""
-    xp = array_module()
-    scores = widen(q) @ widen(k).T / q.shape[-1] ** 0.5
-    scores = xp.where(xp.asarray(seen), scores, -np.inf)
-    weights = xp.exp(scores - xp.maximum(scores.max(axis=1, keepdims=True), np.finfo(np.float64).min))
-    total = weights.sum(axis=1, keepdims=True)
-    return weights @ widen(v) / xp.where(total == 0, 1, total)
-
-
-def deviation(got: Any, want: Any) -> float:
-    """Largest error of an element over max(1, its size). NaN if anything is."""
-    xp = array_module()
-    return float((xp.abs(widen(got) - want) / xp.maximum(xp.abs(want), 1)).max())
-
-
-def checked_tiles(S: int) -> list[slice]:
-    """Queries at both ends, and across the middle."""
-    each = min(CHECKED, S)
-    starts = sorted({0, max(0, S // 2 - each // 2), S - each})
-    return [slice(start, start + each) for start in starts]
-
-
-@dataclass
-class Reference:
-    """What a few tiles of a case should be, in float64, made once for ours and all peers."""
-
-    tiles: list[slice]
-    heads: list[tuple[int, int]]
-    values: list[Any]
-
-    @classmethod
-    def of(cls, case: Case, q: Any, k: Any, v: Any, mask: bg.BlockMask | None) -> Reference:
-        B, H, S, _ = case.shape
-        group = H // k.shape[1]
-        found = cls(checked_tiles(S), sorted({(0, 0), (B - 1, H - 1)}), [])
-        rows = np.concatenate([np.arange(tile.start, tile.stop) for tile in found.tiles])
-        for b, h in found.heads:
-            seen = seen_by(case, mask, b, h, rows)
-            found.values.append(exact(found.picked(q[b, h]), k[b, h // group], v[b, h // group], seen))
-        return found
-
-    def picked(self, x: Any) -> Any:
-        """The rows of the tiles, in float64."""
-        return array_module().concatenate([widen(x[tile]) for tile in self.tiles])
-
-    def error(self, result: Any) -> float:
-        got = peers.as_array(result)
-        pairs = zip(self.heads, self.values, strict=True)
-        return float(np.max([deviation(self.picked(got[b, h]), want) for (b, h), want in pairs]))
 
 
 def checked(call: Call, error: Callable[[Any], float], dtype: str) -> Call:

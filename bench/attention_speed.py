@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-import attention_peers as peers
 import numpy as np
 from attention_bench import PEERS, Bench, filled_cache, graphed, verified
 from attention_cases import (
@@ -20,24 +19,22 @@ from attention_cases import (
     LONG,
     SMALL,
     TABLE,
-    TOLERANCE,
     Case,
-    Reference,
     array_module,
     attend,
     case_operands,
     checked,
-    deviation,
-    exact,
     forced,
     normal,
     operands,
 )
-from attention_peers import Call
-from harness import Table, on_gpu, time_sustained
+from harness import Table, on_gpu
 from report import Row, mark, number
 
 import bsrgemm as bg
+from bsrgemm.benchmark import attention_peers as peers
+from bsrgemm.benchmark.attention_check import TOLERANCE, Reference, deviation, exact
+from bsrgemm.benchmark.timing import Call, time_sustained
 
 #: Seconds back to back for a sustained rate
 SUSTAINED = 0.5
@@ -48,7 +45,7 @@ def _full_cudnn() -> Call:
     """cuDNN without a mask, on operands of its own."""
     q, k, v = (normal(LONG, "float16") for _ in range(3))
     call = peers.cudnn(q, k, v)
-    return checked(call, Reference.of(Case(LONG), q, k, v, None).error, "float16")
+    return checked(call, Case(LONG).reference(q, k, v).error, "float16")
 
 
 def case_row(bench: Bench, case: Case) -> Row:
@@ -66,7 +63,7 @@ def case_row(bench: Bench, case: Case) -> Row:
         result = bench.attempt("bsrgemm", where, call)
         if result is None:
             return row
-        reference = Reference.of(case, q, k, v, mask)
+        reference = case.reference(q, k, v, mask)
         row["deviation"] = reference.error(result)
         if not row["deviation"] <= TOLERANCE[case.dtype]:
             return row | {"wrong": True}
@@ -150,7 +147,7 @@ def section_small(bench: Bench, table: Table) -> None:
         case, label = Case((1, H, S, D)), f"H {H:4}"
         table.progress(label)
         q, k, v = case_operands(case)
-        reference = Reference.of(case, q, k, v, None)
+        reference = case.reference(q, k, v)
         call = bench.attempt("bsrgemm", label, partial(graphed, attend(q, k, v)))
         if call is None or not verified(bench, table, label, call, reference.error):
             continue

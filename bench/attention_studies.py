@@ -11,10 +11,8 @@ import numpy as np
 from attention_bench import PEERS, Bench, filled_cache, verified
 from attention_cases import (
     DENSE_PEERS,
-    TOLERANCE,
     WINDOW,
     Case,
-    Reference,
     array_module,
     attend,
     case_operands,
@@ -23,11 +21,13 @@ from attention_cases import (
     operands,
     synchronize,
 )
-from attention_peers import Call
 from harness import Table, on_gpu
 from report import mark
+from table_rows import MOST_ERROR
 
 import bsrgemm as bg
+from bsrgemm.benchmark.attention_check import TOLERANCE, Reference
+from bsrgemm.benchmark.timing import Call
 
 
 # ------------------------------------------------------------------------------------------- long
@@ -64,7 +64,7 @@ def section_long(bench: Bench, table: Table) -> None:
     label = f"{first:7} dense causal       "
     q, k, v = case_operands(case)
     call = attend(q, k, v, causal=True)
-    reference = Reference.of(case, q, k, v, None)
+    reference = case.reference(q, k, v)
     dense: dict[str, float] = {}
     if verified(bench, table, label, call, reference.error):
 
@@ -90,7 +90,7 @@ def long_row(bench: Bench, table: Table, case: Case, label: str, dense: dict[str
     mask = case.mask()
     call = attend(q, k, v, mask, **case.options)
     peak = bench.attempt("bsrgemm", label, partial(peak_bytes, call))  # the first call, which lists the mask's tiles
-    if not verified(bench, table, label, call, Reference.of(case, q, k, v, mask).error):
+    if not verified(bench, table, label, call, case.reference(q, k, v, mask).error):
         return
     seconds = bench.seconds(call)
     held = 0 if mask is None else mask.nbytes
@@ -124,7 +124,7 @@ def section_density(bench: Bench, table: Table) -> None:
     densities = bench.some([0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0], [0.05, 0.2, 1.0])
     q, k, v = case_operands(Case(shape))
     full = attend(q, k, v)
-    if not verified(bench, table, "full", full, Reference.of(Case(shape), q, k, v, None).error):
+    if not verified(bench, table, "full", full, Case(shape).reference(q, k, v).error):
         return
     before = bench.seconds(full)
     found = []
@@ -135,7 +135,7 @@ def section_density(bench: Bench, table: Table) -> None:
         label = f"{mask.density:6.4f}"
         table.progress(label)
         call = attend(q, k, v, mask)
-        if not verified(bench, table, label, call, Reference.of(case, q, k, v, mask).error):
+        if not verified(bench, table, label, call, case.reference(q, k, v, mask).error):
             continue
         seconds, after = bench.seconds(call), bench.seconds(full)
         dense, before = (before + after) / 2, after
@@ -191,7 +191,7 @@ def section_accuracy(bench: Bench, table: Table) -> None:
         label, case = f"{kind:14} {dtype:8}", Case(shape, dtype=dtype)
         table.progress(label)
         q, k, v = hard_inputs(kind, shape, dtype)
-        reference = Reference.of(case, q, k, v, None)
+        reference = case.reference(q, k, v)
         calls = {"bsrgemm": attend(q, k, v)}
         calls |= bench.prepared(DENSE_PEERS, label, lambda name, x=(q, k, v): PEERS[name](*x))
         found: dict[str, dict[str, float]] = {}
@@ -209,12 +209,12 @@ def section_accuracy(bench: Bench, table: Table) -> None:
             table.add(f"{label} | -", what=label.strip(), failed=True)
             continue
         ours, others = found["bsrgemm"]["error"], [x["error"] for name, x in found.items() if name != "bsrgemm"]
-        # Within what rounding allows, or no more than twice as far off as the best of the others.
-        good = ours <= max(TOLERANCE[dtype], 2 * min(others, default=0.0))
+        good, best = ours <= TOLERANCE[dtype], min(others, default=None)
+        reached = None if best is None else ours <= MOST_ERROR * best
         text = " | ".join(f"{name} {x['error']:.1e} x{x['slower']:.2f}" for name, x in found.items())
         table.add(
-            f"{label} | {text} | {'good' if good else 'WRONG'}",
-            inputs=kind, dtype=dtype, shape=shape, errors=found, good=good,
+            f"{label} | {text} | {'good' if good else 'WRONG'} | at most {MOST_ERROR} of the best {mark(reached)}",
+            inputs=kind, dtype=dtype, shape=shape, errors=found, good=good, reached=reached,
         )  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from harness import Table, has_gpu, time_cpu, time_gpu
+from harness import Table, has_gpu
 
 import bsrgemm as bg
+from bsrgemm.benchmark.timing import time_cpu, time_gpu
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""C = A B for a block-sparse A on an NVIDIA GPU: how fast and how exact, beside dense cuBLAS and the peers of peers.py.
+"""C = A B for a block-sparse A on an NVIDIA GPU: how fast and how exact, beside dense cuBLAS and other peers.
 
 Effective rate = 2 * stored elements * columns of B / time; ratio = to the rate of dense cuBLAS on random data in the
 same run. Medians by CUDA events, L2 flushed, 0.25 s of idling before each timing: a card throttles at its power limit

@@ -1,4 +1,4 @@
-"""One product and its targets, measured: dense cuBLAS, ours, dense cuBLAS, then the peers of peers.py."""
+"""One product and its targets, measured: dense cuBLAS, ours, dense cuBLAS, then the other peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import peers
 import report
 from gemm_checks import (
     TOLERANCE,
@@ -20,13 +19,15 @@ from gemm_checks import (
     right_operand,
     sparse_operand,
 )
-from harness import Table, time_gpu, time_sustained
-from patterns import pattern_of
-from random_data import widen
-from report import Call, Row, mark, number
+from harness import Table
+from report import Row, mark, number
 
 import bsrgemm as bg
 from bsrgemm import tuned
+from bsrgemm.benchmark import product_peers as peers
+from bsrgemm.benchmark.patterns import pattern_of
+from bsrgemm.benchmark.random_data import widen
+from bsrgemm.benchmark.timing import Call, time_gpu, time_sustained
 
 #: Seconds of idling before a timing; before one that heats little: a short call, or a peer far from the power limit
 IDLE, IDLE_LIGHT = 0.25, 0.12

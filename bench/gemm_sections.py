@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import peers
 from gemm_cases import TABLE, Bench, Case, dense_call, multiply, run_cases, verified
 from gemm_checks import dense_rows, deviation, deviation_at_ends, element_rows, ends, right_operand, sparse_operand
 from harness import Table
-from patterns import PATTERNS, even_lengths, from_lengths, pattern_of
-from random_data import normal, widen
-from report import Call, Sections, mark, number
+from report import Sections, mark, number
 
 import bsrgemm as bg
+from bsrgemm.benchmark import product_peers as peers
+from bsrgemm.benchmark.patterns import PATTERNS, even_lengths, from_lengths, pattern_of
+from bsrgemm.benchmark.random_data import normal, widen
+from bsrgemm.benchmark.timing import Call
 
 #: Rows and columns of A where a section does not vary them, and where errors are measured
 SIDE, ERROR_SIDE = 8192, 2048

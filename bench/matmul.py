@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from harness import Table, has_gpu, time_cpu, time_gpu
+from harness import Table, has_gpu
 
 import bsrgemm as bg
+from bsrgemm.benchmark.timing import time_cpu, time_gpu
 
 #: (n, block, density, columns, dtype)
 GPU_CASES = [
@@ -87,6 +88,7 @@ def peers_gpu(A: Any, B: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if has_gpu() else "cpu")
+    parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     table = Table(f"matmul_{options.device}", "A @ B")
@@ -115,7 +117,8 @@ def main() -> None:
             n=n, block=block, density=A.density, columns=N, dtype=dtype, seconds=seconds, peers=peers,
             gflops=rate, error=error,
         )  # fmt: skip
-    table.write()
+    if options.keep:
+        table.write()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 from harness import Table, machine, writing
 
 Row = dict[str, Any]
-Call = Callable[[], Any]
 
 
 def number(value: float | None, width: int, digits: int = 1) -> str:

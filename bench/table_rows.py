@@ -7,6 +7,9 @@ from typing import Any
 
 Row = dict[str, Any]
 _PEERS = ("cuSPARSE BSR", "cuSPARSE ELL", "torch BSR")
+#: Of attention: the error over that of the best peer, the cost of a density over its share of full attention, and
+#: seconds on top, bytes beside the operands; each at most.
+MOST_ERROR, MOST_COST, MOST_START, MOST_BYTES = 1.2, 1.10, 20e-6, 2e6
 _UNITS = {"cuBLAS": " x cuBLAS", "TFLOP/s": " TFLOP/s", "float16": " x float16"}
 
 
@@ -226,29 +229,35 @@ def decode(found: list[Row]) -> str:
 
 
 def long(found: list[Row]) -> str:
-    header = ["tokens, mask", "ms", "TFLOP/s", "extra MB", "faster than dense causal", "dense time"]
+    header = ["tokens, mask", "ms", "TFLOP/s", "extra MB", "at most 2", "faster than dense causal", "dense time"]
     lines = []
     for row in found:
         if "length" not in row:
             lines.append(bad(row, row.get("what", ""), len(header)))
         elif isinstance(row["seconds"], dict):
             times = ", ".join(f"{name} {x * 1e3:.1f}" for name, x in row["seconds"].items())
-            lines.append([f"{size(row['length'])}, {row['mask']}", times, "", "", "", "measured"])
+            lines.append([f"{size(row['length'])}, {row['mask']}", times, "", "", "", "", "measured"])
         else:
             extra = None if row["peak_bytes"] is None else (row["peak_bytes"] + row["mask_bytes"]) / 1e6
+            small = verdict(None if extra is None else extra * 1e6 <= MOST_BYTES)
             faster = ", ".join(f"{x:.1f} x {name}" for name, x in row["speed_up"].items())
             lines.append(
                 [f"{size(row['length'])}, {row['mask']}", number(row["seconds"] * 1e3, 2), number(row["tflops"]),
-                 number(extra, 2), faster, "computed" if row["dense_computed"] else "measured"]
+                 number(extra, 2), small, faster, "computed" if row["dense_computed"] else "measured"]
             )  # fmt: skip
     return table(header, lines)
 
 
 def density(found: list[Row]) -> str:
     good = [row for row in found if "density" in row]
-    lines = [[f"{row['density']:.3f}", number(row["seconds"] * 1e3, 3), number(row["ratio"], 2)] for row in good]
-    lines += [bad(row, row["what"], 3) for row in found if "what" in row]
-    text = table(["density", "ms", "over density x full"], lines)
+    header = ["density", "ms", "over density x full", "at most 1.10 of that and 20 us"]
+    lines = []
+    for row in good:
+        reached = row["seconds"] <= MOST_COST * row["density"] * row["full_seconds"] + MOST_START
+        cells = [number(row["seconds"] * 1e3, 3), number(row["ratio"], 2), verdict(reached)]
+        lines.append([f"{row['density']:.3f}", *cells])
+    lines += [bad(row, row["what"], len(header)) for row in found if "what" in row]
+    text = table(header, lines)
     fits = [row for row in found if "slope" in row]
     for row in fits:
         text += f"\n\nFit: {row['slope']:.3f} x density x full + {row['start_seconds'] * 1e6:.0f} us."
@@ -256,7 +265,7 @@ def density(found: list[Row]) -> str:
 
 
 def accuracy(found: list[Row]) -> str:
-    header = ["inputs", "bsrgemm", "best peer", "time over plain inputs", "good"]
+    header = ["inputs", "bsrgemm", "best peer", "ratio", "at most 1.2", "time over plain inputs"]
     lines = []
     for row in found:
         if "errors" not in row:
@@ -266,7 +275,9 @@ def accuracy(found: list[Row]) -> str:
         others = {name: x["error"] for name, x in row["errors"].items() if name != "bsrgemm"}
         peer = min(others, key=others.__getitem__, default=None)
         shown = "-" if peer is None else f"{others[peer]:.1e} ({peer})"
-        cells = [f"{ours['error']:.1e}", shown, number(ours["slower"], 2), verdict(row["good"])]
+        over = None if peer is None or not others[peer] else ours["error"] / others[peer]
+        reached = None if over is None else over <= MOST_ERROR
+        cells = [f"{ours['error']:.1e}", shown, number(over, 2), verdict(reached), number(ours["slower"], 2)]
         lines.append([f"{row['inputs']}, {row['dtype']}", *cells])
     return table(header, lines)
 
@@ -323,3 +334,26 @@ def llama(found: list[Row]) -> str:
             memory = f"{row['kv_bytes'] / 1e9:.2f} GB (repeated {row['repeated_kv_bytes'] / 1e9:.2f})"
             lines.append([f"keys and values {memory}, attention of a layer", times, ""])
     return table(["", "", "attention's share, or good"], lines)
+
+
+# ----------------------------------------------------------------------------------------- others
+def conversions(found: list[Row]) -> str:
+    """Ours on the card, and the way through the host and SciPy."""
+    lines = [
+        [row["case"], number(row["seconds"] * 1e3, 2), number(row["through_host"] * 1e3),
+         f"{row['through_host'] / row['seconds']:.0f} x"]
+        for row in found
+    ]  # fmt: skip
+    return table(["", "bsrgemm, ms", "copied to the host, SciPy, copied back, ms", "faster"], lines)
+
+
+def by_peer(found: list[Row]) -> str:
+    """Products beside the fastest of their peers."""
+    lines = []
+    for row in found:
+        R, N = row["block"], row["columns"]
+        what = f"n = {row['n']:,}, {row['dtype']}, blocks {R} x {R}, {'a vector' if N == 1 else f'{N} columns'}"
+        name, seconds = min(row["peers"].items(), key=lambda peer: peer[1])
+        ours = row["seconds"]
+        lines.append([what, number(ours * 1e3, 2), f"{name} {seconds * 1e3:.2f}", f"{seconds / ours:.1f} x"])
+    return table(["", "bsrgemm, ms", "fastest peer, ms", "faster"], lines)

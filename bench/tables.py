@@ -1,7 +1,8 @@
 """The tables of results in bench/RESULTS.md and README.md, made from bench/results/*.json between markers.
 
-<!-- results:gemm --> stands for all tables of a group, <!-- results:gemm:first --> for the first one. Without an option
-both files are rewritten in place; with --check nothing is written, and the exit status is 1 where they differ.
+<!-- results:gemm --> stands for all tables of a group, <!-- results:gemm:head --> for the first rows of the first one.
+Without an option both files are rewritten in place; with --check nothing is written, and the exit status is 1 where they
+differ.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import table_rows as rows
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", ROOT / "bench" / "RESULTS.md")
 NOT_YET = "not measured yet"
+#: Rows of the head of a group's first table
+HEAD = 4
 
 #: Marker -> (file without .json, what it shows, how)
 GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
@@ -41,6 +44,11 @@ GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
     "calls": [
         ("overhead_cuda", "products: host time, first call of a process, work list", rows.overhead),
         ("attention_host_cuda", "attention: host time of a call, masks", rows.host),
+    ],
+    "others": [
+        ("convert_cuda", "conversions, 1,000,000 blocks of 3 x 3 float64", rows.conversions),
+        ("matmul_cuda", "small blocks on the card", rows.by_peer),
+        ("matmul_cpu", "products on two cores of a CPU", rows.by_peer),
     ],
     "llama": [("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", rows.llama)],
 }
@@ -65,8 +73,10 @@ def heading(machines: Sequence[dict[str, Any]]) -> str:
     return ", ".join(part for part in parts if part.strip() and not part.endswith(" ")) + "."
 
 
-def section(group: list[tuple[str, str, Callable[[list[rows.Row]], str]]], results: Path) -> str:
-    """What stands between the markers of some tables."""
+def section(
+    group: list[tuple[str, str, Callable[[list[rows.Row]], str]]], results: Path, most: int | None = None
+) -> str:
+    """What stands between the markers of some tables, of which at most so many rows are shown."""
     machines, parts = [], []
     for name, what, render in group:
         path = results / f"{name}.json"
@@ -78,7 +88,7 @@ def section(group: list[tuple[str, str, Callable[[list[rows.Row]], str]]], resul
         machines.append(found["machine"])
         cut = f" (cut short: {found['cut']})" if "cut" in found else ""
         cut += f" ({found['note']})" if "note" in found else ""
-        parts.append(f"{title}{cut}\n\n{render(found['rows']) if found['rows'] else NOT_YET}")
+        parts.append(f"{title}{cut}\n\n{render(found['rows'][:most]) if found['rows'] else NOT_YET}")
     return "\n\n".join([heading(machines), *parts] if machines else parts)
 
 
@@ -91,13 +101,13 @@ def filled(text: str, results: Path) -> tuple[str, list[str]]:
     missing = []
     for name, group in GROUPS.items():
         found = False
-        for marker, shown in ((name, group), (f"{name}:first", group[:1])):
+        for marker, shown, most in ((name, group, None), (f"{name}:head", group[:1], HEAD)):
             first, last = markers(marker)
             if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
                 continue
             found = True
             before, rest = text.split(first)
-            text = f"{before}{first}\n\n{section(shown, results)}\n\n{last}{rest.split(last)[1]}"
+            text = f"{before}{first}\n\n{section(shown, results, most)}\n\n{last}{rest.split(last)[1]}"
         if not found:
             missing.append(name)
     return text, missing

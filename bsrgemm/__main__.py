@@ -1,4 +1,4 @@
-"""The command line: ``python -m bsrgemm info | verify | compile``."""
+"""The command line: ``python -m bsrgemm info | verify | compile | bench | report | profile``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import __version__, _compile, _info, _verify
+from . import __version__, _bench, _compile, _info, _profile, _report, _verify
 
 #: What a shell reports for a process that an interrupt ended: 128 + SIGINT.
 _INTERRUPTED = 130
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"bsrgemm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (_info, _verify, _compile):
+    for module in (_info, _verify, _compile, _bench, _report, _profile):
         module.add_command(commands)
     args = parser.parse_args(argv)
     try:

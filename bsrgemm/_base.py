@@ -241,6 +241,48 @@ class Base:
         """Where the data is: "cpu", or the CuPy device."""
         return self._home.device_of(self._source()[0].data)
 
+    def spy(self, ax: Any = None, *, histogram: bool = True) -> Any:
+        """Draw which blocks are stored, and how many in each block row, with matplotlib.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw the pattern, alone. By default a new figure.
+        histogram : bool
+            In a new figure, also draw how many block rows have how many blocks, beside the pattern.
+
+        Returns
+        -------
+        matplotlib.axes.Axes, or two of them
+            The axes of the pattern; ``(pattern, histogram)`` where a histogram was drawn.
+
+        Notes
+        -----
+        Up to 64 blocks a side are drawn as shapes, more as an image. Where there are more blocks than pixels, a cell
+        of the image stands for several: it is as dark as the share of them that is stored, and white only where none
+        is. Blocks of zeros that are stored are drawn. A block that is stored several times is drawn once, and counted
+        as often in the histogram, the number of blocks and the density.
+
+        Of a matrix on the GPU `indptr` and `indices` are copied to the host, its values are not; this waits for the
+        GPU. A transpose is drawn without being built.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg, numpy as np
+        >>> import matplotlib.pyplot as plt
+        >>> A = bg.bsr_array((np.ones((3, 4, 4)), ([0, 1, 1], [2, 0, 1])), shape=(12, 12))
+        >>> pattern, rows = A.spy()
+        >>> print(pattern.get_title())
+        12 x 12, blocks 4 x 4
+        3 blocks, density 0.333
+        >>> [int(bar.get_height()) for bar in rows.patches]  # block rows with 0, 1 and 2 blocks
+        [1, 1, 1]
+        >>> plt.close(pattern.figure)
+        """
+        from ._spy import spy
+
+        return spy(self, ax, histogram)
+
     def __repr__(self) -> str:
         kind = "array" if self._is_array else "matrix"
         R, C = self.blocksize

@@ -354,7 +354,8 @@ def _check_mask(home: Home, mask: Any, sizes: _Sizes) -> None:
     if B not in (1, sizes.batch):
         raise ValueError(f"mask: wanted one pattern or {sizes.batch} along the batch, got {B}")
     if H not in (1, sizes.kv_heads, sizes.heads):
-        raise ValueError(f"mask: wanted one pattern, {sizes.kv_heads} or {sizes.heads} along the heads, got {H}")
+        counts = " or ".join(map(str, sorted({1, sizes.kv_heads, sizes.heads})))
+        raise ValueError(f"mask: wanted {counts} patterns along the heads, got {H}")
 
 
 def _check_window(window: Any) -> tuple[int, int]:

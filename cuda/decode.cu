@@ -19,7 +19,7 @@ constexpr bool kSharedQ = SHARED_Q;  // fragments of Q are loaded each time: wit
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kD % 16 == 0 && kDv % 16 == 0 && kRows % 16 == 0 && kStages <= 32, "whole fragments, a lane per stage");
 
-// decode.py packs it field by field. Strides are in elements; capacity and all steps are below 2^30.
+// decode_launch.py packs it field by field. Strides are in elements; capacity and all steps are below 2^30.
 struct Decode {
   const Element* q;     // (batch, kv_heads * group, queries, kD)
   const Element* k;     // (pages, kv_heads, page, kD)

@@ -1,6 +1,7 @@
 // y[i*R + r] = alpha * sum_p sum_c A[p, r, c] * x[col[p]*K + c] + beta * y[i*R + r],  p in block row i
 // kLanes lanes share a block row; a lane takes every kLanes-th (block, column) pair and all R rows of it, kRows at a
-// time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree. Any block, any element type, any strides of x and y.
+// time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree. Any
+// block, any element type, any strides of x and y.
 #include "bsr.cuh"
 
 using A = ELEMENT_A;

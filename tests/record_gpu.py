@@ -60,7 +60,9 @@ def _sanitize(tool: str, folder: Path, workers: str, *only: str) -> dict[str, An
     summaries += [n - sum(explained.values()) for n in totals]
     if not summaries:
         raise SystemExit(f"compute-sanitizer --tool {tool} gave no summary")
-    kernels = sorted({k for t in tests["tests"] if t["outcome"] == "passed" for k in t["kernels"]})
+    kernels = {
+        k: digest(k) for k in sorted({k for t in tests["tests"] if t["outcome"] == "passed" for k in t["kernels"]})
+    }
     extra = {"explained": explained} if explained else {}
     return {**_counts(tests["tests"]), "errors": sum(summaries), "kernels": kernels, **extra}
 

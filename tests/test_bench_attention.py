@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm.benchmark import attention_peers
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_pairs_and_sampled_rows_are_those_of_the_dense_mask(bench: Any, options:
         dense &= place[:, None] - place < case.window
     every = np.broadcast_to(dense if mask is None else mask.to_dense(), (2, 4, 96, 96))
     assert case.pairs(mask) == every.sum()
-    np.testing.assert_array_equal(bench.seen_by(case, mask, 1, 2, place), every[1, 2])
+    np.testing.assert_array_equal(case.seen(mask).rows(96, 1, 2, place), every[1, 2])
 
 
 @pytest.mark.parametrize("options", CASES)
@@ -45,7 +46,7 @@ def test_a_wrong_result_is_seen_in_any_of_the_checked_tiles(bench: Any, options:
     case = bench.Case((2, 4, 256, 64), **options)
     q, k, v = bench.case_operands(case)
     mask = case.mask()
-    reference = bench.Reference.of(case, q, k, v, mask)
+    reference = case.reference(q, k, v, mask)
     out = bg.attention(q, k, v, mask=mask, **case.options)
     assert reference.error(out) <= bench.TOLERANCE["float16"]
     for place in (0, 128, 255):
@@ -61,8 +62,8 @@ def test_peers_in_numpy_agree(bench: Any) -> None:
         case = bench.Case((1, 4, 128, 64), **options)
         q, k, v = bench.case_operands(case)
         mask = case.mask()
-        got = bench.peers.plain(q, k, v, mask=mask, **case.options)()
-        assert bench.Reference.of(case, q, k, v, mask).error(got) <= bench.TOLERANCE["float16"]
+        got = attention_peers.plain(q, k, v, mask=mask, **case.options)()
+        assert case.reference(q, k, v, mask).error(got) <= bench.TOLERANCE["float16"]
 
 
 def test_targets_are_judged_against_what_was_measured(bench: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -260,15 +261,58 @@ def test_random_masks_repeat_and_differ_by_seed() -> None:
     assert all((heads[0] != heads[h]).any() for h in range(1, 8))
 
 
-def test_masks_are_drawn() -> None:
+@pytest.mark.parametrize("home", HOMES, indirect=True)
+def test_masks_are_drawn(home: Home) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    mask = BlockMask.window(200, left=40, right=0, block=32, device="cpu")
-    ax = mask.plot()
-    picture = ax.images[0].get_array()
-    assert picture.shape == (7, 7)
-    assert picture[6, 0] == 0 and picture[6, 6] == 1 and picture[3, 2] in (1, 2)
+    common = {"block": (32, 48), "device": home.name}
+    parts = [BlockMask.window(200, 230, left=60, right=0, **common), BlockMask.full(200, 230, **common)]
+    mask = BlockMask.stack(parts)
+    ax = mask.plot(elements=True)
+    found = {patch.get_label(): patch.get_path() for patch in ax.patches}
+    centers = np.stack(np.meshgrid(np.arange(230), np.arange(200)), axis=2).reshape(-1, 2) + 0.5
+    whole, part, seen = (
+        found[label].contains_points(centers).reshape(200, 230)
+        for label in ("whole block", "block in part", "seen of it")
+    )
+    np.testing.assert_array_equal(whole | seen, dense(mask)[0, 0])
+    stored = home.to_host(parts[0].to_dense())
+    for row, col in np.ndindex(7, 5):
+        tile = slice(row * 32, (row + 1) * 32), slice(col * 48, (col + 1) * 48)
+        assert whole[tile].all() == whole[tile].any() == stored[tile].all()
+        assert part[tile].all() == part[tile].any() == (stored[tile].any() and not stored[tile].all())
+    assert not (seen & ~part).any()
     assert mask.plot(ax) is ax
+    assert f"{stored.mean():.1%}" in ax.get_title() and "100.0%" in mask.plot(head=1).get_title()
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("shape", [(1, 16 * 65), (16 * 65 - 3, 16), (0, 16), (0, 0)])
+def test_masks_of_any_shape_are_drawn(shape: tuple[int, int]) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    mask = BlockMask.causal(*shape, block=16, device="cpu")
+    ax = mask.plot()
+    if max(shape) > 16 * 64:  # as an image: with many blocks shapes would take long
+        picture = ax.images[0].get_array()
+        allowed = np.zeros((picture.shape[0] * 16, picture.shape[1] * 16), bool)
+        allowed[: shape[0], : shape[1]] = mask.to_dense()
+        np.testing.assert_array_equal(
+            picture > 0, allowed.reshape(picture.shape[0], 16, picture.shape[1], 16).any(axis=(1, 3))
+        )
+    ax.figure.canvas.draw()
+    assert ax.get_xlim() == (0, max(1, shape[1])) and ax.get_ylim() == (max(1, shape[0]), 0)
+    matplotlib.pyplot.close("all")
+
+
+def test_scipys_boolean_bsr_matrices_are_taken() -> None:
+    dense = np.random.default_rng(0).random((48, 64)) < 0.1
+    S = sp.bsr_array(dense, blocksize=(16, 16))
+    np.testing.assert_array_equal(BlockMask.from_bsr(S).to_dense(), dense)
+
+
+def test_no_block_indices_are_a_mask_of_nothing() -> None:
+    assert BlockMask.from_block_indices([0, 0, 0], [], shape=(32, 32), block=16).allowed == 0
 
 
 M = BlockMask
@@ -319,6 +363,7 @@ SMALL = {"block": 16, "device": "cpu"}
         (lambda: M.full(8, **SMALL) | M.full(8, block=32, device="cpu"), ValueError, "do not go together"),
         (lambda: M.full(8, **SMALL) & 3, TypeError, "unsupported operand"),
         (lambda: M.full(8, **SMALL).to_bsr(), ValueError, "is no multiple of the block"),
+        (lambda: M.random(16, per_row=1, heads=(1, 2), **SMALL).plot(head=2), IndexError, "head: wanted 0 to 1, got 2"),
         (lambda: M.random(16, per_row=1, heads=(1, 2), **SMALL).to_bsr(), ValueError, "wanted one pattern, got 1 x 2"),
     ],
 )  # fmt: skip

@@ -154,9 +154,9 @@ def test_using_a_matrix_on_the_host_leaves_cupy_alone() -> None:
 def test_importing_costs_little_beyond_numpy_and_scipy() -> None:
     code = """
 import time, numpy, scipy.sparse
-start = time.perf_counter()
+start = time.process_time()  # not the clock: the machine may have other work
 import bsrgemm
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
     best = min(float(_last_line(code)) for _ in range(7))
     assert best <= IMPORT_SECONDS

@@ -41,15 +41,20 @@ def test_ci_runs_the_test_command_of_the_readme_in_an_environment_of_its_own() -
 
 def test_the_commands_of_the_readme_name_extras_that_exist() -> None:
     extras = _extras()
-    for extra, command in (("test", _command("pytest")), ("bench", _command("bench/"))):
+    for extra, command in (("test", _command("pytest")), ("bench", _command("bench --quick"))):
         assert f'".[{extra}$(command -v nvidia-smi >/dev/null && echo ,cuda12)]"' in command
     for name in ("test", "bench", "cuda12", "cuda13"):
         assert extras[name]
 
 
-def test_the_main_command_of_the_readme_runs_a_script_that_exists() -> None:
-    script = shlex.split(_command("bench/"))[-1]
-    assert (ROOT / script).is_file()
+def test_the_main_command_of_the_readme_is_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    from bsrgemm.__main__ import main
+
+    program, *command = shlex.split(_command("bench --quick").split(" && ")[-1])
+    assert program == ".venv/bin/python" and command[:2] == ["-m", "bsrgemm"]
+    with pytest.raises(SystemExit) as stop:
+        main([*command[2:], "--help"])
+    assert stop.value.code == 0
 
 
 def test_the_example_of_the_readme_runs_and_is_right() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+#: Random subsets are drawn by sorting all places of a matrix: up to so many.
+_MOST_PLACES = 1 << 24
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -49,8 +52,13 @@ def even_lengths(rows: int, blocks: int) -> np.ndarray[Any, Any]:
 
 
 def uniform(rows: int, columns: int, each: float) -> Pattern:
-    """The same number of blocks in every row."""
-    return from_lengths(np.full(rows, max(1, round(each))), columns)
+    """The same number of blocks in every row, at random; in a large matrix one in each of as many strips."""
+    count = min(columns, max(1, round(each)))
+    if rows * columns <= _MOST_PLACES:
+        return from_lengths(np.full(rows, count), columns)
+    strips = np.arange(count + 1) * columns // count
+    places = strips[:-1] + np.random.default_rng(0).random((rows, count)) * np.diff(strips)
+    return Pattern(np.arange(rows + 1) * count, places.astype(np.int64).reshape(-1), columns)
 
 
 def bernoulli(rows: int, columns: int, each: float) -> Pattern:
@@ -92,10 +100,10 @@ def arrowhead(rows: int, columns: int, each: float) -> Pattern:
 
 def banded(rows: int, columns: int, each: float) -> Pattern:
     """Consecutive blocks around the diagonal, the same number in every row."""
-    width = max(1, round(each))
-    first = np.clip(np.arange(rows) * columns // rows - width // 2, 0, columns - width)[:, None]
-    at = np.arange(columns)
-    return from_stored((first <= at) & (at < first + width))
+    width = min(columns, max(1, round(each)))
+    first = np.clip(np.arange(rows) * columns // rows - width // 2, 0, columns - width)
+    indices = (first[:, None] + np.arange(width)).reshape(-1)
+    return Pattern(np.arange(rows + 1) * width, indices, columns)
 
 
 def block_diagonal(rows: int, columns: int, each: float) -> Pattern:

@@ -1,4 +1,4 @@
-"""softmax(scale q k^T) v by others: torch's cuDNN and flash kernels, FlexAttention, FlashAttention-4, plain NumPy.
+"""softmax(scale q k^T) v by others: torch's cuDNN and flash kernels, FlexAttention, FlashAttention-3 and -4, NumPy.
 
 Each function prepares one problem and returns the call to be timed; `as_array` makes an array of its result, which has
 the layout of q, (batch, heads, length, head dim). It raises where the peer is not installed or does not serve the case.
@@ -6,16 +6,14 @@ the layout of q, (batch, heads, length, head dim). It raises where the peer is n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-import bsrgemm as bg
-
-Call = Callable[[], Any]
+from ..mask import BlockMask
+from .timing import Call
 
 #: FlexAttention makes its mask of a window from all pairs of queries and keys.
 _FLEX_MOST = 32768
@@ -95,7 +93,7 @@ def flash(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, m
     return _sdpa("FLASH_ATTENTION", q, k, v, causal, window, mask)
 
 
-def _block_lists(mask: bg.BlockMask) -> tuple[Any, Any, Any, Any]:
+def _block_lists(mask: BlockMask) -> tuple[Any, Any, Any, Any]:
     """Counts and columns of the blocks in part and of whole ones, (batch, heads, rows) and (..., columns), in torch."""
     import torch
 
@@ -123,7 +121,8 @@ def _compiled_flex() -> Any:
 
 def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
     """FlexAttention, compiled by torch (slow): windows and blocks."""
-    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+    from torch.nn.attention.flex_attention import BlockMask as FlexMask
+    from torch.nn.attention.flex_attention import create_block_mask
 
     S_q, S_k = q.shape[2], k.shape[2]
     if mask is not None and (causal or window is not None):
@@ -131,7 +130,7 @@ def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, ma
     blocks = None
     if mask is not None:
         in_part, in_part_at, whole, whole_at = _block_lists(mask)
-        blocks = BlockMask.from_kv_blocks(in_part, in_part_at, whole, whole_at, BLOCK_SIZE=mask.block)
+        blocks = FlexMask.from_kv_blocks(in_part, in_part_at, whole, whole_at, BLOCK_SIZE=mask.block)
     elif causal or window is not None:
         if max(S_q, S_k) > _FLEX_MOST or S_q != S_k:
             raise NotImplementedError(f"its mask is made from all pairs; up to {_FLEX_MOST} here")
@@ -150,7 +149,23 @@ def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, ma
     return lambda: compiled(*operands, block_mask=blocks, enable_gqa=gqa)
 
 
-# ------------------------------------------------------------------------------- FlashAttention-4
+# -------------------------------------------------------------------------- FlashAttention-3 and -4
+def fa3(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
+    """FlashAttention-3, which is built from source for Hopper: full, causal, windows."""
+    from flash_attn_interface import flash_attn_func
+
+    if mask is not None:
+        raise NotImplementedError("no block masks")
+    # (batch, length, heads, head dim), as it wants them
+    operands = [tensor(x).transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def call() -> Any:
+        result = flash_attn_func(*operands, causal=causal, window_size=window or (-1, -1))
+        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+
+    return call
+
+
 def fa4(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
     """FlashAttention-4, written in CuTe: full, causal, windows, blocks of 128."""
     import torch

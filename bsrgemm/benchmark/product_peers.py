@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-Call = Callable[[], Any]
+from .random_data import module_of
+from .timing import Call
 
 #: cudaDataType_t of <library_types.h>
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -58,6 +58,15 @@ def dense_cublas(A: Any, B: Any, out: Any, tf32: bool = False) -> Call:
         return out
 
     return call
+
+
+def nvmath_dense(A: Any, B: Any) -> Call:
+    """cuBLASLt through nvmath-python, with the algorithm that its heuristic finds."""
+    from nvmath.linalg.advanced import Matmul
+
+    product = Matmul(A, B)
+    product.plan()
+    return lambda: product.execute()
 
 
 # -------------------------------------------------------------------------------------- cuSPARSE
@@ -124,6 +133,33 @@ def cusparse_bsr(A: Any, B: Any, out: Any) -> Call:
     return _SpMM(_BSR_ALG1, matrix, B, out, A, indptr, indices)
 
 
+def cusparse_bsr_vector(A: Any, x: Any, out: Any) -> Call:
+    """cusparseSpMV on the blocks as they are, where this cuSPARSE has it."""
+    import cupy
+    from cupy.cuda import device
+    from cupy_backends.cuda.libs import cusparse
+
+    (R, C), kind, factors = A.blocksize, _cuda_type(A.dtype), _one_and_zero(A.dtype)
+    indptr, indices = (x.astype(np.int32, copy=False) for x in (A.indptr, A.indices))
+    matrix = _describe(
+        "cusparseCreateBsr", A.shape[0] // R, A.shape[1] // C, len(A.data), R, C, indptr.data.ptr, indices.data.ptr,
+        A.data.data.ptr, _INDEX_32I, _INDEX_32I, 0, kind, 2,
+    )  # fmt: skip
+    vectors = [cusparse.createDnVec(v.size, v.data.ptr, kind) for v in (x, out)]
+    arguments = (
+        device.get_cusparse_handle(), 0, factors[:1].ctypes.data, matrix, vectors[0], factors[1:].ctypes.data,
+        vectors[1], _CUDA_TYPES[factors.dtype.name], 0,
+    )  # fmt: skip
+    buffer = cupy.empty(max(1, cusparse.spMV_bufferSize(*arguments)), np.uint8)
+    memory = (A, x, indptr, indices, factors)
+
+    def call(_: Any = memory) -> Any:
+        cusparse.spMV(*arguments, buffer.data.ptr)
+        return out
+
+    return call
+
+
 def blocked_ell(blocks: Any, rows: int) -> Any:
     """Blocks (rows * width, R, C), `width` to a block row, as the row-major matrix of rows R by width C."""
     _, R, C = blocks.shape
@@ -177,4 +213,43 @@ def torch_bsr(A: Any, B: Any, out: Any, tune: bool = False) -> Call:
         if tune:
             meta = tune_bsr_dense_addmm(result, bsr, dense, beta=0, alpha=1, out=result) or None
         call()
+    return call
+
+
+# ------------------------------------------------------------------------------------------ warp
+def warp_bsr(A: Any, x: Any, out: Any) -> Call:
+    """warp.sparse.bsr_mv: float32 and float64 vectors, on either home."""
+    import warp as wp
+    from warp.sparse import bsr_from_triplets, bsr_mv
+
+    kinds = {"float32": wp.float32, "float64": wp.float64}
+    if A.dtype.name not in kinds or x.ndim != 1:
+        raise NotImplementedError(f"no {A.dtype.name}" if x.ndim == 1 else "vectors only")
+    wp.config.quiet = True
+    kind, (R, C) = kinds[A.dtype.name], A.blocksize
+    xp = module_of(A.data)
+    device, stream = "cpu", None
+    if xp is not np:
+        device = f"cuda:{A.data.device.id}"
+        stream = wp.Stream(device, cuda_stream=xp.cuda.get_current_stream().ptr)
+
+    def array(values: Any, dtype: Any) -> Any:
+        return wp.array(values, dtype=dtype, device=device, copy=False)
+
+    counts = np.diff(A.indptr if xp is np else A.indptr.get())
+    rows = xp.asarray(np.repeat(np.arange(A.shape[0] // R, dtype=np.int32), counts))
+    matrix = bsr_from_triplets(
+        A.shape[0] // R, A.shape[1] // C, array(rows, wp.int32), array(A.indices.astype(np.int32), wp.int32),
+        array(A.data, kind), prune_numerical_zeros=False,
+    )  # fmt: skip
+    vectors = (
+        array(x if C == 1 else x.reshape(-1, C), kind if C == 1 else wp.types.vector(C, kind)),
+        array(out if R == 1 else out.reshape(-1, R), kind if R == 1 else wp.types.vector(R, kind)),
+    )
+
+    def call() -> Any:
+        with wp.ScopedStream(stream, sync_enter=False):
+            bsr_mv(matrix, *vectors, alpha=1.0, beta=0.0)
+        return out
+
     return call

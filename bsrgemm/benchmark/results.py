@@ -1,0 +1,95 @@
+"""Files of measured rows: written whole or not at all, read with a reason where they are not such files, compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cells import Row, duration
+
+#: Changes below this are noise on any machine.
+_LEAST_NOISE = 0.03
+#: Who stands for the speed of the card on the day, if both runs have them: their clocks drift together with ours.
+_REFERENCES = ("cuBLAS", "dense BLAS", "cuDNN", "cuSPARSE BSR", "cupyx csr", "scipy bsr", "NumPy")
+FORMAT = 1
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """All of it or nothing, also over a file that is there."""
+    whole = path.with_name(f".{path.name}.tmp")
+    whole.write_text(json.dumps({"format": FORMAT} | found, indent=1) + "\n", encoding="utf-8")
+    whole.replace(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `write` wrote; ValueError with the reason for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("rows"), list):
+        raise ValueError(f"{path}: expected a file of `python -m bsrgemm bench --json`, format {FORMAT}")
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """One problem in two runs. `times` is new over old, beside the same reference in both where there is one."""
+
+    name: str
+    old: float
+    new: float
+    times: float
+    noise: float
+    reference: str | None
+
+    @property
+    def slower(self) -> bool:
+        return self.times > 1 + self.noise
+
+    @property
+    def faster(self) -> bool:
+        return self.times < 1 / (1 + self.noise)
+
+    def __str__(self) -> str:
+        beside = f" beside {self.reference}" if self.reference else ""
+        verdict = "slower" if self.slower else "faster" if self.faster else "same"
+        change = f"{duration(self.old)} -> {duration(self.new)}, {self.times:.2f} x{beside}"
+        return f"{verdict:6} {self.name}: {change}, noise {self.noise:.1%}"
+
+
+def _spread(timing: Row) -> float:
+    return float((timing["high"] - timing["low"]) / 2 / timing["seconds"])
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[Change]:
+    """What was timed in both runs."""
+    before = {(row["group"], row["name"]): row for row in old["rows"]}
+    for row in new["rows"]:
+        was = before.get((row["group"], row["name"]))
+        if was is None or not was.get("seconds") or not row.get("seconds"):
+            continue
+        times = row["seconds"] / was["seconds"]
+        noise = _spread(row) + _spread(was)
+        pairs = ((name, was["peers"].get(name, {}), row["peers"].get(name, {})) for name in _REFERENCES)
+        reference = next((x for x in pairs if x[1].get("seconds") and x[2].get("seconds")), None)
+        if reference is not None:
+            _, theirs_before, theirs = reference
+            times *= theirs_before["seconds"] / theirs["seconds"]
+            noise += _spread(theirs_before) + _spread(theirs)
+        name = f"{row['group']} {row['name']}"
+        shown = reference and reference[0]
+        yield Change(name, was["seconds"], row["seconds"], times, max(_LEAST_NOISE, noise), shown)
+
+
+def lost(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What was timed before and is wrong or fails now."""
+    good = {(row["group"], row["name"]) for row in old["rows"] if row.get("seconds")}
+    return [
+        f"{row['group']} {row['name']}: {'wrong' if row.get('wrong') else row['failed']}"
+        for row in new["rows"]
+        if (row["group"], row["name"]) in good and (row.get("wrong") or row.get("failed"))
+    ]

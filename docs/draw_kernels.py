@@ -1,0 +1,851 @@
+"""Draws the pictures of docs/kernels: ``python docs/draw_kernels.py [--folder F] [--format png] [kernel...]``.
+
+One vocabulary for all of them: boxes in a color for each kind of work, lanes with time running to the right, arrows
+for barriers and data, grids of blocks. Lengths are tenths of an inch, y runs down. A text that does not fit its box,
+leaves the picture or meets another one is an error, so that a picture cannot be drawn unreadable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.textpath import TextToPath
+
+FOLDER = Path(__file__).resolve().parent / "pictures" / "kernels"
+WIDTH = 75.0
+SIZE = 8.5
+_SETTINGS = {"svg.hashsalt": "bsrgemm", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"]}
+
+#: Kind of box -> (fill, color of text, name in the legend). Colors of Okabe and Ito, safe for the color-blind.
+KINDS = {
+    "look": ("#F0E442", "black", "indices, masks"),
+    "load": ("#56B4E9", "black", "copy, read"),
+    "wait": ("white", "#555555", "wait, arriving"),
+    "multiply": ("#0072B2", "white", "products"),
+    "softmax": ("#E69F00", "black", "softmax"),
+    "sum": ("#CC79A7", "black", "sums"),
+    "store": ("#009E73", "black", "result"),
+    "repair": ("#D55E00", "black", "done again"),
+    "plain": ("#EEEEEE", "black", ""),
+    "absent": ("white", "#555555", "not there"),
+}
+_DASHED = ("wait", "absent")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle that was drawn; its sides and the middles of them are where arrows begin and end."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+
+    @property
+    def left(self) -> tuple[float, float]:
+        return self.x, self.y + self.h / 2
+
+    @property
+    def right(self) -> tuple[float, float]:
+        return self.x + self.w, self.y + self.h / 2
+
+    @property
+    def top(self) -> tuple[float, float]:
+        return self.x + self.w / 2, self.y
+
+    @property
+    def bottom(self) -> tuple[float, float]:
+        return self.x + self.w / 2, self.y + self.h
+
+    def above(self, part: float) -> tuple[float, float]:
+        """A point of the upper side, 0 at its left end."""
+        return self.x + part * self.w, self.y
+
+    def below(self, part: float) -> tuple[float, float]:
+        """A point of the lower side."""
+        return self.x + part * self.w, self.y + self.h
+
+
+def extent(text: str, size: float, bold: bool = False) -> tuple[float, float]:
+    """Width and height of a text of one or more lines."""
+    font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")
+    widths = [TextToPath().get_text_width_height_descent(line, font, False)[0] for line in text.split("\n")]
+    return max(widths) / 7.2, len(widths) * size * 1.2 / 7.2
+
+
+class Picture:
+    """A page of fixed width on which the pictures are drawn."""
+
+    def __init__(self, height: float, title: str) -> None:
+        self.height = height
+        self.figure = Figure(figsize=(WIDTH / 10, height / 10), facecolor="white")
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set_xlim(0, WIDTH)
+        self.axes.set_ylim(height, 0)
+        self.axes.axis("off")
+        self._texts: list[tuple[float, float, float, float, str]] = []
+        self._boxes: list[Box] = []
+        self._kinds: list[str] = []
+        self.text(1, 1.6, title, size=10, bold=True)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        at: str = "left",
+        size: float = SIZE,
+        bold: bool = False,
+        color: str = "black",
+    ) -> None:
+        """Text with the middle of its height at y, beginning, centered or ending at x."""
+        w, h = extent(text, size, bold)
+        x0 = x - {"left": 0.0, "center": w / 2, "right": w}[at]
+        place = (x0, y - h / 2, x0 + w, y + h / 2, text)
+        if place[0] < 0 or place[1] < 0 or place[2] > WIDTH or place[3] > self.height:
+            raise ValueError(f"{text!r} leaves the picture: {place[:4]}")
+        for other in self._texts:
+            if place[0] < other[2] and other[0] < place[2] and place[1] < other[3] and other[1] < place[3]:
+                raise ValueError(f"{text!r} meets {other[4]!r} at {place[:4]}")
+        self._texts.append(place)
+        self.axes.text(
+            x, y, text, ha=at, va="center_baseline" if "\n" not in text else "center", fontsize=size,
+            fontweight="bold" if bold else "normal", color=color, linespacing=1.2, zorder=4,
+        )  # fmt: skip
+
+    def prose(self, y: float, text: str, *, x: float = 1, right: float = WIDTH - 2, size: float = SIZE) -> None:
+        """Text in lines as long as fit, the first of them at y."""
+        lines = [""]
+        for word in text.split():
+            longer = f"{lines[-1]} {word}".strip()
+            if extent(longer, size)[0] <= right - x:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        for i, line in enumerate(lines):
+            self.text(x, y + i * 1.75 * size / SIZE, line, size=size)
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        text: str = "",
+        kind: str = "plain",
+        *,
+        size: float = SIZE,
+        legend: bool = True,
+    ) -> Box:
+        fill, color, name = KINDS[kind]
+        if name and legend and kind not in self._kinds:
+            self._kinds.append(kind)
+        style = "dotted" if kind in _DASHED else "solid"
+        edge = "#888888" if kind in _DASHED else "#333333"
+        self.axes.add_patch(Rectangle((x, y), w, h, facecolor=fill, edgecolor=edge, lw=0.6, ls=style, zorder=2))
+        if text:
+            wide, high = extent(text, size)
+            if wide > w or high > h + 0.3:
+                raise ValueError(f"{text!r} of {wide:.1f} x {high:.1f} does not fit a box of {w:.1f} x {h:.1f}")
+            self.text(x + w / 2, y + h / 2, text, at="center", size=size, color=color)
+        self._boxes.append(Box(x, y, w, h))
+        return self._boxes[-1]
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], *, dashed: bool = False) -> None:
+        self.axes.add_patch(
+            FancyArrowPatch(
+                start, end, arrowstyle="-|>", mutation_scale=7, lw=0.8, ls="dashed" if dashed else "solid",
+                color="black", shrinkA=0, shrinkB=0, zorder=3,
+            )
+        )  # fmt: skip
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], *, dashed: bool = False) -> None:
+        self.axes.plot(
+            *zip(start, end, strict=True), color="#555555", lw=0.7, ls="dashed" if dashed else "solid", zorder=1
+        )
+
+    def grid(
+        self, x: float, y: float, rows: Sequence[str], cell: float, kinds: dict[str, str], *, high: float | None = None
+    ) -> None:
+        """Cells, one for each letter: its kind of box, an empty one for a dot, a gap for a blank."""
+        for i, row in enumerate(rows):
+            for j, letter in enumerate(row):
+                if letter != " ":
+                    kind = kinds.get(letter, "absent")
+                    self.box(x + j * cell, y + i * (high or cell), cell, high or cell, kind=kind, legend=False)
+
+    def legend(self, y: float) -> None:
+        """The kinds of boxes that this picture has."""
+        x = 1.0
+        for kind in KINDS:
+            if kind in self._kinds:
+                name = KINDS[kind][2]
+                self.box(x, y - 0.6, 2, 1.2, kind=kind, legend=False)
+                self.text(x + 2.6, y, name, size=8)
+                x += 3.9 + extent(name, 8)[0]
+
+    def check(self) -> None:
+        """A text is inside of a box or outside."""
+        for x0, y0, x1, y1, text in self._texts:
+            for b in self._boxes:
+                apart = x1 <= b.x or b.x + b.w <= x0 or y1 - 0.2 <= b.y or b.y + b.h <= y0 + 0.2
+                inside = b.x <= x0 and x1 <= b.x + b.w and b.y <= y0 + 0.2 and y1 - 0.2 <= b.y + b.h
+                if not apart and not inside:
+                    raise ValueError(f"{text!r} meets the edge of {b}")
+
+    def save(self, path: Path) -> None:
+        self.check()
+        for artist in (*self.axes.patches, *self.axes.lines):
+            artist.set_clip_on(False)  # nothing leaves the picture, and clipping would fill the file
+        with matplotlib.rc_context(_SETTINGS):
+            if path.suffix == ".svg":
+                self.figure.savefig(path, metadata={"Date": None, "Creator": None})
+            else:
+                self.figure.savefig(path, dpi=130)
+
+
+class Lanes:
+    """Rows of a time diagram: who does something, and when."""
+
+    def __init__(
+        self,
+        picture: Picture,
+        top: float,
+        names: Sequence[str],
+        *,
+        left: float = 15,
+        step: float = 3.2,
+        gaps: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        """Lanes below each other, with a gap in front of some of them; time goes from 0 to 100."""
+        self.picture, self.left, self.step = picture, left, step
+        self.tops = [top + i * step + sum(room for lane, room in gaps if lane <= i) for i in range(len(names))]
+        for y, name in zip(self.tops, names, strict=True):
+            picture.text(1, y + step / 2, name)
+            picture.line((left, y + step / 2), (WIDTH - 1, y + step / 2))
+
+    def x(self, time: float) -> float:
+        return self.left + time * (WIDTH - 1 - self.left) / 100
+
+    def do(self, lane: int, start: float, stop: float, text: str, kind: str, *, size: float = SIZE) -> Box:
+        x, y = self.x(start), self.tops[lane] + 0.4
+        return self.picture.box(x, y, self.x(stop) - x, self.step - 0.8, text, kind, size=size)
+
+    def mark(self, time: float, first: int, last: int) -> None:
+        """A barrier that all of some lanes meet at."""
+        x = self.x(time)
+        self.picture.line((x, self.tops[first]), (x, self.tops[last] + self.step), dashed=True)
+
+
+# ------------------------------------------------------------------------------------------------------- products
+def gemm_sm90() -> Picture:
+    p = Picture(60, "gemm_sm90: C = alpha A @ B + beta C on Hopper's tensor cores")
+    p.prose(
+        4,
+        "Block rows of A that have many columns in common share a tile of C. Here: blocks of 64 rows, two to a group.",
+    )
+    rows = ["x.x..x.x..x.", ".y..y.y..y.y", "x.x..x..x.x.", ".y.y..y..y.y"]
+    for i in range(4):
+        p.text(1, 8.6 + 1.5 * i, f"row {i}")
+    p.text(14, 6.4, "A", at="center")
+    p.grid(5, 7.85, rows, 1.5, {"x": "multiply", "y": "sum"})
+    p.arrow((23.6, 10.85), (29, 10.85))
+    p.text(26.3, 9.6, "match.cu", at="center", size=8)
+    for group, (columns, upper, lower, kind) in enumerate(
+        [((0, 2, 5, 7, 8, 10), "xxxx.x", "xxx.xx", "multiply"), ((1, 3, 4, 6, 9, 11), "y.yyyy", "yy.yyy", "sum")]
+    ):
+        y = 7.4 + 6 * group
+        for i, column in enumerate(columns):
+            p.text(38.9 + 1.8 * i, y - 0.9, str(column), at="center", size=8)
+        p.text(29.6, y + 0.8, f"slot 0: row {group}", size=8)
+        p.text(29.6, y + 2.4, f"slot 1: row {group + 2}", size=8)
+        p.grid(38, y, [upper, lower], 1.8, {"x": kind, "y": kind}, high=1.6)
+        if group == 0:
+            tops = [p.box(56, y + 1.6 * w, 18, 1.6, f"warpgroup {w}: 64 x 256 of C", "store", size=8) for w in range(2)]
+            p.arrow((48.8, y + 0.8), tops[0].left)
+            p.arrow((48.8, y + 2.4), tops[1].left)
+        else:
+            p.text(50.5, y + 1.6, "entries: the union of the columns,\nwith the block of each slot or -1", size=8)
+
+    p.prose(
+        20.2, "One CTA over time, for the upper group (K = 64: an entry is one stage; a ring of 4 stages, 64 k each)."
+    )
+    names = ["feed_b (warp 8)", "feed_a (warp 9)", "warpgroup 0", "warpgroup 1", "copy engine"]
+    lanes = Lanes(p, 21.6, names, step=3.8, gaps=[(2, 3), (4, 1.6)])
+    a: dict[int, Box] = {}
+    lanes.do(0, 0, 6, "claim", "look", size=8)
+    b_times = (6, 17, 21.5, 26, 30.5, 37, 46, 55, 59.5, 64, 80)
+    a_times = (9, 20, 24.5, 29, 33.5, 38, 46, 55, 59.5, 64, 80)
+    for e, (b_start, a_start) in enumerate(zip(b_times, a_times, strict=True)):
+        name = f"{e}" if e < 6 else f"{e - 6}'"
+        lanes.do(0, b_start, b_start + 4.5, f"B{name}", "load")
+        a[e] = lanes.do(1, a_start, a_start + 4.5, f"A{name}", "load")
+    lanes.do(0, 10.5, 17, "claim", "look", size=8)
+    for start, stop in ((35, 37), (41.5, 46), (50.5, 55), (68.5, 80)):
+        lanes.do(0, start, stop, "", "wait")
+        if start > 35:
+            lanes.do(1, start + (1 if start < 45 else 0), stop, "", "wait")
+    lanes.do(1, 0, 9, "wait", "wait")
+    lanes.do(1, 13.5, 20, "list", "look", size=8)
+    for w in range(2):
+        lanes.do(2 + w, 0, 18, "wait", "wait")
+        for i, e in enumerate((0, 1, 2, 4 if w else 3, 5)):
+            lanes.do(2 + w, 18 + 9 * i, 27 + 9 * i, f"e{e}", "multiply")
+        lanes.do(2 + w, 63, 70, "to\nC", "store", size=8)
+        for i in range(3):
+            lanes.do(2 + w, 70 + 9 * i, 79 + 9 * i, f"e{i}'", "multiply")
+    spans = ((64, 72, "slabs\n0, 1"), (74, 82, "slab\n2"), (84, 92, "slab\n3"))
+    slabs = [lanes.do(4, start, stop, text, "store", size=8) for start, stop, text in spans]
+    high = lanes.tops[2] + 0.4
+    p.arrow(a[0].below(0.5), (lanes.x(19), high))
+    p.text(lanes.x(12.5), 30.8, "full[0]: A0, B0 are there", at="right", size=8)
+    p.arrow((lanes.x(27), high), a[4].below(0.5), dashed=True)
+    p.text(lanes.x(35), 30.8, "empty[0]: both warpgroups are through with e0", size=8)
+    p.arrow((lanes.x(66.5), lanes.tops[3] + 3.4), slabs[0].above(0.3))
+    p.prose(
+        47.8,
+        "e3: slot 1 lacks the block, and warpgroup 1 sits the stage out; e4: warpgroup 0 does. Nothing is "
+        "multiplied by zero. full: the bytes of A and of B have arrived. empty: all eight multiplying warps are "
+        "through with the stage. claim: the next tile is taken with an atomic, a tile ahead. Half of C waits as "
+        "16-bit words in registers, and leaves slab by slab (64 columns) while the next tile (') is multiplied. "
+        "Slots of 16 and 32 rows: each of four warps feeds every fourth stage, and A goes from shared memory "
+        "through registers.",
+    )
+    p.legend(58.2)
+    return p
+
+
+def gemm_sm80() -> Picture:
+    p = Picture(45.5, "gemm_sm80: C = alpha A @ B + beta C by cp.async and mma.sync")
+    p.prose(
+        4, "A tile of 128 x 256, slots of 32 rows: warps w and w + 4, of one scheduler, own all slots between them."
+    )
+    colors = ["load", "softmax", "sum", "look"]
+    for w in range(8):
+        x, y = 12 + 11 * (w % 4), 6.5 + 4.8 * (w // 4)
+        p.box(x, y, 11, 4.8, f"warp {w}\n64 x 64", colors[w % 4], legend=False)
+    for s in range(4):
+        p.text(11.2, 7.7 + 2.4 * s, f"slot {s}", at="right")
+    p.text(58, 9, "A warp skips a slot that\nlacks the block: nothing\nis multiplied by zero.", size=8)
+    p.text(58, 13.6, "B's fragments serve all\nslots of the warp.", size=8)
+    p.text(1, 18.4, "One CTA over time: a stage is 128 bytes of k; a ring of 3 stages, two of them under way.")
+    lanes = Lanes(p, 20, ["warps 0 to 3", "warps 4 to 7", "ring, stage 0", "ring, stage 1", "ring, stage 2"], step=3.6)
+    for i in range(4):
+        t = 20 + 20 * i
+        lanes.mark(t, 0, 4)
+        lanes.do(0, t + 0.6, t + 7, f"copy {i + 2}", "load", size=8)
+        lanes.do(0, t + 7, t + 18.4, f"multiply {i}", "multiply")
+        lanes.do(1, t + 0.6, t + 12, f"multiply {i}", "multiply")
+        lanes.do(1, t + 12, t + 18.4, f"copy {i + 2}", "load", size=8)
+    for lane in range(2):
+        lanes.do(lane, 0, 8, "indices", "look", size=8)
+        lanes.do(lane, 8, 18.4, "copy 0, 1", "load")
+    for stage in range(6):
+        start = 8 if stage < 2 else 0.6 + 20 * (stage - 1)
+        used = 20 + 20 * stage
+        if start < 98:
+            lanes.do(2 + stage % 3, start, min(used - 0.4, 98), f"arrives: {stage}", "wait", size=8)
+        if used < 98:
+            lanes.do(2 + stage % 3, used + 0.6, used + 18.4, f"read: {stage}", "plain", size=8)
+    p.prose(
+        39.6,
+        "Dashed: copy_wait and __syncthreads, once a stage. Half of the warps copy before their products, half "
+        "behind them, so that each scheduler always has products. Indices come by cp.async too, kAhead entries "
+        "ahead.",
+    )
+    p.legend(43.8)
+    return p
+
+
+def gemm_simt() -> Picture:
+    p = Picture(29, "gemm_simt: any block, any element type, on the plain cores")
+    p.text(16, 4.2, "a block of A (R x K)", at="center")
+    p.grid(8, 5.6, ["........"] * 8, 2, {})
+    for r in range(8):
+        p.box(14, 5.6 + 2 * r, 2, 2, kind="load", legend=False)
+    p.text(7.4, 13.6, "kRows\nrows", at="right", size=8)
+    p.text(15, 23.4, "column k: every lane reads\nthe same value (broadcast)", at="center", size=8)
+    p.text(52, 4.2, "row k of the block's panel of B", at="center")
+    for n in range(4):
+        p.box(30 + 11 * n, 5.6, 11, 2.4, "32 lanes", "load")
+    p.text(52, 9.2, "lane l has columns l, l + 32, l + 64, l + 96: kCols of them", at="center", size=8)
+    for n in range(4):
+        p.box(30 + 11 * n, 11, 11, 10.6, "8 sums\na thread", "sum")
+    p.arrow((24.6, 16.3), (29.4, 16.3))
+    p.arrow((35.5, 8.2), (35.5, 10.8))
+    p.prose(
+        22.9,
+        "kRows x kCols sums of a thread in registers: 12 loads for 32 products. In the end alpha times the sum plus "
+        "beta times C, element by element.",
+        x=30,
+        size=8,
+    )
+    p.legend(27)
+    return p
+
+
+def spmv() -> Picture:
+    p = Picture(30, "spmv: y = alpha A @ x + beta y, lanes share a block row")
+    p.prose(4.2, "A block row of 3 x 3 blocks: 16 lanes, each with every 16th (block, column) pair and all rows of it.")
+    for block in range(6):
+        x = 8 + 10.8 * block
+        p.text(x + 4.5, 6.6, f"block {block}", at="center", size=8)
+        for c in range(3):
+            pair = 3 * block + c
+            second = pair >= 16
+            p.box(x + 3 * c, 8, 3, 2.2, str(pair % 16), "softmax" if second else "load", legend=False)
+            for r in range(1, 3):
+                p.box(x + 3 * c, 8 + 2.2 * r, 3, 2.2, kind="softmax" if second else "load", legend=False)
+    p.text(7.2, 9.1, "lane", at="right", size=8)
+    p.box(8, 16.4, 63, 2.2, "x[col[p] * K + c]: one value for each pair, used for all rows", "plain")
+    p.arrow((39.5, 14.7), (39.5, 16.3))
+    for r in range(3):
+        tree = p.box(
+            8 + 21.6 * r, 20.2, 19.8, 3.2, f"row {r}: sum over 16 lanes,\none fixed tree of shuffles", "sum", size=8
+        )
+        p.arrow((tree.top[0], 18.7), tree.top)
+        p.arrow(tree.bottom, (tree.bottom[0], 24.9))
+    p.box(8, 25, 63, 2, "y: lane r writes row r", "store", legend=False)
+    p.text(1, 28.6, "Blue: the first turn of the lanes; orange: the second.", size=8)
+    return p
+
+
+def pairs() -> Picture:
+    p = Picture(22, "pairs: the blocks of A @ B for BSR matrices A and B")
+    p.prose(
+        4.2, "Which blocks meet was found before (structure.py): pairs in order, grouped by the block of the result."
+    )
+    p.text(12, 6.8, "ia", at="right")
+    p.text(12, 9, "ib", at="right")
+    ia, ib, parts = (0, 1, 3, 0, 2, 2, 4), (5, 0, 2, 6, 1, 3, 4), ("look",) * 3 + ("softmax",) * 2 + ("sum",) * 2
+    for i, (a, b, kind) in enumerate(zip(ia, ib, parts, strict=True)):
+        p.box(13 + 4 * i, 5.7, 4, 2.2, str(a), kind, legend=False)
+        p.box(13 + 4 * i, 7.9, 4, 2.2, str(b), kind, legend=False)
+    for s, (x, w) in enumerate(((13, 12), (25, 8), (33, 8))):
+        p.text(x + w / 2, 11.4, f"segment {s}", at="center", size=8)
+    p.text(44, 7.9, "starts = 0, 3, 5", size=8)
+    p.text(1, 14.4, "Segment 0:")
+    p.box(9, 15.6, 9, 5, "a[0] @ b[5]", "multiply")
+    p.text(19.6, 18.1, "+", at="center")
+    p.box(21, 15.6, 9, 5, "a[1] @ b[0]", "multiply")
+    p.text(31.6, 18.1, "+", at="center")
+    p.box(33, 15.6, 9, 5, "a[3] @ b[2]", "multiply")
+    p.arrow((42.6, 18.1), (46.8, 18.1))
+    p.grid(47.5, 15.6, ["oooo", "oooo", "oooo", "oooo"], 1.25, {"o": "store"})
+    p.text(54, 18.1, "out[0]: kLanes threads, one\nelement each at a time, over\nall pairs and all j in order", size=8)
+    return p
+
+
+def segment() -> Picture:
+    p = Picture(31, "segment: reductions over segments of rows")
+    p.prose(4.2, "Short segments: kLanes = 1. A thread has one column of one segment, and goes strictly left to right.")
+    order = (4, 0, 2, 1, 3, 7, 5, 6)
+    p.text(11.5, 7.1, "order[k]", at="right")
+    kinds = ("look",) * 3 + ("softmax",) * 1 + ("sum",) * 4
+    for i, (row, kind) in enumerate(zip(order, kinds, strict=True)):
+        p.box(12.5 + 4 * i, 6, 4, 2.2, str(row), kind, legend=False)
+    p.text(11.5, 10.5, "values[order[k], :]", at="right", size=8)
+    for i, kind in enumerate(kinds):
+        for column in range(4):
+            p.box(12.5 + 4 * i + column, 9.4, 1, 2.2, kind=kind, legend=False)
+    for x, w, s in ((12.5, 12, 0), (24.5, 4, 1), (28.5, 16, 2)):
+        p.arrow((x + w / 2, 11.8), (x + w / 2, 13.6))
+        for column in range(4):
+            p.box(x + w / 2 - 2 + column, 13.8, 1, 2.2, kind="store", legend=False)
+        p.text(x + w / 2, 17.2, f"out[{s}]", at="center", size=8)
+    p.text(48, 7.1, "segments 0, 1 and 2 (starts = 0, 3, 4)", size=8)
+    p.text(48, 10.5, "kColumns threads, one for each column", size=8)
+    p.text(1, 20, "Long segments (32 rows or more on average): kLanes = 32. A warp has one column of one segment.")
+    for lane in range(8):
+        p.box(9 + 5.6 * lane, 21.8, 5.6, 2.2, f"lane {lane}" if lane < 7 else "...", "load", size=8, legend=False)
+    p.text(56, 22.9, "lane l takes rows l, l + 32...", size=8)
+    p.box(
+        9,
+        25.4,
+        44.8,
+        2.2,
+        "shuffles, a fixed tree; the lower lane's value is the left one",
+        "sum",
+        size=8,
+        legend=False,
+    )
+    for lane in range(8):
+        p.arrow((11.8 + 5.6 * lane, 24.1), (11.8 + 5.6 * lane, 25.3))
+    p.arrow((53.9, 26.5), (57.4, 26.5))
+    p.box(57.5, 25.4, 6, 2.2, "out[s]", "store", size=8, legend=False)
+    p.text(1, 29.4, "Operations: sum (of bool: or), maximum, minimum, and both without NaN (fmax, fmin).", size=8)
+    return p
+
+
+def expand() -> Picture:
+    p = Picture(19.5, "expand: the row of every entry of a compressed index")
+    indptr, cell = (0, 3, 3, 7, 12, 16), 3.4
+    p.text(12, 5.3, "indptr", at="right")
+    for i, start in enumerate(indptr):
+        p.box(13 + cell * i, 4.2, cell, 2.2, str(start), "look", legend=False)
+    p.text(12, 11.1, "entry e", at="right", size=8)
+    p.text(12, 13.1, "out[e]", at="right")
+    rows = [i for i in range(5) for _ in range(indptr[i + 1] - indptr[i])]
+    for e, row in enumerate(rows):
+        p.text(13 + cell * (e + 0.5), 11.1, str(e), at="center", size=8)
+        p.box(13 + cell * e, 12, cell, 2.2, str(row), "load" if e < 8 else "softmax", legend=False)
+    p.arrow((13 + cell * 0.5, 6.5), (13 + cell * 0.5, 10.2))
+    p.text(13 + cell * 0.8, 8.2, "thread 0 searches e = 0: row 0", size=8)
+    p.arrow((13 + cell * 8.5, 6.5), (13 + cell * 8.5, 10.2))
+    p.text(13 + cell * 8.8, 8.2, "thread 1 searches e = 8: row 3", size=8)
+    p.prose(
+        16.4,
+        "A thread searches indptr once (binary), then walks on for kEntries = 8 neighbors; an empty row (here row "
+        "1) is stepped over. Blue: written by thread 0; orange: by thread 1.",
+        size=8,
+    )
+    return p
+
+
+def match() -> Picture:
+    p = Picture(33, "match: which slots share a group")
+    p.text(1, 4.2, "1  row_bits", bold=True)
+    p.text(1, 6.6, "a row of bits for each\nslot: its block columns", size=8)
+    rows = ["x.x..x.x", ".y.yy..y", "x.x..xx.", ".y.y.y.y"]
+    for i in range(4):
+        p.text(2, 10 + 1.8 * i, f"slot {i}", size=8)
+    p.grid(6.5, 9.1, rows, 1.5, {"x": "multiply", "y": "sum"}, high=1.8)
+    p.text(24, 4.2, "2  overlaps", bold=True)
+    p.text(24, 6.6, "columns that two slots\nshare: popc of the ands", size=8)
+    for i, one in enumerate(rows):
+        for j, other in enumerate(rows):
+            count = "-" if i == j else str(sum(a != "." and b != "." for a, b in zip(one, other, strict=True)))
+            best = (i, j) in ((0, 2), (2, 0), (1, 3), (3, 1))
+            p.box(25 + 3 * j, 9.1 + 1.8 * i, 3, 1.8, count, "look" if best else "plain", size=8, legend=False)
+    p.text(42, 4.2, "3  match_rows", bold=True)
+    p.text(42, 6.6, "pairs that are each\nother's best; the rest again", size=8)
+    first = p.box(43, 9.1, 12, 2.4, "slots 0 and 2", "multiply", legend=False)
+    second = p.box(43, 13.4, 12, 2.4, "slots 1 and 3", "sum", legend=False)
+    p.text(62, 4.2, "4  again", bold=True)
+    p.text(62, 6.6, "with the pairs as\nnodes, bits or-ed", size=8)
+    last = p.box(62, 11.2, 12, 2.6, "0, 2, 1, 3", "store", legend=False)
+    p.arrow((18.8, 12.7), (24.4, 12.7))
+    p.arrow((37.4, 12.7), (42.4, 12.7))
+    p.arrow(first.right, (last.x, last.y + 0.8))
+    p.arrow(second.right, (last.x, last.y + 1.8))
+    p.prose(
+        19,
+        "A CTA of overlaps has a square of 64 x 64 nodes of a window of 512, in the upper half; 32 words of bits at "
+        "a time in shared memory, 4 x 4 counts a thread. The other half is written by symmetry.",
+    )
+    p.text(1, 23.4, "A CTA of match_rows has one window, a thread for each node. A round:")
+    steps = (
+        "nodes without a partner\nlook for their best",
+        "best of my best is me:\nwe are partners",
+        "until none is left",
+    )
+    boxes = [p.box(2 + 24 * i, 25, 20, 3.6, text, kind, size=8, legend=False)
+             for i, (text, kind) in enumerate(zip(steps, ("look", "softmax", "plain"), strict=True))]  # fmt: skip
+    p.arrow(boxes[0].right, boxes[1].left)
+    p.arrow(boxes[1].right, boxes[2].left)
+    p.prose(
+        30.6,
+        "Ties are broken by a number made of i + j and i * j, the same seen from both sides: the order is the same "
+        "in every run.",
+        size=8,
+    )
+    return p
+
+
+# ------------------------------------------------------------------------------------------------------ attention
+def attention_sm90() -> Picture:
+    p = Picture(70.8, "attention_sm90: O = softmax(scale Q K^T) V on Hopper's tensor cores")
+    p.prose(
+        4, "One CTA over time: a tile of 128 queries with 4 tiles of keys (entries 0 to 3; the diagonal cuts entry 0)."
+    )
+    names = ["schedule (warp 9)", "shade (warps 10, 11)", "feed (warp 8)", "group 0: products", "group 0: threads"]
+    names += ["group 1: products", "group 1: threads"]
+    lanes = Lanes(p, 6, names, step=3.8, left=16, gaps=[(1, 1.6), (2, 1.6), (3, 2.4), (5, 1)])
+    for start, stop, text in (
+        (0, 5, "tile"),
+        (10, 17, "claim"),
+        (17, 23, "tile'"),
+        (70, 77, "claim"),
+        (77, 83, "tile''"),
+    ):
+        lanes.do(0, start, stop, text, "look", size=8)
+    lanes.do(0, 5, 10, "Q", "load", size=8)
+    lanes.do(0, 23, 28, "Q'", "load", size=8)
+    lanes.do(0, 28, 70, "until the next tile is wanted again", "wait", size=8)
+    lanes.do(0, 83, 100, "until 0 is done", "wait", size=8)
+    words = lanes.do(1, 10, 22, "words of 0", "look", size=8)
+    lanes.do(1, 22, 68, "sleeps: entries 1 to 3 are seen whole", "wait", size=8)
+    lanes.do(1, 68, 80, "words of 0'", "look", size=8)
+    copies: dict[str, Box] = {}
+    copied = ("K0", "K1", "V0", "K2", "V1", "K3", "V2", "K0'", "V3", "K1'", "V0'")
+    for name, start in zip(copied, (5, 9, 13, 27, 31, 50, 54, 66, 70, 82, 86), strict=True):
+        copies[name] = lanes.do(2, start, start + 4, name, "load", size=8)
+    for start, stop in ((17, 27), (35, 50), (58, 66), (74, 82)):
+        lanes.do(2, start, stop, "", "wait")
+    products: dict[tuple[int, str], Box] = {}
+    soft: dict[tuple[int, int], Box] = {}
+    for g in range(2):
+        lane = 3 + 2 * g
+        products[g, "S0"] = lanes.do(lane, 13 + 4 * g, 17 + 4 * g, "S0", "multiply", size=8)
+        soft[g, 0] = lanes.do(lane + 1, 22 + 2 * g, 28 + 3 * g, "exp 0", "softmax", size=8)
+        for i, pair in enumerate((("S1", "O0"), ("S2", "O1"), ("S3", "O2"), ("S0'", "O3"))):
+            t = 28 + 16 * i + 8 * g
+            for j, name in enumerate(pair):
+                products[g, name] = lanes.do(lane, t + 4 * j, t + 4 * j + 4, name, "multiply", size=8)
+            what = f"exp {i + 1}" if i < 3 else "exp 0'"
+            soft[g, i + 1] = lanes.do(lane + 1, t + 4, t + 13, what, "softmax", size=8)
+    lanes.do(3, 90, 94, "S1'", "multiply", size=8)
+    lanes.do(4, 90, 100, "O out", "store", size=8)
+    lanes.do(5, 96, 100, "S1'", "multiply", size=8)
+    p.arrow(copies["K0"].below(0.9), products[0, "S0"].above(0.3))
+    p.text(lanes.x(8.6), 22.4, "k_full", at="right", size=8)
+    p.arrow((lanes.x(24.5), lanes.tops[4] + 0.4), copies["K2"].below(0.2), dashed=True)
+    p.text(lanes.x(28.5), 22.4, "k_empty", size=8)
+    p.arrow((lanes.x(21.5), words.bottom[1]), soft[0, 0].above(0.1))
+    p.text(lanes.x(23), 16.1, "shade_full", size=8)
+    p.arrow(copies["K0"].above(0.6), (lanes.x(8), lanes.tops[0] + 3.4), dashed=True)
+    p.text(lanes.x(9.4), 10.7, "wanted", size=8)
+    p.prose(
+        41.2,
+        "S1 and O0 are issued together: while the weighted values of entry 0 are added to the sums, the threads "
+        "take the exponentials of entry 1, and the other warpgroup's products fill the tensor cores meanwhile. At a "
+        "tile's end the first scores of the next tile (') take the place of the next entry, and the result goes out "
+        "while its second scores are multiplied. Dashed: k_empty (the slot may be filled again), wanted (feed asks "
+        "for the next tile, kEarly entries before the end of this one, here at once).",
+    )
+    p.text(1, 52.6, "Shared memory", bold=True)
+    x = 1.0
+    for text, wide, kind in (("q: 2 tiles of queries,\nthen results", 17, "load"), ("k: 2 or 4 stages", 14, "load"),
+                             ("v: 2 or 4 stages", 14, "load"), ("seen: words\nof masks", 10, "look"),
+                             ("kept: sums\nof fp8", 9, "sum"), ("tiles,\nbarriers", 9, "plain")):  # fmt: skip
+        p.box(x, 53.8, wide, 3.4, text, kind, size=8)
+        x += wide
+    p.text(1, 59.4, "Lazy maximum", bold=True)
+    p.prose(
+        61.2,
+        "Entry 0 is weighted with its own maximum, later ones with the maximum so far. If the sum of the new "
+        "weights is above kMostSum, the warp computes its scores again from the keys that it has not let go, raises "
+        "the maximum and fades its sums.",
+        size=8,
+    )
+    p.box(
+        1, 65, 73, 2, "weigh -> too_low? -> repeat_scores, raise, weigh again (rare) -> release keys", "repair", size=8
+    )
+    p.legend(69)
+    return p
+
+
+def attention_sm80() -> Picture:
+    p = Picture(42, "attention_sm80: the same by cp.async and mma.sync")
+    p.prose(4, "A CTA has one tile of 128 queries. Tiles of keys and of values take turns in a ring; all threads copy.")
+    names = ["a warp: copies", "a warp: works", "another warp", "ring, slot 0", "ring, slot 1", "ring, slot 2"]
+    lanes = Lanes(p, 6, names, step=3.4)
+    lanes.do(0, 0, 14, "Q, K0, V0", "load")
+    turns = ("K0", "V0", "K1", "V1", "K2")
+    ahead = ("K1", "V1", "K2", "V2", "K3")
+    for i, turn in enumerate(turns):
+        t = 16 + 17 * i
+        lanes.mark(t, 0, 5)
+        stop = min(t + 16.4, 99.6)
+        lanes.do(0, t + 0.6, t + 6, ahead[i], "load")
+        if turn[0] == "K":
+            lanes.do(1, t + 6, stop - 5, "Q " + turn, "multiply", size=8)
+            lanes.do(1, stop - 5, stop, "max", "softmax", size=8)
+        else:
+            lanes.do(1, t + 6, stop, "exp / " + turn, "multiply", size=8)
+        if turn[1] == "1":
+            lanes.do(2, t + 6, stop, "sees none", "absent", size=8)
+        elif turn[0] == "K":
+            lanes.do(2, t + 6, stop - 5, "Q " + turn, "multiply", size=8)
+            lanes.do(2, stop - 5, stop, "max", "softmax", size=8)
+        else:
+            lanes.do(2, t + 6, stop, "exp / " + turn, "multiply", size=8)
+        slot = 3 + i % 3
+        lanes.do(slot, t + 0.6, stop, "read: " + turn, "plain", size=8)
+        if i > 1:
+            lanes.do(slot, t - 34 + 0.6, t - 0.4, "arrives: " + turn, "wait", size=8)
+    for slot, turn in enumerate(("K0", "V0")):
+        lanes.do(3 + slot, 4, 15.6 + 17 * slot, turn, "wait", size=8)
+    p.prose(
+        28.4, "Dashed: copy_wait and __syncthreads, once a turn; the slot of the turn before is then free for a copy."
+    )
+    p.text(1, 31, "Within a turn of values:", bold=True)
+    p.box(1, 34.8, 14, 2.2, "exp, keys 0 to 15", "softmax", size=8)
+    for i in range(4):
+        p.box(15 + 14.7 * i, 32.6, 14.7, 2.2, f"products, keys {16 * i} to {16 * i + 15}", "multiply", size=8)
+        if i < 3:
+            p.box(15 + 14.7 * i, 34.8, 14.7, 2.2, f"exp, keys {16 * i + 16} to {16 * i + 31}", "softmax", size=8)
+    p.legend(39.6)
+    return p
+
+
+def attention_simt() -> Picture:
+    p = Picture(30, "attention_simt: any head size, dtype and strides, a warp for each query")
+    p.text(
+        1, 4.2, "A CTA of 8 warps walks over tiles of 128 queries; warp w has queries w, w + 8, w + 16... of the tile."
+    )
+    x, word = 13.0, "1110110000011111"
+    p.text(12, 7.5, "keys that it sees", at="right", size=8)
+    for i, bit in enumerate(word):
+        p.box(x + 3.4 * i, 6.4, 3.4, 2.2, bit, "look" if bit == "1" else "absent", legend=False)
+    p.text(68.2, 7.5, "...", size=8)
+    p.text(12, 9.8, "(a word: 32 keys)", at="right", size=8)
+    p.arrow((x + 3.4 * 1.5, 8.7), (x + 3.4 * 1.5, 11.5))
+    p.text(x + 3.4 * 2, 10.1, "the next set bit: key j. A key that is not seen is not read.", size=8)
+    boxes = [
+        p.box(
+            3, 11.7, 17, 4.4, "dot = q . k[j]\nlane l: columns l, l + 32...\nthen a sum over lanes", "multiply", size=8
+        ),
+        p.box(
+            25,
+            11.7,
+            21,
+            4.4,
+            "score, running maximum,\nfade = exp2(top - max),\nweight = exp2(score - max)",
+            "softmax",
+            size=8,
+        ),
+        p.box(51, 11.7, 21, 4.4, "sums = sums * fade\n+ weight * v[j]\nlane l: columns l, l + 32...", "sum", size=8),
+    ]
+    p.arrow(boxes[0].right, boxes[1].left)
+    p.arrow(boxes[1].right, boxes[2].left)
+    p.line(boxes[2].bottom, (boxes[2].bottom[0], 18))
+    p.line((boxes[2].bottom[0], 18), (boxes[0].bottom[0], 18))
+    p.arrow((boxes[0].bottom[0], 18), boxes[0].bottom)
+    p.text(36, 19.2, "next key", at="center", size=8)
+    result = "out = sums / total, lse = ln 2 (top + log2 total); 0 and -inf if no key was seen"
+    last = p.box(25, 21.6, 47, 2.4, result, "store", size=8)
+    p.arrow((68, 16.2), (68, last.y))
+    about = "The function is attend_row of attention.cuh; the other two call it for queries that are to be done again."
+    p.prose(26, about, size=8)
+    p.legend(28.4)
+    return p
+
+
+def attention_values() -> Picture:
+    p = Picture(33, "attention_values: values of fp8 with their keys side by side")
+    p.text(1, 4.2, "V as it lies: (keys, columns)")
+    p.box(4, 6, 14, 9, "128 keys\nx 64 columns", "load")
+    p.text(11.6, 16.2, "16 bytes a thread, along the columns", at="center", size=8)
+    p.text(33, 4.2, "shared memory", at="center")
+    p.box(26, 6, 14, 9, "tile\n128 x 65 bytes", "plain")
+    p.text(33, 16.2, "a column more: no bank twice", at="center", size=8)
+    p.text(58, 4.2, "as attention_sm90 wants it: (columns, keys)", at="center")
+    p.box(49, 6.5, 18, 8, "64 columns\nx 128 keys", "store")
+    p.text(58, 16.2, "16 bytes a thread, along the keys", at="center", size=8)
+    p.arrow((18.4, 10.5), (25.6, 10.5))
+    p.arrow((40.4, 10.5), (48.6, 10.5))
+    p.text(21.5, 9.4, "read", at="center", size=8)
+    p.text(44.5, 9.4, "sync", at="center", size=8)
+    p.text(1, 21, "The order of each 16 keys (place 4 t + i has key 2 t + i, and 2 t + i + 6 for i = 2, 3):")
+    p.text(10, 23.7, "place", at="right", size=8)
+    p.text(10, 25.9, "key", at="right", size=8)
+    kinds = ("look", "softmax", "sum", "load")
+    for place in range(16):
+        t, i = divmod(place, 4)
+        p.text(13 + 3.6 * place, 23.7, str(place), at="center", size=8)
+        p.box(11.2 + 3.6 * place, 24.8, 3.6, 2.2, str(2 * t + i + (6 if i > 1 else 0)), kinds[t], legend=False)
+    p.prose(
+        28.8,
+        "A thread of a wgmma that has the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 has four weights side by "
+        "side: it packs them into one word, and no byte has to change threads.",
+        size=8,
+    )
+    return p
+
+
+def decode() -> Picture:
+    p = Picture(50.5, "decode: a few queries at the end of a long cache")
+    p.prose(
+        4,
+        "The keys of a KV head of a sequence are cut into pieces, a CTA each; tiles of 16 keys go to its warps in "
+        "turn.",
+    )
+    kinds = ("look", "softmax", "sum", "load")
+    for piece in range(3):
+        x = 2 + 24 * piece
+        p.text(x + 11.2, 6.4, f"piece {piece} = a CTA", at="center", size=8)
+        for tile in range(8):
+            p.box(x + 2.8 * tile, 7.6, 2.8, 2.2, f"w{tile % 4}", kinds[tile % 4], size=8, legend=False)
+    p.prose(
+        12.8, "One warp over time: a ring of its own (3 stages), no barrier with the others. c: copy, 3 steps ahead."
+    )
+    lanes = Lanes(p, 14.4, ["warp w", "its ring, stage 0", "its ring, stage 1", "its ring, stage 2"])
+    lanes.do(0, 0, 12, "copy 0 to 2", "load", size=8)
+    for i in range(4):
+        t = 12 + 22 * i
+        lanes.do(0, t, t + 6, "Q K", "multiply", size=8)
+        lanes.do(0, t + 6, t + 8.4, "c", "load", size=8)
+        lanes.do(0, t + 8.4, t + 13.6, "soft", "softmax", size=8)
+        lanes.do(0, t + 13.6, t + 18.6, "w V", "multiply", size=8)
+        lanes.do(0, t + 18.6, t + 21, "c", "load", size=8)
+        lanes.do(1 + i % 3, t, t + 18.6, f"read: {i}", "plain", size=8)
+        if i < 3:
+            lanes.do(1 + i, t + 19.6, min(t + 65, 100), f"arrives: {i + 3}", "wait", size=8)
+    for i in (1, 2):
+        lanes.do(1 + i, 6, 11 + 22 * i, f"arrives: {i}", "wait", size=8)
+    p.text(1, 29.4, "In the end, first within a CTA, then between CTAs, always in order: the same bits every time.")
+    ends = [
+        p.box(2, 31.2 + 2.4 * w, 17, 2.2, f"warp {w}: sums, max, total", kinds[w], size=8, legend=False)
+        for w in range(4)
+    ]
+    cta = p.box(25, 33.4, 17, 4.8, "piece: sums scaled to\nthe common maximum", "sum", size=8)
+    for end in ends:
+        p.arrow(end.right, (cta.x, cta.y + cta.h * (0.2 + 0.2 * ends.index(end))))
+    memory = p.box(47, 31.2, 25, 3, "partial sums in memory;\narrived += 1", "store", size=8)
+    joining = "the CTA that comes last reads all\npieces, scales and adds them,\nand writes out and lse"
+    last = p.box(47, 37, 25, 4.4, joining, "store", size=8)
+    p.arrow(cta.right, memory.left)
+    p.arrow(memory.bottom, last.top)
+    p.text(25, 40, "one piece: written at once", size=8)
+    p.prose(
+        43.8,
+        "Rows of a CTA: the query heads that share the KV head, times their queries, 16 or 32 to a tile. With "
+        "pages, a tile's row comes from the table of pages; with blocks, a step's tile comes from the list of "
+        "blocks.",
+        size=8,
+    )
+    p.legend(48.4)
+    return p
+
+
+PICTURES: dict[str, Callable[[], Picture]] = {
+    "gemm_sm90": gemm_sm90,
+    "gemm_sm80": gemm_sm80,
+    "gemm_simt": gemm_simt,
+    "spmv": spmv,
+    "pairs": pairs,
+    "segment": segment,
+    "expand": expand,
+    "match": match,
+    "attention_sm90": attention_sm90,
+    "attention_sm80": attention_sm80,
+    "attention_simt": attention_simt,
+    "attention_values": attention_values,
+    "decode": decode,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernels", nargs="*", help="all by default")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--format", choices=("svg", "png"), default="svg")
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in options.kernels or PICTURES:
+        PICTURES[name]().save(options.folder / f"{name}.{options.format}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
