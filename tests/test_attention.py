@@ -816,7 +816,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (lambda: attempt(mask=np.ones((5, 7), bool)), TypeError, ("mask: wanted a BlockMask, got ndarray", "from_dense")),
     (lambda: attempt(mask=mask(7, 5)), ValueError, ("mask: wanted shape (5, 7)", "got (7, 5)")),
     (lambda: attempt(mask=mask(heads=(3, 1))), ValueError, ("mask: wanted one pattern or 2 along the batch, got 3",)),
-    (lambda: attempt(mask=mask(heads=(1, 3))), ValueError, ("mask: wanted one pattern, 2 or 4", "heads, got 3")),
+    (lambda: attempt(mask=mask(heads=(1, 3))), ValueError, ("mask: wanted 1 or 2 or 4 patterns", "heads, got 3")),
     (lambda: packed(mask=mask()), ValueError, ("mask: got one together with cu_seqlens_q",)),
     # options
     (lambda: attempt(layout="sbhd"), ValueError, ("layout: wanted 'bhsd' or 'bshd', got 'sbhd'",)),
