@@ -63,18 +63,19 @@ def share(work: Callable[[int, int], None], starts: np.ndarray[Any, Any], *, mos
     """Call ``work(first, last)`` for ranges that together are all rows, on up to `most` threads if it is `worthwhile`.
 
     ``starts[i]`` is where the work of row i begins: ranges have about equal shares of it. What a call raises is raised
-    here when all threads have ended.
+    here when all threads have ended. BLAS has one thread in any case, unless there is but one row or one thread: its
+    own threads gain little on small products, and on a busy machine each of them waits for a core.
     """
     rows = len(starts) - 1
-    if not worthwhile or rows < 2 or most < 2:
+    if rows < 2 or most < 2:
         work(0, rows)
         return
     with _crew() as count:
-        count = min(count, most)
+        count = min(count, most) if worthwhile else 1
         if count == 1:
             work(0, rows)
-            return
-        _on_threads(work, ranges(starts, count * _RANGES), count)
+        else:
+            _on_threads(work, ranges(starts, count * _RANGES), count)
 
 
 def ranges(starts: np.ndarray[Any, Any], count: int) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import bsrgemm as bg
-from bsrgemm import host, threads
+from bsrgemm import _attention_host, host, threads
 
 
 def blas_threads() -> list[int]:
@@ -31,6 +31,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_crew", crew)
     for name in ("_LOOP_SHARED", "_PANEL_SHARED", "_CALL_SHARED"):
         monkeypatch.setattr(host, name, 0)
+    monkeypatch.setattr(_attention_host, "_SHARED", 0)
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 20))
@@ -122,6 +123,27 @@ def test_products_have_the_same_bits_on_any_number_of_threads(
     if dtype not in ("int8", "bool"):  # these wrap, or saturate
         exact = A.toarray().astype(wide) @ B.astype(wide)
         np.testing.assert_allclose(alone.astype(wide), exact, rtol=2e-2 if dtype == "float16" else 1e-4, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (20, 3)}, {"mask": "random"}, {"mask": "per head"}, {"softcap": 5.0}],
+    ids=str,
+)
+def test_attention_has_the_same_bits_on_any_number_of_threads(
+    options: dict[str, object], request: pytest.FixtureRequest
+) -> None:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 4, 300, 16), np.float32)
+    k, v = (rng.standard_normal((2, 2, 300, 16), np.float32) for _ in range(2))
+    if "mask" in options:
+        heads = (1, 4) if options["mask"] == "per head" else (1, 1)
+        options = {"mask": bg.BlockMask.random(300, per_row=3, block=32, heads=heads, device="cpu")}
+    with threadpool_limits(1, user_api="blas"):
+        alone = bg.attention(q, k, v, return_lse=True, **options)
+        request.getfixturevalue("four")
+        for got, want in zip(bg.attention(q, k, v, return_lse=True, **options), alone, strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 def test_products_in_several_threads_at_once_leave_blas_as_it_was() -> None:
