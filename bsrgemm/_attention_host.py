@@ -151,7 +151,7 @@ def forward(
                 if lse is not None:
                     lse[where] = logs
 
-    threads.share(attend, work, most=_MOST_THREADS, worthwhile=int(work[-1]) >= _SHARED)
+    threads.share(attend, work, most=_MOST_THREADS, worthwhile=int(work[-1]) >= _SHARED, blas=True)
 
 
 class _Job(NamedTuple):

@@ -31,7 +31,7 @@ _LOOP_BYTES = 4 << 20
 _CSR_WIDTH = 8
 #: Elements times columns of SciPy's loops, and flops of BLAS, from which on starting threads (0.1 ms each) pays; but
 #: threads that call BLAS for fewer flops than that at a time wait for the interpreter more than they multiply.
-_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 1_000_000, 50_000_000, 2_000_000
+_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 500_000, 50_000_000, 2_000_000
 _MOST_THREADS = 64
 #: The number behind each byte of fp8.
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
@@ -314,7 +314,7 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
 
     # What is transposed adds to all of y: it stays in one thread.
     worthwhile = not transposed and data.size * width >= _LOOP_SHARED
-    threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile)
+    threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=False)
 
 
 def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:
@@ -380,7 +380,7 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
         columns = columns.reshape(K // C, C * n)
         flops = 2 * data.size * n
         worthwhile = flops >= max(_PANEL_SHARED, _CALL_SHARED * (len(indptr) - 1))
-        threads.share(rows_of, indptr, most=most, worthwhile=worthwhile)
+        threads.share(rows_of, indptr, most=most, worthwhile=worthwhile, blas=True)
 
 
 def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:

@@ -59,15 +59,23 @@ def _crew() -> Iterator[int]:
         _taken.release()
 
 
-def share(work: Callable[[int, int], None], starts: np.ndarray[Any, Any], *, most: int, worthwhile: bool) -> None:
+def share(
+    work: Callable[[int, int], None],
+    starts: np.ndarray[Any, Any],
+    *,
+    most: int,
+    worthwhile: bool,
+    blas: bool,
+) -> None:
     """Call ``work(first, last)`` for ranges that together are all rows, on up to `most` threads if it is `worthwhile`.
 
     ``starts[i]`` is where the work of row i begins: ranges have about equal shares of it. What a call raises is raised
-    here when all threads have ended. BLAS has one thread in any case, unless there is but one row or one thread: its
-    own threads gain little on small products, and on a busy machine each of them waits for a core.
+    here when all threads have ended. Work that calls BLAS (`blas`) has it at one thread in any case, unless there is
+    but one row or one thread: BLAS's own threads gain little on small products, and on a busy machine each of them
+    waits for a core.
     """
     rows = len(starts) - 1
-    if rows < 2 or most < 2:
+    if rows < 2 or most < 2 or not (worthwhile or blas):
         work(0, rows)
         return
     with _crew() as count:

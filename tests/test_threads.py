@@ -44,7 +44,7 @@ def test_ranges_are_all_rows_once_in_order(work: list[int], count: int) -> None:
 
 def test_every_range_is_worked_on_once(four: None) -> None:
     seen: list[tuple[int, int]] = []
-    threads.share(lambda a, b: seen.append((a, b)), np.arange(101), most=8, worthwhile=True)
+    threads.share(lambda a, b: seen.append((a, b)), np.arange(101), most=8, worthwhile=True, blas=False)
     assert sorted(i for first, last in seen for i in range(first, last)) == list(range(100))
     assert len(seen) == 16
 
@@ -57,7 +57,7 @@ def test_what_is_not_worthwhile_stays_in_one_piece(four: None, most: int, worthw
     def work(first: int, last: int) -> None:
         seen.append((first, last, threading.current_thread().name))
 
-    threads.share(work, np.arange(rows + 1), most=most, worthwhile=worthwhile)
+    threads.share(work, np.arange(rows + 1), most=most, worthwhile=worthwhile, blas=False)
     assert seen == [(0, rows, name)]
 
 
@@ -69,7 +69,7 @@ def test_an_error_in_a_thread_is_raised_when_all_have_ended(four: None) -> None:
             raise ValueError("row 50")
 
     with pytest.raises(ValueError, match="row 50"):
-        threads.share(work, np.arange(101), most=4, worthwhile=True)
+        threads.share(work, np.arange(101), most=4, worthwhile=True, blas=True)
     assert threading.active_count() == before
 
 
