@@ -80,9 +80,9 @@ class Case:
         """What each query may see, for the check."""
         return Seen(self.shape[1], self.causal, self.window, mask)
 
-    def reference(self, q: Any, k: Any, v: Any, mask: bg.BlockMask | None = None) -> Reference:
-        """What a few tiles of this case should be."""
-        return Reference.of(self.seen(mask), q, k, v)
+    def reference(self, q: Any, k: Any, v: Any, mask: bg.BlockMask | None = None, whole: bool = False) -> Reference:
+        """What a few tiles of this case should be, or all of it."""
+        return Reference.of(self.seen(mask), q, k, v, whole=whole)
 
     def pairs(self, mask: bg.BlockMask | None) -> int:
         """Pairs of query and key that are allowed, over all batches and heads."""

@@ -191,7 +191,8 @@ def section_accuracy(bench: Bench, table: Table) -> None:
         label, case = f"{kind:14} {dtype:8}", Case(shape, dtype=dtype)
         table.progress(label)
         q, k, v = hard_inputs(kind, shape, dtype)
-        reference = case.reference(q, k, v)
+        # of all queries: the largest of a few errors would be a matter of luck
+        reference = case.reference(q, k, v, whole=True)
         calls = {"bsrgemm": attend(q, k, v)}
         calls |= bench.prepared(DENSE_PEERS, label, lambda name, x=(q, k, v): PEERS[name](*x))
         found: dict[str, dict[str, float]] = {}

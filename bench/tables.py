@@ -1,8 +1,8 @@
 """The tables of results in bench/RESULTS.md and README.md, made from bench/results/*.json between markers.
 
 <!-- results:gemm --> stands for all tables of a group, <!-- results:gemm:head --> for the first rows of the first one.
-Without an option both files are rewritten in place; with --check nothing is written, and the exit status is 1 where they
-differ.
+Without an option both files are rewritten in place; with --check nothing is written, and the exit status is 1 where
+they differ.
 """
 
 from __future__ import annotations

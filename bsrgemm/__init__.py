@@ -8,6 +8,8 @@ from .homes import default_device
 from .kvcache import KVCache
 from .mask import BlockMask
 from .matmul import matmul
+from .norms import norm
+from .stacking import block_array, block_diag, hstack, kron, vstack
 from .tune import tune
 
 __version__ = "0.1.0"
@@ -17,12 +19,18 @@ __all__ = [
     "KVCache",
     "attention",
     "attention_decode",
+    "block_array",
+    "block_diag",
     "bsr_array",
     "bsr_matrix",
     "default_device",
     "from_dense",
     "get_array_module",
+    "hstack",
     "info",
+    "kron",
     "matmul",
+    "norm",
     "tune",
+    "vstack",
 ]

@@ -5,6 +5,7 @@ Beside the operands it holds one tile of scores, whatever the lengths; keys that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import threads
 from .home import Array
 from .mask import FULL, BlockMask
 
@@ -23,6 +25,8 @@ _GATHERED = 1 << 20
 _LEAST_QUERIES = 64
 #: Element masks kept unpacked.
 _KEPT_MASKS = 16
+#: Scores from which on starting threads pays, and how many at most: each holds a tile of scores.
+_SHARED, _MOST_THREADS = 1 << 19, 64
 
 
 class Hole(NamedTuple):
@@ -119,21 +123,49 @@ def forward(
         return
     band = Band(low, high)
     hidden = _hidden(band, mask)
-    tile = _Tile(acc, scale, softcap, hidden)
-    width = _TILE_KEYS if mask is not None else min(_TILE_KEYS, max(1, k.shape[2]))
+    S_k = k.shape[2]
+    width = _TILE_KEYS if mask is not None else min(_TILE_KEYS, max(1, S_k))
     together = max(1, _GATHERED // (width * max(1, k.shape[3], v.shape[3])))
-    with np.errstate(all="ignore"):
-        for batches, heads, group, pattern in _patterns(mask, B, H, G):
-            members = group.stop - group.start
-            for first, last, found in _query_tiles(band, mask, pattern, S_q, k.shape[2], max(1, _TILE_ROWS // members)):
-                chunks = list(_chunks(found))
-                count = min(together, max(1, _TILE_ROWS // (members * (last - first))))
-                for b, h in _shares(batches, heads, count):
-                    where = (b, h, group, slice(first, last))
-                    total, logs = tile.attend(q[where], k[b, h], v[b, h], chunks)
-                    out[where] = total
-                    if lse is not None:
-                        lse[where] = logs
+    jobs = [
+        _Job(group, queries, b, h)
+        for batches, heads, group, pattern in _patterns(mask, B, H, G)
+        for queries in _query_tiles(band, mask, pattern, S_q, max(1, _TILE_ROWS // (group.stop - group.start)))
+        for b, h in _shares(
+            batches, heads, min(together, max(1, _TILE_ROWS // ((group.stop - group.start) * len(queries))))
+        )
+    ]
+    work = np.cumsum([0, *(job.size * job.queries.keys(band, mask, S_k) for job in jobs)])
+
+    def attend(first: int, last: int) -> None:
+        """Some of the jobs; those that follow each other often have the same queries."""
+        tile = _Tile(acc, scale, softcap, hidden)
+        queries, chunks = None, []
+        with np.errstate(all="ignore"):
+            for job in jobs[first:last]:
+                if job.queries is not queries:
+                    queries = job.queries
+                    chunks = list(_chunks(queries.pieces(band, mask, S_k)))
+                where = (job.batches, job.heads, job.group, slice(queries.first, queries.last))
+                total, logs = tile.attend(q[where], k[where[:2]], v[where[:2]], chunks)
+                out[where] = total
+                if lse is not None:
+                    lse[where] = logs
+
+    threads.share(attend, work, most=_MOST_THREADS, worthwhile=int(work[-1]) >= _SHARED, blas=True)
+
+
+class _Job(NamedTuple):
+    """What is done at a time: a tile of queries in some heads."""
+
+    group: slice
+    queries: _Queries
+    batches: slice
+    heads: slice
+
+    @property
+    def size(self) -> int:
+        """Rows of scores."""
+        return math.prod(x.stop - x.start for x in (self.batches, self.heads, self.group)) * len(self.queries)
 
 
 # ------------------------------------------------------------------------------------------------- who sees what
@@ -151,22 +183,41 @@ def _patterns(mask: BlockMask | None, B: int, H: int, G: int) -> Iterator[tuple[
             yield batches, heads, group, b * per_head + h
 
 
-def _query_tiles(
-    band: Band, mask: BlockMask | None, pattern: int, S_q: int, S_k: int, most: int
-) -> Iterator[tuple[int, int, Iterator[Piece]]]:
-    """(first query, last query + 1, what they see) for tiles of at most `most` queries."""
+@dataclass(frozen=True)
+class _Queries:
+    """Queries `first` to `last` - 1 of a pattern, all of them in block row `row` if there is a mask."""
+
+    first: int
+    last: int
+    pattern: int
+    row: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def pieces(self, band: Band, mask: BlockMask | None, S_k: int) -> Iterator[Piece]:
+        """What they see."""
+        if mask is None:
+            return band.pieces(self.first, self.last, 0, S_k, Hole(FULL, 0, 0, len(self), S_k, None))
+        return _row_pieces(band, mask, self.pattern, self.row, self.first, self.last)
+
+    def keys(self, band: Band, mask: BlockMask | None, S_k: int) -> int:
+        """About how many keys they see, together."""
+        in_band = max(0, min(S_k, self.last + band.high) - max(0, self.first + band.low))
+        if mask is None:
+            return in_band
+        at = self.pattern * -(-mask.shape[0] // mask.block[0]) + self.row
+        return min(in_band, int(mask.indptr[at + 1] - mask.indptr[at]) * mask.block[1])
+
+
+def _query_tiles(band: Band, mask: BlockMask | None, pattern: int, S_q: int, most: int) -> Iterator[_Queries]:
+    """All queries, at most `most` at a time."""
     most = min(most, max(_LEAST_QUERIES, (band.high - band.low + 1) // 2))
-    if mask is None:
-        for first in range(0, S_q, most):
-            last = min(S_q, first + most)
-            yield first, last, band.pieces(first, last, 0, S_k, Hole(FULL, 0, 0, last - first, S_k, None))
-        return
-    side = mask.block[0]
+    side = S_q if mask is None else mask.block[0]
     for row in range(-(-S_q // side)):
         end = min(S_q, (row + 1) * side)
         for first in range(row * side, end, most):
-            last = min(end, first + most)
-            yield first, last, _row_pieces(band, mask, pattern, row, first, last)
+            yield _Queries(first, min(end, first + most), pattern, row)
 
 
 def _row_pieces(band: Band, mask: BlockMask, pattern: int, row: int, first: int, last: int) -> Iterator[Piece]:

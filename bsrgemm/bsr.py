@@ -9,12 +9,12 @@ import numpy as np
 
 from . import structure
 from ._base import check_shape
+from ._blocks import BlockTools
 from ._construct import check_blocksize, find_home, parse
 from ._convert import full_shape
 from .dtypes import check_dtype
 from .home import Array, Home
 from .homes import by_name, foreign_home, home_of, host
-from .matmul import Products
 
 _FORMS = """
     Parameters
@@ -44,7 +44,7 @@ _FORMS = """
 """
 
 
-class _BSR(Products):
+class _BSR(BlockTools):
     """Construction and pickling, shared by arrays and matrices."""
 
     def __new__(cls, arg1: Any = None, *args: Any, **kwargs: Any) -> Self:

@@ -13,13 +13,13 @@ import scipy.sparse
 from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
-from . import _attention_host, structure
+from . import _attention_host, structure, threads
 from .dtypes import BOOL, FLOAT8, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from .home import Array, AttentionCall, Home
 from .structure import Blocks
 
-#: From this many flops a block row on, BLAS on a gathered panel beats SciPy's loops (which do some 1.5 GFLOP/s).
-_PANEL_FLOPS = 50_000
+#: From this many flops a block row on, BLAS on a gathered panel beats SciPy's loops, which do 1.5 to 5 GFLOP/s.
+_PANEL_FLOPS = 150_000
 #: A gathered panel of B: small enough for the caches, wide enough for BLAS.
 _PANEL_BYTES = 4 << 20
 _LEAST_PANEL_COLUMNS = 64
@@ -27,6 +27,12 @@ _LEAST_PANEL_COLUMNS = 64
 _BATCH_COLUMNS = 256
 #: Values of A cast or transposed at a time for SciPy's loops.
 _LOOP_BYTES = 4 << 20
+#: From this many columns on, the loop of CSR is faster by more than putting the values in its order costs.
+_CSR_WIDTH = 8
+#: Elements times columns of SciPy's loops, and flops of BLAS, from which on starting threads (0.1 ms each) pays; but
+#: threads that call BLAS for fewer flops than that at a time wait for the interpreter more than they multiply.
+_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 500_000, 50_000_000, 2_000_000
+_MOST_THREADS = 64
 #: The number behind each byte of fp8.
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
 #: Pairs of blocks multiplied at a time in a sparse product: bounds the gathered copies.
@@ -261,28 +267,42 @@ def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cas
 def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: bool, wide: _Cast) -> None:
     """``y += A @ x`` or ``A.T @ x`` by SciPy's loops, `x` and `y` being matrices of `width` columns, flat.
 
-    Values that must be cast or transposed are so by a few block rows at a time.
+    Values that must be cast, transposed or put in the order of CSR are so by a few block rows at a time.
     """
     data, indices, indptr = blocks
     block_rows = len(indptr) - 1
     _, R, C = data.shape
     block_cols = (len(y) if transposed else len(x)) // max(1, width * C)
     single = R == C == 1  # CSR, whose transpose is CSC with the same arrays
-    if data.dtype == y.dtype and (single or not transposed):
-        if transposed:
-            _loop("csc", (block_cols, block_rows), (), width, indptr, indices, data.ravel(), x, y)
-        else:
-            _loop("bsr", (block_rows, block_cols), (R, C), width, indptr, indices, data.ravel(), x, y)
+    plain = data.dtype == y.dtype
+    if transposed and plain and single:
+        _loop("csc", (block_cols, block_rows), (), width, indptr, indices, data.ravel(), x, y)
         return
+    by_rows = width >= _CSR_WIDTH and not single and not transposed
     most = max(block_cols if transposed else 1, _LOOP_BYTES // (R * C * y.itemsize))
-    first = 0
-    while first < block_rows:
-        start = int(indptr[first])
-        last = max(first + 1, int(np.searchsorted(indptr, start + most, side="right")) - 1)
-        stop, count = int(indptr[last]), last - first
+
+    def rows_of(first: int, end: int) -> None:
+        if plain and not transposed and not by_rows:
+            here = slice(first * R * width, end * R * width)
+            shape = (end - first, block_cols)
+            _loop("bsr", shape, (R, C), width, indptr[first : end + 1], indices, data.ravel(), x, y[here])
+            return
+        while first < end:
+            start = int(indptr[first])
+            last = max(first + 1, min(end, int(np.searchsorted(indptr, start + most, side="right")) - 1))
+            some(first, last, start, int(indptr[last]))
+            first = last
+
+    def some(first: int, last: int, start: int, stop: int) -> None:
+        """A few block rows."""
+        count = last - first
         pattern, values = (indptr[first : last + 1] - indptr[first], indices[start:stop]), data[start:stop]
         here = slice(first * R * width, last * R * width)
-        if not transposed:
+        if by_rows:
+            _loop(
+                "csr", (count * R, block_cols * C), (), width, *_as_csr(*pattern, wide(values), block_cols), x, y[here]
+            )
+        elif not transposed:
             _loop("bsr", (count, block_cols), (R, C), width, *pattern, wide(values).ravel(), x, y[here])
         elif single:
             _loop("csc", (block_cols, count), (), width, *pattern, wide(values).ravel(), x[here], y)
@@ -291,7 +311,24 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             rows = np.empty(stop - start, indices.dtype)
             _sparsetools.bsr_transpose(count, block_cols, R, C, *pattern, _bits(values), columns, rows, _bits(turned))
             _loop("bsr", (block_cols, count), (C, R), width, columns, rows, wide(turned).ravel(), x[here], y)
-        first = last
+
+    # What is transposed adds to all of y: it stays in one thread.
+    worthwhile = not transposed and data.size * width >= _LOOP_SHARED
+    threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=False)
+
+
+def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:
+    """Blocks as CSR, whose loop over columns of B is the faster one."""
+    (_, R, C), rows = values.shape, len(indptr) - 1
+    index = indices.dtype if max(values.size, block_cols * C) <= np.iinfo(indices.dtype).max else np.dtype(np.int64)
+    starts, columns, flat = (
+        np.empty(rows * R + 1, index),
+        np.empty(values.size, index),
+        np.empty(values.size, values.dtype),
+    )
+    indptr, indices = indptr.astype(index, copy=False), indices.astype(index, copy=False)
+    _sparsetools.bsr_tocsr(rows, block_cols, R, C, indptr, indices, values.ravel(), starts, columns, flat)
+    return starts, columns, flat
 
 
 def _loop(format: str, shape: tuple[int, int], block: tuple[int, ...], width: int, *arrays: Array) -> None:
@@ -305,7 +342,7 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
     """``out = A @ B`` by BLAS, one block row at a time: its blocks side by side times the rows of B that they meet.
 
     ``A.T @ B`` likewise, one block column of A at a time: BLAS reads its blocks, one below the other, transposed.
-    Beside the operands it holds one gathered panel of B and one row or column of A.
+    Beside the operands each thread holds one gathered panel of B and one row or column of A.
     """
     data, indices, indptr = blocks
     (_, R, C), (K, N) = data.shape, B.shape
@@ -315,13 +352,14 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
         R, C = C, R
     longest = int(np.diff(indptr).max(initial=0)) * C
     width = min(N, max(_LEAST_PANEL_COLUMNS, _PANEL_BYTES // max(1, longest * B.itemsize)))
-    panel = np.empty(longest * width, B.dtype)
-    bounds = indptr.tolist()
-    for left in range(0, N, width):
-        columns = np.ascontiguousarray(B[:, left : left + width])
-        n = columns.shape[1]
-        columns = columns.reshape(K // C, C * n)
-        for i, (first, last) in enumerate(itertools.pairwise(bounds)):
+    # Together the panels take no more than the result.
+    most = min(_MOST_THREADS, out.nbytes // max(1, longest * (width + R) * B.itemsize))
+
+    def rows_of(first_row: int, end_row: int) -> None:
+        """Some rows of `out`, in the columns from `left` to `left + n`."""
+        panel = np.empty(longest * n, B.dtype)
+        bounds = indptr[first_row : end_row + 1].tolist()
+        for i, (first, last) in enumerate(itertools.pairwise(bounds), first_row):
             target = out[i * R : (i + 1) * R, left : left + n]
             if first == last:
                 target[...] = 0
@@ -335,6 +373,14 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
             else:
                 row = wide(data[order[first:last]]).reshape(k, R).T
             np.matmul(row, gathered.reshape(k, n), out=target)
+
+    for left in range(0, N, width):
+        columns = np.ascontiguousarray(B[:, left : left + width])
+        n = columns.shape[1]
+        columns = columns.reshape(K // C, C * n)
+        flops = 2 * data.size * n
+        worthwhile = flops >= max(_PANEL_SHARED, _CALL_SHARED * (len(indptr) - 1))
+        threads.share(rows_of, indptr, most=most, worthwhile=worthwhile, blas=True)
 
 
 def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from .dtypes import accumulator_dtype, check_dtype, result_dtype
 from .matmul import Products
 
 _REPEATS = 10
-#: Read between timings, so that no candidate finds its operands in the L2: 256 MB of float32.
-_FLUSH_WORDS = 64 << 20
 
 
 def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> list[tuple[str, float]]:
@@ -61,6 +58,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     import cupy
 
     from . import launch, tuned, tuning
+    from .benchmark.timing import time_gpu
     from .prepared import prepare
 
     rng = cupy.random.default_rng(0)
@@ -74,25 +72,13 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     acc = accumulator_dtype(result)
     sizes = (matrix.shape, B.dtype, result, acc, int(N))
     problem = launch.problem_of(prepared, *sizes, transposed=transposed, tf32=tf32)
-    flush = cupy.ones(_FLUSH_WORDS, np.float32)
     times: list[tuple[tuning.Gemm, float]] = []
     for config in tuning.candidates(problem):
 
         def call(config: tuning.Gemm = config) -> None:
             launch.product(prepared, matrix.shape, B, out, acc, 1, 0, transposed=transposed, tf32=tf32, config=config)
 
-        call()
-        events = []
-        for _ in range(_REPEATS):
-            flush.sum()
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            start.record()
-            call()
-            stop.record()
-            events.append((start, stop))
-        cupy.cuda.Device().synchronize()
-        seconds = statistics.median(cupy.cuda.get_elapsed_time(a, b) for a, b in events) / 1e3
-        times.append((config, seconds))
+        times.append((config, time_gpu(call, _REPEATS)))
     times.sort(key=lambda pair: pair[1])
     tuned.keep(problem, times[0][0])
     prepared.plans.clear()

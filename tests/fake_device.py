@@ -383,7 +383,13 @@ for _name, _ufunc in {"neg": "negative", "abs": "absolute", "invert": "invert"}.
 
 
 # ----------------------------------------------------------------------------------- the module
-xp = types.ModuleType("fake", "The part of CuPy's interface that the package may use, over `ndarray`.")
+class _Module(types.ModuleType):
+    """An array module with a submodule."""
+
+    linalg = types.ModuleType("fake.linalg", "The part of cupy.linalg that the package may use.")
+
+
+xp = _Module("fake", "The part of CuPy's interface that the package may use, over `ndarray`.")
 xp.ndarray = ndarray  # type: ignore[attr-defined]
 
 #: Element-wise functions: ``f(*operands, out=None, dtype=None)``; no `where`, `at`, `reduceat`.
@@ -451,6 +457,10 @@ FUNCTIONS = {
     "zeros": "shape dtype order",
     "zeros_like": "a dtype order subok shape",
 }
+
+#: Functions of `xp.linalg`, each of an array alone. CuPy does not raise for singular matrices, and leaves open what
+#: their inverses hold: here NumPy raises. float16 is refused by both, bfloat16 by the fake alone.
+LINALG = ("inv", "slogdet")
 
 
 def _from_host(x: Any, dtype: Any = None) -> ndarray:
@@ -692,6 +702,18 @@ for _name in UFUNCS:
     setattr(xp, _name, _ufunc(_name))
 for _name in FUNCTIONS:
     setattr(xp, _name, _with_cupy_signature(_name, _SPECIAL.get(_name) or _plain(_name)))
+
+
+def _linalg(name: str) -> Callable[[Any], Any]:
+    def function(a: Any) -> Any:
+        result = _compute(getattr(np.linalg, name), _array(a))
+        return tuple(map(_wrap, result)) if isinstance(result, tuple) else _wrap(result)
+
+    return function
+
+
+for _name in LINALG:
+    setattr(xp.linalg, _name, _linalg(_name))
 
 
 # --------------------------------------------------------------------------- the sparse formats

@@ -79,17 +79,20 @@ def checked_tiles(S: int) -> list[slice]:
 
 @dataclass
 class Reference:
-    """What a few tiles should be, in float64, made once for ours and all peers."""
+    """What some queries should get, in float64, made once for ours and all peers."""
 
     tiles: list[slice]
     heads: list[tuple[int, int]]
     values: list[Any]
 
     @classmethod
-    def of(cls, seen: Seen, q: Any, k: Any, v: Any) -> Reference:
+    def of(cls, seen: Seen, q: Any, k: Any, v: Any, *, whole: bool = False) -> Reference:
+        """Of some tiles of the first and the last head, or of everything (`whole`)."""
         B, H, S, _ = q.shape
         group = H // k.shape[1]
         found = cls(checked_tiles(S), sorted({(0, 0), (B - 1, H - 1)}), [])
+        if whole:
+            found = cls([slice(0, S)], [(b, h) for b in range(B) for h in range(H)], [])
         queries = np.concatenate([np.arange(tile.start, tile.stop) for tile in found.tiles])
         for b, h in found.heads:
             allowed = seen.rows(k.shape[2], b, h, queries)
