@@ -228,6 +228,19 @@ template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+// The numbers of a pair; in assembly, as the compiler would rather keep the pair too.
+template <class T> __device__ __forceinline__ f32 low_of(u32 pair) {
+  f32 number;
+  if constexpr (Same<T, bf16>::value) asm("shl.b32 %0, %1, 16;" : "=f"(number) : "r"(pair));
+  else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(number) : "r"(pair));
+  return number;
+}
+template <class T> __device__ __forceinline__ f32 high_of(u32 pair) {
+  f32 number;
+  if constexpr (Same<T, bf16>::value) asm("and.b32 %0, %1, 0xffff0000;" : "=f"(number) : "r"(pair));
+  else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(number) : "r"(pair));
+  return number;
+}
 __device__ __forceinline__ u32 pack_fp8(f32 a, f32 b, f32 c, f32 d) {
   u32 four;
   asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
@@ -401,7 +414,8 @@ struct Multiplier {
     const Two m = over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
     return {level(m.x, scale()), level(m.y, scale())};
   }
-  // Scores become weights; returns their sums over this thread's columns.
+  // Scores become weights; returns their sums over this thread's columns. Weights of 16 bits are rounded before: what
+  // that does to one that outweighs all others cancels out.
   __device__ __forceinline__ Two weigh() {
     const f32 by = scale();
     Two even = {0.f, 0.f}, odd = {0.f, 0.f};
@@ -410,6 +424,10 @@ struct Multiplier {
       f32* s = scores + 4 * j;
       s[0] = exp2_of(fmaf(s[0], by, -top.x)), s[1] = exp2_of(fmaf(s[1], by, -top.x));
       s[2] = exp2_of(fmaf(s[2], by, -top.y)), s[3] = exp2_of(fmaf(s[3], by, -top.y));
+      if constexpr (!kFp8) {
+        const u32 x = pack<Element>(s[0], s[1]), y = pack<Element>(s[2], s[3]);
+        s[0] = low_of<Element>(x), s[1] = high_of<Element>(x), s[2] = low_of<Element>(y), s[3] = high_of<Element>(y);
+      }
       even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
     }
     return {even.x + odd.x, even.y + odd.y};
