@@ -192,6 +192,29 @@ class NumpyHome(Home):
             first = last
         return out
 
+    def sampled(
+        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+    ) -> Array:
+        """By BLAS, one block row at a time: its rows of X times the columns of Y that its blocks meet."""
+        acc = accumulator_dtype(dtype)
+        (R, C), K = block, X.shape[1]
+        out = np.empty((len(indices), R, C), dtype)
+        columns = np.ascontiguousarray(Y.T, acc).reshape(Y.shape[1] // C, C * K)
+        together = max(1, _PANEL_BYTES // max(1, C * K * acc.itemsize))  # blocks of a panel
+
+        def rows_of(first_row: int, end_row: int) -> None:
+            for i in range(first_row, end_row):
+                row = np.ascontiguousarray(X[i * R : (i + 1) * R], acc)
+                for first in range(int(indptr[i]), int(indptr[i + 1]), together):
+                    last = min(first + together, int(indptr[i + 1]))
+                    panel = columns[indices[first:last]].reshape((last - first) * C, K)
+                    out[first:last] = (row @ panel.T).reshape(R, last - first, C).transpose(1, 0, 2)
+
+        flops = 2 * out.size * K
+        worthwhile = flops >= max(_PANEL_SHARED, _CALL_SHARED * (len(indptr) - 1))
+        threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=True)
+        return out
+
     def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         data, indices, indptr = blocks
         R, C = data.shape[1:]
