@@ -462,7 +462,7 @@ def test_without_a_terminal_each_row_is_a_line(capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:2] == ["A @ B, block-sparse A, dense B"]
     assert lines[2].split(" | ")[1:] == [
-        "1.0%",
+        "+- 1.0%",
         "1.0 TFLOP/s",
         "50% of the roof",
         "2.00 x scipy bsr",

@@ -46,7 +46,7 @@ class Product:
 
     def __str__(self) -> str:
         R, C = self.block
-        where = f"{self.each} blocks a row" if self.group == "spmv" else f"density {self.density:.2f}"
+        where = f"{self.each} blocks a row" if self.group == "spmv" else f"density {self.each / self._grid[1]:.2f}"
         return f"{self.computed_in} {R} x {C}, n = {self.n:,}, {where}, {self.columns} columns"
 
     def parameters(self) -> dict[str, Any]:

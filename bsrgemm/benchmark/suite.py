@@ -47,8 +47,8 @@ def problems(groups: Sequence[str], place: Place, quick: bool = False, choice: C
     >>> from bsrgemm.benchmark.place import Cpu
     >>> for problem in problems(["gemm"], Cpu(), choice=Choice(sizes=(256,), blocks=(32, 64), dtypes=("float32",))):
     ...     print(problem)
-    float32 32 x 32, n = 256, density 0.22, 128 columns
-    float32 64 x 64, n = 256, density 0.22, 128 columns
+    float32 32 x 32, n = 256, density 0.25, 128 columns
+    float32 64 x 64, n = 256, density 0.25, 128 columns
     """
     found: dict[Problem, None] = {}
     for group in groups:
