@@ -116,6 +116,14 @@ class Home(ABC):
         """The extents of a matrix's data, indices and indptr."""
         return tuple(self.extent(x) for x in (A.data, A.indices, A.indptr))
 
+    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
+        """Which of X and a matrix's data, indices and indptr shares bytes with `out`, by its number."""
+        first, last = self.extent(out)
+        for number, (start, stop) in enumerate((self.extent(X), *self.operand_extents(A))):
+            if start < last and first < stop:
+                return number
+        return None
+
     @abstractmethod
     def device_of(self, x: Array) -> Any:
         """What `A.device` answers."""

@@ -29,9 +29,10 @@ _BATCH_COLUMNS = 256
 _LOOP_BYTES = 4 << 20
 #: From this many columns on, the loop of CSR is faster by more than putting the values in its order costs.
 _CSR_WIDTH = 8
-#: Elements times columns of SciPy's loops, and flops of BLAS, from which on starting threads (0.1 ms each) pays; but
-#: threads that call BLAS for fewer flops than that at a time wait for the interpreter more than they multiply.
-_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 500_000, 50_000_000, 2_000_000
+#: Elements times columns of SciPy's loops, and flops of BLAS, from which on threads pay: starting one takes 0.1 ms, and
+#: one that finds its core taken (by a BLAS that waits for more work, say) is waited for. But threads that call BLAS for
+#: fewer flops than the last at a time wait for the interpreter more than they multiply.
+_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 4_000_000, 50_000_000, 2_000_000
 _MOST_THREADS = 64
 #: The number behind each byte of fp8.
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
@@ -84,6 +85,12 @@ class NumpyHome(Home):
     def address(self, x: Array) -> int:
         return x.__array_interface__["data"][0]
 
+    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
+        for number, x in enumerate((X, A.data, A.indices, A.indptr)):
+            if np.may_share_memory(out, x):
+                return number
+        return None
+
     def device_of(self, x: Array) -> str:
         return "cpu"
 
@@ -126,9 +133,24 @@ class NumpyHome(Home):
         def multiply(B: Array, out: Array) -> None:
             """The product of one matrix, or of several: (K, n, N) times A gives (M, n, N)."""
             rows, width = len(out), math.prod(out.shape[1:])
-            direct = beta == 0 and out.dtype == acc and out.flags.c_contiguous
+            direct = out.dtype == acc and out.flags.c_contiguous
+            flat = wide(B).reshape(len(B), width)
+            if (
+                direct
+                and beta != 0
+                and alpha in (1, -1)
+                and acc != BOOL
+                and _by_loops(blocks, rows, width, acc, transposed)
+            ):
+                if beta != 1:
+                    np.multiply(out, _number(acc, beta), out=out)
+                _multiply_loops(
+                    blocks, (flat if alpha == 1 else -flat).ravel(), out.reshape(-1), width, transposed, wide
+                )
+                return
+            direct = direct and beta == 0
             product = out if direct else np.empty(out.shape, acc)
-            _multiply(blocks, wide(B).reshape(len(B), width), product.reshape(rows, width), transposed, wide)
+            _multiply(blocks, flat, product.reshape(rows, width), transposed, wide)
             if alpha != 1:
                 np.multiply(product, _number(acc, alpha), out=product)  # "and" for booleans
             if direct:
@@ -276,15 +298,19 @@ class NumpyHome(Home):
 
 def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
     """``out = A @ B`` or ``A.T @ B`` in the dtype of B and `out`, which is contiguous."""
-    data = blocks.data
     rows, width = out.shape
-    side = data.shape[2 if transposed else 1]
-    work = 2 * data.size * width / max(1, rows // side)  # flops of a block row
-    if width > 1 and out.dtype.char in "fdFD" and work >= _PANEL_FLOPS:
-        _multiply_panels(blocks, np.ascontiguousarray(B), out, transposed, wide)
-    else:
+    if _by_loops(blocks, rows, width, out.dtype, transposed):
         out[...] = 0
-        _multiply_loops(blocks, B.ravel(), out.ravel(), width, transposed, wide)
+        _multiply_loops(blocks, B.ravel(), out.reshape(-1), width, transposed, wide)
+    else:
+        _multiply_panels(blocks, np.ascontiguousarray(B), out, transposed, wide)
+
+
+def _by_loops(blocks: Blocks, rows: int, width: int, dtype: np.dtype[Any], transposed: bool) -> bool:
+    """Are SciPy's loops faster than BLAS on panels, or all there is?"""
+    side = blocks.data.shape[2 if transposed else 1]
+    work = 2 * blocks.data.size * width / max(1, rows // side)  # flops of a block row
+    return width == 1 or dtype.char not in "fdFD" or work < _PANEL_FLOPS
 
 
 def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: bool, wide: _Cast) -> None:
