@@ -66,8 +66,8 @@ def _spread(timing: Row) -> float:
 
 
 def _ratio_spread(peer: Row) -> float:
-    """Of the ratios of the rounds; of the times, where there was but one round."""
-    among = float((peer["ratio_high"] - peer["ratio_low"]) / 2 / peer["ratio"])
+    """The range of the ratios of the rounds; that of the times, where there was but one round."""
+    among = float((peer["ratio_high"] - peer["ratio_low"]) / peer["ratio"])
     return among or 2 * _spread(peer)
 
 
