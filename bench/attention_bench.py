@@ -36,6 +36,7 @@ IDLE, IDLE_QUICK, BUDGET = 0.3, 0.2, 0.1
 PEERS: dict[str, Callable[..., Call]] = {
     "cuDNN": peers.cudnn,
     "flash": peers.flash,
+    "FA3": peers.fa3,
     "FA4": peers.fa4,
     "Flex": peers.flex,
     "NumPy": peers.plain,

@@ -107,10 +107,10 @@ class Case:
 
 
 LONG = (1, 16, 16384, 128)
-DENSE_PEERS = ("cuDNN", "flash", "FA4")
+DENSE_PEERS = ("cuDNN", "flash", "FA3", "FA4")
 #: Cases with the same operands follow each other.
 TABLE = [
-    Case(LONG, targets=(Target(1.06, "FA4"), Target(1.14, "cF")), peers=("cuDNN", "flash", "FA4", "Flex"),
+    Case(LONG, targets=(Target(1.06, "FA4"), Target(1.14, "cF")), peers=("cuDNN", "flash", "FA3", "FA4", "Flex"),
          sustained=True),
     Case(LONG, causal=True, targets=(Target(1.09, "FA4"), Target(1.15, "cF"), Target(1.22, "cuDNN")), sustained=True),
     Case(LONG, window=WINDOW, targets=(Target(1.14, "FA4"), Target(1.05, "cF")), peers=("FA4", "Flex")),

@@ -9,6 +9,7 @@ from .kvcache import KVCache
 from .mask import BlockMask
 from .matmul import matmul
 from .norms import norm
+from .sddmm import matmul_backward, sddmm
 from .stacking import block_array, block_diag, hstack, kron, vstack
 from .tune import tune
 
@@ -30,7 +31,9 @@ __all__ = [
     "info",
     "kron",
     "matmul",
+    "matmul_backward",
     "norm",
+    "sddmm",
     "tune",
     "vstack",
 ]

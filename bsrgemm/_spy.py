@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import structure
+from ._drawing import DARK, FEW, MIDDLE, SHADES, Ints, frame, grid, rectangles
 from .homes import host
 
 if TYPE_CHECKING:
     from ._base import Base
 
-#: Up to so many blocks a side are drawn as shapes, between lines.
-_FEW = 64
 #: Cells of an image a side, whatever the axes have room for; and a bar of shades takes some of that room.
 _LEAST_CELLS, _MOST_CELLS, _LEFT_BY_BAR = 64, 2048, 0.85
-#: One hue, from light to dark: the order is kept in print and for any kind of sight.
-_SHADES, _LINES = ("#d0e1f2", "#3f83bf", "#08306b"), "#b0b0b0"
 #: Bars of a histogram; one so many times as high as another hides it, unless heights are logarithms.
 _MOST_BARS, _UNEVEN = 60, 100
-
-_Ints = np.ndarray[Any, Any]
 
 
 def spy(A: Base, ax: Any, histogram: bool) -> Any:
@@ -46,7 +41,7 @@ def spy(A: Base, ax: Any, histogram: bool) -> Any:
     return _pattern(A, left, row, col), _histogram(right, np.bincount(row, minlength=A._block_shape[0]))
 
 
-def _places(A: Base) -> tuple[_Ints, _Ints]:
+def _places(A: Base) -> tuple[Ints, Ints]:
     """Block row and block column of every stored block; of a transpose without building it."""
     stored, transposed = A._source()
     structure.check_arrays(*stored._blocks, stored._shape)
@@ -57,40 +52,23 @@ def _places(A: Base) -> tuple[_Ints, _Ints]:
 
 
 # ---------------------------------------------------------------------------------------- pattern
-def _pattern(A: Base, ax: Any, row: _Ints, col: _Ints) -> Any:
+def _pattern(A: Base, ax: Any, row: Ints, col: Ints) -> Any:
     (M, N), (R, C), (rows, cols) = A._shape, A.blocksize, A._block_shape
     found = np.sort(row * max(1, cols) + col)
     found = found[structure.first_of_runs(host(), found)]  # a block that is stored twice is seen once
     title = f"{M:,} x {N:,}, blocks {R} x {C}\n{len(row):,} blocks"
     if len(found) < len(row):
         title += f" at {len(found):,} places"
-    ax.set(xlim=(0, max(1, N)), ylim=(max(1, M), 0), xlabel="column", ylabel="row")
+    similar = frame(ax, (M, N), (R, C))
+    ax.set(xlabel="column", ylabel="row")
     ax.set_title(f"{title}, density {len(row) * R * C / max(1, M * N):.3g}", fontsize="medium")
-    ax.set_xticks(np.arange(0, N + 1, C * max(1, -(-cols // 4))))
-    ax.set_yticks(np.arange(0, M + 1, R * max(1, -(-rows // 4))))
-    similar = max(M, N) <= 8 * min(M, N)
-    ax.set_aspect("equal" if similar else "auto")
     row, col = np.divmod(found, max(1, cols))
-    if max(rows, cols) <= _FEW:
-        _shapes(ax, row, col, (rows, cols), (R, C))
+    if max(rows, cols) <= FEW:
+        rectangles(ax, (col * C, (col + 1) * C), (row * R, (row + 1) * R), DARK, "stored block")
+        grid(ax, (M, N), (R, C))
     elif len(found):
         _image(ax, row, col, (rows, cols), (R, C), _cells(ax, (M, N), similar))
     return ax
-
-
-def _shapes(ax: Any, row: _Ints, col: _Ints, grid: tuple[int, int], block: tuple[int, int]) -> None:
-    """A rectangle for each block, as one path."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    (rows, cols), (R, C) = grid, block
-    x, y = np.stack([col, col + 1, col + 1, col, col]) * C, np.stack([row, row, row + 1, row + 1, row]) * R
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-    corners = np.stack([x, y], axis=2).swapaxes(0, 1).reshape(-1, 2)
-    path = Path(corners, np.tile(np.array(codes, Path.code_type), len(row)))
-    ax.add_patch(PathPatch(path, facecolor=_SHADES[-1], edgecolor="none", label="stored block"))
-    ax.vlines(np.arange(1, cols) * C, 0, rows * R, colors=_LINES, linewidth=0.4)
-    ax.hlines(np.arange(1, rows) * R, 0, cols * C, colors=_LINES, linewidth=0.4)
 
 
 def _cells(ax: Any, shape: tuple[int, int], similar: bool) -> tuple[int, int]:
@@ -104,13 +82,13 @@ def _cells(ax: Any, shape: tuple[int, int], similar: bool) -> tuple[int, int]:
 
 
 def _image(
-    ax: Any, row: _Ints, col: _Ints, grid: tuple[int, int], block: tuple[int, int], most: tuple[int, int]
+    ax: Any, row: Ints, col: Ints, counts: tuple[int, int], block: tuple[int, int], most: tuple[int, int]
 ) -> None:
     """Cells of one or several blocks, as dark as the share of them that is stored; white where none is."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    (rows, cols), (R, C) = grid, block
-    down, across = (-(-n // cells) for n, cells in zip(grid, most, strict=True))  # blocks of a cell
+    (rows, cols), (R, C) = counts, block
+    down, across = (-(-n // cells) for n, cells in zip(counts, most, strict=True))  # blocks of a cell
     height, width = -(-rows // down), -(-cols // across)
     stored = np.bincount(row // down * width + col // across, minlength=height * width).reshape(height, width)
     tall, wide = np.minimum(rows - np.arange(height) * down, down), np.minimum(cols - np.arange(width) * across, across)
@@ -118,7 +96,7 @@ def _image(
     # The last cells may be of fewer blocks, and full by chance: they are not to make the others pale.
     most_stored = float(share[: rows // down, : cols // across].max() or share.max())
     image = ax.imshow(
-        np.ma.masked_equal(share, 0), cmap=LinearSegmentedColormap.from_list("blocks", _SHADES), vmin=0,
+        np.ma.masked_equal(share, 0), cmap=LinearSegmentedColormap.from_list("blocks", SHADES), vmin=0,
         vmax=most_stored, aspect=ax.get_aspect(), extent=(0, width * across * C, height * down * R, 0),
         interpolation="nearest",
     )  # fmt: skip
@@ -132,7 +110,7 @@ def _image(
 
 
 # -------------------------------------------------------------------------------------- histogram
-def _histogram(ax: Any, counts: _Ints) -> Any:
+def _histogram(ax: Any, counts: Ints) -> Any:
     """How many block rows have how many blocks."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     step = -(-(high - low + 1) // _MOST_BARS)  # whole numbers in a bar
@@ -140,7 +118,7 @@ def _histogram(ax: Any, counts: _Ints) -> Any:
     seen = bars[bars > 0]
     uneven = len(seen) > 0 and int(seen.max()) >= _UNEVEN * int(seen.min())
     left = low + np.arange(len(bars)) * step - 0.5
-    ax.bar(left, bars, step, align="edge", color=_SHADES[1], edgecolor="white", linewidth=0.4, log=uneven)
+    ax.bar(left, bars, step, align="edge", color=MIDDLE, edgecolor="white", linewidth=0.4, log=uneven)
     title = f"{high:,} blocks in every block row" if len(counts) else "no block rows"
     if low < high:
         title = f"{low:,} to {high:,} blocks in a block row\n{counts.mean():.3g} on average"

@@ -116,6 +116,14 @@ class Home(ABC):
         """The extents of a matrix's data, indices and indptr."""
         return tuple(self.extent(x) for x in (A.data, A.indices, A.indptr))
 
+    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
+        """Which of X and a matrix's data, indices and indptr shares bytes with `out`, by its number."""
+        first, last = self.extent(out)
+        for number, (start, stop) in enumerate((self.extent(X), *self.operand_extents(A))):
+            if start < last and first < stop:
+                return number
+        return None
+
     @abstractmethod
     def device_of(self, x: Array) -> Any:
         """What `A.device` answers."""
@@ -176,6 +184,19 @@ class Home(ABC):
     @abstractmethod
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
+
+    def sampled(
+        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+    ) -> Array:
+        """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, (blocks, R, C) in `dtype`."""
+        xp, (R, C), n = self.xp, block, len(indices)
+        K, rows, cols = X.shape[1], X.shape[0] // R, Y.shape[1] // C
+        if not K:
+            return xp.zeros((n, R, C), dtype)
+        left = xp.ascontiguousarray(X).reshape(rows, R, K)
+        right = xp.ascontiguousarray(Y.reshape(K, cols, C).transpose(1, 0, 2))
+        at = (self.expand(indptr, n).astype(np.int64, copy=False), indices.astype(np.int64, copy=False))
+        return self.pair_products(left, at[0], right, at[1], xp.arange(n, dtype=np.int64), dtype)
 
     def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         """The blocks, if their index arrays can be believed; a user may have written to them since the last check.

@@ -29,9 +29,10 @@ _BATCH_COLUMNS = 256
 _LOOP_BYTES = 4 << 20
 #: From this many columns on, the loop of CSR is faster by more than putting the values in its order costs.
 _CSR_WIDTH = 8
-#: Elements times columns of SciPy's loops, and flops of BLAS, from which on starting threads (0.1 ms each) pays; but
-#: threads that call BLAS for fewer flops than that at a time wait for the interpreter more than they multiply.
-_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 500_000, 50_000_000, 2_000_000
+#: Elements times columns of SciPy's loops, and flops of BLAS, from which on threads pay: starting one takes 0.1 ms, and
+#: one that finds its core taken (by a BLAS that waits for more work, say) is waited for. But threads that call BLAS for
+#: fewer flops than the last at a time wait for the interpreter more than they multiply.
+_LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 4_000_000, 50_000_000, 2_000_000
 _MOST_THREADS = 64
 #: The number behind each byte of fp8.
 _FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
@@ -84,6 +85,12 @@ class NumpyHome(Home):
     def address(self, x: Array) -> int:
         return x.__array_interface__["data"][0]
 
+    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
+        for number, x in enumerate((X, A.data, A.indices, A.indptr)):
+            if np.may_share_memory(out, x):
+                return number
+        return None
+
     def device_of(self, x: Array) -> str:
         return "cpu"
 
@@ -126,9 +133,24 @@ class NumpyHome(Home):
         def multiply(B: Array, out: Array) -> None:
             """The product of one matrix, or of several: (K, n, N) times A gives (M, n, N)."""
             rows, width = len(out), math.prod(out.shape[1:])
-            direct = beta == 0 and out.dtype == acc and out.flags.c_contiguous
+            direct = out.dtype == acc and out.flags.c_contiguous
+            flat = wide(B).reshape(len(B), width)
+            if (
+                direct
+                and beta != 0
+                and alpha in (1, -1)
+                and acc != BOOL
+                and _by_loops(blocks, rows, width, acc, transposed)
+            ):
+                if beta != 1:
+                    np.multiply(out, _number(acc, beta), out=out)
+                _multiply_loops(
+                    blocks, (flat if alpha == 1 else -flat).ravel(), out.reshape(-1), width, transposed, wide
+                )
+                return
+            direct = direct and beta == 0
             product = out if direct else np.empty(out.shape, acc)
-            _multiply(blocks, wide(B).reshape(len(B), width), product.reshape(rows, width), transposed, wide)
+            _multiply(blocks, flat, product.reshape(rows, width), transposed, wide)
             if alpha != 1:
                 np.multiply(product, _number(acc, alpha), out=product)  # "and" for booleans
             if direct:
@@ -192,6 +214,29 @@ class NumpyHome(Home):
             first = last
         return out
 
+    def sampled(
+        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+    ) -> Array:
+        """By BLAS, one block row at a time: its rows of X times the columns of Y that its blocks meet."""
+        acc = accumulator_dtype(dtype)
+        (R, C), K = block, X.shape[1]
+        out = np.empty((len(indices), R, C), dtype)
+        columns = np.ascontiguousarray(Y.T, acc).reshape(Y.shape[1] // C, C * K)
+        together = max(1, _PANEL_BYTES // max(1, C * K * acc.itemsize))  # blocks of a panel
+
+        def rows_of(first_row: int, end_row: int) -> None:
+            for i in range(first_row, end_row):
+                row = np.ascontiguousarray(X[i * R : (i + 1) * R], acc)
+                for first in range(int(indptr[i]), int(indptr[i + 1]), together):
+                    last = min(first + together, int(indptr[i + 1]))
+                    panel = columns[indices[first:last]].reshape((last - first) * C, K)
+                    out[first:last] = (row @ panel.T).reshape(R, last - first, C).transpose(1, 0, 2)
+
+        flops = 2 * out.size * K
+        worthwhile = flops >= max(_PANEL_SHARED, _CALL_SHARED * (len(indptr) - 1))
+        threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=True)
+        return out
+
     def sound(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         data, indices, indptr = blocks
         R, C = data.shape[1:]
@@ -253,15 +298,19 @@ class NumpyHome(Home):
 
 def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
     """``out = A @ B`` or ``A.T @ B`` in the dtype of B and `out`, which is contiguous."""
-    data = blocks.data
     rows, width = out.shape
-    side = data.shape[2 if transposed else 1]
-    work = 2 * data.size * width / max(1, rows // side)  # flops of a block row
-    if width > 1 and out.dtype.char in "fdFD" and work >= _PANEL_FLOPS:
-        _multiply_panels(blocks, np.ascontiguousarray(B), out, transposed, wide)
-    else:
+    if _by_loops(blocks, rows, width, out.dtype, transposed):
         out[...] = 0
-        _multiply_loops(blocks, B.ravel(), out.ravel(), width, transposed, wide)
+        _multiply_loops(blocks, B.ravel(), out.reshape(-1), width, transposed, wide)
+    else:
+        _multiply_panels(blocks, np.ascontiguousarray(B), out, transposed, wide)
+
+
+def _by_loops(blocks: Blocks, rows: int, width: int, dtype: np.dtype[Any], transposed: bool) -> bool:
+    """Are SciPy's loops faster than BLAS on panels, or all there is?"""
+    side = blocks.data.shape[2 if transposed else 1]
+    work = 2 * blocks.data.size * width / max(1, rows // side)  # flops of a block row
+    return width == 1 or dtype.char not in "fdFD" or work < _PANEL_FLOPS
 
 
 def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: bool, wide: _Cast) -> None:

@@ -488,53 +488,9 @@ class BlockMask:
         ax : matplotlib.axes.Axes
             With up to 64 blocks a side as shapes, labelled for ``ax.legend()``, otherwise as an image.
         """
-        import matplotlib.pyplot as plt
-        from matplotlib.colors import ListedColormap
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path
+        from ._mask_picture import draw
 
-        for name, value, count in (("batch", batch, self.heads[0]), ("head", head, self.heads[1])):
-            if count > 1 and not 0 <= value < count:  # one pattern stands for all
-                raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
-        mask, (B, H), (S_q, S_k), (bq, bk) = self.get(), self.heads, self.shape, self.block
-        (rows, cols), pattern = mask._grid.counts, batch % B * H + head % H
-        indptr = mask.indptr[pattern * rows : (pattern + 1) * rows + 1]
-        stored = slice(int(indptr[0]), int(indptr[-1]))
-        arrays = (indptr - indptr[0], mask.indices[stored], mask.kinds[stored], mask.bits)
-        mask = BlockMask(mask._home, self.shape, self.block, (1, 1), *arrays)
-        blocks = np.zeros((rows, cols), np.uint8)
-        blocks[mask._rows(), mask.indices] = np.where(mask.kinds < 0, 2, 1)
-        few, light, middle, dark = max(rows, cols) <= 64, "#d0e1f2", "#3f83bf", "#08306b"
-        if ax is None:
-            _, ax = plt.subplots()
-
-        def fill(cells: np.ndarray[Any, Any], height: int, width: int, color: str, label: str) -> None:
-            """Rectangles, one for each run of cells side by side."""
-            steps = np.diff(np.pad(cells, ((0, 0), (1, 1))).view(np.int8), axis=1)
-            (top, left), (_, right) = np.nonzero(steps > 0), np.nonzero(steps < 0)
-            x, y = np.stack([left, right, right, left, left]), np.stack([top, top, top + 1, top + 1, top])
-            corners = np.stack([np.minimum(x * width, S_k), np.minimum(y * height, S_q)], axis=2)
-            codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-            path = Path(corners.swapaxes(0, 1).reshape(-1, 2), np.tile(np.array(codes, Path.code_type), len(top)))
-            ax.add_patch(PathPatch(path, facecolor=color, edgecolor="none", label=label))
-
-        if few:
-            fill(blocks == 2, bq, bk, dark, "whole block")
-            fill(blocks == 1, bq, bk, light, "block in part")
-            ax.vlines(np.arange(1, cols) * bk, 0, S_q, colors="#b0b0b0", linewidth=0.4)
-            ax.hlines(np.arange(1, rows) * bq, 0, S_k, colors="#b0b0b0", linewidth=0.4)
-        else:
-            extent, colors = (0, cols * bk, rows * bq, 0), ListedColormap(["white", light, dark])
-            ax.imshow(blocks, cmap=colors, vmin=0, vmax=2, extent=extent, interpolation="nearest")
-        if elements:
-            part = (blocks == 1).repeat(bq, axis=0).repeat(bk, axis=1)[:S_q, :S_k]
-            fill(mask.to_dense() & part, 1, 1, middle, "seen of it")
-        ax.set(xlim=(0, max(1, S_k)), ylim=(max(1, S_q), 0), xlabel="key", ylabel="query")
-        ax.set_xticks(np.arange(0, S_k + 1, bk * max(1, -(-cols // 4))))
-        ax.set_yticks(np.arange(0, S_q + 1, bq * max(1, -(-rows // 4))))
-        ax.set_aspect("equal" if max(S_q, S_k) <= 8 * min(S_q, S_k) else "auto")
-        ax.set_title(f"{mask.density:.1%} of the pairs, blocks {bq} x {bk}")
-        return ax
+        return draw(self, ax, batch, head, elements)
 
     # ------------------------------------------------------------------------------------ inside
     @property

@@ -267,12 +267,10 @@ def _check_out(
         raise ValueError("out: array is read-only")
     if out.size and 0 in out.strides and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
-    first, last = A._home.extent(out)
-    operands = (A._home.extent(X), *A._home.operand_extents(A))
-    for k, (start, stop) in enumerate(operands):
-        if start < last and first < stop:
-            array = ("", ".data", ".indices", ".indptr")[k]
-            raise ValueError(f"out: overlaps {names[0 if k else 1]}{array}")
+    k = A._home.overlapping(out, X, A)
+    if k is not None:
+        array = ("", ".data", ".indices", ".indptr")[k]
+        raise ValueError(f"out: overlaps {names[0 if k else 1]}{array}")
 
 
 class Products(Reductions):

@@ -270,3 +270,9 @@ def test_a_row_that_is_too_wide_or_too_narrow_is_told(tmp_path: Path, row: str) 
     assert not ragged_rows(page)
     page.write_text(good + row + "\n")
     assert len(ragged_rows(page)) == 1
+
+
+def test_every_module_is_on_the_map_of_the_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    modules = {path.stem for path in (ROOT / "bsrgemm").glob("*.py")} - {"__init__"}
+    assert {name for name in modules if f"`{name}`" not in text} == set()

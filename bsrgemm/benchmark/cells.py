@@ -100,7 +100,8 @@ def cells(row: Row, heads: Sequence[str]) -> list[str]:
         "sustained": rate(row, row.get("sustained")),
     }
     if row["group"] == "attention":
-        known["us a head"] = f"{seconds * 1e6 / row['shape'][0] / row['shape'][1]:.3g}"
+        each = seconds * 1e6 / row["shape"][0] / row["shape"][1]
+        known["us a head"] = f"{each:,.0f}" if each >= 100 else f"{each:.3g}"
     return [known[head] if head in known else peer_cell(row["peers"].get(head)) for head in heads]
 
 

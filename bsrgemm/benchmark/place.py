@@ -73,10 +73,10 @@ class Cpu:
         return np.zeros(shape, random_data.stored_dtype(kind))
 
     def samples(self, call: Call, quick: bool) -> list[float]:
+        call()
         start = time.perf_counter()
         call()
-        once = time.perf_counter() - start
-        return samples_cpu(call, _repeats(once))
+        return samples_cpu(call, _repeats(time.perf_counter() - start))
 
     def sustained(self, call: Call) -> float | None:
         return None

@@ -46,8 +46,9 @@ class Product:
 
     def __str__(self) -> str:
         R, C = self.block
-        where = f"{self.each} blocks a row" if self.group == "spmv" else f"density {self.density:.2f}"
-        return f"{self.computed_in} {R} x {C}, n = {self.n:,}, {where}, {self.columns} columns"
+        where = f"{self.each} blocks a row" if self.group == "spmv" else f"density {self.each / self._grid[1]:.2f}"
+        columns = "a vector" if self.columns == 1 else f"{self.columns} columns"
+        return f"{self.computed_in} {R} x {C}, n = {self.n:,}, {where}, {columns}"
 
     def parameters(self) -> dict[str, Any]:
         return {

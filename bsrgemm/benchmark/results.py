@@ -65,21 +65,25 @@ def _spread(timing: Row) -> float:
     return float((timing["high"] - timing["low"]) / 2 / timing["seconds"])
 
 
+def _ratio_spread(peer: Row) -> float:
+    """The range of the ratios of the rounds; that of the times, where there was but one round."""
+    among = float((peer["ratio_high"] - peer["ratio_low"]) / peer["ratio"])
+    return among or 2 * _spread(peer)
+
+
 def changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[Change]:
     """What was timed in both runs."""
-    before = {(row["group"], row["name"]): row for row in old["rows"]}
+    known = {(row["group"], row["name"]): row for row in old["rows"]}
     for row in new["rows"]:
-        was = before.get((row["group"], row["name"]))
+        was = known.get((row["group"], row["name"]))
         if was is None or not was.get("seconds") or not row.get("seconds"):
             continue
-        times = row["seconds"] / was["seconds"]
-        noise = _spread(row) + _spread(was)
+        times, noise = row["seconds"] / was["seconds"], _spread(row) + _spread(was)
         pairs = ((name, was["peers"].get(name, {}), row["peers"].get(name, {})) for name in _REFERENCES)
-        reference = next((x for x in pairs if x[1].get("seconds") and x[2].get("seconds")), None)
+        reference = next((x for x in pairs if "ratio" in x[1] and "ratio" in x[2]), None)
         if reference is not None:
-            _, theirs_before, theirs = reference
-            times *= theirs_before["seconds"] / theirs["seconds"]
-            noise += _spread(theirs_before) + _spread(theirs)
+            _, before, after = reference
+            times, noise = before["ratio"] / after["ratio"], _ratio_spread(before) + _ratio_spread(after)
         name = f"{row['group']} {row['name']}"
         shown = reference and reference[0]
         yield Change(name, was["seconds"], row["seconds"], times, max(_LEAST_NOISE, noise), shown)

@@ -12,6 +12,17 @@ from .cells import TITLES, Row, cells, columns, remarks
 _NAME_WIDTH = 58
 
 
+def _named(head: str, text: str) -> str:
+    """A cell that stands without its head.
+
+    >>> _named("time", "1.02 ms"), _named("spread", "0.4%"), _named("cuBLAS", "1.07 x")
+    ('1.02 ms', '+- 0.4%', '1.07 x cuBLAS')
+    """
+    if head in ("time", "rate"):
+        return text
+    return f"+- {text}" if head == "spread" else f"{text} {head}"
+
+
 class Lines:
     """One line for each row, as it comes."""
 
@@ -31,8 +42,7 @@ class Lines:
             self._group = row["group"]
             print(f"\n{TITLES[self._group]}", flush=True)
         first, *rest = cells(row, heads)
-        named = [f"{text} {head}" if head in row["peers"] or head == "of the roof" else text
-                 for head, text in zip(heads[1:], rest, strict=True) if text]  # fmt: skip
+        named = (_named(head, text) for head, text in zip(heads[1:], rest, strict=True) if text)
         print(f"  {first:{_NAME_WIDTH}} {' | '.join(named)}", flush=True)
 
     def end(self, rows: Sequence[Row]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import product
+from statistics import median
 from typing import Any
 
 from .attentions import Attention, Decode
@@ -19,8 +20,8 @@ Row = dict[str, Any]
 #: Compiled for each problem by torch, for many seconds: not in a quick run
 _SLOW = ("Flex",)
 GROUPS = ("gemm", "spmv", "attention", "decode")
-#: Candidates are timed in turn, so often.
-ROUNDS, ROUNDS_QUICK = 2, 1
+#: Candidates are timed in turn, so often (in a quick run): a CPU has other work too, and wants more.
+ROUNDS = {"cuda": (2, 1), "cpu": (5, 5)}
 #: Problems that meet their kernels side by side before anything is timed: NVRTC takes one core for each.
 _SIDE_BY_SIDE = 8
 KINDS = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
@@ -47,8 +48,8 @@ def problems(groups: Sequence[str], place: Place, quick: bool = False, choice: C
     >>> from bsrgemm.benchmark.place import Cpu
     >>> for problem in problems(["gemm"], Cpu(), choice=Choice(sizes=(256,), blocks=(32, 64), dtypes=("float32",))):
     ...     print(problem)
-    float32 32 x 32, n = 256, density 0.22, 128 columns
-    float32 64 x 64, n = 256, density 0.22, 128 columns
+    float32 32 x 32, n = 256, density 0.25, 128 columns
+    float32 64 x 64, n = 256, density 0.25, 128 columns
     """
     found: dict[Problem, None] = {}
     for group in groups:
@@ -269,18 +270,8 @@ class Suite:
             row["wrong"] = True
             return
         calls = {"": ready.call} | self._prepared(row, ready)
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(ROUNDS_QUICK if self.quick else ROUNDS):
-            for name, call in list(calls.items()):
-                self.say(f"timing {name or 'bsrgemm'}")
-                try:
-                    samples[name] += self.place.samples(call, self.quick)
-                except Exception as error:
-                    if not name:
-                        raise
-                    row["peers"][name] = {"failed": _reason(error)}
-                    del calls[name]
-        ours = Timing.of(samples[""])
+        rounds = self._timed(row, calls)
+        ours = Timing.of([x for found in rounds for x in found[""]])
         row |= asdict(ours) | {
             "tflops": problem.flops / ours.seconds / 1e12,
             "gbps": problem.traffic / ours.seconds / 1e9,
@@ -291,8 +282,27 @@ class Suite:
         row["of_roofline"] = None if least is None else least / ours.seconds
         for name in calls:
             if name:
-                theirs = Timing.of(samples[name])
-                row["peers"][name] = asdict(theirs) | {"ratio": theirs.seconds / ours.seconds}
+                theirs = Timing.of([x for found in rounds for x in found[name]])
+                # of each round by itself: what slows a machine down slows all of a round down
+                ratios = sorted(median(found[name]) / median(found[""]) for found in rounds)
+                shares = {"ratio": median(ratios), "ratio_low": ratios[0], "ratio_high": ratios[-1]}
+                row["peers"][name] = asdict(theirs) | shares
+
+    def _timed(self, row: Row, calls: dict[str, Call]) -> list[dict[str, list[float]]]:
+        """Seconds of each call, round by round; a peer that fails is taken out of `calls`, and the row says why."""
+        rounds: list[dict[str, list[float]]] = []
+        for _ in range(ROUNDS[self.place.name][self.quick]):
+            rounds.append({})
+            for name, call in list(calls.items()):
+                self.say(f"timing {name or 'bsrgemm'}")
+                try:
+                    rounds[-1][name] = self.place.samples(call, self.quick)
+                except Exception as error:
+                    if not name:
+                        raise
+                    row["peers"][name] = {"failed": _reason(error)}
+                    del calls[name]
+        return rounds
 
     def _prepared(self, row: Row, ready: Ready) -> dict[str, Call]:
         """The calls of the peers that are there and right; of the others the row says why not."""

@@ -1,0 +1,262 @@
+"""CG with a V-cycle of smoothed aggregation, generic over where the matrices live: NumPy or CuPy.
+
+A level smooths ``A x = b`` from x = 0, hands ``R (b - A x)`` to the next one, adds P times what comes back, and smooths
+again. Matrices are ours, or any that have ``@`` (scipy's, cupyx's): the same algorithm with other products.
+Set-up is from outside: levels with A, P and R, as `pyamg.smoothed_aggregation_solver` leaves them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+import bsrgemm as bg
+
+#: Steps of the power iteration that finds the largest eigenvalue of D A, to a few percent from below
+POWER_STEPS = 15
+#: Eigenvalues of a pseudo-inverse that count as zero, over the largest
+CUT = 1e-13
+
+
+class Call(NamedTuple):
+    """A product, to be made again."""
+
+    A: Any
+    x: Any
+    out: Any
+    alpha: float
+    beta: float
+
+
+class Multiply:
+    """``out = alpha * (A @ x) + beta * out``; while `log` is a list, it keeps its calls there."""
+
+    log: list[Call] | None = None
+
+    def __call__(self, A: Any, x: Any, out: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
+        if self.log is not None:
+            self.log.append(Call(A, x, out, alpha, beta))
+        if isinstance(A, bg.bsr_array | bg.bsr_matrix):
+            bg.matmul(A, x, out=out, alpha=alpha, beta=beta)
+            return
+        product = A @ x
+        if alpha != 1:
+            product *= alpha
+        if beta == 0:
+            out[...] = product
+            return
+        if beta != 1:
+            out *= beta
+        out += product
+
+
+# ------------------------------------------------------------------------------------------ levels
+class Level:
+    """Matrices of a level above the coarsest one, and its vectors.
+
+    D has the inverses of the diagonal blocks of A; `rho` is the largest eigenvalue of D A, None if not known yet.
+    """
+
+    def __init__(self, A: Any, P: Any, R: Any, D: Any, rho: float | None = None) -> None:
+        self.A, self.P, self.R, self.D, self.rho = A, P, R, D, rho
+        xp = bg.get_array_module(A)
+        self.x, self.r, self.d = (xp.zeros(A.shape[0], A.dtype) for _ in range(3))
+        #: what the next level solves for
+        self.coarse = xp.zeros(P.shape[1], A.dtype)
+
+    def moved(self, convert: Callable[[Any], Any]) -> Level:
+        """The level with other matrices; where they live the eigenvalue is found if it is not known yet."""
+        A, P, R, D = (convert(M) for M in (self.A, self.P, self.R, self.D))
+        level = Level(A, P, R, D, self.rho)
+        if level.rho is None:
+            self.rho = level.rho = largest_eigenvalue(level)
+        return level
+
+    def residual(self, b: Any, x: Any, multiply: Multiply) -> None:
+        """``r = b - A x``"""
+        self.r[...] = b
+        multiply(self.A, x, self.r, -1.0, 1.0)
+
+
+def inverse_blocks(A: Any) -> Any:
+    """The inverses of the diagonal blocks; pseudo-inverses where a block is singular.
+
+    That happens on coarse levels: an aggregate of few nodes does not carry all modes, and has rows of zeros.
+    """
+    try:
+        return A.inverse_block_diagonal()
+    except np.linalg.LinAlgError:
+        blocks = np.linalg.pinv(A.block_diagonal(), CUT, hermitian=True)
+        return bg.bsr_array((blocks, (np.arange(len(blocks)), np.arange(len(blocks)))), shape=A.shape)
+
+
+def largest_eigenvalue(level: Level, steps: int = POWER_STEPS) -> float:
+    """The largest eigenvalue of D A, from below: power iteration with Rayleigh quotients of its symmetric form."""
+    xp = bg.get_array_module(level.A)
+    v = xp.asarray(np.random.default_rng(0).standard_normal(level.A.shape[0]).astype(level.A.dtype))
+    found = 0.0
+    for _ in range(steps):
+        u = level.A @ v
+        w = level.D @ u
+        found = u.dot(w) / v.dot(u)
+        v = w / xp.sqrt(w.dot(w))
+    return float(found)  # synchronize!
+
+
+@dataclass
+class Hierarchy:
+    """Levels from the finest on, and the inverse of the coarsest matrix, dense."""
+
+    levels: list[Level]
+    inverse: Any
+
+    @classmethod
+    def of(cls, levels: Sequence[Any]) -> Hierarchy:
+        """From levels with A, P and R on the host, the last with A alone: those of pyamg, whose arrays it shares."""
+        if len(levels) < 2:
+            raise ValueError(f"levels: wanted at least two, got {len(levels)}")
+        found = []
+        for level, below in itertools.pairwise(levels):
+            fine, coarse = level.A.blocksize[0], below.A.blocksize[0]
+            A = bg.bsr_array(level.A)
+            P = bg.bsr_array(level.P, blocksize=(fine, coarse))
+            R = bg.bsr_array(level.R, blocksize=(coarse, fine))
+            found.append(Level(A, P, R, inverse_blocks(A)))
+        return cls(found, np.linalg.pinv(levels[-1].A.toarray(), CUT, hermitian=True))
+
+    def moved(self, convert: Callable[[Any], Any]) -> Hierarchy:
+        """The same with every matrix converted: to the GPU, or to another library's format."""
+        levels = [level.moved(convert) for level in self.levels]
+        return Hierarchy(levels, bg.get_array_module(levels[0].A).asarray(self.inverse))
+
+
+# --------------------------------------------------------------------------------------- smoothers
+class Smoother(Protocol):
+    """Improves x of ``A x = b``; `zero`: x counts as zeros, whatever it holds."""
+
+    def __call__(self, level: Level, b: Any, x: Any, multiply: Multiply, zero: bool = False) -> None: ...
+
+
+@dataclass(frozen=True)
+class Jacobi:
+    """``x += omega / rho * D (b - A x)``, some sweeps."""
+
+    omega: float = 4 / 3
+    sweeps: int = 1
+
+    def weight(self, level: Level) -> float:
+        assert level.rho is not None
+        return self.omega / level.rho
+
+    def __call__(self, level: Level, b: Any, x: Any, multiply: Multiply, zero: bool = False) -> None:
+        weight = self.weight(level)
+        for sweep in range(self.sweeps):
+            if zero and sweep == 0:
+                multiply(level.D, b, x, weight)
+                continue
+            level.residual(b, x, multiply)
+            multiply(level.D, level.r, x, weight, 1.0)
+
+
+@dataclass(frozen=True)
+class Chebyshev:
+    """The polynomial in D A of this degree that is smallest on eigenvalues from `low` to `high` times rho."""
+
+    degree: int = 2
+    low: float = 0.15
+    high: float = 1.1
+
+    def __call__(self, level: Level, b: Any, x: Any, multiply: Multiply, zero: bool = False) -> None:
+        assert level.rho is not None
+        middle, half = ((self.high + sign * self.low) / 2 * level.rho for sign in (1, -1))
+        r, d = level.r, level.d
+        if zero:
+            r[...] = b
+        else:
+            level.residual(b, x, multiply)
+        multiply(level.D, r, d, 1 / middle)
+        if zero:
+            x[...] = d
+        else:
+            x += d
+        step = half / middle
+        for _ in range(self.degree - 1):
+            multiply(level.A, d, r, -1.0, 1.0)
+            step, before = 1 / (2 * middle / half - step), step
+            multiply(level.D, r, d, 2 * step / half, step * before)
+            x += d
+
+
+# -------------------------------------------------------------------------------- cycle and solver
+class Cycle:
+    """One V-cycle from x = 0: a symmetric preconditioner, since it smooths before and behind in the same way."""
+
+    def __init__(self, hierarchy: Hierarchy, smoother: Smoother) -> None:
+        self.hierarchy, self.smoother = hierarchy, smoother
+        self.multiply = Multiply()
+
+    def __call__(self, b: Any) -> Any:
+        """What A solves for b, about. The result is a vector of the finest level, and there until the next call."""
+        return self._solve(0, b)
+
+    def _solve(self, depth: int, b: Any) -> Any:
+        if depth == len(self.hierarchy.levels):
+            return self.hierarchy.inverse @ b
+        level = self.hierarchy.levels[depth]
+        x = level.x
+        self.smoother(level, b, x, self.multiply, zero=True)
+        level.residual(b, x, self.multiply)
+        self.multiply(level.R, level.r, level.coarse)
+        self.multiply(level.P, self._solve(depth + 1, level.coarse), x, 1.0, 1.0)
+        self.smoother(level, b, x, self.multiply)
+        return x
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What CG found: x behind the last iteration, norms of the residuals from that of x = 0 on.
+
+    `iterations` is the first with a norm below the tolerance, or None.
+    """
+
+    x: Any
+    iterations: int | None
+    residuals: list[float]
+
+
+def conjugate_gradients(b: Any, cycle: Cycle, tol: float = 1e-8, most: int = 200, every: int = 1) -> Solution:
+    """Solve ``A x = b`` from x = 0 until the residual's norm is below `tol` times that of b.
+
+    Factors and norms stay where the vectors are. The one number that comes to the host is the norm of the residual,
+    each time it is tested: every `every` iterations. Up to ``every - 1`` iterations too many are made then.
+    """
+    multiply, A = cycle.multiply, cycle.hierarchy.levels[0].A
+    xp = bg.get_array_module(b)
+    norms = xp.zeros(most + 1, b.dtype)
+    x, r, q, step = xp.zeros_like(b), b.copy(), xp.zeros_like(b), xp.zeros_like(b)
+    norms[0] = xp.sqrt(r.dot(r))
+    enough = tol * float(norms[0])  # synchronize!
+    z = cycle(r)
+    p = z.copy()
+    rz = r.dot(z)
+    for done in range(1, most + 1):
+        multiply(A, p, q)
+        alpha = rz / p.dot(q)
+        xp.multiply(p, alpha, out=step)
+        x += step
+        xp.multiply(q, alpha, out=step)
+        r -= step
+        norms[done] = xp.sqrt(r.dot(r))
+        if done == most or (done % every == 0 and not enough <= float(norms[done]) < math.inf):  # synchronize!
+            break
+        z = cycle(r)
+        rz, before = r.dot(z), rz
+        p *= rz / before
+        p += z
+    residuals = norms[: done + 1].tolist()
+    return Solution(x, next((k for k, norm in enumerate(residuals) if norm < enough), None), residuals)
