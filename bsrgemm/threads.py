@@ -32,7 +32,8 @@ def _blas() -> list[Any]:
     return [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -44,7 +45,7 @@ def _crew() -> Iterator[int]:
         return
     try:
         before = [library.num_threads for library in _blas()]
-        count = min(_cores(), max(before, default=_cores()))
+        count = min(cores(), max(before, default=cores()))
         if count == 1:
             yield 1
             return

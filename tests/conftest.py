@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -53,3 +58,19 @@ def home(request: pytest.FixtureRequest) -> Home:
 
         return install()
     return by_name(request.param)
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a module of bench/ afresh, and forgets them all behind the test."""
+    folder = Path(__file__).resolve().parents[1] / "bench"
+    names = [path.stem for path in folder.glob("*.py")]
+
+    def forget() -> None:
+        for name in names:
+            sys.modules.pop(name, None)
+
+    forget()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    yield importlib.import_module
+    forget()

@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,10 @@ from . import fake_device
 pytest.importorskip("pyamg")
 skfem = pytest.importorskip("skfem")
 
-BENCH = Path(__file__).parents[1] / "bench"
 
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a module of bench/ afresh, where there is no GPU, and forgets them all behind the test."""
-    names = [path.stem for path in BENCH.glob("*.py")]
-
-    def forget() -> None:
-        for name in names:
-            sys.modules.pop(name, None)
-
-    forget()
-    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
-    monkeypatch.setattr(importlib.import_module("harness"), "has_gpu", lambda: False)
-    yield importlib.import_module
-    forget()
+@pytest.fixture(autouse=True)
+def without_gpu(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load("harness"), "has_gpu", lambda: False)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,6 @@ MACHINE = {
     "date": "2031-05-04", "bsrgemm": "9.8", "card": "NVIDIA Test", "driver": 13020, "cupy": "14.2", "nvrtc": "13.0",
     "peers": {"torch": "2.9", "nvidia-cudnn-cu13": "9.9"},
 }  # fmt: skip
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a module of bench/ afresh, and forgets them all behind the test."""
-    names = [path.stem for path in BENCH.glob("*.py")]
-
-    def forget() -> None:
-        for name in names:
-            sys.modules.pop(name, None)
-
-    forget()
-    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
-    yield importlib.import_module
-    forget()
 
 
 # --------------------------------------------------------------------------------------- pictures

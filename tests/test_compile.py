@@ -15,12 +15,14 @@ import pytest
 from bsrgemm import attention_tuning, decode_launch, jit, tuning
 from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90, AttentionValues
 
+from .conftest import LONG
+
 pytest.importorskip("cupy")
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-#: No variant may keep the compiler for longer. The bound for one is 3 s on a fast core (`bench/overhead.py` measures
-#: the cold start); the longest kernels come to just that on a slow one, and to twice as much when it is shared.
-SECONDS = 10.0
+#: A variant is to take 3 s on a quiet core, which the long profile asks for. A shared one takes longer (3.1 s was seen
+#: where 2.8 is usual): there it is only to end.
+SECONDS = 3.0 if LONG else 10.0
 
 
 def _kind(config: tuning.Config) -> tuple[str, ...]:

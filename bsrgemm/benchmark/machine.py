@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
-import os
 import platform
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import scipy
 
 from .. import __version__, jit
+from ..threads import cores
 
 #: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
 _PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
@@ -40,7 +40,7 @@ def machine() -> dict[str, Any]:
         "scipy": scipy.__version__,
         "bsrgemm": __version__,
         "cpu": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
     }
     if has_gpu():
         import cupy
