@@ -23,8 +23,8 @@ constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas
 constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
 constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
+static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
 constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
-constexpr bool kBehind = kAcross && kConsumers < 3;          // and its second ones before the result goes out
 constexpr int kBytes = sizeof(Element);
 constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);  // queries
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
@@ -40,6 +40,7 @@ constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f
 constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
 // The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest number.
 constexpr f32 kHeadroom = kFp8 ? 5.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
+constexpr f32 kLarge = 1024.f;                               // a maximum whose last bit shows in weights of 16 bits
 // Beyond these bounds of a sum of weights, scores are so large that rounding them has changed the result.
 constexpr f32 kLeastTotal = kFp8 ? 16.f : .5f, kMostTotal = 1e14f;
 constexpr bool kKeep = kFp8 && kValueDim <= 128;
@@ -54,7 +55,7 @@ struct alignas(1024) Shared {
   u8 q[kQueries][kSlabs * kSlabQ];  // then the result on its way out
   u8 k[kStages][kQuerySlabs * kSlabK];
   u8 v[kStages][kValueBytes];
-  u64 q_full[kQueries], q_empty[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  u64 q_full[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   u64 tile_full[kTiles], tile_empty[kTiles], wanted;
   u64 shade_wanted[kStages], shade_full[kStages];
   u32 seen[kStages][kTileQ][kWords];  // of entries that are not whole; bit i of word w: the query sees key 32 w + i
@@ -91,7 +92,7 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, 
 
 __device__ __forceinline__ void release(u64& barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(barrier);
+  if (is_elected()) arrive(barrier);
 }
 
 // ------------------------------------------------------------------------------------------------------- the feeders
@@ -115,20 +116,50 @@ __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& m
   }
 }
 
-// One warp: claims the next tile when it is soon needed, looks it up, and has its queries copied.
+// Does the copy engine write what a warpgroup computes? Sequences that end within its queries are followed by others.
+__device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int warpgroup) {
+  return kStoreTiles && (!a.q_bounds || x.row + warpgroup * 64 + 64 <= x.rows);
+}
+
+// The result of tile n, once all have let it go, leaves the place of its queries.
+__device__ __forceinline__ void send(const Problem& problem, Shared& shared, u32 n) {
+  if constexpr (!kStoreTiles) return;
+  const Tile& x = shared.tiles[n % kTiles];
+  if (threadIdx.x % 32 == 0 && x.first < x.last) {
+    const u32 from = shared_address(shared.q[n % kQueries]);
+    for (int i = 0; i < kConsumers; ++i) {
+      const int row = x.row + i * 64;
+      if (row >= x.rows || !is_sent(problem.attention, x, i)) continue;
+#pragma unroll
+      for (int slab = 0; slab < kOutSlabs; ++slab)
+        store_tile(&problem.o, 64 * slab, row, x.head, x.batch, from + i * 8192 + slab * kSlabQ);
+    }
+    store_commit();
+    store_wait_read<0>();
+  }
+  __syncwarp();
+}
+
+// One warp: claims the next tile when it is soon needed, looks it up, sends out the result that is in the way of its
+// queries, and has them copied.
 __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
   int t = blockIdx.x;
-  for (u32 n = 0;; ++n) {
+  u32 n = 0;
+  for (;; ++n) {
     const Tile x = tile_at(a, t);
     wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
+    if (kQueries == kTiles && n >= kTiles) send(problem, shared, n - kTiles);
     if (lane == 0) {
       shared.tiles[n % kTiles] = x;
       arrive(shared.tile_full[n % kTiles]);
     }
     if (x.head < 0) break;
-    wait(shared.q_empty[n % kQueries], parity<kQueries>(n) ^ 1);
+    if (kQueries < kTiles && n > 0) {
+      wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
+      send(problem, shared, n - 1);
+    }
     if (lane == 0) {
       u64& full = shared.q_full[n % kQueries];
       if (x.first == x.last) arrive(full);
@@ -139,9 +170,14 @@ __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared)
     if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
     t = __shfl_sync(0xffffffffu, t, 0);
   }
+  if (n > 0) {
+    wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
+    send(problem, shared, n - 1);
+  }
   if (lane == 0) {  // the last CTA leaves the counters as they were
     __threadfence();
     if (atomicAdd(a.counters + 1, 1) == gridDim.x - 1) a.counters[0] = a.counters[1] = 0;
+    store_wait();
   }
 }
 
@@ -256,13 +292,6 @@ template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] = 0.f;
 }
-__device__ __forceinline__ bool warpgroup_any(int id, bool x) {
-  u32 any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred.aligned q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}"
-      : "=r"(any) : "r"(int(x)), "r"(id) : "memory");
-  return __shfl_sync(0xffffffffu, any, 0);
-}
 __device__ __forceinline__ void multiply_16x8(f32 (&d)[kScoreSums], int i, const u32 (&x)[4], u32 b0, u32 b1) {
   if constexpr (Same<Element, bf16>::value)
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -302,7 +331,7 @@ struct Multiplier {
   f32 scores[kScoreSums], sums[kSums];
   u32 weights[kWeightSteps][4], next[kFp8 ? kWeightSteps : 1][4], queries[kFromRegisters ? kSteps : 1][4];
   Two top, total;   // maximum so far in units of log2(e), less kHeadroom; sum of the weights of this thread's columns
-  int hot;          // tiles in which the maximum is looked at first
+  int hot = 0;      // tiles in which the maximum is looked at first
   int shade;        // of the entry, see Shared::shades
   f32 fp8_scale;    // of the tile whose scores are in hand
   bool has_kept = false;
@@ -323,29 +352,37 @@ struct Multiplier {
     return kFp8 ? fmaf(score, scale, -kHeadroom) : score * scale;
   }
 
-  // Where this lane()'s 16 bytes lie for ldmatrix, within the slabs of a tile of queries.
-  __device__ __forceinline__ u32 query_place(int step) const {
-    const int row = warp() * 16 + lane() % 16;
-    return step / 4 * kSlabQ + row * 128 + ((step % 4 * 2 + lane() / 16) ^ (row & 7)) * 16;
+  // The number of the thread, as if it were not known: what is made of it stays where it is rarely run.
+  static __device__ __forceinline__ int unknown_thread() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return int(thread);
+  }
+
+  // Where this thread's 16 bytes lie for ldmatrix, within the slabs of a tile of queries.
+  static __device__ __forceinline__ u32 query_place(int thread, int step) {
+    const int row = thread / 32 * 16 + thread % 16;
+    return step / 4 * kSlabQ + row * 128 + ((step % 4 * 2 + thread / 16 % 2) ^ (row & 7)) * 16;
   }
   __device__ __forceinline__ void load_queries() {
     if constexpr (kFromRegisters) {
+      const int thread = unknown_thread();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
-        load_matrix_x4<false>(queries[step], shared_address(shared.q[tile % kQueries]) + query_place(step));
+        load_matrix_x4<false>(queries[step], shared_address(shared.q[tile % kQueries]) + query_place(thread, step));
     }
   }
   // scores = queries * keys, from now on in flight
-  template <bool kRegisters = kFromRegisters> __device__ __forceinline__ void issue_scores() {
+  __device__ __forceinline__ void issue_scores() {
     const u64 b = wgmma_descriptor(shared_address(shared.k[entry % kStages]), 16, 1024);
     u64 x = 0;
-    if constexpr (!kRegisters)
+    if constexpr (!kFromRegisters)
       x = wgmma_descriptor(shared_address(shared.q[tile % kQueries]) + group * 8192, 16, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const u64 from = b + (step / 4 * kSlabK + step % 4 * 32) / 16;
-      if constexpr (kRegisters) wgmma<false>(scores, step > 0, queries[step], from);
+      if constexpr (kFromRegisters) wgmma<false>(scores, step > 0, queries[step], from);
       else wgmma<false, false>(scores, step > 0, x + (step / 4 * kSlabQ + step % 4 * 32) / 16, from);
     }
     wgmma_commit();
@@ -363,15 +400,16 @@ struct Multiplier {
   }
   // The scores of this warp once more, from shared memory.
   __device__ __forceinline__ void repeat_scores() {
+    const int thread = unknown_thread(), lane = thread % 32;
     const u32 from = shared_address(shared.q[tile % kQueries]);
-    const u32 keys = shared_address(shared.k[entry % kStages]) + (lane() / 16 * 8 + lane() % 8) * 128;
+    const u32 keys = shared_address(shared.k[entry % kStages]) + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll
     for (int i = 0; i < kScoreSums; ++i) scores[i] = 0.f;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       u32 x[4], y[4];
-      load_matrix_x4<false>(x, from + query_place(step));
-      const u32 at = keys + step / 4 * kSlabK + ((step % 4 * 2 + lane() / 8 % 2) ^ (lane() & 7)) * 16;
+      load_matrix_x4<false>(x, from + query_place(thread, step));
+      const u32 at = keys + step / 4 * kSlabK + ((step % 4 * 2 + lane / 8 % 2) ^ (lane & 7)) * 16;
 #pragma unroll
       for (int j = 0; j < kTileK / 16; ++j) {
         load_matrix_x4<false>(y, at + j * 2048);
@@ -389,11 +427,11 @@ struct Multiplier {
     }
     if (shade < 0) return;
     wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
-    const int row = warp() * 16 + lane() / 4;
+    const int thread = unknown_thread(), row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      const u32 upper = shared.seen[shade % kStages][row][w] >> lane() % 4 * 2;
-      const u32 lower = shared.seen[shade % kStages][row + 8][w] >> lane() % 4 * 2;
+      const u32 upper = shared.seen[shade % kStages][row][w] >> thread % 4 * 2;
+      const u32 lower = shared.seen[shade % kStages][row + 8][w] >> thread % 4 * 2;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         f32* s = scores + 16 * w + 4 * j;
@@ -414,9 +452,8 @@ struct Multiplier {
     const Two m = over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
     return {level(m.x, scale()), level(m.y, scale())};
   }
-  // Scores become weights; returns their sums over this thread's columns. Weights of 16 bits are rounded before: what
-  // that does to one that outweighs all others cancels out.
-  __device__ __forceinline__ Two weigh() {
+  // Scores become weights; returns their sums over this thread's columns.
+  template <bool kRounded> __device__ __forceinline__ Two weigh_with() {
     const f32 by = scale();
     Two even = {0.f, 0.f}, odd = {0.f, 0.f};
 #pragma unroll
@@ -424,13 +461,21 @@ struct Multiplier {
       f32* s = scores + 4 * j;
       s[0] = exp2_of(fmaf(s[0], by, -top.x)), s[1] = exp2_of(fmaf(s[1], by, -top.x));
       s[2] = exp2_of(fmaf(s[2], by, -top.y)), s[3] = exp2_of(fmaf(s[3], by, -top.y));
-      if constexpr (!kFp8) {
+      if constexpr (kRounded) {
         const u32 x = pack<Element>(s[0], s[1]), y = pack<Element>(s[2], s[3]);
         s[0] = low_of<Element>(x), s[1] = high_of<Element>(x), s[2] = low_of<Element>(y), s[3] = high_of<Element>(y);
       }
       even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
     }
     return {even.x + odd.x, even.y + odd.y};
+  }
+  // A large maximum is rounded itself, and the weight of its key is not 1. Weights are then summed as they will be
+  // multiplied, in 16 bits: the error of one that outweighs all others cancels out.
+  __device__ __forceinline__ Two weigh() {
+    if constexpr (!kFp8) {
+      if (__any_sync(0xffffffffu, fmaxf(fabsf(top.x), fabsf(top.y)) > kLarge)) return weigh_with<true>();
+    }
+    return weigh_with<false>();
   }
   // Weights of fp8 are packed while those before them are still multiplied. A step has 32 keys: those of two scores side
   // by side, and of the two 8 keys on.
@@ -489,13 +534,6 @@ struct Multiplier {
   }
   __device__ __forceinline__ void release_values(u32 n) { release(shared.v_empty[n % kStages]); }
 
-  // Their slot, from which a result was written.
-  __device__ __forceinline__ void release_queries(u32 n) {
-    if (threadIdx.x % 128 != 0) return;
-    store_wait_read<0>();
-    arrive(shared.q_empty[n % kQueries]);
-  }
-
   // The next tile that sees any key, or the end; those that see none are answered on the way.
   __device__ __forceinline__ bool take_tile() {
     while (true) {
@@ -510,7 +548,6 @@ struct Multiplier {
         for (int d = lane(); d < a().value_dim; d += 32) out[d * a().o_strides.column] = Store<Out>::from(0.f);
         if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = -__int_as_float(0x7f800000);
       }
-      release_queries(tile);
       release(shared.tile_empty[tile % kTiles]);
       ++tile;
     }
@@ -521,16 +558,20 @@ struct Multiplier {
   __device__ __forceinline__ void take_scale() {
     if constexpr (kFp8) fp8_scale = shared.tiles[tile % kTiles].scale;
   }
-  // The weights of the first keys of a tile, with nothing else under way.
+  // The first scores of a tile, with nothing else under way.
   __device__ __forceinline__ bool start() {
     if (!take_tile()) return false;
-    take_scale();
     clear(scores);
     wait_keys();
     load_queries();
     issue_scores();
     wgmma_wait<0>();
     settle(scores);
+    return true;
+  }
+  // The first weights of a tile, with the exact maximum.
+  __device__ __forceinline__ void begin() {
+    take_scale();
     shape_scores();
     release_keys();
     top = highest();
@@ -540,16 +581,18 @@ struct Multiplier {
     take_weights();
     clear(sums);
     hot = 0;
-    return true;
   }
 
-  // The scores of an entry are issued with the weighted values of the one before, across tiles too. The result of a
-  // tile goes out while the second scores of the next one are multiplied.
+  // The scores of an entry are issued with the weighted values of the one before, those of the first entry of a tile with
+  // the last ones of the tile before. What a tile runs through but once is written but once, and short: it is not in the
+  // cache of instructions, and 1500 of them cost as much as an entry.
   __device__ __forceinline__ void run() {
-    if (!start()) return;
-    int done = 1;  // entries of the tile whose scores are no longer asked for
-    while (true) {
-      for (int left = count() - done; left > 0; --left) {
+    bool ahead = false;  // are the first scores there?
+    while (ahead || start()) {
+      begin();
+      tile = uniform(tile), entry = uniform(entry);
+      const u32 behind = entry + count() - 1;
+      while (entry != behind) {
         wait_keys();
         issue_scores();
         issue_sums(entry - 1);
@@ -574,7 +617,7 @@ struct Multiplier {
           const Two again = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
           fade = {fade.x * again.x, fade.y * again.y};
           rescale = true, hot = kHot;
-          added = weigh();
+          added = weigh_with<!kFp8>();
           pack_next();
           spoil_if_full();
         }
@@ -585,83 +628,28 @@ struct Multiplier {
         release_values(entry - 2);
         take_weights();
         if (rescale) fade_sums(fade);
-        if (kKeep && left % kKeepTiles == 0) keep_sums();
+        if (kKeep && (behind - entry + 1) % kKeepTiles == 0) keep_sums();
       }
       ++tile;
-      bool ahead = false;
+      ahead = false;
       if constexpr (kAcross) {  // the first scores of the next tile, which nobody looks at if it has none
         wait_tile();
         ahead = count() > 0;
         if (ahead) {
           wait_queries();
           wait_keys();
+          load_queries();
         }
-        issue_scores<false>();
+        issue_scores();
       }
       issue_sums(entry - 1);
-      const u32 last = entry - 1;
-      const Two old_top = top, old_total = total;
-      const f32 old_scale = scale();
-      if constexpr (kAcross) {
-        wgmma_wait<1>();
-        settle(scores);
-        if (ahead) {
-          take_scale();
-          shape_scores();
-          if constexpr (kBehind) {
-            top = highest(), total = weigh();
-            pack_next();
-            spoil_if_full();
-          }
-          release_keys();
-        }
-      }
+      const Two by = close();
       wgmma_wait<0>();
+      if constexpr (kAcross) settle(scores);
       settle(sums);
-      release_values(last);
-      if constexpr (kBehind) take_weights();
-      hot = 0, done = 1;
-      const bool second = kBehind && ahead && count() > 1;
-      if (second) wait_keys();
-      if constexpr (kBehind) issue_scores<false>();
-      finish(old_top, old_total, kFp8 ? old_scale : scale());
-      if constexpr (kBehind) {
-        wgmma_wait<0>();
-        settle(scores);
-      }
-      if (!ahead) {
-        release_queries(tile - 1);
-        if (!start()) break;
-        continue;
-      }
-      if constexpr (!kBehind) {
-        top = highest(), total = weigh();
-        pack_next();
-        spoil_if_full();
-        take_weights();
-      }
-      clear(sums);
-      if (second) {
-        done = 2;
-        issue_sums(entry - 1);
-        shape_scores();
-        const Two now = highest();
-        const Two fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)}), added = weigh();
-        pack_next();
-        spoil_if_full();
-        release_keys();
-        total.x += added.x, total.y += added.y;
-        wgmma_wait<0>();
-        settle(sums);
-        release_values(entry - 2);
-        take_weights();
-        fade_sums(fade);
-      }
-      load_queries();
-      release_queries(tile - 1);
-      tile = uniform(tile), entry = uniform(entry);
+      release_values(entry - 1);
+      finish(by);
     }
-    if (threadIdx.x % 128 == 0) store_wait();
   }
   __device__ __forceinline__ f32& kept(int i) { return shared.kept[(warpgroup() * kSums + i) * 128 + threadIdx.x % 128]; }
   __device__ __forceinline__ f32 kept_before(int i) { return kept(i) * (i % 4 < 2 ? kept_fade.x : kept_fade.y); }
@@ -688,90 +676,112 @@ struct Multiplier {
     }
   }
 
-  // The result of the tile before goes out through the shared memory of its queries.
-  __device__ __forceinline__ void finish(Two top, Two total, f32 scale) {
+  // All weights of the tile before are known: the logarithms of their sums go out, and the factors of the result are returned.
+  // They are no numbers where queries are to be done again: where no key was seen, or none scores above -inf.
+  __device__ __forceinline__ Two close() {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
-    const u32 slot = (tile - 1) % kQueries;
-    if constexpr (kKeep) take_kept();
 #pragma unroll
     for (int i = 1; i < 4; i *= 2) {
       total.x += __shfl_xor_sync(0xffffffffu, total.x, i);
       total.y += __shfl_xor_sync(0xffffffffu, total.y, i);
     }
-    const int row = x.row + warp() * 16 + lane() / 4;
-    const f32 nothing = level(kHidden, scale);
-    const bool none_x = top.x == nothing, none_y = top.y == nothing;  // no key was seen
-    const f32 one = value_scale_of(x);
-    const f32 by_x = none_x ? 0.f : __fdividef(one, total.x), by_y = none_y ? 0.f : __fdividef(one, total.y);
-    f32 bad[4] = {0.f, 0.f, 0.f, 0.f};  // not a number if any of the row is not finite: two of each row
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) {
-      sums[j] *= j % 4 < 2 ? by_x : by_y;
-      bad[j % 4] = fmaf(sums[j], 0.f, bad[j % 4]);
-    }
-    const f32 lse_x = none_x ? -__int_as_float(0x7f800000) : (top.x + log2_of(total.x)) * 0.6931471805599453f;
-    const f32 lse_y = none_y ? -__int_as_float(0x7f800000) : (top.y + log2_of(total.y)) * 0.6931471805599453f;
-    // Rows that saw no key, or none that scores above -inf, are told apart there too.
-    const auto good = [](f32 bad, f32 total) { return bad == 0.f && total >= kLeastTotal && total <= kMostTotal; };
-    const bool redo_x = row < x.rows && (none_x || !good(bad[0] + bad[1], total.x));
-    const bool redo_y = row + 8 < x.rows && (none_y || !good(bad[2] + bad[3], total.y));
     if (a().lse && lane() % 4 == 0) {
-      if (row < x.rows) a().lse[lse_place(x, row)] = lse_x;
-      if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = lse_y;
+      const int row = x.row + warp() * 16 + lane() / 4;
+      if (row < x.rows) a().lse[lse_place(x, row)] = (top.x + log2_of(total.x)) * 0.6931471805599453f;
+      if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (top.y + log2_of(total.y)) * 0.6931471805599453f;
     }
-    const bool any = warpgroup_any(1 + warpgroup(), redo_x | redo_y);
-    // Sequences that end within the tile are followed by others: their queries are not ours.
-    const bool whole = kStoreTiles && (!a().q_bounds || x.row + warpgroup() * 64 + 64 <= x.rows);
-    const u32 staged = shared_address(shared.q[slot]) + warpgroup() * 8192;
-    if (whole) {
-      if constexpr (kStoreTiles) {
-        const int line = warp() % 4 * 16 + lane() % 16;
+    const f32 nothing = level(kHidden, scale()), one = value_scale_of(x);
+    const auto factor = [&](f32 top, f32 total) {
+      const bool good = top != nothing && total >= kLeastTotal && total <= kMostTotal;
+      return good ? __fdividef(one, total) : __int_as_float(0x7fffffff);
+    };
+    return {factor(top.x, total.x), factor(top.y, total.y)};
+  }
+
+  // The result of the tile before goes to the place of its queries, from where it will be sent. A warp has its own rows.
+  __device__ __forceinline__ void finish(Two by) {
+    const Tile& x = shared.tiles[(tile - 1) % kTiles];
+    if constexpr (kKeep) take_kept();
+    const int row = x.row + warp() * 16 + lane() / 4;
+    u32 bad_x = 0, bad_y = 0;  // not zero if any of the row is not finite
+    if constexpr (kStaged) {
+      const int line = warp() * 16 + lane() % 16;
 #pragma unroll
-        for (int j = 0; j < kValueDim / 16; ++j)
-          store_matrix_x4<false>(
-              staged + j / 4 * kSlabQ + line * 128 + ((j % 4 * 2 + lane() / 16) ^ (line & 7)) * 16,
-              pack<Out>(sums[8 * j], sums[8 * j + 1]), pack<Out>(sums[8 * j + 2], sums[8 * j + 3]),
-              pack<Out>(sums[8 * j + 4], sums[8 * j + 5]), pack<Out>(sums[8 * j + 6], sums[8 * j + 7]));
-        proxy_fence();
+      for (int j = 0; j < kValueDim / 16; ++j) {
+        const f32* d = sums + 8 * j;
+        const u32 w[4] = {pack<Out>(d[0] * by.x, d[1] * by.x), pack<Out>(d[2] * by.y, d[3] * by.y),
+                          pack<Out>(d[4] * by.x, d[5] * by.x), pack<Out>(d[6] * by.y, d[7] * by.y)};
+        store_matrix_x4<false>(staged(line, j * 16 + lane() / 16 * 8), w[0], w[1], w[2], w[3]);
+        bad_x = times_zero(w[0], times_zero(w[2], bad_x)), bad_y = times_zero(w[1], times_zero(w[3], bad_y));
       }
+      bad_x &= 0x7fff7fffu, bad_y &= 0x7fff7fffu;
     } else {
-      Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
+      Out* out = out_at(x, row);
 #pragma unroll
       for (int j = 0; j < kSums; ++j) {
         const int d = j / 4 * 8 + lane() % 4 * 2 + j % 2, down = j / 2 % 2 * 8;
+        const f32 y = sums[j] * (down ? by.y : by.x);
+        (down ? bad_y : bad_x) |= y * 0.f != 0.f;
         if (row + down < x.rows && d < a().value_dim)
-          out[down * a().o_strides.row + d * a().o_strides.column] = Store<Out>::from(sums[j]);
+          out[down * a().o_strides.row + d * a().o_strides.column] = Store<Out>::from(y);
       }
     }
-    warpgroup_sync(1 + warpgroup());
-    if (whole && threadIdx.x % 128 == 0) {
-      const int first = x.row + warpgroup() * 64;
-      if (first < x.rows) {
-#pragma unroll
-        for (int i = 0; i < kOutSlabs; ++i)
-          store_tile(&problem.o, 64 * i, first, x.head, x.batch, staged + i * kSlabQ);
-        store_commit();
-      }
-    }
-    if (any) {
-      if (threadIdx.x % 128 == 0) store_wait();
-      warpgroup_sync(1 + warpgroup());
-      repair(x, redo_x, redo_y);
+    const u32 rows = __ballot_sync(0xffffffffu, bad_x && row < x.rows);
+    const u32 lower = __ballot_sync(0xffffffffu, bad_y && row + 8 < x.rows);
+    if (rows | lower) repair(x, rows, lower);
+    if constexpr (kStaged) {
+      if (is_sent(a(), x, warpgroup())) proxy_fence();
+      else copy_out(x);
     }
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
-  __device__ __forceinline__ void repair(const Tile& x, bool redo_x, bool redo_y) {
-    u32 rows = __ballot_sync(0xffffffffu, redo_x), lower = __ballot_sync(0xffffffffu, redo_y);
+  // Pairs of numbers times zero, added up.
+  static __device__ __forceinline__ u32 times_zero(u32 pair, u32 sum) {
+    if constexpr (Same<Out, bf16>::value) asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+    else asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+    return sum;
+  }
+  static constexpr bool kStaged = sizeof(Out) == 2;
+  // Where column d of a line of the result lies, of those 8 columns that lie together.
+  __device__ __forceinline__ u32 staged(int line, int d) const {
+    return shared_address(shared.q[(tile - 1) % kQueries]) + d / 64 * kSlabQ + line * 128 + ((d % 64 / 8) ^ (line & 7)) * 16 +
+           d % 8 * 2;
+  }
+  __device__ __forceinline__ Out* out_at(const Tile& x, int row) const {
+    return a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
+  }
+  // A warp's 16 rows go out element by element, where the copy engine cannot send them.
+  __device__ __forceinline__ void copy_out(const Tile& x) {
+    __syncwarp();
+    const int first = warp() * 16;
+#pragma unroll 1
+    for (int line = first; line < min(first + 16, x.rows - x.row); ++line) {
+      Out* out = out_at(x, x.row + line);
+#pragma unroll 1
+      for (int d = lane(); d < a().value_dim; d += 32) {
+        u16 bits;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(staged(line, d)) : "memory");
+        out[d * a().o_strides.column] = *reinterpret_cast<const Out*>(&bits);
+      }
+    }
+  }
+  // Rows of this warp, a bit in four for each of the upper and the lower eight, are done again.
+  __device__ __forceinline__ void repair(const Tile& x, u32 rows, u32 lower) {
+    __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
-      const u32 bits = i < 8 ? rows : lower;
-      if (!(bits >> (i % 8 * 4) & 15)) continue;
-      const int row = x.row + warp() * 16 + i;
-      Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
-      const f32 lse =
-          attend_row(a(), x, row, [&](int d, f32 y) { out[d * a().o_strides.column] = Store<Out>::from(y); });
+      if (!((i < 8 ? rows : lower) >> (i % 8 * 4) & 15)) continue;
+      const int line = warp() * 16 + i, row = x.row + line;
+      const f32 lse = attend_row(a(), x, row, [&](int d, f32 y) {
+        const Out value = Store<Out>::from(y);
+        if constexpr (kStaged)
+          asm volatile("st.shared.u16 [%0], %1;" ::"r"(staged(line, d)), "h"(*reinterpret_cast<const u16*>(&value)) : "memory");
+        else
+          out_at(x, row)[d * a().o_strides.column] = value;
+      });
       if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = lse;
     }
+    __syncwarp();
   }
 };
 
@@ -783,7 +793,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
     prefetch_map(&problem.k);
     prefetch_map(&problem.v);
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
-    for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1), init(shared.q_empty[i], kConsumers);
+    for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1);
     for (int i = 0; i < kStages; ++i) {
       init(shared.shade_wanted[i], 1), init(shared.shade_full[i], 32 * kShaders);
       init(shared.k_full[i], 1), init(shared.k_empty[i], 4 * kConsumers);
