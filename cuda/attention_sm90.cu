@@ -473,7 +473,9 @@ struct Multiplier {
   // multiplied, in 16 bits: the error of one that outweighs all others cancels out.
   __device__ __forceinline__ Two weigh() {
     if constexpr (!kFp8) {
-      if (__any_sync(0xffffffffu, fmaxf(fabsf(top.x), fabsf(top.y)) > kLarge)) return weigh_with<true>();
+      const f32 nothing = level(kHidden, scale());  // of a row that has seen no key
+      const auto large = [&](f32 top) { return fabsf(top) > kLarge && top != nothing; };
+      if (__any_sync(0xffffffffu, large(top.x) | large(top.y))) return weigh_with<true>();
     }
     return weigh_with<false>();
   }
