@@ -35,6 +35,8 @@ _CUDA_NAMES = {
     np.dtype("c16"): "c128",
 }
 
+#: Bytes of an element
+_SIZES = {name: dtype.itemsize for dtype, name in _CUDA_NAMES.items()} | {"e4m3": 1}
 #: Bytes of an element on the tensor cores, and what wgmma calls it: its name and how many it takes along K.
 _BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "e4m3": 1}
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
@@ -258,6 +260,8 @@ class Spmv:
     block_r: int
     block_c: int
     a_transposed: bool = False
+    #: columns of a block that a lane reads at once
+    vector: int = 1
 
     threads = 128
 
@@ -268,6 +272,7 @@ class Spmv:
             ("BLOCK_R", self.block_r),
             ("BLOCK_C", self.block_c),
             ("A_TRANSPOSED", int(self.a_transposed)),
+            ("VECTOR", self.vector),
         )
         return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape))
 
@@ -397,7 +402,7 @@ def gemm(problem: Problem) -> Gemm:
             return gemm_sm90(problem)
         if sm80_serves(problem):
             return gemm_sm80(problem)
-    return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)
+    return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
 
 
 def candidates(problem: Problem) -> Iterator[Gemm]:
@@ -415,7 +420,7 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             for other80 in _sm80_of(problem, slot_rows):
                 if problem.R % slot_rows == 0 and other80 != first:
                     yield other80
-    plain = spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)
+    plain = spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
     if plain != first:
         yield plain
 
@@ -557,10 +562,10 @@ def gemm_sm80(problem: Problem) -> GemmSm80:
 
 
 @lru_cache(maxsize=4096)
-def spmm(names: Types, R: int, C: int, N: int, transposed: bool = False) -> GemmSimt | Spmv:
+def spmm(names: Types, R: int, C: int, N: int, transposed: bool = False, aligned: bool = False) -> GemmSimt | Spmv:
     """The kernel for a product with a dense matrix of N columns on the plain cores."""
     if N == 1:
-        return spmv(names, R, C, transposed)
+        return spmv(names, R, C, transposed, aligned)
     lanes = _ceil_power_of_two(N, 32)
     wide = names.acc in ("f64", "u64", "c64", "c128")
     rows = _floor_power_of_two(R, 4 if wide else 8)
@@ -570,16 +575,20 @@ def spmm(names: Types, R: int, C: int, N: int, transposed: bool = False) -> Gemm
 
 
 @lru_cache(maxsize=4096)
-def spmv(names: Types, R: int, C: int, transposed: bool = False) -> Spmv:
+def spmv(names: Types, R: int, C: int, transposed: bool = False, aligned: bool = False) -> Spmv:
     """The kernel for a product with one vector.
 
     A lane keeps `rows` sums, of which 8 are enough to read whole small blocks. Narrow blocks leave little to share
-    within a row, so that 8 lanes a row keep more rows in flight; from 16 columns on a warp has work in every block.
+    within a row, so that 8 lanes a row keep more rows in flight; from 16 columns on a warp has work in every block. Of
+    larger blocks a lane reads 16 bytes at once where they are `aligned`.
     """
     small = R <= _SMALL_BLOCK and C <= _SMALL_BLOCK
     lanes = 8 if C <= 2 else 16 if C < 16 else 32
     rows = R if small else 4 if names.acc == "c128" else 8
-    return Spmv(names, lanes, rows, R if small else 0, C if small else 0, transposed)
+    vector = 16 // _SIZES[names.a]
+    if small or transposed or not aligned or C % vector:
+        vector = 1
+    return Spmv(names, lanes, rows, R if small else 0, C if small else 0, transposed, vector)
 
 
 @lru_cache(maxsize=1024)
@@ -693,6 +702,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             sides = range(1, _SMALL_BLOCK + 1)
             blocks = {spmv(names, R, C) for R in (*sides, 9) for C in (*sides, 9, 16)}
             yield from sorted(blocks, key=repr)
+            aligned = {spmv(names, 9, C, aligned=True) for C in range(1, 17)}
+            yield from sorted(aligned - blocks, key=repr)
             if index == int32:
                 for config in (*sorted(shapes, key=repr), *sorted(blocks, key=repr)):
                     yield replace(config, a_transposed=True)

@@ -29,7 +29,8 @@ constexpr bool kFromRegisters = kSlotRows < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
 constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a slot is one piece of memory
 
-constexpr int kTiles = 4;  // known ahead
+constexpr int kTiles = 4;          // known ahead
+constexpr int kClaimedRounds = 2;  // of tiles, at the end, where items are of similar length
 constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
@@ -63,6 +64,7 @@ struct alignas(64) Problem {
   Schedule schedule;
   int group;  // column tiles walked together, since their panels of B fit the L2
   int count;  // items, or -1: only the device knows
+  int keep_a;  // is A small enough to stay in the L2 beside them?
 };
 
 // With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
@@ -88,13 +90,26 @@ template <int kSize> struct Ring {
 // one before it backwards and so on: A is met again while the L2 still holds it, and the end is made of short items.
 struct Walk {
   const int4* __restrict__ items;
+  int* claims;
   int count, tiles_n, column_tiles, group;
+  int dealt;  // tiles that are dealt out, not claimed
 
   __device__ __forceinline__ explicit Walk(const Problem& problem)
-      : items(problem.schedule.items), count(problem.count < 0 ? *problem.schedule.count : problem.count),
+      : items(problem.schedule.items), claims(problem.schedule.counters),
+        count(problem.count < 0 ? *problem.schedule.count : problem.count),
         tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
-        column_tiles(tiles_n * int(problem.product.batches)), group(problem.group) {}
+        column_tiles(tiles_n * int(problem.product.batches)), group(problem.group) {
+    const auto length = [&](int i) { return items[i].z - items[i].y; };
+    const int rounds = tiles() / int(gridDim.x);
+    const bool even = i64(length(0) - length(count - 1)) * 8 <= i64(length(count / 2)) * rounds;
+    dealt = (even ? max(1, rounds - kClaimedRounds) : 1) * int(gridDim.x);
+  }
   __device__ __forceinline__ int tiles() const { return count * column_tiles; }
+  // The tile after t. CTAs take turns, so that those with one item stay in step, and find what they read of A and B in
+  // the L2: 5 % at blocks of 64. The last rounds are claimed by whoever is ready, and all where items differ much.
+  __device__ __forceinline__ int after(int t) const {
+    return t + int(gridDim.x) < dealt ? t + int(gridDim.x) : dealt + atomicAdd(claims, 1);
+  }
   __device__ __forceinline__ Tile at(int t) const {
     if (t >= tiles()) return {-1};
     const int section = t / (group * count), sections = (column_tiles + group - 1) / group;
@@ -236,11 +251,11 @@ __device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
   const auto columns_from = [&](const Tile& tile, int e) {
     return tile.group >= 0 && e + lane < tile.last ? problem.schedule.columns[e + lane] : 0;
   };
-  Tile tile = claim(blockIdx.x);
+  int claimed = blockIdx.x;
+  Tile tile = claim(claimed);
   int ahead = columns_from(tile, tile.first);
   while (tile.group >= 0) {
-    int claimed = 0;
-    if (lane == 0) claimed = gridDim.x + atomicAdd(problem.schedule.counters, 1);
+    if (lane == 0) claimed = walk.after(claimed);
     Tile after{-1};
     if (tile.first >= tile.last) {
       after = claim(__shfl_sync(0xffffffffu, claimed, 0));
@@ -277,7 +292,7 @@ __device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
   constexpr int kEntries = 32 / kSlots;
   const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
-  const u64 once = evict_first();
+  const u64 once = problem.keep_a ? evict_last() : evict_first();
   Ring<kStages> ring;
   Ring<kTiles> tiles;
   const auto blocks_from = [&](const Tile& tile, int e) {
@@ -408,17 +423,17 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
   constexpr int kPairs = kChunks * kSlots;
   static_assert(kPairs <= 32 && kChunks * kBoxes <= 32, "one lane each");
   const int per_block = kFlat && !kATransposed ? 1 : K / kChunk;
-  const u64 once = evict_first(), again = evict_last();
+  const u64 once = problem.keep_a ? evict_last() : evict_first(), again = evict_last();
   const int slot = lane % kSlots;
   Ring<kTiles> claims, tiles;
   u32 stages = 0;  // of the tiles before
-  if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(blockIdx.x));
+  int claimed = blockIdx.x;
+  if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(claimed));
   while (true) {
     const Tile tile = next_tile(shared, tiles);
     let_go(shared, tiles);
     if (tile.group < 0) break;
-    int claimed = 0;
-    if (threadIdx.x % 128 == 0) claimed = gridDim.x + atomicAdd(schedule.counters, 1);
+    if (threadIdx.x % 128 == 0) claimed = walk.after(claimed);
     const int chunks = (tile.last - tile.first) * per_block;
     const int sub = max(schedule.slots[tile.group * kSlots + slot], 0) * kSlotRows % R;
     // What this lane copies for the stage that starts with chunk c: a block of A, and a panel of B.

@@ -1,7 +1,8 @@
 // y[i*R + r] = alpha * sum_p sum_c A[p, r, c] * x[col[p]*K + c] + beta * y[i*R + r],  p in block row i
-// kLanes lanes share a block row; a lane takes every kLanes-th (block, column) pair and all R rows of it, kRows at a
-// time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree. Any
-// block, any element type, any strides of x and y.
+// kLanes lanes share a block row; a lane takes every kLanes-th (block, kVector columns) pair and all R rows of it, kRows
+// at a time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree.
+// Any block, any element type, any strides of x and y. Several columns are read at once: they divide K, and A starts at
+// a multiple of their bytes.
 #include "bsr.cuh"
 
 using A = ELEMENT_A;
@@ -15,9 +16,13 @@ constexpr int kRows = ROWS;        // rows of a block summed at a time
 constexpr int kBlockR = BLOCK_R;   // 0: known at run time only
 constexpr int kBlockC = BLOCK_C;
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
+constexpr int kVector = VECTOR;
+static_assert(kVector == 1 || !kTransposed, "columns that lie side by side");
 constexpr int kThreads = 128;
 constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
 static_assert(32 % kLanes == 0, "block rows must not straddle warps");
+
+struct alignas(kVector * sizeof(A)) Piece { A values[kVector]; };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
@@ -38,22 +43,30 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
       Acc acc[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();
-      i64 p = row.first + lane / K;
-      int c = lane % K;
+      const int pieces = K / kVector;  // of a row of a block
+      i64 p = row.first + lane / pieces;
+      int piece = lane % pieces;
       while (p < row.last) {
         const Index column = problem.indices[p];
         if (in_range(column, problem.block_cols)) {
-          const Acc x_value = load<Acc>(x[(i64(column) * K + c) * x_step]);
+          const int c = piece * kVector;
+          Acc x_values[kVector];
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) x_values[v] = load<Acc>(x[(i64(column) * K + c + v) * x_step]);
           const i64 block = kTransposed ? i64(problem.places[p]) : p;
           const A* __restrict__ values = problem.data + block * R * K + (kTransposed ? c * R + r0 : r0 * K + c);
 #pragma unroll
-          for (int r = 0; r < kRows; ++r)
-            if (r0 + r < R) acc[r] = multiply_add(load<Acc>(values[r * (kTransposed ? 1 : K)]), x_value, acc[r]);
+          for (int r = 0; r < kRows; ++r) {
+            if (r0 + r >= R) continue;
+            const Piece row_piece = *reinterpret_cast<const Piece*>(values + r * (kTransposed ? 1 : K));
+#pragma unroll
+            for (int v = 0; v < kVector; ++v) acc[r] = multiply_add(load<Acc>(row_piece.values[v]), x_values[v], acc[r]);
+          }
         }
-        p += kLanes / K;  // kLanes pairs further on
-        c += kLanes % K;
-        if (c >= K) {
-          c -= K;
+        p += kLanes / pieces;  // kLanes pairs further on
+        piece += kLanes % pieces;
+        if (piece >= pieces) {
+          piece -= pieces;
           ++p;
         }
       }
