@@ -107,10 +107,10 @@ def attention(
     The work is done where the arrays are, on CuPy's current stream and without a wait. float16 and bfloat16 run on the
     tensor cores of Ampere and newer, where a head has up to 256 columns, which lie together, and all other steps are
     multiples of 16 bytes; everything else runs on the plain cores, slowly. fp8 runs on Hopper's tensor cores, where
-    weights of keys are rounded to fp8 too, and takes room for a transposed copy of `v`; on other cards, and where
-    strides do not suit, it is widened to bfloat16. Bounds of sequences on the GPU are not
-    looked at before the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel
-    is kept on it.
+    weights of keys are rounded to fp8 too, and takes room for a transposed copy of `v`, and for copies of operands
+    whose strides do not suit; on other cards it runs on the plain cores. Bounds of sequences on the GPU are not looked
+    at before the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel is kept
+    on it.
 
     Examples
     --------

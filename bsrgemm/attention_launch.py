@@ -12,7 +12,6 @@ import numpy as np
 
 from . import attention_tuning, jit, mask_tiles, tensormap, tuned
 from .attention_tuning import AttentionSm80, AttentionSm90, AttentionValues
-from .dtypes import BFLOAT16, FLOAT8
 from .home import Array, AttentionCall, Home
 from .launch import _counters, _multiprocessors
 from .mask import BlockMask
@@ -54,8 +53,8 @@ class Plan:
     shared_bytes: int
     maps: dict[Any, bytes] | None
     by_columns: bool
-    #: bytes of fp8 are to be widened to bfloat16 first, for tensor cores that do not read them
-    widened: bool
+    #: operands are to be copied first, so that the copy engine can read them
+    copied: bool
 
 
 _plans: dict[Any, Plan] = {}
@@ -88,8 +87,9 @@ def forward(home: Home, call: AttentionCall) -> None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         plan = _plans[key] = _plan(call, how, fine)
-    if plan.widened:
-        _widened(home, call)
+    if plan.copied:
+        q, k, v = _kept(lambda: tuple(_readable(x) for x in (q, k, v)))
+        forward(home, replace(call, q=q, k=k, v=v))
         return
     tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
     masked, integers = _NO_MASK, _NO_INTEGERS
@@ -154,7 +154,7 @@ def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
         shared_bytes=config.shared_bytes,
         maps={} if hopper else None,
         by_columns=isinstance(config, AttentionSm90) and config.fp8,
-        widened=attention_tuning.wants_widening(problem, config),
+        copied=attention_tuning.wants_copies(problem),
     )
 
 
@@ -190,27 +190,14 @@ def _map(x: Array, rows: int, width: int = 128) -> bytes:
     return tensormap.encode(x.data.ptr, str(x.dtype), sizes, steps, box, swizzle=f"{width}B").tobytes()
 
 
-def _widened(home: Home, call: AttentionCall) -> None:
-    """Attention of fp8 as one of bfloat16, which holds its numbers: scales of scores go to the queries, rounded."""
-    queries, keys, values = (_as_bfloat16(x) for x in (call.q, call.k, call.v))
-    group = call.q.shape[1] // call.k.shape[1]
-    q_scale, k_scale, v_scale = (
-        None if x is None else cupy.where(x > 0, x, np.float32(np.nan))[:, :, None, None] for x in call.scales
-    )
-    for scale in (q_scale, None if k_scale is None else k_scale.repeat(group, axis=1)):
-        if scale is not None:
-            queries = (queries.astype(np.float32) * scale).astype(BFLOAT16)
-    result = cupy.empty(call.out.shape, np.float32)
-    operands = replace(call, q=queries, k=keys, v=values, out=result)
-    forward(home, replace(operands, fp8=False, scales=(None, None, None), value_scale=1.0))
-    if v_scale is not None:
-        result *= v_scale.repeat(group, axis=1)
-    call.out[...] = result * np.float32(call.value_scale)
-
-
-def _as_bfloat16(x: Array) -> Array:
-    numbers = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(BFLOAT16)
-    return cupy.asarray(numbers.view(np.uint16))[x].view(BFLOAT16)
+def _readable(x: Array) -> Array:
+    """The array, or a copy that the copy engine can read."""
+    if _mappable(x):
+        return x
+    unit = 16 // x.itemsize
+    copy = cupy.empty((*x.shape[:3], -(-x.shape[3] // unit) * unit), x.dtype)[..., : x.shape[3]]
+    copy[...] = x
+    return copy
 
 
 def _by_columns(v: Array, bounds: Array | None) -> Array:

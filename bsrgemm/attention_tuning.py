@@ -262,10 +262,10 @@ def candidates(problem: Problem) -> Iterator[Attention]:
     yield AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
 
 
-def wants_widening(problem: Problem, config: Attention) -> bool:
-    """Is fp8 left to the plain cores, where the tensor cores could do the same in bfloat16?"""
-    fits = all(0 < x <= _DIMS[-1] and x % 8 == 0 for x in (problem.head_dim, problem.value_dim))
-    return problem.fp8 and isinstance(config, AttentionSimt) and fits and tensor_arch(problem.arch)
+def wants_copies(problem: Problem) -> bool:
+    """Would the tensor cores take these bytes of fp8, if only their strides were others?"""
+    fits = all(0 < x <= _DIMS[-1] for x in (problem.head_dim, problem.value_dim))
+    return problem.fp8 and not problem.reads and fits and problem.arch == "sm_90a"
 
 
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:

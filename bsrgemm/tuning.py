@@ -723,7 +723,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             sides = range(1, _SMALL_BLOCK + 1)
             blocks = {spmv(names, R, C) for R in (*sides, 9) for C in (*sides, 9, 16)}
             yield from sorted(blocks, key=repr)
-            yield spmv(names, 16, 16, aligned=True)
+            aligned = {spmv(names, 9, C, aligned=True) for C in range(1, 17)}
+            yield from sorted(aligned - blocks, key=repr)
             if index == int32:
                 for config in (*sorted(shapes, key=repr), *sorted(blocks, key=repr)):
                     yield replace(config, a_transposed=True)

@@ -17,8 +17,8 @@ _PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "lau
 
 _ATTENTION = (
     *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles", "_kept")),
-    *(f"attention_launch.py:{x}" for x in ("_widened", "_as_bfloat16")),
-    *(f"attention_tuning.py:{x}" for x in ("forward", "candidates", "section", "scores", "wants_widening", "_types")),
+    "attention_launch.py:_readable",
+    *(f"attention_tuning.py:{x}" for x in ("forward", "candidates", "section", "scores", "wants_copies", "_types")),
     *(f"mask_tiles.py:{x}" for x in ("tiles", "sequences", "_order", "_spanned", "_touched", "_blocks_in")),
 )
 

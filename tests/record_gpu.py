@@ -75,6 +75,8 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others are left as recorded")
     parser.add_argument("--paths", nargs="+", default=["tests"], help="what to run of the suite; all of it by default")
     options = parser.parse_args()
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {}
     if set(options.parts) != set(PARTS):
         record = json.loads(options.out.read_text()) if options.out.exists() else {}

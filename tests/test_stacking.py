@@ -261,6 +261,9 @@ def test_dtype_asks_for_another(place: Place, name: str, dtype: np.dtype[Any]) -
     ours, _, dense = FUNCTIONS[name]
     for own in ("int8", "float32", "complex64"):
         parts = [random_sample((3, 3), (2, 3), own, seed=seed, duplicates=2) for seed in (1, 2, 3)]
+        if dtype.kind == "u" and own != "int8":  # what a negative float becomes, each processor has its own view of
+            for part in parts:
+                part.data[...] = abs(part.data)
         result = ours([place.bsr(s) for s in parts], dtype=dtype)
         assert result.dtype == dtype
         with quietly():

@@ -127,6 +127,7 @@ def strided(x: np.ndarray, layout: str) -> Any:
 
 SHAPES = [(1, 1), (2, 3), (3, 3), (5, 2), (8, 8), (9, 4), (16, 16), (17, 13), (33, 40)]
 LAYOUTS = ["C", "F", "gaps", "reversed"]
+HALF = np.dtype(np.float16)
 
 
 @kernel("gemm_simt", "spmv")
@@ -425,8 +426,8 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum, nothing_is_small) -> None:
     import cupy
 
-    A = pattern(rng, 5, 4, *block, "float16")
-    B = values(rng, (A[3][1], N), "float16")
+    A = pattern(rng, 5, 4, *block, HALF)
+    B = values(rng, (A[3][1], N), HALF)
     want, size = exact_product(A, B)
     for out_dtype, layout, beta in itertools.product(("float16", "float32"), LAYOUTS, (0, 0.5)):
         dA, out = device(A), cupy.full(want.shape, 0.25, out_dtype)
@@ -434,7 +435,7 @@ def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum,
         assert served_by(dA)
         checksum(out)
         assert_close(out.get(), want + 0.25 * beta, size + 0.25, 2 * A[3][1], np.float32)
-    batch = values(rng, (3, A[3][1], N), "float16")
+    batch = values(rng, (3, A[3][1], N), HALF)
     got = device(A) @ cupy.asarray(batch)
     for one, B in zip(got.get(), batch, strict=True):
         assert_close(one, *exact_product(A, B), 2 * A[3][1], np.float32)
@@ -448,8 +449,8 @@ def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checks
 
     from bsrgemm import tuned
 
-    A = pattern(rng, 5, 4, 32, 32, dtype)
-    B = values(rng, (A[3][1], N), dtype)
+    A = pattern(rng, 5, 4, 32, 32, np.dtype(dtype))
+    B = values(rng, (A[3][1], N), np.dtype(dtype))
     want, size = exact_product(A, B)
     with tuned.only("GemmSm80"):
         dA = device(A)
