@@ -1,0 +1,63 @@
+// Loads of what is read once, and sums over lanes that are no power of two.
+#pragma once
+
+#include "types.cuh"
+
+// kCount neighbouring elements, `kAlign` bytes at a time; they are the first to leave the caches.
+template <int kAlign, int kCount, class T> __device__ __forceinline__ void stream(T (&to)[kCount], const T* __restrict__ from) {
+  if constexpr (kAlign > sizeof(T) && kCount * sizeof(T) % kAlign == 0) {
+    constexpr int kEach = kAlign / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < kCount; i += kEach) {
+      union { T values[kEach]; u32 u4; u64 u8_; uint4 u16_; } box = {};
+      if constexpr (kAlign == 4) box.u4 = __ldcs(reinterpret_cast<const u32*>(from + i));
+      else if constexpr (kAlign == 8) box.u8_ = __ldcs(reinterpret_cast<const u64*>(from + i));
+      else box.u16_ = __ldcs(reinterpret_cast<const uint4*>(from + i));
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) to[i + j] = box.values[j];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      union { T value; u8 u1; u16 u2; u32 u4; u64 u8_; uint4 u16_; } box = {};
+      if constexpr (sizeof(T) == 1) box.u1 = __ldcs(reinterpret_cast<const u8*>(from + i));
+      else if constexpr (sizeof(T) == 2) box.u2 = __ldcs(reinterpret_cast<const u16*>(from + i));
+      else if constexpr (sizeof(T) == 4) box.u4 = __ldcs(reinterpret_cast<const u32*>(from + i));
+      else if constexpr (sizeof(T) == 8) box.u8_ = __ldcs(reinterpret_cast<const u64*>(from + i));
+      else box.u16_ = __ldcs(reinterpret_cast<const uint4*>(from + i));
+      to[i] = box.value;
+    }
+  }
+}
+template <class T> __device__ __forceinline__ T streamed(const T* __restrict__ from) {
+  T one[1];
+  stream<1>(one, from);
+  return one[0];
+}
+
+// The largest power of two, up to 16, that divides so many bytes.
+__device__ constexpr int alignment_of(int bytes) {
+  return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
+}
+
+template <class T> __device__ __forceinline__ T shuffle_down(T x, int lanes) {
+  constexpr int kWords = (sizeof(T) + 3) / 4;
+  union { u32 words[kWords]; T value; } box = {};
+  box.value = x;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) box.words[i] = __shfl_down_sync(0xffffffffu, box.words[i], lanes);
+  return box.value;
+}
+// x of place 0 becomes the sum over kCount places that are kStep lanes apart, in one fixed tree.
+template <int kCount, int kStep, int kValues, class T>
+__device__ __forceinline__ void sum_over_places(T (&x)[kValues], int place) {
+#pragma unroll
+  for (int count = kCount; count > 1; count = (count + 1) / 2) {
+    const int half = (count + 1) / 2;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const T other = shuffle_down(x[i], half * kStep);
+      if (place + half < count) x[i] = add(x[i], other);
+    }
+  }
+}
