@@ -23,6 +23,9 @@ _PRODUCT = "6P11q3i"
 #: `Schedule` of cuda/bsr.cuh: the work list, counters and room for pieces.
 _SCHEDULE = struct.Struct("@9P")
 _SCHEDULE_ARGUMENT = np.dtype([("opaque", "<u8", (9,))])
+#: `LongRows` of cuda/spmv_small.cu.
+_LONG = struct.Struct("@5Pi4x")
+_LONG_ARGUMENT = np.dtype([("opaque", "<u8", (_LONG.size // 8,))])
 #: alpha and beta.
 _NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
 #: Of A, that it stays in the L2 beside panels of B: 1 % at low densities, if it fits.
@@ -58,6 +61,19 @@ class Plan:
     #: arrays behind the pointers
     kept: Any
     tensor: Tensor | None = None
+    #: of spmv_small: rows that are too long for it
+    long: Long | None = None
+
+
+@dataclass(slots=True)
+class Long:
+    """What spmv_small needs for long rows."""
+
+    pointers: tuple[int, ...]
+    #: elements of sums, and counters
+    scratch: tuple[int, int]
+    #: CTAs for all other rows
+    ctas: int
 
 
 @dataclass(slots=True)
@@ -125,7 +141,14 @@ def product(
     tensor = plan.tensor
     if tensor is None:
         argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
-        plan.kernel(plan.grid, plan.threads, (argument,))
+        if plan.long is None:
+            plan.kernel(plan.grid, plan.threads, (argument,))
+            return
+        elements, counts = plan.long.scratch
+        partial = cupy.empty(max(1, elements), plan.number)
+        counters = _counters(max(1, counts))
+        packed = _LONG.pack(*plan.long.pointers, partial.data.ptr, counters.data.ptr, plan.long.ctas)
+        plan.kernel(plan.grid, plan.threads, (argument, np.frombuffer(packed, _LONG_ARGUMENT)))
         return
     if tensor.map_a is None:
         argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
@@ -179,6 +202,7 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: tuning.Gemm | Non
     number = tuning.number(problem.types.acc)
     product_format = f"@{_NUMBERS[number.char]}{_PRODUCT}"
     sizes = (problem.block_rows, problem.block_cols, problem.blocks, problem.N, problem.batches)
+    long = None
     if isinstance(config, tuning.GemmSm90 | tuning.GemmSm80):
         tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
@@ -193,11 +217,29 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: tuning.Gemm | Non
         kept = prepared.index(block_cols, problem.transposed)
         pointers = tuple(0 if x is None else x.data.ptr for x in kept)
         layout, argument = _packing(product_format, 0, 16)
-        grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
+        if isinstance(config, tuning.SpmvSmall):
+            long, grid, rows = _long(prepared, problem, config, block_cols)
+            kept = (*kept, rows)
+        else:
+            grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
     sides = (problem.R, problem.K)
     return Plan(
-        config, kernel, grid, (config.threads,), layout, argument, number.type, pointers, sizes, sides, kept, tensor
+        config, kernel, grid, (config.threads,), layout, argument, number.type, pointers, sizes, sides, kept, tensor,
+        long,
     )  # fmt: skip
+
+
+def _long(
+    prepared: Prepared, problem: tuning.Problem, config: tuning.SpmvSmall, block_cols: int
+) -> tuple[Long, tuple[int], Any]:
+    """Long rows, and the grid: CTAs for all others, and some for these."""
+    rows = prepared.long_rows(block_cols, problem.transposed, config.long)
+    multiprocessors = _multiprocessors()
+    ctas = config.ctas(problem.block_rows, multiprocessors)
+    pointers = tuple(x.data.ptr for x in (rows.pieces, rows.parents, rows.count))
+    scratch = (rows.bound * problem.R, rows.bound * config.row_lanes)
+    more = min(4 * multiprocessors, -(-rows.bound // (config.threads // config.lanes)))
+    return Long(pointers, scratch, ctas), (ctas + more,), rows
 
 
 def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, np.dtype[Any]]:

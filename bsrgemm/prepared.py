@@ -14,7 +14,7 @@ import numpy as np
 
 from . import jit, schedule, tuning
 from .home import Array, Home
-from .schedule import Groups, Items, Pattern
+from .schedule import Groups, Items, LongRows, Pattern
 
 #: Different widths and dtypes of B remembered per matrix.
 _MOST_PLANS = 64
@@ -92,6 +92,12 @@ class Prepared:
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
         bounds = self._remember(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
         return groups.columns, bounds, groups.blocks
+
+    def long_rows(self, block_cols: int, transposed: bool, longest: int) -> LongRows:
+        """Pieces of block rows with more than `longest` blocks."""
+        indptr = self.index(block_cols, transposed)[1]
+        key = ("long rows", block_cols, transposed, longest)
+        return self._remember(key, lambda: schedule.long_rows(self._home, indptr, self.blocks, longest))
 
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         """Slots in groups, `per_row` slots to a block row and `per_group` to a group."""

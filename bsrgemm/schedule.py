@@ -194,6 +194,39 @@ def split(home: Home, groups: Groups, K: int, column_tiles: int, ctas: int) -> I
     return Items(xp.ascontiguousarray(items[longest]), count.astype(_INT32), splits, most)
 
 
+@dataclass(frozen=True, slots=True)
+class LongRows:
+    """Pieces of the block rows with more than so many blocks: {row, first, behind the last, number within the row}.
+
+    `parents` has {first piece of its row, pieces of it}. There are ``count[0]`` pieces, and room for `bound`.
+    """
+
+    pieces: Array
+    parents: Array
+    count: Array
+    bound: int
+
+
+def long_rows(home: Home, indptr: Array, blocks: int, longest: int) -> LongRows:
+    """The block rows with more than `longest` blocks, in pieces of at most so many."""
+    xp = home.xp
+    bound = 2 * (blocks // longest)  # a row of n > longest blocks has at most n / longest + 1 pieces
+    rows = len(indptr) - 1
+    number = xp.arange(bound, dtype=np.int64)
+    start = xp.clip(indptr.astype(np.int64), 0, blocks)
+    length = xp.maximum(start[1:] - start[:-1], 0)
+    count = xp.where(length > longest, -(-length // longest), 0)
+    behind = xp.cumsum(count)
+    row = xp.minimum(xp.searchsorted(behind, number, side="right"), rows - 1)
+    within = number - (behind - count)[row]
+    first = start[:-1][row] + within * longest
+    pieces = xp.stack([row, first, xp.minimum(first + longest, start[1:][row]), within], axis=1)
+    parents = xp.stack([number - within, count[row]], axis=1)
+    total = xp.minimum(behind[-1:], bound)
+    lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, total)]
+    return LongRows(lists[0], lists[1], lists[2], bound)
+
+
 def describe(groups: Groups, items: Items) -> dict[str, Any]:
     """Numbers for people: waits for the GPU."""
     blocks = groups.blocks.reshape(-1, groups.per_group)

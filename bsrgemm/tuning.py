@@ -282,6 +282,73 @@ class Spmv:
 
 
 @dataclass(frozen=True)
+class SpmvSmall:
+    """``A @ x``, blocks of up to 16 x 16: `lanes` share a block row, `row_lanes` by `column_lanes` of them a block."""
+
+    types: Types
+    block_r: int
+    block_c: int
+    lanes: int
+    row_lanes: int
+    column_lanes: int
+    #: blocks of a lane under way
+    together: int
+    #: neighbouring block rows are left to one CTA
+    in_chunks: bool
+    a_transposed: bool = False
+
+    threads = 128
+    #: kLong of the kernel: blocks of a row, or of a piece of a longer one
+    long = 1024
+
+    def spec(self) -> KernelSpec:
+        shape = (
+            ("BLOCK_R", self.block_r),
+            ("BLOCK_C", self.block_c),
+            ("LANES", self.lanes),
+            ("ROW_LANES", self.row_lanes),
+            ("COLUMN_LANES", self.column_lanes),
+            ("TOGETHER", self.together),
+            ("IN_CHUNKS", int(self.in_chunks)),
+            ("A_TRANSPOSED", int(self.a_transposed)),
+        )
+        return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
+
+    def ctas(self, block_rows: int, multiprocessors: int) -> int:
+        """CTAs for the rows that are not long."""
+        all_rows = -(-block_rows // (self.threads // self.lanes))
+        return max(1, min(_MAX_X // 2, min(all_rows, 16 * multiprocessors) if self.in_chunks else all_rows))
+
+
+@dataclass(frozen=True)
+class Spmm:
+    """``A @ B``, blocks of up to 16 x 16, few columns: a warp has a block row, `lanes` of it `width` columns each."""
+
+    types: Types
+    block_r: int
+    block_c: int
+    lanes: int
+    width: int
+    a_transposed: bool = False
+
+    threads = 128
+
+    def spec(self) -> KernelSpec:
+        shape = (
+            ("BLOCK_R", self.block_r),
+            ("BLOCK_C", self.block_c),
+            ("LANES", self.lanes),
+            ("WIDTH", self.width),
+            ("A_TRANSPOSED", int(self.a_transposed)),
+        )
+        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape))
+
+    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
+        """Block rows (of all batches) and columns."""
+        return min(_MAX_X, -(-block_rows // (self.threads // 32))), min(_MAX_YZ, -(-N // (self.lanes * self.width)))
+
+
+@dataclass(frozen=True)
 class Pairs:
     """The numeric half of ``BSR @ BSR``."""
 
@@ -356,7 +423,7 @@ class Match:
         return KernelSpec("match.cu", self.entry, ())
 
 
-Config = GemmSimt | GemmSm80 | GemmSm90 | Spmv | Pairs | Segment | Expand | Match
+Config = GemmSimt | GemmSm80 | GemmSm90 | Spmv | SpmvSmall | Spmm | Pairs | Segment | Expand | Match
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -392,7 +459,7 @@ class Problem:
     tf32: bool = False
 
 
-Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv
+Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm
 
 
 def gemm(problem: Problem) -> Gemm:
@@ -402,6 +469,16 @@ def gemm(problem: Problem) -> Gemm:
             return gemm_sm90(problem)
         if sm80_serves(problem):
             return gemm_sm80(problem)
+    return plain(problem)
+
+
+def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm:
+    """The kernel for a product on the plain cores."""
+    small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
+    if small and problem.N == 1 and problem.batches == 1:
+        return spmv_small(problem.types, problem.R, problem.K, problem.transposed, problem.aligned)
+    if small and 1 < problem.N <= _FEW_COLUMNS:
+        return spmm_small(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.b_order == "C")
     return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
 
 
@@ -420,9 +497,9 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             for other80 in _sm80_of(problem, slot_rows):
                 if problem.R % slot_rows == 0 and other80 != first:
                     yield other80
-    plain = spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
-    if plain != first:
-        yield plain
+    for simple in (plain(problem), spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)):
+        if simple != first:
+            yield simple
 
 
 #: Fewer columns than this are left to the plain cores, unless A has so many elements; a vector always is.
@@ -582,6 +659,39 @@ def gemm_sm80(problem: Problem) -> GemmSm80:
     return _sm80_of(problem, slot_rows)[-1 if few else 0]
 
 
+#: Sides of blocks, and columns, that the kernels for small ones take.
+_MOST_SMALL, _FEW_COLUMNS = 16, 128
+
+
+@lru_cache(maxsize=4096)
+def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: bool = False) -> SpmvSmall:
+    """The kernel for a product of small blocks with one vector.
+
+    A lane takes 16 or 8 bytes of a row of a block, where rows start at multiples of them, otherwise one element. Rows
+    of a block are divided among as many lanes as leave fewest idle: odd blocks by columns alone, 3 x 3 with 15 of 16 lanes
+    at work, 4 x 4 in float64 with 2 x 4.
+    """
+    size, lanes = _SIZES[names.a], 8 if R * K <= 4 else 16 if R * K <= 16 else 32
+    columns = 1
+    if aligned and not transposed:
+        columns = next((n for n in (16 // size, 8 // size) if n > 1 and K % n == 0), 1)
+    across = K // columns
+    fits = [n for n in range(1, R + 1) if R % n == 0 and n * across <= lanes]
+    down = max(fits, key=lambda n: (lanes // (n * across) * n * across, n))
+    words = R // down * columns * max(1, size // 4)
+    return SpmvSmall(names, R, K, lanes, down, across, max(1, min(4, 32 // words)), R <= 3, transposed)
+
+
+@lru_cache(maxsize=4096)
+def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, aligned: bool = False) -> Spmm:
+    """The kernel for a product of small blocks with few columns: 16 bytes of B to a lane, as far as its sums fit."""
+    words = R * max(1, number(names.acc).itemsize // 4)
+    width = 16 // _SIZES[names.b] if aligned else 1
+    while width > 1 and (N % width or words * width > 64 or width > 8):
+        width //= 2
+    return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, transposed)
+
+
 @lru_cache(maxsize=4096)
 def spmm(names: Types, R: int, C: int, N: int, transposed: bool = False, aligned: bool = False) -> GemmSimt | Spmv:
     """The kernel for a product with a dense matrix of N columns on the plain cores."""
@@ -701,6 +811,14 @@ def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
         yield spmm(names, 8, 8, 1)
 
 
+def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm]:
+    """Of the kernels for small blocks, which have their sizes compiled in: all squares, and some others."""
+    shapes = [*((n, n) for n in range(1, _MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16)]
+    for (R, K), transposed, aligned in itertools.product(shapes, (False, True), (False, True)):
+        yield spmv_small(names, R, K, transposed, aligned and not transposed)
+        yield spmm_small(names, R, K, 16, transposed, aligned)
+
+
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:
     """All configs for operands of equal dtype, promoted results and both index types.
 
@@ -725,6 +843,7 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             yield from sorted(blocks, key=repr)
             aligned = {spmv(names, 9, C, aligned=True) for C in range(1, 17)}
             yield from sorted(aligned - blocks, key=repr)
+            yield from _small_configs(names)
             if index == int32:
                 for config in (*sorted(shapes, key=repr), *sorted(blocks, key=repr)):
                     yield replace(config, a_transposed=True)

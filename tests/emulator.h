@@ -70,6 +70,13 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int lane) { return emulator::e
 inline unsigned __shfl_xor_sync(unsigned, unsigned x, int mask) {
   return emulator::exchange(x, int(threadIdx.x % 32) ^ mask);
 }
+inline unsigned __shfl_down_sync(unsigned, unsigned x, int by) {
+  const int lane = int(threadIdx.x % 32);
+  return emulator::exchange(x, lane + by < 32 ? lane + by : lane);
+}
+template <class T> T __ldcs(const T* from) { return *from; }
+inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __syncwarp() { emulator::warp->together.arrive_and_wait(); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,13 +74,22 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
     stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
     stand_in = SimpleNamespace(
         empty=lambda *args: put(np.empty(*args)),
+        zeros=lambda *args: put(np.zeros(*args)),
         concatenate=lambda arrays: put(np.concatenate(arrays)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+        cuda=SimpleNamespace(get_current_stream=lambda: stream, runtime=SimpleNamespace(getDevice=lambda: "emulated")),
     )
-    index = prepared.Prepared.index
+    index, long_rows = prepared.Prepared.index, prepared.Prepared.long_rows
+
+    def placed_long_rows(*args: Any) -> Any:
+        rows = long_rows(*args)
+        return replace(rows, pieces=put(rows.pieces), parents=put(rows.parents), count=put(rows.count))
+
     patches = [
         *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device)),
+        patch.object(launch, "_multiprocessors", lambda: 2),
+        patch.object(launch, "_zeroed", {}),
+        patch.object(prepared.Prepared, "long_rows", placed_long_rows),
         patch.object(tuned, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: "sm_75"),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder)),

@@ -124,7 +124,7 @@ def assert_product(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 
 def test_products_of_every_dtype(N: int, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
     A = Matrix(rng, 3, 2, dtype)
     entry = assert_product(A, put(numbers(rng, (A._shape[1], N), dtype)), put(numbers(rng, (A._shape[0], N), dtype)))
-    assert entry == ("spmv" if N == 1 else "gemm_simt")
+    assert entry == ("spmv_small" if N == 1 else "spmm")
 
 
 @pytest.mark.parametrize("block", [(1, 1), (4, 3), (8, 8), (9, 4), (17, 13), (16, 16), (24, 32)], ids=str)
@@ -150,6 +150,24 @@ def test_layouts_alpha_beta_and_batches(N: int, rng: np.random.Generator) -> Non
     want = 2 * (A.dense @ np.asarray(batch)) - out.get()
     multiply(A, batch, out, 2, -1)
     np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.parametrize("block", [(2, 2), (3, 3), (1, 1)], ids=str)
+def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.random.Generator) -> None:
+    lengths = np.array([0, 3000, 2, 1024, 0, 1025, 7])
+    for index, beta in itertools.product(("i4", "i8"), (0, 2)):
+        col = rng.integers(0, 5, lengths.sum())
+        A = Matrix(rng, *block, np.dtype(np.float64))
+        data = numbers(rng, (len(col), *block), np.dtype(np.float64))
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(index)
+        A.data, A.indices, A.indptr = put(data), put(col.astype(index)), put(indptr)
+        A._shape = (7 * block[0], 5 * block[1])
+        wide = np.zeros((7, 5, *block))
+        np.add.at(wide, (np.repeat(np.arange(7), lengths), col), data)
+        A.dense = wide.swapaxes(1, 2).reshape(A._shape)
+        x, y = (put(numbers(rng, (n, 1), np.dtype(np.float64))) for n in A._shape[::-1])
+        assert assert_product(A, x, y, 1, beta) == "spmv_small"
+        assert not any(counters.any() for counters in launch._zeroed.values())
 
 
 def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:
