@@ -668,8 +668,8 @@ def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: 
     """The kernel for a product of small blocks with one vector.
 
     A lane takes 16 or 8 bytes of a row of a block, where rows start at multiples of them, otherwise one element. Rows
-    of a block are divided among as many lanes as leave fewest idle: odd blocks by columns alone, 3 x 3 with 15 of 16 lanes
-    at work, 4 x 4 in float64 with 2 x 4.
+    of a block are divided among as many lanes as leave fewest idle: odd blocks by columns alone, 3 x 3 with 15 of 16
+    lanes at work, 4 x 4 in float64 with 4 by 2 lanes.
     """
     size, lanes = _SIZES[names.a], 8 if R * K <= 4 else 16 if R * K <= 16 else 32
     columns = 1
@@ -687,7 +687,7 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
     """The kernel for a product of small blocks with few columns: 16 bytes of B to a lane, as far as its sums fit."""
     words = R * max(1, number(names.acc).itemsize // 4)
     width = 16 // _SIZES[names.b] if aligned else 1
-    while width > 1 and (N % width or words * width > 64 or width > 8):
+    while width > 1 and (N % width or words * width > 48):
         width //= 2
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, transposed)
 

@@ -24,6 +24,8 @@ constexpr int kBlockLanes = kRowLanes * kColumnLanes, kBlocks = kLanes / kBlockL
 // What a lane has of a row of a block lies together, except where stored blocks are transposed.
 constexpr int kRowAlign = alignment_of(kK * sizeof(A)), kPartAlign = alignment_of(kColumns * sizeof(A));
 constexpr int kAlign = kTransposed || kColumns == 1 ? 1 : kRowAlign < kPartAlign ? kRowAlign : kPartAlign;
+// A multiprocessor has room for so many CTAs; fewer leave a thread more registers.
+constexpr int kCtas = kRows * (1 + kTogether * kColumns) * sizeof(Acc) <= 256 ? 4 : 2;
 static_assert(32 % kLanes == 0 && kR % kRowLanes == 0 && kK % kColumnLanes == 0 && kBlocks >= 1, "lanes of a block");
 
 // Rows of more than kLong blocks, made by schedule.py.
@@ -109,7 +111,7 @@ __device__ __forceinline__ void store(const Problem& problem, const Lane& lane, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const __grid_constant__ LongRows rows) {
   const Lane lane(threadIdx.x % kLanes);
   const int group = threadIdx.x / kLanes;
