@@ -8,6 +8,7 @@ leaves the picture or meets another one is an error, so that a picture cannot be
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -419,6 +420,46 @@ def spmv() -> Picture:
     return p
 
 
+def spmv_small() -> Picture:
+    p = Picture(31, "spmv_small: y = alpha A @ x + beta y, blocks of up to 16 x 16")
+    p.prose(4.2, "A block row of 4 x 4 blocks in float64: 16 lanes, two blocks side by side, 4 by 2 lanes to a block.")
+    for block in range(4):
+        x = 8 + 16.2 * block
+        second = block >= 2
+        p.text(x + 7, 6.8, f"block {block}", at="center", size=8)
+        for r, c in itertools.product(range(4), range(2)):
+            lane = block % 2 * 8 + 2 * r + c
+            p.box(x + 7 * c, 8 + 2.2 * r, 7, 2.2, str(lane), "softmax" if second else "load", legend=False)
+    p.text(7.2, 9.1, "lane", at="right", size=8)
+    p.box(8, 18.6, 62.6, 2.2, "x[col[p] * K + k]: two values for each lane, used for all its rows", "plain")
+    p.arrow((39.3, 16.9), (39.3, 18.5))
+    for r in range(4):
+        tree = p.box(8 + 16.2 * r, 22.4, 14, 3.2, f"row {r}: blocks,\nthen columns", "sum", size=8)
+        p.arrow((tree.top[0], 20.9), tree.top)
+        p.arrow(tree.bottom, (tree.bottom[0], 26.9))
+    p.box(8, 27, 62.6, 2, "y: one lane for each row writes", "store", legend=False)
+    p.text(1, 30, "Blue: the first turn of the lanes; orange: the second. A lane reads 16 bytes.", size=8)
+    return p
+
+
+def spmm() -> Picture:
+    p = Picture(27, "spmm: C = alpha A @ B + beta C, small blocks, few columns")
+    p.prose(
+        4.2, "A block row of 3 x 3 blocks in float64 by 16 columns: a warp, 4 groups of 8 lanes, 2 columns to a lane."
+    )
+    for group in range(4):
+        y = 6.4 + 3.4 * group
+        p.text(13, y + 1.1, f"blocks {group}, {group + 4}, ...", at="right", size=8)
+        for lane in range(8):
+            p.box(14 + 7 * lane, y, 7, 2.2, f"lane {8 * group + lane}", "load", legend=False, size=8)
+    p.text(14, 20.2, "columns 0 and 1", size=8)
+    p.text(70, 20.2, "columns 14 and 15", at="right", size=8)
+    tree = p.box(14, 21.6, 56, 2, "sum over the groups: two steps of shuffles", "sum", legend=False)
+    p.box(14, 24.4, 56, 2, "C: the groups share the rows", "store", legend=False)
+    p.arrow(tree.bottom, (42, 24.3))
+    return p
+
+
 def pairs() -> Picture:
     p = Picture(22, "pairs: the blocks of A @ B for BSR matrices A and B")
     p.prose(
@@ -823,6 +864,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "gemm_sm80": gemm_sm80,
     "gemm_simt": gemm_simt,
     "spmv": spmv,
+    "spmv_small": spmv_small,
+    "spmm": spmm,
     "pairs": pairs,
     "segment": segment,
     "expand": expand,

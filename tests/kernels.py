@@ -75,6 +75,15 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "match": ("match.cu", ("prepared.py:_matched", "tuning.py:Match")),
     "spmv": ("spmv.cu", (*_PRODUCT, "tuning.py:Spmv", "tuning.py:spmv")),
+    "spmv_small": (
+        "spmv_small.cu",
+        (
+            *_PRODUCT,
+            *("launch.py:_long", "launch.py:_counters", "schedule.py:long_rows"),
+            *("tuning.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
+        ),
+    ),
+    "spmm": ("spmm.cu", (*_PRODUCT, "tuning.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
     "pairs": (
         "pairs.cu",
         ("device.py:CudaHome.pair_products", "prepared.py:run", "tuning.py:Pairs", "tuning.py:pairs"),

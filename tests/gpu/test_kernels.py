@@ -130,7 +130,7 @@ LAYOUTS = ["C", "F", "gaps", "reversed"]
 HALF = np.dtype(np.float16)
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES, ids=str)
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 16, 33, 130])
 def test_product_is_right_for_every_dtype_and_width(dtype, N, rng, checksum) -> None:
@@ -149,7 +149,7 @@ def test_product_is_right_for_every_dtype_and_width(dtype, N, rng, checksum) -> 
         assert_close(out.get(), want, size, 2 * A[3][1], acc_of(np.dtype(dtype)))
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("N", sanitized([1, 2, 5, 40], "1", "5"))
 @pytest.mark.parametrize("layout_b", LAYOUTS)
 @pytest.mark.parametrize("layout_c", LAYOUTS)
@@ -176,7 +176,7 @@ def test_strides_alpha_beta_and_out_dtype(N, layout_b, layout_c, rng, checksum) 
         assert_close(poison.get(), want - beta * old.astype(exact), size, 2 * A[3][1], out_dtype)
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("N", [1, 20])
 def test_mixed_dtypes_have_the_promoted_result(N, rng, checksum) -> None:
     names = ["bool", "int8", "uint16", "int64", "float16", BFLOAT16, "float32", "float64", "complex64"]
@@ -195,7 +195,7 @@ def test_mixed_dtypes_have_the_promoted_result(N, rng, checksum) -> None:
         assert_close(got.get(), want, size, 2 * A[3][1], acc_of(got.dtype))
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("N", [1, 12])
 def test_indices_overwritten_after_construction_touch_no_foreign_memory(N, rng) -> None:
@@ -210,7 +210,7 @@ def test_indices_overwritten_after_construction_touch_no_foreign_memory(N, rng) 
         assert bool(cupy.isfinite(A @ B).all())
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("N", [1, 64])
 def test_results_repeat_bit_by_bit(N, rng) -> None:
     import cupy
@@ -292,7 +292,7 @@ def test_expand_names_the_row_of_every_entry(index, rng, checksum) -> None:
         np.testing.assert_array_equal(got.get(), np.repeat(np.arange(len(counts)), counts))
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 def test_more_than_2_to_31_stored_elements(rng) -> None:
     import cupy
 
@@ -408,6 +408,57 @@ def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
         assert_close(other.get(), want.T, size.T, 2 * A[3][0], np.float32)
 
 
+SMALL_BLOCKS = [*((n, n) for n in range(1, 17)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16), (5, 8)]
+
+
+@kernel("spmv_small", "spmm")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex128"])
+@pytest.mark.parametrize("block", sanitized(SMALL_BLOCKS, "(3, 3)", "(13, 11)"), ids=str)
+def test_small_blocks_by_one_vector_and_by_few_columns(block, dtype, rng, checksum) -> None:
+    import cupy
+
+    dtype = np.dtype(dtype)
+    exact = exact_dtype(dtype)
+    for index, transposed, N in itertools.product((np.int32, np.int64), (False, True), (1, 2, 5, 16, 48, 64, 100)):
+        A = pattern(rng, 37, 29, *block, dtype, index, 0.3)
+        D = dense(A, exact)
+        D = D.T if transposed else D
+        B = values(rng, (D.shape[1], N), dtype)
+        dA = device(A)
+        out = cupy.full((D.shape[0], N), 0.25, dtype)
+        bg.matmul(dA.T if transposed else dA, cupy.asarray(B), out=out, alpha=2, beta=0.5)
+        checksum(out)
+        wide = B.astype(exact)
+        assert_close(
+            out.get(), 2 * (D @ wide) + 0.125, 2 * (np.abs(D) @ np.abs(wide)) + 1, 2 * D.shape[1], acc_of(dtype)
+        )
+
+
+@kernel("spmv_small")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("block", [(1, 1), (2, 2), (3, 3), (8, 8), (16, 16)], ids=str)
+def test_long_rows_are_added_up_piece_by_piece(block, rng, checksum) -> None:
+    import cupy
+
+    lengths = np.array([0, 100_000, 2, 1024, 0, 1025, 7, 5000, *[3] * 500])
+    col = rng.integers(0, 5000, lengths.sum()).astype(np.int32)
+    data = values(rng, (len(col), *block), np.dtype(np.float64))
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    A = bg.bsr_array(tuple(map(cupy.asarray, (data, col, indptr))), shape=(len(lengths) * block[0], 5000 * block[1]))
+    x = values(rng, (5000 * block[1],), np.dtype(np.float64))
+    got = A @ cupy.asarray(x)
+    checksum(got)
+    terms = np.einsum("prk,pk->pr", data, x.reshape(5000, -1)[col])
+    size = np.einsum("prk,pk->pr", np.abs(data), np.abs(x).reshape(5000, -1)[col])
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    want, bound = np.zeros((2, len(lengths), block[0]))
+    np.add.at(want, row, terms)
+    np.add.at(bound, row, size)
+    assert_close(got.get(), want.reshape(-1), bound.reshape(-1), int(lengths.max()) * block[1], np.float64)
+    for _ in range(20):
+        assert bool((A @ cupy.asarray(x) == got).all())
+
+
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few columns, and copies of B with aligned rows, pay for every matrix."""
@@ -460,7 +511,7 @@ def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checks
     assert_close(out.get(), want, size, 2 * A[3][1], acc_of(np.dtype(dtype)))
 
 
-@kernel("gemm_simt", "spmv")
+@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["int8", "float32", "float64", "complex128", "bool"])
 def test_product_with_the_transpose_on_the_plain_cores(dtype, rng, checksum) -> None:
