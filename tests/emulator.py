@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm import device, jit, launch, prepared, tuned
+from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, tuned
 from bsrgemm.jit import KernelSpec
 from bsrgemm.sources import cuda_root, gather
 
@@ -73,13 +73,31 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
     stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
     stand_in = SimpleNamespace(
         empty=lambda *args: put(np.empty(*args)),
+        zeros=lambda *args: put(np.zeros(*args)),
         concatenate=lambda arrays: put(np.concatenate(arrays)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+        cuda=SimpleNamespace(
+            get_current_stream=lambda: stream,
+            is_available=lambda: False,
+            runtime=SimpleNamespace(getDevice=lambda: "emulated"),
+        ),
+    )
+    tiles, sequences = mask_tiles.tiles, mask_tiles.sequences
+
+    def place(arrays: Any) -> list[Any]:
+        return [put(x) if isinstance(x, np.ndarray) else x for x in arrays]
+
+    lists = SimpleNamespace(
+        tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
+        sequences=lambda xp, *args: place(sequences(np, *args)),
     )
     index = prepared.Prepared.index
     patches = [
-        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device)),
+        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device, attention_launch)),
+        patch.object(launch, "_zeroed", {}),
+        patch.object(attention_launch, "mask_tiles", lists),
+        patch.object(attention_launch, "_multiprocessors", lambda: 1),
+        patch.object(attention_launch, "_plans", {}),
         patch.object(tuned, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: "sm_75"),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder)),
