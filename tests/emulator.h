@@ -77,6 +77,16 @@ inline unsigned __shfl_down_sync(unsigned, unsigned x, int by) {
 template <class T> T __ldcs(const T* from) { return *from; }
 inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= emulator::exchange(x, lane) << lane;
+  return bits;
+}
+inline bool __any_sync(unsigned, bool x) { return __ballot_sync(0, x) != 0; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline float __log2f(float x) { return std::log2(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline void __syncwarp() { emulator::warp->together.arrive_and_wait(); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }

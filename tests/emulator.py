@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm import device, jit, launch, prepared, tuned
+from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, tuned
 from bsrgemm.jit import KernelSpec
 from bsrgemm.sources import cuda_root, gather
 
@@ -77,7 +77,20 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
         zeros=lambda *args: put(np.zeros(*args)),
         concatenate=lambda arrays: put(np.concatenate(arrays)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        cuda=SimpleNamespace(get_current_stream=lambda: stream, runtime=SimpleNamespace(getDevice=lambda: "emulated")),
+        cuda=SimpleNamespace(
+            get_current_stream=lambda: stream,
+            is_available=lambda: False,
+            runtime=SimpleNamespace(getDevice=lambda: "emulated"),
+        ),
+    )
+    tiles, sequences = mask_tiles.tiles, mask_tiles.sequences
+
+    def place(arrays: Any) -> list[Any]:
+        return [put(x) if isinstance(x, np.ndarray) else x for x in arrays]
+
+    lists = SimpleNamespace(
+        tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
+        sequences=lambda xp, *args: place(sequences(np, *args)),
     )
     index, long_rows = prepared.Prepared.index, prepared.Prepared.long_rows
 
@@ -86,9 +99,12 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
         return replace(rows, pieces=put(rows.pieces), parents=put(rows.parents), count=put(rows.count))
 
     patches = [
-        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device)),
-        patch.object(launch, "_multiprocessors", lambda: 2),
+        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device, attention_launch)),
         patch.object(launch, "_zeroed", {}),
+        patch.object(attention_launch, "mask_tiles", lists),
+        patch.object(attention_launch, "_multiprocessors", lambda: 1),
+        patch.object(attention_launch, "_plans", {}),
+        patch.object(launch, "_multiprocessors", lambda: 2),
         patch.object(prepared.Prepared, "long_rows", placed_long_rows),
         patch.object(tuned, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: "sm_75"),
