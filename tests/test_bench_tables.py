@@ -29,6 +29,31 @@ MACHINE = {
 }  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------ pages
+def test_the_page_on_block_sizes_has_the_rates_of_the_results() -> None:
+    page = (ROOT / "docs" / "block-size.md").read_text()
+    rows = json.loads((BENCH / "results" / "gemm_table_cuda.json").read_text())["rows"]
+    # The first row of each kind; later ones are of other densities and widths.
+    rates: dict[tuple[Any, ...], tuple[int, int]] = {}
+    for row in rows:
+        kind = "tf32" if row["precision"] == "tf32" else row["dtype"]
+        rates.setdefault((kind, *row["block"]), (round(row["tflops"]), round(row["dense_tflops"])))
+    squares = [rates["float16", n, n] for n in (128, 64, 32, 16)]
+    for n, (rate, dense) in zip((128, 64, 32, 16), squares, strict=True):
+        assert f"| {n} x {n} | {rate} |" in page and f"{n}: {rate}" in page and abs(dense - squares[0][1]) <= 1
+    assert f"dense cuBLAS: {squares[0][1]}" in page and f"reaches {squares[0][1]}." in " ".join(page.split())
+    for text, key in (
+        ("bfloat16, 64 x 64", ("bfloat16", 64, 64)),
+        ("fp8 e4m3, 128 x 128", ("e4m3", 128, 128)),
+        ("float32, 32 x 32", ("float32", 32, 32)),
+        ("tf32, 32 x 32", ("tf32", 32, 32)),
+        ("float64, 32 x 32, n = 4096", ("float64", 32, 32)),
+    ):
+        assert "| {} | {} | {}".format(text, *rates[key]) in page
+    for R, C in ((128, 64), (256, 128), (96, 96), (48, 80)):
+        assert f"{R} x {C}" in page and str(rates["float16", R, C][0]) in page
+
+
 # --------------------------------------------------------------------------------------- pictures
 def test_the_pictures_are_of_the_results(load: Any) -> None:
     pytest.importorskip("matplotlib")
