@@ -35,10 +35,9 @@ _CUDA_NAMES = {
     np.dtype("c16"): "c128",
 }
 
-#: Bytes of an element
-_SIZES = {name: dtype.itemsize for dtype, name in _CUDA_NAMES.items()} | {"e4m3": 1}
-#: Bytes of an element on the tensor cores, and what wgmma calls it: its name and how many it takes along K.
-_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "e4m3": 1}
+#: Bytes of an element.
+_BYTES = {name: dtype.itemsize for dtype, name in _CUDA_NAMES.items()} | {"e4m3": 1}
+#: What wgmma calls an element, and how many it takes along K.
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
 STORES = ("direct", "rows", "columns")
 
@@ -671,7 +670,7 @@ def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: 
     of a block are divided among as many lanes as leave fewest idle: odd blocks by columns alone, 3 x 3 with 15 of 16
     lanes at work, 4 x 4 in float64 with 4 by 2 lanes.
     """
-    size, lanes = _SIZES[names.a], 8 if R * K <= 4 else 16 if R * K <= 16 else 32
+    size, lanes = _BYTES[names.a], 8 if R * K <= 4 else 16 if R * K <= 16 else 32
     columns = 1
     if aligned and not transposed:
         columns = next((n for n in (16 // size, 8 // size) if n > 1 and K % n == 0), 1)
@@ -686,7 +685,7 @@ def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: 
 def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, aligned: bool = False) -> Spmm:
     """The kernel for a product of small blocks with few columns: 16 bytes of B to a lane, as far as its sums fit."""
     words = R * max(1, number(names.acc).itemsize // 4)
-    width = 16 // _SIZES[names.b] if aligned else 1
+    width = 16 // _BYTES[names.b] if aligned else 1
     while width > 1 and (N % width or words * width > 48):
         width //= 2
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, transposed)
@@ -716,7 +715,7 @@ def spmv(names: Types, R: int, C: int, transposed: bool = False, aligned: bool =
     small = R <= _SMALL_BLOCK and C <= _SMALL_BLOCK
     lanes = 8 if C <= 2 else 16 if C < 16 else 32
     rows = R if small else 4 if names.acc == "c128" else 8
-    vector = 16 // _SIZES[names.a]
+    vector = 16 // _BYTES[names.a]
     if small or transposed or not aligned or C % vector:
         vector = 1
     return Spmv(names, lanes, rows, R if small else 0, C if small else 0, transposed, vector)
