@@ -619,7 +619,7 @@ struct Multiplier {
           const Two again = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
           fade = {fade.x * again.x, fade.y * again.y};
           rescale = true, hot = kHot;
-          added = weigh_with<!kFp8>();
+          added = weigh();
           pack_next();
           spoil_if_full();
         }

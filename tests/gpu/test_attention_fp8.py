@@ -53,12 +53,12 @@ SOME_BANDS = [{}, {"causal": True}, {"window": (100, 3)}]
 
 
 def served_by(name: str) -> bool:
-    """Did all calls so far run on that kernel, widened before or not? Cards that are no Hopper cannot tell."""
+    """Did all calls so far run on that kernel? Cards that are no Hopper cannot tell."""
     import cupy
 
     from bsrgemm import attention_launch
 
-    names = {plan.config.spec().entry for plan in attention_launch._plans.values() if not plan.widened}
+    names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
     return names == {name} or cupy.cuda.Device().compute_capability != "90"
 
 
