@@ -125,7 +125,8 @@ def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
         *(arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine),
         call.fp8,
     )
-    config = attention_tuning.forward(problem, tuned.wanted)
+    copied = attention_tuning.wants_copies(problem)
+    config = attention_tuning.forward(replace(problem, reads=True) if copied else problem, tuned.wanted)
     kernel = jit.load(config.spec(), arch)
     if config.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
@@ -154,7 +155,7 @@ def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
         shared_bytes=config.shared_bytes,
         maps={} if hopper else None,
         by_columns=isinstance(config, AttentionSm90) and config.fp8,
-        copied=attention_tuning.wants_copies(problem),
+        copied=copied,
     )
 
 

@@ -612,9 +612,7 @@ def test_fp8_strides_that_the_copy_engine_cannot_read_are_copied(how, rng, check
 
 
 @on_plain_cores
-@pytest.mark.parametrize(
-    "dims", some_under_memcheck([(20, 24), (1, 1), (33, 20), (300, 64), (64, 264), (67, 3)], [(33, 20)])
-)
+@pytest.mark.parametrize("dims", some_under_memcheck([(300, 64), (64, 264)], [(64, 264)]))
 def test_fp8_dims_that_the_tensor_cores_do_not_take(dims, rng, checksum) -> None:
     q, k, v = operands(rng, 130, 170, *dims, B=2, heads=(4, 2))
     for options in ({}, {"causal": True}, {"softcap": 5.0}, {"scale": -0.3}):
@@ -622,7 +620,15 @@ def test_fp8_dims_that_the_tensor_cores_do_not_take(dims, rng, checksum) -> None
 
 
 @on_tensor_cores
-def test_fp8_one_head_of_keys_spread_over_many_without_a_copy(rng) -> None:
+@pytest.mark.parametrize("dims", some_under_memcheck([(20, 24), (1, 1), (33, 20), (67, 3)], [(33, 20)]))
+def test_fp8_rows_that_do_not_begin_at_multiples_of_16_bytes_are_copied(dims, rng, checksum) -> None:
+    q, k, v = operands(rng, 130, 170, *dims, B=2, heads=(4, 2))
+    for options in ({}, {"causal": True}, {"softcap": 5.0}, {"scale": -0.3}):
+        check(q, k, v, checksum, scales={"v_scale": scale_array(rng, (2, 2))}, **options)
+
+
+@on_tensor_cores
+def test_fp8_one_head_of_keys_spread_over_many(rng) -> None:
     import cupy
 
     q, k, v = operands(rng, 130, 150, 64, heads=(4, 1))
@@ -739,7 +745,7 @@ def test_fp8_masks_spoiled_after_construction_touch_no_foreign_memory(rng) -> No
 
 
 # ------------------------------------------------------------------------------------------------- rows without keys
-@pytest.mark.kernel(SM90, VALUES, SIMT)
+@on_tensor_cores
 @both_shapes
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("D", [64, 256, 33])
@@ -776,7 +782,7 @@ def test_fp8_sizes_of_zero(zero) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- NaN
-@pytest.mark.kernel(SM90, VALUES, SIMT)
+@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("D", [80, 128, 33])
 @pytest.mark.parametrize("how", ["full", "causal", "window", "mask", "blocks"])
@@ -820,7 +826,7 @@ def test_fp8_nan_reaches_the_queries_that_see_it_and_no_others(how, D, rng) -> N
         fine = ~lse_spoiled & (want.lse > -np.inf)
         assert bool((cupy.abs(lse - want.lse)[fine] <= (score_bound(want) + 1e-4)[fine]).all()), (which, byte)
         assert bool((lse[want.lse == -np.inf] == -np.inf).all())
-    assert served_by(SIMT if D == 33 else SM90)
+    assert served_by(SM90)
 
 
 @on_tensor_cores
@@ -953,7 +959,7 @@ def test_fp8_several_streams_at_once(rng) -> None:
     assert all(bool((x == y).all()) for pair in results for x, y in zip(pair, want, strict=True))
 
 
-@pytest.mark.kernel(SM90, VALUES, SIMT)
+@on_tensor_cores
 @by_rule
 @pytest.mark.parametrize("how", ["causal", "mask", "sequences"])
 def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, rng) -> None:
