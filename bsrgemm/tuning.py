@@ -295,8 +295,10 @@ class SpmvSmall:
     #: neighbouring block rows are left to one CTA
     in_chunks: bool
     a_transposed: bool = False
+    threads: int = 128
+    #: CTAs that share a multiprocessor at least
+    at_least: int = 4
 
-    threads = 128
     #: kLong of the kernel: blocks of a row, or of a piece of a longer one
     long = 1024
 
@@ -310,13 +312,15 @@ class SpmvSmall:
             ("TOGETHER", self.together),
             ("IN_CHUNKS", int(self.in_chunks)),
             ("A_TRANSPOSED", int(self.a_transposed)),
+            ("THREADS", self.threads),
+            ("CTAS", self.at_least),
         )
         return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
 
     def ctas(self, block_rows: int, multiprocessors: int) -> int:
         """CTAs for the rows that are not long."""
         all_rows = -(-block_rows // (self.threads // self.lanes))
-        return max(1, min(_MAX_X // 2, min(all_rows, 16 * multiprocessors) if self.in_chunks else all_rows))
+        return max(1, min(_MAX_X // 2, min(all_rows, self.at_least * multiprocessors) if self.in_chunks else all_rows))
 
 
 @dataclass(frozen=True)
@@ -328,7 +332,11 @@ class Spmm:
     block_c: int
     lanes: int
     width: int
+    #: blocks of a lane under way
+    together: int
     a_transposed: bool = False
+    #: CTAs that share a multiprocessor at least
+    at_least: int = 3
 
     threads = 128
 
@@ -338,7 +346,9 @@ class Spmm:
             ("BLOCK_C", self.block_c),
             ("LANES", self.lanes),
             ("WIDTH", self.width),
+            ("TOGETHER", self.together),
             ("A_TRANSPOSED", int(self.a_transposed)),
+            ("CTAS", self.at_least),
         )
         return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape))
 
@@ -678,7 +688,9 @@ def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: 
     fits = [n for n in range(1, R + 1) if R % n == 0 and n * across <= lanes]
     down = max(fits, key=lambda n: (lanes // (n * across) * n * across, n))
     words = R // down * columns * max(1, size // 4)
-    return SpmvSmall(names, R, K, lanes, down, across, max(1, min(4, 32 // words)), R <= 3, transposed)
+    together = max(1, min(4, 32 // words))
+    at_least = 4 if R // down * (1 + together * columns) * number(names.acc).itemsize <= 256 else 2
+    return SpmvSmall(names, R, K, lanes, down, across, together, R <= 3, transposed, 128, at_least)
 
 
 @lru_cache(maxsize=4096)
@@ -688,7 +700,9 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
     width = 16 // _BYTES[names.b] if aligned else 1
     while width > 1 and (N % width or words * width > 48):
         width //= 2
-    return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, transposed)
+    together = 1 if K not in (1, 2, 3, 4, 5, 7) else 4 if K * width <= 4 else 2
+    at_least = 3 if words * width < 64 else 2
+    return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
 
 
 @lru_cache(maxsize=4096)

@@ -20,8 +20,15 @@ constexpr int kThreads = 128;
 constexpr int kGroups = 32 / kLanes;
 // What is asked for of B before the first of it is used: so many columns of a block, of so many blocks.
 constexpr int kDeep = kK <= 4 ? kK : kK % 4 == 0 ? 4 : kK % 3 == 0 ? 3 : kK % 5 == 0 ? 5 : kK % 7 == 0 ? 7 : kK % 2 == 0 ? 2 : 1;
-constexpr int kTogether = kK > kDeep ? 1 : kK * kWidth <= 4 ? 4 : 2;
-constexpr int kCtas = kR * kWidth * sizeof(Acc) < 256 ? 3 : 2;  // a multiprocessor: leaves 160 or 255 registers a thread
+constexpr int kTogether = TOGETHER;
+constexpr int kCtas = CTAS;  // that share a multiprocessor; fewer leave a thread more registers
+// Rows of a block whose values are in registers at once.
+__device__ constexpr int rows_at_once() {
+  int rows = 1;
+  while (2 * rows <= kR && kR % (2 * rows) == 0 && 2 * rows * kDeep * sizeof(Acc) <= 128) rows *= 2;
+  return kR * kDeep * sizeof(Acc) <= 128 ? kR : rows;
+}
+constexpr int kRowsAtOnce = rows_at_once();
 static_assert(32 % kLanes == 0, "a block row must not straddle warps");
 static_assert(kK % kDeep == 0, "whole steps");
 
@@ -39,7 +46,7 @@ spmm(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
     const i64 batch = problem.batches == 1 ? 0 : row_and_batch / problem.block_rows;
     const i64 i = row_and_batch - batch * problem.block_rows, n = n0 + lane * kWidth;
     const bool mine = n < problem.N;  // all kWidth of them: they divide N
-    const B* __restrict__ b = problem.b + batch * problem.b_batch + n * problem.b_col;
+    const B* __restrict__ b = problem.b + batch * problem.b_batch + (mine ? n : 0) * problem.b_col;
     Acc acc[kR][kWidth];
 #pragma unroll
     for (int r = 0; r < kR; ++r)
@@ -47,16 +54,24 @@ spmm(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
       for (int w = 0; w < kWidth; ++w) acc[r][w] = zero<Acc>();
 
     const Range row = blocks_of_row(problem.indptr, i, problem.blocks);
-    for (i64 first = row.first + group; first < row.last; first += kGroups * kTogether) {
+    i64 p0 = row.first + group;
+    const auto place = [&](i64 p, int u) {  // behind the last block: the last one, for nothing
+      p += u * kGroups;
+      return p < row.last ? p : row.last - 1;
+    };
+    Index column[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) column[u] = p0 < row.last ? streamed(problem.indices + place(p0, u)) : Index(0);
+    for (; p0 < row.last; p0 += kGroups * kTogether) {
       bool there[kTogether];
       const B* panel[kTogether];
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
-        const i64 p = first + u * kGroups;
-        there[u] = mine && p < row.last;
-        const Index column = there[u] ? problem.indices[p] : Index(0);
-        there[u] = there[u] && in_range(column, problem.block_cols);
-        panel[u] = b + (there[u] ? i64(column) * kK * problem.b_row : 0);
+        const bool inside = in_range(column[u], problem.block_cols);
+        there[u] = mine && inside && p0 + u * kGroups < row.last;
+        panel[u] = b + (inside ? i64(column[u]) * kK * problem.b_row : 0);
+        const i64 next = p0 + kGroups * kTogether;
+        column[u] = streamed(problem.indices + place(next, u));  // for the next round
       }
 #pragma unroll 1
       for (int k0 = 0; k0 < kK; k0 += kDeep) {
@@ -65,22 +80,30 @@ spmm(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
         for (int u = 0; u < kTogether; ++u)
 #pragma unroll
           for (int k = 0; k < kDeep; ++k)
-            if (there[u]) x[u][k] = *reinterpret_cast<const Piece*>(panel[u] + (k0 + k) * problem.b_row);
+            x[u][k] = *reinterpret_cast<const Piece*>(panel[u] + (k0 + k) * problem.b_row);
 #pragma unroll
         for (int u = 0; u < kTogether; ++u) {
-          if (!there[u]) continue;
-          const i64 p = first + u * kGroups;
+          const i64 p = place(p0, u);
           const A* __restrict__ block = problem.data + (kTransposed ? i64(problem.places[p]) : p) * (kR * kK) +
                                         k0 * (kTransposed ? kR : 1);
 #pragma unroll
-          for (int r = 0; r < kR; ++r)
+          for (int r0 = 0; r0 < kR; r0 += kRowsAtOnce) {
+            A values[kRowsAtOnce][kDeep];
 #pragma unroll
-            for (int k = 0; k < kDeep; ++k) {
-              const Acc a = load<Acc>(streamed(block + (kTransposed ? k * kR + r : r * kK + k)));
+            for (int r = 0; r < kRowsAtOnce; ++r)
 #pragma unroll
-              for (int w = 0; w < kWidth; ++w)
-                acc[r][w] = multiply_add(a, load<Acc>(x[u][k].values[w]), acc[r][w]);
-            }
+              for (int k = 0; k < kDeep; ++k)
+                values[r][k] = streamed(block + (kTransposed ? k * kR + r0 + r : (r0 + r) * kK + k));
+            if (!there[u]) continue;
+#pragma unroll
+            for (int r = 0; r < kRowsAtOnce; ++r)
+#pragma unroll
+              for (int k = 0; k < kDeep; ++k)
+#pragma unroll
+                for (int w = 0; w < kWidth; ++w)
+                  acc[r0 + r][w] =
+                      multiply_add(load<Acc>(values[r][k]), load<Acc>(x[u][k].values[w]), acc[r0 + r][w]);
+          }
         }
       }
     }

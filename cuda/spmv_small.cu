@@ -18,14 +18,13 @@ constexpr int kTogether = TOGETHER;         // blocks of a lane asked for before
 constexpr bool kInChunks = IN_CHUNKS;       // a CTA has neighbouring block rows, so that x stays in its L1
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr int kLong = 1024;                 // blocks of a row, or of a piece of a longer one
-constexpr int kThreads = 128, kGroups = kThreads / kLanes;
+constexpr int kThreads = THREADS, kGroups = kThreads / kLanes;
 constexpr int kRows = kR / kRowLanes, kColumns = kK / kColumnLanes;  // of a lane
 constexpr int kBlockLanes = kRowLanes * kColumnLanes, kBlocks = kLanes / kBlockLanes;
 // What a lane has of a row of a block lies together, except where stored blocks are transposed.
 constexpr int kRowAlign = alignment_of(kK * sizeof(A)), kPartAlign = alignment_of(kColumns * sizeof(A));
 constexpr int kAlign = kTransposed || kColumns == 1 ? 1 : kRowAlign < kPartAlign ? kRowAlign : kPartAlign;
-// A multiprocessor has room for so many CTAs; fewer leave a thread more registers.
-constexpr int kCtas = kRows * (1 + kTogether * kColumns) * sizeof(Acc) <= 256 ? 4 : 2;
+constexpr int kCtas = CTAS;                 // that share a multiprocessor; fewer leave a thread more registers
 static_assert(32 % kLanes == 0 && kR % kRowLanes == 0 && kK % kColumnLanes == 0 && kBlocks >= 1, "lanes of a block");
 
 // Rows of more than kLong blocks, made by schedule.py.
@@ -46,29 +45,26 @@ struct Lane {
         column(lane % kColumnLanes * kColumns), works(block < kBlocks) {}
 };
 
-// The sums of this lane over every kBlocks-th of the blocks from `first` to `last` - 1.
+// The sums of this lane over every kBlocks-th of the blocks from `first` to `last` - 1. Values are asked for before it is
+// known which columns they meet: both take as long.
 template <class Problem>
 __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& lane, i64 first, i64 last, Acc (&acc)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();
   if (!lane.works) return;
   for (i64 p0 = first + lane.block; p0 < last; p0 += kBlocks * kTogether) {
-    bool there[kTogether];
     A values[kTogether][kRows][kColumns];
     B x[kTogether][kColumns];
     Index column[kTogether];
+    const auto place = [&](int u) {  // behind the last block: the last one, for nothing
+      const i64 p = p0 + u * kBlocks;
+      return u == 0 || p < last ? p : last - 1;
+    };
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) column[u] = streamed(problem.indices + place(u));
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      const i64 p = p0 + u * kBlocks;
-      there[u] = p < last;
-      column[u] = there[u] ? streamed(problem.indices + p) : Index(0);
-      there[u] = there[u] && in_range(column[u], problem.block_cols);
-    }
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      if (!there[u]) continue;
-      const i64 p = p0 + u * kBlocks;
-      const A* block = problem.data + (kTransposed ? i64(problem.places[p]) : p) * (kR * kK);
+      const A* block = problem.data + (kTransposed ? i64(problem.places[place(u)]) : place(u)) * (kR * kK);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int row = lane.row + r * kRowLanes;
@@ -80,11 +76,15 @@ __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& l
         }
       }
     }
+    bool there[kTogether];
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u)
+    for (int u = 0; u < kTogether; ++u) {
+      there[u] = in_range(column[u], problem.block_cols);
+      const B* from = problem.b + (i64(there[u] ? column[u] : Index(0)) * kK + lane.column) * problem.b_row;
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k)
-        if (there[u]) x[u][k] = problem.b[(i64(column[u]) * kK + lane.column + k) * problem.b_row];
+      for (int k = 0; k < kColumns; ++k) x[u][k] = from[k * problem.b_row];
+      there[u] = there[u] && p0 + u * kBlocks < last;
+    }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (!there[u]) continue;
