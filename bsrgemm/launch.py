@@ -24,7 +24,7 @@ _PRODUCT = "6P11q3i"
 _SCHEDULE = struct.Struct("@9P")
 _SCHEDULE_ARGUMENT = np.dtype([("opaque", "<u8", (9,))])
 #: `LongRows` of cuda/spmv_small.cu.
-_LONG = struct.Struct("@5Pi4x")
+_LONG = struct.Struct("@6Pi4x")
 _LONG_ARGUMENT = np.dtype([("opaque", "<u8", (_LONG.size // 8,))])
 #: alpha and beta.
 _NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
@@ -67,7 +67,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Long:
-    """What spmv_small needs for long rows."""
+    """What spmv_small needs for long rows and for the shares of its CTAs."""
 
     pointers: tuple[int, ...]
     #: elements of sums, and counters
@@ -236,10 +236,11 @@ def _long(
     rows = prepared.long_rows(block_cols, problem.transposed, config.long)
     multiprocessors = _multiprocessors()
     ctas = config.ctas(problem.block_rows, multiprocessors)
-    pointers = tuple(x.data.ptr for x in (rows.pieces, rows.parents, rows.count))
+    bounds = prepared.shares(block_cols, problem.transposed, ctas) if config.in_chunks else None
+    pointers = tuple(0 if x is None else x.data.ptr for x in (rows.pieces, rows.parents, rows.count, bounds))
     scratch = (rows.bound * problem.R, rows.bound * config.row_lanes)
     more = min(4 * multiprocessors, -(-rows.bound // (config.threads // config.lanes)))
-    return Long(pointers, scratch, ctas), (ctas + more,), rows
+    return Long(pointers, scratch, ctas), (ctas + more,), (rows, bounds)
 
 
 def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, np.dtype[Any]]:

@@ -227,6 +227,15 @@ def long_rows(home: Home, indptr: Array, blocks: int, longest: int) -> LongRows:
     return LongRows(lists[0], lists[1], lists[2], bound)
 
 
+def shares(home: Home, indptr: Array, blocks: int, count: int) -> Array:
+    """Where shares of neighbouring rows begin that have about as many blocks each: in order, whatever `indptr` holds."""
+    xp = home.xp
+    wanted = xp.arange(count + 1, dtype=np.int64) * blocks // count
+    found = xp.sort(xp.searchsorted(indptr[:-1].astype(np.int64, copy=False), wanted).astype(np.int64, copy=False))
+    found[0], found[-1] = 0, len(indptr) - 1
+    return found
+
+
 def describe(groups: Groups, items: Items) -> dict[str, Any]:
     """Numbers for people: waits for the GPU."""
     blocks = groups.blocks.reshape(-1, groups.per_group)

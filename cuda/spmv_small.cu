@@ -27,11 +27,12 @@ constexpr int kAlign = kTransposed || kColumns == 1 ? 1 : kRowAlign < kPartAlign
 constexpr int kCtas = CTAS;                 // that share a multiprocessor; fewer leave a thread more registers
 static_assert(32 % kLanes == 0 && kR % kRowLanes == 0 && kK % kColumnLanes == 0 && kBlocks >= 1, "lanes of a block");
 
-// Rows of more than kLong blocks, made by schedule.py.
+// Rows of more than kLong blocks, and the shares of CTAs, made by schedule.py and launch.py.
 struct LongRows {
   const int4* pieces;   // {block row, first block, behind the last one, number within the row}
   const int2* parents;  // piece -> {first piece of its row, pieces of it}
   const int* count;     // pieces
+  const i64* bounds;    // of the shares of CTAs that have neighbouring rows
   Acc* partial;         // (pieces, R)
   int* arrived;         // by the first piece of a row, zero before and after
   int ctas;             // those before have the other rows
@@ -118,10 +119,9 @@ spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const _
   const bool leads = lane.works && lane.block == 0 && lane.column == 0;
   Acc acc[kRows];
   if (int(blockIdx.x) < rows.ctas) {
-    const i64 share = (problem.block_rows + rows.ctas - 1) / rows.ctas;
-    const i64 from = kInChunks ? blockIdx.x * share : blockIdx.x * i64(kGroups);
+    const i64 from = kInChunks ? rows.bounds[blockIdx.x] : blockIdx.x * i64(kGroups);
     const i64 step = kInChunks ? kGroups : i64(rows.ctas) * kGroups;
-    const i64 behind = kInChunks && from + share < problem.block_rows ? from + share : problem.block_rows;
+    const i64 behind = kInChunks ? rows.bounds[blockIdx.x + 1] : problem.block_rows;
     for (i64 i0 = from; i0 < behind; i0 += step) {  // all groups together, since they share shuffles
       const i64 i = i0 + group;
       Range row = {0, 0};

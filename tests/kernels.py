@@ -79,11 +79,18 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "spmv_small.cu",
         (
             *_PRODUCT,
-            *("launch.py:_long", "launch.py:_counters", "schedule.py:long_rows"),
+            *("launch.py:_long", "launch.py:_counters", "schedule.py:long_rows", "schedule.py:shares"),
             *("tuning.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
         ),
     ),
     "spmm": ("spmm.cu", (*_PRODUCT, "tuning.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
+    "blocks_sm90": (
+        "blocks_sm90.cu",
+        (
+            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch")),
+            *("device.py:CudaHome.sampled", "launch.py:_counters", "tuning.py:BlocksSm90", "tuning.py:blocks_sm90"),
+        ),
+    ),
     "pairs": (
         "pairs.cu",
         ("device.py:CudaHome.pair_products", "prepared.py:run", "tuning.py:Pairs", "tuning.py:pairs"),
@@ -102,7 +109,16 @@ RACES_EXPLAINED: tuple[str, ...] = ("attention_sm90",)
 
 #: Kernels with shared memory, for which racecheck has something to look at.
 SHARED_MEMORY: tuple[str, ...] = (
-    *("attention_sm80", "attention_sm90", "attention_values", "decode", "gemm_sm80", "gemm_sm90", "match"),
+    *(
+        "attention_sm80",
+        "attention_sm90",
+        "attention_values",
+        "blocks_sm90",
+        "decode",
+        "gemm_sm80",
+        "gemm_sm90",
+        "match",
+    ),
 )
 
 

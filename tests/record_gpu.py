@@ -29,12 +29,12 @@ _RACES = (
 
 #: Under memcheck too: of what is marked, some for each kernel that go to the edges of their operands.
 _MEMORY = (
-    "values_of_another_dim or nothing_beyond_out or (masks_spoiled and not 256) or bounds_that_are_garbage or values_lie "
-    "or (portable_garbage and nan) or user_wrote_into_tables or (strides_alpha_beta and C-C) or indices_overwritten "
-    "or (sparse_product_is_right and float32) or (segments and add-float16) or expand_names or reads_nothing_outside "
-    "or (small_blocks_by_one_vector and 13) or (long_rows and 3) or (matched_rows and 37-5-2) "
+    "values_of_another_dim or nothing_beyond_out or (masks_spoiled and not 256) or bounds_that_are_garbage "
+    "or values_lie or (portable_garbage and nan) or user_wrote_into_tables or (strides_alpha_beta and C-C) "
+    "or indices_overwritten or (sparse_product_is_right and float32) or (segments and add-float16) or expand_names "
+    "or reads_nothing_outside or (small_blocks_by_one_vector and 13) or (long_rows and 3) or (matched_rows and 37-5-2) "
     "or (portable_product_is_right and float16-float16) or (transpose_on_the_plain and float32) "
-    "or (any_number_of_columns and 64 and 7)"
+    "or (any_number_of_columns and 64 and 7) or (on_the_tensor_cores and 48)"
 )
 
 
