@@ -14,7 +14,7 @@ from .launch import _counters, _multiprocessors, _order
 from .prepared import flat
 
 #: `Problem` of cuda/blocks_sm90.cu behind its two maps.
-_PROBLEM = struct.Struct("@5P4q3i4x")
+_PROBLEM = struct.Struct("@5P4q4i")
 _ARGUMENT = np.dtype([("opaque", "<u8", (-(-(2 * 128 + _PROBLEM.size) // 64) * 8,))])
 _PADDING = bytes(_ARGUMENT.itemsize - 2 * 128 - _PROBLEM.size)
 #: Tiles are counted in 31 bits, and so are rows and columns.
@@ -90,7 +90,9 @@ def _launch(
     kernel = jit.load(config.spec(), jit.device_target())
     kernel.max_dynamic_shared_size_bytes = config.shared_bytes
     pointers = (out, *lists, _counters(2))
-    packed = maps + _PROBLEM.pack(*(x.data.ptr for x in pointers), *counts, R, N, K) + _PADDING
-    ctas = min(-(-tiles // config.parts) if config.sampled else tiles, _multiprocessors())
+    ctas = min(tiles, _multiprocessors())
+    # As many wide tiles as occupy all CTAs equally often.
+    narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
+    packed = maps + _PROBLEM.pack(*(x.data.ptr for x in pointers), *counts, R, N, K, narrow) + _PADDING
     kernel((ctas,), (config.threads,), (np.frombuffer(packed, _ARGUMENT),), shared_mem=config.shared_bytes)
     return out

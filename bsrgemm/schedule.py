@@ -228,7 +228,7 @@ def long_rows(home: Home, indptr: Array, blocks: int, longest: int) -> LongRows:
 
 
 def shares(home: Home, indptr: Array, blocks: int, count: int) -> Array:
-    """Where shares of neighbouring rows begin that have about as many blocks each: in order, whatever `indptr` holds."""
+    """Where shares of neighbouring rows with about as many blocks each begin: in order, whatever `indptr` holds."""
     xp = home.xp
     wanted = xp.arange(count + 1, dtype=np.int64) * blocks // count
     found = xp.sort(xp.searchsorted(indptr[:-1].astype(np.int64, copy=False), wanted).astype(np.int64, copy=False))

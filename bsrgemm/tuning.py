@@ -375,7 +375,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class BlocksSm90:
-    """Blocks of a product of 16-bit floats on Hopper's tensor cores: ``BSR @ BSR``, or `sampled` of two dense matrices."""
+    """Blocks of a product of 16-bit floats on Hopper's tensor cores: ``BSR @ BSR``, or `sampled` of dense matrices."""
 
     element: str
     out: str

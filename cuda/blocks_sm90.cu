@@ -22,6 +22,7 @@ constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgroups
 constexpr int kHeights = kShared ? 1 : kTileM / 64;    // of 64 rows that a warpgroup has of a tile
 constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
+constexpr int kNarrow = 128;  // columns that a shared tile can have instead
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kSlabB = kDepth * 128;  // of 64 columns, where they run fastest
 static_assert(kTileN % 64 == 0 && (kBTransposed || kPartN % 64 == 0), "whole slabs");
@@ -53,6 +54,7 @@ struct alignas(64) Problem {
   i64 blocks, pairs;
   i64 a_blocks, b_blocks;  // sampled: block rows and block columns
   int R, N, K;
+  int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs
 };
 
 __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
@@ -80,10 +82,16 @@ __device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t) {
   }
   const i64 block_row = problem.left[block];
   if (!in_range(block_row, problem.a_blocks)) return {1, 0};
-  const i64 begin = problem.starts[block_row] * parts, behind = problem.starts[block_row + 1] * parts;
-  if ((part - begin) % kParts != 0) return {1, 0};
-  return {0, 1, part, int(max(i64(part) + 1, min(behind, problem.blocks * parts))), row, int(block_row * problem.R)};
+  const bool narrow = kShared && part >= problem.narrow;
+  const int width = narrow ? kNarrow / kPartN : kParts;
+  i64 begin = problem.starts[block_row] * parts, behind = problem.starts[block_row + 1] * parts;
+  if (narrow) begin = max(begin, i64(problem.narrow));
+  if ((part - begin) % width != 0) return {1, 0};
+  behind = min(behind, min(kShared && !narrow ? i64(problem.narrow) : problem.blocks * parts, i64(part) + width));
+  return {0, 1, part, int(max(i64(part) + 1, behind)), row, int(block_row * problem.R)};
 }
+
+__device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.behind - x.part) * kPartN <= kNarrow; }
 
 // One warp: claims tiles.
 __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
@@ -120,6 +128,8 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
         block_a = int(in_range(left, problem.a_blocks) ? left : problem.a_blocks);  // zeros behind the last one
         block_b = int(in_range(right, problem.b_blocks) ? right : problem.b_blocks);
       }
+      const bool narrow = is_narrow(x);
+      const int copies = narrow ? kNarrow / kPartN : kParts;
       for (int i = 0; i < min(x.last - from, 32); ++i) {
         const int at_a = __shfl_sync(0xffffffffu, block_a, i), at_b = __shfl_sync(0xffffffffu, block_b, i);
         for (int k = 0; k < problem.K; k += kDepth, ++step) {
@@ -127,11 +137,11 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
           wait(shared.empty[at], step / kStages % 2 ^ 1);
           const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
           if (lane == 0) {
-            barrier_expect(full, kBytesA + kBytesB);
+            barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
             copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
           }
           __syncwarp();
-          if (lane < kParts) {
+          if (lane < copies) {
             if constexpr (kBTransposed) {
               copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
             } else {
@@ -196,6 +206,30 @@ __device__ __forceinline__ void store(const Problem& problem, Shared& shared, co
   }
 }
 
+// The products of stages `begin` to `behind` - 1. A stage is free when those of the next one have begun.
+template <int kColumns>
+__device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 behind, int warpgroup,
+                                                f32 (&sums)[kHeights][kSums]) {
+  for (u32 i = begin; i != behind; ++i) {
+    const u32 at = i % kStages;
+    wait(shared.full[at], i / kStages % 2);
+    const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
+    const u64 b = wgmma_descriptor(shared_address(shared.b[at]), kBTransposed ? 16 : kSlabB, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDepth / MMA_K; ++k)
+#pragma unroll
+      for (int h = 0; h < kHeights; ++h)
+        wgmma<false, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
+                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : 2048) / 16);
+    wgmma_commit();
+    if (i != begin) {
+      wgmma_wait<1>();
+      if (threadIdx.x % 32 == 0) arrive(shared.empty[(i - 1) % kStages]);
+    }
+  }
+}
+
 __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const bool signals = threadIdx.x % 32 == 0;
@@ -223,25 +257,10 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
       if (warpgroup == 1 || own > 0) wait(shared.turn[warpgroup], (own + warpgroup + 1) % 2);
       ++own;
     }
-    for (u32 i = begin; i != behind; ++i) {
-      const u32 at = i % kStages;
-      wait(shared.full[at], i / kStages % 2);
-      const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
-      const u64 b = kBTransposed ? wgmma_descriptor(shared_address(shared.b[at]), 16, 1024)
-                                 : wgmma_descriptor(shared_address(shared.b[at]), kSlabB, 1024);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < kDepth / MMA_K; ++k)
-#pragma unroll
-        for (int h = 0; h < kHeights; ++h)
-          wgmma<false, !kBTransposed>(sums[h], i != begin || k > 0, a + h * (8192 / 16) + k * 2,
-                                      b + k * (kBTransposed ? 32 : 2048) / 16);
-      wgmma_commit();
-      if (i != begin) {
-        wgmma_wait<1>();
-        if (signals) arrive(shared.empty[(i - 1) % kStages]);
-      }
-    }
+    if (kShared && __shfl_sync(0xffffffffu, is_narrow(x), 0))
+      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, behind, warpgroup, sums);
+    else
+      multiply_stages<kTileN>(shared, begin, behind, warpgroup, sums);
     if (!kShared) {
       __syncwarp();
       if (signals) arrive(shared.turn[1 - warpgroup]);
