@@ -139,8 +139,11 @@ def roofline(found: Found) -> Any:
     for kind, rate in sorted(rates.items(), key=lambda item: -item[1]):
         axes.plot(x, np.minimum(rate, bandwidth * x) / 1e12, color="black", linewidth=1)
         axes.text(x[-1], rate / 1e12, f"dense {kind}", ha="right", va="bottom", fontsize=8)
-    if bandwidth * x[8] < max(rates.values()):
-        axes.text(x[8], bandwidth * x[8] / 1e12, f"  copy, {bandwidth / 1e12:.2g} TB/s", va="top", fontsize=8)
+    ridge = max(rates.values()) / bandwidth
+    if x[0] < ridge:  # above the slope, where no point can be
+        middle = float(np.sqrt(x[0] * ridge))
+        label = f"copy, {bandwidth / 1e12:.2g} TB/s  "
+        axes.text(middle, bandwidth * middle / 1e12, label, ha="right", va="bottom", fontsize=8)
     for place, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         some = [row for row in rows if row["group"] == group]
         axes.plot(
@@ -294,6 +297,7 @@ def spmv(found: Found) -> Any:
     for place, (label, points) in enumerate(series.items()):
         add_line(axes, place, points, label)
     axes.set(xlabel="side of a block", ylabel="share of the bandwidth", ylim=(0, None))
+    axes.set_xticks(sorted({side for points in series.values() for side, _ in points}))
     axes.legend()
     return figure
 
