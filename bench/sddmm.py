@@ -1,0 +1,191 @@
+"""X @ Y on the blocks of a pattern: how fast, beside dense cuBLAS and torch's sampled_addmm.
+
+8192 x 8192 x 8192 in float16, density .22, Y row-major and column-major, and float64 at 2048. Rate = 2 * elements of
+blocks * depth over time; ratio = to the rate of the dense product of the same operands in the same run, timed before
+and after ours, its mean taken. Medians by CUDA events, L2 flushed by reading, 0.25 s of idling before each timing.
+torch has CSR alone, and float32 where it has no float16. Without a GPU the same runs on the CPU, smaller, beside a
+dense product in NumPy, which is in float32 where ours is in float16.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import science_cases as cases
+from gemm_checks import checked
+from harness import Table
+from report import Sections, mark, number
+from science_cases import Bench, Makers, block_rows, guarded, measured, peer_seconds
+
+import bsrgemm as bg
+from bsrgemm.benchmark.attention_peers import as_array, tensor
+from bsrgemm.benchmark.patterns import pattern_of
+from bsrgemm.benchmark.product_peers import dense_cublas
+from bsrgemm.benchmark.random_data import normal, stored_dtype, widen
+from bsrgemm.benchmark.timing import Call
+
+#: Rows, columns and depth, by dtype
+SIDES = {"cpu": {"float16": 1024, "float64": 512}, "cuda": {"float16": 8192, "float64": 2048}}
+DENSITY = 0.22
+#: dtype -> side of a block -> share of the dense rate to be reached
+BLOCKS: dict[str, dict[int, float | None]] = {
+    "float16": {128: 0.80, 64: None, 32: None, 16: None},
+    "float64": {32: None},
+}
+#: Block of the pattern that torch gets as CSR
+TORCH_BLOCK = 128
+
+
+@dataclass
+class Operands:
+    """X and Y, both layouts of Y, their product in float64, and the dense product as a call."""
+
+    X: Any
+    layouts: dict[str, Any]
+    want: Any
+    dense: Call | None
+    #: seconds of the dense product, each time that it was timed
+    times: list[float | None]
+
+    @classmethod
+    def of(cls, bench: Bench, n: int, dtype: str) -> Operands:
+        xp = bench.xp
+        X, Y = normal((n, n), dtype, xp), normal((n, n), dtype, xp)
+        want = widen(X) @ widen(Y)
+
+        def dense() -> Call:
+            if bench.device == "cuda":
+                call = dense_cublas(X, Y, xp.empty_like(X))
+            else:
+                call = partial(np.matmul, *(x.astype(np.float32) if dtype == "float16" else x for x in (X, Y)))
+            return checked(call, lambda got: float(abs(widen(got) - want).max()) / n**0.5, dtype)
+
+        made = bench.attempt("dense", f"{n} {dtype}", dense)
+        found = cls(X, {"row": Y, "column": xp.asfortranarray(Y)}, want, made, [])
+        found.time_dense(bench)
+        return found
+
+    def time_dense(self, bench: Bench) -> None:
+        call = self.dense
+        self.times.append(call and bench.attempt("dense", "timing", partial(bench.seconds, call)))
+
+    def dense_seconds(self) -> float | None:
+        """The mean of the last two times."""
+        before, after = self.times[-2:]
+        return (before + after) / 2 if before and after else None
+
+
+def pattern_matrix(xp: Any, n: int, b: int, dtype: str) -> Any:
+    """A matrix of zeros whose blocks are those to be computed."""
+    found = pattern_of("uniform", n, (b, b), DENSITY)
+    lists = (xp.asarray(x.astype(np.int32)) for x in (found.indices, found.indptr))
+    A = bg.bsr_array((xp.zeros((found.blocks, b, b), stored_dtype(dtype)), *lists), shape=(n, n))
+    A.sum_duplicates()  # there are none, which is found out once
+    return A
+
+
+def deviation(want: Any, pattern: Any, got: Any) -> float:
+    """Largest error of a block over the root of the depth, which is the size of an element."""
+    b, n = pattern.blocksize[0], len(want)
+    tiles = want.reshape(n // b, b, n // b, b).transpose(0, 2, 1, 3)[block_rows(pattern), pattern.indices]
+    return float(abs(widen(got) - tiles).max()) / n**0.5
+
+
+def torch_sampled(pattern: Any, X: Any, Y: Any) -> Call:
+    """torch.sparse.sampled_addmm with the elements of all blocks as CSR, in float32 where it refuses float16."""
+    import torch
+
+    S = pattern.astype(np.float32).tocsr()
+    lists = [tensor(x.astype(np.int64)) for x in (S.indptr, S.indices)]
+
+    def made(kind: Any) -> Call:
+        operands = [tensor(x).to(kind) for x in (X, Y)]
+        stored = torch.sparse_csr_tensor(*lists, torch.zeros(len(S.data), dtype=kind, device="cuda"), size=S.shape)
+        return lambda: torch.sparse.sampled_addmm(stored, *operands, beta=0.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CSR is beta
+        try:
+            call = made(tensor(X).dtype)
+            call()
+        except RuntimeError:
+            call = made(torch.float32)
+            call()
+    return call
+
+
+def peers_of(bench: Bench, pattern: Any, X: Any, Y: Any) -> Makers:
+    asked = bench.device == "cuda" and pattern.blocksize[0] == TORCH_BLOCK
+    return {"torch sampled_addmm": partial(torch_sampled, pattern, X, Y)} if asked else {}
+
+
+def csr_deviation(want: Any, pattern: Any, result: Any) -> float:
+    """As `deviation`, for elements in the order of CSR."""
+    b, n = pattern.blocksize[0], len(want)
+    values = as_array(result.values())
+    # A row of elements has its part of each block of its block row, one block behind the other.
+    each = len(pattern.indices) * b // n
+    by_row = values.reshape(n // b, b, each, b).transpose(0, 2, 1, 3).reshape(-1, b, b)
+    return deviation(want, pattern, by_row)
+
+
+def line(
+    bench: Bench, table: Table, b: int, dtype: str, layout: str, given: Operands, target: float | None
+) -> None:  # fmt: skip
+    """One block size and one layout of Y."""
+    X, Y, n = given.X, given.layouts[layout], len(given.X)
+    label = f"{n:5} {b:4} {dtype:8} Y {layout + '-major':12}"
+    pattern = pattern_matrix(bench.xp, n, b, dtype)
+
+    def off(got: Any) -> float:
+        return deviation(given.want, pattern, got.data)
+
+    seconds = measured(bench, table, label, lambda: bg.sddmm(X, Y, pattern), off, dtype)
+    if seconds is None:
+        return
+    given.time_dense(bench)
+    reference = given.dense_seconds()
+    flops = 2.0 * pattern.data.size * n
+    rate, dense = flops / seconds / 1e12, reference and 2.0 * n**3 / reference / 1e12
+    ratio = dense and rate / dense
+    theirs: dict[str, float | None] = {}
+    if layout == "row":
+        error: Callable[[Any], float] = partial(csr_deviation, given.want, pattern)
+        taken = peer_seconds(bench, label, peers_of(bench, pattern, X, Y), error, dtype)
+        theirs = {name: seconds and flops / seconds / 1e12 for name, seconds in taken.items()}
+    reached = None if target is None or ratio is None else ratio >= target
+    beside = "".join(f" | {name} {number(other, 6, 2)}" for name, other in theirs.items())
+    table.add(
+        f"{label} | {seconds * 1e3:8.3f} ms {rate:8.3f} TFLOP/s | dense {number(dense, 8, 3)} {number(ratio, 6, 3)} | "
+        f"{number(target, 4, 2)} {mark(reached):3}{beside}",
+        n=n, block=(b, b), density=pattern.density, dtype=dtype, layout=layout, blocks=len(pattern.data), flops=flops,
+        seconds=seconds, tflops=rate, dense_tflops=dense, ratio=ratio, peers=theirs, target=target,
+        target_of="dense", reached=reached,
+    )  # fmt: skip
+
+
+def section_table(bench: Bench, table: Table) -> None:
+    """Blocks and layouts."""
+    for dtype, blocks in BLOCKS.items():
+        bench.release()
+        given = Operands.of(bench, SIDES[bench.device][dtype], dtype)
+        for b in bench.some(list(blocks), list(blocks)[:1]):
+            for layout in given.layouts:
+                add = partial(line, bench, table, b, dtype, layout, given, bench.target(blocks[b]))
+                guarded(bench, table, f"{b} {dtype} {layout}", add)
+
+
+SECTIONS: Sections = {"table": ("X @ Y on the blocks of a pattern", section_table)}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    cases.run("sddmm", __doc__, SECTIONS, "table", argv, idle=0.25)
+
+
+if __name__ == "__main__":
+    main()
