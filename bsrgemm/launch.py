@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import jit, tensormap, tuned, tuning
+from . import jit, schedule, tensormap, tuned, tuning
 from .home import Array
 from .prepared import Prepared
 
@@ -236,11 +236,18 @@ def _long(
     rows = prepared.long_rows(block_cols, problem.transposed, config.long)
     multiprocessors = _multiprocessors()
     ctas = config.ctas(problem.block_rows, multiprocessors)
-    bounds = prepared.shares(block_cols, problem.transposed, ctas) if config.in_chunks else None
+    bounds = _shares(prepared, block_cols, problem.transposed, ctas) if config.in_chunks else None
     pointers = tuple(0 if x is None else x.data.ptr for x in (rows.pieces, rows.parents, rows.count, bounds))
     scratch = (rows.bound * problem.R, rows.bound * config.row_lanes)
     more = min(4 * multiprocessors, -(-rows.bound // (config.threads // config.lanes)))
     return Long(pointers, scratch, ctas), (ctas + more,), (rows, bounds)
+
+
+def _shares(prepared: Prepared, block_cols: int, transposed: bool, count: int) -> Array:
+    """Where `count` shares of neighbouring block rows begin, and where the last one ends; made once for a pattern."""
+    indptr = prepared.index(block_cols, transposed)[1]
+    key = ("shares", block_cols, transposed, count)
+    return prepared._remember(key, lambda: schedule.shares(prepared._home, indptr, prepared.blocks, count))
 
 
 def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, np.dtype[Any]]:

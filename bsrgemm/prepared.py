@@ -99,12 +99,6 @@ class Prepared:
         key = ("long rows", block_cols, transposed, longest)
         return self._remember(key, lambda: schedule.long_rows(self._home, indptr, self.blocks, longest))
 
-    def shares(self, block_cols: int, transposed: bool, count: int) -> Array:
-        """Where `count` shares of neighbouring block rows begin, and where the last one ends."""
-        indptr = self.index(block_cols, transposed)[1]
-        key = ("shares", block_cols, transposed, count)
-        return self._remember(key, lambda: schedule.shares(self._home, indptr, self.blocks, count))
-
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         """Slots in groups, `per_row` slots to a block row and `per_group` to a group."""
         key = ("groups", pattern.block_cols, pattern.transposed, per_row, per_group)

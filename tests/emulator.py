@@ -92,7 +92,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
         tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
         sequences=lambda xp, *args: place(sequences(np, *args)),
     )
-    index, long_rows, shares = prepared.Prepared.index, prepared.Prepared.long_rows, prepared.Prepared.shares
+    index, long_rows, shares = prepared.Prepared.index, prepared.Prepared.long_rows, launch._shares
 
     def placed_long_rows(*args: Any) -> Any:
         rows = long_rows(*args)
@@ -106,7 +106,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
         patch.object(attention_launch, "_plans", {}),
         patch.object(launch, "_multiprocessors", lambda: 2),
         patch.object(prepared.Prepared, "long_rows", placed_long_rows),
-        patch.object(prepared.Prepared, "shares", lambda *args: put(shares(*args))),
+        patch.object(launch, "_shares", lambda *args: put(shares(*args))),
         patch.object(tuned, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: "sm_75"),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder)),

@@ -79,7 +79,8 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "spmv_small.cu",
         (
             *_PRODUCT,
-            *("launch.py:_long", "launch.py:_counters", "schedule.py:long_rows", "schedule.py:shares"),
+            *("launch.py:_long", "launch.py:_shares", "launch.py:_counters"),
+            *("schedule.py:long_rows", "schedule.py:shares"),
             *("tuning.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
         ),
     ),
