@@ -347,6 +347,41 @@ def conversions(found: list[Row]) -> str:
     return table(["", "bsrgemm, ms", "copied to the host, SciPy, copied back, ms", "faster"], lines)
 
 
+def _small_blocks(row: Row) -> str:
+    R, C = row["block"]
+    return f"{R} x {C} {row['dtype']}"
+
+
+def shares(found: list[Row]) -> str:
+    """Bandwidths over that of a copy, and those of peers."""
+    peers = list(dict.fromkeys(name for row in found for name in row.get("peers", {})))
+    header = ["", "ms", "bsrgemm", *peers, "target", "reached"]
+    lines = [
+        bad(row, _small_blocks(row), len(header))
+        if failure(row)
+        else [_small_blocks(row), number(row["seconds"] * 1e3, 3), number(row["share"], 2),
+              *(number(row["peers"].get(name), 2) for name in peers),
+              number(row["target"], 2) if row["target"] else "", verdict(row["reached"])]
+        for row in found
+    ]  # fmt: skip
+    return table(header, lines)
+
+
+def milliseconds(found: list[Row]) -> str:
+    """Times, those of peers, and what they are to be at most."""
+    peers = list(dict.fromkeys(name for row in found for name in row.get("peers", {})))
+    header = ["", "bsrgemm, ms", *peers, "at most", "kept"]
+    lines = [
+        bad(row, _small_blocks(row), len(header))
+        if failure(row)
+        else [_small_blocks(row), number(row["seconds"] * 1e3, 2),
+              *(number(None if row["peers"].get(name) is None else row["peers"][name] * 1e3, 2) for name in peers),
+              number(row["target"], 2) if row["target"] else "", verdict(row["reached"])]
+        for row in found
+    ]  # fmt: skip
+    return table(header, lines)
+
+
 def by_peer(found: list[Row]) -> str:
     """Products beside the fastest of their peers."""
     lines = []

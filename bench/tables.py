@@ -47,7 +47,9 @@ GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
     ],
     "others": [
         ("convert_cuda", "conversions, 1,000,000 blocks of 3 x 3 float64", rows.conversions),
-        ("matmul_cuda", "small blocks on the card", rows.by_peer),
+        ("spmv_table_cuda", "`A @ x`, 300,000 block rows of 27 blocks: share of the bandwidth of a copy", rows.shares),
+        ("spmv_columns_cuda", "the same matrices by 16 columns", rows.milliseconds),
+        ("spmv_uneven_cuda", "`A @ x` on rows of different lengths, 3 x 3 float64", rows.relative),
         ("matmul_cpu", "products on two cores of a CPU", rows.by_peer),
     ],
     "llama": [("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", rows.llama)],

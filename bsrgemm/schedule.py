@@ -207,6 +207,10 @@ class LongRows:
     bound: int
 
 
+#: What a row costs beside its blocks, in blocks.
+_ROW_COST = 16
+
+
 def long_rows(home: Home, indptr: Array, blocks: int, longest: int) -> LongRows:
     """The block rows with more than `longest` blocks, in pieces of at most so many."""
     xp = home.xp
@@ -228,11 +232,15 @@ def long_rows(home: Home, indptr: Array, blocks: int, longest: int) -> LongRows:
 
 
 def shares(home: Home, indptr: Array, blocks: int, count: int) -> Array:
-    """Where shares of neighbouring rows with about as many blocks each begin: in order, whatever `indptr` holds."""
-    xp = home.xp
-    wanted = xp.arange(count + 1, dtype=np.int64) * blocks // count
-    found = xp.sort(xp.searchsorted(indptr[:-1].astype(np.int64, copy=False), wanted).astype(np.int64, copy=False))
-    found[0], found[-1] = 0, len(indptr) - 1
+    """Where shares of neighbouring rows with about as much work each begin: in order, whatever `indptr` holds.
+
+    A row costs as much as its blocks and some more: its lanes wait for it, however short it is.
+    """
+    xp, rows = home.xp, len(indptr) - 1
+    work = indptr[:-1].astype(np.int64, copy=False) + _ROW_COST * xp.arange(rows)
+    wanted = xp.arange(count + 1, dtype=np.int64) * (blocks + _ROW_COST * rows) // count
+    found = xp.sort(xp.searchsorted(work, wanted).astype(np.int64, copy=False))
+    found[0], found[-1] = 0, rows
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,19 @@ import pytest
 import scipy
 
 _tests: list[dict[str, Any]] = []
+#: Seconds between two writes of what there is so far, should the run be cut off.
+_EVERY = 5.0
+_written = 0.0
+_path: Path | None = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-report", type=Path, help="write outcomes, kernels and checksums of the tests as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _path
+    _path = None if hasattr(config, "workerinput") else config.getoption("--gpu-report")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,30 +46,34 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             "outcome": outcome,
             "kernels": properties.get("kernels", []),
             "checksum": properties.get("checksum"),
+            "seconds": round(report.duration, 2),
         }
     )
+    if time.monotonic() - _written > _EVERY:
+        _write()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    path = session.config.getoption("--gpu-report")
-    if path is None or hasattr(session.config, "workerinput"):
+def pytest_sessionfinish() -> None:
+    _write()
+
+
+def _write() -> None:
+    global _written
+    if _path is None:
         return
     import cupy
 
     from bsrgemm import jit
 
-    path.write_text(
-        json.dumps(
-            {
-                "card": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-                "driver": cupy.cuda.runtime.driverGetVersion(),
-                "nvrtc": jit.nvrtc_version(),
-                "cupy": cupy.__version__,
-                "scipy": scipy.__version__,
-                "numpy": numpy.__version__,
-                "python": platform.python_version(),
-                "date": datetime.date.today().isoformat(),
-                "tests": _tests,
-            }
-        )
-    )
+    about = {
+        "card": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "nvrtc": jit.nvrtc_version(),
+        "cupy": cupy.__version__,
+        "scipy": scipy.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+    _path.write_text(json.dumps(about | {"tests": _tests}))
+    _written = time.monotonic()

@@ -178,10 +178,21 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [{"case": "csr -> bsr", "blocks": 10**6, "seconds": 1.5e-3, "through_host": 0.15}],
         ["| csr -> bsr | 1.50 | 150 | 100 x |"],
     ),
-    "matmul_cuda": (
-        [{"n": 9000, "block": 3, "columns": 1, "dtype": "float64", "seconds": 1e-3,
-          "peers": {"a": 3e-3, "b": 2e-3}}],
-        ["| n = 9,000, float64, blocks 3 x 3, a vector | 1.00 | b 2.00 | 2.0 x |"],
+    "spmv_table_cuda": (
+        [{"block": [3, 3], "dtype": "float64", "seconds": 2e-4, "share": 0.915, "peers": {"cuSPARSE BSR": 0.43},
+          "target": 0.94, "reached": False},
+         {"block": [1, 2], "dtype": "float32", "seconds": 1e-4, "share": 0.5, "peers": {}, "target": None,
+          "reached": None}],
+        ["| 3 x 3 float64 | 0.200 | 0.92 | 0.43 | 0.94 | **no** |", "| 1 x 2 float32 | 0.100 | 0.50 | - |  |  |"],
+    ),
+    "spmv_columns_cuda": (
+        [{"block": [4, 4], "dtype": "float64", "seconds": 5e-4, "peers": {"cupyx csr": 2e-3}, "target": 0.63,
+          "reached": True}],
+        ["| 4 x 4 float64 | 0.50 | 2.00 | 0.63 | yes |"],
+    ),
+    "spmv_uneven_cuda": (
+        [{"what": "A.T @ x", "seconds": 3e-4, "relative": 0.49, "target": None, "reached": None}],
+        ["| A.T @ x | 0.300 | 0.49 |  |  |"],
     ),
     "matmul_cpu": (
         [{"n": 1024, "block": 16, "columns": 128, "dtype": "float32", "seconds": 2e-3, "peers": {"scipy bsr": 1e-2}}],
