@@ -39,7 +39,7 @@ _MEMORY = (
 
 
 def _pytest(*args: str, prefix: tuple[str, ...] = (), report: Path) -> tuple[dict[str, Any], str]:
-    """Run pytest; (what the plugin `gpu_report` wrote, the output). Both are there, as far as they go, if it is cut off."""
+    """Run pytest; (what the plugin `gpu_report` wrote, the output). A run that is cut off leaves both so far."""
     plugin = ("-p", "tests.gpu_report", f"--gpu-report={report}")
     command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, *args]
     log = report.with_suffix(".log")
