@@ -9,6 +9,7 @@ from .kvcache import KVCache
 from .mask import BlockMask
 from .matmul import matmul
 from .norms import norm
+from .plan import ProductPlan, plan
 from .sddmm import matmul_backward, sddmm
 from .stacking import block_array, block_diag, hstack, kron, vstack
 from .tune import tune
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockMask",
     "KVCache",
+    "ProductPlan",
     "attention",
     "attention_decode",
     "block_array",
@@ -33,6 +35,7 @@ __all__ = [
     "matmul",
     "matmul_backward",
     "norm",
+    "plan",
     "sddmm",
     "tune",
     "vstack",
