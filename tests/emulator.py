@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import hashlib
 import mmap
@@ -20,6 +21,8 @@ from unittest.mock import patch
 import numpy as np
 
 from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, tensormap, tuned
+from bsrgemm.home import AttentionCall
+from bsrgemm.host import HOST
 from bsrgemm.jit import KernelSpec
 from bsrgemm.sources import gather
 
@@ -131,6 +134,22 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         for each in patches:
             stack.enter_context(each)
         yield
+
+
+def run_attention(call: AttentionCall) -> None:
+    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`."""
+    arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
+    lse = None if call.lse is None else put(call.lse)
+    mask = copy.copy(call.mask)
+    if mask is not None:
+        object.__setattr__(mask, "bits", put(mask.bits))
+        mask.__dict__.pop("_tiles", None)
+    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
+    scales = tuple(None if x is None else put(x) for x in call.scales) if call.fp8 else call.scales
+    attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
+    call.out[...] = arrays["out"]
+    if lse is not None:
+        call.lse[...] = lse
 
 
 class Kernel:

@@ -5,9 +5,7 @@ In float64: exponentials of float32 are assembly. Few queries and keys, since a 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,10 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm import attention_launch
 from bsrgemm.home import AttentionCall
 from bsrgemm.host import HOST
 
 from . import emulator
-from .emulator import put
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
@@ -45,17 +41,7 @@ class Emulated:
         self.calls = 0
 
     def _forward(self, call: AttentionCall) -> None:
-        arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
-        lse = None if call.lse is None else put(call.lse)
-        mask = copy.copy(call.mask)
-        if mask is not None:
-            object.__setattr__(mask, "bits", put(mask.bits))
-            mask.__dict__.pop("_tiles", None)
-        bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-        attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds))
-        call.out[...] = arrays["out"]
-        if lse is not None:
-            call.lse[...] = lse
+        emulator.run_attention(call)
         self.calls += 1
 
     def check(self, q: Any, k: Any, v: Any, **options: Any) -> None:

@@ -5,9 +5,7 @@ Compared with attention in float64 on the host. Exponentials are those of the CP
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,9 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm import attention_launch
 from bsrgemm.dtypes import BFLOAT16
-from bsrgemm.home import AttentionCall
 from bsrgemm.host import HOST
 
 from . import emulator
-from .emulator import put
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16 = np.dtype(np.float16)
@@ -49,24 +45,9 @@ class Emulated:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
 
-    @staticmethod
-    def _forward(call: AttentionCall) -> None:
-        arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
-        lse = None if call.lse is None else put(call.lse)
-        mask = copy.copy(call.mask)
-        if mask is not None:
-            object.__setattr__(mask, "bits", put(mask.bits))
-            mask.__dict__.pop("_tiles", None)
-        bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-        scales = tuple(None if x is None else put(x) for x in call.scales) if call.fp8 else call.scales
-        attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
-        call.out[...] = arrays["out"]
-        if lse is not None:
-            call.lse[...] = lse
-
     def run(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
         with self.monkeypatch.context() as patched:
-            patched.setattr(type(HOST), "attention", lambda home, call: self._forward(call))
+            patched.setattr(type(HOST), "attention", lambda home, call: emulator.run_attention(call))
             out, lse = bg.attention(q, k, v, return_lse=True, **options)
         names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
         assert names == {"attention_sm90"}
