@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "decode": {"size": 131072, "heads": 32, "head_dim": 128, "dtype": "float16", "page": None},
 }  # fmt: skip
 #: The kernels of each case; what else a call launches is not looked at.
-KERNELS = {"gemm": "^(gemm_|spmv)", "spmv": "^spmv", "attention": "^attention_s", "decode": "^decode"}
+KERNELS = {"gemm": "^(gemm_|spm)", "spmv": "^spmv", "attention": "^attention_s", "decode": "^decode"}
 _DTYPES = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
 _NOT_TAKEN = {"spmv": ("e4m3", "tf32"), "attention": ("tf32",), "decode": ("e4m3", "tf32", "float32", "float64")}
 _PAGES = (16, 32, 64, 128, 256)  # those of KVCache

@@ -1,11 +1,14 @@
-// As much of CUDA as the plain kernels need, on the CPU: every thread of a CTA is a thread, CTAs run one after the other.
-// Loads, stores, shuffles, barriers and atomics; no shared memory, no assembly.
+// As much of CUDA as our kernels need, on the CPU: every thread of a CTA is a thread, CTAs run one after the other. Loads,
+// stores, shuffles, barriers, atomics, one piece of shared memory; assembly is exchanged for calls (emulator.py).
 #pragma once
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -13,6 +16,7 @@
 #include <vector>
 
 #define __device__
+#define __shared__ static  // CTAs run one after the other
 #define __global__
 #define __grid_constant__
 #define __forceinline__ inline
@@ -20,6 +24,10 @@
 #define __launch_bounds__(...)
 
 struct dim3 { unsigned x, y, z; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct int2 { int x, y; };
 struct int4 { int x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
@@ -31,7 +39,9 @@ struct Warp {
 };
 inline thread_local Warp* warp;
 inline thread_local dim3 thread, block;
-inline dim3 grid;
+inline dim3 grid, size_of_block;
+inline unsigned char* shared;                     // of the CTA that runs
+inline std::unique_ptr<std::barrier<>> named[16];  // 0: all of its threads; others: a warpgroup
 // Each lane shows a word, and sees that of another.
 inline unsigned exchange(unsigned word, int lane) {
   warp->words[thread.x % 32] = word;
@@ -44,13 +54,18 @@ template <class... Parameters, std::size_t... I>
 void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...);
 }
-template <class... Parameters> void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned threads) {
-  grid = size;
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned threads, unsigned bytes) {
+  grid = size, size_of_block = {threads, 1, 1};
+  std::vector<unsigned char> memory(bytes + 1024);
+  shared = memory.data() + (-reinterpret_cast<std::size_t>(memory.data()) & 1023);
   for (unsigned z = 0; z < size.z; ++z)
   for (unsigned y = 0; y < size.y; ++y)
   for (unsigned x = 0; x < size.x; ++x) {
     std::vector<std::unique_ptr<Warp>> warps(threads / 32);
     for (auto& each : warps) each = std::make_unique<Warp>();
+    std::memset(shared, 0xff, bytes);
+    for (int i = 0; i < 16; ++i) named[i] = std::make_unique<std::barrier<>>(i ? 128 : threads);
     std::vector<std::thread> all;
     for (unsigned t = 0; t < threads; ++t)
       all.emplace_back([&, t] {
@@ -58,14 +73,42 @@ template <class... Parameters> void launch(void (*kernel)(Parameters...), void**
         call(kernel, arguments, std::index_sequence_for<Parameters...>{});
         warp->together.arrive_and_drop();
       });
+    std::atomic<bool> done = false;
+    std::thread watch([&] {  // a pipeline that stands still ends the process
+      for (int i = 0; i < 600 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(i < 10 ? 2 : 100));
+      if (!done) std::fprintf(stderr, "emulator: CTA %u has not ended in a minute\n", x), std::abort();
+    });
     for (auto& each : all) each.join();
+    done = true;
+    watch.join();
   }
 }
 }  // namespace emulator
 #define threadIdx emulator::thread
 #define blockIdx emulator::block
 #define gridDim emulator::grid
+#define blockDim emulator::size_of_block
 
+namespace emulator {  // what is written in assembly
+inline void cvt_f32_f16(float& y, unsigned short x) { y = float(__builtin_bit_cast(_Float16, x)); }
+inline void cvt_rn_f16_f32(unsigned short& y, float x) { y = __builtin_bit_cast(unsigned short, _Float16(x)); }
+inline void cvt_rn_f16_f64(unsigned short& y, double x) { y = __builtin_bit_cast(unsigned short, _Float16(x)); }
+inline void cvt_rn_f16x2_f32(unsigned& y, float high, float low) {
+  unsigned short x[2];
+  cvt_rn_f16_f32(x[0], low), cvt_rn_f16_f32(x[1], high);
+  y = x[0] | unsigned(x[1]) << 16;
+}
+inline unsigned bf16_of(float x) {
+  const unsigned bits = __builtin_bit_cast(unsigned, x);
+  return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline void cvt_rn_bf16x2_f32(unsigned& y, float high, float low) { y = bf16_of(low) | bf16_of(high) << 16; }
+inline void ex2_approx_ftz_f32(float& y, float x) { y = std::exp2(x); }
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::named[0]->arrive_and_wait(); }
+inline long clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+inline void __nanosleep(unsigned ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 inline unsigned __shfl_sync(unsigned, unsigned x, int lane) { return emulator::exchange(x, lane); }
 inline unsigned __shfl_xor_sync(unsigned, unsigned x, int mask) {
   return emulator::exchange(x, int(threadIdx.x % 32) ^ mask);
@@ -75,7 +118,15 @@ inline unsigned __shfl_down_sync(unsigned, unsigned x, int by) {
   return emulator::exchange(x, lane + by < 32 ? lane + by : lane);
 }
 template <class T> T __ldcs(const T* from) { return *from; }
+template <class T> T __ldcg(const T* from) { return *from; }
 inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
+inline int atomicSub(int* to, int x) { return __atomic_fetch_sub(to, x, __ATOMIC_SEQ_CST); }
+inline unsigned atomicOr(unsigned* to, unsigned x) { return __atomic_fetch_or(to, x, __ATOMIC_SEQ_CST); }
+template <class T> T atomicMax(T* to, T x) {
+  T now = __atomic_load_n(to, __ATOMIC_SEQ_CST);
+  while (now < x && !__atomic_compare_exchange_n(to, &now, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+  return now;
+}
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned bits = 0;

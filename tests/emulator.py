@@ -1,15 +1,16 @@
-"""Plain kernels on the CPU: their sources, compiled by a C++ compiler with a thread for each of their threads."""
+"""Kernels on the CPU: their sources, compiled by a C++ compiler with a thread for each of their threads."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import mmap
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, tuned
+from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, tensormap, tuned
 from bsrgemm.jit import KernelSpec
-from bsrgemm.sources import cuda_root, gather
+from bsrgemm.sources import gather
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -68,14 +69,16 @@ def guarded(x: Any, before: bool = False) -> Array:
 
 
 @contextmanager
-def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
-    """Launches go to the emulator, and what they allocate lies where it finds it."""
+def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75") -> Iterator[None]:
+    """Launches go to the emulator, those of kernels for `arch`, and what they allocate lies where it finds it."""
     event = SimpleNamespace(done=True)
     stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
     stand_in = SimpleNamespace(
         empty=lambda *args: put(np.empty(*args)),
         zeros=lambda *args: put(np.zeros(*args)),
         concatenate=lambda arrays: put(np.concatenate(arrays)),
+        arange=lambda *args, **how: put(np.arange(*args, **how)),
+        empty_like=lambda x: put(np.empty_like(x)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
         cuda=SimpleNamespace(
             get_current_stream=lambda: stream,
@@ -92,11 +95,17 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
         tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
         sequences=lambda xp, *args: place(sequences(np, *args)),
     )
-    index, long_rows, shares = prepared.Prepared.index, prepared.Prepared.long_rows, launch._shares
+    index, shares = prepared.Prepared.index, launch._shares
 
-    def placed_long_rows(*args: Any) -> Any:
-        rows = long_rows(*args)
-        return replace(rows, pieces=put(rows.pieces), parents=put(rows.parents), count=put(rows.count))
+    def placed(make: Callable[..., Any]) -> Callable[..., Any]:
+        """Lists that are made of arrays, with arrays that have pointers."""
+
+        def call(*args: Any) -> Any:
+            made = make(*args)
+            arrays = {f.name: getattr(made, f.name) for f in fields(made)}
+            return replace(made, **{name: put(x) for name, x in arrays.items() if isinstance(x, np.ndarray)})
+
+        return call
 
     patches = [
         *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device, attention_launch)),
@@ -105,10 +114,14 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put) -> Iterator[None]:
         patch.object(attention_launch, "_multiprocessors", lambda: 1),
         patch.object(attention_launch, "_plans", {}),
         patch.object(launch, "_multiprocessors", lambda: 2),
-        patch.object(prepared.Prepared, "long_rows", placed_long_rows),
+        *(
+            patch.object(prepared.Prepared, name, placed(getattr(prepared.Prepared, name)))
+            for name in ("long_rows", "groups", "items")
+        ),
         patch.object(launch, "_shares", lambda *args: put(shares(*args))),
         patch.object(tuned, "choice", lambda problem: None),
-        patch.object(jit, "device_target", lambda: "sm_75"),
+        patch.object(jit, "device_target", lambda: arch),
+        patch.object(tensormap, "encode", encode),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder)),
         patch.object(
             prepared.Prepared, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
@@ -127,15 +140,43 @@ class Kernel:
         self._library = library
 
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
-        assert shared_mem == 0
         held = [self._bytes(x) for x in args]
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
-        self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0])
+        self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0], shared_mem)
 
     @staticmethod
     def _bytes(x: Any) -> Array:
         """An argument as it lies in memory: an array is a pointer, a struct or a number itself."""
-        return put(np.frombuffer(np.uint64(x.ctypes.data) if isinstance(x, Array) else x.tobytes(), np.uint8))
+        is_array = isinstance(x, np.ndarray) and x.ndim > 0 and x.dtype.names is None
+        return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
+
+
+#: Headers that are exchanged for those of the emulator.
+_OTHERS = {"tma.cuh": "emulated_tma.h", "wgmma.cuh": "emulated_wgmma.h"}
+_ASSEMBLY = re.compile(r'\basm(?: volatile)?\("([a-z0-9.]+) [^"]*" : ([^:;]*) : ([^:;]*?)\);')
+
+
+def _without_assembly(text: str) -> str:
+    """Instructions become calls of functions with their names; those that say nothing to a CPU go."""
+
+    def call(found: re.Match[str]) -> str:
+        name, results, operands = found.groups()
+        values = [re.sub(r'^"=?[a-z]"\(|\)$', "", part) for part in re.split(r", (?=\")", f"{results}, {operands}")]
+        return f"emulator::{name.replace('.', '_')}({', '.join(values)});"
+
+    text = re.sub(r'asm volatile\("" [^;]*;', ";", text)
+    text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "u8* memory = emulator::shared;")
+    return _ASSEMBLY.sub(call, text)
+
+
+def _sources(source: str, folder: Path) -> None:
+    """A kernel and its headers as the emulator wants them."""
+    for name, text in gather(source).items():
+        other = _OTHERS.get(name)
+        text = (HERE / other).read_text() if other else _without_assembly(text)
+        path = folder / name
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
 
 
 @cache
@@ -146,16 +187,33 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
         [
             '#include "emulator.h"',
             f'#include "{spec.source}"',
-            'extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads) {',
-            f"  emulator::launch({spec.entry}, arguments, {{x, y, z}}, threads);",
+            'extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads,',
+            "                        unsigned bytes) {",
+            f"  emulator::launch({spec.entry}, arguments, {{x, y, z}}, threads, bytes);",
             "}\n",
         ]
     )
-    gather(spec.source)  # all that it includes is there
+    _sources(spec.source, folder)
     name = hashlib.sha256(repr(spec).encode()).hexdigest()[:16]
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(text)
     defines = [f"-D{key}={value}" for key, value in spec.defines]
-    command = [COMPILER, "-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-pthread", f"-I{HERE}", f"-I{cuda_root()}"]
+    # Tensor cores are worked out element by element, which wants some optimization.
+    level = "-O1" if "wgmma.cuh" in gather(spec.source) else "-O0"
+    command = [COMPILER, "-std=c++20", level, "-w", "-fPIC", "-shared", "-pthread", f"-I{folder}", f"-I{HERE}"]
     subprocess.run([*command, *defines, str(source), "-o", str(library)], check=True)
     return Kernel(ctypes.CDLL(str(library)))
+
+
+def encode(
+    pointer: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], **how: Any
+) -> np.ndarray[Any, Any]:
+    """A tensor map as emulated_tma.h reads it."""
+    tensormap._check(pointer, dtype, tuple(dims), tuple(strides), tuple(box), how.get("swizzle", "none"), "256B")
+    item = tensormap.DTYPES[dtype][1]
+    more = 4 - len(dims)
+    words = [item, {"none": 0, "32B": 32, "64B": 64, "128B": 128}[how.get("swizzle", "none")]]
+    words += [*dims, *[1] * more, *box, *[1] * more]
+    packed = np.uint64(pointer).tobytes() + np.array(words, np.uint32).tobytes()
+    packed += np.array([*strides, *[0] * more], np.uint64).tobytes()
+    return np.frombuffer(packed.ljust(128, b"\0"), np.uint8)

@@ -1,6 +1,6 @@
 """The plain kernels as they are, launched as they are, on the CPU: what a card would compute, without one.
 
-The kernels of the tensor cores, and elements of 16 bits, which are converted in assembly, need a card.
+Of the tensor cores, gemm_sm90 is in test_emulated_tensor_cores.py; the others need a card.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("cupy")
 
 from bsrgemm import device, launch, prepared, tuning
-from bsrgemm.dtypes import accumulator_dtype
+from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 from bsrgemm.host import HOST
 
 from . import emulator
@@ -26,7 +26,7 @@ from .emulator import Array, put
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
-DTYPES = [np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f4", "f8", "c8", "c16")]
+DTYPES = [*(np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16")), BFLOAT16]
 LAYOUTS = ("C", "F", "gaps", "backwards")
 
 
