@@ -75,8 +75,8 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
       });
     std::atomic<bool> done = false;
     std::thread watch([&] {  // a pipeline that stands still ends the process
-      for (int i = 0; i < 600 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(i < 10 ? 2 : 100));
-      if (!done) std::fprintf(stderr, "emulator: CTA %u has not ended in a minute\n", x), std::abort();
+      for (int i = 0; i < 3000 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(i < 10 ? 2 : 100));
+      if (!done) std::fprintf(stderr, "emulator: CTA %u has not ended in five minutes\n", x), std::abort();
     });
     for (auto& each : all) each.join();
     done = true;
