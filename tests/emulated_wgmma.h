@@ -51,19 +51,43 @@ template <bool kTransA, bool kTransB, int kSums> void wgmma(float (&d)[kSums], b
       rows[i][k] = emulator::element(a, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i, k, kTransA);
   emulator::multiply<kTransB>(d, add, rows, b);
 }
-// A fragment of 16-bit floats: two neighbours of row lane / 4, of that and 8, and of both 8 columns on.
-template <bool kTransB, int kSums> void wgmma(float (&d)[kSums], bool add, const u32 (&a)[4], u64 b) {
-  const int lane = threadIdx.x % 32;
-  float rows[2][MMA_K];
+namespace emulator {
+constexpr int kEach = 4 / sizeof(Operand);  // of a register
+inline float part_of(u32 word, int i) {
+  Operand x;
+  std::memcpy(&x, reinterpret_cast<const u8*>(&word) + i * sizeof(x), sizeof(x));
+  return load<f32>(x);
+}
+// A fragment: neighbours of row lane / 4, of that and 8, and of both half of K on.
+inline void gather(float (&rows)[2][MMA_K], const u32 (&a)[4]) {
   for (int m = 0; m < 4; ++m)
     for (int j = 0; j < 4; ++j) {
-      const u32 pair = emulator::exchange(a[m], lane / 4 * 4 + j);
-      for (int i = 0; i < 2; ++i) {
-        emulator::Operand x;
-        const u16 half = u16(pair >> 16 * i);
-        std::memcpy(&x, &half, sizeof(x));
-        rows[m % 2][m / 2 * 8 + j * 2 + i] = load<f32>(x);
-      }
+      const u32 word = exchange(a[m], thread.x % 32 / 4 * 4 + j);
+      for (int i = 0; i < kEach; ++i) rows[m % 2][m / 2 * (MMA_K / 2) + j * kEach + i] = part_of(word, i);
     }
+}
+// The product of a warp: 16 rows by 8 columns. Of b a lane has neighbours along K of column lane / 4.
+inline void multiply_16x8(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  float rows[2][MMA_K], columns[2][MMA_K];
+  gather(rows, a);
+  for (int c = 0; c < 2; ++c)
+    for (int half = 0; half < 2; ++half)
+      for (int j = 0; j < 4; ++j) {
+        const u32 word = exchange(b[half], (thread.x % 4 * 2 + c) * 4 + j);
+        for (int i = 0; i < kEach; ++i) columns[c][half * (MMA_K / 2) + j * kEach + i] = part_of(word, i);
+      }
+  float* d[2][2] = {{&d0, &d1}, {&d2, &d3}};
+  for (int r = 0; r < 2; ++r)
+    for (int c = 0; c < 2; ++c)
+      for (int k = 0; k < MMA_K; ++k) *d[r][c] = std::fma(rows[r][k], columns[c][k], *d[r][c]);
+}
+#define mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32 multiply_16x8
+#define mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32 multiply_16x8
+#define mma_sync_aligned_m16n8k32_row_col_f32_e4m3_e4m3_f32 multiply_16x8
+}  // namespace emulator
+template <bool kTransB, int kSums> void wgmma(float (&d)[kSums], bool add, const u32 (&a)[4], u64 b) {
+  float rows[2][MMA_K];
+  emulator::gather(rows, a);
   emulator::multiply<kTransB>(d, add, rows, b);
 }

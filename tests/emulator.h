@@ -24,13 +24,14 @@
 #define __launch_bounds__(...)
 
 struct dim3 { unsigned x, y, z; };
+struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct int2 { int x, y; };
 struct int4 { int x, y, z, w; };
-struct uint4 { unsigned x, y, z, w; };
 
 namespace emulator {
 struct Warp {
@@ -104,18 +105,57 @@ inline unsigned bf16_of(float x) {
 }
 inline void cvt_rn_bf16x2_f32(unsigned& y, float high, float low) { y = bf16_of(low) | bf16_of(high) << 16; }
 inline void ex2_approx_ftz_f32(float& y, float x) { y = std::exp2(x); }
+inline void low_half(float& y, unsigned x) { cvt_f32_f16(y, x & 0xffff); }
+inline void high_half(float& y, unsigned x) { cvt_f32_f16(y, x >> 16); }
+inline void shl_b32(float& y, unsigned x) { y = __builtin_bit_cast(float, x << 16); }
+inline void and_b32(float& y, unsigned x) { y = __builtin_bit_cast(float, x & 0xffff0000u); }
+inline void mov_b32(unsigned& y, unsigned x) { y = x; }
+inline void thread_number(unsigned& y) { y = thread.x; }
+inline void fma_rn_f16x2(unsigned& sum, unsigned x, unsigned by) {
+  float a[2], b[2], c[2];
+  low_half(a[0], x), high_half(a[1], x), low_half(b[0], by), high_half(b[1], by), low_half(c[0], sum), high_half(c[1], sum);
+  cvt_rn_f16x2_f32(sum, std::fma(a[1], b[1], c[1]), std::fma(a[0], b[0], c[0]));
+}
+inline void fma_rn_bf16x2(unsigned& sum, unsigned x, unsigned by) {
+  float a[2], b[2], c[2];
+  shl_b32(a[0], x), and_b32(a[1], x), shl_b32(b[0], by), and_b32(b[1], by), shl_b32(c[0], sum), and_b32(c[1], sum);
+  cvt_rn_bf16x2_f32(sum, std::fma(a[1], b[1], c[1]), std::fma(a[0], b[0], c[0]));
+}
+inline void ld_shared_u16(unsigned short& y, unsigned at) { std::memcpy(&y, shared + at, 2); }
+inline void st_shared_u16(unsigned at, unsigned short x) { std::memcpy(shared + at, &x, 2); }
+// The nearest number of e4m3, ties to even, 448 for all that is larger.
+inline unsigned e4m3_of(float x) {
+  const unsigned sign = std::signbit(x) ? 0x80 : 0;
+  if (x != x) return 0x7f | sign;
+  const float size = std::fabs(x);
+  if (size >= 464.f) return 0x7e | sign;
+  int exponent;
+  std::frexp(size, &exponent);
+  const int power = std::max(exponent - 1, -6);  // of the leading bit
+  int steps = int(std::nearbyint(std::ldexp(size, 3 - power)));
+  return std::min(0x7eu, unsigned(((power + 6) << 3) + steps)) | sign;
+}
+inline void pack_fp8(unsigned& y, float a, float b, float c, float d) {
+  y = e4m3_of(a) | e4m3_of(b) << 8 | e4m3_of(c) << 16 | e4m3_of(d) << 24;
+}
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::named[0]->arrive_and_wait(); }
 inline long clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 inline void __nanosleep(unsigned ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
-inline unsigned __shfl_sync(unsigned, unsigned x, int lane) { return emulator::exchange(x, lane); }
-inline unsigned __shfl_xor_sync(unsigned, unsigned x, int mask) {
-  return emulator::exchange(x, int(threadIdx.x % 32) ^ mask);
+namespace emulator {
+template <class T> T exchange_number(T x, int lane) {
+  if constexpr (sizeof(T) < 4) return T(exchange(unsigned(x), lane));
+  else return __builtin_bit_cast(T, exchange(__builtin_bit_cast(unsigned, x), lane));
 }
-inline unsigned __shfl_down_sync(unsigned, unsigned x, int by) {
+}  // namespace emulator
+template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulator::exchange_number(x, lane); }
+template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
+  return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
+}
+template <class T> T __shfl_down_sync(unsigned, T x, int by) {
   const int lane = int(threadIdx.x % 32);
-  return emulator::exchange(x, lane + by < 32 ? lane + by : lane);
+  return emulator::exchange_number(x, lane + by < 32 ? lane + by : lane);
 }
 template <class T> T __ldcs(const T* from) { return *from; }
 template <class T> T __ldcg(const T* from) { return *from; }

@@ -153,20 +153,58 @@ class Kernel:
 
 #: Headers that are exchanged for those of the emulator.
 _OTHERS = {"tma.cuh": "emulated_tma.h", "wgmma.cuh": "emulated_wgmma.h"}
-_ASSEMBLY = re.compile(r'\basm(?: volatile)?\("([a-z0-9.]+) [^"]*" : ([^:;]*) : ([^:;]*?)\);')
+_ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
+#: Of instructions with several lines: what is in them, and the function that stands for them.
+_SEVERAL = {
+    "e4m3x2": "pack_fp8",
+    "cvt.f32.f16 %0, low": "low_half",
+    "cvt.f32.f16 %0, high": "high_half",
+    "tid.x": "thread_number",
+}
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """A text cut at a separator outside of strings and parentheses."""
+    parts, depth, quoted = [""], 0, False
+    for i, letter in enumerate(text):
+        if letter == '"' and text[i - 1 : i] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += {"(": 1, ")": -1}.get(letter, 0)
+            if letter == separator and depth == 0:
+                parts.append("")
+                continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _call(inside: str) -> str:
+    """The function with the name of an instruction, its results and operands as arguments."""
+    template, *operands = [*_parts(inside.replace("::", ": :"), ":"), "", ""][:3]
+    said = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template))
+    if not said:
+        return ""
+    name = next((f for part, f in _SEVERAL.items() if part in said), said.split()[0].replace(".", "_"))
+    values = [
+        re.sub(r'^"[=+]?[a-z]"\((.*)\)$', r"\1", x, flags=re.S) for part in operands for x in _parts(part, ",") if x
+    ]
+    return f"emulator::{name}({', '.join(values)})"
 
 
 def _without_assembly(text: str) -> str:
-    """Instructions become calls of functions with their names; those that say nothing to a CPU go."""
-
-    def call(found: re.Match[str]) -> str:
-        name, results, operands = found.groups()
-        values = [re.sub(r'^"=?[a-z]"\(|\)$', "", part) for part in re.split(r", (?=\")", f"{results}, {operands}")]
-        return f"emulator::{name.replace('.', '_')}({', '.join(values)});"
-
-    text = re.sub(r'asm volatile\("" [^;]*;', ";", text)
+    """Instructions become calls of functions; those that say nothing to a CPU go."""
     text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "u8* memory = emulator::shared;")
-    return _ASSEMBLY.sub(call, text)
+    out, at = "", 0
+    for found in _ASSEMBLY.finditer(text):
+        end, depth, quoted = found.end(), 1, False
+        while depth:
+            if text[end] == '"':
+                quoted = not quoted
+            depth += 0 if quoted else {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        out += text[at : found.start()] + _call(text[found.end() : end - 1])
+        at = end
+    return out + text[at:]
 
 
 def _sources(source: str, folder: Path) -> None:

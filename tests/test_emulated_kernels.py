@@ -1,6 +1,6 @@
 """The plain kernels as they are, launched as they are, on the CPU: what a card would compute, without one.
 
-Of the tensor cores, gemm_sm90 is in test_emulated_tensor_cores.py; the others need a card.
+Of the tensor cores, gemm_sm90 and attention_sm90 have files of their own; the others need a card.
 """
 
 from __future__ import annotations
