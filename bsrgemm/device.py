@@ -10,7 +10,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import as_real, attention_launch, launch, tuning
+from . import as_real, attention_launch, blocks_launch, launch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, AttentionCall, Home
 from .prepared import flat, prepare, run
@@ -129,6 +129,9 @@ class CudaHome(Home):
         attention_launch.forward(self, call)
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
+        found = blocks_launch.pair_products(a, ia, b, ib, starts, dtype)
+        if found is not None:
+            return found
         R, K = a.shape[1:]
         N = b.shape[2]
         out = cupy.empty((len(starts), R, N), dtype)
@@ -139,3 +142,13 @@ class CudaHome(Home):
             args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
             run(config, config.grid(len(starts)), args)
         return out
+
+    def sampled(
+        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+    ) -> Array:
+        if len(indices) and X.shape[1]:
+            rows = self.expand(indptr, len(indices))
+            found = blocks_launch.sampled(X, Y, rows, indices, indptr, block, dtype)
+            if found is not None:
+                return found
+        return super().sampled(X, Y, indices, indptr, block, dtype)

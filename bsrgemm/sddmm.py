@@ -41,10 +41,11 @@ def sddmm(
 
     Notes
     -----
-    16-bit floats are summed in float32 and rounded once. On the CPU this is BLAS on gathered columns of `Y`; on the
-    GPU the kernel of ``A @ A2``, on the plain cores, which takes room for a copy of `Y`. The call waits for the GPU
-    only to look for duplicates in a pattern that is not known to be in canonical format, or to compare the structure
-    of `out` if it has index arrays of its own.
+    16-bit floats are summed in float32 and rounded once. On the CPU this is BLAS on gathered columns of `Y`. On Hopper
+    16-bit floats with blocks of 16 n x 16 n and K of 8 n run on the tensor cores, where a `Y` that is row-major is
+    copied if blocks have less than 64 columns; the rest runs on the plain cores of any GPU, by the kernel of
+    ``A @ A2``, which takes room for a copy of `Y`. The call waits for the GPU only to look for duplicates in a pattern
+    that is not known to be in canonical format, or to compare the structure of `out` if it has index arrays of its own.
 
     Examples
     --------

@@ -374,6 +374,56 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class BlocksSm90:
+    """Blocks of a product of 16-bit floats on Hopper's tensor cores: ``BSR @ BSR``, or `sampled` of dense matrices."""
+
+    element: str
+    out: str
+    sampled: bool
+    #: K runs fastest in B
+    b_transposed: bool
+    tile_m: int
+    part_n: int
+    #: of a tile, side by side
+    parts: int
+
+    threads = 384
+
+    @property
+    def tile_n(self) -> int:
+        return self.part_n * self.parts
+
+    @property
+    def stages(self) -> int:
+        """As many as fit."""
+        return (200 << 10) // (128 * (self.tile_m + self.tile_n))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The struct Shared of the kernel."""
+        return self.stages * 128 * (self.tile_m + self.tile_n) + (16 << 10) + 1024
+
+    def spec(self) -> KernelSpec:
+        mma, k = _WGMMA[self.element]
+        return KernelSpec(
+            "blocks_sm90.cu",
+            "blocks_sm90",
+            (
+                ("ELEMENT_A", self.element),
+                ("ELEMENT_C", self.out),
+                ("MMA_TYPE", mma),
+                ("MMA_K", k),
+                ("SAMPLED", int(self.sampled)),
+                ("B_TRANSPOSED", int(self.b_transposed)),
+                ("TILE_M", self.tile_m),
+                ("PART_N", self.part_n),
+                ("PARTS", self.parts),
+                ("STAGES", self.stages),
+            ),
+        )
+
+
+@dataclass(frozen=True)
 class Segment:
     """Reductions over segments of rows."""
 
@@ -432,7 +482,7 @@ class Match:
         return KernelSpec("match.cu", self.entry, ())
 
 
-Config = GemmSimt | GemmSm80 | GemmSm90 | Spmv | SpmvSmall | Spmm | Pairs | Segment | Expand | Match
+Config = GemmSimt | GemmSm80 | GemmSm90 | Spmv | SpmvSmall | Spmm | Pairs | BlocksSm90 | Segment | Expand | Match
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -759,6 +809,29 @@ def pairs(names: Types, size: int) -> Pairs:
     return Pairs(names, _ceil_power_of_two(size, 128))
 
 
+def blocks_sm90(
+    arch: str, a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], R: int, K: int, N: int, order: str | None = None
+) -> BlocksSm90 | None:
+    """The tensor-core kernel for blocks of R x N, or None if it cannot do them.
+
+    `order` is that of the dense right-hand side of a sampled product, "C" or "F"; None: ``BSR @ BSR``. Tiles are as
+    high as the block allows. Sampled, neighbours in a block row fill 256 columns, since they share what they read of
+    X; where columns run fastest, a part of them is 64 wide at least.
+    """
+    names = _CUDA_NAMES[a], _CUDA_NAMES[out]
+    if arch != "sm_90a" or a != b or a not in HALF_DTYPES or names[1] not in (names[0], "f32"):
+        return None
+    if R % 16 or N % 16 or K % 8 or not K:
+        return None
+    tile_m = 128 if R % 128 == 0 else 64
+    if order is None:
+        return BlocksSm90(*names, False, False, tile_m, 128 if N % 128 == 0 else 64, 1)
+    part_n = next(n for n in (128, 64, 32, 16) if N % n == 0)
+    if order == "C" and part_n < 64:
+        return None
+    return BlocksSm90(*names, True, order == "F", tile_m, part_n, 256 // part_n)
+
+
 @lru_cache(maxsize=1024)
 def segment(dtype: np.dtype[Any], operation: str, average: int, width: int) -> Segment:
     """The kernel for segments of `average` rows of `width`: a warp for long ones, a thread for short ones."""
@@ -777,7 +850,7 @@ def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
     if isinstance(config, GemmSm80):
         return tensor_arch(arch) and config.shared_bytes <= _shared_kb(arch) * 1024
-    return arch == "sm_90a" or not isinstance(config, GemmSm90)
+    return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlocksSm90)
 
 
 def rare(config: Config) -> bool:
@@ -842,6 +915,15 @@ def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
         yield spmm(names, 8, 8, 1)
 
 
+def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90]:
+    for out, R, N, order in itertools.product(
+        (dtype, np.dtype(np.float32)), (64, 128), (16, 32, 64, 128), (None, "C", "F")
+    ):
+        config = blocks_sm90("sm_90a", dtype, dtype, out, R, 64, N, order)
+        if config is not None and (order is not None or N >= 64):
+            yield config
+
+
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm]:
     """Of the kernels for small blocks, which have their sizes compiled in: all squares, and some others."""
     shapes = [*((n, n) for n in range(1, _MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16)]
@@ -882,6 +964,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             yield from _sm90_configs(dtype)
         if element(dtype) in _MMA:
             yield from _sm80_configs(dtype)
+        if dtype in HALF_DTYPES:
+            yield from _block_configs(dtype)
         names = types(dtype, dtype, result, accumulator_dtype(result), int64)
         for lanes in _POWERS:
             yield pairs(names, lanes)

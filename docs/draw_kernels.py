@@ -486,6 +486,55 @@ def pairs() -> Picture:
     return p
 
 
+def blocks_sm90() -> Picture:
+    p = Picture(45, "blocks_sm90: blocks of a product on Hopper's tensor cores")
+    p.prose(
+        4,
+        "Two products give blocks. A tile is a block of BSR @ BSR, or neighbours in a block row of a sampled product.",
+    )
+    p.text(1, 8.4, "BSR @ BSR")
+    for i, (a, b) in enumerate(((0, 5), (1, 0), (3, 2))):
+        x = 13 + 16 * i
+        p.box(x, 7, 5, 3, f"a[{a}]", "load")
+        p.box(x + 6, 7, 5, 3, f"b[{b}]", "load")
+        if i:
+            p.text(x - 2.6, 8.5, "+", at="center")
+    p.arrow((56.6, 8.5), (61, 8.5))
+    p.box(61.6, 7, 10, 3, "128 x 128", "store")
+    p.text(1, 14.4, "sampled")
+    p.box(13, 13, 12, 3, "rows of X", "load")
+    p.box(27, 13, 12, 3, "columns of Y", "load")
+    p.box(39.6, 13, 12, 3, "others of Y", "load")
+    p.arrow((52.4, 14.5), (61, 14.5))
+    p.box(61.6, 13, 10, 3, "128 x 256", "store")
+
+    p.prose(19.4, "One CTA over time, with tiles of 128 x 128: the two warpgroups take turns.")
+    lanes = Lanes(
+        p, 20.8, ["schedule (warp 9)", "feed (warp 8)", "warpgroup 0", "warpgroup 1"], step=3.8, gaps=[(2, 1.8)]
+    )
+    for start in (0, 8, 30, 56):
+        lanes.do(0, start, start + 7, "claim", "look", size=8)
+    loads = [lanes.do(1, 9 + 6 * i, 15 + 6 * i, f"{i % 4}{chr(39) * (i // 4)}", "load") for i in range(12)]
+    lanes.do(2, 0, 16, "wait", "wait")
+    lanes.do(2, 16, 40, "multiply 0 .. 3", "multiply")
+    lanes.do(2, 40, 56, "out", "store")
+    lanes.do(2, 56, 66, "wait", "wait")
+    lanes.do(2, 66, 90, "multiply 0'' .. 3''", "multiply")
+    lanes.do(2, 90, 100, "out", "store")
+    lanes.do(3, 0, 41, "wait", "wait")
+    turn = lanes.do(3, 41, 65, "multiply 0' .. 3'", "multiply")
+    lanes.do(3, 65, 81, "out", "store")
+    p.arrow(loads[0].below(0.5), (lanes.x(16.5), lanes.tops[2] + 0.4))
+    p.arrow((lanes.x(40), lanes.tops[2] + 3.4), turn.above(0.02))
+    p.prose(
+        39.2,
+        "A number is a stage: 64 of K. turn: a warpgroup may wait for stages only when the other one has met all those "
+        "of the tile before. Tiles of 128 x 256 are shared by both, 64 rows each.",
+    )
+    p.legend(43.6)
+    return p
+
+
 def segment() -> Picture:
     p = Picture(31, "segment: reductions over segments of rows")
     p.prose(4.2, "Short segments: kLanes = 1. A thread has one column of one segment, and goes strictly left to right.")
@@ -867,6 +916,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "spmv_small": spmv_small,
     "spmm": spmm,
     "pairs": pairs,
+    "blocks_sm90": blocks_sm90,
     "segment": segment,
     "expand": expand,
     "match": match,

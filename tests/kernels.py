@@ -85,6 +85,13 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "spmm": ("spmm.cu", (*_PRODUCT, "tuning.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
+    "blocks_sm90": (
+        "blocks_sm90.cu",
+        (
+            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch")),
+            *("device.py:CudaHome.sampled", "launch.py:_counters", "tuning.py:BlocksSm90", "tuning.py:blocks_sm90"),
+        ),
+    ),
     "pairs": (
         "pairs.cu",
         ("device.py:CudaHome.pair_products", "prepared.py:run", "tuning.py:Pairs", "tuning.py:pairs"),
@@ -107,6 +114,7 @@ SHARED_MEMORY: tuple[str, ...] = (
         "attention_sm80",
         "attention_sm90",
         "attention_values",
+        "blocks_sm90",
         "decode",
         "gemm_sm80",
         "gemm_sm90",

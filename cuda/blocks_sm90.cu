@@ -1,0 +1,311 @@
+// Blocks of a product, in 16-bit floats, on Hopper's tensor cores. Two products give blocks:
+//   BSR @ BSR: out[s] = sum over pairs k of result block s, in order, of a[left[k]] @ b[right[k]]
+//   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
+// A CTA stays and claims tiles of kTileM rows by kParts parts of kPartN columns. A tile is walked in steps of 64 along K: one
+// copy of A, one of each part of B. Of BSR @ BSR a tile is (a piece of) one block; sampled, its parts are neighbours in
+// one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one feeds a ring of stages.
+// The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
+// leaves. Rows and columns that a block does not have are zeros by the copy engine.
+#include "bsr.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+using Element = ELEMENT_A;
+using C = ELEMENT_C;
+
+constexpr bool kSampled = SAMPLED;
+constexpr bool kBTransposed = B_TRANSPOSED;  // K runs fastest in B
+constexpr int kTileM = TILE_M, kPartN = PART_N, kParts = PARTS, kTileN = kParts * kPartN;
+constexpr int kStages = STAGES, kTiles = 4;
+constexpr int kDepth = 64;  // along K: one swizzled row
+constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
+constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgroups
+constexpr int kHeights = kShared ? 1 : kTileM / 64;    // of 64 rows that a warpgroup has of a tile
+constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
+constexpr int kNarrow = 128;  // columns that a shared tile can have instead
+constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
+constexpr u32 kSlabB = kDepth * 128;  // of 64 columns, where they run fastest
+static_assert(kTileN % 64 == 0 && (kBTransposed || kPartN % 64 == 0), "whole slabs");
+static_assert(sizeof(Element) == 2, "16-bit floats");
+
+struct Tile {
+  int first, last;  // of BSR @ BSR the pairs; sampled {0, 1}; no tile: first > last
+  int part;         // the first part of the result: block * parts of a block + which of them; no more tiles: -1
+  int behind;       // parts of the result that may be written end here
+  int row, top;     // the first row within a block, and sampled, of X
+};
+
+struct alignas(1024) Shared {
+  u8 a[kStages][kBytesA];
+  u8 b[kStages][kBytesB];
+  u8 out[kConsumers * 4][2048];  // 16 rows by 64 columns a warp
+  u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
+  u64 turn[kConsumers];  // the other warpgroup has met all stages of the tile before
+  Tile tiles[kTiles];
+};
+
+struct alignas(64) Problem {
+  TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest first
+  C* out;             // (blocks, R, N)
+  const i64* left;    // of BSR @ BSR: pair -> block of a; sampled: block -> block row
+  const i64* right;   // pair -> block of b; block -> block column
+  const i64* starts;  // block of the result -> its first pair; block row -> its first block
+  int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
+  i64 blocks, pairs;
+  i64 a_blocks, b_blocks;  // sampled: block rows and block columns
+  int R, N, K;
+  int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs
+};
+
+__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
+#ifdef STRESS
+  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
+  __nanosleep((noise >> 19) & 0x1fff);
+#endif
+  barrier_wait(shared_address(&barrier), parity);
+}
+__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
+// Number n has place n % kSize in a ring; the parity of its barriers.
+template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / kSize % 2; }
+
+__device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
+
+// Tile number t.
+__device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t) {
+  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem);
+  const int part = int(t / heights), block = part / int(parts), row = int(t % heights) * kTileM;
+  if (block >= problem.blocks) return {0, 0, -1};
+  if constexpr (!kSampled) {
+    const auto start = [&](i64 s) { return s < problem.blocks ? min(max(problem.starts[s], i64(0)), problem.pairs) : problem.pairs; };
+    const i64 first = start(block);
+    return {int(first), int(max(first, start(block + 1))), part, part + 1, row, 0};
+  }
+  const i64 block_row = problem.left[block];
+  if (!in_range(block_row, problem.a_blocks)) return {1, 0};
+  const bool narrow = kShared && part >= problem.narrow;
+  const int width = narrow ? kNarrow / kPartN : kParts;
+  i64 begin = problem.starts[block_row] * parts, behind = problem.starts[block_row + 1] * parts;
+  if (narrow) begin = max(begin, i64(problem.narrow));
+  if ((part - begin) % width != 0) return {1, 0};
+  behind = min(behind, min(kShared && !narrow ? i64(problem.narrow) : problem.blocks * parts, i64(part) + width));
+  return {0, 1, part, int(max(i64(part) + 1, behind)), row, int(block_row * problem.R)};
+}
+
+__device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.behind - x.part) * kPartN <= kNarrow; }
+
+// One warp: claims tiles.
+__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
+  if (threadIdx.x % 32 != 0) return;
+  for (u32 n = 0;;) {
+    const Tile x = tile_at(problem, u32(atomicAdd(problem.counters, 1)));
+    if (x.first > x.last) continue;
+    wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
+    shared.tiles[n % kTiles] = x;
+    arrive(shared.tile_full[n % kTiles]);
+    ++n;
+    if (x.part < 0) break;
+  }
+}
+
+// One warp: copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
+__device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
+  const int lane = threadIdx.x % 32, parts = parts_of(problem);
+  u32 step = 0;
+  for (u32 n = 0;; ++n) {
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
+    const Tile x = shared.tiles[n % kTiles];
+    __syncwarp();
+    if (lane == 0) arrive(shared.tile_empty[n % kTiles]);
+    if (x.part < 0) break;
+    for (int from = x.first; from < x.last; from += 32) {
+      int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
+      if constexpr (kSampled) {
+        const int part = min(x.part + lane % kParts, x.behind - 1);
+        const i64 at = problem.right[part / parts];  // out of range: zeros behind the last one
+        column = int(in_range(at, problem.b_blocks) ? at : problem.b_blocks) * problem.N + part % parts * kPartN;
+      } else if (from + lane < x.last) {
+        const i64 left = problem.left[from + lane], right = problem.right[from + lane];
+        block_a = int(in_range(left, problem.a_blocks) ? left : problem.a_blocks);  // zeros behind the last one
+        block_b = int(in_range(right, problem.b_blocks) ? right : problem.b_blocks);
+      }
+      const bool narrow = is_narrow(x);
+      const int copies = narrow ? kNarrow / kPartN : kParts;
+      for (int i = 0; i < min(x.last - from, 32); ++i) {
+        const int at_a = __shfl_sync(0xffffffffu, block_a, i), at_b = __shfl_sync(0xffffffffu, block_b, i);
+        for (int k = 0; k < problem.K; k += kDepth, ++step) {
+          const u32 at = step % kStages;
+          wait(shared.empty[at], step / kStages % 2 ^ 1);
+          const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
+          if (lane == 0) {
+            barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
+            copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
+          }
+          __syncwarp();
+          if (lane < copies) {
+            if constexpr (kBTransposed) {
+              copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
+            } else {
+#pragma unroll
+              for (int slab = 0; slab < kPartN / 64; ++slab)
+                copy_tile(b + (lane * (kPartN / 64) + slab) * kSlabB, &problem.b, column + slab * 64, k, at_b, 0, full);
+            }
+          }
+          __syncwarp();
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ u32 pack(f32 low, f32 high) {
+  u32 both;
+  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Where column c of row r of a tile goes, or null.
+__device__ __forceinline__ C* target_of(const Problem& problem, const Tile& x, int r, int c) {
+  const int parts = parts_of(problem), row = x.row + r, part = x.part + c / kPartN;
+  const int column = part % parts * kPartN + c % kPartN;
+  if (part >= x.behind || row >= problem.R || column >= problem.N) return nullptr;
+  return problem.out + (i64(part / parts) * problem.R + row) * problem.N + column;
+}
+
+// A warp has 16 rows from `top` on: a thread rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next. 16-bit
+// results leave 16 bytes at a time, through shared memory.
+__device__ __forceinline__ void store(const Problem& problem, Shared& shared, const Tile& x, int top,
+                                      const f32 (&sums)[kSums]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if constexpr (sizeof(C) == 2) {
+    u8* out = shared.out[warp];
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // 16 columns: two 8 x 8 matrices above two others
+        const f32* s = sums + slab * 32 + i * 8;
+        const u32 at = lane % 16 * 128 + (i * 2 + lane / 16) * 16;
+        store_matrix_x4<false>(shared_address(out) + (at ^ (at >> 3 & 112)), pack(s[0], s[1]), pack(s[2], s[3]),
+                               pack(s[4], s[5]), pack(s[6], s[7]));
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int line = lane / 8; line < 16; line += 4) {
+        const u32 at = line * 128 + lane % 8 * 16;
+        C* target = target_of(problem, x, top + line, slab * 64 + lane % 8 * 8);
+        if (target) *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(out + (at ^ (at >> 3 & 112)));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kSums; j += 2) {
+      C* target = target_of(problem, x, top + lane / 4 + j / 2 % 2 * 8, j / 4 * 8 + lane % 4 * 2);
+      if (target) *reinterpret_cast<float2*>(target) = {sums[j], sums[j + 1]};
+    }
+  }
+}
+
+// The products of stages `begin` to `behind` - 1. A stage is free when those of the next one have begun.
+template <int kColumns>
+__device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 behind, int warpgroup,
+                                                f32 (&sums)[kHeights][kSums]) {
+  for (u32 i = begin; i != behind; ++i) {
+    const u32 at = i % kStages;
+    wait(shared.full[at], i / kStages % 2);
+    const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
+    const u64 b = wgmma_descriptor(shared_address(shared.b[at]), kBTransposed ? 16 : kSlabB, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDepth / MMA_K; ++k)
+#pragma unroll
+      for (int h = 0; h < kHeights; ++h)
+        wgmma<false, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
+                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : 2048) / 16);
+    wgmma_commit();
+    if (i != begin) {
+      wgmma_wait<1>();
+      if (threadIdx.x % 32 == 0) arrive(shared.empty[(i - 1) % kStages]);
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply(const Problem& problem, Shared& shared) {
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const bool signals = threadIdx.x % 32 == 0;
+  const int steps_of_pair = (problem.K + kDepth - 1) / kDepth;
+  f32 sums[kHeights][kSums];
+  u32 step = 0, own = 0;  // of all tiles; tiles of this warpgroup
+  for (u32 n = 0;; ++n) {
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
+    const Tile& x = shared.tiles[n % kTiles];
+    const auto let_go = [&] {
+      __syncwarp();
+      if (signals) arrive(shared.tile_empty[n % kTiles]);
+    };
+    const bool end = __shfl_sync(0xffffffffu, x.part < 0, 0);
+    if (end) break;
+    const u32 begin = __shfl_sync(0xffffffffu, step, 0);
+    const u32 behind = __shfl_sync(0xffffffffu, step + u32(x.last - x.first) * steps_of_pair, 0);
+    step = behind;
+    if (!kShared && n % kConsumers != warpgroup) {  // the other one's
+      let_go();
+      continue;
+    }
+    // A stage can be waited for only when the one before in its place has been met.
+    if (!kShared) {
+      if (warpgroup == 1 || own > 0) wait(shared.turn[warpgroup], (own + warpgroup + 1) % 2);
+      ++own;
+    }
+    if (kShared && __shfl_sync(0xffffffffu, is_narrow(x), 0))
+      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, behind, warpgroup, sums);
+    else
+      multiply_stages<kTileN>(shared, begin, behind, warpgroup, sums);
+    if (!kShared) {
+      __syncwarp();
+      if (signals) arrive(shared.turn[1 - warpgroup]);
+    }
+    wgmma_wait<0>();
+    if (signals && begin != behind) arrive(shared.empty[(behind - 1) % kStages]);
+#pragma unroll
+    for (int h = 0; h < kHeights; ++h) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        asm volatile("" : "+f"(sums[h][i])::"memory");
+        if (begin == behind) sums[h][i] = 0;
+      }
+      store(problem, shared, x, (kShared ? warpgroup : h) * 64 + threadIdx.x / 32 % 4 * 16, sums[h]);
+    }
+    let_go();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) blocks_sm90(const __grid_constant__ Problem problem) {
+  extern __shared__ __align__(1024) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(&problem.a);
+    prefetch_map(&problem.b);
+    const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+    for (int i = 0; i < kStages; ++i) init(shared.full[i], 1), init(shared.empty[i], kShared ? 8 : 4);
+    for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + 1);
+    for (int i = 0; i < kConsumers; ++i) init(shared.turn[i], 4);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp < 4 * kConsumers) {
+    more_registers<232>();
+    multiply(problem, shared);
+  } else {
+    fewer_registers<40>();
+    if (warp == 4 * kConsumers) feed(problem, shared);
+    if (warp == 4 * kConsumers + 1) schedule(problem, shared);
+  }
+  __syncwarp();
+  __syncthreads();
+  if (threadIdx.x == 0) {  // the last CTA leaves the counters as they were
+    __threadfence();
+    if (atomicAdd(problem.counters + 1, 1) == int(gridDim.x) - 1) problem.counters[0] = problem.counters[1] = 0;
+  }
+}

@@ -1,0 +1,207 @@
+"""Products whose result is blocks, on the tensor cores: BSR @ BSR and sampled dense products against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm import homes, jit, tuning
+from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
+
+from .test_kernels import Matrix, dense, kernel, pattern, sanitized
+
+pytestmark = pytest.mark.gpu
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+#: Rows, inner columns and columns of blocks: whole tiles, several of them, parts of them.
+SHAPES = [
+    (128, 128, 128),
+    (64, 64, 64),
+    (128, 64, 64),
+    (64, 128, 128),
+    (256, 72, 192),
+    (48, 80, 112),
+    (32, 32, 32),
+    (16, 8, 16),
+]
+
+
+@pytest.fixture
+def on_tensor_cores(monkeypatch) -> list[str]:
+    """What was launched; on Hopper all of it is blocks_sm90."""
+    launched: list[str] = []
+    load = jit.load
+
+    def noting(spec: Any, *args: Any) -> Any:
+        launched.append(spec.entry)
+        return load(spec, *args)
+
+    monkeypatch.setattr(jit, "load", noting)
+    return launched
+
+
+def assert_served(launched: list[str]) -> None:
+    if jit.device_target() == "sm_90a":
+        assert "blocks_sm90" in launched and "pairs" not in launched
+
+
+def device(matrix: Matrix) -> Any:
+    import cupy
+
+    data, indices, indptr, shape = matrix
+    return bg.bsr_array(tuple(map(cupy.asarray, (data, indices, indptr))), shape=shape)
+
+
+def assert_close(got: Any, want: np.ndarray, size: np.ndarray, terms: int, dtype: Any) -> None:
+    """Rounded once, and sums as tensor cores make them."""
+    unit = {F16: 2.0**-11, F32: 2.0**-24}.get(np.dtype(dtype), 2.0**-8)
+    bound = unit * np.abs(want) + (4 + terms / 8) * 2.0**-23 * size + 2.0**-25
+    error = np.abs(got.astype(np.float64) - want)
+    assert (error <= bound).all(), float((error / bound).max())
+
+
+# ------------------------------------------------------------------------------------------------- BSR @ BSR
+@kernel("blocks_sm90")
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(128, 128, 128)"))
+def test_sparse_product_on_the_tensor_cores(shape, dtype, rng, checksum, on_tensor_cores) -> None:
+    R, K, N = shape
+    for rows, inner, cols, density in ((6, 5, 7, 0.4), (3, 40, 9, 0.9), (30, 2, 30, 0.5)):
+        A, B = pattern(rng, rows, inner, R, K, dtype, density=density), pattern(rng, inner, cols, K, N, dtype, np.int64)
+        got = device(A) @ device(B)
+        assert got.blocksize == (R, N) and got.dtype == dtype
+        checksum(got.data)
+        a, b = dense(A, np.float64), dense(B, np.float64)
+        assert_close(got.toarray().get(), a @ b, np.abs(a) @ np.abs(b), inner * K, dtype)
+    assert_served(on_tensor_cores)
+
+
+@kernel("blocks_sm90")
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_pairs_that_are_garbage_add_nothing_and_touch_nothing(dtype, rng) -> None:
+    import cupy
+
+    a, b = (cupy.asarray(rng.standard_normal((5, 64, 64)).astype(np.float16)) for _ in range(2))
+    ia, ib = np.array([0, 2**40, 3, -1, 4, 2]), np.array([1, 0, -(2**33), 3, 5, 2])
+    starts = cupy.asarray([0, 2, 5])
+    got = homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
+    want = [a[0].get().astype(float) @ b[1].get(), np.zeros((64, 64)), a[2].get().astype(float) @ b[2].get()]
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
+    spoiled = cupy.asarray([-5, 2**40, -(2**40)])
+    homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), spoiled, dtype)
+    cupy.cuda.Device().synchronize()
+
+
+@kernel("blocks_sm90")
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_spreads_only_through_pairs(value, rng) -> None:
+    import cupy
+
+    a, b = (cupy.asarray(rng.standard_normal((4, 48, 48)).astype(np.float16)) for _ in range(2))
+    a[1, 5, 7] = b[2, 3, 9] = value
+    starts, ia, ib = (cupy.asarray(x) for x in ([0, 1, 2, 3], [0, 1, 2, 3, 3], [0, 1, 2, 3, 0]))
+    got = homes.cuda().pair_products(a, ia, b, ib, starts, F16)
+    wrong = ~cupy.isfinite(got)
+    want = cupy.zeros((4, 48, 48), bool)
+    want[1, 5], want[2, :, 9] = True, True
+    assert bool((wrong == want).all())
+
+
+# ------------------------------------------------------------------------------------------------- sampled
+def sampled_case(rng: Any, block: tuple[int, int], K: int, dtype: Any, rows: int = 7, cols: int = 9) -> Any:
+    P = pattern(rng, rows, cols, *block, dtype, density=0.5)
+    X = rng.standard_normal((rows * block[0], K)).astype(dtype)
+    Y = rng.standard_normal((K, cols * block[1])).astype(dtype)
+    return P, X, Y
+
+
+def laid_out(x: np.ndarray, order: str) -> Any:
+    import cupy
+
+    on_card = cupy.asarray(x)
+    if order == "F":
+        return cupy.asfortranarray(on_card)
+    if order == "gaps":
+        room = cupy.full((x.shape[0], 2 * x.shape[1] + 3), np.nan, x.dtype)
+        room[:, : 2 * x.shape[1] : 2] = on_card
+        return room[:, : 2 * x.shape[1] : 2]
+    return on_card
+
+
+@kernel("blocks_sm90")
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
+@pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
+def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_tensor_cores) -> None:
+    for K, dtype, out in ((64, F16, None), (200, BFLOAT16, None), (8, F16, F32), (1000, F16, None)):
+        P, X, Y = sampled_case(rng, block, K, dtype)
+        on_card = device(P)
+        on_card.sum_duplicates()
+        got = bg.sddmm(laid_out(X, orders[0]), laid_out(Y, orders[1]), on_card, out_dtype=out)
+        checksum(got.data)
+        x, y = X.astype(np.float64), Y.astype(np.float64)
+        there = dense((np.ones_like(P[0]), *P[1:]), np.float64) > 0
+        want, size = np.where(there, x @ y, 0), np.abs(x) @ np.abs(y)
+        assert_close(got.toarray().get(), want, size, K, out or dtype)
+    assert_served(on_tensor_cores)
+
+
+@kernel("blocks_sm90")
+def test_sampled_product_takes_factors_and_an_out(rng) -> None:
+    P, X, Y = sampled_case(rng, (64, 64), 128, F16)
+    on_card = device(P)
+    on_card.sum_duplicates()
+    before = on_card.data.astype(np.float64)
+    plain = bg.sddmm(laid_out(X, "C"), laid_out(Y, "C"), on_card, out_dtype=np.float32).data
+    out = bg.sddmm(laid_out(X, "C"), laid_out(Y, "C"), on_card, alpha=0.5, beta=-2.0, out=on_card)
+    assert out is on_card
+    np.testing.assert_allclose(out.data.get(), (0.5 * plain - 2 * before).get(), rtol=2e-3, atol=2e-2)
+
+
+@kernel("blocks_sm90")
+def test_indices_overwritten_after_construction_read_nothing_outside(rng) -> None:
+    import cupy
+
+    for name, damage in (("indices", -1), ("indices", 2**31 - 1), ("indptr", -7), ("indptr", 2**31 - 1)):
+        P, X, Y = sampled_case(rng, (64, 64), 64, F16)
+        on_card = device(P)
+        on_card.sum_duplicates()
+        getattr(on_card, name)[1:3] = damage
+        homes.cuda().sampled(laid_out(X, "C"), laid_out(Y, "C"), on_card.indices, on_card.indptr, (64, 64), F16)
+        cupy.cuda.Device().synchronize()
+
+
+@kernel("blocks_sm90")
+@pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32)], ids=str)
+def test_blocks_repeat_bit_by_bit(block, rng) -> None:
+    P, X, Y = sampled_case(rng, block, 512, F16, 30, 30)
+    on_card, x, y = device(P), laid_out(X, "C"), laid_out(Y, "C")
+    on_card.sum_duplicates()
+    square = device(pattern(rng, 30, 30, *block, F16))
+    square.sum_duplicates()
+    first = bg.sddmm(x, y, on_card).data, (square @ square).data
+    for _ in range(100):
+        again = bg.sddmm(x, y, on_card).data, (square @ square).data
+        assert all(bool((p == q).all()) for p, q in zip(first, again, strict=True))
+
+
+@kernel("blocks_sm90")
+def test_more_tiles_than_multiprocessors(rng) -> None:
+    import cupy
+
+    n = 3000
+    a, b = (cupy.asarray(rng.standard_normal((n, 16, 16)).astype(np.float16)) for _ in range(2))
+    order = cupy.arange(n)
+    got = homes.cuda().pair_products(a, order, b, order[::-1].copy(), order, F32)
+    want = a.astype(np.float64) @ b[::-1].astype(np.float64)
+    assert float(cupy.abs(got - want).max()) < 1e-4
+
+
+def test_every_config_is_listed() -> None:
+    listed = set(tuning.every_config((F16, BFLOAT16)))
+    for R, K, N in SHAPES:
+        for dtype in (F16, BFLOAT16):
+            for order in (None, "C", "F"):
+                config = tuning.blocks_sm90("sm_90a", dtype, dtype, dtype, R, K, N, order)
+                assert config is None or config in listed
