@@ -2,19 +2,24 @@
 
 2d: a plate of bilinear squares, held along its edges. Blocks of 2 x 2; with 3 rigid-body modes transfers have blocks of
 2 x 3 and 3 x 2, coarse matrices 3 x 3. 3d: a cube of trilinear hexahedra, held on one face: 3 x 3, 3 x 6, 6 x 3, 6 x 6.
-A line has the time to 1e-8, without set-up and moving, and the share of products with A, P and R in it. Beside it: the
-same algorithm with scipy's BSR, on a GPU with cupyx's CSR too, and pyamg's own CG with the same block Jacobi. `apart`
-is how far norms of residuals are from those of a peer, relative, at most.
+A line has the time to 1e-8, without set-up and moving, and the share of products with A, P and R in it. Beside it, on a
+GPU, the same algorithm with cupyx's CSR. When all sizes are done, peers on the host have lines of their own: the same
+algorithm with scipy's BSR, and pyamg's own CG with the same block Jacobi; those that are left out say why. `apart` is
+how far norms of residuals are from those of a peer, relative, at most. Steps and their seconds go to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +27,6 @@ import numpy as np
 import scipy.sparse
 from amg import Call, Chebyshev, Cycle, Hierarchy, Jacobi, Smoother, Solution, conjugate_gradients
 from harness import Table, has_gpu, writing
-from report import Bench
 
 import bsrgemm as bg
 
@@ -34,11 +38,15 @@ LEAST_UNKNOWNS = 1000
 UNKNOWNS = {"cpu": (20_000,), "cuda": (250_000, 1_000_000, 4_000_000)}
 #: Young's modulus and Poisson's ratio
 YOUNG, POISSON = 1.0, 0.3
-#: Cells whose 64 blocks each are added up at a time: 1 GB
-CELLS = 200_000
+#: Places for blocks that are filled at a time: 0.5 GB of blocks of 3 x 3
+PLACES = 6_000_000
+#: Steps of Arnoldi's iteration for the eigenvalue that scales the smoothing of P; pyamg's 30 take most of its set-up
+ARNOLDI_STEPS = 10
 REPEATS = 5
-#: A first call on the host that takes longer than this is not repeated
-PATIENCE = 5.0
+#: Seconds after which a call on the host is not repeated again
+PATIENCE = 2.0
+#: How much longer a solve on the host may take than one of fewer unknowns lets expect: caches end
+SLOWER = 1.5
 SMOOTHERS: dict[str, Smoother] = {"jacobi": Jacobi(), "chebyshev": Chebyshev()}
 
 
@@ -53,48 +61,103 @@ class Problem:
 
 
 def plate(unknowns: int) -> Problem:
-    """n x n free nodes inside a frame that is held."""
-    from pyamg.gallery import linear_elasticity
+    """n x n free nodes inside a frame that is held, numbered along x first: `pyamg.gallery.linear_elasticity`."""
+    from pyamg.gallery.elasticity import q12d_local
 
     n = round(math.sqrt(unknowns / 2))
-    A, modes = linear_elasticity((n, n), E=YOUNG, nu=POISSON, format="bsr")
-    b = np.zeros(A.shape[0])
+    lame, mu = YOUNG * POISSON / ((1 + POISSON) * (1 - 2 * POISSON)), YOUNG / (2 + 2 * POISSON)
+    K = q12d_local(np.array([[0, 0], [1, 0], [1, 1], [0, 1]]), lame, mu).reshape(4, 2, 4, 2).transpose(0, 2, 1, 3)
+    around = [0, 1, 3, 2]  # pyamg goes around the square
+    y, x = np.mgrid[:n, :n].reshape(2, -1) - (n - 1) / 2
+    modes = np.zeros((n * n, 2, 3))
+    modes[:, [0, 1], [0, 1]] = 1
+    modes[:, 0, 2], modes[:, 1, 2] = -y, x
+    b = np.zeros(2 * n * n)
     b[1::2] = -1
-    return Problem(A, modes, b)
+    return Problem(grid_matrix(K[np.ix_(around, around)], n + 1, [(1, n + 1)] * 2), modes.reshape(-1, 3), b)
 
 
 def cube(unknowns: int) -> Problem:
-    """n x n x n cells; the nodes at x = 0 are held, and left out before anything is numbered."""
-    import skfem
-
+    """n x n x n cells; the nodes at x = 0 are held, and left out before anything is numbered, along z first."""
     n = max(2, round((unknowns / 3) ** (1 / 3) - 2 / 3))  # 3 n (n + 1)^2 unknowns
-    mesh = skfem.MeshHex.init_tensor(*(np.linspace(0, 1, n + 1) for _ in range(3)))
-    free = mesh.p[0] > 0
-    place = (np.cumsum(free) - 1).astype(np.int32)
-    side = 3 * int(free.sum())
-    blocks = cell_blocks(mesh.p[:, mesh.t[:, 0]])
-    A: Any = None
-    for first in range(0, mesh.t.shape[1], CELLS):
-        nodes = mesh.t[:, first : first + CELLS].T
-        row, col = np.broadcast_arrays(nodes[:, :, None], nodes[:, None, :])
-        kept = free[row] & free[col]
-        data = np.broadcast_to(blocks, (*kept.shape, 3, 3))[kept]
-        part = bg.bsr_array((data, (place[row[kept]], place[col[kept]])), shape=(side, side))
-        part.sum_duplicates()
-        A = part if A is None else A + part
-    b = np.zeros(side)
+    A = grid_matrix(cell_blocks(1 / n), n, [(1, n + 1), (0, n + 1), (0, n + 1)])
+    points = np.mgrid[1 : n + 1, : n + 1, : n + 1].reshape(3, -1) / n
+    b = np.zeros(A.shape[0])
     b[2::3] = -1
-    return Problem(as_scipy(A), rigid_modes(mesh.p[:, free]), b)
+    return Problem(A, rigid_modes(points), b)
 
 
-def cell_blocks(corners: np.ndarray) -> np.ndarray:
-    """The stiffness between the 8 corners (3, 8) of a hexahedron, (8, 8, 3, 3). All cells are alike: one is enough."""
+def cell_blocks(side: float) -> np.ndarray:
+    """The stiffness between the 8 corners of a cube, (8, 8, 3, 3), corners along z first: what scikit-fem makes."""
     import skfem
     from skfem.models.elasticity import lame_parameters, linear_elasticity
 
-    basis = skfem.Basis(skfem.MeshHex(corners, np.arange(8)[:, None]), skfem.ElementVector(skfem.ElementHex1()))
+    mesh = skfem.MeshHex()  # one cell, whose corners have an order of their own
+    order = np.lexsort(mesh.p[::-1])
+    basis = skfem.Basis(mesh.scaled(side), skfem.ElementVector(skfem.ElementHex1()))
     K = linear_elasticity(*lame_parameters(YOUNG, POISSON)).assemble(basis).toarray()
-    return K.reshape(8, 3, 8, 3).transpose(0, 2, 1, 3)
+    return K.reshape(8, 3, 8, 3).transpose(0, 2, 1, 3)[np.ix_(order, order)]
+
+
+def grid_matrix(cell: np.ndarray, cells: int, free: list[tuple[int, int]]) -> scipy.sparse.bsr_array:
+    """The matrix of a grid of `cells` equal cells along each axis, filled in chunks of planes: nothing is added up.
+
+    Parameters
+    ----------
+    cell : array, (2^d, 2^d, s, s)
+        Blocks between the corners of a cell, the last axis first.
+    free : pairs of int, one for each axis
+        Where the nodes begin and end that have unknowns; they are numbered along the last axis first.
+    """
+    sizes = [end - begin for begin, end in free]
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    steps, table = neighbours(cell, len(free))
+    blocks = table.reshape(-1, *cell.shape[2:])
+    kinds, there = [], []
+    for begin, end in free:
+        node = np.arange(begin, end)
+        kinds.append(np.where(node == 0, 0, np.where(node == cells, 2, 1)))
+        beside = node[:, None] + np.arange(-1, 2)
+        there.append((beside >= begin) & (beside < end))
+    # rows have all combinations of their neighbours along each axis
+    lengths = there[0].sum(1)
+    for mask in there[1:]:
+        lengths = np.multiply.outer(lengths, mask.sum(1))
+    indptr = np.zeros(lengths.size + 1, np.int32)  # 2^31 blocks would have 69 GB at least
+    np.cumsum(lengths, out=indptr[1:])
+    indices, data = np.empty(indptr[-1], np.int32), np.empty((indptr[-1], *cell.shape[2:]))
+    shift = (steps @ strides).astype(np.int32)
+    planes = max(1, PLACES // (strides[0] * len(steps)))
+    for first in range(0, sizes[0], planes):
+        some = slice(first, first + planes)
+        kind, kept = kinds[0][some], there[0][some]
+        for other, mask in zip(kinds[1:], there[1:], strict=True):
+            kind = np.add.outer(3 * kind, other).reshape(-1)
+            kept = (kept[:, None, :, None] & mask[None, :, None, :]).reshape(len(kind), -1)
+        row = np.arange(first * strides[0], first * strides[0] + len(kind), dtype=np.int32)
+        place = slice(indptr[row[0]], indptr[row[-1] + 1])
+        indices[place] = (row[:, None] + shift)[kept]
+        np.take(blocks, (kind[:, None] * len(steps) + np.arange(len(steps)))[kept], axis=0, out=data[place])
+    side = lengths.size * cell.shape[2]
+    return scipy.sparse.bsr_array((data, indices, indptr), shape=(side, side))
+
+
+def neighbours(cell: np.ndarray, dims: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps to the neighbours of a node, (3^d, d), and blocks towards them, (3^d, 3^d, s, s): by kind of node, by step.
+
+    On each axis a node is one of three kinds: there are cells above it alone, on both sides, or below it alone.
+    """
+    corners = list(itertools.product((0, 1), repeat=dims))
+    steps = np.array(list(itertools.product((-1, 0, 1), repeat=dims)))
+    table = np.zeros((3**dims, 3**dims, *cell.shape[2:]))
+    for (k, kind), (s, step), (c, corner) in itertools.product(
+        enumerate(itertools.product((0, 1, 2), repeat=dims)), enumerate(steps), enumerate(corners)
+    ):
+        missing = any((side, at) in ((0, 1), (2, 0)) for side, at in zip(kind, corner, strict=True))
+        other = tuple((np.array(corner) + step).tolist())
+        if other in corners and not missing:
+            table[k, s] += cell[c, corners.index(other)]
+    return steps, table
 
 
 def rigid_modes(points: np.ndarray) -> np.ndarray:
@@ -116,9 +179,24 @@ def built(problem: Problem, most_coarse: int = MOST_COARSE) -> Any:
     import pyamg
 
     np.random.seed(0)  # noqa: NPY002 - where pyamg takes its random vectors from
-    return pyamg.smoothed_aggregation_solver(
-        problem.A, problem.modes, max_coarse=most_coarse, improve_candidates=None, presmoother=None, postsmoother=None
-    )
+    with short_arnoldi():
+        return pyamg.smoothed_aggregation_solver(
+            problem.A, problem.modes, max_coarse=most_coarse, improve_candidates=None,
+            presmoother=None, postsmoother=None,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def short_arnoldi() -> Iterator[None]:
+    """Let pyamg find the largest eigenvalue of D A in fewer steps: it has no option for that."""
+    from pyamg.aggregation import smooth
+
+    usual = smooth.approximate_spectral_radius
+    smooth.approximate_spectral_radius = partial(usual, maxiter=ARNOLDI_STEPS, restart=0)
+    try:
+        yield
+    finally:
+        smooth.approximate_spectral_radius = usual
 
 
 # ------------------------------------------------------------------------------------------- peers
@@ -165,17 +243,20 @@ class Peer(NamedTuple):
 
 
 def timed(call: Callable[[], Any], xp: Any = np, first: bool = True) -> tuple[Any, float]:
-    """What a call returns, and its median seconds; `first`: the first one does not count, it compiles and fills."""
-    times = []
+    """What a call returns, and its median seconds; `first`: the first one does not count, it compiles and fills.
+
+    On the host it counts if there is no patience for more.
+    """
+    times: list[float] = []
     for _ in range(REPEATS + first):
         synchronize(xp)
         start = time.perf_counter()
         result = call()
         synchronize(xp)
         times.append(time.perf_counter() - start)
-        if xp is np and times[0] > PATIENCE:
-            return result, times[0]
-    return result, statistics.median(times[first:])
+        if xp is np and sum(times) > PATIENCE:
+            break
+    return result, statistics.median(times[first:] or times)
 
 
 def timed_peer(ready: Callable[[], Peer]) -> tuple[Solution, float]:
@@ -210,62 +291,158 @@ def apart(a: Solution, b: Solution) -> float:
 
 
 @dataclass
+class Run:
+    """What was asked for, where results go, and the time since the start."""
+
+    table: Table
+    device: str = "cpu"
+    keep: bool = False
+    every: int = 1
+    host_most: int = 1_000_000
+    seconds: float = math.inf
+    wrong: list[str] = field(default_factory=list)
+    #: (problem, smoother, peer) -> seconds for an unknown on the host, of the largest case so far
+    paces: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def gone(self) -> float:
+        return time.perf_counter() - self.start
+
+    def say(self, text: str) -> None:
+        """A line for whoever waits, with the time since the start; it is there even if the run is killed."""
+        sys.stdout.flush()
+        print(f"{self.gone:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def step(self, text: str, into: dict[str, float] | None = None, name: str = "") -> Iterator[None]:
+        """Say what a step took when it ends, and note it."""
+        start = time.perf_counter()
+        yield
+        taken = time.perf_counter() - start
+        if into is not None:
+            into[name] = taken
+        self.say(f"{text}: {taken:.2f} s")
+
+    def write(self) -> None:
+        """The file with what is there so far; that it was written is told where the steps are."""
+        if self.keep:
+            with contextlib.redirect_stdout(sys.stderr):
+                self.table.write("not finished")
+            sys.stderr.flush()
+
+
+@dataclass
 class Case:
-    """A problem that was built, here and where it is solved."""
+    """A problem that was built on the host, and the seconds of its steps."""
 
     name: str
     problem: Problem
     ml: Any
     host: Hierarchy
-    ours: Hierarchy
     seconds: dict[str, float]
 
     @classmethod
-    def made(cls, name: str, unknowns: int, device: str, table: Table) -> Case:
-        table.progress(f"{name}, {unknowns:,} unknowns: assembly")
-        marks = [time.perf_counter()]
-        problem = PROBLEMS[name](unknowns)
-        marks.append(time.perf_counter())
-        table.progress(f"{name}, {unknowns:,} unknowns: hierarchy")
-        ml = built(problem)
-        marks.append(time.perf_counter())
-        host = Hierarchy.of(ml.levels)
-        ours = host.moved(lambda M: M.to_device(device))
-        synchronize(bg.get_array_module(ours.levels[0].A))
-        marks.append(time.perf_counter())
-        steps = np.diff(marks).tolist()
-        return cls(name, problem, ml, host, ours, dict(zip(("assembly", "set_up", "moving"), steps, strict=True)))
+    def made(cls, name: str, unknowns: int, run: Run) -> Case:
+        seconds: dict[str, float] = {}
+        about = f"{name}, {unknowns:,} unknowns"
+        with run.step(f"{about}: assembly", seconds, "assembly"):
+            problem = PROBLEMS[name](unknowns)
+        with run.step(f"{about}: hierarchy by pyamg", seconds, "set_up"):
+            ml = built(problem)
+        with run.step(f"{about}: inverses of blocks", seconds, "inverses"):
+            host = Hierarchy.of(ml.levels)
+        return cls(name, problem, ml, host, seconds)
 
-    def peers(self, smoother: Smoother, every: int, with_host: bool) -> dict[str, Callable[[], Peer]]:
-        """What solves the same elsewhere, each to be made ready by a call."""
+    def moved(self, run: Run) -> Hierarchy:
+        """The hierarchy where it is solved; the largest eigenvalues are found there."""
+        device, spent = run.device, 0.0
 
-        def same(source: Hierarchy, convert: Callable[[Any], Any]) -> Peer:
-            hierarchy = source.moved(convert)
-            xp = bg.get_array_module(hierarchy.levels[0].A)
-            cycle, b = Cycle(hierarchy, smoother), xp.asarray(self.problem.b)
-            return Peer(lambda: conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every), xp)
+        def move(M: Any) -> Any:
+            nonlocal spent
+            start = time.perf_counter()
+            there = M.to_device(device)
+            synchronize(bg.get_array_module(there))
+            spent += time.perf_counter() - start
+            return there
 
+        with run.step(f"{self.about}: moving and largest eigenvalues", self.seconds, "eigenvalues"):
+            ours = self.host.moved(move)
+        self.seconds["moving"] = spent
+        self.seconds["eigenvalues"] -= spent
+        return ours
+
+    @property
+    def about(self) -> str:
+        return f"{self.name}, {len(self.problem.b):,} unknowns"
+
+    def same(self, source: Hierarchy, convert: Callable[[Any], Any], smoother: Smoother, every: int) -> Peer:
+        """The same algorithm with other matrices."""
+        hierarchy = source.moved(convert)
+        xp = bg.get_array_module(hierarchy.levels[0].A)
+        cycle, b = Cycle(hierarchy, smoother), xp.asarray(self.problem.b)
+        return Peer(lambda: conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every), xp)
+
+    def host_peers(self, smoother: Smoother, every: int) -> dict[str, Callable[[], Peer]]:
+        """What solves the same on the host, each to be made ready by a call."""
         found: dict[str, Callable[[], Peer]] = {}
-        if bg.get_array_module(self.ours.levels[0].A) is not np:
-            found["cupyx csr"] = lambda: same(self.ours, lambda M: M.tocsr())
-        if with_host:
-            found["scipy bsr"] = lambda: same(self.host, as_scipy)
-            if isinstance(smoother, Jacobi):
-                found["pyamg"] = lambda: Peer(by_pyamg(self.ml, self.host, smoother, self.problem.b), np)
+        if isinstance(smoother, Jacobi):
+            found["pyamg"] = lambda: Peer(by_pyamg(self.ml, self.host, smoother, self.problem.b), np)
+        found["scipy bsr"] = lambda: self.same(self.host, as_scipy, smoother, every)
         return found
 
 
-def measure(case: Case, name: str, every: int, with_host: bool, table: Table, bench: Bench) -> bool:
-    """A line: one case with one smoother. Is it right?"""
-    smoother, A = SMOOTHERS[name], case.ours.levels[0].A
+@dataclass
+class Line:
+    """One case with one smoother: what our solver found, and what is kept of it."""
+
+    case: Case
+    smoother: str
+    solution: Solution
+    seconds: float
+    row: dict[str, Any]
+
+    @property
+    def about(self) -> str:
+        return about(self.case, self.smoother)
+
+    def compare(self, peer: str, ready: Callable[[], Peer], run: Run) -> None:
+        """Time a peer; what it found stands in the row, or why it found nothing."""
+        try:
+            with run.step(f"{self.case.about}, {self.smoother}: {peer}, all its repeats"):
+                theirs, taken = timed_peer(ready)
+        except Exception as error:  # what is not there must not stop a run
+            self.row["left_out"][peer] = f"{type(error).__name__}: {error}".split("\n")[0][:160]
+            run.say(f"{self.case.about}, {self.smoother}: {peer} failed, {self.row['left_out'][peer]}")
+            return
+        self.row["left_out"].pop(peer, None)
+        peers = self.row["peers"]
+        peers[peer] = {
+            "seconds": taken, "iterations": theirs.iterations, "apart": apart(self.solution, theirs),
+            "residual": theirs.residuals[-1] / theirs.residuals[0],
+        }  # fmt: skip
+        self.row["same"] = all(it["iterations"] == self.solution.iterations for it in peers.values())
+        run.say(
+            f"{self.case.about}, {self.smoother}: {peer} {theirs.iterations} iterations, {taken * 1e3:.1f} ms, "
+            f"{taken / self.seconds:.2f} times ours"
+        )
+
+
+def about(case: Case, smoother: str) -> str:
+    """How a line begins."""
+    return f"{case.name:7} {len(case.problem.b):9,} {len(case.ml.levels):6} {smoother:9}"
+
+
+def measure(case: Case, ours: Hierarchy, name: str, run: Run) -> Line | None:
+    """Our solver with one smoother, and cupyx beside it on a GPU; None if its solution is wrong."""
+    smoother, A, every = SMOOTHERS[name], ours.levels[0].A, run.every
     xp = bg.get_array_module(A)
-    b, cycle = xp.asarray(case.problem.b), Cycle(case.ours, smoother)
-    about = f"{case.name:7} {len(b):9,} {len(case.ml.levels):6} {name:9}"
-    table.progress(about)
-    solution = conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every)
-    r = b - A @ solution.x
-    residual = float(xp.sqrt(r.dot(r) / b.dot(b)))
-    row = {
+    b, cycle = xp.asarray(case.problem.b), Cycle(ours, smoother)
+    with run.step(f"{case.about}, {name}: first solve"):
+        solution = conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every)
+        r = b - A @ solution.x
+        residual = float(xp.sqrt(r.dot(r) / b.dot(b)))
+    row: dict[str, Any] = {
         "problem": case.name, "unknowns": len(b), "levels": len(case.ml.levels), "smoother": name, "every": every,
         "blocks": [list(level.A.blocksize) for level in case.host.levels],
         "rows": [level.A.shape[0] for level in case.host.levels] + [len(case.host.inverse)],
@@ -273,49 +450,92 @@ def measure(case: Case, name: str, every: int, with_host: bool, table: Table, be
         **{f"{what}_seconds": seconds for what, seconds in case.seconds.items()}, "versions": versions(),
     }  # fmt: skip
     if solution.iterations is None or not residual <= 1.1 * TOLERANCE:
-        table.add(f"{about} | WRONG: residual {residual:.1e}, not timed", **row, good=False)
-        return False
-    _, seconds = timed(lambda: conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every), xp, first=False)
-    inside = seconds_of_products(cycle, b, len(solution.residuals) - 1)
-    peers: dict[str, dict[str, Any]] = {}
-    for peer, ready in case.peers(smoother, every, with_host).items():
-        table.progress(f"{about} {peer}")
-        found = bench.attempt(peer, about, partial(timed_peer, ready))
-        if found is not None:
-            theirs, taken = found
-            peers[peer] = {
-                "seconds": taken, "iterations": theirs.iterations, "apart": apart(solution, theirs),
-                "residual": theirs.residuals[-1] / theirs.residuals[0],
-            }  # fmt: skip
-    cells = "".join(f" {cell(peers.get(peer), seconds):>25} |" for peer in columns(xp is not np))
-    off = max((it["apart"] for it in peers.values()), default=0.0)
-    table.add(
-        f"{about} | {solution.iterations:4} {seconds * 1e3:9.1f} ms | {inside['A, P, R'] / seconds:8.0%} |{cells} "
-        f"{residual:8.1e} | {off:5.0e} | {case.seconds['set_up']:6.1f} s | {case.seconds['moving']:6.2f} s",
-        **row, good=True, seconds=seconds, products=inside, peers=peers,
-        same=all(it["iterations"] == solution.iterations for it in peers.values()),
-    )  # fmt: skip
-    return True
+        run.table.add(f"{about(case, name)} | WRONG: residual {residual:.1e}, not timed", **row, good=False)
+        run.wrong.append(f"{case.about}, {name}")
+        return None
+    with run.step(f"{case.about}, {name}: repeats, and products alone"):
+        _, seconds = timed(lambda: conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every), xp, first=False)
+        inside = seconds_of_products(cycle, b, len(solution.residuals) - 1)
+    run.say(f"{case.about}, {name}: ours {solution.iterations} iterations, {seconds * 1e3:.1f} ms")
+    waiting = {} if xp is np else {"cupyx csr": "not reached"}
+    row |= {
+        "good": True, "seconds": seconds, "products": inside, "peers": {}, "same": True,
+        "left_out": waiting | {"pyamg": "not reached", "scipy bsr": "not reached"},
+    }  # fmt: skip
+    line = Line(case, name, replace(solution, x=None), seconds, row)
+    run.table.rows.append(row)
+    if xp is not np:
+        line.compare("cupyx csr", lambda: case.same(ours, lambda M: M.tocsr(), smoother, every), run)
+    cells, off = peers_of(row, seconds, beside(xp is not np))
+    run.table.note(
+        f"{line.about} | {solution.iterations:4} {seconds * 1e3:9.1f} ms | {inside['A, P, R'] / seconds:8.0%} |{cells} "
+        f"{residual:8.1e} | {off} | {case.seconds['assembly']:6.1f} s | {case.seconds['set_up']:6.1f} s | "
+        f"{case.seconds['moving']:6.2f} s"
+    )
+    return line
+
+
+def compare_with_host(line: Line, run: Run) -> None:
+    """The peers on the host beside a line, unless there are too many unknowns or there is too little time."""
+    left_out, size = line.row["left_out"], line.row["unknowns"]
+    peers = line.case.host_peers(SMOOTHERS[line.smoother], run.every)
+    for peer, ready in peers.items():
+        key = (line.case.name, line.smoother, peer)
+        expected = SLOWER * run.paces.get(key, 0.0) * size
+        if run.gone + expected > run.seconds:
+            left_out[peer] = f"--seconds {run.seconds:g}: {run.gone:.0f} s are gone, and {expected:.0f} s are expected"
+            run.say(f"{line.case.about}, {line.smoother}: {peer} left out, {left_out[peer]}")
+            continue
+        line.compare(peer, ready, run)
+        if peer in line.row["peers"]:
+            run.paces[key] = line.row["peers"][peer]["seconds"] / size
+    cells, off = peers_of(line.row, line.seconds, HOST_PEERS)
+    residual = line.row["peers"].get("pyamg", {}).get("residual")
+    run.table.note(
+        f"{line.about} | {line.row['iterations']:4} {line.seconds * 1e3:9.1f} ms |{cells} "
+        f"{'-' if residual is None else f'{residual:.1e}':>8} | {off}"
+    )
+
+
+HOST_PEERS = ("scipy bsr", "pyamg")
+
+
+def beside(on_gpu: bool) -> tuple[str, ...]:
+    """The peers that have a column beside our solver."""
+    return ("cupyx csr",) if on_gpu else ()
+
+
+def peers_of(row: dict[str, Any], ours: float, names: tuple[str, ...]) -> tuple[str, str]:
+    """Cells of peers, and how far they are apart from us at most."""
+    there = [row["peers"][name]["apart"] for name in names if name in row["peers"]]
+    cells = "".join(f" {cell(row['peers'].get(name), ours):>26} |" for name in names)
+    return cells, f"{f'{max(there):.0e}' if there else '-':>5}"
 
 
 def cell(peer: dict[str, Any] | None, ours: float) -> str:
     """Iterations, time, and time over ours."""
     if peer is None:
         return "-"
-    return f"{peer['iterations'] or '-'} {peer['seconds'] * 1e3:9.1f} ms {peer['seconds'] / ours:5.2f} x"
+    return f"{peer['iterations'] or '-'} {peer['seconds'] * 1e3:9.1f} ms {peer['seconds'] / ours:6.2f} x"
 
 
-def columns(on_gpu: bool) -> list[str]:
-    """The peers that have a column."""
-    return [*(["cupyx csr"] if on_gpu else []), "scipy bsr", "pyamg"]
-
-
-def heading(on_gpu: bool) -> str:
-    peers = "".join(f" {peer:>25} |" for peer in columns(on_gpu))
+def headings(on_gpu: bool) -> tuple[str, str]:
+    """Of lines of our solver, and of lines of the peers on the host."""
+    start = f"{'problem':7} {'unknowns':>9} {'levels':>6} {'smoother':9} | {'iterations, ours':>17} |"
+    ours, host = ("".join(f" {peer:>26} |" for peer in names) for names in (beside(on_gpu), HOST_PEERS))
     return (
-        f"{'problem':7} {'unknowns':>9} {'levels':>6} {'smoother':9} | {'iterations, ours':>17} | {'products':>8} |"
-        f"{peers} residual | apart | {'set-up':>8} | {'moving':>8}"
+        f"{start} {'products':>8} |{ours} residual | apart | assembly | {'set-up':>8} | {'moving':>8}",
+        f"{start}{host} {'pyamg to':>8} | apart",
     )
+
+
+def left_out(rows: list[dict[str, Any]]) -> list[str]:
+    """Why there is a "-" where there is one."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        for peer, reason in row.get("left_out", {}).items():
+            cases.setdefault(f"{peer}: {reason}", []).append(f"{row['problem']} {row['unknowns']:,} {row['smoother']}")
+    return [f"  - {reason} ({', '.join(some)})" for reason, some in cases.items()]
 
 
 def versions() -> dict[str, str]:
@@ -323,6 +543,45 @@ def versions() -> dict[str, str]:
     import skfem
 
     return {"pyamg": pyamg.__version__, "scikit-fem": skfem.__version__}
+
+
+def solved(name: str, size: int, smoothers: list[str], run: Run) -> list[Line]:
+    """Our solver for one case, whose file is written; the lines that peers on the host may stand beside."""
+    case = Case.made(name, size, run)
+    ours = case.moved(run)
+    found = []
+    for smoother in smoothers:
+        line = measure(case, ours, smoother, run)
+        if line is not None:
+            left_out = line.row["left_out"]
+            if size > run.host_most:
+                left_out |= dict.fromkeys(HOST_PEERS, f"more unknowns than --host-most {run.host_most:,}")
+            else:
+                found.append(line)
+            if not isinstance(SMOOTHERS[smoother], Jacobi):
+                left_out["pyamg"] = "has no smoother like that with blocks"
+        run.write()
+    return found
+
+
+def solve_all(sizes: list[int], problems: list[str], smoothers: list[str], run: Run) -> list[Line]:
+    """Our solver for all cases, the smallest first. What fails does not stop the others."""
+    lines = []
+    for size, name in itertools.product(sorted(sizes), problems):
+        try:
+            lines += solved(name, size, smoothers, run)
+        except Exception as error:
+            traceback.print_exc()
+            run.wrong.append(f"{name}, about {size:,} unknowns: {type(error).__name__}: {error}".split("\n")[0])
+        free_device_memory(run.device)
+    return lines
+
+
+def free_device_memory(device: str) -> None:
+    if device == "cuda":
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
 
 
 def main() -> None:
@@ -341,6 +600,10 @@ def main() -> None:
     parser.add_argument(
         "--host-most", type=int, default=1_000_000, metavar="N", help="with more unknowns scipy and pyamg do not run"
     )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, metavar="S",
+        help="scipy and pyamg do not begin what would end later than that, from the start",
+    )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     options = parser.parse_args()
     for size in options.unknowns or ():
@@ -357,18 +620,21 @@ def main() -> None:
             f'{error.name} is missing: pyamg builds the hierarchy, scikit-fem the matrix. pip install ".[solvers]"'
         ) from None
     table = Table(f"elasticity_{options.device}", f"Elasticity to {TOLERANCE:.0e}")
-    table.note(heading(options.device == "cuda"))
-    wrong, bench = [], Bench()
+    ours, host = headings(options.device == "cuda")
+    run = Run(table, options.device, options.keep, options.every, options.host_most, options.seconds)
+    sizes = options.unknowns or list(UNKNOWNS[options.device])
     with writing(table, options.keep):
-        for name in options.problem:
-            for size in options.unknowns or UNKNOWNS[options.device]:
-                case = Case.made(name, size, options.device, table)
-                for smoother in options.smoother:
-                    if not measure(case, smoother, options.every, size <= options.host_most, table, bench):
-                        wrong.append(f"{name} with {size:,} unknowns and {smoother}")
-        bench.explain(table)
-    if wrong:
-        raise SystemExit(f"wrong: {', '.join(wrong)}")
+        table.note(ours)
+        lines = solve_all(sizes, options.problem, options.smoother, run)
+        if lines:
+            table.note(host)
+        for line in sorted(lines, key=lambda it: options.smoother.index(it.smoother)):
+            compare_with_host(line, run)
+            run.write()
+        for reason in left_out(table.rows):
+            table.note(reason)
+    if run.wrong:
+        raise SystemExit(f"wrong: {', '.join(run.wrong)}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from gemm_cases import TABLE, Bench, Case
 from gemm_sections import COLUMNS, CROSSOVERS, DENSITIES, ERROR_SIDE, PATTERN_DENSITY, SIDE, SIZES
 from harness import Table
 
-from bsrgemm import jit, tuning
+from bsrgemm import configs, jit, tuning
 from bsrgemm.dtypes import accumulator_dtype
 
 
@@ -24,10 +24,10 @@ def problem_of(case: Case, arch: str) -> tuning.Problem:
     fp8 = case.dtype == "e4m3"
     dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8}.get(case.dtype, case.dtype))
     result = np.dtype(np.float16) if fp8 else dtype
-    names = tuning.types(dtype, dtype, result, accumulator_dtype(result), np.dtype(np.int32))
+    names = configs.types(dtype, dtype, result, accumulator_dtype(result), np.dtype(np.int32))
     rows, columns = case.n // case.block[0], case.n // case.block[1]
     return tuning.Problem(
-        arch, tuning.scaled(names) if fp8 else names, *case.block, case.columns, 1, rows, columns,
+        arch, configs.scaled(names) if fp8 else names, *case.block, case.columns, 1, rows, columns,
         rows * max(1, round(case.density * columns)), False, "F" if fp8 else "C", "C", True, True,
         case.precision == "tf32",
     )  # fmt: skip
@@ -67,10 +67,10 @@ def problems(section: str, arch: str) -> Iterator[tuple[Case, tuning.Problem]]:
 
 def specs(sections: Sequence[str], arch: str) -> list[jit.KernelSpec]:
     """The kernels of some sections, each once."""
-    found = {tuning.Match(entry).spec(): None for entry in ("row_bits", "overlaps", "match_rows")}
+    found = {configs.Match(entry).spec(): None for entry in ("row_bits", "overlaps", "match_rows")}
     for section in sections:
         for case, problem in problems(section, arch):
-            config: tuning.Gemm | None = tuning.gemm(problem)
+            config: configs.Gemm | None = tuning.gemm(problem)
             if case.kernel is not None:
                 config = next((c for c in tuning.candidates(problem) if type(c).__name__ == case.kernel), None)
             if config is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import attention_tuning, cache, decode_launch, jit, tuning
+from . import attention_tuning, cache, configs, decode_launch, jit, tuning
 from ._info import cuda_problem
 from .dtypes import DEVICE_DTYPES
 
@@ -58,7 +58,7 @@ def specs(
         Also what is rarely met: int64 index arrays, shapes of the tensor-core kernels that `rare` tells apart.
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
-    elements = {tuning.element(dtype) for dtype in chosen}
+    elements = {configs.element(dtype) for dtype in chosen}
     if "u8" in elements:  # bytes may be fp8
         elements.add("e4m3")
     families: tuple[tuple[Any, Iterator[Any]], ...] = (
@@ -67,8 +67,8 @@ def specs(
         (decode_launch, (c for c in decode_launch.every_decode_config() if c.element in elements)),
     )
     found: dict[jit.KernelSpec, None] = {}
-    for family, configs in families:
-        for config in configs:
+    for family, members in families:
+        for config in members:
             if (every or not family.rare(config)) and (arch is None or family.runs_on(config, arch)):
                 spec = config.spec()
                 if kernels is None or spec.entry in kernels:

@@ -164,22 +164,22 @@ def _line(error: Exception) -> str:
 
 # -------------------------------------------------------------------------------------- kernels
 def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
-    from . import attention_tuning, tuning
+    from . import attention_tuning, configs, tuning
 
     index, wide_index = np.dtype(np.int32), np.dtype(np.int64)
     block, columns = 16, 64
     served = []
     for dtype in DEVICE_DTYPES:
         acc = accumulator_dtype(result_dtype(dtype, dtype))
-        names = tuning.types(dtype, dtype, dtype, acc, index)
-        configs: tuple[tuning.Config, ...] = (
+        names = configs.types(dtype, dtype, dtype, acc, index)
+        plain: tuple[configs.Config, ...] = (
             tuning.spmm(names, block, block, 1),
             tuning.spmm(names, block, block, columns),
-            tuning.pairs(tuning.types(dtype, dtype, dtype, acc, wide_index), block * block),
+            tuning.pairs(configs.types(dtype, dtype, dtype, acc, wide_index), block * block),
         )
-        entries = [config.spec().entry for config in configs]
+        entries = [config.spec().entry for config in plain]
         wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
-        names = tuning.types(dtype, dtype, wide, accumulator_dtype(wide), index)
+        names = configs.types(dtype, dtype, wide, accumulator_dtype(wide), index)
         problem = tuning.Problem(
             arch, names, _TENSOR_BLOCK, _TENSOR_BLOCK, columns, 1, 1, 1, 1, False, "C", "C", True, True
         )

@@ -20,13 +20,13 @@ import numpy as np
 from ._info import cuda_problem
 from .attention import attention
 from .bsr import leaf
+from .configs import OPERATIONS
 from .decode import attention_decode
 from .dtypes import BFLOAT16, BOOL, FLOAT8, HALF_DTYPES, accumulator_dtype, is_float, result_dtype
 from .homes import Home, cuda, host
 from .kvcache import KVCache
 from .mask import BlockMask
 from .matmul import matmul
-from .tuning import OPERATIONS
 
 HostArray = np.ndarray[Any, Any]
 

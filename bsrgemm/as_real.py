@@ -12,7 +12,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import jit, launch, tuning
+from . import configs, jit, launch
 from .home import Array, Home
 from .prepared import Prepared, prepare
 
@@ -34,7 +34,7 @@ def serves(A: Any, B: Array, out: Array, acc: np.dtype[Any], transposed: bool) -
         and K % 8 == 0
         and B.shape[1] >= _LEAST_COLUMNS
         and 0 < 2 * A.data.size < 2**31
-        and tuning.tensor_arch(jit.device_target())
+        and configs.tensor_arch(jit.device_target())
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from .configs import element, shared_kb, tensor_arch
 from .dtypes import BFLOAT16, FLOAT16
 from .jit import KernelSpec
-from .tuning import _shared_kb, element, tensor_arch
 
 #: Head sizes that the kernels for tensor cores are compiled for; others are filled up with zeros.
 _DIMS = (64, 80, 96, 128, 192, 256)
@@ -343,7 +343,7 @@ def every_config() -> Iterator[Attention | AttentionValues]:
 
 def _roomy(arch: str) -> bool:
     """Has a CTA 163 KB? Blackwell has, but its compiler no registers for the tiles that go with it."""
-    return _shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
+    return shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
 
 
 def runs_on(config: Attention | AttentionValues, arch: str) -> bool:

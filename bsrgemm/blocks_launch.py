@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import cupy
 import numpy as np
 
-from . import jit, tensormap, tuning
+from . import configs, jit, tensormap, tuning
 from .home import Array
 from .launch import _counters, _multiprocessors, _order
 from .prepared import flat
@@ -38,11 +39,11 @@ def pair_products(a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype
     right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
     out = cupy.empty((len(starts), R, N), dtype)
     counts = (len(starts), len(ia), len(a), len(b))
-    return _launch(config, left + right, out, [flat(x) for x in (ia, ib, starts)], counts, K)
+    return _launch(config, left + right, out, flat(ia), flat(ib), flat(starts), counts, K)
 
 
 def sampled(
-    X: Array, Y: Array, rows: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+    X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
 ) -> Array | None:
     """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, or None if the tensor cores cannot do it.
 
@@ -69,9 +70,8 @@ def sampled(
     right = _map(Y, (*dims, 1), (pitch, pitch), box)
     out = cupy.empty((len(indices), R, N), dtype)
     counts = (len(indices), len(indices), X.shape[0] // R, Y.shape[1] // N)
-    return _launch(
-        config, left + right, out, [flat(x.astype(np.int64, copy=False)) for x in (rows, indices, indptr)], counts, K
-    )
+    indptr = indptr.astype(indices.dtype, copy=False)
+    return _launch(config, left + right, out, None, flat(indices), flat(indptr), counts, K)
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> bytes:
@@ -81,18 +81,28 @@ def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tu
 
 
 def _launch(
-    config: tuning.BlocksSm90, maps: bytes, out: Array, lists: list[Array], counts: tuple[int, ...], K: int
+    config: configs.BlocksSm90,
+    maps: bytes,
+    out: Array,
+    left: Array | None,
+    right: Array,
+    starts: Array,
+    counts: tuple[int, ...],
+    K: int,
 ) -> Array | None:
     blocks, R, N = out.shape
     tiles = blocks * -(-R // config.tile_m) * -(-N // config.part_n)
     if tiles >= _MOST - 2**20:
         return None
+    config = replace(config, index=configs.element(right.dtype))
     kernel = jit.load(config.spec(), jit.device_target())
     kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-    pointers = (out, *lists, _counters(2))
+    pointers = (out, left, right, starts, _counters(2))
     ctas = min(tiles, _multiprocessors())
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
-    packed = maps + _PROBLEM.pack(*(x.data.ptr for x in pointers), *counts, R, N, K, narrow) + _PADDING
+    packed = (
+        maps + _PROBLEM.pack(*(0 if x is None else x.data.ptr for x in pointers), *counts, R, N, K, narrow) + _PADDING
+    )
     kernel((ctas,), (config.threads,), (np.frombuffer(packed, _ARGUMENT),), shared_mem=config.shared_bytes)
     return out

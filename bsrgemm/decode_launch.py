@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import jit, tuning
+from . import configs, jit
 from .decode import _TILE
 from .dtypes import BFLOAT16, FLOAT16
 from .home import Array
@@ -79,7 +79,7 @@ class Decode:
 
     def ctas(self, arch: str) -> int:
         """CTAs that share a multiprocessor."""
-        return 2 if 2 * (self.shared_bytes + 1024) <= (tuning._shared_kb(arch) + 1) * 1024 else 1
+        return 2 if 2 * (self.shared_bytes + 1024) <= (configs.shared_kb(arch) + 1) * 1024 else 1
 
     def spec(self) -> KernelSpec:
         return KernelSpec(
@@ -100,7 +100,7 @@ class Decode:
 def decode_config(dtype: np.dtype[Any], head_dim: int, value_dim: int, rows: int) -> Decode:
     """The kernel for so many rows (query heads of a group by queries) that read the same keys."""
     wide = rows > 16 and max(head_dim, value_dim) <= 128  # sums of 32 rows of more would not fit the registers
-    return Decode(tuning.element(dtype), head_dim, value_dim, 32 if wide else 16)
+    return Decode(configs.element(dtype), head_dim, value_dim, 32 if wide else 16)
 
 
 def every_decode_config() -> Iterator[Decode]:
@@ -115,7 +115,7 @@ def every_decode_config() -> Iterator[Decode]:
 
 def runs_on(config: Decode, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
-    return tuning.tensor_arch(arch)
+    return configs.tensor_arch(arch)
 
 
 def rare(config: Decode) -> bool:

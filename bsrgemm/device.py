@@ -10,7 +10,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import as_real, attention_launch, blocks_launch, launch, tuning
+from . import as_real, attention_launch, blocks_launch, configs, launch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, AttentionCall, Home
 from .prepared import flat, prepare, run
@@ -72,7 +72,7 @@ class CudaHome(Home):
     def expand(self, indptr: Array, n: int) -> Array:
         out = cupy.empty(n, indptr.dtype)
         if n:
-            config = tuning.Expand(tuning.element(indptr.dtype))
+            config = configs.Expand(configs.element(indptr.dtype))
             args = (flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
             run(config, config.grid(n), args)
         return out
@@ -136,7 +136,7 @@ class CudaHome(Home):
         N = b.shape[2]
         out = cupy.empty((len(starts), R, N), dtype)
         if out.size:
-            config = tuning.pairs(tuning.types(a.dtype, b.dtype, dtype, dtype, np.dtype(np.int64)), R * N)
+            config = tuning.pairs(configs.types(a.dtype, b.dtype, dtype, dtype, np.dtype(np.int64)), R * N)
             arrays = (flat(x) for x in (a, ia, b, ib, starts))
             sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
             args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
@@ -147,8 +147,7 @@ class CudaHome(Home):
         self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
     ) -> Array:
         if len(indices) and X.shape[1]:
-            rows = self.expand(indptr, len(indices))
-            found = blocks_launch.sampled(X, Y, rows, indices, indptr, block, dtype)
+            found = blocks_launch.sampled(X, Y, indices, indptr, block, dtype)
             if found is not None:
                 return found
         return super().sampled(X, Y, indices, indptr, block, dtype)

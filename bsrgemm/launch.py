@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import jit, schedule, tensormap, tuned, tuning
+from . import configs, jit, schedule, tensormap, tuned, tuning
 from .home import Array
 from .prepared import Prepared
 
@@ -24,7 +24,7 @@ _PRODUCT = "6P11q3i"
 _SCHEDULE = struct.Struct("@9P")
 _SCHEDULE_ARGUMENT = np.dtype([("opaque", "<u8", (9,))])
 #: `LongRows` of cuda/spmv_small.cu.
-_LONG = struct.Struct("@6Pi4x")
+_LONG = struct.Struct("@6P")
 _LONG_ARGUMENT = np.dtype([("opaque", "<u8", (_LONG.size // 8,))])
 #: alpha and beta.
 _NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
@@ -47,7 +47,7 @@ _PER_THREAD = 2
 class Plan:
     """A kernel with its launch shape and work list, for one matrix and one kind of right-hand side."""
 
-    config: tuning.Gemm
+    config: configs.Gemm
     kernel: Any
     grid: tuple[int, ...]
     threads: tuple[int]
@@ -72,15 +72,13 @@ class Long:
     pointers: tuple[int, ...]
     #: elements of sums, and counters
     scratch: tuple[int, int]
-    #: CTAs for all other rows
-    ctas: int
 
 
 @dataclass(slots=True)
 class Tensor:
     """What the tensor-core kernels need beyond a plan."""
 
-    config: tuning.GemmSm90 | tuning.GemmSm80
+    config: configs.GemmSm90 | configs.GemmSm80
     shared_bytes: int
     #: of the work list: items, splits, count, columns, blocks, slots
     pointers: tuple[int, ...]
@@ -105,7 +103,7 @@ def product(
     transposed: bool = False,
     tf32: bool = False,
     fp8: bool = False,
-    config: tuning.Gemm | None = None,
+    config: configs.Gemm | None = None,
 ) -> None:
     """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream, with A of `shape` or its transpose.
 
@@ -114,10 +112,14 @@ def product(
     batches = B.shape[0] if B.ndim == 3 else 1
     overwrite = beta == 0
     key = (
-        shape, B.dtype, out.dtype, acc, B.shape[-1], batches, _order(B), _order(out), overwrite, transposed, tf32, fp8
+        shape, B.dtype, out.dtype, acc, B.shape[-1], batches, _order(B), _order(out), overwrite, transposed, tf32, fp8,
+        config, tuned.wanted,
     )  # fmt: skip
-    plan: Plan = prepared.plan(
-        (*key, config, tuned.wanted), lambda: _plan(prepared, problem_of(prepared, *key), config)
+    made = prepared.plans.get(key)
+    plan: Plan = (
+        prepared.plan(key, lambda: _plan(prepared, problem_of(prepared, *key[:-2]), config))
+        if made is None
+        else made.get()
     )
     b_size, c_size = B.itemsize, out.itemsize
     b_strides, c_strides = B.strides, out.strides
@@ -147,7 +149,7 @@ def product(
         elements, counts = plan.long.scratch
         partial = cupy.empty(max(1, elements), plan.number)
         counters = _counters(max(1, counts))
-        packed = _LONG.pack(*plan.long.pointers, partial.data.ptr, counters.data.ptr, plan.long.ctas)
+        packed = _LONG.pack(*plan.long.pointers, partial.data.ptr, counters.data.ptr)
         plan.kernel(plan.grid, plan.threads, (argument, np.frombuffer(packed, _LONG_ARGUMENT)))
         return
     if tensor.map_a is None:
@@ -186,24 +188,24 @@ def problem_of(
     if transposed:
         sides, counts = sides[::-1], counts[::-1]
     index = np.dtype(np.int32) if transposed else prepared.indices_dtype
-    names = tuning.types(data.dtype, b, c, acc, index)
+    names = configs.types(data.dtype, b, c, acc, index)
     if fp8:
-        names = tuning.scaled(names)
+        names = configs.scaled(names)
     return tuning.Problem(
         jit.device_target(), names, sides[0], sides[1], N, batches, counts[0], counts[1], prepared.blocks, transposed,
         b_order, c_order, overwrite, prepared.pointer % 16 == 0, tf32,
     )  # fmt: skip
 
 
-def _plan(prepared: Prepared, problem: tuning.Problem, wanted: tuning.Gemm | None) -> Plan:
+def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | None) -> Plan:
     config = wanted or tuned.choice(problem) or tuning.gemm(problem)
     block_cols = problem.block_rows if problem.transposed else problem.block_cols
     kernel = jit.load(config.spec(), problem.arch)
-    number = tuning.number(problem.types.acc)
+    number = configs.number(problem.types.acc)
     product_format = f"@{_NUMBERS[number.char]}{_PRODUCT}"
     sizes = (problem.block_rows, problem.block_cols, problem.blocks, problem.N, problem.batches)
     long = None
-    if isinstance(config, tuning.GemmSm90 | tuning.GemmSm80):
+    if isinstance(config, configs.GemmSm90 | configs.GemmSm80):
         tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
         if tensor.map_a is None:
@@ -217,9 +219,11 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: tuning.Gemm | Non
         kept = prepared.index(block_cols, problem.transposed)
         pointers = tuple(0 if x is None else x.data.ptr for x in kept)
         layout, argument = _packing(product_format, 0, 16)
-        if isinstance(config, tuning.SpmvSmall):
+        if isinstance(config, configs.SpmvSmall):
             long, grid, rows = _long(prepared, problem, config, block_cols)
             kept = (*kept, rows)
+        elif isinstance(config, configs.SpmmStaged | configs.SpmmF64):
+            grid = config.grid(problem.block_rows, problem.N, problem.batches, _multiprocessors())
         else:
             grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
     sides = (problem.R, problem.K)
@@ -230,24 +234,21 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: tuning.Gemm | Non
 
 
 def _long(
-    prepared: Prepared, problem: tuning.Problem, config: tuning.SpmvSmall, block_cols: int
+    prepared: Prepared, problem: tuning.Problem, config: configs.SpmvSmall, block_cols: int
 ) -> tuple[Long, tuple[int], Any]:
-    """Long rows, and the grid: CTAs for all others, and some for these."""
+    """Long rows, shares of CTAs, and the grid."""
     rows = prepared.long_rows(block_cols, problem.transposed, config.long)
-    multiprocessors = _multiprocessors()
-    ctas = config.ctas(problem.block_rows, multiprocessors)
-    bounds = _shares(prepared, block_cols, problem.transposed, ctas) if config.in_chunks else None
+    ctas = config.ctas(problem.block_rows, _multiprocessors())
+    bounds = _shares(prepared, block_cols, problem.transposed, config.long, ctas) if config.in_chunks else None
     pointers = tuple(0 if x is None else x.data.ptr for x in (rows.pieces, rows.parents, rows.count, bounds))
-    scratch = (rows.bound * problem.R, rows.bound * config.row_lanes)
-    more = min(4 * multiprocessors, -(-rows.bound // (config.threads // config.lanes)))
-    return Long(pointers, scratch, ctas), (ctas + more,), (rows, bounds)
+    return Long(pointers, (rows.bound * problem.R, rows.bound)), (ctas,), (rows, bounds)
 
 
-def _shares(prepared: Prepared, block_cols: int, transposed: bool, count: int) -> Array:
+def _shares(prepared: Prepared, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
     """Where `count` shares of neighbouring block rows begin, and where the last one ends; made once for a pattern."""
     indptr = prepared.index(block_cols, transposed)[1]
-    key = ("shares", block_cols, transposed, count)
-    return prepared._remember(key, lambda: schedule.shares(prepared._home, indptr, prepared.blocks, count))
+    key = ("shares", block_cols, transposed, longest, count)
+    return prepared._remember(key, lambda: schedule.shares(prepared._home, indptr, longest, count))
 
 
 def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, np.dtype[Any]]:
@@ -258,7 +259,7 @@ def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, n
 
 
 def _tensor(
-    prepared: Prepared, problem: tuning.Problem, config: tuning.GemmSm90 | tuning.GemmSm80, block_cols: int
+    prepared: Prepared, problem: tuning.Problem, config: configs.GemmSm90 | configs.GemmSm80, block_cols: int
 ) -> tuple[Tensor, int, Any]:
     """Work list and launch of a tensor-core kernel."""
     pattern = prepared.pattern(block_cols, problem.transposed)
@@ -266,7 +267,7 @@ def _tensor(
     column_tiles = -(-problem.N // config.tile_n) * problem.batches
     multiprocessors = _multiprocessors()
     tiles = groups.count * column_tiles
-    if isinstance(config, tuning.GemmSm80):
+    if isinstance(config, configs.GemmSm80):
         items = prepared.items(pattern, groups)
         ctas = min(tiles, multiprocessors * config.ctas(problem.arch))
     else:
@@ -275,7 +276,7 @@ def _tensor(
         ctas = multiprocessors if items.pieces else -(-tiles // -(-tiles // multiprocessors))
     arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.slots)
     pointers = tuple(x.data.ptr for x in arrays)
-    if isinstance(config, tuning.GemmSm80):
+    if isinstance(config, configs.GemmSm80):
         return Tensor(config, config.shared_bytes, pointers, (0, 0), (0, 0, False), None), ctas, arrays
     tiles_of_pieces = items.pieces * column_tiles
     scratch = (tiles_of_pieces * config.tile_m * config.tile_n, tiles_of_pieces * 2)
@@ -288,7 +289,7 @@ def _tensor(
     return Tensor(config, config.shared_bytes, pointers, scratch, walk, map_a), ctas, arrays
 
 
-def _block_map(prepared: Prepared, config: tuning.GemmSm90) -> bytes:
+def _block_map(prepared: Prepared, config: configs.GemmSm90) -> bytes:
     """How the copy engine sees A's blocks: one below the other, those of small slots as lines of 128 bytes."""
     data = prepared.source[0]
     blocks, rows, cols = data.shape
@@ -310,7 +311,7 @@ def _operand_maps(tensor: Tensor, B: Array, out: Array) -> bytes:
         if len(tensor.maps) >= _MOST_MAPS:
             tensor.maps.clear()
         config = tensor.config
-        assert isinstance(config, tuning.GemmSm90)
+        assert isinstance(config, configs.GemmSm90)
         if config.b_transposed:
             row = 2 * config.depth if config.slot_rows < 64 else 128
             found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
@@ -352,8 +353,8 @@ def _order(x: Array) -> str:
     rows, cols = x.shape[-2:]
     if col == size and row % 16 == 0 and size * cols <= row < _MOST_STRIDE:
         return "C"
-    if row == size and col % 16 == 0 and size * rows <= col < _MOST_STRIDE:
-        return "F"
+    if row == size and (cols == 1 or (col % 16 == 0 and size * rows <= col < _MOST_STRIDE)):
+        return "F"  # of one column nobody asks where the next one is
     return ""
 
 

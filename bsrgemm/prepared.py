@@ -12,7 +12,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import jit, schedule, tuning
+from . import configs, jit, schedule
 from .home import Array, Home
 from .schedule import Groups, Items, LongRows, Pattern
 
@@ -141,11 +141,11 @@ def _matched(home: Home, pattern: Pattern, per_row: int, per_group: int) -> Arra
     words = -(-cols // 32)
     if padded <= per_group or padded * words * 4 > _MOST_PATTERN_BYTES or not len(pattern.indices):
         return None
-    window, side = tuning.Match.window, tuning.Match.side
+    window, side = configs.Match.window, configs.Match.side
     row, col = schedule.coordinates(home, pattern)
     bits = cupy.zeros((padded, words), np.uint32)
     sizes = (np.int32(per_row), np.int32(rows), np.int32(cols), np.int32(words))
-    run(tuning.Match("row_bits"), (min(1024, -(-len(row) // 256)),), (row, col, np.int64(len(row)), bits, *sizes))
+    run(configs.Match("row_bits"), (min(1024, -(-len(row) // 256)),), (row, col, np.int64(len(row)), bits, *sizes))
     order = cupy.arange(padded, dtype=np.int32)
     nodes, members = min(window, padded), 1
     while members < per_group:
@@ -153,17 +153,17 @@ def _matched(home: Home, pattern: Pattern, per_row: int, per_group: int) -> Arra
         windows, tiles = -(-all_nodes // nodes), -(-nodes // side)
         overlap = cupy.empty((windows, nodes, nodes), np.uint16)
         counts = (np.int32(nodes), np.int32(all_nodes))
-        run(tuning.Match("overlaps"), (tiles, tiles, windows), (bits, overlap, *counts, np.int32(words)))
+        run(configs.Match("overlaps"), (tiles, tiles, windows), (bits, overlap, *counts, np.int32(words)))
         merged = cupy.empty((all_nodes // 2, words), np.uint32)
         new_order = cupy.empty_like(order)
         args = (overlap, bits, merged, order, new_order, *counts, np.int32(members), np.int32(words))
-        run(tuning.Match("match_rows"), (windows,), args, threads=window)
+        run(configs.Match("match_rows"), (windows,), args, threads=window)
         bits, order = merged, new_order
         nodes, members = nodes // 2, members * 2
     return order
 
 
-def run(config: tuning.Config, grid: tuple[int, ...], args: tuple[Any, ...], threads: int | None = None) -> None:
+def run(config: configs.Config, grid: tuple[int, ...], args: tuple[Any, ...], threads: int | None = None) -> None:
     """Start a kernel with separate arguments on CuPy's current device and stream."""
     jit.load(config.spec(), jit.device_target())(grid, (threads or config.threads,), args)
 

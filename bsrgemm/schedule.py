@@ -219,27 +219,28 @@ def long_rows(home: Home, indptr: Array, blocks: int, longest: int) -> LongRows:
     number = xp.arange(bound, dtype=np.int64)
     start = xp.clip(indptr.astype(np.int64), 0, blocks)
     length = xp.maximum(start[1:] - start[:-1], 0)
-    count = xp.where(length > longest, -(-length // longest), 0)
-    behind = xp.cumsum(count)
+    behind = xp.minimum(xp.cumsum(xp.where(length > longest, -(-length // longest), 0)), bound)
+    count = xp.diff(behind, prepend=behind[:1] * 0)
     row = xp.minimum(xp.searchsorted(behind, number, side="right"), rows - 1)
     within = number - (behind - count)[row]
     first = start[:-1][row] + within * longest
     pieces = xp.stack([row, first, xp.minimum(first + longest, start[1:][row]), within], axis=1)
     parents = xp.stack([number - within, count[row]], axis=1)
-    total = xp.minimum(behind[-1:], bound)
-    lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, total)]
+    lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, behind[-1:])]
     return LongRows(lists[0], lists[1], lists[2], bound)
 
 
-def shares(home: Home, indptr: Array, blocks: int, count: int) -> Array:
+def shares(home: Home, indptr: Array, longest: int, count: int) -> Array:
     """Where shares of neighbouring rows with about as much work each begin: in order, whatever `indptr` holds.
 
-    A row costs as much as its blocks and some more: its lanes wait for it, however short it is.
+    A row costs as much as its blocks and some more: its lanes wait for it, however short it is. One of more than
+    `longest` blocks is left to others.
     """
     xp, rows = home.xp, len(indptr) - 1
-    work = indptr[:-1].astype(np.int64, copy=False) + _ROW_COST * xp.arange(rows)
-    wanted = xp.arange(count + 1, dtype=np.int64) * (blocks + _ROW_COST * rows) // count
-    found = xp.sort(xp.searchsorted(work, wanted).astype(np.int64, copy=False))
+    length = xp.maximum(indptr[1:] - indptr[:-1], 0)
+    work = xp.cumsum(xp.where(length > longest, 0, length) + _ROW_COST, dtype=np.int64)
+    wanted = xp.arange(count + 1, dtype=np.int64) * work[-1] // count
+    found = xp.searchsorted(work, wanted).astype(np.int64, copy=False)
     found[0], found[-1] = 0, rows
     return found
 

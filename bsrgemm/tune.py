@@ -57,7 +57,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     dtype = A.dtype if dtype is None else check_dtype(dtype, A._home.dtypes)
     import cupy
 
-    from . import launch, tuned, tuning
+    from . import configs, launch, tuned, tuning
     from .benchmark.timing import time_gpu
     from .prepared import prepare
 
@@ -72,10 +72,10 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     acc = accumulator_dtype(result)
     sizes = (matrix.shape, B.dtype, result, acc, int(N))
     problem = launch.problem_of(prepared, *sizes, transposed=transposed, tf32=tf32)
-    times: list[tuple[tuning.Gemm, float]] = []
+    times: list[tuple[configs.Gemm, float]] = []
     for config in tuning.candidates(problem):
 
-        def call(config: tuning.Gemm = config) -> None:
+        def call(config: configs.Gemm = config) -> None:
             launch.product(prepared, matrix.shape, B, out, acc, 1, 0, transposed=transposed, tf32=tf32, config=config)
 
         times.append((config, time_gpu(call, _REPEATS)))

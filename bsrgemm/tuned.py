@@ -14,7 +14,7 @@ from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
-from . import cache, tuning
+from . import cache, configs, tuning
 
 #: The class of the kernel that `only` asks for.
 wanted: str | None = None
@@ -34,7 +34,7 @@ def only(kernel: str) -> Iterator[None]:
         wanted = before
 
 
-def choice(problem: tuning.Problem) -> tuning.Gemm | None:
+def choice(problem: tuning.Problem) -> configs.Gemm | None:
     """What was measured to be best for this very problem on this card, if anything was."""
     if wanted is not None:
         for config in tuning.candidates(problem):
@@ -48,7 +48,7 @@ def choice(problem: tuning.Problem) -> tuning.Gemm | None:
     return next((c for c in tuning.candidates(problem) if _described(c) == kept), None)
 
 
-def keep(problem: tuning.Problem, config: tuning.Gemm) -> Path:
+def keep(problem: tuning.Problem, config: configs.Gemm) -> Path:
     """Remember a choice, in this process and on disk; OSError where the cache cannot be written."""
     where = path()
     with _lock:
@@ -79,7 +79,7 @@ def signature(problem: tuning.Problem) -> str:
     return " ".join(str(x) for x in astuple(problem))
 
 
-def _described(config: tuning.Gemm) -> dict[str, Any]:
+def _described(config: configs.Gemm) -> dict[str, Any]:
     return {"kernel": type(config).__name__, **json.loads(json.dumps(asdict(config)))}
 
 

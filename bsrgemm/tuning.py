@@ -1,7 +1,7 @@
 """Which kernel serves which problem, and with which constants: pure functions, no device, no array.
 
-A config is a small frozen dataclass; `spec()` is what the loader compiles. Every config that can be returned for
-the dtypes of bsrgemm is listed by `every_config`, so that all of them can be compiled ahead.
+Every config of configs.py that can be returned for the dtypes of bsrgemm is listed by `every_config`, so that all of
+them can be compiled ahead.
 """
 
 from __future__ import annotations
@@ -9,480 +9,44 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
-from .jit import KernelSpec
+from .configs import (
+    BYTES,
+    CUDA_NAMES,
+    OPERATIONS,
+    STORES,
+    BlocksSm90,
+    Config,
+    Expand,
+    Gemm,
+    GemmSimt,
+    GemmSm80,
+    GemmSm90,
+    Match,
+    Pairs,
+    Segment,
+    Spmm,
+    SpmmF64,
+    SpmmStaged,
+    Spmv,
+    SpmvSmall,
+    Types,
+    accumulator,
+    element,
+    number,
+    shared_kb,
+    tensor_arch,
+    types,
+)
+from .dtypes import DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
 
-_CUDA_NAMES = {
-    BOOL: "boolean",
-    np.dtype("i1"): "i8",
-    np.dtype("u1"): "u8",
-    np.dtype("i2"): "i16",
-    np.dtype("u2"): "u16",
-    np.dtype("i4"): "i32",
-    np.dtype("u4"): "u32",
-    np.dtype("i8"): "i64",
-    np.dtype("u8"): "u64",
-    np.dtype("f2"): "f16",
-    BFLOAT16: "bf16",
-    np.dtype("f4"): "f32",
-    np.dtype("f8"): "f64",
-    np.dtype("c8"): "c64",
-    np.dtype("c16"): "c128",
-}
-
-#: Bytes of an element.
-_BYTES = {name: dtype.itemsize for dtype, name in _CUDA_NAMES.items()} | {"e4m3": 1}
-#: What wgmma calls an element, and how many it takes along K.
-_WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
-STORES = ("direct", "rows", "columns")
-
-OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax": "kFmax", "fmin": "kFmin"}
-
-#: The largest grid along x, and along y and z.
-_MAX_X, _MAX_YZ = 2**31 - 1, 65535
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
-
 #: Block sides up to this are compiled into the SpMV kernel: the division by them is then a multiplication.
 _SMALL_BLOCK = 8
-
-
-def element(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in cuda/types.cuh."""
-    return _CUDA_NAMES[dtype]
-
-
-@lru_cache(maxsize=256)
-def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
-    """What sums of `dtype` are kept in: its name in cuda/types.cuh and a NumPy dtype of the same bytes.
-
-    Integers are summed modulo 2^32 or 2^64, whose low bits are those of the narrower type.
-    """
-    dtype = accumulator_dtype(dtype)
-    if dtype.kind in "iu":
-        dtype = np.dtype(np.uint32 if dtype.itemsize <= 4 else np.uint64)
-    return element(dtype), dtype
-
-
-@cache
-def number(acc: str) -> np.dtype[Any]:
-    """The NumPy dtype of an accumulator, by its CUDA name."""
-    return next(dtype for dtype, name in _CUDA_NAMES.items() if name == acc)
-
-
-@dataclass(frozen=True)
-class Types:
-    """Element types of the two operands, the result and the sums, and the index type, by their CUDA names."""
-
-    a: str
-    b: str
-    c: str
-    acc: str
-    index: str = "i32"
-
-    def defines(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("ELEMENT_A", self.a),
-            ("ELEMENT_B", self.b),
-            ("ELEMENT_C", self.c),
-            ("ACCUMULATOR", self.acc),
-            ("INDEX", self.index),
-        )
-
-
-@lru_cache(maxsize=4096)
-def types(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[Any], index: np.dtype[Any]) -> Types:
-    return Types(element(a), element(b), element(c), accumulator(acc)[0], element(index))
-
-
-def scaled(names: Types) -> Types:
-    """The same with operands that are bytes of fp8."""
-    return replace(names, a="e4m3", b="e4m3")
-
-
-@dataclass(frozen=True)
-class GemmSimt:
-    """``A @ B`` on the plain cores: any block, any dtype, any strides."""
-
-    types: Types
-    rows: int
-    cols: int
-    lanes: int
-    a_transposed: bool = False
-
-    threads = 128
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("ROWS", self.rows),
-            ("COLS", self.cols),
-            ("LANES", self.lanes),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-        )
-        return KernelSpec("gemm_simt.cu", "gemm_simt", (*self.types.defines(), *shape))
-
-    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int, int]:
-        """Block rows (of all batches), columns and rows of a block along x, y and z; the kernel loops over the rest."""
-        return (
-            min(_MAX_X, -(-block_rows // (self.threads // self.lanes))),
-            min(_MAX_YZ, -(-N // (self.lanes * self.cols))),
-            min(_MAX_YZ, -(-R // self.rows)),
-        )
-
-
-@dataclass(frozen=True)
-class GemmSm90:
-    """``A @ B`` on Hopper's tensor cores, tiles of 128 x `tile_n`."""
-
-    types: Types
-    slot_rows: int
-    tile_n: int
-    depth: int
-    tail: int
-    a_transposed: bool
-    b_transposed: bool
-    #: how C is written: "direct", or as tiles of "rows" or "columns"
-    store: str
-    #: all slabs of 64 columns of a panel of B in one copy
-    wide: bool
-    #: small slots: what a step takes of a block is one piece of memory
-    flat: bool
-    #: columns of B that are walked together
-    section: int = 1024
-
-    threads = 384
-    tile_m = 128
-
-    @property
-    def slots(self) -> int:
-        """Slots that share a tile."""
-        return self.tile_m // self.slot_rows
-
-    @property
-    def stages(self) -> int:
-        """As many as fit."""
-        return {256: 4, 128: 6, 64: 8}[self.tile_n]
-
-    def spec(self) -> KernelSpec:
-        mma, k = _WGMMA[self.types.a]
-        return KernelSpec(
-            "gemm_sm90.cu",
-            "gemm_sm90",
-            (
-                ("ELEMENT_A", self.types.a),
-                ("ELEMENT_C", self.types.c),
-                ("MMA_TYPE", mma),
-                ("MMA_K", k),
-                ("SLOT_ROWS", self.slot_rows),
-                ("TILE_N", self.tile_n),
-                ("DEPTH", self.depth),
-                ("TAIL", self.tail),
-                ("A_TRANSPOSED", int(self.a_transposed)),
-                ("B_TRANSPOSED", int(self.b_transposed)),
-                ("STORE", STORES.index(self.store)),
-                ("WIDE", int(self.wide)),
-                ("FLAT", int(self.flat)),
-                ("STAGES", self.stages),
-            ),
-        )
-
-    @property
-    def shared_bytes(self) -> int:
-        """The struct Shared of the kernel, and what aligns it: 230,912 of 232,448 bytes at most."""
-        return 1024 + self.stages * 128 * (self.tile_m + self.tile_n) + 16 * 2048 + 512
-
-    def group(self, K: int) -> int:
-        """Column tiles walked together: those of a section, as long as their panels of B fit 20 MB of the L2.
-
-        At K = 8192, 2048 columns cost 3-7 % and 4096 cost 20 %.
-        """
-        bytes_ = K * self.tile_n * _BYTES[self.types.b]
-        return max(1, min(self.section // self.tile_n, (20 << 20) // bytes_))
-
-
-@dataclass(frozen=True)
-class GemmSm80:
-    """``A @ B`` on the tensor cores of any card since Ampere: tiles of `slots` slots by `tile_n` columns."""
-
-    types: Types
-    #: how elements are multiplied: "MMA_F16", "MMA_3XTF32"...
-    kind: str
-    slot_rows: int
-    #: slots that share a tile
-    slots: int
-    tile_n: int
-    #: warps below each other, which divide the slots among them
-    warps_m: int
-    threads: int
-    stages: int
-    a_transposed: bool
-    b_transposed: bool
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("MMA", self.kind),
-            ("SLOT_ROWS", self.slot_rows),
-            ("SLOTS", self.slots),
-            ("TILE_N", self.tile_n),
-            ("WARPS_M", self.warps_m),
-            ("THREADS", self.threads),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-            ("B_TRANSPOSED", int(self.b_transposed)),
-            ("STAGES", self.stages),
-        )
-        names = tuple(d for d in self.types.defines() if d[0] != "INDEX")
-        return KernelSpec("gemm_sm80.cu", "gemm_sm80", (*names, *shape))
-
-    @property
-    def shared_bytes(self) -> int:
-        """The struct Shared of the kernel at most."""
-        return self.stages * 128 * (self.slots * self.slot_rows + self.tile_n) + 1024
-
-    def ctas(self, arch: str) -> int:
-        """CTAs that share a multiprocessor: kCtas of the kernel."""
-        words = self.slots * self.slot_rows * self.tile_n // self.threads * (2 if self.kind == "MMA_F64" else 1)
-        light = self.threads < 256 or (words <= 64 and self.kind != "MMA_3XTF32")
-        return 2 if light and 2 * (self.shared_bytes + 1024) <= (_shared_kb(arch) + 1) * 1024 else 1
-
-
-@dataclass(frozen=True)
-class Spmv:
-    """``A @ x``: lanes share a block row."""
-
-    types: Types
-    lanes: int
-    rows: int
-    block_r: int
-    block_c: int
-    a_transposed: bool = False
-    #: columns of a block that a lane reads at once
-    vector: int = 1
-
-    threads = 128
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("LANES", self.lanes),
-            ("ROWS", self.rows),
-            ("BLOCK_R", self.block_r),
-            ("BLOCK_C", self.block_c),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-            ("VECTOR", self.vector),
-        )
-        return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape))
-
-    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
-        """Block rows along x, the rows of a block along y."""
-        return min(_MAX_X, -(-block_rows // (self.threads // self.lanes))), min(_MAX_YZ, -(-R // self.rows))
-
-
-@dataclass(frozen=True)
-class SpmvSmall:
-    """``A @ x``, blocks of up to 16 x 16: `lanes` share a block row, `row_lanes` by `column_lanes` of them a block."""
-
-    types: Types
-    block_r: int
-    block_c: int
-    lanes: int
-    row_lanes: int
-    column_lanes: int
-    #: blocks of a lane under way
-    together: int
-    #: neighbouring block rows are left to one CTA
-    in_chunks: bool
-    a_transposed: bool = False
-    threads: int = 128
-    #: CTAs that share a multiprocessor at least
-    at_least: int = 4
-
-    #: kLong of the kernel: blocks of a row, or of a piece of a longer one
-    long = 1024
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("BLOCK_R", self.block_r),
-            ("BLOCK_C", self.block_c),
-            ("LANES", self.lanes),
-            ("ROW_LANES", self.row_lanes),
-            ("COLUMN_LANES", self.column_lanes),
-            ("TOGETHER", self.together),
-            ("IN_CHUNKS", int(self.in_chunks)),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-            ("THREADS", self.threads),
-            ("CTAS", self.at_least),
-        )
-        return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
-
-    def ctas(self, block_rows: int, multiprocessors: int) -> int:
-        """CTAs for the rows that are not long."""
-        all_rows = -(-block_rows // (self.threads // self.lanes))
-        return max(1, min(_MAX_X // 2, min(all_rows, self.at_least * multiprocessors) if self.in_chunks else all_rows))
-
-
-@dataclass(frozen=True)
-class Spmm:
-    """``A @ B``, blocks of up to 16 x 16, few columns: a warp has a block row, `lanes` of it `width` columns each."""
-
-    types: Types
-    block_r: int
-    block_c: int
-    lanes: int
-    width: int
-    #: blocks of a lane under way
-    together: int
-    a_transposed: bool = False
-    #: CTAs that share a multiprocessor at least
-    at_least: int = 3
-
-    threads = 128
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("BLOCK_R", self.block_r),
-            ("BLOCK_C", self.block_c),
-            ("LANES", self.lanes),
-            ("WIDTH", self.width),
-            ("TOGETHER", self.together),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-            ("CTAS", self.at_least),
-        )
-        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape))
-
-    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
-        """Block rows (of all batches) and columns."""
-        return min(_MAX_X, -(-block_rows // (self.threads // 32))), min(_MAX_YZ, -(-N // (self.lanes * self.width)))
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The numeric half of ``BSR @ BSR``."""
-
-    types: Types
-    lanes: int
-
-    threads = 128
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("pairs.cu", "pairs", (*self.types.defines(), ("LANES", self.lanes)))
-
-    def grid(self, segments: int) -> tuple[int]:
-        return (min(_MAX_X, -(-segments // (self.threads // self.lanes))),)
-
-
-@dataclass(frozen=True)
-class BlocksSm90:
-    """Blocks of a product of 16-bit floats on Hopper's tensor cores: ``BSR @ BSR``, or `sampled` of dense matrices."""
-
-    element: str
-    out: str
-    sampled: bool
-    #: K runs fastest in B
-    b_transposed: bool
-    tile_m: int
-    part_n: int
-    #: of a tile, side by side
-    parts: int
-
-    threads = 384
-
-    @property
-    def tile_n(self) -> int:
-        return self.part_n * self.parts
-
-    @property
-    def stages(self) -> int:
-        """As many as fit."""
-        return (200 << 10) // (128 * (self.tile_m + self.tile_n))
-
-    @property
-    def shared_bytes(self) -> int:
-        """The struct Shared of the kernel."""
-        return self.stages * 128 * (self.tile_m + self.tile_n) + (16 << 10) + 1024
-
-    def spec(self) -> KernelSpec:
-        mma, k = _WGMMA[self.element]
-        return KernelSpec(
-            "blocks_sm90.cu",
-            "blocks_sm90",
-            (
-                ("ELEMENT_A", self.element),
-                ("ELEMENT_C", self.out),
-                ("MMA_TYPE", mma),
-                ("MMA_K", k),
-                ("SAMPLED", int(self.sampled)),
-                ("B_TRANSPOSED", int(self.b_transposed)),
-                ("TILE_M", self.tile_m),
-                ("PART_N", self.part_n),
-                ("PARTS", self.parts),
-                ("STAGES", self.stages),
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Reductions over segments of rows."""
-
-    element: str
-    acc: str
-    operation: str
-    lanes: int
-    columns: int
-
-    threads = 128
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec(
-            "segment.cu",
-            "segment",
-            (
-                ("ELEMENT_A", self.element),
-                ("ACCUMULATOR", self.acc),
-                ("OPERATION", self.operation),
-                ("LANES", self.lanes),
-                ("COLUMNS", self.columns),
-            ),
-        )
-
-    def grid(self, segments: int) -> tuple[int]:
-        return (min(_MAX_X, -(-segments // (self.threads // (self.lanes * self.columns)))),)
-
-
-@dataclass(frozen=True)
-class Expand:
-    """Rows of the entries of a compressed index."""
-
-    index: str
-
-    threads = 128
-    entries = 8
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("expand.cu", "expand", (("INDEX", self.index),))
-
-    def grid(self, entries: int) -> tuple[int]:
-        return (min(_MAX_X, -(-entries // (self.threads * self.entries))),)
-
-
-@dataclass(frozen=True)
-class Match:
-    """One of the three kernels that find out which rows go well together."""
-
-    entry: str
-
-    threads = 256
-    window = 512
-    side = 64
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("match.cu", self.entry, ())
-
-
-Config = GemmSimt | GemmSm80 | GemmSm90 | Spmv | SpmvSmall | Spmm | Pairs | BlocksSm90 | Segment | Expand | Match
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -518,9 +82,6 @@ class Problem:
     tf32: bool = False
 
 
-Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm
-
-
 def gemm(problem: Problem) -> Gemm:
     """The kernel for a product with dense right-hand sides: on the tensor cores where they can do it."""
     if _tensor_cores_serve(problem):
@@ -531,14 +92,33 @@ def gemm(problem: Problem) -> Gemm:
     return plain(problem)
 
 
-def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm:
-    """The kernel for a product on the plain cores."""
+def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64:
+    """The kernel for a product on the plain cores, or of small blocks of float64 with the tensor cores' help."""
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
     if small and problem.N == 1 and problem.batches == 1:
-        return spmv_small(problem.types, problem.R, problem.K, problem.transposed, problem.aligned)
+        how = (problem.transposed, problem.aligned, problem.b_order == "F")
+        return spmv_small(problem.types, problem.R, problem.K, *how)
     if small and 1 < problem.N <= _FEW_COLUMNS:
+        if _staged(problem):
+            on_tensor_cores = problem.R >= _DMMA_ROWS and problem.types.of_one("f64")
+            if not on_tensor_cores:
+                return spmm_staged(problem.types, problem.R, problem.K, problem.N)
+            if problem.N % 2 == 0:
+                return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
         return spmm_small(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.b_order == "C")
     return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
+
+
+def _staged(problem: Problem) -> bool:
+    """Can blocks come through shared memory, 16 bytes at a time, and pieces of B and C of as many bytes beside them?"""
+    return (
+        tensor_arch(problem.arch)
+        and (problem.types.of_one("f32") or problem.types.of_one("f64"))
+        and problem.aligned
+        and not problem.transposed
+        and problem.b_order == problem.c_order == "C"
+        and max(problem.block_rows, problem.block_cols) < 2**31
+    )
 
 
 def candidates(problem: Problem) -> Iterator[Gemm]:
@@ -625,7 +205,7 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
     """
     names, R, K, N = problem.types, problem.R, problem.K, problem.N
     slot_rows = next(h for h in (128, 64, 32, 16) if R % h == 0)
-    full = 128 // _BYTES[names.a]
+    full = 128 // BYTES[names.a]
     if slot_rows < 64:
         depth = next(d for d in (64, 32, 16) if K % d == 0)
         tail = 0
@@ -662,7 +242,7 @@ def sm80_serves(problem: Problem) -> bool:
         return False
     results = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}.get(names.a, (names.a,))
     sums = {"f64": "f64", "i8": "u32"}.get(names.a, "f32")
-    line = (problem.R if problem.transposed else problem.K) * _BYTES[names.a]
+    line = (problem.R if problem.transposed else problem.K) * BYTES[names.a]
     return (
         names.c in results
         and names.acc == sums
@@ -670,17 +250,6 @@ def sm80_serves(problem: Problem) -> bool:
         and problem.K % _MMA[names.a][1] == 0
         and line % 16 == 0
     )
-
-
-def tensor_arch(arch: str) -> bool:
-    """Has the card what gemm_sm80 needs? Those before Ampere have no asynchronous copies."""
-    return int("".join(c for c in arch if c.isdigit())) >= 80
-
-
-def _shared_kb(arch: str) -> int:
-    """What a CTA can have of the shared memory; a multiprocessor has 1 KB more."""
-    number = int("".join(c for c in arch if c.isdigit()))
-    return 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
 
 
 def _sm80_tiles(kind: str, slot_rows: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -702,7 +271,7 @@ def _sm80_tiles(kind: str, slot_rows: int, shared_kb: int) -> Iterator[tuple[int
 def _sm80_of(problem: Problem, slot_rows: int) -> list[GemmSm80]:
     """float32 as three products of tf32, which keep its accuracy, unless one will do."""
     kind = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else _MMA[problem.types.a][0]
-    tiles = _sm80_tiles(kind, slot_rows, _shared_kb(problem.arch))
+    tiles = _sm80_tiles(kind, slot_rows, shared_kb(problem.arch))
     transposes = (problem.transposed, problem.b_order == "F")
     return [GemmSm80(problem.types, kind, slot_rows, *tile, *transposes) for tile in tiles]
 
@@ -725,22 +294,36 @@ _USUAL_ROW, _MOST_WORDS = 27, 36
 
 
 @lru_cache(maxsize=4096)
-def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: bool = False) -> SpmvSmall:
+def spmv_small(
+    names: Types, R: int, K: int, transposed: bool = False, aligned: bool = False, x_adjacent: bool = False
+) -> SpmvSmall:
     """The kernel for a product of small blocks with one vector: of 2100 ways on an H200, rules that are near the best.
 
     A lane takes 16 or 8 bytes of a row of a block, where rows start at multiples of them, otherwise one element, and so
     many rows that it has 24 bytes of a block. The more blocks a lane has under way, the better, as long as registers
-    allow: those of a row of 27 at once, or three or four, whichever leaves fewer lanes idle at its end. The smallest
-    blocks are left to one large CTA a multiprocessor, whose rows are neighbours: x stays in the L1.
+    allow: those of a row of 27 at once, or three or four, whichever leaves fewer lanes idle at its end. Of blocks of
+    up to 6 x 6 a lane takes more rows where that leaves fewer lanes without work. The smallest blocks are left to one
+    large CTA a multiprocessor, whose rows are neighbours: x stays in the L1.
     """
-    size, columns = _BYTES[names.a], 1
+    size, columns = BYTES[names.a], 1
     if aligned and not transposed:
         columns = next((n for n in (16 // size, 8 // size) if n > 1 and K % n == 0), 1)
     across = K // columns
-    fits = [n for n in range(1, R + 1) if R % n == 0 and n * across <= 32 and R // n * columns * size >= 24]
-    down = max(fits, default=1)
-    lanes = 8 if R * K <= 4 else 16 if down * across <= 7 else 32
-    words = R // down * columns * max(1, size // 4)
+    fits = [n for n in range(R, 0, -1) if R % n == 0 and n * across <= 32 and R // n * columns * size >= 24] or [1]
+
+    def words_of(down: int) -> int:
+        return R // down * columns * max(1, size // 4)
+
+    def lanes_of(down: int) -> int:
+        return 8 if R * K <= 4 else 16 if down * across <= 7 and words_of(down) < 24 else 32
+
+    def idle(down: int) -> int:
+        return lanes_of(down) % (down * across) * 32 // lanes_of(down)
+
+    down = fits[0]
+    if R * K <= 36 and idle(down) > 3:
+        down = min(fits, key=idle)
+    lanes, words = lanes_of(down), words_of(down)
     side = lanes // (down * across)
     whole = -(-_USUAL_ROW // side)
     if whole <= 6 and whole * words <= _MOST_WORDS:
@@ -749,10 +332,10 @@ def spmv_small(names: Types, R: int, K: int, transposed: bool = False, aligned: 
         few = [n for n in (4, 3) if n * words <= _MOST_WORDS] or [max(1, min(2, _MOST_WORDS // words))]
         together = min(few, key=lambda n: -(-_USUAL_ROW // (side * n)) * side * n)
     if R * K * size <= 72:
-        threads, at_least = 1024 if together * words <= 24 else 768, 1
-        return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, at_least)
+        threads, at_least = 1024 if together * words <= 24 or columns == 1 else 768, 1
+        return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, at_least, x_adjacent)
     at_least = 4 if R // down * (1 + together * columns) * number(names.acc).itemsize <= 256 else 2
-    return SpmvSmall(names, R, K, lanes, down, across, together, False, transposed, 128, at_least)
+    return SpmvSmall(names, R, K, lanes, down, across, together, False, transposed, 128, at_least, x_adjacent)
 
 
 @lru_cache(maxsize=4096)
@@ -762,15 +345,74 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
     Blocks of 4 rows, and of 8 and more, gain by fewer columns a lane (.50 against .54 ms, 1.31 against 1.52).
     """
     words = R * max(1, number(names.acc).itemsize // 4)
-    width = 16 // _BYTES[names.b] if aligned else 1
+    width = 16 // BYTES[names.b] if aligned else 1
     if R == 4 or R >= 8:
-        width = min(width, 2 if _BYTES[names.b] < 8 else 1 if R >= 8 else 2)
+        width = min(width, 2 if BYTES[names.b] < 8 else 1 if R >= 8 else 2)
     while width > 1 and (N % width or words * width > 48):
         width //= 2
     light = words * width <= 8 and names.acc != "c128"
     together = 4 if K <= 2 and light else 1
     at_least = 8 if light else 3 if words * width < 64 else 2
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
+
+
+#: Bytes of blocks that a warp has brought at once, and rows of blocks from which the tensor cores of float64 pay.
+_CHUNK_BYTES, _DMMA_ROWS = 3600, 6
+#: Shared memory of a CTA that needs no asking for, and of a multiprocessor beside an L1 for B.
+_STATIC_BYTES, _ALL_STAGES = 48 << 10, 208 << 10
+
+
+def _chunk(bytes_of_block: int, period: int, most: int) -> tuple[int, int]:
+    """Blocks of a chunk, a multiple of the period, and how many CTAs have room: four warps of two chunks each."""
+
+    def stages(chunk: int) -> int:
+        return 4 * 2 * (-(-chunk * bytes_of_block // 16) * 16 + 16 + 8 * chunk)
+
+    chunk = max(period, min(most, _CHUNK_BYTES // bytes_of_block) // period * period)
+    while chunk > period and stages(chunk) > _STATIC_BYTES:
+        chunk -= period
+    return chunk, _ALL_STAGES // stages(chunk)
+
+
+@lru_cache(maxsize=4096)
+def spmm_staged(names: Types, R: int, K: int, N: int) -> SpmmStaged:
+    """The kernel for a product of small float32 or float64 blocks with few columns, where all is aligned.
+
+    16 bytes of B to a lane, fewer of float32 at 4 rows and from 8 on, as in `spmm_small`. Of a row of 27 blocks all
+    come at once if they are small. As many CTAs as registers allow: for sums, for what a lane has asked for of B, and
+    some more where loops are not unrolled. Timed on an H200 with 16 columns, best of 60 ways: 0.25, 0.46, 0.64 and
+    0.90 ms at 2, 3, 4 and 5 in float64, 0.17, 0.26, 0.34, 0.74 and 1.14 at 2, 3, 4, 6 and 8 in float32.
+    """
+    size = BYTES[names.a]
+    width = 16 // size
+    if R == 4 or R >= 8:
+        width = 2
+    while N % width:
+        width //= 2
+    lanes = _ceil_power_of_two(-(-N // width), 32)
+    together = 2 if R * K * size <= 16 else 1
+    chunk, room = _chunk(R * K * size, 4, 28 if lanes >= 8 else 32)
+    deep = K if K <= 4 else next(n for n in (4, 3, 5, 7, 2, 1) if K % n == 0)
+    words = (R + deep * together) * width * size // 4 + (16 if deep < K else 0) + (16 if R >= 7 else 0)
+    if K <= 3 and words <= 24:
+        at_least = 8 if words <= 16 or K == 3 else 7
+    else:
+        at_least = 6 if words <= 40 and deep == K else 5 if words <= 44 else 4 if words <= 64 else 3
+    return SpmmStaged(names, R, K, lanes, width, together, chunk, min(at_least, room))
+
+
+@lru_cache(maxsize=4096)
+def spmm_f64(index: str, R: int, K: int, N: int) -> SpmmF64:
+    """The kernel for a product of float64 blocks of 6 rows and more with few columns, where all is aligned.
+
+    1.2 and 1.7 ms at 6 and 8 with 16 columns, where `spmm_staged` takes 1.4 and 2.1.
+    """
+    pairs = 1 if N <= 16 else 2
+    period = 1 if K % 4 == 0 or (K > 8 and K % 2) else 2 if K % 2 == 0 else 4
+    together = 2 if pairs == 1 and K <= 12 and period < 4 else 1
+    chunk, room = _chunk(R * K * 8, period, 28)
+    at_least = 3 if pairs > 1 else 5 if R <= 8 and period < 4 else 4
+    return SpmmF64(index, R, K, pairs, together, chunk, min(at_least, room))
 
 
 @lru_cache(maxsize=4096)
@@ -797,7 +439,7 @@ def spmv(names: Types, R: int, C: int, transposed: bool = False, aligned: bool =
     small = R <= _SMALL_BLOCK and C <= _SMALL_BLOCK
     lanes = 8 if C <= 2 else 16 if C < 16 else 32
     rows = R if small else 4 if names.acc == "c128" else 8
-    vector = 16 // _BYTES[names.a]
+    vector = 16 // BYTES[names.a]
     if small or transposed or not aligned or C % vector:
         vector = 1
     return Spmv(names, lanes, rows, R if small else 0, C if small else 0, transposed, vector)
@@ -818,7 +460,7 @@ def blocks_sm90(
     high as the block allows. Sampled, neighbours in a block row fill 256 columns, since they share what they read of
     X; where columns run fastest, a part of them is 64 wide at least.
     """
-    names = _CUDA_NAMES[a], _CUDA_NAMES[out]
+    names = CUDA_NAMES[a], CUDA_NAMES[out]
     if arch != "sm_90a" or a != b or a not in HALF_DTYPES or names[1] not in (names[0], "f32"):
         return None
     if R % 16 or N % 16 or K % 8 or not K:
@@ -849,14 +491,16 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
     if isinstance(config, GemmSm80):
-        return tensor_arch(arch) and config.shared_bytes <= _shared_kb(arch) * 1024
+        return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
+    if isinstance(config, SpmmStaged | SpmmF64):
+        return tensor_arch(arch)
     return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlocksSm90)
 
 
 def rare(config: Config) -> bool:
     """Is this left out when kernels are compiled ahead, unless all are asked for?"""
     if isinstance(config, GemmSm90):
-        usual = config.depth * _BYTES[config.types.a] == 128 if config.slot_rows >= 64 else config.flat
+        usual = config.depth * BYTES[config.types.a] == 128 if config.slot_rows >= 64 else config.flat
         few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
         return not usual or few_columns or config.tail > 0 or config.store == "columns"
     return isinstance(config, GemmSimt | Spmv) and config.types.index == "i64"
@@ -921,15 +565,19 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90]:
     ):
         config = blocks_sm90("sm_90a", dtype, dtype, out, R, 64, N, order)
         if config is not None and (order is not None or N >= 64):
-            yield config
+            yield config if order is None else replace(config, index="i32")
 
 
-def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm]:
+def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | SpmmF64]:
     """Of the kernels for small blocks, which have their sizes compiled in: all squares, and some others."""
     shapes = [*((n, n) for n in range(1, _MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16)]
     for (R, K), transposed, aligned in itertools.product(shapes, (False, True), (False, True)):
         yield spmv_small(names, R, K, transposed, aligned and not transposed)
         yield spmm_small(names, R, K, 16, transposed, aligned)
+        if aligned and not transposed and names.of_one("f64") and R >= _DMMA_ROWS:
+            yield from (spmm_f64(names.index, R, K, N) for N in (16, 64))
+        elif aligned and not transposed and (names.of_one("f32") or names.of_one("f64")):
+            yield from (spmm_staged(names, R, K, N) for N in (4, 16, 64))
 
 
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:

@@ -12,6 +12,7 @@
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
+using Index = INDEX;
 
 constexpr bool kSampled = SAMPLED;
 constexpr bool kBTransposed = B_TRANSPOSED;  // K runs fastest in B
@@ -47,9 +48,9 @@ struct alignas(1024) Shared {
 struct alignas(64) Problem {
   TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest first
   C* out;             // (blocks, R, N)
-  const i64* left;    // of BSR @ BSR: pair -> block of a; sampled: block -> block row
-  const i64* right;   // pair -> block of b; block -> block column
-  const i64* starts;  // block of the result -> its first pair; block row -> its first block
+  const Index* left;    // of BSR @ BSR: pair -> block of a
+  const Index* right;   // pair -> block of b; sampled: block -> block column
+  const Index* starts;  // block of the result -> its first pair; sampled: block row -> its first block
   int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
   i64 blocks, pairs;
   i64 a_blocks, b_blocks;  // sampled: block rows and block columns
@@ -70,21 +71,35 @@ template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / k
 
 __device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
-// Tile number t.
-__device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t) {
+// The block row of a block, by a whole warp. `near` is that of one before, from which it is not far.
+__device__ __forceinline__ i64 block_row_of(const Problem& problem, i64 block, i64 near) {
+  const int lane = threadIdx.x % 32;
+  const auto before = [&](i64 row) { return row < problem.a_blocks && i64(problem.starts[row]) <= block; };
+  const int more = __popc(__ballot_sync(0xffffffffu, before(near + 1 + lane)));
+  if (more < 32) return near + more;
+  i64 low = near + 32, high = problem.a_blocks;
+  while (high - low > 1) {
+    const i64 step = (high - low + 31) / 32, row = low + (lane + 1) * step;
+    low += __popc(__ballot_sync(0xffffffffu, row < high && before(row))) * step;
+    high = low + step < high ? low + step : high;
+  }
+  return low;
+}
+
+// Tile number t, by a whole warp; `row` goes with it from one to the next.
+__device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& block_row) {
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem);
   const int part = int(t / heights), block = part / int(parts), row = int(t % heights) * kTileM;
   if (block >= problem.blocks) return {0, 0, -1};
   if constexpr (!kSampled) {
-    const auto start = [&](i64 s) { return s < problem.blocks ? min(max(problem.starts[s], i64(0)), problem.pairs) : problem.pairs; };
+    const auto start = [&](i64 s) { return s < problem.blocks ? min(max(i64(problem.starts[s]), i64(0)), problem.pairs) : problem.pairs; };
     const i64 first = start(block);
     return {int(first), int(max(first, start(block + 1))), part, part + 1, row, 0};
   }
-  const i64 block_row = problem.left[block];
-  if (!in_range(block_row, problem.a_blocks)) return {1, 0};
+  block_row = block_row_of(problem, block, block_row);
   const bool narrow = kShared && part >= problem.narrow;
   const int width = narrow ? kNarrow / kPartN : kParts;
-  i64 begin = problem.starts[block_row] * parts, behind = problem.starts[block_row + 1] * parts;
+  i64 begin = i64(problem.starts[block_row]) * parts, behind = i64(problem.starts[block_row + 1]) * parts;
   if (narrow) begin = max(begin, i64(problem.narrow));
   if ((part - begin) % width != 0) return {1, 0};
   behind = min(behind, min(kShared && !narrow ? i64(problem.narrow) : problem.blocks * parts, i64(part) + width));
@@ -95,13 +110,19 @@ __device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.
 
 // One warp: claims tiles.
 __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
-  if (threadIdx.x % 32 != 0) return;
+  const bool leads = threadIdx.x % 32 == 0;
+  i64 block_row = 0;
   for (u32 n = 0;;) {
-    const Tile x = tile_at(problem, u32(atomicAdd(problem.counters, 1)));
+    int claimed = 0;
+    if (leads) claimed = atomicAdd(problem.counters, 1);
+    const Tile x = tile_at(problem, u32(__shfl_sync(0xffffffffu, claimed, 0)), block_row);
     if (x.first > x.last) continue;
-    wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
-    shared.tiles[n % kTiles] = x;
-    arrive(shared.tile_full[n % kTiles]);
+    if (leads) {
+      wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
+      shared.tiles[n % kTiles] = x;
+      arrive(shared.tile_full[n % kTiles]);
+    }
+    __syncwarp();
     ++n;
     if (x.part < 0) break;
   }
@@ -121,12 +142,12 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
       if constexpr (kSampled) {
         const int part = min(x.part + lane % kParts, x.behind - 1);
-        const i64 at = problem.right[part / parts];  // out of range: zeros behind the last one
-        column = int(in_range(at, problem.b_blocks) ? at : problem.b_blocks) * problem.N + part % parts * kPartN;
+        const Index at = problem.right[part / parts];  // out of range: zeros behind the last one
+        column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * problem.N + part % parts * kPartN;
       } else if (from + lane < x.last) {
-        const i64 left = problem.left[from + lane], right = problem.right[from + lane];
-        block_a = int(in_range(left, problem.a_blocks) ? left : problem.a_blocks);  // zeros behind the last one
-        block_b = int(in_range(right, problem.b_blocks) ? right : problem.b_blocks);
+        const Index left = problem.left[from + lane], right = problem.right[from + lane];
+        block_a = int(in_range(left, problem.a_blocks) ? i64(left) : problem.a_blocks);  // zeros behind the last one
+        block_b = int(in_range(right, problem.b_blocks) ? i64(right) : problem.b_blocks);
       }
       const bool narrow = is_narrow(x);
       const int copies = narrow ? kNarrow / kPartN : kParts;

@@ -35,6 +35,26 @@ template <class T> __device__ __forceinline__ T streamed(const T* __restrict__ f
   return one[0];
 }
 
+// kCount neighbouring elements, `kAlign` bytes at a time.
+template <int kAlign, int kCount, class T> __device__ __forceinline__ void read_together(T (&to)[kCount], const T* from) {
+  constexpr int kEach = kAlign > sizeof(T) && kCount * sizeof(T) % kAlign == 0 ? kAlign / sizeof(T) : 1;
+  struct alignas(kEach * sizeof(T)) Box { T values[kEach]; };
+#pragma unroll
+  for (int i = 0; i < kCount; i += kEach) {
+    const Box box = *reinterpret_cast<const Box*>(from + i);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) to[i + j] = box.values[j];
+  }
+}
+// An element that another multiprocessor may have written during this launch.
+template <class T> __device__ __forceinline__ T past_l1(const T* from) {
+  constexpr int kWords = sizeof(T) / 4;
+  union { u32 words[kWords]; T value; } box = {};
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) box.words[i] = __ldcg(reinterpret_cast<const u32*>(from) + i);
+  return box.value;
+}
+
 // The largest power of two, up to 16, that divides so many bytes.
 __device__ constexpr int alignment_of(int bytes) {
   return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;

@@ -421,24 +421,35 @@ def spmv() -> Picture:
 
 
 def spmv_small() -> Picture:
-    p = Picture(31, "spmv_small: y = alpha A @ x + beta y, blocks of up to 16 x 16")
-    p.prose(4.2, "A block row of 4 x 4 blocks in float64: 16 lanes, two blocks side by side, 4 by 2 lanes to a block.")
+    p = Picture(44.5, "spmv_small: y = alpha A @ x + beta y, blocks of up to 16 x 16")
+    p.prose(4.2, "A block row of 4 x 4 blocks in float64: 16 lanes, four blocks side by side, 2 by 2 lanes to a block.")
     for block in range(4):
         x = 8 + 16.2 * block
-        second = block >= 2
         p.text(x + 7, 6.8, f"block {block}", at="center", size=8)
         for r, c in itertools.product(range(4), range(2)):
-            lane = block % 2 * 8 + 2 * r + c
-            p.box(x + 7 * c, 8 + 2.2 * r, 7, 2.2, str(lane), "softmax" if second else "load", legend=False)
+            lane = block * 4 + 2 * (r % 2) + c
+            p.box(x + 7 * c, 8 + 2.2 * r, 7, 2.2, str(lane), "softmax" if r >= 2 else "load", legend=False)
     p.text(7.2, 9.1, "lane", at="right", size=8)
-    p.box(8, 18.6, 62.6, 2.2, "x[col[p] * K + k]: two values for each lane, used for all its rows", "plain")
+    p.box(8, 18.6, 62.6, 2.2, "x[col[p] * K + k]: 16 bytes for each lane, used for both its rows", "plain")
     p.arrow((39.3, 16.9), (39.3, 18.5))
     for r in range(4):
         tree = p.box(8 + 16.2 * r, 22.4, 14, 3.2, f"row {r}: blocks,\nthen columns", "sum", size=8)
         p.arrow((tree.top[0], 20.9), tree.top)
         p.arrow(tree.bottom, (tree.bottom[0], 26.9))
     p.box(8, 27, 62.6, 2, "y: one lane for each row writes", "store", legend=False)
-    p.text(1, 30, "Blue: the first turn of the lanes; orange: the second. A lane reads 16 bytes.", size=8)
+    p.text(1, 30.2, "Blue: the first row of a lane; orange: its second. A lane reads 16 bytes of a row.", size=8)
+    p.prose(33, "A row of 1000 blocks comes behind all others, as four pieces for four warps of any CTAs.")
+    for piece in range(4):
+        stop = min(256 * piece + 256, 1000) - 1
+        box = p.box(8 + 16.2 * piece, 34.6, 14, 3.4, f"a warp: blocks\n{256 * piece} to {stop}", "load", legend=False)
+        p.arrow(box.bottom, (box.bottom[0], 39.5))
+    p.box(8, 39.6, 62.6, 2, "partial: R sums of each piece", "sum", legend=False)
+    p.text(
+        1,
+        43,
+        "The warp that comes last adds the pieces, all its lanes together, in one fixed tree, and writes y.",
+        size=8,
+    )
     return p
 
 
@@ -457,6 +468,117 @@ def spmm() -> Picture:
     tree = p.box(14, 21.6, 56, 2, "sum over the groups: two steps of shuffles", "sum", legend=False)
     p.box(14, 24.4, 56, 2, "C: the groups share the rows", "store", legend=False)
     p.arrow(tree.bottom, (42, 24.3))
+    return p
+
+
+def spmm_staged() -> Picture:
+    p = Picture(46, "spmm_staged: small blocks through shared memory, few columns")
+    p.prose(
+        4.2,
+        "One warp over time, with two stages of its own (kStages). A block row of 27 blocks of 3 x 3 is one chunk. "
+        "The warp has every so-many-th block row: here i, j, k, l.",
+    )
+    lanes = Lanes(p, 7.6, ["the warp", "stage 0", "stage 1"], left=11)
+    lanes.do(0, 0, 4.5, "i", "load")
+    lanes.do(0, 4.5, 9, "j", "load")
+    lanes.do(0, 9, 19, "wait", "wait", size=8)
+    for turn, row in enumerate("ijk"):
+        t = 19 + 27 * turn
+        lanes.do(0, t, t + 13, f"row {row}", "multiply", size=8)
+        if turn < 2:
+            lanes.do(0, t + 13, t + 17.5, "kl"[turn], "load")
+        else:
+            lanes.do(0, t + 13, t + 17.5, "...", "load")
+        lanes.do(0, t + 17.5, t + 22, "sum", "sum", size=8)
+        lanes.do(0, t + 22, t + 27, "C", "store", size=8)
+        lanes.do(1 + turn % 2, t, t + 13, f"read: {row}", "plain", size=8)
+    lanes.do(1, 2, 18.4, "arrives: i", "wait", size=8)
+    lanes.do(2, 6.5, 45.4, "arrives: j", "wait", size=8)
+    lanes.do(1, 34, 72.4, "arrives: k", "wait", size=8)
+    lanes.do(2, 61, 100, "arrives: l", "wait", size=8)
+    p.prose(
+        19.4, "Blue letters: fetch asks for blocks and columns of that row by cp.async. Nobody waits for other warps."
+    )
+    p.text(1, 22.4, "A stage")
+    p.box(11, 21.3, 5, 2.2, "skip", size=8)
+    for block in range(4):
+        p.box(16 + 9 * block, 21.3, 9, 2.2, f"A[p + {block}]" if block else "A[p]", "load", size=8)
+    p.text(53.2, 22.4, "...", size=8)
+    p.box(56, 21.3, 18, 2.2, "columns of the blocks", "look", size=8)
+    p.text(11, 24.8, "from the last multiple of 16 bytes before block p on, 16 bytes to a lane", size=8)
+
+    p.prose(27.6, "Products in float64 by 16 columns: 4 groups of 8 lanes, 2 columns of B and C to a lane.")
+    for group in range(4):
+        y = 29 + 2.6 * group
+        p.text(13, y + 1.1, f"blocks {group}, {group + 4}, ...", at="right", size=8)
+        for lane in range(8):
+            p.box(14 + 7 * lane, y, 7, 2.2, f"lane {8 * group + lane}", "multiply", size=8)
+    p.text(14, 40, "columns 0 and 1", size=8)
+    p.text(42, 40, "then: sum over the groups by shuffles; they share the rows of C", at="center", size=8)
+    p.text(70, 40, "14 and 15", at="right", size=8)
+    p.prose(
+        41.8, "A value of A is read by a group at once (a broadcast), 16 bytes of B serve three rows of sums.", size=8
+    )
+    p.legend(44.4)
+    return p
+
+
+def spmm_f64() -> Picture:
+    p = Picture(45.2, "spmm_f64: small float64 blocks on the tensor cores, few columns")
+    p.prose(
+        4.2,
+        "Blocks of 6 x 6 by 16 columns, a warp to a block row. An instruction takes 8 rows and 4 of K. Two blocks are "
+        "a period: 12 of K, three steps, no gap between the blocks.",
+    )
+    p.text(1, 15.8, "A, from\nshared\nmemory", size=8)
+    for block in range(2):
+        p.text(15.5 + 13.2 * block, 9, f"block {block}", at="center", size=8)
+    kinds = ("load", "softmax", "sum")
+    for r, k in itertools.product(range(8), range(12)):
+        kind = kinds[k // 4] if r < 6 else "absent"
+        p.box(8.9 + 2.2 * k, 10.2 + 1.6 * r, 2.2, 1.6, kind=kind, legend=False)
+    p.line((22.1, 8.4), (22.1, 10.2))
+    for step in range(3):
+        p.text(13.3 + 8.8 * step, 24.2, f"step {step}", at="center", size=8)
+    p.text(8.9, 26, "dotted: rows that the block has not", size=8)
+    p.text(39, 9, "B, from memory: row 4 s + d of K, columns", size=8)
+    for k in range(12):
+        y = 10.2 + 1.07 * k
+        for n in range(16):
+            kind = "plain" if n % 2 else kinds[k // 4]
+            p.box(39 + 2.15 * n, y, 2.15, 1.07, kind=kind, legend=False)
+    for n in (0, 1, 2, 3):
+        p.text(40.1 + 2.15 * n, 24.2, str(n), at="center", size=8)
+    p.text(49, 24.2, "...", size=8)
+    p.text(72.3, 24.2, "15", at="center", size=8)
+    p.text(39, 26, "even columns: one instruction; odd ones: the other", size=8)
+
+    p.text(1, 29, "Lane 4 a + d, in each step:", bold=True)
+    a = p.box(1, 30.6, 20, 3.6, "A: row a, element d\n8 bytes", "look", size=8, legend=False)
+    b = p.box(1, 35.4, 20, 3.6, "B: columns 2 a and 2 a + 1\n16 bytes of row d", "load", size=8, legend=False)
+    first = p.box(27, 30.6, 21, 3.6, "mma_f64: columns 2 a\nof all lanes", "multiply", size=8, legend=False)
+    second = p.box(27, 35.4, 21, 3.6, "mma_f64: columns 2 a + 1\nof all lanes", "multiply", size=8, legend=False)
+    for start in (a, b):
+        p.arrow(start.right, first.left)
+        p.arrow(start.right, second.left)
+    sums = p.box(
+        54,
+        31.8,
+        20,
+        6,
+        "sums: row a, columns\n4 d, 4 d + 1, 4 d + 2, 4 d + 3\n32 bytes of C",
+        "store",
+        size=8,
+        legend=False,
+    )
+    p.arrow(first.right, (sums.x, 33.4))
+    p.arrow(second.right, (sums.x, 36.2))
+    p.prose(
+        41.4,
+        "The instruction leaves a lane columns 2 d and 2 d + 1 of its eight: of the even ones 4 d and 4 d + 2, of the "
+        "odd ones 4 d + 1 and 4 d + 3. They are neighbours in C, no sum crosses lanes. Blocks come as in spmm_staged.",
+        size=8,
+    )
     return p
 
 
@@ -915,6 +1037,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "spmv": spmv,
     "spmv_small": spmv_small,
     "spmm": spmm,
+    "spmm_staged": spmm_staged,
+    "spmm_f64": spmm_f64,
     "pairs": pairs,
     "blocks_sm90": blocks_sm90,
     "segment": segment,

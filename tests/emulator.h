@@ -25,6 +25,7 @@
 
 struct dim3 { unsigned x, y, z; };
 struct uint4 { unsigned x, y, z, w; };
+struct double2 { double x, y; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -148,7 +149,29 @@ template <class T> T exchange_number(T x, int lane) {
   if constexpr (sizeof(T) < 4) return T(exchange(unsigned(x), lane));
   else return __builtin_bit_cast(T, exchange(__builtin_bit_cast(unsigned, x), lane));
 }
+inline void read_two(double& x, double& y, const void* from, int wanted) {
+  double two[2] = {0, 0};
+  if (wanted) std::memcpy(two, from, 16);
+  x = two[0], y = two[1];
+}
+
+// Copies of a thread to shared memory: nothing is there before it has been waited for.
+struct Copy { void* to; const void* from; unsigned bytes, all; };
+inline thread_local std::vector<std::vector<Copy>> copies = {{}};
+inline unsigned char anchor;  // shared memory is counted from here
+inline void copy_some_if(int wanted, unsigned to, const void* from, unsigned bytes, unsigned all = 16) {
+  if (wanted) copies.back().push_back({&anchor + int(to), from, bytes, all});
+}
+inline void copy_if(int wanted, unsigned to, const void* from, unsigned bytes = 16) { copy_some_if(wanted, to, from, bytes, bytes); }
+inline void commit_copies() { copies.emplace_back(); }
+inline void wait_for_copies(std::size_t pending) {
+  while (copies.size() > pending + 1) {
+    for (const Copy& x : copies.front()) std::memset(x.to, 0, x.all), std::memcpy(x.to, x.from, x.bytes);
+    copies.erase(copies.begin());
+  }
+}
 }  // namespace emulator
+inline std::size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - &emulator::anchor; }
 template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulator::exchange_number(x, lane); }
 template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
@@ -158,6 +181,7 @@ template <class T> T __shfl_down_sync(unsigned, T x, int by) {
   return emulator::exchange_number(x, lane + by < 32 ? lane + by : lane);
 }
 template <class T> T __ldcs(const T* from) { return *from; }
+template <class T> T __ldg(const T* from) { return *from; }
 template <class T> T __ldcg(const T* from) { return *from; }
 inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
 inline int atomicSub(int* to, int x) { return __atomic_fetch_sub(to, x, __ATOMIC_SEQ_CST); }

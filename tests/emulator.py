@@ -171,7 +171,7 @@ class Kernel:
 
 
 #: Headers that are exchanged for those of the emulator.
-_OTHERS = {"tma.cuh": "emulated_tma.h", "wgmma.cuh": "emulated_wgmma.h"}
+_OTHERS = {"tma.cuh": "emulated_tma.h", "wgmma.cuh": "emulated_wgmma.h", "mma.cuh": "emulated_mma.h"}
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 #: Of instructions with several lines: what is in them, and the function that stands for them.
 _SEVERAL = {
@@ -179,6 +179,12 @@ _SEVERAL = {
     "cvt.f32.f16 %0, low": "low_half",
     "cvt.f32.f16 %0, high": "high_half",
     "tid.x": "thread_number",
+    "cp.async.cg.shared.global [%1], [%2], 16, %3": "copy_some_if",
+    "cp.async.cg.shared.global [%1], [%2], 16;": "copy_if",
+    "cp.async.ca.shared.global [%1], [%2], %3": "copy_if",
+    "cp.async.commit_group": "commit_copies",
+    "cp.async.wait_group": "wait_for_copies",
+    "ld.global.nc.v2.f64": "read_two",
 }
 
 
@@ -205,7 +211,7 @@ def _call(inside: str) -> str:
         return ""
     name = next((f for part, f in _SEVERAL.items() if part in said), said.split()[0].replace(".", "_"))
     values = [
-        re.sub(r'^"[=+]?[a-z]"\((.*)\)$', r"\1", x, flags=re.S) for part in operands for x in _parts(part, ",") if x
+        re.sub(r'^"[=+&]*[a-z]"\((.*)\)$', r"\1", x, flags=re.S) for part in operands for x in _parts(part, ",") if x
     ]
     return f"emulator::{name}({', '.join(values)})"
 

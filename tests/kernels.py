@@ -15,6 +15,8 @@ PACKAGE = Path(bsrgemm.__file__).parent
 
 _PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "launch.py:_packing", "tuning.py:gemm")
 
+_STAGED = ("tuning.py:plain", "tuning.py:_staged", "tuning.py:_chunk")
+
 _ATTENTION = (
     *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles", "_kept")),
     "attention_launch.py:_readable",
@@ -24,19 +26,19 @@ _ATTENTION = (
 
 #: kernel -> (source, the Python definitions that choose and launch it)
 KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "gemm_simt": ("gemm_simt.cu", (*_PRODUCT, "tuning.py:GemmSimt", "tuning.py:spmm")),
+    "gemm_simt": ("gemm_simt.cu", (*_PRODUCT, "configs.py:GemmSimt", "tuning.py:spmm")),
     "gemm_sm90": (
         "gemm_sm90.cu",
         (
             *_PRODUCT,
             *("launch.py:_tensor", "launch.py:_block_map", "launch.py:_operand_maps", "launch.py:_map"),
-            *("launch.py:_order", "launch.py:_counters", "tuning.py:GemmSm90", "tuning.py:gemm_sm90"),
+            *("launch.py:_order", "launch.py:_counters", "configs.py:GemmSm90", "tuning.py:gemm_sm90"),
             *("tuning.py:sm90_serves", "schedule.py:single", "schedule.py:merged", "schedule.py:split"),
         ),
     ),
     "gemm_sm80": (
         "gemm_sm80.cu",
-        (*_PRODUCT, "launch.py:_tensor", "tuning.py:GemmSm80", "tuning.py:gemm_sm80", "tuning.py:sm80_serves"),
+        (*_PRODUCT, "launch.py:_tensor", "configs.py:GemmSm80", "tuning.py:gemm_sm80", "tuning.py:sm80_serves"),
     ),
     "attention_sm90": (
         "attention_sm90.cu",
@@ -73,34 +75,42 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             ),
         ),
     ),
-    "match": ("match.cu", ("prepared.py:_matched", "tuning.py:Match")),
-    "spmv": ("spmv.cu", (*_PRODUCT, "tuning.py:Spmv", "tuning.py:spmv")),
+    "match": ("match.cu", ("prepared.py:_matched", "configs.py:Match")),
+    "spmv": ("spmv.cu", (*_PRODUCT, "configs.py:Spmv", "tuning.py:spmv")),
     "spmv_small": (
         "spmv_small.cu",
         (
             *_PRODUCT,
             *("launch.py:_long", "launch.py:_shares", "launch.py:_counters"),
             *("schedule.py:long_rows", "schedule.py:shares"),
-            *("tuning.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
+            *("configs.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
         ),
     ),
-    "spmm": ("spmm.cu", (*_PRODUCT, "tuning.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
+    "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
+    "spmm_staged": (
+        "spmm_staged.cu",
+        (*_PRODUCT, *("configs.py:SpmmStaged", "configs.py:_staged_grid"), *_STAGED, "tuning.py:spmm_staged"),
+    ),
+    "spmm_f64": (
+        "spmm_f64.cu",
+        (*_PRODUCT, *("configs.py:SpmmF64", "configs.py:_staged_grid"), *_STAGED, "tuning.py:spmm_f64"),
+    ),
     "blocks_sm90": (
         "blocks_sm90.cu",
         (
             *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch")),
-            *("device.py:CudaHome.sampled", "launch.py:_counters", "tuning.py:BlocksSm90", "tuning.py:blocks_sm90"),
+            *("device.py:CudaHome.sampled", "launch.py:_counters", "configs.py:BlocksSm90", "tuning.py:blocks_sm90"),
         ),
     ),
     "pairs": (
         "pairs.cu",
-        ("device.py:CudaHome.pair_products", "prepared.py:run", "tuning.py:Pairs", "tuning.py:pairs"),
+        ("device.py:CudaHome.pair_products", "prepared.py:run", "configs.py:Pairs", "tuning.py:pairs"),
     ),
     "segment": (
         "segment.cu",
-        ("device.py:CudaHome.segment_reduce", "prepared.py:run", "tuning.py:Segment", "tuning.py:segment"),
+        ("device.py:CudaHome.segment_reduce", "prepared.py:run", "configs.py:Segment", "tuning.py:segment"),
     ),
-    "expand": ("expand.cu", ("device.py:CudaHome.expand", "prepared.py:run", "tuning.py:Expand")),
+    "expand": ("expand.cu", ("device.py:CudaHome.expand", "prepared.py:run", "configs.py:Expand")),
 }
 
 #: The reports of racecheck in attention_sm90 (7, of one config, all looked up in its SASS) are of `shades` and `seen`,

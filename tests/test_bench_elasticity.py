@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -235,21 +237,62 @@ def test_what_does_not_converge_is_none(tiny: Tiny) -> None:
 
 
 # ---------------------------------------------------------------------------------------- problems
-def test_the_cube_is_what_scikit_fem_assembles(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[1, 300, 10**6])
+def chunked(request: pytest.FixtureRequest, load: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """bench/elasticity.py with chunks of one plane, of some, and of all."""
+    bench = load("elasticity")
+    monkeypatch.setattr(bench, "PLACES", request.param)
+    return bench
+
+
+def sorted_and_whole(A: scipy.sparse.bsr_array) -> bool:
+    """Rows have their blocks in order, and none twice."""
+    return all((np.diff(A.indices[i:j]) > 0).all() for i, j in itertools.pairwise(A.indptr))
+
+
+@pytest.mark.parametrize("cells", [2, 3])
+def test_the_cube_is_what_scikit_fem_assembles(chunked: Any, cells: int) -> None:
     from skfem.models.elasticity import lame_parameters, linear_elasticity
 
-    bench = load("elasticity")
-    monkeypatch.setattr(bench, "CELLS", 10)  # several chunks
-    problem = bench.cube(81)  # 3 x 3 x 3 cells would be 144
-    mesh = skfem.MeshHex.init_tensor(*(np.linspace(0, 1, 3) for _ in range(3)))
-    assert problem.A.shape == (54, 54)
+    problem = chunked.cube(3 * cells * (cells + 1) ** 2)
+    mesh = skfem.MeshHex.init_tensor(*(np.linspace(0, 1, cells + 1) for _ in range(3)))
     basis = skfem.Basis(mesh, skfem.ElementVector(skfem.ElementHex1()))
-    whole = linear_elasticity(*lame_parameters(bench.YOUNG, bench.POISSON)).assemble(basis).toarray()
-    free = np.repeat(mesh.p[0] > 0, 3)
+    whole = linear_elasticity(*lame_parameters(chunked.YOUNG, chunked.POISSON)).assemble(basis).toarray()
+    order = np.lexsort(mesh.p[::-1])
+    order = order[mesh.p[0][order] > 0]
+    assert problem.A.shape == (3 * len(order), 3 * len(order)) and sorted_and_whole(problem.A)
+    free = (3 * order[:, None] + np.arange(3)).ravel()
     np.testing.assert_allclose(problem.A.toarray(), whole[np.ix_(free, free)], atol=1e-14)
-    modes = bench.rigid_modes(mesh.p)
+    assert problem.A.has_canonical_format and problem.A.indices.dtype == np.int32
+    np.testing.assert_allclose(problem.modes, chunked.rigid_modes(mesh.p[:, order]), atol=1e-14)
+    modes = chunked.rigid_modes(mesh.p)
     assert np.linalg.matrix_rank(modes) == 6
     np.testing.assert_allclose(whole @ modes, 0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_the_plate_is_that_of_pyamg(chunked: Any, n: int) -> None:
+    from pyamg.gallery import linear_elasticity
+
+    A, modes = linear_elasticity((n, n), E=chunked.YOUNG, nu=chunked.POISSON, format="bsr")
+    problem = chunked.plate(2 * n * n)
+    assert problem.A.blocksize == A.blocksize and sorted_and_whole(problem.A)
+    np.testing.assert_allclose(problem.A.toarray(), A.toarray(), atol=1e-14)
+    np.testing.assert_allclose(problem.modes, modes, atol=1e-14)
+
+
+def test_set_up_leaves_pyamg_as_it_was(load: Any) -> None:
+    from pyamg.aggregation import smooth
+
+    bench = load("elasticity")
+    usual = smooth.approximate_spectral_radius
+    with bench.short_arnoldi():
+        assert smooth.approximate_spectral_radius is not usual
+        P = smooth.jacobi_prolongation_smoother(*(scipy.sparse.csr_array(np.eye(4) + 1) for _ in range(3)), None)
+    assert smooth.approximate_spectral_radius is usual
+    np.testing.assert_allclose(
+        P.toarray(), smooth.jacobi_prolongation_smoother(*(scipy.sparse.csr_array(np.eye(4) + 1),) * 3, None).toarray()
+    )
 
 
 def test_sizes_are_about_what_was_asked_for(load: Any) -> None:
@@ -279,9 +322,15 @@ def script(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
 
 def test_the_script_prints_a_line_for_each_case(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     script("--unknowns", "1000")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["2d", "2d", "3d", "3d"]
-    assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in lines[1:]}) == 1  # aligned
+    out, steps = capsys.readouterr()
+    lines = out.splitlines()
+    first = ["problem", "2d", "2d", "3d", "3d", "problem", "2d", "3d", "2d", "3d", "-"]
+    assert [line.split()[0] for line in lines[1:]] == first
+    for part in (lines[1:6], lines[6:11]):
+        assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
+    assert lines[-1].startswith("  - pyamg: has no smoother like that with blocks (2d 968 chebyshev, ")
+    assert all(re.match(r" +[0-9.]+ s  [23]d, ", line) for line in steps.splitlines())
+    assert re.search(r"2d, 1,000 unknowns: assembly: [0-9.]+ s\n", steps)
     assert not list(tmp_path.iterdir())
 
 
@@ -306,16 +355,109 @@ def test_a_peer_that_fails_does_not_stop_the_run(
     assert "pyamg: RuntimeError: out of order" in capsys.readouterr().out
 
 
-def test_host_peers_are_left_out_of_large_cases(script: Any, tmp_path: Path) -> None:
-    script("--unknowns", "1000", "--problem", "2d", "--host-most", "999", "--keep")
-    assert all(row["peers"] == {} for row in json.loads((tmp_path / "elasticity_cpu.json").read_text())["rows"])
+def test_a_line_of_a_device_has_a_column_for_cupyx(
+    load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    bench = load("elasticity")
+    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(bench, "synchronize", lambda xp: None)
+    table = bench.Table("elasticity_fake", "Elasticity")
+    run = bench.Run(table, device=fake_device.install().name)
+    ours, host = bench.headings(True)
+    table.note(ours)
+    (line,) = bench.solved("2d", 1000, ["jacobi"], run)
+    table.note(host)
+    bench.compare_with_host(line, run)
+    (row,) = table.rows
+    assert set(row["peers"]) == {"scipy bsr", "pyamg"} and row["good"] and row["same"]
+    assert "csr_array" in row["left_out"]["cupyx csr"]  # it does not know the fake's arrays
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert "cupyx csr" in lines[0] and "cupyx csr" not in lines[2]
+    for part in (lines[:2], lines[2:]):
+        assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
+
+
+def rows_of(where: Path) -> list[dict[str, Any]]:
+    return json.loads((where / "elasticity_cpu.json").read_text())["rows"]
+
+
+def test_host_peers_are_left_out_of_large_cases(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    script("--unknowns", "1000", "--problem", "2d", "--host-most", "999", "--smoother", "jacobi", "--keep")
+    (row,) = rows_of(tmp_path)
+    assert row["peers"] == {} and row["left_out"] == dict.fromkeys(
+        ("pyamg", "scipy bsr"), "more unknowns than --host-most 999"
+    )
+    assert "  - pyamg: more unknowns than --host-most 999 (2d 968 jacobi)" in capsys.readouterr().out
+
+
+def test_host_peers_are_left_out_when_time_is_up(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi", "--seconds", "0", "--keep")
+    (row,) = rows_of(tmp_path)
+    assert row["good"] and row["peers"] == {} and set(row["left_out"]) == {"pyamg", "scipy bsr"}
+    assert "  - pyamg: --seconds 0: " in capsys.readouterr().out
+
+
+def test_a_larger_case_is_left_out_by_what_a_smaller_one_took(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script.bench, "SLOWER", 1e9)
+    options = ("--problem", "2d", "--smoother", "jacobi", "--seconds", "600", "--keep")
+    script("--unknowns", "1500", "1000", *options)
+    small, large = rows_of(tmp_path)
+    assert small["unknowns"] < large["unknowns"]
+    assert set(small["peers"]) == set(large["left_out"]) == {"pyamg", "scipy bsr"}
+    assert small["left_out"] == large["peers"] == {}
+
+
+def test_the_file_is_there_before_the_run_ends(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = []
+
+    def spy(line: Any, run: Any) -> None:
+        found.append(json.loads((tmp_path / "elasticity_cpu.json").read_text()))
+
+    monkeypatch.setattr(script.bench, "compare_with_host", spy)
+    script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi", "--keep")
+    (before,) = found
+    assert before["cut"] == "not finished"
+    assert before["rows"][0]["left_out"] == {"pyamg": "not reached", "scipy bsr": "not reached"}
+    assert "cut" not in json.loads((tmp_path / "elasticity_cpu.json").read_text())
+
+
+def test_a_case_that_fails_does_not_stop_the_others(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_: int) -> Any:
+        raise MemoryError("too large")
+
+    monkeypatch.setitem(script.bench.PROBLEMS, "2d", broken)
+    with pytest.raises(SystemExit, match="wrong: 2d, about 1,000 unknowns: MemoryError: too large"):
+        script("--unknowns", "1000", "--smoother", "jacobi", "--keep")
+    (row,) = rows_of(tmp_path)
+    assert row["problem"] == "3d" and row["good"] and set(row["peers"]) == {"pyamg", "scipy bsr"}
+
+
+@pytest.mark.parametrize(("took", "calls"), [(0.0, 3), (0.6, 2), (5.0, 1)])
+def test_what_takes_long_on_the_host_is_not_repeated(
+    load: Any, monkeypatch: pytest.MonkeyPatch, took: float, calls: int
+) -> None:
+    bench = load("elasticity")
+    monkeypatch.setattr(bench, "REPEATS", 2)
+    monkeypatch.setattr(bench, "PATIENCE", 1.0)
+    now, made = [0.0], []
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+
+    def call() -> None:
+        made.append(1)
+        now[0] += took
+
+    assert bench.timed(call)[1] == pytest.approx(took) and len(made) == calls
 
 
 def test_a_case_that_does_not_converge_is_wrong(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(script.bench, "MOST_ITERATIONS", 2)
-    with pytest.raises(SystemExit, match="wrong: 2d with 1,000 unknowns and jacobi"):
+    with pytest.raises(SystemExit, match="wrong: 2d, 968 unknowns, jacobi"):
         script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi")
     assert "WRONG" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm import _compile, _info, _verify, attention_tuning, decode_launch, jit, tuning
+from bsrgemm import _compile, _info, _verify, attention_tuning, configs, decode_launch, jit, tuning
 from bsrgemm.__main__ import main
 from bsrgemm.dtypes import DEVICE_DTYPES
 from bsrgemm.homes import Home
@@ -231,14 +231,14 @@ def test_a_wrong_case_fails(case: _verify.Case) -> None:
 
 def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the configs that tuning lists for float32: every value of every constant of each kernel."""
-    met: set[tuning.Config] = set()
+    met: set[configs.Config] = set()
     real = {name: getattr(HOST, name) for name in ("spmm", "segment_reduce")}
 
     def spmm(
         A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, *, transposed: bool = False, **how: Any
     ) -> None:
         if {A.dtype, B.dtype, out.dtype} == {FLOAT32}:
-            names = tuning.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
+            names = configs.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
             met.add(tuning.spmm(names, *(A.blocksize[::-1] if transposed else A.blocksize), B.shape[-1]))
         real["spmm"](A, B, out, acc, alpha, beta, transposed=transposed, **how)
 
@@ -250,29 +250,29 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
 
     def multiply(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
         if dtype == FLOAT32:
-            met.add(tuning.pairs(tuning.types(*[FLOAT32] * 4, INT64), a.data.shape[1] * b.data.shape[2]))
+            met.add(tuning.pairs(configs.types(*[FLOAT32] * 4, INT64), a.data.shape[1] * b.data.shape[2]))
         return Home.multiply(HOST, a, b, block_cols, dtype)
 
     for name, replacement in (("spmm", spmm), ("segment_reduce", segment_reduce), ("multiply", multiply)):
         monkeypatch.setattr(HOST, name, replacement)
     assert all(outcome.ok for outcome in _verify.run(dtypes=[FLOAT32]))
 
-    def constants(configs: set[tuning.Config], kind: type, *names: str) -> set[tuple[Any, ...]]:
-        return {tuple(getattr(c, n) for n in names) for c in configs if isinstance(c, kind)}
+    def constants(found: set[configs.Config], kind: type, *names: str) -> set[tuple[Any, ...]]:
+        return {tuple(getattr(c, n) for n in names) for c in found if isinstance(c, kind)}
 
     every = set(tuning.every_config((FLOAT32,)))
     for kind, *names in (
-        (tuning.GemmSimt, "lanes", "cols"),
-        (tuning.GemmSimt, "rows"),
-        (tuning.GemmSimt, "types"),
-        (tuning.Spmv, "lanes"),
-        (tuning.Spmv, "types"),
-        (tuning.Pairs, "lanes"),
-        (tuning.Segment, "operation", "lanes"),
+        (configs.GemmSimt, "lanes", "cols"),
+        (configs.GemmSimt, "rows"),
+        (configs.GemmSimt, "types"),
+        (configs.Spmv, "lanes"),
+        (configs.Spmv, "types"),
+        (configs.Pairs, "lanes"),
+        (configs.Segment, "operation", "lanes"),
     ):
         assert constants(met, kind, *names) == constants(every, kind, *names), (kind, names)
-    run_time = {c.lanes for c in every if isinstance(c, tuning.Spmv) and not c.block_r}
-    assert {c.lanes for c in met if isinstance(c, tuning.Spmv) and not c.block_r} == run_time
+    run_time = {c.lanes for c in every if isinstance(c, configs.Spmv) and not c.block_r}
+    assert {c.lanes for c in met if isinstance(c, configs.Spmv) and not c.block_r} == run_time
 
 
 def test_verify_on_a_gpu_that_is_not_there_says_what_is_missing(
@@ -301,7 +301,7 @@ def test_compile_fills_the_cache_once(cache_dir: Path, capsys: pytest.CaptureFix
 def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> None:
     pytest.importorskip("cupy")
     float64, int32 = np.dtype(np.float64), np.dtype(np.int32)
-    config = tuning.spmm(tuning.types(*[float64] * 4, int32), 3, 3, 1)
+    config = tuning.spmm(configs.types(*[float64] * 4, int32), 3, 3, 1)
     assert config.spec() in _compile.specs()
     _compile.build_all([("sm_90a", config.spec())], lambda summary: None)
     assert jit.build_report(config.spec(), "sm_90a").cached
@@ -318,7 +318,7 @@ def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.Capture
 def test_all_means_every_config() -> None:
     everything = _compile.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
     families = (tuning.every_config(), attention_tuning.every_config(), decode_launch.every_decode_config())
-    assert set(everything) == {config.spec() for configs in families for config in configs}
+    assert set(everything) == {config.spec() for family in families for config in family}
     assert len(set(everything)) == len(everything)
     assert set(_compile.specs()) < set(everything)
 
@@ -356,7 +356,7 @@ def test_a_kernel_that_does_not_compile_fails_the_command(
 ) -> None:
     pytest.importorskip("cupy")
     broken = jit.KernelSpec("expand.cu", "expand", (("INDEX", "nonsense"),))
-    good = tuning.Expand("i32").spec()
+    good = configs.Expand("i32").spec()
     monkeypatch.setattr(_compile, "specs", lambda *args, **kwargs: [broken, good])
     assert main(["compile", "--arch", "sm_80"]) == 1
     captured = capsys.readouterr()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm import attention_tuning, decode_launch, jit, tuning
+from bsrgemm import attention_tuning, configs, decode_launch, jit, tuning
 from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90, AttentionValues
 
 from .conftest import LONG
@@ -25,28 +25,32 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 SECONDS = 3.0 if LONG else 10.0
 
 
-def _kind(config: tuning.Config) -> tuple[str, ...]:
+#: Of blocks of up to 16 x 16, whose sizes are compiled in, some stand for the others.
+_SMALL = configs.SpmvSmall | configs.Spmm | configs.SpmmStaged | configs.SpmmF64
+
+
+def _kind(config: configs.Config) -> tuple[str, ...]:
     """What sets a config apart for the compiler: kernel, element type and the largest tile of it."""
     types = getattr(config, "types", None)
     element = types.a if types else getattr(config, "element", getattr(config, "entry", ""))
     detail = getattr(config, "operation", "")
-    if isinstance(config, tuning.GemmSm90):
+    if isinstance(config, configs.GemmSm90):
         layout = (config.slot_rows, config.a_transposed, config.b_transposed, config.store, config.types.c)
         # bfloat16 differs from float16 in the names of instructions
         detail = str(layout if element != "bf16" else (config.slot_rows, config.store))
-    elif isinstance(config, tuning.GemmSm80):
+    elif isinstance(config, configs.GemmSm80):
         detail = str((config.kind, config.slot_rows in (16, 32), config.a_transposed == config.b_transposed))
-    elif isinstance(config, tuning.GemmSimt | tuning.Spmv):
+    elif isinstance(config, configs.GemmSimt | configs.Spmv):
         detail = str(config.a_transposed)
-    elif isinstance(config, tuning.BlocksSm90):
+    elif isinstance(config, configs.BlocksSm90):
         detail = str((config.sampled, config.b_transposed, config.tile_m, config.out))
     return type(config).__name__, element, detail
 
 
-def spanning() -> Iterator[tuning.Config]:
+def spanning() -> Iterator[configs.Config]:
     """One config of each kernel, element type and operation: the one with the most registers at stake, and one with
     64-bit indices."""
-    largest: dict[tuple[str, ...], tuning.Config] = {}
+    largest: dict[tuple[str, ...], configs.Config] = {}
     for config in tuning.every_config():
         size = sum(v for v in vars(config).values() if isinstance(v, int))
         best = largest.get(_kind(config))
@@ -58,7 +62,7 @@ def spanning() -> Iterator[tuning.Config]:
             yield config
 
 
-def check(config: tuning.Config, arch: str) -> None:
+def check(config: configs.Config, arch: str) -> None:
     if tuning.runs_on(config, arch):
         check_spec(config.spec(), arch)
 
@@ -176,19 +180,19 @@ def test_tuning_returns_only_listed_configs() -> None:
     listed = set(tuning.every_config())
     for R, C in itertools.product((1, 3, 16, 32, 33, 48, 64, 96, 128, 192), (1, 2, 8, 15, 16, 32, 48, 64, 80, 144)):
         for N, dtype in itertools.product((1, 2, 9, 16, 64, 100, 4096), tuning.DEVICE_DTYPES):
-            wide = tuning.np.dtype(tuning.np.int32) if tuning.element(dtype) == "i8" else dtype
+            wide = tuning.np.dtype(tuning.np.int32) if configs.element(dtype) == "i8" else dtype
             for transposed, index in ((False, "i4"), (False, "i8"), (True, "i4")):
                 acc = tuning.accumulator_dtype(wide)
-                names = tuning.types(dtype, dtype, wide, acc, tuning.np.dtype(index))
+                names = configs.types(dtype, dtype, wide, acc, tuning.np.dtype(index))
                 for order, tf32 in itertools.product(("C", "F", ""), (False, True)):
                     problem = tuning.Problem(
                         "sm_90a", names, R, C, N, 1, 10, 10, 30, transposed, order, order, True, True, tf32
                     )
                     config = tuning.gemm(problem)
-                    if isinstance(config, tuning.GemmSm80 | tuning.GemmSm90):
+                    if isinstance(config, configs.GemmSm80 | configs.GemmSm90):
                         config = replace(config, types=replace(config.types, index="i32"))
-                    elif wide != dtype or isinstance(config, tuning.SpmvSmall | tuning.Spmm):
-                        continue  # of blocks of up to 16 x 16, whose sizes are compiled in, some stand for the others
+                    elif wide != dtype or isinstance(config, _SMALL):
+                        continue
                     assert config in listed, config
 
 
@@ -201,14 +205,15 @@ def test_tuning_returns_only_listed_configs() -> None:
         ("float16", (24, 16), "C", "gemm_simt", "gemm_simt", "spmv"),
         ("float32", (32, 32), "C", "gemm_sm80", "gemm_simt", "spmv"),
         ("float64", (32, 32), "C", "gemm_sm80", "gemm_simt", "spmv"),
-        ("float64", (3, 3), "C", "spmm", "spmm", "spmv_small"),
+        ("float64", (3, 3), "C", "spmm_staged", "spmm", "spmv_small"),
+        ("float64", (6, 6), "C", "spmm_f64", "spmm", "spmv_small"),
         ("complex64", (32, 32), "C", "gemm_simt", "gemm_simt", "spmv"),
         ("int16", (17, 3), "C", "gemm_simt", "gemm_simt", "spmv"),
     ],
 )
 def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plain, vector) -> None:
     dtype = tuning.np.dtype(dtype)
-    names = tuning.types(dtype, dtype, dtype, tuning.accumulator_dtype(dtype), tuning.np.dtype("i4"))
+    names = configs.types(dtype, dtype, dtype, tuning.accumulator_dtype(dtype), tuning.np.dtype("i4"))
     problem = tuning.Problem("sm_90a", names, *block, 100, 1, 10, 10, 30, False, b_order, "C", True, True)
     assert tuning.gemm(problem).spec().entry == kernel
     assert tuning.gemm(replace(problem, N=1)).spec().entry == vector
@@ -220,8 +225,8 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
 
 def test_span_covers_every_kernel_and_dtype() -> None:
     kinds = {_kind(c)[:2] for c in _SPANNING}
-    kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "Pairs", "BlocksSm90"}
-    kernels |= {"Segment", "Expand", "Match"}
+    kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmStaged", "SpmmF64"}
+    kernels |= {"Pairs", "BlocksSm90", "Segment", "Expand", "Match"}
     assert {k[0] for k in kinds} == kernels
-    elements = {tuning.element(d) for d in tuning.DEVICE_DTYPES} | {"e4m3"}
+    elements = {configs.element(d) for d in tuning.DEVICE_DTYPES} | {"e4m3"}
     assert {k[1] for k in kinds if k[0] == "GemmSimt"} == elements

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm import device, launch, prepared, tuning
+from bsrgemm import configs, device, launch, prepared
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 from bsrgemm.host import HOST
 
@@ -242,7 +242,7 @@ def test_products_of_pairs_of_blocks(dtype: np.dtype[Any], rng: np.random.Genera
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
-@pytest.mark.parametrize("operation", list(tuning.OPERATIONS))
+@pytest.mark.parametrize("operation", list(configs.OPERATIONS))
 def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
     ufunc = getattr(np, operation)
     values, order, starts = (

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm import tuned, tuning
+from bsrgemm import configs, tuned, tuning
 
 FLOAT16 = np.dtype(np.float16)
 PROBLEM = tuning.Problem(
     "sm_90a",
-    tuning.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
+    configs.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
     *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
 )
 
@@ -37,7 +37,7 @@ def test_nothing_is_chosen_before_anything_was_measured() -> None:
 def test_a_choice_is_kept_for_this_problem_and_this_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = list(tuning.candidates(PROBLEM))
     assert every[0] == tuning.gemm(PROBLEM)
-    assert {type(c) for c in every} == {tuning.GemmSm90, tuning.GemmSm80, tuning.GemmSimt}
+    assert {type(c) for c in every} == {configs.GemmSm90, configs.GemmSm80, configs.GemmSimt}
     for config in every:
         assert tuned.keep(PROBLEM, config) == folder / "tuned-some-card.json"
         tuned._loaded.clear()  # as another process would find it
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_as_good_as_none(folder: Path, damage: str) -> None:
 
 def test_only_asks_for_one_kernel_and_says_so_where_it_cannot() -> None:
     with tuned.only("GemmSm80"):
-        assert isinstance(tuned.choice(PROBLEM), tuning.GemmSm80)
+        assert isinstance(tuned.choice(PROBLEM), configs.GemmSm80)
         with pytest.raises(ValueError, match="GemmSm80 cannot multiply this"):
             tuned.choice(replace(PROBLEM, R=7))
     assert tuned.choice(PROBLEM) is None

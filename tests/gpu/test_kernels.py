@@ -411,7 +411,7 @@ def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
 SMALL_BLOCKS = [*((n, n) for n in range(1, 17)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16), (5, 8)]
 
 
-@kernel("spmv_small", "spmm")
+@kernel("spmv_small", "spmm", "spmm_staged", "spmm_f64")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex128"])
 @pytest.mark.parametrize("block", sanitized(SMALL_BLOCKS, "(3, 3)", "(13, 11)"), ids=str)
 def test_small_blocks_by_one_vector_and_by_few_columns(block, dtype, rng, checksum) -> None:
@@ -434,13 +434,80 @@ def test_small_blocks_by_one_vector_and_by_few_columns(block, dtype, rng, checks
         )
 
 
+@kernel("spmm_staged", "spmm_f64")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("block", [(1, 1), (2, 3), (3, 3), (4, 4), (5, 5), (6, 6), (7, 3), (9, 9), (15, 16)], ids=str)
+def test_blocks_that_come_through_shared_memory(block, dtype, rng, checksum) -> None:
+    """Rows of many chunks, of none and of a part of one; more rows than warps; batches; every call the same bits."""
+    import cupy
+
+    dtype = np.dtype(dtype)
+    R, K = block
+    lengths = np.array([0, 3000, 2, 28, 0, 29, 7, 500, *rng.integers(0, 30, 700 if R < 6 else 100), 0])
+    cols = 90
+    col = rng.integers(0, cols, lengths.sum())
+    data = values(rng, (len(col), *block), dtype)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    wide = np.zeros((2, len(lengths), cols, R, K))
+    np.add.at(wide[0], (row, col), data)
+    np.add.at(wide[1], (row, col), np.abs(data))
+    D, size = (x.swapaxes(1, 2).reshape(len(lengths) * R, cols * K) for x in wide)
+    for index, shape in ((np.int32, (2,)), (np.int64, (16,)), (np.int32, (34,)), (np.int32, (3, 8))):
+        arrays = (data, col.astype(index), indptr.astype(index))
+        A = bg.bsr_array(tuple(map(cupy.asarray, arrays)), shape=D.shape)
+        B = values(rng, (*shape[:-1], D.shape[1], shape[-1]), dtype)
+        dB = cupy.asarray(B)
+        got = bg.matmul(A, dB)
+        (plan,) = A._prepared.plans.values()
+        wanted = "spmm_f64" if R >= 6 and dtype == np.float64 else "spmm_staged"
+        assert plan.value.config.spec().entry == wanted
+        checksum(got)
+        assert_close(got.get(), D @ B.astype(float), size @ np.abs(B).astype(float), 3000 * K, dtype)
+        for _ in range(100):
+            assert bool((bg.matmul(A, dB) == got).all())
+
+
+@kernel("spmm_staged", "spmm_f64")
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("block", [(3, 3), (6, 6), (9, 7)], ids=str)
+def test_rows_take_nothing_from_blocks_that_they_lack(block, rng) -> None:
+    """NaN and Inf of B where a row has no block, and of blocks whose column is out of range, in chunks with gaps."""
+    import cupy
+
+    R, K = block
+    A = pattern(rng, 40, 30, R, K, np.dtype(np.float64), density=0.3)
+    data, indices, indptr, shape = A
+    B = values(rng, (shape[1], 16), np.dtype(np.float64))
+    B[7 * K : 8 * K] = np.nan
+    B[11 * K] = np.inf
+    indices = indices.copy()
+    spoiled = rng.integers(0, len(indices), 5)
+    data = data.copy()
+    data[spoiled] = np.nan
+    indices[spoiled] = [-1, 30, 2**31 - 1, -(2**31), 31]
+    dA = bg.bsr_array(tuple(map(cupy.asarray, (data, np.zeros_like(indices), indptr))), shape=shape)
+    dA.indices[...] = cupy.asarray(indices)
+    got = (dA @ cupy.asarray(B)).get()
+    row = np.repeat(np.arange(40), np.diff(indptr))
+    good = (indices >= 0) & (indices < 30)
+    want = np.zeros((40, R, 16))
+    with np.errstate(invalid="ignore"):
+        np.add.at(want, row[good], data[good] @ B.reshape(30, K, 16)[indices[good]])
+    want = want.reshape(-1, 16)
+    assert (np.isfinite(got) == np.isfinite(want)).all()
+    sound = np.isfinite(want)
+    np.testing.assert_allclose(got[sound], want[sound], rtol=1e-12, atol=1e-12)
+
+
 @kernel("spmv_small")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(1, 1), (2, 2), (3, 3), (8, 8), (16, 16)], ids=str)
 def test_long_rows_are_added_up_piece_by_piece(block, rng, checksum) -> None:
     import cupy
 
-    lengths = np.array([0, 100_000, 2, 1024, 0, 1025, 7, 5000, *[3] * 500])
+    lengths = np.array([0, 100_000, 2, 256, 0, 257, 1025, 7, 5000, *[3] * 500])
     col = rng.integers(0, 5000, lengths.sum()).astype(np.int32)
     data = values(rng, (len(col), *block), np.dtype(np.float64))
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -733,18 +800,18 @@ def test_two_streams_share_a_matrix(rng) -> None:
 def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, N, rng, monkeypatch) -> None:
     import cupy
 
-    from bsrgemm import jit, tuning
+    from bsrgemm import configs, jit
 
     A = pattern(rng, 30, 20, *block, "float16")
     B = cupy.asarray(values(rng, (A[3][1], N), np.dtype("float16")))
     calm = device(A) @ B
-    plain = tuning.GemmSm90.spec
+    plain = configs.GemmSm90.spec
 
     def stressed(config: Any) -> Any:
         spec = plain(config)
         return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
 
-    monkeypatch.setattr(tuning.GemmSm90, "spec", stressed)
+    monkeypatch.setattr(configs.GemmSm90, "spec", stressed)
     dA = device(A)
     for _ in range(20):
         assert bool((dA @ B == calm).all())

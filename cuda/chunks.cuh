@@ -1,0 +1,102 @@
+// Blocks on their way through shared memory (sm_80 and newer). A warp walks over block rows, and has the next blocks of
+// them and their columns brought, so many at a time, a chunk or more ahead.
+#pragma once
+
+#include "bsr.cuh"
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+
+// ------------------------------------------------------------------------------- copies
+template <int kBytes> __device__ __forceinline__ void copy_if(bool wanted, u32 to, const void* from) {
+  if constexpr (kBytes == 16)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global [%1], [%2], 16;\n}"
+                 ::"r"(int(wanted)), "r"(to), "l"(from) : "memory");
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], %3;\n}"
+                 ::"r"(int(wanted)), "r"(to), "l"(from), "n"(kBytes) : "memory");
+}
+// 16 bytes, of which only `bytes` are read; the others are zeros.
+__device__ __forceinline__ void copy_some_if(bool wanted, u32 to, const void* from, u32 bytes) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global [%1], [%2], 16, %3;\n}"
+               ::"r"(int(wanted)), "r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the last kPending groups of this thread's copies are there.
+template <int kPending> __device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ------------------------------------------------------------------------------- chunks
+// Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: behind the last one is rubbish.
+template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
+  static constexpr int kBytes = (kRead * kBlockBytes + 15) / 16 * 16 + 16;
+  alignas(16) u8 values[kBytes];
+  Index columns[kRead];
+  static_assert(kChunk <= 32 && kChunk <= kRead, "a column for each lane");
+
+  template <class A> __device__ __forceinline__ const A* blocks(int first) const {
+    return reinterpret_cast<const A*>(values + (u32(first) * u32(kBlockBytes) & 15));
+  }
+};
+
+// The same value, of which the compiler does not know how to work it out again.
+template <class T> __device__ __forceinline__ T kept(T x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
+// Columns of blocks against their number, in 32 bits where they have no more.
+template <class Index> struct Within {
+  i64 count;
+  __device__ __forceinline__ explicit Within(i64 columns) : count(columns) {}
+  __device__ __forceinline__ bool has(Index column) const { return in_range(column, count); }
+};
+template <> struct Within<int> {
+  u32 count;
+  __device__ __forceinline__ explicit Within(i64 columns) : count(columns < 0x7fffffff ? u32(columns) : 0x7fffffffu) {}
+  __device__ __forceinline__ bool has(int column) const { return u32(column) < count; }
+};
+
+// Of global memory that nobody writes to in this launch.
+template <class T> __device__ __forceinline__ T read_global(const u8* from) {
+  union { T value; u8 u1; u16 u2; u32 u4; u64 u8_; uint4 u16_; } box = {};
+  if constexpr (sizeof(T) == 1) box.u1 = __ldg(from);
+  else if constexpr (sizeof(T) == 2) box.u2 = __ldg(reinterpret_cast<const u16*>(from));
+  else if constexpr (sizeof(T) == 4) box.u4 = __ldg(reinterpret_cast<const u32*>(from));
+  else if constexpr (sizeof(T) == 8) box.u8_ = __ldg(reinterpret_cast<const u64*>(from));
+  else box.u16_ = __ldg(reinterpret_cast<const uint4*>(from));
+  return box.value;
+}
+
+// A block row, and the blocks of it that are left.
+struct Rest { int row, first, last; };
+
+template <class Problem> __device__ __forceinline__ Rest rest_of(const Problem& problem, int row) {
+  if (row >= int(problem.block_rows)) return {row, 0, 0};
+  const Range range = blocks_of_row(problem.indptr, row, problem.blocks);
+  return {row, int(range.first), int(range.last)};
+}
+// What comes behind a chunk: more of its row, or the row after so many.
+template <int kChunk, class Problem> __device__ __forceinline__ Rest behind(const Problem& problem, const Rest& x, int step) {
+  return x.last - x.first > kChunk ? Rest{x.row, x.first + kChunk, x.last} : rest_of(problem, x.row + step);
+}
+
+// The warp asks for the first chunk of what is left of a row.
+template <int kChunk, class Problem, class Index, int kBlockBytes, int kRead>
+__device__ __forceinline__ void fetch(const Problem& problem, Chunk<Index, kBlockBytes, kChunk, kRead>& chunk, const Rest& rest) {
+  const int lane = threadIdx.x % 32, left = rest.last - rest.first, count = left < kChunk ? left : kChunk;
+  const i64 begin = i64(rest.first) * kBlockBytes;
+  const int skip = int(begin) & 15, bytes = (count > 0 ? skip + count * kBlockBytes : 0) - lane * 16;
+  const u8* from = reinterpret_cast<const u8*>(problem.data) + begin - skip + lane * 16;
+  const u32 to = shared_address(chunk.values) + lane * 16;
+  constexpr int kMost = (15 + kChunk * kBlockBytes + 15) / 16 * 16;
+  if (rest.first + count < problem.blocks) {
+#pragma unroll
+    for (int at = 0; at < kMost; at += 512) copy_if<16>(at < bytes, to + at, from + at);
+  } else {  // nothing is read behind the last block
+#pragma unroll 1
+    for (int at = 0; at < kMost; at += 512) copy_some_if(at < bytes, to + at, from + at, bytes - at < 16 ? bytes - at : 16);
+  }
+  copy_if<sizeof(Index)>(lane < count, shared_address(chunk.columns + lane), problem.indices + rest.first + lane);
+  copies_end_group();
+}
