@@ -86,7 +86,7 @@ __device__ __forceinline__ i64 block_row_of(const Problem& problem, i64 block, i
   return low;
 }
 
-// Tile number t, by a whole warp; `row` goes with it from one to the next.
+// Tile number t, by a whole warp; `block_row` goes with it from one to the next.
 __device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& block_row) {
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem);
   const int part = int(t / heights), block = part / int(parts), row = int(t % heights) * kTileM;
