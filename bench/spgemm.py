@@ -1,6 +1,6 @@
 """A @ A for a block-sparse A: how fast, beside dense cuBLAS, cupyx's CSR and SciPy.
 
-blocks: random blocks of 128 and 64, float16, n = 8192, density .22. Rate = 2 * pairs of blocks that meet * side^3 over
+blocks: random blocks of 128 and 64, float16, n = 8192 and 16384, density .22. Rate = 2 * pairs that meet * side^3 over
 time, of the whole call and of its products alone, when it is known which blocks meet. mesh: 3 x 3 blocks in float64
 between the nodes of 60 x 60 x 60 hexahedra, 27 neighbours; cupyx may find no room for the products of the large one, so
 that a smaller one comes first. Medians by CUDA events, L2 flushed by reading, 0.25 s of idling before each timing; the
@@ -27,10 +27,12 @@ from bsrgemm.benchmark.product_peers import dense_cublas
 from bsrgemm.benchmark.random_data import normal, widen
 from bsrgemm.benchmark.timing import Call
 
-#: Rows and columns of A, and its density
-SIDES, DENSITY = {"cpu": 1024, "cuda": 8192}, 0.22
-#: Side of a block -> TFLOP/s of the products alone to be reached
-BLOCKS = {128: 400.0, 64: None}
+DENSITY = 0.22
+#: {rows and columns of A, side of a block, TFLOP/s of the products alone to be reached}
+BLOCKS: dict[str, list[tuple[int, int, float | None]]] = {
+    "cpu": [(1024, 128, None), (1024, 64, None)],
+    "cuda": [(8192, 128, 400.0), (16384, 128, 400.0), (8192, 64, None), (16384, 64, None)],
+}
 #: Hexahedra along an edge, and how many times as fast as cupyx
 MESHES = {"cpu": (6, 10), "cuda": (30, 60)}
 TARGET_MESH = 5.0
@@ -77,10 +79,10 @@ def dense_seconds(bench: Bench, n: int) -> dict[str, float | None]:
     return peer_seconds(bench, "dense", {name: make}, off, kind)
 
 
-def block_lines(bench: Bench, table: Table, b: int, target: float | None) -> None:
+def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None) -> None:
     """The whole call, and its products alone."""
     bench.release()
-    xp, n = bench.xp, SIDES[bench.device]
+    xp = bench.xp
     A = random_matrix(xp, n, b)
     D = dense_of(xp, A.data, block_rows(A), A.indices, n)
     want, norms = D @ D, xp.sqrt((D * D).sum(axis=1))[:, None]
@@ -104,7 +106,7 @@ def block_lines(bench: Bench, table: Table, b: int, target: float | None) -> Non
         ("products alone", lambda: home.pair_products(A.data, ia, A.data, ib, starts, A.dtype), products_off, target),
     ]
     for what, call, error, least in lines:
-        label = f"{b:4} {what:14}"
+        label = f"{n:5} {b:4} {what:14}"
         seconds = measured(bench, table, label, call, error, "float16")
         if seconds is None:
             continue
@@ -120,8 +122,8 @@ def block_lines(bench: Bench, table: Table, b: int, target: float | None) -> Non
 
 def section_blocks(bench: Bench, table: Table) -> None:
     """Random blocks in float16."""
-    for b, target in BLOCKS.items():
-        guarded(bench, table, f"{b}", partial(block_lines, bench, table, b, bench.target(target)))
+    for n, b, target in BLOCKS[bench.device]:
+        guarded(bench, table, f"{n} {b}", partial(block_lines, bench, table, n, b, bench.target(target)))
 
 
 # -------------------------------------------------------------------------------------------- mesh

@@ -392,3 +392,74 @@ def by_peer(found: list[Row]) -> str:
         ours = row["seconds"]
         lines.append([what, number(ours * 1e3, 2), f"{name} {seconds * 1e3:.2f}", f"{seconds / ours:.1f} x"])
     return table(["", "bsrgemm, ms", "fastest peer, ms", "faster"], lines)
+
+
+def sparse_products(found: list[Row]) -> str:
+    """A @ A of random blocks: the whole call and its products alone, beside a dense product."""
+    header = ["float16, density .22", "ms", "TFLOP/s", "at least", "reached", "dense cuBLAS, ms"]
+    lines = []
+    for row in found:
+        what = f"n = {size(row['n'])}, {row['block'][0]} x {row['block'][1]}, {row['what']}"
+        if failure(row):
+            lines.append(bad(row, what, len(header)))
+            continue
+        dense, least = row["peers"].get("cuBLAS"), number(row["target"]) if row["target"] else ""
+        lines.append(
+            [what, number(row["seconds"] * 1e3, 3), number(row["tflops"]), least, verdict(row["reached"]),
+             number(dense and dense * 1e3, 2)]
+        )  # fmt: skip
+    return table(header, lines)
+
+
+def mesh_products(found: list[Row]) -> str:
+    """A @ A of a mesh beside CSR."""
+    lines = []
+    for row in found:
+        what = f"{row.get('cells')}^3 hexahedra, {row.get('n', 0):,} rows"
+        if failure(row):
+            lines.append(bad(row, what, 5))
+            continue
+        cupyx = row["peers"].get("cupyx csr")
+        wanted = f"{row['target']:.0f} x" if row["target"] else ""
+        told = "-" if row["ratio"] is None else f"{row['ratio']:.1f} x"
+        lines.append(
+            [what, number(row["seconds"] * 1e3, 2), number(cupyx and cupyx * 1e3, 2), told,
+             f"{wanted} {verdict(row['reached'])}"]
+        )  # fmt: skip
+    return table(["3 x 3 blocks, float64", "bsrgemm, ms", "cupyx csr, ms", "faster", "wanted"], lines)
+
+
+def sampled(found: list[Row]) -> str:
+    """Rates of sampled products beside the dense one."""
+    header = ["density .22", "ms", "TFLOP/s", "of dense cuBLAS", "at least", "reached", "torch sampled_addmm, TFLOP/s"]
+    lines = []
+    for row in found:
+        what = f"{row['dtype']}, {row['block'][0]} x {row['block'][1]}, Y {row['layout']}-major"
+        if failure(row):
+            lines.append(bad(row, what, len(header)))
+            continue
+        lines.append(
+            [what, number(row["seconds"] * 1e3, 3), number(row["tflops"], 1), number(row["ratio"], 2),
+             number(row["target"], 2) if row["target"] else "", verdict(row["reached"]),
+             number(row["peers"].get("torch sampled_addmm"), 2)]
+        )  # fmt: skip
+    return table(header, lines)
+
+
+def solvers(found: list[Row]) -> str:
+    """Time to 1e-8, its share in products, and peers with the same smoother."""
+    header = ["", "iterations", "bsrgemm, ms", "in products", "cupyx csr, ms", "pyamg on the CPU, ms"]
+    lines = []
+    for row in found:
+        what = f"{row['problem']}, {row['unknowns']:,} unknowns, {row['smoother']}"
+        if not row.get("good"):
+            lines.append([what, "**WRONG**", *[""] * (len(header) - 2)])
+            continue
+        peers = row["peers"]
+        cells = [
+            number(peers[name]["seconds"] * 1e3, 1) + f" ({peers[name]['iterations']})" if name in peers else "-"
+            for name in ("cupyx csr", "pyamg")
+        ]
+        inside = f"{row['products']['A, P, R'] / row['seconds']:.0%}"
+        lines.append([what, str(row["iterations"]), number(row["seconds"] * 1e3, 1), inside, *cells])
+    return table(header, lines)

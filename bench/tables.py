@@ -52,6 +52,14 @@ GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
         ("spmv_uneven_cuda", "`A @ x` on rows of different lengths, 3 x 3 float64", rows.relative),
         ("matmul_cpu", "products on two cores of a CPU", rows.by_peer),
     ],
+    "sparse": [
+        ("spgemm_blocks_cuda", "`A @ A`, random blocks", rows.sparse_products),
+        ("spgemm_mesh_cuda", "`A @ A`, a mesh", rows.mesh_products),
+        ("sddmm_table_cuda", "`bg.sddmm`: 8192 x 8192 x 8192 in float16, 2048 in float64", rows.sampled),
+    ],
+    "solver": [
+        ("elasticity_cuda", "linear elasticity by CG with a V-cycle of smoothed aggregation, to 1e-8", rows.solvers)
+    ],
     "llama": [("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", rows.llama)],
 }
 

@@ -351,10 +351,12 @@ def _order(x: Array) -> str:
     size = x.itemsize
     row, col = strides[-2:]
     rows, cols = x.shape[-2:]
+    if cols == 1 and row == size:
+        return "F"  # nobody asks where a second column is
     if col == size and row % 16 == 0 and size * cols <= row < _MOST_STRIDE:
         return "C"
-    if row == size and (cols == 1 or (col % 16 == 0 and size * rows <= col < _MOST_STRIDE)):
-        return "F"  # of one column nobody asks where the next one is
+    if row == size and col % 16 == 0 and size * rows <= col < _MOST_STRIDE:
+        return "F"
     return ""
 
 

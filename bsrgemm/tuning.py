@@ -332,7 +332,9 @@ def spmv_small(
         few = [n for n in (4, 3) if n * words <= _MOST_WORDS] or [max(1, min(2, _MOST_WORDS // words))]
         together = min(few, key=lambda n: -(-_USUAL_ROW // (side * n)) * side * n)
     if R * K * size <= 72:
-        threads, at_least = 1024 if together * words <= 24 or columns == 1 else 768, 1
+        fits_64 = x_adjacent and not transposed and names.of_one("f64") and names.index == "i32"  # registers
+        light = together * words <= 24 or (columns == 1 and fits_64)
+        threads, at_least = 1024 if light else 768, 1
         return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, at_least, x_adjacent)
     at_least = 4 if R // down * (1 + together * columns) * number(names.acc).itemsize <= 256 else 2
     return SpmvSmall(names, R, K, lanes, down, across, together, False, transposed, 128, at_least, x_adjacent)
@@ -356,19 +358,21 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
 
 
-#: Bytes of blocks that a warp has brought at once, and rows of blocks from which the tensor cores of float64 pay.
-_CHUNK_BYTES, _DMMA_ROWS = 3600, 6
+#: Bytes of blocks that a warp has brought at once, for the plain cores and for those of float64.
+_CHUNK_BYTES, _DMMA_BYTES = 3600, 2304
+#: Rows of blocks from which the tensor cores of float64 pay.
+_DMMA_ROWS = 6
 #: Shared memory of a CTA that needs no asking for, and of a multiprocessor beside an L1 for B.
 _STATIC_BYTES, _ALL_STAGES = 48 << 10, 208 << 10
 
 
-def _chunk(bytes_of_block: int, period: int, most: int) -> tuple[int, int]:
+def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[int, int]:
     """Blocks of a chunk, a multiple of the period, and how many CTAs have room: four warps of two chunks each."""
 
     def stages(chunk: int) -> int:
         return 4 * 2 * (-(-chunk * bytes_of_block // 16) * 16 + 16 + 8 * chunk)
 
-    chunk = max(period, min(most, _CHUNK_BYTES // bytes_of_block) // period * period)
+    chunk = max(period, min(most, wanted // bytes_of_block) // period * period)
     while chunk > period and stages(chunk) > _STATIC_BYTES:
         chunk -= period
     return chunk, _ALL_STAGES // stages(chunk)
@@ -391,7 +395,7 @@ def spmm_staged(names: Types, R: int, K: int, N: int) -> SpmmStaged:
         width //= 2
     lanes = _ceil_power_of_two(-(-N // width), 32)
     together = 2 if R * K * size <= 16 else 1
-    chunk, room = _chunk(R * K * size, 4, 28 if lanes >= 8 else 32)
+    chunk, room = _chunk(R * K * size, _CHUNK_BYTES, 4, 28 if lanes >= 8 else 32)
     deep = K if K <= 4 else next(n for n in (4, 3, 5, 7, 2, 1) if K % n == 0)
     words = (R + deep * together) * width * size // 4 + (16 if deep < K else 0) + (16 if R >= 7 else 0)
     if K <= 3 and words <= 24:
@@ -410,8 +414,8 @@ def spmm_f64(index: str, R: int, K: int, N: int) -> SpmmF64:
     pairs = 1 if N <= 16 else 2
     period = 1 if K % 4 == 0 or (K > 8 and K % 2) else 2 if K % 2 == 0 else 4
     together = 2 if pairs == 1 and K <= 12 and period < 4 else 1
-    chunk, room = _chunk(R * K * 8, period, 28)
-    at_least = 3 if pairs > 1 else 5 if R <= 8 and period < 4 else 4
+    chunk, room = _chunk(R * K * 8, _DMMA_BYTES, period, 28)
+    at_least = 3 if pairs > 1 else 4 if R > 8 or period == 4 else 6 if period == 1 else 5
     return SpmmF64(index, R, K, pairs, together, chunk, min(at_least, room))
 
 
@@ -565,7 +569,9 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90]:
     ):
         config = blocks_sm90("sm_90a", dtype, dtype, out, R, 64, N, order)
         if config is not None and (order is not None or N >= 64):
-            yield config if order is None else replace(config, index="i32")
+            yield config
+            if order is not None:
+                yield replace(config, index="i32")
 
 
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | SpmmF64]:

@@ -1,7 +1,7 @@
 // y[i*R + r] = alpha * sum_p sum_k A[p, r, k] * x[col[p]*K + k] + beta * y[i*R + r],  p in block row i
 // Blocks of up to 16 x 16, at the speed of memory. kLanes lanes share a block row. Of these kRowLanes * kColumnLanes share
 // a block, and as many blocks as there is room for lie side by side; a lane has kR / kRowLanes rows and kK / kColumnLanes
-// neighbouring columns. Rows of more than kLong blocks come at the end, cut into pieces that are dealt to all warps; who
+// neighbouring columns. Rows of more than kLong blocks come at the end, cut into pieces that are dealt to many warps; who
 // comes last adds the pieces of a row.
 #include "bsr.cuh"
 #include "stream.cuh"
@@ -19,6 +19,7 @@ constexpr bool kInChunks = IN_CHUNKS;       // a CTA has neighbouring block rows
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr bool kAdjacent = X_ADJACENT;      // x lies together, at a multiple of 16 bytes
 constexpr int kLong = 256;                  // blocks of a row, or of a piece of a longer one
+constexpr u32 kPieceCtas = 1024;            // that have pieces; short-lived ones need not look for any
 constexpr int kThreads = THREADS, kGroups = kThreads / kLanes, kWarps = kThreads / 32;
 constexpr int kRows = kR / kRowLanes, kColumns = kK / kColumnLanes;  // of a lane
 constexpr int kBlockLanes = kRowLanes * kColumnLanes, kBlocks = kLanes / kBlockLanes;
@@ -156,7 +157,7 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const __grid_constant__ LongRows rows) {
   const Lane lane(threadIdx.x % kLanes);
-  const int group = threadIdx.x / kLanes, pieces = *rows.count;
+  const int group = threadIdx.x / kLanes;
   const i64 from = kInChunks ? rows.bounds[blockIdx.x] : blockIdx.x * i64(kGroups);
   const i64 step = kInChunks ? kGroups : i64(gridDim.x) * kGroups;
   const i64 behind = kInChunks ? rows.bounds[blockIdx.x + 1] : problem.block_rows;
@@ -172,7 +173,10 @@ spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const _
 #pragma unroll
     for (int r = 0; r < kRows; ++r) store(problem, i * kR + lane.row + r * kRowLanes, acc[r]);
   }
-  for (int piece = blockIdx.x * kWarps + threadIdx.x / 32; piece < pieces; piece += gridDim.x * kWarps) {
+  const int ctas = gridDim.x < kPieceCtas ? gridDim.x : kPieceCtas;
+  if (int(blockIdx.x) >= ctas) return;
+  const int pieces = *rows.count;
+  for (int piece = blockIdx.x * kWarps + threadIdx.x / 32; piece < pieces; piece += ctas * kWarps) {
     __syncwarp();
     add_piece(problem, rows, lane, piece);
   }

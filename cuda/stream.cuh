@@ -49,7 +49,8 @@ template <int kAlign, int kCount, class T> __device__ __forceinline__ void read_
 // An element that another multiprocessor may have written during this launch.
 template <class T> __device__ __forceinline__ T past_l1(const T* from) {
   constexpr int kWords = sizeof(T) / 4;
-  union { u32 words[kWords]; T value; } box = {};
+  union { T value; u8 byte; u32 words[kWords > 0 ? kWords : 1]; } box = {};
+  if constexpr (sizeof(T) == 1) box.byte = __ldcg(reinterpret_cast<const u8*>(from));
 #pragma unroll
   for (int i = 0; i < kWords; ++i) box.words[i] = __ldcg(reinterpret_cast<const u32*>(from) + i);
   return box.value;

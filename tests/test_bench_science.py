@@ -40,7 +40,7 @@ def scripts(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> type
         (cases, "REPEATS", dict.fromkeys(both, 1)),
         (cases, "COPIED", dict.fromkeys(both, 1 << 16)),
         (spmv, "ROWS", dict.fromkeys(both, 120)),
-        (spgemm, "SIDES", dict.fromkeys(both, 512)),
+        (spgemm, "BLOCKS", dict.fromkeys(both, ((512, 128, 400.0), (512, 64, None)))),
         (spgemm, "MESHES", dict.fromkeys(both, (2,))),
         (sddmm, "SIDES", {device: {"float16": 256, "float64": 128} for device in both}),
         (sddmm, "BLOCKS", {"float16": {128: 0.8}, "float64": {32: None}}),

@@ -14,6 +14,7 @@ import pytest
 
 from bsrgemm import attention_tuning, configs, decode_launch, jit, tuning
 from bsrgemm.attention_tuning import PLAIN, AttentionSm80, AttentionSm90, AttentionValues
+from bsrgemm.dtypes import BFLOAT16
 
 from .conftest import LONG
 
@@ -139,7 +140,7 @@ def test_fp8_attention_is_listed_and_stands_for_every_shape() -> None:
     listed = set(attention_tuning.every_config())
     names = [np.dtype(x) for x in ("uint8", "float32")]
     for D, D_v in itertools.product((1, 16, 64, 80, 96, 128, 160, 256), repeat=2):
-        for how, out, writes in itertools.product((0, 1, 2), ("float16", "float32", tuning.BFLOAT16), (False, True)):
+        for how, out, writes in itertools.product((0, 1, 2), ("float16", "float32", BFLOAT16), (False, True)):
             for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
                 sizes = (D, D_v, how, True, writes, rows, keys, fine)
                 problem = attention_tuning.Problem("sm_90a", names[0], np.dtype(out), names[1], *sizes, fp8=True)

@@ -462,7 +462,7 @@ def test_blocks_that_come_through_shared_memory(block, dtype, rng, checksum) -> 
         got = bg.matmul(A, dB)
         (plan,) = A._prepared.plans.values()
         wanted = "spmm_f64" if R >= 6 and dtype == np.float64 else "spmm_staged"
-        assert plan.value.config.spec().entry == wanted
+        assert plan.value.config.spec().entry == (wanted if shape[-1] * dtype.itemsize % 16 == 0 else "spmm")
         checksum(got)
         assert_close(got.get(), D @ B.astype(float), size @ np.abs(B).astype(float), 3000 * K, dtype)
         for _ in range(100):
