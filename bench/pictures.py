@@ -68,6 +68,28 @@ def columns(found: dict[str, Any]) -> Figure:
     return figures.columns_figure(series, found)
 
 
+def small_blocks(blocks: dict[str, Any], table: dict[str, Any]) -> Figure:
+    """A @ x by side of square blocks: the share of a copy's bandwidth, beside cuSPARSE where it was timed."""
+    figure, axes = figures.new_axes("A @ x, square blocks, 27 a row: share of the bandwidth of a copy", blocks)
+    squares = [row for row in blocks["rows"] if row.get("share") and row["block"][0] == row["block"][1]]
+    beside = [row for row in table["rows"] if row.get("share")]
+    series = {"bsrgemm, float64": [(row["block"][0], row["share"]) for row in squares]}
+    for dtype in ("float64", "float32"):
+        own = [row for row in beside if row["dtype"] == dtype]
+        if dtype == "float32":
+            series["bsrgemm, float32"] = [(row["block"][0], row["share"]) for row in own]
+        peer = [(row["block"][0], row["peers"]["cuSPARSE BSR"]) for row in own if row["peers"].get("cuSPARSE BSR")]
+        series[f"cuSPARSE BSR, {dtype}"] = peer
+    for place, (name, points) in enumerate(series.items()):
+        ours = name.startswith("bsrgemm")
+        axes.plot(*zip(*points, strict=True), label=name, color=COLORS[place], marker="osD^"[place],
+                  linestyle="-" if ours else ":", linewidth=1.6 if ours else 1.2)  # fmt: skip
+    axes.axhline(0.8, color="0.5", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="side of a block", ylabel="share of a copy", ylim=(0, 1.15), xticks=range(1, 17))
+    axes.legend(loc="lower right", ncols=2, fontsize=8)
+    return figure
+
+
 #: Cases of the table of attention: (shape, mask, dtype) -> what to call it
 ATTENTION = {
     ((1, 16, 16384, 128), "full", "float16"): "full, 16K",
@@ -176,6 +198,7 @@ ALL = {
     "columns": Picture(columns, ("gemm_columns_cuda",)),
     "attention": Picture(attention, ("attention_table_cuda",)),
     "long": Picture(long, ("attention_long_cuda",)),
+    "small_blocks": Picture(small_blocks, ("spmv_blocks_cuda", "spmv_table_cuda")),
 }
 
 

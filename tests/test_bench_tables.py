@@ -198,12 +198,37 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [{"n": 1024, "block": 16, "columns": 128, "dtype": "float32", "seconds": 2e-3, "peers": {"scipy bsr": 1e-2}}],
         ["| n = 1,024, float32, blocks 16 x 16, 128 columns | 2.00 | scipy bsr 10.00 | 5.0 x |"],
     ),
+    "spgemm_blocks_cuda": (
+        [{"what": "products alone", "n": 8192, "block": [128, 128], "seconds": 1e-4, "tflops": 411.0,
+          "peers": {"cuBLAS": 2e-3}, "target": 400.0, "reached": True}],
+        ["| n = 8192, 128 x 128, products alone | 0.100 | 411 | 400 | yes | 2.00 |"],
+    ),
+    "spgemm_mesh_cuda": (
+        [{"cells": 30, "n": 89373, "seconds": 2e-3, "peers": {"cupyx csr": 1.5e-2}, "ratio": 7.5, "target": 5.0,
+          "reached": True},
+         {"cells": 60, "n": 680943, "seconds": 2e-2, "peers": {"cupyx csr": None}, "ratio": None, "target": 5.0,
+          "reached": None}],
+        ["| 30^3 hexahedra, 89,373 rows | 2.00 | 15.00 | 7.5 x | 5 x yes |",
+         "| 60^3 hexahedra, 680,943 rows | 20.00 | - | - | 5 x  |"],
+    ),
+    "sddmm_table_cuda": (
+        [{"dtype": "float16", "block": [128, 128], "layout": "row", "seconds": 5e-4, "tflops": 500.0, "ratio": 0.66,
+          "peers": {"torch sampled_addmm": 0.25}, "target": 0.8, "reached": False}],
+        ["| float16, 128 x 128, Y row-major | 0.500 | 500.0 | 0.66 | 0.80 | **no** | 0.25 |"],
+    ),
+    "elasticity_cuda": (
+        [{"problem": "3d", "unknowns": 1000, "smoother": "jacobi", "good": True, "iterations": 22, "seconds": 0.06,
+          "products": {"A, P, R": 0.03}, "peers": {"cupyx csr": {"seconds": 0.08, "iterations": 22}}},
+         {"problem": "2d", "unknowns": 1000, "smoother": "jacobi", "good": False}],
+        ["| 3d, 1,000 unknowns, jacobi | 22 | 60.0 | 50% | 80.0 (22) | - |",
+         "| 2d, 1,000 unknowns, jacobi | **WRONG** |  |  |  |  |"],
+    ),
     "llama_cuda": (
         [{"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25}],
         ["| decode of 248 tokens | 101.5 tokens/s | 25% |"],
     ),
 }  # fmt: skip
-MARKERS = ("gemm", "attention", "calls", "others", "llama")
+MARKERS = ("gemm", "attention", "calls", "others", "sparse", "solver", "llama")
 BETWEEN = "\nbetween\n".join(f"<!-- results:{name} -->\nold\n<!-- /results:{name} -->" for name in MARKERS)
 README = f"before\n{BETWEEN}\nafter\n"
 
@@ -233,9 +258,9 @@ def test_every_kind_of_result_has_its_table(load: Any, project: tuple[Path, list
         for line in lines:
             assert line in text
     head = "NVIDIA Test, 2031-05-04, bsrgemm 9.8, CuPy 14.2, NVRTC 13.0, driver for CUDA 13.2, torch 2.9, cudnn 9.9."
-    assert text.count(head) == 5
+    assert text.count(head) == 7
     assert text.startswith("before\n<!-- results:gemm -->\n") and text.endswith("<!-- /results:llama -->\nafter\n")
-    assert text.count("\nbetween\n") == 4 and "\nold\n" not in text and tables.NOT_YET not in text
+    assert text.count("\nbetween\n") == 6 and "\nold\n" not in text and tables.NOT_YET not in text
     for block in text.split("\n\n"):
         widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
         assert len(widths) <= 1, block
@@ -265,7 +290,9 @@ def test_check_sees_a_difference_and_writes_nothing(load: Any, project: tuple[Pa
     assert tables.main(options) == 1
 
 
-@pytest.mark.parametrize(("name", "lacks"), [("README.md", ["calls", "others", "llama"]), ("bench/RESULTS.md", [])])
+@pytest.mark.parametrize(
+    ("name", "lacks"), [("README.md", ["calls", "others", "sparse", "solver", "llama"]), ("bench/RESULTS.md", [])]
+)
 def test_the_tables_agree_with_the_results(name: str, lacks: list[str], load: Any) -> None:
     changed = subprocess.run(
         ["git", "status", "--porcelain", "bench/results"], cwd=ROOT, capture_output=True, text=True, check=False
