@@ -2,10 +2,12 @@
 
 2d: a plate of bilinear squares, held along its edges. Blocks of 2 x 2; with 3 rigid-body modes transfers have blocks of
 2 x 3 and 3 x 2, coarse matrices 3 x 3. 3d: a cube of trilinear hexahedra, held on one face: 3 x 3, 3 x 6, 6 x 3, 6 x 6.
-A line has the time to 1e-8, without set-up and moving, and the share of products with A, P and R in it. Beside it, on a
-GPU, the same algorithm with cupyx's CSR. When all sizes are done, peers on the host have lines of their own: the same
-algorithm with scipy's BSR, and pyamg's own CG with the same block Jacobi; those that are left out say why. `apart` is
-how far norms of residuals are from those of a peer, relative, at most. Steps and their seconds go to standard error.
+dg: a plate of linear triangles that share no nodes (discontinuous Galerkin), 6 unknowns each: 6 x 6, 6 x 3, 3 x 6,
+3 x 3. A line has the time to 1e-8, without set-up and moving, and the share of products with A, P and R in it. Beside
+it, on a GPU, the same algorithm with cupyx's CSR. When all sizes are done, peers on the host have lines of their own:
+the same algorithm with scipy's BSR, and pyamg's own CG with the same block Jacobi; those that are left out say why.
+`apart` is how far norms of residuals are from those of a peer, relative, at most. Steps and their seconds go to
+standard error.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +41,13 @@ LEAST_UNKNOWNS = 1000
 UNKNOWNS = {"cpu": (20_000,), "cuda": (250_000, 1_000_000, 4_000_000)}
 #: Young's modulus and Poisson's ratio
 YOUNG, POISSON = 1.0, 0.3
+LAME, SHEAR = YOUNG * POISSON / ((1 + POISSON) * (1 - 2 * POISSON)), YOUNG / (2 + 2 * POISSON)
+#: What a jump between triangles costs, times (LAME + 2 SHEAR) / length of the edge. With 3 the matrix has negative
+#: eigenvalues, with 3.5 it has none; the more it costs the more iterations: with 10 about 30 % more than with 6
+PENALTY = 6.0
+#: Aggregates of triangles grow along connections of this strength. With 0 iterations grow with the size: 43 and 60 with
+#: block Jacobi at 20,000 and 100,000 unknowns, here 40 and 41; with 0.17 aggregates stay too small: 43 and 79
+DG_STRENGTH = 0.08
 #: Places for blocks that are filled at a time: 0.5 GB of blocks of 3 x 3
 PLACES = 6_000_000
 #: Steps of Arnoldi's iteration for the eigenvalue that scales the smoothing of P; pyamg's 30 take most of its set-up
@@ -53,11 +63,15 @@ SMOOTHERS: dict[str, Smoother] = {"jacobi": Jacobi(), "chebyshev": Chebyshev()}
 # ---------------------------------------------------------------------------------------- problems
 @dataclass(frozen=True)
 class Problem:
-    """A matrix on the host, the modes that its equations hardly resist, and a load."""
+    """A matrix on the host, the modes that its equations hardly resist, and a load.
+
+    Aggregates grow along connections of at least `strength`, relative to the diagonal.
+    """
 
     A: scipy.sparse.bsr_array
     modes: np.ndarray
     b: np.ndarray
+    strength: float = 0.0
 
 
 def plate(unknowns: int) -> Problem:
@@ -65,16 +79,13 @@ def plate(unknowns: int) -> Problem:
     from pyamg.gallery.elasticity import q12d_local
 
     n = round(math.sqrt(unknowns / 2))
-    lame, mu = YOUNG * POISSON / ((1 + POISSON) * (1 - 2 * POISSON)), YOUNG / (2 + 2 * POISSON)
-    K = q12d_local(np.array([[0, 0], [1, 0], [1, 1], [0, 1]]), lame, mu).reshape(4, 2, 4, 2).transpose(0, 2, 1, 3)
+    K = q12d_local(np.array([[0, 0], [1, 0], [1, 1], [0, 1]]), LAME, SHEAR).reshape(4, 2, 4, 2).transpose(0, 2, 1, 3)
     around = [0, 1, 3, 2]  # pyamg goes around the square
-    y, x = np.mgrid[:n, :n].reshape(2, -1) - (n - 1) / 2
-    modes = np.zeros((n * n, 2, 3))
-    modes[:, [0, 1], [0, 1]] = 1
-    modes[:, 0, 2], modes[:, 1, 2] = -y, x
+    y, x = np.mgrid[:n, :n].reshape(2, -1)
     b = np.zeros(2 * n * n)
     b[1::2] = -1
-    return Problem(grid_matrix(K[np.ix_(around, around)], n + 1, [(1, n + 1)] * 2), modes.reshape(-1, 3), b)
+    A = grid_matrix(K[np.ix_(around, around)], n + 1, [(1, n + 1)] * 2)
+    return Problem(A, rigid_modes(np.stack([x, y])), b)
 
 
 def cube(unknowns: int) -> Problem:
@@ -161,17 +172,107 @@ def neighbours(cell: np.ndarray, dims: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rigid_modes(points: np.ndarray) -> np.ndarray:
-    """Three shifts of points (3, n) and three turns about their center, (3 n, 6)."""
-    x, y, z = points - points.mean(axis=1, keepdims=True)
-    modes = np.zeros((x.size, 3, 6))
-    modes[:, [0, 1, 2], [0, 1, 2]] = 1
-    modes[:, 1, 3], modes[:, 2, 3] = -z, y
-    modes[:, 2, 4], modes[:, 0, 4] = -x, z
-    modes[:, 0, 5], modes[:, 1, 5] = -y, x
-    return modes.reshape(-1, 6)
+    """Shifts of points (d, n), and turns about their center: one in a plane, (2 n, 3), three in space, (3 n, 6)."""
+    dims = len(points)
+    centered = points - points.mean(axis=1, keepdims=True)
+    planes = [(0, 1)] if dims == 2 else [(1, 2), (2, 0), (0, 1)]
+    modes = np.zeros((points.shape[1], dims, dims + len(planes)))
+    modes[:, range(dims), range(dims)] = 1
+    for turn, (a, b) in enumerate(planes, dims):
+        modes[:, a, turn], modes[:, b, turn] = -centered[b], centered[a]
+    return modes.reshape(-1, modes.shape[2])
 
 
-PROBLEMS: dict[str, Callable[[int], Problem]] = {"2d": plate, "3d": cube}
+# -------------------------------------------------------------------------- discontinuous Galerkin
+#: Corners of the two triangles of a square, as (x, y)
+TRIANGLES = np.array([[(0, 0), (1, 0), (0, 1)], [(1, 0), (0, 1), (1, 1)]])
+#: For each of the two, by column: the square (x, y), from its own, of a neighbour; None is the triangle itself.
+#: A neighbour is always the other one of its square
+BESIDE = ([(0, -1), (-1, 0), None, (0, 0)], [(0, 0), None, (1, 0), (0, 1)])
+
+
+def triangles(unknowns: int) -> Problem:
+    """n x n squares, numbered along x first, each cut in two triangles of their own 3 nodes; the edges are held weakly.
+
+    Symmetric interior penalty: the mean traction works on a jump, and a jump costs. A block has 3 nodes x 2
+    displacements.
+    """
+    n = max(2, round(math.sqrt(unknowns / 12)))
+    there, table = triangle_blocks()
+    kind = np.ones(n, np.int32)
+    kind[[0, -1]] = 0, 2
+    kinds = np.add.outer(3 * kind, kind).reshape(-1)
+    kept = there.reshape(9, -1)[kinds]
+    shift = [
+        t if step is None else 2 * (step[0] + n * step[1]) + 1 - t for t, steps in enumerate(BESIDE) for step in steps
+    ]
+    squares = np.arange(n * n, dtype=np.int32)
+    indices = (2 * squares[:, None] + np.array(shift, np.int32))[kept]
+    indptr = np.zeros(2 * n * n + 1, np.int32)
+    np.cumsum(kept.reshape(-1, 4).sum(1), out=indptr[1:])
+    data = table.reshape(-1, 6, 6)[(8 * kinds[:, None] + np.arange(8, dtype=np.int32))[kept]]
+    A = scipy.sparse.bsr_array((data, indices, indptr), shape=(12 * n * n, 12 * n * n))
+    corner = np.stack([squares % n, squares // n], 1)
+    points = (corner[:, None, None] + TRIANGLES).reshape(-1, 2).T
+    b = np.zeros(A.shape[0])
+    b[1::2] = -1
+    return Problem(A, rigid_modes(points), b, DG_STRENGTH)
+
+
+def triangle_blocks() -> tuple[np.ndarray, np.ndarray]:
+    """By kind of square along y and x, triangle and column: whether it is there, and its block, (3, 3, 2, 4, 6, 6).
+
+    A square is one of three kinds on each axis: the first, inside, or the last.
+    """
+    there, table = np.ones((3, 3, 2, 4), bool), np.zeros((3, 3, 2, 4, 6, 6))
+    for t, steps in enumerate(BESIDE):
+        corners, own = TRIANGLES[t], steps.index(None)
+        grads, stresses = gradients(corners)
+        table[:, :, t, own] = np.einsum("aij,bij->ab", stresses, grads) / 2  # the area
+        for (y, x), (column, step) in itertools.product(np.ndindex(3, 3), enumerate(steps)):
+            if step is None:
+                continue
+            other = TRIANGLES[1 - t] + step
+            ends = np.array([point for point in corners if (point == other).all(1).any()])
+            if (x, step[0]) in ((0, -1), (2, 1)) or (y, step[1]) in ((0, -1), (2, 1)):
+                there[y, x, t, column] = False
+                table[y, x, t, own] += edge_matrix([corners], ends)
+                continue
+            both = edge_matrix([corners, other], ends)
+            table[y, x, t, own] += both[:6, :6]
+            table[y, x, t, column] = both[:6, 6:]
+    return there, table
+
+
+def gradients(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the 6 displacements of a triangle: gradients and stresses (plane strain), both (6, 2, 2)."""
+    slopes = np.linalg.inv(np.column_stack([np.ones(3), corners]))[1:].T
+    grads = np.einsum("ni,ck->ncki", slopes, np.eye(2)).reshape(6, 2, 2)
+    shears = SHEAR * (grads + grads.transpose(0, 2, 1))
+    return grads, shears + LAME * np.einsum("aii,jk->ajk", grads, np.eye(2))
+
+
+def edge_matrix(sides: list[np.ndarray], ends: np.ndarray) -> np.ndarray:
+    """What an edge adds to the triangles at its sides: two, (12, 12), or one that is held there, (6, 6)."""
+    along = ends[1] - ends[0]
+    length = math.hypot(*along)
+    normal = np.array([along[1], -along[0]]) / length
+    if normal @ (sides[0].mean(0) - ends[0]) > 0:
+        normal = -normal  # out of the first
+    jumps, tractions = [], []
+    for sign, corners in zip((1, -1), sides, strict=False):
+        values = (corners == ends[:, None]).all(2)  # at the ends, of each node's function
+        jumps.append(sign * np.einsum("en,ck->eknc", values, np.eye(2)).reshape(2, 2, 6))
+        tractions.append(gradients(corners)[1] @ normal / len(sides))
+    jump, traction = np.concatenate(jumps, 2), np.concatenate(tractions)
+    work = traction @ jump.sum(0) * length / 2
+    mass = np.array([[2, 1], [1, 2]]) / 6  # over the length
+    cost = PENALTY * (LAME + 2 * SHEAR) * np.einsum("eka,ef,fkb->ab", jump, mass, jump)
+    return cost - work - work.T
+
+
+# --------------------------------------------------------------------------------------- hierarchy
+PROBLEMS: dict[str, Callable[[int], Problem]] = {"2d": plate, "3d": cube, "dg": triangles}
 
 
 def built(problem: Problem, most_coarse: int = MOST_COARSE) -> Any:
@@ -179,10 +280,11 @@ def built(problem: Problem, most_coarse: int = MOST_COARSE) -> Any:
     import pyamg
 
     np.random.seed(0)  # noqa: NPY002 - where pyamg takes its random vectors from
-    with short_arnoldi():
+    with short_arnoldi(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Having less target vectors")  # triangles have 6 unknowns, and 3 modes
         return pyamg.smoothed_aggregation_solver(
-            problem.A, problem.modes, max_coarse=most_coarse, improve_candidates=None,
-            presmoother=None, postsmoother=None,
+            problem.A, problem.modes, strength=("symmetric", {"theta": problem.strength}), max_coarse=most_coarse,
+            improve_candidates=None, presmoother=None, postsmoother=None,
         )  # fmt: skip
 
 

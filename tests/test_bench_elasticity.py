@@ -53,10 +53,10 @@ class Tiny:
         }[name]
 
 
-@pytest.fixture(params=["2d", "3d"])
+@pytest.fixture(params=["2d", "3d", "dg"])
 def tiny(request: pytest.FixtureRequest, load: Any) -> Tiny:
     bench = load("elasticity")
-    problem = bench.PROBLEMS[request.param]({"2d": 800, "3d": 500}[request.param])
+    problem = bench.PROBLEMS[request.param]({"2d": 800, "3d": 500, "dg": 600}[request.param])
     ml = bench.built(problem, most_coarse=5)
     assert len(ml.levels) >= 3
     return Tiny(load("amg"), bench, problem, ml)
@@ -281,6 +281,60 @@ def test_the_plate_is_that_of_pyamg(chunked: Any, n: int) -> None:
     np.testing.assert_allclose(problem.modes, modes, atol=1e-14)
 
 
+def triangles_by_scikit_fem(bench: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The matrix of n x n squares, each cut in two, by symmetric interior penalty, and where the nodes are."""
+    from skfem.helpers import ddot, dot, eye, jump, mul, sym_grad, trace
+
+    y, x = np.mgrid[: n + 1, : n + 1].reshape(2, -1)
+    low = np.flatnonzero((x < n) & (y < n))
+    corners = low[:, None, None] + np.array([[0, 1, n + 1], [1, n + 1, n + 2]])
+    mesh = skfem.MeshTri(np.stack([x, y]).astype(float), corners.reshape(-1, 3).T)
+    element = skfem.ElementVector(skfem.ElementDG(skfem.ElementTriP1()))
+    cost = bench.PENALTY * (bench.LAME + 2 * bench.SHEAR)
+
+    def stress(u: Any) -> Any:
+        return bench.LAME * eye(trace(sym_grad(u)), 2) + 2 * bench.SHEAR * sym_grad(u)
+
+    @skfem.BilinearForm
+    def inside(u: Any, v: Any, w: Any) -> Any:
+        return ddot(stress(u), sym_grad(v))
+
+    @skfem.BilinearForm
+    def between(u: Any, v: Any, w: Any) -> Any:
+        a, b = jump(w, u, v)
+        return cost / w.h * dot(a, b) - (dot(mul(stress(u), w.n), b) + dot(mul(stress(v), w.n), a)) / 2
+
+    @skfem.BilinearForm
+    def held(u: Any, v: Any, w: Any) -> Any:
+        return cost / w.h * dot(u, v) - dot(mul(stress(u), w.n), v) - dot(mul(stress(v), w.n), u)
+
+    basis = skfem.Basis(mesh, element)
+    sides = [skfem.InteriorFacetBasis(mesh, element, side=side) for side in (0, 1)]
+    A = inside.assemble(basis) + skfem.asm(between, sides, sides) + held.assemble(skfem.FacetBasis(mesh, element))
+    order = basis.element_dofs.T.reshape(-1)
+    return A.toarray()[np.ix_(order, order)], basis.doflocs[:, order[::2]]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_triangles_are_what_scikit_fem_assembles(load: Any, n: int) -> None:
+    bench = load("elasticity")
+    problem = bench.triangles(12 * n * n)
+    whole, points = triangles_by_scikit_fem(bench, n)
+    assert problem.A.blocksize == (6, 6) and problem.A.indices.dtype == np.int32 and sorted_and_whole(problem.A)
+    assert np.diff(problem.A.indptr).max() == 4 and len(problem.A.indices) == 2 * n * n * 4 - 4 * n
+    np.testing.assert_allclose(problem.A.toarray(), whole, atol=1e-14)
+    np.testing.assert_allclose(problem.modes, bench.rigid_modes(points), atol=1e-14)
+    assert np.linalg.eigvalsh(whole)[0] > 0
+
+
+def test_only_triangles_that_are_held_resist_a_rigid_motion(load: Any) -> None:
+    problem = load("elasticity").triangles(12 * 25)
+    force = abs(problem.A @ problem.modes).reshape(5, 5, 2, -1).max(-1)
+    assert force[1:, 1:, 0].max() < 1e-13 and force[:-1, :-1, 1].max() < 1e-13
+    assert force[0, :, 0].min() > 0.1 and force[:, -1, 1].min() > 0.1
+    assert np.linalg.matrix_rank(problem.modes) == 3
+
+
 def test_set_up_leaves_pyamg_as_it_was(load: Any) -> None:
     from pyamg.aggregation import smooth
 
@@ -297,10 +351,10 @@ def test_set_up_leaves_pyamg_as_it_was(load: Any) -> None:
 
 def test_sizes_are_about_what_was_asked_for(load: Any) -> None:
     bench = load("elasticity")
-    for name, size in (("2d", 2000), ("2d", 5000), ("3d", 1500), ("3d", 4000)):
+    for name, size in (("2d", 2000), ("2d", 5000), ("3d", 1500), ("3d", 4000), ("dg", 1500), ("dg", 5000)):
         problem = bench.PROBLEMS[name](size)
         assert abs(problem.A.shape[0] / size - 1) < 0.2
-        assert problem.b.shape == (problem.A.shape[0],) and problem.modes.shape[1] == {"2d": 3, "3d": 6}[name]
+        assert problem.b.shape == (problem.A.shape[0],) and problem.modes.shape[1] == {"2d": 3, "3d": 6, "dg": 3}[name]
 
 
 # ------------------------------------------------------------------------------------------ script
@@ -324,12 +378,13 @@ def test_the_script_prints_a_line_for_each_case(script: Any, tmp_path: Path, cap
     script("--unknowns", "1000")
     out, steps = capsys.readouterr()
     lines = out.splitlines()
-    first = ["problem", "2d", "2d", "3d", "3d", "problem", "2d", "3d", "2d", "3d", "-"]
+    problems = ["2d", "3d", "dg"]
+    first = ["problem", *sorted(2 * problems), "problem", *problems, *problems, "-"]
     assert [line.split()[0] for line in lines[1:]] == first
-    for part in (lines[1:6], lines[6:11]):
+    for part in (lines[1:8], lines[8:15]):
         assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
     assert lines[-1].startswith("  - pyamg: has no smoother like that with blocks (2d 968 chebyshev, ")
-    assert all(re.match(r" +[0-9.]+ s  [23]d, ", line) for line in steps.splitlines())
+    assert all(re.match(r" +[0-9.]+ s  (2d|3d|dg), ", line) for line in steps.splitlines())
     assert re.search(r"2d, 1,000 unknowns: assembly: [0-9.]+ s\n", steps)
     assert not list(tmp_path.iterdir())
 
@@ -432,8 +487,9 @@ def test_a_case_that_fails_does_not_stop_the_others(
     monkeypatch.setitem(script.bench.PROBLEMS, "2d", broken)
     with pytest.raises(SystemExit, match="wrong: 2d, about 1,000 unknowns: MemoryError: too large"):
         script("--unknowns", "1000", "--smoother", "jacobi", "--keep")
-    (row,) = rows_of(tmp_path)
-    assert row["problem"] == "3d" and row["good"] and set(row["peers"]) == {"pyamg", "scipy bsr"}
+    rows = rows_of(tmp_path)
+    assert [row["problem"] for row in rows] == ["3d", "dg"]
+    assert all(row["good"] and set(row["peers"]) == {"pyamg", "scipy bsr"} for row in rows)
 
 
 @pytest.mark.parametrize(("took", "calls"), [(0.0, 3), (0.6, 2), (5.0, 1)])
