@@ -1,4 +1,4 @@
-"""bench/amg.py and bench/elasticity.py on tiny problems, beside dense cycles and pyamg's own CG."""
+"""bench/amg.py, bench/elasticity.py and its problems, tiny ones, beside dense cycles and pyamg's own CG."""
 
 from __future__ import annotations
 
@@ -239,8 +239,8 @@ def test_what_does_not_converge_is_none(tiny: Tiny) -> None:
 # ---------------------------------------------------------------------------------------- problems
 @pytest.fixture(params=[1, 300, 10**6])
 def chunked(request: pytest.FixtureRequest, load: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """bench/elasticity.py with chunks of one plane, of some, and of all."""
-    bench = load("elasticity")
+    """bench/elasticity_problems.py with chunks of one plane, of some, and of all."""
+    bench = load("elasticity_problems")
     monkeypatch.setattr(bench, "PLACES", request.param)
     return bench
 
@@ -317,7 +317,7 @@ def triangles_by_scikit_fem(bench: Any, n: int) -> tuple[np.ndarray, np.ndarray]
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_the_triangles_are_what_scikit_fem_assembles(load: Any, n: int) -> None:
-    bench = load("elasticity")
+    bench = load("elasticity_problems")
     problem = bench.triangles(12 * n * n)
     whole, points = triangles_by_scikit_fem(bench, n)
     assert problem.A.blocksize == (6, 6) and problem.A.indices.dtype == np.int32 and sorted_and_whole(problem.A)
@@ -328,7 +328,7 @@ def test_the_triangles_are_what_scikit_fem_assembles(load: Any, n: int) -> None:
 
 
 def test_only_triangles_that_are_held_resist_a_rigid_motion(load: Any) -> None:
-    problem = load("elasticity").triangles(12 * 25)
+    problem = load("elasticity_problems").triangles(12 * 25)
     force = abs(problem.A @ problem.modes).reshape(5, 5, 2, -1).max(-1)
     assert force[1:, 1:, 0].max() < 1e-13 and force[:-1, :-1, 1].max() < 1e-13
     assert force[0, :, 0].min() > 0.1 and force[:, -1, 1].min() > 0.1
