@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from . import attention_tuning, jit, mask_tiles, tensormap, tuned
 from .attention_tuning import AttentionSm80, AttentionSm90, AttentionValues
 from .home import Array, AttentionCall, Home
-from .launch import _counters, _multiprocessors
+from .launch import _counters, _kept, _multiprocessors
 from .mask import BlockMask
 from .prepared import Made
 
@@ -58,7 +57,6 @@ class Plan:
 
 
 _plans: dict[Any, Plan] = {}
-_captured: list[Any] = []
 _NO_MASK: tuple[int, ...] = (0,) * 5
 _NO_INTEGERS: tuple[int, ...] = (0,) * 10
 
@@ -237,14 +235,3 @@ def _mask_tiles(home: Home, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...
     shared = (H, int(B > 1), 0 if H == 1 else plan.sizes[1] // H)
     sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
     return tuple(x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)
-
-
-def _kept(make: Callable[[], Any]) -> Any:
-    """What a launch needs beside its operands; what a graph computes it in stays its own."""
-    if not cupy.cuda.get_current_stream().is_capturing():
-        return make()
-    pool = cupy.cuda.MemoryPool()
-    with cupy.cuda.using_allocator(pool.malloc):
-        found = make()
-    _captured.append((pool, found))
-    return found

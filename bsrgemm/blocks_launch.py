@@ -50,26 +50,30 @@ def sampled(
     An operand that the copy engine cannot read is copied; so is a row-major Y, if blocks have less than 64 columns.
     """
     R, N = block
-    K = X.shape[1]
-    arch = jit.device_target()
-    if tuning.blocks_sm90(arch, X.dtype, Y.dtype, dtype, R, K, N, "F") is None or max(*X.shape, *Y.shape) >= _MOST:
+    M, K = X.shape
+    per_row = len(indices) // max(1, M // R)
+
+    def choice(order: str) -> configs.BlocksSm90 | None:
+        return tuning.blocks_sm90(jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N, order, per_row)
+
+    if choice("F") is None or max(*X.shape, *Y.shape) >= _MOST:
         return None
     if _order(X) != "C":
         X = cupy.ascontiguousarray(X)
     order = _order(Y)
-    config = tuning.blocks_sm90(arch, X.dtype, Y.dtype, dtype, R, K, N, order) if order else None
+    config = choice(order) if order else None
     if config is None:
         Y = cupy.asfortranarray(Y)
-        config = tuning.blocks_sm90(arch, X.dtype, Y.dtype, dtype, R, K, N, "F")
+        config = choice("F")
     assert config is not None
     size = X.itemsize
     pitch = X.strides[0] // size
-    left = _map(X, (K, X.shape[0], 1), (pitch, pitch), (64, config.tile_m))
+    left = _map(X, (K, M, 1), (pitch, pitch), (64, config.tile_m // config.cluster))
     pitch = Y.strides[1 if config.b_transposed else 0] // size
     dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (64, 64))
     right = _map(Y, (*dims, 1), (pitch, pitch), box)
     out = cupy.empty((len(indices), R, N), dtype)
-    counts = (len(indices), len(indices), X.shape[0] // R, Y.shape[1] // N)
+    counts = (len(indices), len(indices), M // R, Y.shape[1] // N)
     indptr = indptr.astype(indices.dtype, copy=False)
     return _launch(config, left + right, out, None, flat(indices), flat(indptr), counts, K)
 
@@ -98,7 +102,7 @@ def _launch(
     kernel = jit.load(config.spec(), jit.device_target())
     kernel.max_dynamic_shared_size_bytes = config.shared_bytes
     pointers = (out, left, right, starts, _counters(2))
-    ctas = min(tiles, _multiprocessors())
+    ctas = max(1, min(tiles, _multiprocessors()) // config.cluster) * config.cluster
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
     packed = (

@@ -466,6 +466,8 @@ class BlocksSm90:
     parts: int
     #: of the lists of blocks
     index: str = "i64"
+    #: CTAs that share rows of X
+    cluster: int = 1
 
     threads = 384
 
@@ -500,6 +502,7 @@ class BlocksSm90:
                 ("PART_N", self.part_n),
                 ("PARTS", self.parts),
                 ("STAGES", self.stages),
+                ("CLUSTER", self.cluster),
             ),
         )
 

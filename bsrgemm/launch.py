@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -147,7 +148,7 @@ def product(
             plan.kernel(plan.grid, plan.threads, (argument,))
             return
         elements, counts = plan.long.scratch
-        partial = cupy.empty(max(1, elements), plan.number)
+        partial = _kept(lambda: cupy.empty(max(1, elements), plan.number))
         counters = _counters(max(1, counts))
         packed = _LONG.pack(*plan.long.pointers, partial.data.ptr, counters.data.ptr)
         plan.kernel(plan.grid, plan.threads, (argument, np.frombuffer(packed, _LONG_ARGUMENT)))
@@ -159,7 +160,7 @@ def product(
         return
     floats, counts = tensor.scratch
     counters = _counters(2 + counts).data.ptr
-    partial = cupy.empty(floats, np.float32) if floats else None
+    partial = _kept(lambda: cupy.empty(floats, np.float32)) if floats else None
     pieces = 0 if partial is None else partial.data.ptr
     packed = plan.layout.pack(*numbers, *tensor.pointers, counters, pieces, counters + 8, *tensor.walk)
     maps = tensor.map_a + _operand_maps(tensor, B, out)
@@ -394,7 +395,8 @@ _zeroed: dict[tuple[int, int, int], Array] = {}
 #: Per device: zeros for captured launches, and how many of them are given away.
 _reserves: dict[int, list[Any]] = {}
 _reserving = threading.Lock()
-_captured: list[Array] = []
+#: Arrays of graphs: nobody tells when these are gone.
+_captured: list[Any] = []
 
 
 def _counters(count: int) -> Array:
@@ -414,6 +416,17 @@ def _counters(count: int) -> Array:
         found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
         if device not in _reserves:
             _reserves[device] = [cupy.zeros(_RESERVE, np.int32), 0]
+    return found
+
+
+def _kept(make: Callable[[], Any]) -> Any:
+    """What a launch needs beside its operands; what a graph computes it in stays its own."""
+    if not cupy.cuda.get_current_stream().is_capturing():
+        return make()
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        found = make()
+    _captured.append((pool, found))
     return found
 
 

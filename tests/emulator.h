@@ -92,9 +92,14 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
 #define blockDim emulator::size_of_block
 
 namespace emulator {  // what is written in assembly
-inline void cvt_f32_f16(float& y, unsigned short x) { y = float(__builtin_bit_cast(_Float16, x)); }
-inline void cvt_rn_f16_f32(unsigned short& y, float x) { y = __builtin_bit_cast(unsigned short, _Float16(x)); }
-inline void cvt_rn_f16_f64(unsigned short& y, double x) { y = __builtin_bit_cast(unsigned short, _Float16(x)); }
+#ifdef __aarch64__
+using half = __fp16;  // older compilers know no other one here
+#else
+using half = _Float16;
+#endif
+inline void cvt_f32_f16(float& y, unsigned short x) { y = float(__builtin_bit_cast(half, x)); }
+inline void cvt_rn_f16_f32(unsigned short& y, float x) { y = __builtin_bit_cast(unsigned short, half(x)); }
+inline void cvt_rn_f16_f64(unsigned short& y, double x) { y = __builtin_bit_cast(unsigned short, half(x)); }
 inline void cvt_rn_f16x2_f32(unsigned& y, float high, float low) {
   unsigned short x[2];
   cvt_rn_f16_f32(x[0], low), cvt_rn_f16_f32(x[1], high);

@@ -18,8 +18,8 @@ _PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "lau
 _STAGED = ("tuning.py:plain", "tuning.py:_staged", "tuning.py:_chunk")
 
 _ATTENTION = (
-    *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles", "_kept")),
-    "attention_launch.py:_readable",
+    *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles")),
+    *("attention_launch.py:_readable", "launch.py:_kept"),
     *(f"attention_tuning.py:{x}" for x in ("forward", "candidates", "section", "scores", "wants_copies", "_types")),
     *(f"mask_tiles.py:{x}" for x in ("tiles", "sequences", "_order", "_spanned", "_touched", "_blocks_in")),
 )
@@ -32,8 +32,15 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *_PRODUCT,
             *("launch.py:_tensor", "launch.py:_block_map", "launch.py:_operand_maps", "launch.py:_map"),
-            *("launch.py:_order", "launch.py:_counters", "configs.py:GemmSm90", "tuning.py:gemm_sm90"),
-            *("tuning.py:sm90_serves", "schedule.py:single", "schedule.py:merged", "schedule.py:split"),
+            *("launch.py:_order", "launch.py:_counters", "launch.py:_kept"),
+            *(
+                "configs.py:GemmSm90",
+                "tuning.py:gemm_sm90",
+                "tuning.py:sm90_serves",
+                "schedule.py:single",
+                "schedule.py:merged",
+                "schedule.py:split",
+            ),
         ),
     ),
     "gemm_sm80": (
@@ -51,7 +58,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "attention_values": (
         "attention_values.cu",
-        ("attention_launch.py:_by_columns", "attention_launch.py:_kept", "attention_tuning.py:AttentionValues"),
+        ("attention_launch.py:_by_columns", "launch.py:_kept", "attention_tuning.py:AttentionValues"),
     ),
     "attention_sm80": (
         "attention_sm80.cu",
@@ -81,7 +88,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "spmv_small.cu",
         (
             *_PRODUCT,
-            *("launch.py:_long", "launch.py:_shares", "launch.py:_counters"),
+            *("launch.py:_long", "launch.py:_shares", "launch.py:_counters", "launch.py:_kept"),
             *("schedule.py:long_rows", "schedule.py:shares"),
             *("configs.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
         ),

@@ -333,6 +333,33 @@ def test_a_product_can_be_captured_in_a_graph_and_runs_on_the_current_stream(rng
         assert bool((out == want).all())
 
 
+@pytest.mark.parametrize(("side", "dtype", "N"), [(3, "float64", 1), (128, "float16", 64)])
+@kernel("spmv_small", "gemm_sm90")
+def test_a_graph_keeps_the_memory_in_which_it_adds_pieces_of_rows(side, dtype, N, rng) -> None:
+    """Arrays made after the capture are not where the pieces of a long row are added up, and outlive its launch."""
+    import cupy
+
+    columns = 3000 if side == 3 else 512
+    blocks = values(rng, (columns, side, side), np.dtype(dtype))
+    index = np.arange(columns, dtype=np.int32), np.array([0, 0, columns], np.int32)
+    A = device((blocks, *index, (2 * side, columns * side)))
+    B = cupy.asarray(values(rng, (columns * side, N), np.dtype(dtype)))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        want = A @ B
+        out = cupy.empty_like(want)
+        stream.begin_capture()
+        bg.matmul(A, B, out=out)
+        graph = stream.end_capture()
+        others = [cupy.full(1 << k, 7, np.float32) for k in range(8, 24) for _ in range(4)]
+        for _ in range(3):
+            out.fill(0)
+            graph.launch()
+        stream.synchronize()
+        assert bool((out == want).all())
+        assert all(bool((x == 7).all()) for x in others)
+
+
 # -------------------------------------------------------------------- the tensor cores of Hopper
 def served_by(A: Any, name: str = "gemm_sm90") -> bool:
     """Did all products of this matrix run on that kernel? Cards that are no Hopper cannot tell."""
