@@ -3,11 +3,12 @@
 2d: a plate of bilinear squares, held along its edges. Blocks of 2 x 2; with 3 rigid-body modes transfers have blocks of
 2 x 3 and 3 x 2, coarse matrices 3 x 3. 3d: a cube of trilinear hexahedra, held on one face: 3 x 3, 3 x 6, 6 x 3, 6 x 6.
 dg: a plate of linear triangles that share no nodes (discontinuous Galerkin), 6 unknowns each: 6 x 6, 6 x 3, 3 x 6,
-3 x 3. A line has the time to 1e-8, without set-up and moving, and the share of products with A, P and R in it. Beside
-it, on a GPU, the same algorithm with cupyx's CSR. When all sizes are done, peers on the host have lines of their own:
-the same algorithm with scipy's BSR, and pyamg's own CG with the same block Jacobi; those that are left out say why.
-`apart` is how far norms of residuals are from those of a peer, relative, at most. Steps and their seconds go to
-standard error.
+3 x 3. A line has the time to 1e-8, without set-up and moving, and the share of products with A, P and R in it. On a GPU
+iterations are replayed as a CUDA graph, which the first solve captures and which is not timed; `no graph` is the time
+with a launch for each kernel. Beside it stands the same algorithm with cupyx's CSR, captured too if CuPy lets it. When
+all sizes are done, peers on the host have lines of their own: the same algorithm with scipy's BSR, and pyamg's own CG
+with the same block Jacobi; those that are left out say why. `apart` is how far norms of residuals are from those of a
+peer, relative, at most. Steps and their seconds go to standard error.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
-from amg import Call, Chebyshev, Cycle, Hierarchy, Jacobi, Smoother, Solution, conjugate_gradients
+from amg import Call, Chebyshev, ConjugateGradients, Cycle, Hierarchy, Jacobi, Replay, Smoother, Solution
 from elasticity_problems import PROBLEMS, Problem
 from harness import Table, has_gpu, writing
 
@@ -42,6 +42,8 @@ LEAST_UNKNOWNS = 1000
 UNKNOWNS = {"cpu": (20_000,), "cuda": (250_000, 1_000_000, 4_000_000)}
 #: Steps of Arnoldi's iteration for the eigenvalue that scales the smoothing of P; pyamg's 30 take most of its set-up
 ARNOLDI_STEPS = 10
+#: What is left of a unit vector that lies in the space of those before it
+BREAKDOWN = 1e-10
 REPEATS = 5
 #: Seconds after which a call on the host is not repeated again
 PATIENCE = 2.0
@@ -66,21 +68,46 @@ def built(problem: Problem, most_coarse: int = MOST_COARSE) -> Any:
 
 @contextlib.contextmanager
 def short_arnoldi() -> Iterator[None]:
-    """Let pyamg find the largest eigenvalue of D A in fewer steps: it has no option for that."""
+    """Let pyamg find the largest eigenvalue of D A in fewer steps, and faster: it has no option for that."""
     from pyamg.aggregation import smooth
 
     usual = smooth.approximate_spectral_radius
-    smooth.approximate_spectral_radius = partial(usual, maxiter=ARNOLDI_STEPS, restart=0)
+    smooth.approximate_spectral_radius = spectral_radius
     try:
         yield
     finally:
         smooth.approximate_spectral_radius = usual
 
 
+def spectral_radius(A: Any) -> float:
+    """The largest eigenvalue, about: by pyamg's Arnoldi iteration, but with products of all vectors at once."""
+    steps = min(ARNOLDI_STEPS, A.shape[0])
+    H, V = np.zeros((steps + 1, steps)), np.empty((steps + 1, A.shape[0]))
+    V[0] = np.random.rand(A.shape[0])  # noqa: NPY002 - as pyamg draws it
+    V[0] /= np.linalg.norm(V[0])
+    for step in range(steps):
+        known, w = V[: step + 1], A @ V[step]
+        H[: step + 1, step] = known @ w
+        w -= H[: step + 1, step] @ known
+        left = H[step + 1, step] = np.linalg.norm(w)
+        if left < BREAKDOWN:
+            steps = step + 1
+            break
+        np.divide(w, left, out=V[step + 1])
+    return float(abs(np.linalg.eigvals(H[:steps, :steps])).max())
+
+
 # ------------------------------------------------------------------------------------------- peers
 def as_scipy(A: Any) -> scipy.sparse.bsr_array:
     """One of our matrices on the host, in the same arrays."""
     return scipy.sparse.bsr_array((A.data, A.indices, A.indptr), shape=A.shape)
+
+
+def as_cupyx(A: Any) -> Any:
+    """One of our matrices on the GPU, in CSR with sorted rows, as cuSPARSE wants it."""
+    csr = A.tocsr()
+    csr.sum_duplicates()
+    return csr
 
 
 def by_pyamg(ml: Any, hierarchy: Hierarchy, smoother: Jacobi, b: np.ndarray) -> Callable[[], Solution]:
@@ -141,25 +168,36 @@ def timed_peer(ready: Callable[[], Peer]) -> tuple[Solution, float]:
     return timed(*ready())
 
 
-def seconds_of_products(cycle: Cycle, b: Any, iterations: int) -> dict[str, float]:
-    """Seconds of the products of so many iterations and nothing else: with A, P and R, and with D too."""
-    calls: list[Call] = []
+def products_of(solve: ConjugateGradients) -> dict[str, list[Call]]:
+    """The products of an iteration: with A, P and R, and with all inverses too. The next solve begins anew."""
+    cycle, calls = solve.iteration.cycle, list[Call]()
     cycle.multiply.log = calls
-    conjugate_gradients(b, cycle, tol=0.0, most=1)  # one cycle and one product with A, as every iteration has
+    solve.iteration()
     cycle.multiply.log = None
-    inverses = {id(level.D) for level in cycle.hierarchy.levels}
-    kinds = {"A, P, R": [call for call in calls if id(call.A) not in inverses], "A, P, R, D": calls}
+    hierarchy = cycle.hierarchy
+    inverses = {id(hierarchy.inverse), *(id(level.D) for level in hierarchy.levels)}
+    return {"A, P, R": [call for call in calls if id(call.A) not in inverses], "A, P, R, D": calls}
+
+
+def seconds_of_products(solve: ConjugateGradients, iterations: int) -> dict[str, float]:
+    """Seconds of the products of so many iterations and nothing else, replayed as the iterations are."""
+    multiply, xp = solve.iteration.cycle.multiply, solve.iteration.xp
 
     def again(some: list[Call]) -> Callable[[], None]:
-        def call() -> None:
-            for _ in range(iterations):
-                for product in some:
-                    cycle.multiply(*product)
+        def once() -> None:
+            for call in some:
+                multiply(*call)
 
-        return call
+        replay = Replay(once, xp)
+
+        def all_iterations() -> None:
+            for _ in range(iterations):
+                replay()
+
+        return all_iterations
 
     with np.errstate(all="ignore"):  # what accumulates grows without bounds
-        return {kind: timed(again(some), bg.get_array_module(b))[1] for kind, some in kinds.items()}
+        return {kind: timed(again(some), xp)[1] for kind, some in products_of(solve).items()}
 
 
 def apart(a: Solution, b: Solution) -> float:
@@ -258,8 +296,8 @@ class Case:
         """The same algorithm with other matrices."""
         hierarchy = source.moved(convert)
         xp = bg.get_array_module(hierarchy.levels[0].A)
-        cycle, b = Cycle(hierarchy, smoother), xp.asarray(self.problem.b)
-        return Peer(lambda: conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every), xp)
+        solve, b = ConjugateGradients(Cycle(hierarchy, smoother)), xp.asarray(self.problem.b)
+        return Peer(lambda: solve(b, TOLERANCE, MOST_ITERATIONS, every), xp)
 
     def host_peers(self, smoother: Smoother, every: int) -> dict[str, Callable[[], Peer]]:
         """What solves the same on the host, each to be made ready by a call."""
@@ -297,7 +335,7 @@ class Line:
         peers = self.row["peers"]
         peers[peer] = {
             "seconds": taken, "iterations": theirs.iterations, "apart": apart(self.solution, theirs),
-            "residual": theirs.residuals[-1] / theirs.residuals[0],
+            "residual": theirs.residuals[-1] / theirs.residuals[0], "graph": theirs.graph, "refusal": theirs.refusal,
         }  # fmt: skip
         self.row["same"] = all(it["iterations"] == self.solution.iterations for it in peers.values())
         run.say(
@@ -316,37 +354,45 @@ def measure(case: Case, ours: Hierarchy, name: str, run: Run) -> Line | None:
     smoother, A, every = SMOOTHERS[name], ours.levels[0].A, run.every
     xp = bg.get_array_module(A)
     b, cycle = xp.asarray(case.problem.b), Cycle(ours, smoother)
+    solve = ConjugateGradients(cycle)
     with run.step(f"{case.about}, {name}: first solve"):
-        solution = conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every)
+        solution = solve(b, TOLERANCE, MOST_ITERATIONS, every)
         r = b - A @ solution.x
         residual = float(xp.sqrt(r.dot(r) / b.dot(b)))
     row: dict[str, Any] = {
         "problem": case.name, "unknowns": len(b), "levels": len(case.ml.levels), "smoother": name, "every": every,
         "blocks": [list(level.A.blocksize) for level in case.host.levels],
-        "rows": [level.A.shape[0] for level in case.host.levels] + [len(case.host.inverse)],
+        "rows": [level.A.shape[0] for level in case.host.levels] + [case.host.inverse.shape[0]],
         "iterations": solution.iterations, "residual": residual, "residuals": solution.residuals,
+        "graph": solution.graph, "refusal": solution.refusal,
         **{f"{what}_seconds": seconds for what, seconds in case.seconds.items()}, "versions": versions(),
     }  # fmt: skip
     if solution.iterations is None or not residual <= 1.1 * TOLERANCE:
         run.table.add(f"{about(case, name)} | WRONG: residual {residual:.1e}, not timed", **row, good=False)
         run.wrong.append(f"{case.about}, {name}")
         return None
+    launched, column = {}, ""
     with run.step(f"{case.about}, {name}: repeats, and products alone"):
-        _, seconds = timed(lambda: conjugate_gradients(b, cycle, TOLERANCE, MOST_ITERATIONS, every), xp, first=False)
-        inside = seconds_of_products(cycle, b, len(solution.residuals) - 1)
+        _, seconds = timed(lambda: solve(b, TOLERANCE, MOST_ITERATIONS, every), xp, first=False)
+        inside = seconds_of_products(solve, len(solution.residuals) - 1)
+        if xp is not np:
+            plain = ConjugateGradients(cycle, graph=False)
+            _, taken = timed(lambda: plain(b, TOLERANCE, MOST_ITERATIONS, every), xp)
+            launched, column = {"seconds_without_graph": taken}, f" {taken * 1e3:9.1f} ms |"
     run.say(f"{case.about}, {name}: ours {solution.iterations} iterations, {seconds * 1e3:.1f} ms")
     waiting = {} if xp is np else {"cupyx csr": "not reached"}
     row |= {
-        "good": True, "seconds": seconds, "products": inside, "peers": {}, "same": True,
+        "good": True, "seconds": seconds, **launched, "products": inside, "peers": {}, "same": True,
         "left_out": waiting | {"pyamg": "not reached", "scipy bsr": "not reached"},
     }  # fmt: skip
     line = Line(case, name, replace(solution, x=None), seconds, row)
     run.table.rows.append(row)
     if xp is not np:
-        line.compare("cupyx csr", lambda: case.same(ours, lambda M: M.tocsr(), smoother, every), run)
+        line.compare("cupyx csr", lambda: case.same(ours, as_cupyx, smoother, every), run)
     cells, off = peers_of(row, seconds, beside(xp is not np))
     run.table.note(
-        f"{line.about} | {solution.iterations:4} {seconds * 1e3:9.1f} ms | {inside['A, P, R'] / seconds:8.0%} |{cells} "
+        f"{line.about} | {solution.iterations:4} {seconds * 1e3:9.1f} ms |{column} "
+        f"{inside['A, P, R'] / seconds:8.0%} |{cells} "
         f"{residual:8.1e} | {off} | {case.seconds['assembly']:6.1f} s | {case.seconds['set_up']:6.1f} s | "
         f"{case.seconds['moving']:6.2f} s"
     )
@@ -401,18 +447,21 @@ def headings(on_gpu: bool) -> tuple[str, str]:
     """Of lines of our solver, and of lines of the peers on the host."""
     start = f"{'problem':7} {'unknowns':>9} {'levels':>6} {'smoother':9} | {'iterations, ours':>17} |"
     ours, host = ("".join(f" {peer:>26} |" for peer in names) for names in (beside(on_gpu), HOST_PEERS))
+    launched = f" {'no graph':>12} |" if on_gpu else ""
     return (
-        f"{start} {'products':>8} |{ours} residual | apart | assembly | {'set-up':>8} | {'moving':>8}",
+        f"{start}{launched} {'products':>8} |{ours} residual | apart | assembly | {'set-up':>8} | {'moving':>8}",
         f"{start}{host} {'pyamg to':>8} | apart",
     )
 
 
 def left_out(rows: list[dict[str, Any]]) -> list[str]:
-    """Why there is a "-" where there is one."""
+    """Why there is a "-" where there is one, or no graph."""
     cases: dict[str, list[str]] = {}
     for row in rows:
-        for peer, reason in row.get("left_out", {}).items():
-            cases.setdefault(f"{peer}: {reason}", []).append(f"{row['problem']} {row['unknowns']:,} {row['smoother']}")
+        solvers = {"ours": row, **row.get("peers", {})}
+        refused = {name: f"no graph, {it['refusal']}" for name, it in solvers.items() if it["refusal"] is not None}
+        for name, reason in (row.get("left_out", {}) | refused).items():
+            cases.setdefault(f"{name}: {reason}", []).append(f"{row['problem']} {row['unknowns']:,} {row['smoother']}")
     return [f"  - {reason} ({', '.join(some)})" for reason, some in cases.items()]
 
 

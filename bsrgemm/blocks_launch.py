@@ -1,4 +1,4 @@
-"""Products whose result is blocks, on the tensor cores: from operands to a launch of blocks_sm90."""
+"""Products whose result is blocks, on the tensor cores: from operands to a launch of blocks_sm90 or blocks_sm80."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from .prepared import flat
 _PROBLEM = struct.Struct("@5P4q4i")
 _ARGUMENT = np.dtype([("opaque", "<u8", (-(-(2 * 128 + _PROBLEM.size) // 64) * 8,))])
 _PADDING = bytes(_ARGUMENT.itemsize - 2 * 128 - _PROBLEM.size)
+#: `Problem` of cuda/blocks_sm80.cu.
+_PROBLEM_SM80 = struct.Struct("@6P8q3i4x")
+_ARGUMENT_SM80 = np.dtype([("opaque", "<u8", (_PROBLEM_SM80.size // 8,))])
+#: Which blocks meet: left, right, and where those of a block of the result or of a block row start.
+_Lists = tuple[Array | None, Array, Array]
 #: Tiles are counted in 31 bits, and so are rows and columns.
 _MOST = 2**31
 
@@ -26,56 +31,64 @@ def pair_products(a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype
     """``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs of block s, or None if the tensor cores cannot do it."""
     R, K = a.shape[1:]
     N = b.shape[2]
-    config = tuning.blocks_sm90(jit.device_target(), a.dtype, b.dtype, dtype, R, K, N)
     a, b = flat(a), flat(b)
-    if (
-        config is None
-        or not 0 < len(ia) < _MOST
-        or max(len(a) * R, len(b) * K) >= _MOST
-        or (a.data.ptr | b.data.ptr) % 16
-    ):
+    if not 0 < len(ia) < _MOST or max(len(a) * R, len(b) * K) >= _MOST or (a.data.ptr | b.data.ptr) % 16:
         return None
-    left = _map(a, (K, R, len(a)), (K, R * K), (64, config.tile_m))
-    right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
-    out = cupy.empty((len(starts), R, N), dtype)
+    problem = (jit.device_target(), a.dtype, b.dtype, dtype, R, K, N)
+    out = (len(starts), R, N)
+    lists = (flat(ia), flat(ib), flat(starts))
     counts = (len(starts), len(ia), len(a), len(b))
-    return _launch(config, left + right, out, flat(ia), flat(ib), flat(starts), counts, K)
+    wide = tuning.blocks_sm90(*problem)
+    if wide is not None:
+        left = _map(a, (K, R, len(a)), (K, R * K), (64, wide.tile_m))
+        right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
+        return _launch_sm90(wide, left + right, cupy.empty(out, dtype), lists, counts, K)
+    config = tuning.blocks_sm80(*problem)
+    if config is None:
+        return None
+    return _launch_sm80(config, (a, b), cupy.empty(out, dtype), lists, counts, (K, N, R * K, K * N), K)
 
 
 def sampled(
-    X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+    X: Array,
+    Y: Array,
+    indices: Array,
+    indptr: Array,
+    block: tuple[int, int],
+    dtype: np.dtype[Any],
+    tf32: bool = False,
 ) -> Array | None:
     """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, or None if the tensor cores cannot do it.
 
-    An operand that the copy engine cannot read is copied; so is a row-major Y, if blocks have less than 64 columns.
+    An operand whose rows or columns cannot be read 16 bytes at a time is copied; on Hopper so is a row-major Y of
+    16-bit floats, if blocks have less than 64 columns.
     """
     R, N = block
     M, K = X.shape
+    problem = (jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N)
     per_row = len(indices) // max(1, M // R)
-
-    def choice(order: str) -> configs.BlocksSm90 | None:
-        return tuning.blocks_sm90(jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N, order, per_row)
-
-    if choice("F") is None or max(*X.shape, *Y.shape) >= _MOST:
+    if max(*X.shape, *Y.shape) >= _MOST or tuning.blocks_sm80(*problem, "F") is None:
         return None
     if _order(X) != "C":
         X = cupy.ascontiguousarray(X)
+    wide = tuning.blocks_sm90(*problem, "F", per_row) is not None
     order = _order(Y)
-    config = choice(order) if order else None
-    if config is None:
-        Y = cupy.asfortranarray(Y)
-        config = choice("F")
-    assert config is not None
-    size = X.itemsize
-    pitch = X.strides[0] // size
-    left = _map(X, (K, M, 1), (pitch, pitch), (64, config.tile_m // config.cluster))
-    pitch = Y.strides[1 if config.b_transposed else 0] // size
-    dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (64, 64))
-    right = _map(Y, (*dims, 1), (pitch, pitch), box)
+    if not order or (wide and tuning.blocks_sm90(*problem, order, per_row) is None):
+        Y, order = cupy.asfortranarray(Y), "F"
     out = cupy.empty((len(indices), R, N), dtype)
+    lists = (None, flat(indices), flat(indptr.astype(indices.dtype, copy=False)))
     counts = (len(indices), len(indices), M // R, Y.shape[1] // N)
-    indptr = indptr.astype(indices.dtype, copy=False)
-    return _launch(config, left + right, out, None, flat(indices), flat(indptr), counts, K)
+    lines = tuple(x.strides[0 if o == "C" else 1] // x.itemsize for x, o in ((X, "C"), (Y, order)))
+    config = tuning.blocks_sm90(*problem, order, per_row)
+    if config is None:
+        other = tuning.blocks_sm80(*problem, order, tf32)
+        assert other is not None
+        steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
+        return _launch_sm80(other, (X, Y), out, lists, counts, steps, K)
+    left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m // config.cluster))
+    dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (64, 64))
+    right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
+    return _launch_sm90(config, left + right, out, lists, counts, K)
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> bytes:
@@ -84,29 +97,47 @@ def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tu
     return tensormap.encode(x.data.ptr, str(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle="128B").tobytes()
 
 
-def _launch(
-    config: configs.BlocksSm90,
-    maps: bytes,
-    out: Array,
-    left: Array | None,
-    right: Array,
-    starts: Array,
-    counts: tuple[int, ...],
-    K: int,
+def _pointers(*arrays: Array | None) -> tuple[int, ...]:
+    return tuple(0 if x is None else x.data.ptr for x in arrays)
+
+
+def _launch_sm90(
+    config: configs.BlocksSm90, maps: bytes, out: Array, lists: _Lists, counts: tuple[int, ...], K: int
 ) -> Array | None:
     blocks, R, N = out.shape
     tiles = blocks * -(-R // config.tile_m) * -(-N // config.part_n)
     if tiles >= _MOST - 2**20:
         return None
-    config = replace(config, index=configs.element(right.dtype))
-    kernel = jit.load(config.spec(), jit.device_target())
-    kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-    pointers = (out, left, right, starts, _counters(2))
+    kernel = _kernel(replace(config, index=configs.element(lists[1].dtype)))
     ctas = max(1, min(tiles, _multiprocessors()) // config.cluster) * config.cluster
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
-    packed = (
-        maps + _PROBLEM.pack(*(0 if x is None else x.data.ptr for x in pointers), *counts, R, N, K, narrow) + _PADDING
-    )
-    kernel((ctas,), (config.threads,), (np.frombuffer(packed, _ARGUMENT),), shared_mem=config.shared_bytes)
+    packed = _PROBLEM.pack(*_pointers(out, *lists, _counters(2)), *counts, R, N, K, narrow)
+    argument = np.frombuffer(maps + packed + _PADDING, _ARGUMENT)
+    kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
     return out
+
+
+def _launch_sm80(
+    config: configs.BlocksSm80,
+    operands: tuple[Array, Array],
+    out: Array,
+    lists: _Lists,
+    counts: tuple[int, ...],
+    steps: tuple[int, ...],
+    K: int,
+) -> Array | None:
+    blocks, R, N = out.shape
+    tiles = blocks * (R // config.tile_m) * -(-N // config.part_n)
+    if tiles >= _MOST:
+        return None
+    kernel = _kernel(replace(config, index=configs.element(lists[1].dtype)))
+    packed = _PROBLEM_SM80.pack(*_pointers(*operands, out, *lists), *counts, *steps, R, N, K)
+    kernel((tiles,), (config.threads,), (np.frombuffer(packed, _ARGUMENT_SM80),), shared_mem=config.shared_bytes)
+    return out
+
+
+def _kernel(config: configs.BlocksSm90 | configs.BlocksSm80) -> Any:
+    kernel = jit.load(config.spec(), jit.device_target())
+    kernel.max_dynamic_shared_size_bytes = config.shared_bytes
+    return kernel

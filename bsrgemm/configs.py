@@ -508,6 +508,66 @@ class BlocksSm90:
 
 
 @dataclass(frozen=True)
+class BlocksSm80:
+    """As `BlocksSm90`, on the tensor cores of any card since Ampere: a tile of `tile_m` x `tile_n` a CTA."""
+
+    element: str
+    out: str
+    #: how elements are multiplied, as in `GemmSm80`
+    kind: str
+    sampled: bool
+    #: K runs fastest in B
+    b_transposed: bool
+    tile_m: int
+    tile_n: int
+    #: columns of a tile that lie together
+    part_n: int
+    #: of the lists of blocks
+    index: str = "i64"
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Below each other and side by side, of up to 64 x 32 each."""
+        return -(-self.tile_m // 64), self.tile_n // 32
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def stages(self) -> int:
+        return 3 if self.tile_m + self.tile_n > 192 else 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """The struct Shared of the kernel at most."""
+        return self.stages * 128 * (self.tile_m + self.tile_n) + 1024
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec(
+            "blocks_sm80.cu",
+            "blocks_sm80",
+            (
+                ("ELEMENT_A", self.element),
+                ("ELEMENT_C", self.out),
+                ("ACCUMULATOR", "f64" if self.element == "f64" else "f32"),
+                ("INDEX", self.index),
+                ("MMA", self.kind),
+                ("SAMPLED", int(self.sampled)),
+                ("SLOT_ROWS", self.tile_m),
+                ("SLOTS", 1),
+                ("TILE_N", self.tile_n),
+                ("PART_N", self.part_n),
+                ("WARPS_M", self.warps[0]),
+                ("THREADS", self.threads),
+                ("A_TRANSPOSED", 0),
+                ("B_TRANSPOSED", int(self.b_transposed)),
+                ("STAGES", self.stages),
+            ),
+        )
+
+
+@dataclass(frozen=True)
 class Segment:
     """Reductions over segments of rows."""
 
@@ -567,4 +627,4 @@ class Match:
 
 
 Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64
-Config = Gemm | Pairs | BlocksSm90 | Segment | Expand | Match
+Config = Gemm | Pairs | BlocksSm90 | BlocksSm80 | Segment | Expand | Match

@@ -144,10 +144,17 @@ class CudaHome(Home):
         return out
 
     def sampled(
-        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+        self,
+        X: Array,
+        Y: Array,
+        indices: Array,
+        indptr: Array,
+        block: tuple[int, int],
+        dtype: np.dtype[Any],
+        precision: str | None = None,
     ) -> Array:
         if len(indices) and X.shape[1]:
-            found = blocks_launch.sampled(X, Y, indices, indptr, block, dtype)
+            found = blocks_launch.sampled(X, Y, indices, indptr, block, dtype, tf32=precision == "tf32")
             if found is not None:
                 return found
         return super().sampled(X, Y, indices, indptr, block, dtype)

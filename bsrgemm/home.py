@@ -186,9 +186,19 @@ class Home(ABC):
         """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
 
     def sampled(
-        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+        self,
+        X: Array,
+        Y: Array,
+        indices: Array,
+        indptr: Array,
+        block: tuple[int, int],
+        dtype: np.dtype[Any],
+        precision: str | None = None,
     ) -> Array:
-        """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, (blocks, R, C) in `dtype`."""
+        """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, (blocks, R, C) in `dtype`.
+
+        `precision` is that of float32, where there is a choice.
+        """
         xp, (R, C), n = self.xp, block, len(indices)
         K, rows, cols = X.shape[1], X.shape[0] // R, Y.shape[1] // C
         if not K:

@@ -215,7 +215,14 @@ class NumpyHome(Home):
         return out
 
     def sampled(
-        self, X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any]
+        self,
+        X: Array,
+        Y: Array,
+        indices: Array,
+        indptr: Array,
+        block: tuple[int, int],
+        dtype: np.dtype[Any],
+        precision: str | None = None,
     ) -> Array:
         """By BLAS, one block row at a time: its rows of X times the columns of Y that its blocks meet."""
         acc = accumulator_dtype(dtype)

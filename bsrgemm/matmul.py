@@ -86,9 +86,7 @@ def matmul(
     array([[ 22.5,  35. ],
            [ 70. , 110. ]], dtype=float32)
     """
-    if precision not in _PRECISIONS:
-        wrong = ValueError if isinstance(precision, str) else TypeError
-        raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
+    _check_precision(precision)
     scale = None
     if scale_a is not None or scale_b is not None:
         scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
@@ -132,13 +130,7 @@ def _product(
         wanted = check_dtype(out_dtype, home.dtypes, "out_dtype")
     if scale is None:
         dtype, acc, single = _dtypes(A.data.dtype, X.dtype, wanted)
-        if single:
-            precision = precision or _default_precision()
-        elif precision is not None:
-            raise ValueError(
-                f"precision: {precision!r} is for products in float32 and complex64, got {A.data.dtype} and {X.dtype}, "
-                f"summed in {acc}"
-            )
+        precision = _precision(precision, single, A.data.dtype, X.dtype, acc)
     else:
         dtype, acc = _fp8_dtypes(A, names[0], wanted, precision)
     alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
@@ -194,6 +186,25 @@ def _dtypes(
         raise TypeError(f"out_dtype: {dtype} cannot hold a product of {a} and {x} ({promoted})")
     acc = accumulator_dtype(result_dtype(promoted, dtype))
     return dtype, acc, promoted.char in "fF" and acc.char in "fF"
+
+
+def _check_precision(precision: Any) -> None:
+    if precision not in _PRECISIONS:
+        wrong = ValueError if isinstance(precision, str) else TypeError
+        raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
+
+
+def _precision(
+    precision: str | None, single: bool, a: np.dtype[Any], b: np.dtype[Any], acc: np.dtype[Any]
+) -> str | None:
+    """What was asked for, or the environment's choice; an error if the product is not `single`."""
+    if single:
+        return precision or _default_precision()
+    if precision is not None:
+        raise ValueError(
+            f"precision: {precision!r} is for products in float32 and complex64, got {a} and {b}, summed in {acc}"
+        )
+    return None
 
 
 @cache

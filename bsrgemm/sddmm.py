@@ -6,7 +6,7 @@ from typing import Any
 
 from .dtypes import check_dtype
 from .home import Array
-from .matmul import Products, _dense_operand, _dtypes, _factor, matmul
+from .matmul import Products, _check_precision, _dense_operand, _dtypes, _factor, _precision, matmul
 
 
 def sddmm(
@@ -18,6 +18,7 @@ def sddmm(
     beta: Any = 0,
     out: Any = None,
     out_dtype: Any = None,
+    precision: str | None = None,
 ) -> Any:
     """``alpha * (X @ Y) + beta * out`` on the blocks of `pattern`, for dense `X` and `Y`.
 
@@ -33,6 +34,8 @@ def sddmm(
         A matrix with the blocks of `pattern`, in the same order, whose values are written.
     out_dtype : dtype, optional
         Dtype of the result; by default NumPy's promotion of `X` and `Y`.
+    precision : {"float32", "tf32"}, optional
+        As in `matmul`, for products in float32.
 
     Returns
     -------
@@ -41,9 +44,10 @@ def sddmm(
 
     Notes
     -----
-    16-bit floats are summed in float32 and rounded once. On the CPU this is BLAS on gathered columns of `Y`. On Hopper
-    16-bit floats with blocks of 16 n x 16 n and K of 8 n run on the tensor cores, where a `Y` that is row-major is
-    copied if blocks have less than 64 columns; the rest runs on the plain cores of any GPU, by the kernel of
+    16-bit floats are summed in float32 and rounded once. On the CPU this is BLAS on gathered columns of `Y`. On GPUs
+    since Ampere, floats of 16, 32 and 64 bits with blocks of 16 n x 16 n and rows of `X` of a multiple of 16 bytes run
+    on the tensor cores; an operand whose lines do not begin at such multiples is copied, and on Hopper a row-major `Y`
+    of 16-bit floats if blocks have less than 64 columns. The rest runs on the plain cores of any GPU, by the kernel of
     ``A @ A2``, which takes room for a copy of `Y`. The call waits for the GPU only to look for duplicates in a pattern
     that is not known to be in canonical format, or to compare the structure of `out` if it has index arrays of its own.
 
@@ -71,7 +75,9 @@ def sddmm(
     wanted = None if out is None else out.dtype
     if out_dtype is not None:
         wanted = check_dtype(out_dtype, home.dtypes, "out_dtype")
-    dtype, acc, _ = _dtypes(X.dtype, Y.dtype, wanted)
+    _check_precision(precision)
+    dtype, acc, single = _dtypes(X.dtype, Y.dtype, wanted)
+    precision = _precision(precision, single, X.dtype, Y.dtype, acc)
     alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
     if out is None and beta != 0:
         raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
@@ -81,13 +87,13 @@ def sddmm(
             raise ValueError("pattern: holds a block twice, which `out` cannot; call pattern.sum_duplicates() first")
     elif pattern._origin is not None:  # the transpose of a matrix: its blocks are those of Y.T @ X.T
         source, _ = pattern._source()
-        return sddmm(Y.T, X.T, source, alpha=alpha, out_dtype=dtype).T
+        return sddmm(Y.T, X.T, source, alpha=alpha, out_dtype=dtype, precision=precision).T
     elif pattern._has_duplicates:
         pattern = pattern._new(pattern._canonical(), canonical=True)
     plain = alpha == 1 and beta == 0
     _, indices, indptr = home.sound(pattern._blocks, *pattern._block_shape)
     block = pattern.blocksize
-    data = home.sampled(X, Y, indices, indptr, block, dtype if plain else acc)
+    data = home.sampled(X, Y, indices, indptr, block, dtype if plain else acc, precision)
     if not plain:
         data = data * acc.type(alpha)
         if out is not None and beta != 0:

@@ -19,6 +19,7 @@ from .configs import (
     CUDA_NAMES,
     OPERATIONS,
     STORES,
+    BlocksSm80,
     BlocksSm90,
     Config,
     Expand,
@@ -470,8 +471,9 @@ def blocks_sm90(
 
     `order` is that of the dense right-hand side of a sampled product, "C" or "F"; None: ``BSR @ BSR``. Tiles are as
     high as the block allows. Sampled, neighbours in a block row fill 256 columns, since they share what they read of
-    X; where columns run fastest, a part of them is 64 wide at least. What tiles of 128 x 256 read comes at the L2's limit
-    (5.8 TB/s for .68 of dense products): two CTAs share rows of X, if block rows have enough blocks for both.
+    X; where columns run fastest, a part of them is 64 wide at least. Tiles of 128 x 256 ask for more than the L2 gives
+    (5.8 TB/s at .68 of dense products), so two CTAs share rows of X, if block rows have enough blocks for both:
+    `per_row` on average.
     """
     names = CUDA_NAMES[a], CUDA_NAMES[out]
     if arch != "sm_90a" or a != b or a not in HALF_DTYPES or names[1] not in (names[0], "f32"):
@@ -487,6 +489,31 @@ def blocks_sm90(
     parts = 256 // part_n
     cluster = 2 if tile_m == 128 and per_row * (N // part_n) >= 4 * parts else 1
     return BlocksSm90(*names, True, order == "F", tile_m, part_n, parts, cluster=cluster)
+
+
+def blocks_sm80(
+    arch: str,
+    a: np.dtype[Any],
+    b: np.dtype[Any],
+    out: np.dtype[Any],
+    R: int,
+    K: int,
+    N: int,
+    order: str | None = None,
+    tf32: bool = False,
+) -> BlocksSm80 | None:
+    """As `blocks_sm90`, for all floats; float32 by three products of tf32, which keep its accuracy, or by one of them."""
+    name, to = CUDA_NAMES[a], CUDA_NAMES[out]
+    if not tensor_arch(arch) or a != b or name not in _MMA or name == "i8" or to not in (name, "f32"):
+        return None
+    if R % 16 or N % 16 or K * a.itemsize % 16 or not K or (name == "f64" and to != "f64"):
+        return None
+    kind = "MMA_TF32" if name == "f32" and tf32 else _MMA[name][0]
+    tile_m, part_n = (next(n for n in (128, 64, 32, 16) if side % n == 0) for side in (R, N))
+    if order is not None:
+        return BlocksSm80(name, to, kind, True, order == "F", tile_m, 128, part_n)
+    tile_n = max(part_n, 32, 128 // a.itemsize)
+    return BlocksSm80(name, to, kind, False, False, tile_m, tile_n, tile_n)
 
 
 @lru_cache(maxsize=1024)
@@ -507,7 +534,7 @@ def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
     if isinstance(config, GemmSm80):
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
-    if isinstance(config, SpmmStaged | SpmmF64):
+    if isinstance(config, SpmmStaged | SpmmF64 | BlocksSm80):
         return tensor_arch(arch)
     return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlocksSm90)
 
@@ -574,17 +601,22 @@ def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
         yield spmm(names, 8, 8, 1)
 
 
-def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90]:
-    for out, R, N, order in itertools.product(
-        (dtype, np.dtype(np.float32)), (64, 128), (16, 32, 64, 128), (None, "C", "F")
-    ):
-        config = blocks_sm90("sm_90a", dtype, dtype, out, R, 64, N, order)
-        if config is not None and (order is not None or N >= 64):
-            yield config
+def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90 | BlocksSm80]:
+    """Of both kernels; the lists of sampled blocks come in either index type."""
+    orders = (None, "C", "F")
+    for R, N, order in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), orders):
+        for tf32 in (False, True) if dtype == np.float32 else (False,):
+            config = blocks_sm80("sm_80", dtype, dtype, dtype, R, 64, N, order, tf32)
+            if config is not None:
+                yield config if order is None else replace(config, index="i32")
+    for out, R, N, order in itertools.product((dtype, np.dtype(np.float32)), (64, 128), (16, 32, 64, 128), orders):
+        wide = blocks_sm90("sm_90a", dtype, dtype, out, R, 64, N, order)
+        if wide is not None and (order is not None or N >= 64):
+            yield wide
             if order is not None:
-                yield replace(config, index="i32")
+                yield replace(wide, index="i32")
             if order is not None and R == 128:
-                yield replace(config, index="i32", cluster=2)
+                yield replace(wide, index="i32", cluster=2)
 
 
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | SpmmF64]:
@@ -631,7 +663,6 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             yield from _sm90_configs(dtype)
         if element(dtype) in _MMA:
             yield from _sm80_configs(dtype)
-        if dtype in HALF_DTYPES:
             yield from _block_configs(dtype)
         names = types(dtype, dtype, result, accumulator_dtype(result), int64)
         for lanes in _POWERS:

@@ -7,6 +7,7 @@
 // some of the rows of X for all. In the last warpgroup one warp claims tiles, for the cluster, and one feeds a ring of stages.
 // The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
 // leaves. Rows and columns that a block does not have are zeros by the copy engine.
+#include "blocks.cuh"
 #include "bsr.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -88,21 +89,6 @@ __device__ __forceinline__ void wait_for_tile(Shared& shared, u32 n) {
 
 __device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
-// The block row of a block, by a whole warp. `near` is that of one before, from which it is not far.
-__device__ __forceinline__ i64 block_row_of(const Problem& problem, i64 block, i64 near) {
-  const int lane = threadIdx.x % 32;
-  const auto before = [&](i64 row) { return row < problem.a_blocks && i64(problem.starts[row]) <= block; };
-  const int more = __popc(__ballot_sync(0xffffffffu, before(near + 1 + lane)));
-  if (more < 32) return near + more;
-  i64 low = near + 32, high = problem.a_blocks;
-  while (high - low > 1) {
-    const i64 step = (high - low + 31) / 32, row = low + (lane + 1) * step;
-    low += __popc(__ballot_sync(0xffffffffu, row < high && before(row))) * step;
-    high = low + step < high ? low + step : high;
-  }
-  return low;
-}
-
 // Tile number t, by a whole warp; `block_row` goes with it from one to the next.
 __device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& block_row) {
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem);
@@ -113,7 +99,7 @@ __device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& bloc
     const i64 first = start(block);
     return {int(first), int(max(first, start(block + 1))), part, part + 1, row, 0};
   }
-  block_row = block_row_of(problem, block, block_row);
+  block_row = block_row_of(problem.starts, problem.a_blocks, block, block_row);
   const bool narrow = kShared && part >= problem.narrow;
   const int width = (narrow ? kNarrow / kPartN : kParts) * kCluster;
   i64 begin = i64(problem.starts[block_row]) * parts, behind = i64(problem.starts[block_row + 1]) * parts;

@@ -22,6 +22,7 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
+#define __CUDA_ARCH__ 800  // Hopper's instructions come in headers of their own
 
 struct dim3 { unsigned x, y, z; };
 struct uint4 { unsigned x, y, z, w; };
@@ -37,12 +38,13 @@ struct int4 { int x, y, z, w; };
 namespace emulator {
 struct Warp {
   std::barrier<> together{32};
-  unsigned words[32];
+  unsigned words[32], several[32][6];
 };
 inline thread_local Warp* warp;
 inline thread_local dim3 thread, block;
 inline dim3 grid, size_of_block;
 inline unsigned char* shared;                     // of the CTA that runs
+inline unsigned char anchor, *origin;             // where addresses of shared memory are counted from
 inline std::unique_ptr<std::barrier<>> named[16];  // 0: all of its threads; others: a warpgroup
 // Each lane shows a word, and sees that of another.
 inline unsigned exchange(unsigned word, int lane) {
@@ -51,6 +53,13 @@ inline unsigned exchange(unsigned word, int lane) {
   const unsigned found = warp->words[lane & 31];
   warp->together.arrive_and_wait();
   return found;
+}
+// Each lane shows some words, and looks at those of all.
+template <int kWords, class Look> void show(const unsigned (&own)[kWords], const Look& look) {
+  std::memcpy(warp->several[thread.x % 32], own, sizeof(own));
+  warp->together.arrive_and_wait();
+  look(warp->several);
+  warp->together.arrive_and_wait();
 }
 template <class... Parameters, std::size_t... I>
 void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
@@ -61,6 +70,7 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
   grid = size, size_of_block = {threads, 1, 1};
   std::vector<unsigned char> memory(bytes + 1024);
   shared = memory.data() + (-reinterpret_cast<std::size_t>(memory.data()) & 1023);
+  origin = bytes ? shared : &anchor;
   for (unsigned z = 0; z < size.z; ++z)
   for (unsigned y = 0; y < size.y; ++y)
   for (unsigned x = 0; x < size.x; ++x) {
@@ -163,9 +173,8 @@ inline void read_two(double& x, double& y, const void* from, int wanted) {
 // Copies of a thread to shared memory: nothing is there before it has been waited for.
 struct Copy { void* to; const void* from; unsigned bytes, all; };
 inline thread_local std::vector<std::vector<Copy>> copies = {{}};
-inline unsigned char anchor;  // shared memory is counted from here
 inline void copy_some_if(int wanted, unsigned to, const void* from, unsigned bytes, unsigned all = 16) {
-  if (wanted) copies.back().push_back({&anchor + int(to), from, bytes, all});
+  if (wanted) copies.back().push_back({origin + int(to), from, bytes, all});
 }
 inline void copy_if(int wanted, unsigned to, const void* from, unsigned bytes = 16) { copy_some_if(wanted, to, from, bytes, bytes); }
 inline void commit_copies() { copies.emplace_back(); }
@@ -176,7 +185,7 @@ inline void wait_for_copies(std::size_t pending) {
   }
 }
 }  // namespace emulator
-inline std::size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - &emulator::anchor; }
+inline std::size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }
 template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulator::exchange_number(x, lane); }
 template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
@@ -203,6 +212,12 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   return bits;
 }
 inline bool __any_sync(unsigned, bool x) { return __ballot_sync(0, x) != 0; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+  const std::size_t all = x | std::size_t(y) << 32;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) out |= unsigned(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  return out;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __log2f(float x) { return std::log2(x); }
@@ -210,6 +225,7 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline void __syncwarp() { emulator::warp->together.arrive_and_wait(); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+inline double __hiloint2double(int high, int low) { return __builtin_bit_cast(double, std::size_t(unsigned(high)) << 32 | unsigned(low)); }
 inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
 inline float __double2float_rz(double x) {
   const float y = float(x);

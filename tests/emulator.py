@@ -262,7 +262,7 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
     source.write_text(text)
     defines = [f"-D{key}={value}" for key, value in spec.defines]
     # Tensor cores are worked out element by element, which wants some optimization.
-    level = "-O1" if "wgmma.cuh" in gather(spec.source) else "-O0"
+    level = "-O1" if {"wgmma.cuh", "mma_tiles.cuh"} & gather(spec.source).keys() else "-O0"
     command = [COMPILER, "-std=c++20", level, "-w", "-fPIC", "-shared", "-pthread", f"-I{folder}", f"-I{HERE}"]
     subprocess.run([*command, *defines, str(source), "-o", str(library)], check=True)
     return Kernel(ctypes.CDLL(str(library)))

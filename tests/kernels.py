@@ -105,8 +105,15 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "blocks_sm90": (
         "blocks_sm90.cu",
         (
-            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch")),
+            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch_sm90")),
             *("device.py:CudaHome.sampled", "launch.py:_counters", "configs.py:BlocksSm90", "tuning.py:blocks_sm90"),
+        ),
+    ),
+    "blocks_sm80": (
+        "blocks_sm80.cu",
+        (
+            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_launch_sm80")),
+            *("device.py:CudaHome.sampled", "configs.py:BlocksSm80", "tuning.py:blocks_sm80"),
         ),
     ),
     "pairs": (
@@ -131,6 +138,7 @@ SHARED_MEMORY: tuple[str, ...] = (
         "attention_sm80",
         "attention_sm90",
         "attention_values",
+        "blocks_sm80",
         "blocks_sm90",
         "decode",
         "gemm_sm80",

@@ -1,4 +1,4 @@
-"""blocks_sm90 as it is, launched as it is, on the CPU; see test_emulated_tensor_cores.py."""
+"""blocks_sm90 and blocks_sm80 as they are, launched as they are, on the CPU; see test_emulated_tensor_cores.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .emulator import Array, put
 from .test_emulated_tensor_cores import laid_out
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
 
 
@@ -30,8 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.fixture(params=["sm_90a", "sm_80"])
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
-def emulated(folder: Path) -> Iterator[None]:
+def emulated(folder: Path, arch: str) -> Iterator[None]:
     """One multiprocessor: many tiles for one CTA."""
     stand_in = SimpleNamespace(
         empty=lambda shape, dtype: put(np.full(shape, 77, dtype)),
@@ -39,7 +44,7 @@ def emulated(folder: Path) -> Iterator[None]:
         asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
     )
     with (
-        emulator.emulated(folder, arch="sm_90a"),
+        emulator.emulated(folder, arch=arch),
         patch.object(blocks_launch, "cupy", stand_in),
         patch.object(blocks_launch, "_multiprocessors", lambda: 1),
     ):
@@ -90,6 +95,29 @@ def test_sampled_products(block, order, rng) -> None:
     got = blocks_launch.sampled(X, Y, put(col.astype(np.int32)), indptr, block, F16)
     product = (np.asarray(X).astype(np.float64) @ np.asarray(Y).astype(np.float64)).reshape(rows, R, cols, C)
     np.testing.assert_array_equal(np.asarray(got).astype(np.float64), product.swapaxes(1, 2)[row, col])
+
+
+@pytest.mark.parametrize("arch", ["sm_80"], indirect=True)
+@pytest.mark.parametrize(
+    ("dtype", "block", "order"),
+    [(F32, (32, 32), "C"), (F32, (16, 48), "F"), (F64, (16, 16), "C"), (F64, (64, 32), "F"), (F32, (128, 128), "C")],
+    ids=str,
+)
+def test_floats_of_32_and_64_bits(dtype, block, order, rng) -> None:
+    """Sampled, by one product of tf32 and by three; and pairs, also where the last step along K is not whole."""
+    (R, C), K, rows, cols = block, 44, 2, 5
+    col, indptr = put(np.array([0, 2, 4, 1])), put(np.array([0, 3, 4]))
+    X, Y = put(integers(rng, (rows * R, K), dtype)), laid_out(integers(rng, (K, cols * C), dtype), order)
+    product = (np.asarray(X) @ np.asarray(Y)).reshape(rows, R, cols, C).swapaxes(1, 2)[[0, 0, 0, 1], np.asarray(col)]
+    for tf32 in (False, True):
+        got = blocks_launch.sampled(X, Y, col, indptr, block, dtype, tf32=tf32)
+        np.testing.assert_array_equal(np.asarray(got), product)
+    a, b = put(integers(rng, (3, R, K), dtype)), put(integers(rng, (3, K, C), dtype))
+    got = blocks_launch.pair_products(
+        a, put(np.array([0, 1, 2])), b, put(np.array([2, 0, 9])), put(np.array([0, 2])), dtype
+    )
+    want = np.asarray(a[0]) @ np.asarray(b[2]) + np.asarray(a[1]) @ np.asarray(b[0])
+    np.testing.assert_array_equal(np.asarray(got), [want, 0 * want])
 
 
 @pytest.mark.parametrize("garbage", [-7, 2**31 - 1])

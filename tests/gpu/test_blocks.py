@@ -14,7 +14,7 @@ from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 from .test_kernels import Matrix, dense, kernel, pattern, sanitized
 
 pytestmark = pytest.mark.gpu
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
 #: Rows, inner columns and columns of blocks: whole tiles, several of them, parts of them.
 SHAPES = [
     (128, 128, 128),
@@ -30,7 +30,7 @@ SHAPES = [
 
 @pytest.fixture
 def on_tensor_cores(monkeypatch) -> list[str]:
-    """What was launched; on Hopper all of it is blocks_sm90."""
+    """What was launched."""
     launched: list[str] = []
     load = jit.load
 
@@ -42,9 +42,16 @@ def on_tensor_cores(monkeypatch) -> list[str]:
     return launched
 
 
-def assert_served(launched: list[str]) -> None:
-    if jit.device_target() == "sm_90a":
-        assert "blocks_sm90" in launched and "pairs" not in launched
+@pytest.fixture
+def without_sm90(monkeypatch) -> None:
+    """All products of blocks go to the kernel of older cards."""
+    monkeypatch.setattr(tuning, "blocks_sm90", lambda *_: None)
+
+
+def assert_served(launched: list[str], name: str = "blocks_sm90") -> None:
+    """By that kernel alone. Cards that are no Hopper have no blocks_sm90, and those before Ampere neither one."""
+    if jit.device_target() == "sm_90a" or (name == "blocks_sm80" and tuning.tensor_arch(jit.device_target())):
+        assert name in launched and "pairs" not in launched
 
 
 def device(matrix: Matrix) -> Any:
@@ -56,8 +63,11 @@ def device(matrix: Matrix) -> Any:
 
 def assert_close(got: Any, want: np.ndarray, size: np.ndarray, terms: int, dtype: Any) -> None:
     """Rounded once, and sums as tensor cores make them."""
-    unit = {F16: 2.0**-11, F32: 2.0**-24}.get(np.dtype(dtype), 2.0**-8)
-    bound = unit * np.abs(want) + (4 + terms / 8) * 2.0**-23 * size + 2.0**-25
+    if np.dtype(dtype) == F64:
+        bound = (2 + terms) * 2.0**-53 * size
+    else:
+        unit = {F16: 2.0**-11, F32: 2.0**-24}.get(np.dtype(dtype), 2.0**-8)
+        bound = unit * np.abs(want) + (4 + terms / 8) * 2.0**-23 * size + 2.0**-25
     error = np.abs(got.astype(np.float64) - want)
     assert (error <= bound).all(), float((error / bound).max())
 
@@ -67,6 +77,11 @@ def assert_close(got: Any, want: np.ndarray, size: np.ndarray, terms: int, dtype
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(128, 128, 128)"))
 def test_sparse_product_on_the_tensor_cores(shape, dtype, rng, checksum, on_tensor_cores) -> None:
+    check_sparse_product(shape, dtype, rng, checksum)
+    assert_served(on_tensor_cores)
+
+
+def check_sparse_product(shape: tuple[int, int, int], dtype: Any, rng: Any, checksum: Any) -> None:
     R, K, N = shape
     for rows, inner, cols, density in ((6, 5, 7, 0.4), (3, 40, 9, 0.9), (30, 2, 30, 0.5)):
         A, B = pattern(rng, rows, inner, R, K, dtype, density=density), pattern(rng, inner, cols, K, N, dtype, np.int64)
@@ -75,7 +90,16 @@ def test_sparse_product_on_the_tensor_cores(shape, dtype, rng, checksum, on_tens
         checksum(got.data)
         a, b = dense(A, np.float64), dense(B, np.float64)
         assert_close(got.toarray().get(), a @ b, np.abs(a) @ np.abs(b), inner * K, dtype)
-    assert_served(on_tensor_cores)
+
+
+@kernel("blocks_sm80")
+@pytest.mark.parametrize("dtype", [*HALF_DTYPES, F32, F64], ids=str)
+@pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(16, 8, 16)"))
+def test_sparse_product_on_the_tensor_cores_since_ampere(
+    shape, dtype, rng, checksum, on_tensor_cores, without_sm90
+) -> None:
+    check_sparse_product(shape, dtype, rng, checksum)
+    assert_served(on_tensor_cores, "blocks_sm80")
 
 
 @kernel("blocks_sm90")
@@ -110,8 +134,10 @@ def test_nan_spreads_only_through_pairs(value, rng) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- sampled
-def sampled_case(rng: Any, block: tuple[int, int], K: int, dtype: Any, rows: int = 7, cols: int = 9) -> Any:
-    P = pattern(rng, rows, cols, *block, dtype, density=0.5)
+def sampled_case(
+    rng: Any, block: tuple[int, int], K: int, dtype: Any, rows: int = 7, cols: int = 9, density: float = 0.5
+) -> Any:
+    P = pattern(rng, rows, cols, *block, dtype, density=density)
     X = rng.standard_normal((rows * block[0], K)).astype(dtype)
     Y = rng.standard_normal((K, cols * block[1])).astype(dtype)
     return P, X, Y
@@ -130,21 +156,80 @@ def laid_out(x: np.ndarray, order: str) -> Any:
     return on_card
 
 
+def check_sampled(case: Any, orders: Any, out: Any, checksum: Any, **how: Any) -> None:
+    P, X, Y = case
+    on_card = device(P)
+    on_card.sum_duplicates()
+    got = bg.sddmm(laid_out(X, orders[0]), laid_out(Y, orders[1]), on_card, out_dtype=out, **how)
+    checksum(got.data)
+    x, y = X.astype(np.float64), Y.astype(np.float64)
+    there = dense((np.ones_like(P[0]), *P[1:]), np.float64) > 0
+    want, size = np.where(there, x @ y, 0), np.abs(x) @ np.abs(y)
+    if how:
+        assert float((np.abs(got.toarray().get() - want) / size).max()) < 2.0**-10
+    else:
+        assert_close(got.toarray().get(), want, size, X.shape[1], out or X.dtype)
+
+
 @kernel("blocks_sm90")
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
 @pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
 def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_tensor_cores) -> None:
     for K, dtype, out in ((64, F16, None), (200, BFLOAT16, None), (8, F16, F32), (1000, F16, None)):
-        P, X, Y = sampled_case(rng, block, K, dtype)
-        on_card = device(P)
-        on_card.sum_duplicates()
-        got = bg.sddmm(laid_out(X, orders[0]), laid_out(Y, orders[1]), on_card, out_dtype=out)
-        checksum(got.data)
-        x, y = X.astype(np.float64), Y.astype(np.float64)
-        there = dense((np.ones_like(P[0]), *P[1:]), np.float64) > 0
-        want, size = np.where(there, x @ y, 0), np.abs(x) @ np.abs(y)
-        assert_close(got.toarray().get(), want, size, K, out or dtype)
+        check_sampled(sampled_case(rng, block, K, dtype), orders, out, checksum)
     assert_served(on_tensor_cores)
+
+
+@kernel("blocks_sm90")
+@pytest.mark.parametrize("orders", ["CC", "CF"])
+@pytest.mark.parametrize("block", sanitized([(128, 128), (128, 64), (256, 192), (128, 16)], "(128, 64)"))
+def test_sampled_products_of_long_rows_share_what_they_read(block, orders, rng, checksum, on_tensor_cores) -> None:
+    """Two CTAs have neighbours in a block row: all numbers of blocks in a row, for all numbers of stages."""
+    for K, rows, cols, density in ((64, 5, 70, 0.9), (72, 40, 33, 0.7), (1000, 12, 90, 0.6)):
+        P, X, Y = sampled_case(rng, block, K, F16, rows, cols, density)
+        check_sampled((P, X, Y), orders, None, checksum)
+    assert_served(on_tensor_cores)
+
+
+@kernel("blocks_sm80")
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
+@pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
+def test_sampled_product_since_ampere(block, orders, dtype, rng, checksum, on_tensor_cores, without_sm90) -> None:
+    for K in (64, 200, 8, 1000):
+        case = sampled_case(rng, block, K, dtype)
+        check_sampled(case, orders, F32 if K == 8 and dtype.itemsize == 2 else None, checksum)
+        if dtype == F32:
+            check_sampled(case, orders, None, checksum, precision="tf32")
+    assert_served(on_tensor_cores, "blocks_sm80")
+
+
+@kernel("blocks_sm80")
+@pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
+def test_blocks_since_ampere_take_garbage_and_repeat_bit_by_bit(dtype, rng, without_sm90) -> None:
+    import cupy
+
+    P, X, Y = sampled_case(rng, (32, 48), 512, dtype, 30, 30)
+    on_card, x, y = device(P), laid_out(X, "C"), laid_out(Y, "C")
+    on_card.sum_duplicates()
+    square = device(pattern(rng, 30, 30, 48, 48, dtype))
+    square.sum_duplicates()
+    first = bg.sddmm(x, y, on_card).data, (square @ square).data
+    for _ in range(30):
+        again = bg.sddmm(x, y, on_card).data, (square @ square).data
+        assert all(bool((p == q).all()) for p, q in zip(first, again, strict=True))
+    for name, damage in (("indices", -1), ("indices", 2**31 - 1), ("indptr", -7), ("indptr", 2**31 - 1)):
+        spoiled = on_card.copy()
+        getattr(spoiled, name)[1:3] = damage
+        homes.cuda().sampled(x, y, spoiled.indices, spoiled.indptr, (32, 48), dtype)
+    a, b = (cupy.asarray(rng.standard_normal((5, 32, 32)).astype(dtype)) for _ in range(2))
+    ia, ib = np.array([0, 2**40, 3, -1, 4, 2]), np.array([1, 0, -(2**33), 3, 5, 2])
+    starts = cupy.asarray([0, 2, 5])
+    got = homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
+    want = [a[0].get().astype(float) @ b[1].get(), np.zeros((32, 32)), a[2].get().astype(float) @ b[2].get()]
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
+    homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), cupy.asarray([-5, 2**40, -(2**40)]), dtype)
+    cupy.cuda.Device().synchronize()
 
 
 @kernel("blocks_sm90")
