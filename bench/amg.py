@@ -296,7 +296,7 @@ def turn(p: Any, z: Any, rz: Any, before: Any) -> None:
 
 
 def advance(x: Any, r: Any, p: Any, q: Any, rz: Any, pq: Any) -> None:
-    """As far along p as makes the residual smallest; q is A p."""
+    """As far along p as brings x nearest, in the norm of A; q is A p."""
     x += rz / pq * p
     r -= rz / pq * q
 

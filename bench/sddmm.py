@@ -1,6 +1,6 @@
 """X @ Y on the blocks of a pattern: how fast, beside dense cuBLAS and torch's sampled_addmm.
 
-8192 x 8192 x 8192 in float16, density .22, Y row-major and column-major, and float64 at 2048. Rate = 2 * elements of
+8192 x 8192 x 8192 in float16, 4096 in float32, tf32 and float64, density .22, Y row-major and column-major. Rate = 2 * elements of
 blocks * depth over time; ratio = to the rate of the dense product of the same operands in the same run, timed before
 and after ours, its mean taken. Medians by CUDA events, L2 flushed by reading, 0.25 s of idling before each timing.
 torch has CSR alone, and float32 where it has no float16. Without a GPU the same runs on the CPU, smaller, beside a
@@ -30,12 +30,17 @@ from bsrgemm.benchmark.random_data import normal, stored_dtype, widen
 from bsrgemm.benchmark.timing import Call
 
 #: Rows, columns and depth, by dtype
-SIDES = {"cpu": {"float16": 1024, "float64": 512}, "cuda": {"float16": 8192, "float64": 2048}}
+SIDES = {
+    "cpu": {"float16": 1024, "float32": 512, "tf32": 512, "float64": 512},
+    "cuda": {"float16": 8192, "float32": 4096, "tf32": 4096, "float64": 4096},
+}
 DENSITY = 0.22
 #: dtype -> side of a block -> share of the dense rate to be reached
 BLOCKS: dict[str, dict[int, float | None]] = {
     "float16": {128: 0.80, 64: None, 32: None, 16: None},
-    "float64": {32: None},
+    "float32": {128: None, 32: None},
+    "tf32": {128: None, 32: None},
+    "float64": {128: None, 32: None},
 }
 #: Block of the pattern that torch gets as CSR
 TORCH_BLOCK = 128
@@ -60,7 +65,7 @@ class Operands:
 
         def dense() -> Call:
             if bench.device == "cuda":
-                call = dense_cublas(X, Y, xp.empty_like(X))
+                call = dense_cublas(X, Y, xp.empty_like(X), dtype == "tf32")
             else:
                 call = partial(np.matmul, *(x.astype(np.float32) if dtype == "float16" else x for x in (X, Y)))
             return checked(call, lambda got: float(abs(widen(got) - want).max()) / n**0.5, dtype)
@@ -120,7 +125,7 @@ def torch_sampled(pattern: Any, X: Any, Y: Any) -> Call:
 
 
 def peers_of(bench: Bench, pattern: Any, X: Any, Y: Any) -> Makers:
-    asked = bench.device == "cuda" and pattern.blocksize[0] == TORCH_BLOCK
+    asked = bench.device == "cuda" and pattern.blocksize[0] == TORCH_BLOCK and X.itemsize == 2
     return {"torch sampled_addmm": partial(torch_sampled, pattern, X, Y)} if asked else {}
 
 
@@ -145,7 +150,8 @@ def line(
     def off(got: Any) -> float:
         return deviation(given.want, pattern, got.data)
 
-    seconds = measured(bench, table, label, lambda: bg.sddmm(X, Y, pattern), off, dtype)
+    precision = "tf32" if dtype == "tf32" else None
+    seconds = measured(bench, table, label, lambda: bg.sddmm(X, Y, pattern, precision=precision), off, dtype)
     if seconds is None:
         return
     given.time_dense(bench)

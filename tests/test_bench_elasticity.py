@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,7 @@ def test_a_cycle_is_that_of_dense_matrices(tiny: Tiny, home: Home, smoother: str
 def test_an_iteration_has_the_products_that_are_timed(tiny: Tiny) -> None:
     hierarchy = tiny.hierarchy()
     solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(hierarchy, tiny.amg.Jacobi()))
+    solve(tiny.problem.b, most=1)
     products = tiny.bench.products_of(solve)
     some, calls = products["A, P, R"], products["A, P, R, D"]
     for depth, level in enumerate(hierarchy.levels):
@@ -267,19 +270,18 @@ class FakeCuda:
     @contextlib.contextmanager
     def using_allocator(self, allocator: Any) -> Iterator[None]:
         self.allocators.append(allocator)
-        yield
-        self.allocators.pop()
+        try:
+            yield
+        finally:
+            self.allocators.pop()
 
     def MemoryPool(self) -> Any:
         return types.SimpleNamespace(malloc=object())
 
     def Stream(self, non_blocking: bool) -> Any:
-        @contextlib.contextmanager
-        def current() -> Iterator[None]:
-            yield
-
-        stream = current()
-        stream.begin_capture, stream.end_capture = self._begin, self._end  # type: ignore[attr-defined]
+        assert non_blocking, "work of others on the default stream would spoil the capture"
+        stream: Any = contextlib.nullcontext()
+        stream.begin_capture, stream.end_capture = self._begin, self._end
         return stream
 
     def _begin(self) -> None:
@@ -297,6 +299,104 @@ class FakeCuda:
     def _launch(self) -> None:
         self.events.append("launch")
         self.replayed()
+
+
+def test_the_second_call_is_captured_and_replayed_from_then_on(load: Any) -> None:
+    made: list[str] = []
+    cuda = FakeCuda(lambda: made.append("replayed"))
+    replay = load("amg").Replay(lambda: made.append("captured" if cuda.capturing else "called"), cuda.xp)
+    for _ in range(3):
+        replay()
+    assert made == ["called", "captured", "replayed", "replayed"]
+    assert cuda.events == ["synchronize", "begin", "end", "launch", "launch"] and not cuda.allocators
+    assert replay.graph is not None and replay.refusal is None
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_what_cannot_be_captured_is_called(load: Any, spoiled: bool) -> None:
+    made: list[str] = []
+    cuda = FakeCuda(lambda: made.append("replayed"), spoiled)
+
+    def function() -> None:
+        if cuda.capturing:
+            raise NotImplementedError("cuSPARSE is not captured\nat all")
+        made.append("called")
+
+    replay = load("amg").Replay(function, cuda.xp)
+    for _ in range(3):
+        replay()
+    assert made == ["called"] * 3 and cuda.events == ["synchronize", "begin", "end"] and not cuda.allocators
+    assert replay.graph is None and replay.refusal == "NotImplementedError: cuSPARSE is not captured"
+
+
+def test_a_capture_that_was_spoiled_is_refused(load: Any) -> None:
+    cuda = FakeCuda(lambda: None, spoiled=True)
+    replay = load("amg").Replay(lambda: None, cuda.xp)
+    for _ in range(3):
+        replay()
+    assert cuda.events == ["synchronize", "begin", "end"]
+    assert replay.graph is None and replay.refusal == "RuntimeError: cudaErrorStreamCaptureInvalidated"
+
+
+def test_a_mistake_in_a_capture_is_no_refusal(load: Any) -> None:
+    cuda = FakeCuda(lambda: None)
+
+    def function() -> None:
+        if cuda.capturing:
+            raise ValueError("a mistake")
+
+    replay = load("amg").Replay(function, cuda.xp)
+    replay()
+    with pytest.raises(ValueError, match="a mistake"):
+        replay()
+    assert cuda.events == ["synchronize", "begin", "end"] and not cuda.allocators
+
+
+def test_nothing_is_captured_on_the_host_or_if_not_wanted(load: Any) -> None:
+    cuda = FakeCuda(lambda: None)
+    for options in ({"xp": np}, {"xp": cuda.xp, "wanted": False}):
+        made: list[str] = []
+        replay = load("amg").Replay(partial(made.append, "called"), **options)
+        for _ in range(3):
+            replay()
+        assert made == ["called"] * 3 and not cuda.events
+        assert replay.graph is None and replay.refusal is None
+
+
+def replaying(tiny: Tiny, refused: bool) -> tuple[Any, FakeCuda]:
+    """A solver on the host, whose iterations are replayed by a fake; capturing one changes no vector, as on a GPU."""
+    solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(tiny.hierarchy(), tiny.amg.Jacobi()))
+    cuda = FakeCuda(solve.iteration)
+
+    def iterate() -> None:
+        if not cuda.capturing:
+            solve.iteration()
+        elif refused:
+            raise NotImplementedError("cuSPARSE is not captured")
+
+    solve.iterate = tiny.amg.Replay(iterate, cuda.xp)
+    return solve, cuda
+
+
+def test_replayed_iterations_find_the_same(tiny: Tiny) -> None:
+    plain = tiny.solve(tiny.problem.b, tiny.hierarchy(), "jacobi")
+    assert not plain.graph and plain.refusal is None
+    solve, cuda = replaying(tiny, refused=False)
+    for launches in (plain.iterations - 1, 2 * plain.iterations - 1):
+        found = solve(tiny.problem.b)
+        assert found.graph and found.refusal is None
+        assert found.iterations == plain.iterations and found.residuals == plain.residuals
+        assert cuda.events.count("launch") == launches and cuda.events.count("begin") == 1
+
+
+def test_iterations_that_cannot_be_captured_find_the_same_and_say_so(tiny: Tiny) -> None:
+    plain = tiny.solve(tiny.problem.b, tiny.hierarchy(), "jacobi")
+    solve, cuda = replaying(tiny, refused=True)
+    for _ in range(2):
+        found = solve(tiny.problem.b)
+        assert not found.graph and found.refusal == "NotImplementedError: cuSPARSE is not captured"
+        assert found.iterations == plain.iterations and found.residuals == plain.residuals
+    assert cuda.events == ["synchronize", "begin", "end"]
 
 
 # ---------------------------------------------------------------------------------------- problems
@@ -412,6 +512,17 @@ def test_set_up_leaves_pyamg_as_it_was(load: Any) -> None:
     )
 
 
+def test_the_eigenvalue_of_the_set_up_is_that_of_pyamg(tiny: Tiny) -> None:
+    from pyamg.util.linalg import approximate_spectral_radius
+
+    for level in tiny.ml.levels:
+        found = []
+        for radius in (tiny.bench.spectral_radius, lambda A: approximate_spectral_radius(A, maxiter=10, restart=0)):
+            np.random.seed(1)  # noqa: NPY002 - where pyamg takes its random vectors from
+            found.append(radius(level.A.copy()))
+        assert found[0] == pytest.approx(found[1], rel=1e-10)
+
+
 def test_sizes_are_about_what_was_asked_for(load: Any) -> None:
     bench = load("elasticity")
     for name, size in (("2d", 2000), ("2d", 5000), ("3d", 1500), ("3d", 4000), ("dg", 1500), ("dg", 5000)):
@@ -489,10 +600,23 @@ def test_a_line_of_a_device_has_a_column_for_cupyx(
     (row,) = table.rows
     assert set(row["peers"]) == {"scipy bsr", "pyamg"} and row["good"] and row["same"]
     assert "csr_array" in row["left_out"]["cupyx csr"]  # it does not know the fake's arrays
+    assert row["seconds_without_graph"] > 0 and not row["graph"] and row["refusal"] is None
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert "cupyx csr" in lines[0] and "cupyx csr" not in lines[2]
+    assert all(name in lines[0] and name not in lines[2] for name in ("cupyx csr", "no graph"))
     for part in (lines[:2], lines[2:]):
         assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
+
+
+def test_who_ran_without_a_graph_is_told(load: Any) -> None:
+    about = {"problem": "2d", "smoother": "jacobi", "left_out": {"pyamg": "not reached"}}
+    cupyx = {"refusal": "NotImplementedError: not captured"}
+    rows = [about | {"unknowns": size, "refusal": None, "peers": {"cupyx csr": cupyx}} for size in (968, 2048)]
+    rows.append({"problem": "3d", "unknowns": 882, "smoother": "jacobi", "refusal": "RuntimeError: spoiled"})
+    assert load("elasticity").left_out(rows) == [
+        "  - pyamg: not reached (2d 968 jacobi, 2d 2,048 jacobi)",
+        "  - cupyx csr: no graph, NotImplementedError: not captured (2d 968 jacobi, 2d 2,048 jacobi)",
+        "  - ours: no graph, RuntimeError: spoiled (3d 882 jacobi)",
+    ]
 
 
 def rows_of(where: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 #: Elements that are generated or compared in float64 at a time
 CHUNK = 1 << 26
 #: What arrays of a kind of number are stored as; "e4m3" is held as its codes.
-_STORED: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8}
+_STORED: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8, "tf32": np.float32}
 
 
 def stored_dtype(kind: str) -> np.dtype[Any]:
