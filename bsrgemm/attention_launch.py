@@ -12,9 +12,10 @@ import numpy as np
 from . import attention_tuning, jit, mask_tiles, tensormap, tuned
 from .attention_tuning import AttentionSm80, AttentionSm90, AttentionValues
 from .home import Array, AttentionCall, Home
-from .launch import _counters, _kept, _multiprocessors
+from .launch import _multiprocessors
 from .mask import BlockMask
 from .prepared import Made
+from .scratch import counters, kept
 
 #: `Attention` of cuda/attention.cuh behind its pointers and strides and in front of its integers: its factors.
 _FACTORS = {"f": "3f", "d": "3d"}
@@ -86,30 +87,30 @@ def forward(home: Home, call: AttentionCall) -> None:
             _plans.clear()
         plan = _plans[key] = _plan(call, how, fine)
     if plan.copied:
-        q, k, v = _kept(lambda: tuple(_readable(x) for x in (q, k, v)))
+        q, k, v = kept(lambda: tuple(_readable(x) for x in (q, k, v)))
         forward(home, replace(call, q=q, k=k, v=v))
         return
     tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
     masked, integers = _NO_MASK, _NO_INTEGERS
-    kept: Any = None
+    lists: Any = None
     if mask is not None:
         masked, order, integers = _mask_tiles(home, mask, plan)
     elif bounds is not None:
         config = plan.config
-        kept = _kept(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], config.tile_q, call.right < keys))
-        sequence, order = (x.data.ptr for x in kept)
+        lists = kept(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], config.tile_q, call.right < keys))
+        sequence, order = (x.data.ptr for x in lists)
         q_bounds, k_bounds = (x.data.ptr for x in bounds)
-        sequences, tiles = len(bounds[0]) - 1, len(kept[0])
+        sequences, tiles = len(bounds[0]) - 1, len(lists[0])
     scales = [0 if x is None else x.data.ptr for x in call.scales] if call.fp8 else (0, 0, 0)
     packed = plan.layout.pack(
         *places, 0 if lse is None else lse.data.ptr, *plan.strides,
-        q_bounds, k_bounds, sequence, order, *masked, _counters(2).data.ptr, *scales,
+        q_bounds, k_bounds, sequence, order, *masked, counters(2).data.ptr, *scales,
         factor, cap, call.value_scale,
         *plan.sizes, sequences, call.left, call.right, call.bottom_right, tiles, plan.section, call.right < keys,
         *integers,
     )  # fmt: skip
     if plan.maps is not None:
-        values = _kept(lambda: _by_columns(v, None if bounds is None else bounds[1])) if plan.by_columns else v
+        values = kept(lambda: _by_columns(v, None if bounds is None else bounds[1])) if plan.by_columns else v
         packed = _maps(plan, q, k, values, out) + packed
     grid = (min(tiles * plan.heads, plan.ctas),)
     plan.kernel(grid, plan.threads, (np.frombuffer(packed, plan.argument),), shared_mem=plan.shared_bytes)

@@ -11,8 +11,9 @@ import numpy as np
 
 from . import configs, jit, tensormap, tuning
 from .home import Array
-from .launch import _counters, _multiprocessors, _order
+from .launch import _multiprocessors, _order
 from .prepared import flat
+from .scratch import counters
 
 #: `Problem` of cuda/blocks_sm90.cu behind its two maps.
 _PROBLEM = struct.Struct("@5P4q4i")
@@ -112,7 +113,7 @@ def _launch_sm90(
     ctas = max(1, min(tiles, _multiprocessors()) // config.cluster) * config.cluster
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
-    packed = _PROBLEM.pack(*_pointers(out, *lists, _counters(2)), *counts, R, N, K, narrow)
+    packed = _PROBLEM.pack(*_pointers(out, *lists, counters(2)), *counts, R, N, K, narrow)
     argument = np.frombuffer(maps + packed + _PADDING, _ARGUMENT)
     kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
     return out

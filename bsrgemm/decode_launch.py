@@ -142,10 +142,10 @@ def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> t
 class _Plan:
     """The kernel with its launch shape, for one kind of problem and about so many keys."""
 
-    __slots__ = ("counters", "floats", "grid", "kernel", "shared_bytes", "threads", "tiles", "zeros")
+    __slots__ = ("counters", "floats", "grid", "kernel", "scratch", "shared_bytes", "threads", "tiles")
 
     def __init__(self, dtype: Any, D: int, D_v: int, B: int, H: int, rows: int, longest: int, total: int) -> None:
-        from . import launch
+        from . import launch, scratch
 
         arch = jit.device_target()
         if arch == "sm_75":
@@ -161,7 +161,7 @@ class _Plan:
         self.kernel = jit.load(config.spec(), arch)
         self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes = config.shared_bytes
         self.grid, self.threads = (pieces, heads, B), (config.threads,)
-        self.counters, self.zeros = B * heads if pieces > 1 else 0, launch._counters
+        self.counters, self.scratch = B * heads if pieces > 1 else 0, scratch
         self.floats = B * heads * pieces * config.rows * (D_v + 2) if pieces > 1 else 0
 
 
@@ -186,7 +186,7 @@ def _on_device(
         total = B * longest
     key = (xp.cuda.runtime.getDevice(), cache.dtype.char, D, cache.value_dim, B, H, H_q * S_q, longest, total)
     plan = _plans.get(key) or _new_plan(key, cache, H_q // H * S_q, longest, total)
-    partial = xp.empty(plan.floats, np.float32) if plan.floats else None
+    partial = plan.scratch.room(plan.floats, np.float32) if plan.floats else None
     size = q.itemsize
     q_batch, q_head, q_row, q_col = q.strides
     out_batch, out_head, out_row, out_col = out.strides
@@ -203,7 +203,7 @@ def _on_device(
         0 if table is None else table.data.ptr,
         0 if blocks is None else blocks.data.ptr,
         0 if partial is None else partial.data.ptr,
-        plan.zeros(plan.counters).data.ptr if plan.counters else 0,
+        plan.scratch.counters(plan.counters).data.ptr if plan.counters else 0,
         q_batch // size,
         q_head // size,
         q_row // size,

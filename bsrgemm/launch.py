@@ -6,8 +6,6 @@ A call on a prepared matrix packs some thirty numbers and starts a kernel; every
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import configs, jit, schedule, tensormap, tuned, tuning
+from . import configs, jit, schedule, scratch, tensormap, tuned, tuning
 from .home import Array
 from .prepared import Prepared
 
@@ -36,12 +34,6 @@ _MOST_STRIDE = 2**40
 _MAP_BYTES = 128
 #: Places of operands remembered per plan.
 _MOST_MAPS = 64
-#: Counters of a stream: enough for most launches on most cards.
-_LEAST_COUNTERS = 1024
-#: Those of captured launches: some thousands of launches.
-_RESERVE = 1 << 18
-#: The address by which CUDA knows the stream that each thread has for itself.
-_PER_THREAD = 2
 
 
 @dataclass(slots=True)
@@ -148,8 +140,8 @@ def product(
             plan.kernel(plan.grid, plan.threads, (argument,))
             return
         elements, counts = plan.long.scratch
-        partial = _kept(lambda: cupy.empty(max(1, elements), plan.number))
-        counters = _counters(max(1, counts))
+        partial = scratch.room(max(1, elements), plan.number)
+        counters = scratch.counters(max(1, counts))
         packed = _LONG.pack(*plan.long.pointers, partial.data.ptr, counters.data.ptr)
         plan.kernel(plan.grid, plan.threads, (argument, np.frombuffer(packed, _LONG_ARGUMENT)))
         return
@@ -159,8 +151,8 @@ def product(
         plan.kernel(plan.grid, plan.threads, (argument, schedule), shared_mem=tensor.shared_bytes)
         return
     floats, counts = tensor.scratch
-    counters = _counters(2 + counts).data.ptr
-    partial = _kept(lambda: cupy.empty(floats, np.float32)) if floats else None
+    counters = scratch.counters(2 + counts).data.ptr
+    partial = scratch.room(floats, np.float32) if floats else None
     pieces = 0 if partial is None else partial.data.ptr
     packed = plan.layout.pack(*numbers, *tensor.pointers, counters, pieces, counters + 8, *tensor.walk)
     maps = tensor.map_a + _operand_maps(tensor, B, out)
@@ -389,57 +381,6 @@ def with_aligned_rows(
 def wants_columns(B: Array) -> bool:
     """Would the tensor cores read these bytes of fp8, if only they were column-major? They cannot read across K."""
     return jit.device_target() == "sm_90a" and _order(B) != "F" and B.shape[-1] > 1
-
-
-_zeroed: dict[tuple[int, int, int], Array] = {}
-#: Per device: zeros for captured launches, and how many of them are given away.
-_reserves: dict[int, list[Any]] = {}
-_reserving = threading.Lock()
-#: Arrays of graphs: nobody tells when these are gone.
-_captured: list[Any] = []
-
-
-def _counters(count: int) -> Array:
-    """Zeros that no other kernel uses meanwhile: kernels leave them at zero, and a stream runs one at a time.
-
-    A captured launch gets its own, since its graph may run beside anything: from a reserve, as filling them would
-    become a part of the graph.
-    """
-    stream = cupy.cuda.get_current_stream()
-    device = cupy.cuda.runtime.getDevice()
-    if stream.is_capturing():
-        return _captured_counters(device, count)
-    pointer = stream.ptr
-    key = (device, pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
-    found = _zeroed.get(key)
-    if found is None or len(found) < count:
-        found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
-        if device not in _reserves:
-            _reserves[device] = [cupy.zeros(_RESERVE, np.int32), 0]
-    return found
-
-
-def _kept(make: Callable[[], Any]) -> Any:
-    """What a launch needs beside its operands; what a graph computes it in stays its own."""
-    if not cupy.cuda.get_current_stream().is_capturing():
-        return make()
-    pool = cupy.cuda.MemoryPool()
-    with cupy.cuda.using_allocator(pool.malloc):
-        found = make()
-    _captured.append((pool, found))
-    return found
-
-
-def _captured_counters(device: int, count: int) -> Array:
-    with _reserving:
-        reserve, used = _reserves.get(device, (None, 0))
-        behind = used + -(-count // 32) * 32
-        if reserve is not None and behind <= len(reserve):
-            _reserves[device][1] = behind
-            return reserve[used:behind]
-    counters = cupy.zeros(count, np.int32)
-    _captured.append(counters)
-    return counters
 
 
 @cache

@@ -502,7 +502,7 @@ def blocks_sm80(
     order: str | None = None,
     tf32: bool = False,
 ) -> BlocksSm80 | None:
-    """As `blocks_sm90`, for all floats; float32 by three products of tf32, which keep its accuracy, or by one of them."""
+    """As `blocks_sm90`, for all floats; float32 by three products of tf32, which keep its accuracy, or by one."""
     name, to = CUDA_NAMES[a], CUDA_NAMES[out]
     if not tensor_arch(arch) or a != b or name not in _MMA or name == "i8" or to not in (name, "f32"):
         return None

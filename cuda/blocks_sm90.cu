@@ -74,10 +74,14 @@ __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
   barrier_wait(shared_address(&barrier), parity);
 }
 __device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
-// At the barrier of another CTA of the cluster.
+// At the barrier of another CTA of the cluster; with word of a tile, also behind what was read or written of it.
 __device__ __forceinline__ void arrive_at(u32 rank, u64& barrier) {
   if constexpr (kCluster == 1) arrive(barrier);
   else barrier_arrive_there(address_at(shared_address(&barrier), rank));
+}
+__device__ __forceinline__ void release_at(u32 rank, u64& barrier) {
+  if constexpr (kCluster == 1) arrive(barrier);
+  else barrier_release_there(address_at(shared_address(&barrier), rank));
 }
 // Number n has place n % kSize in a ring; the parity of its barriers.
 template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / kSize % 2; }
@@ -136,7 +140,7 @@ __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared)
       const int words[] = {own.first, own.last, own.part, own.behind, own.row, own.top};
 #pragma unroll
       for (int i = 0; i < 6; ++i) store_word_there(there + i * 4, words[i]);
-      arrive_at(lane, shared.tile_full[n % kTiles]);
+      release_at(lane, shared.tile_full[n % kTiles]);
     }
     __syncwarp();
     ++n;
@@ -164,7 +168,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
     wait_for_tile(shared, n);
     const Tile x = shared.tiles[n % kTiles];
     __syncwarp();
-    if (lane == 0) arrive_at(0, shared.tile_empty[n % kTiles]);
+    if (lane == 0) release_at(0, shared.tile_empty[n % kTiles]);
     if (x.part < 0) break;
     for (int from = x.first; from < x.last; from += 32) {
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
@@ -290,7 +294,7 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
     const Tile& x = shared.tiles[n % kTiles];
     const auto let_go = [&] {
       __syncwarp();
-      if (signals) arrive_at(0, shared.tile_empty[n % kTiles]);
+      if (signals) release_at(0, shared.tile_empty[n % kTiles]);
     };
     const bool end = __shfl_sync(0xffffffffu, x.part < 0, 0);
     if (end) break;

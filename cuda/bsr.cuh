@@ -36,11 +36,14 @@ struct Schedule {
 
 struct Range { i64 first, last; };
 
+// What of a range lies inside [0, blocks).
+__device__ __forceinline__ Range inside(i64 first, i64 last, i64 blocks) {
+  return {first < 0 ? 0 : first, last > blocks ? blocks : last};
+}
 // The blocks of block row i, inside [0, blocks).
 template <class Index>
 __device__ __forceinline__ Range blocks_of_row(const Index* __restrict__ indptr, i64 i, i64 blocks) {
-  const i64 first = indptr[i], last = indptr[i + 1];
-  return {first < 0 ? 0 : first, last > blocks ? blocks : last};
+  return inside(indptr[i], indptr[i + 1], blocks);
 }
 
 template <class Index> __device__ __forceinline__ bool in_range(Index column, i64 columns) {

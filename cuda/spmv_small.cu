@@ -50,50 +50,84 @@ struct Lane {
   __device__ __forceinline__ bool leads() const { return works && block == 0 && column == 0; }
 };
 
-// The sums of this lane over every kBlocks-th of the blocks from `first` to `last` - 1. Values are asked for before it is
-// known which columns they meet: both take as long.
+// The same pointer, worked out here and not again in front of each load.
+template <class T> __device__ __forceinline__ const T* settled(const T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
+template <int kBytes> struct Unsigned { using Type = u32; };
+template <> struct Unsigned<8> { using Type = u64; };
+using Number = typename Unsigned<sizeof(Index)>::Type;
+
+constexpr int kStep = kBlocks * kTogether;
+
+// Blocks of which a lane has every kBlocks-th, and the columns of the first ones, asked for early: which values of x they
+// meet is known only when these are there.
+struct Blocks {
+  i64 first;  // of this lane
+  int left;   // from there on, those of other lanes counted
+  Index column[kTogether];
+
+  // Those of a row, or of a part of one; of more than kLong there are none here.
+  template <class Problem>
+  __device__ __forceinline__ Blocks(const Problem& problem, const Lane& lane, const Range& row)
+      : first(row.first + lane.block), left(0) {
+    const i64 count = row.last - row.first;
+    if (lane.works && count > 0 && count <= kLong) left = int(count) - lane.block;
+    ask(problem);
+  }
+  template <class Problem> __device__ __forceinline__ void ask(const Problem& problem) {
+    const Index* index = settled(problem.indices + first);
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u)
+      if (u * kBlocks < left) column[u] = streamed(index + u * kBlocks);
+  }
+};
+
+// The sums of this lane over its blocks. What is not there is not asked for, by predicates and from fixed distances: for
+// the smallest blocks the limit is how many instructions there are.
 template <class Problem>
-__device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& lane, i64 first, i64 last, Acc (&acc)[kRows]) {
+__device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& lane, Blocks& blocks, Acc (&acc)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();
-  if (!lane.works) return;
-  for (i64 p0 = first + lane.block; p0 < last; p0 += kBlocks * kTogether) {
+  const B* vector = settled(problem.b + (kAdjacent ? lane.column : lane.column * problem.b_row));
+  const Number columns = Number(min(u64(problem.block_cols), u64(Number(-1) / 2 + 1)));
+  while (blocks.left > 0) {
     A values[kTogether][kRows][kColumns];
     B x[kTogether][kColumns];
-    Index column[kTogether];
-    const auto place = [&](int u) {  // behind the last block: the last one, for nothing
-      const i64 p = p0 + u * kBlocks;
-      return u == 0 || p < last ? p : last - 1;
-    };
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) column[u] = streamed(problem.indices + place(u));
+    bool there[kTogether];
+    const int corner = kTransposed ? lane.column * kR + lane.row : lane.row * kK + lane.column;
+    const A* data = settled(problem.data + (kTransposed ? 0 : blocks.first * (kR * kK)) + corner);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      const A* block = problem.data + (kTransposed ? i64(problem.places[place(u)]) : place(u)) * (kR * kK);
+      there[u] = u * kBlocks < blocks.left;
+      if (!there[u]) continue;
+      const A* block = data + (kTransposed ? i64(problem.places[blocks.first + u * kBlocks]) : u * kBlocks) * (kR * kK);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const int row = lane.row + r * kRowLanes;
         if constexpr (kTransposed) {
 #pragma unroll
-          for (int k = 0; k < kColumns; ++k) values[u][r][k] = streamed(block + (lane.column + k) * kR + row);
+          for (int k = 0; k < kColumns; ++k) values[u][r][k] = streamed(block + k * kR + r * kRowLanes);
         } else {
-          stream<kAlign>(values[u][r], block + row * kK + lane.column);
+          stream<kAlign>(values[u][r], block + r * kRowLanes * kK);
         }
       }
     }
-    bool there[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      there[u] = in_range(column[u], problem.block_cols);
-      const B* from = problem.b + (i64(there[u] ? column[u] : Index(0)) * kK + lane.column) * problem.b_row;
+      there[u] = there[u] && Number(blocks.column[u]) < columns;
+      if (!there[u]) continue;
       if constexpr (kAdjacent) {
-        read_together<kAlignX>(x[u], from);
+        const u8* from = reinterpret_cast<const u8*>(vector) + u64(Number(blocks.column[u])) * (kK * sizeof(B));
+        read_together<kAlignX>(x[u], reinterpret_cast<const B*>(from));
       } else {
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k) x[u][k] = from[k * problem.b_row];
+        for (int k = 0; k < kColumns; ++k) x[u][k] = vector[(i64(blocks.column[u]) * kK + k) * problem.b_row];
       }
-      there[u] = there[u] && p0 + u * kBlocks < last;
     }
+    blocks.first += kStep, blocks.left -= kStep;
+    if (blocks.left > 0) blocks.ask(problem);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (!there[u]) continue;
@@ -123,10 +157,10 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
   const int2 parent = rows.parents[piece];
   if (!in_range(x.x, problem.block_rows)) return;
   const i64 first = x.y < 0 ? 0 : x.y, last = x.z > problem.blocks ? problem.blocks : x.z;
-  const i64 each = (last - first + 32 / kLanes - 1) / (32 / kLanes);
-  const i64 from = first + threadIdx.x % 32 / kLanes * each;
+  const i64 each = (last - first + 32 / kLanes - 1) / (32 / kLanes), from = first + threadIdx.x % 32 / kLanes * each;
   Acc acc[kRows];
-  sum_blocks(problem, lane, from, from + each < last ? from + each : last, acc);
+  Blocks blocks(problem, lane, Range{from, min(from + each, last)});
+  sum_blocks(problem, lane, blocks, acc);
   gather(lane, acc);
 #pragma unroll
   for (int step = 16; step >= kLanes; step /= 2)
@@ -161,17 +195,37 @@ spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const _
   const i64 from = kInChunks ? rows.bounds[blockIdx.x] : blockIdx.x * i64(kGroups);
   const i64 step = kInChunks ? kGroups : i64(gridDim.x) * kGroups;
   const i64 behind = kInChunks ? rows.bounds[blockIdx.x + 1] : problem.block_rows;
-  for (i64 i0 = from; i0 < behind; i0 += step) {  // all groups together, since they share shuffles
-    const i64 i = i0 + group;
-    Range row = {0, 0};
-    if (i < behind) row = blocks_of_row(problem.indptr, i, problem.blocks);
-    const bool is_long = row.last - row.first > kLong;
+  struct Bounds { Index first, last; };
+  const auto bounds_of = [&](i64 i) {  // as they are stored: nothing waits for them here
+    return i < behind ? Bounds{problem.indptr[i], problem.indptr[i + 1]} : Bounds{0, 0};
+  };
+  const auto row_of = [&](const Bounds& bounds) { return inside(bounds.first, bounds.last, problem.blocks); };
+  const auto finish = [&](i64 i, const Range& row, Blocks& blocks) {
     Acc acc[kRows];
-    sum_blocks(problem, lane, row.first, is_long ? row.first : row.last, acc);
+    sum_blocks(problem, lane, blocks, acc);
     gather(lane, acc);
-    if (!lane.leads() || i >= behind || is_long) continue;
+    if (!lane.leads() || i >= behind || row.last - row.first > kLong) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) store(problem, i * kR + lane.row + r * kRowLanes, acc[r]);
+  };
+  // All groups together, since they share shuffles.
+  if constexpr (kInChunks) {  // columns are asked for a row ahead of their values, bounds a row ahead of these
+    Range row = row_of(bounds_of(from + group));
+    Bounds next = bounds_of(from + group + step);
+    Blocks blocks(problem, lane, row);
+    for (i64 i0 = from; i0 < behind; i0 += step) {
+      const Range following_row = row_of(next);
+      Blocks following(problem, lane, following_row);
+      next = bounds_of(i0 + group + 2 * step);
+      finish(i0 + group, row, blocks);
+      row = following_row, blocks = following;
+    }
+  } else {
+    for (i64 i0 = from; i0 < behind; i0 += step) {
+      const Range row = row_of(bounds_of(i0 + group));
+      Blocks blocks(problem, lane, row);
+      finish(i0 + group, row, blocks);
+    }
   }
   const int ctas = gridDim.x < kPieceCtas ? gridDim.x : kPieceCtas;
   if (int(blockIdx.x) >= ctas) return;

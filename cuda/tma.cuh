@@ -49,6 +49,10 @@ __device__ __forceinline__ void store_word_there(u32 there, u32 word) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(word) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive_there(u32 there) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+// The same, behind all that this thread has read and written there: takes as long as a fence of all memory.
+__device__ __forceinline__ void barrier_release_there(u32 there) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
 // As barrier_wait; sees what other CTAs have written before they arrived.

@@ -98,6 +98,7 @@ inline u32 address_at(u32 address, u32 rank) {
 }
 inline void store_word_there(u32 there, u32 word) { std::memcpy(emulator::shared + there, &word, 4); }
 inline void barrier_arrive_there(u32 there) { barrier_arrive(there); }
+inline void barrier_release_there(u32 there) { barrier_arrive(there); }
 inline void barrier_wait_for_cluster(u32 barrier, u32 parity) { barrier_wait(barrier, parity); }
 inline u64 evict_first() { return 0; }
 inline u64 evict_last() { return 0; }

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, tensormap, tuned
+from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, scratch, tensormap, tuned
 from bsrgemm.home import AttentionCall
 from bsrgemm.host import HOST
 from bsrgemm.jit import KernelSpec
@@ -111,8 +111,8 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         return call
 
     patches = [
-        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device, attention_launch)),
-        patch.object(launch, "_zeroed", {}),
+        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device, attention_launch, scratch)),
+        patch.object(scratch, "_zeroed", {}),
         patch.object(attention_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_multiprocessors", lambda: 1),
         patch.object(attention_launch, "_plans", {}),

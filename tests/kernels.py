@@ -19,7 +19,7 @@ _STAGED = ("tuning.py:plain", "tuning.py:_staged", "tuning.py:_chunk")
 
 _ATTENTION = (
     *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles")),
-    *("attention_launch.py:_readable", "launch.py:_kept"),
+    *("attention_launch.py:_readable", "scratch.py:kept"),
     *(f"attention_tuning.py:{x}" for x in ("forward", "candidates", "section", "scores", "wants_copies", "_types")),
     *(f"mask_tiles.py:{x}" for x in ("tiles", "sequences", "_order", "_spanned", "_touched", "_blocks_in")),
 )
@@ -32,7 +32,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *_PRODUCT,
             *("launch.py:_tensor", "launch.py:_block_map", "launch.py:_operand_maps", "launch.py:_map"),
-            *("launch.py:_order", "launch.py:_counters", "launch.py:_kept"),
+            *("launch.py:_order", "scratch.py:counters", "scratch.py:room"),
             *(
                 "configs.py:GemmSm90",
                 "tuning.py:gemm_sm90",
@@ -53,12 +53,12 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *_ATTENTION,
             *("attention_tuning.py:AttentionSm90", "attention_tuning.py:_sm90_shape", "attention_tuning.py:_fp8_shape"),
             *("attention_launch.py:_maps", "attention_launch.py:_map", "attention_launch.py:_by_columns"),
-            *("launch.py:_counters", "launch.py:_captured_counters"),
+            *("scratch.py:counters", "scratch.py:_reserved"),
         ),
     ),
     "attention_values": (
         "attention_values.cu",
-        ("attention_launch.py:_by_columns", "launch.py:_kept", "attention_tuning.py:AttentionValues"),
+        ("attention_launch.py:_by_columns", "scratch.py:kept", "attention_tuning.py:AttentionValues"),
     ),
     "attention_sm80": (
         "attention_sm80.cu",
@@ -78,7 +78,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
                 "decode_launch.py:_on_device",
                 "decode_launch.py:_block_strides",
                 "decode_launch.py:_about",
-                "launch.py:_counters",
+                "scratch.py:counters",
             ),
         ),
     ),
@@ -88,7 +88,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "spmv_small.cu",
         (
             *_PRODUCT,
-            *("launch.py:_long", "launch.py:_shares", "launch.py:_counters", "launch.py:_kept"),
+            *("launch.py:_long", "launch.py:_shares", "scratch.py:counters", "scratch.py:room"),
             *("schedule.py:long_rows", "schedule.py:shares"),
             *("configs.py:SpmvSmall", "tuning.py:spmv_small", "tuning.py:plain"),
         ),
@@ -106,7 +106,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "blocks_sm90.cu",
         (
             *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch_sm90")),
-            *("device.py:CudaHome.sampled", "launch.py:_counters", "configs.py:BlocksSm90", "tuning.py:blocks_sm90"),
+            *("device.py:CudaHome.sampled", "scratch.py:counters", "configs.py:BlocksSm90", "tuning.py:blocks_sm90"),
         ),
     ),
     "blocks_sm80": (

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm import configs, device, launch, prepared
+from bsrgemm import configs, device, launch, prepared, scratch
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 from bsrgemm.host import HOST
 
@@ -167,7 +167,7 @@ def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.r
         A.dense = wide.swapaxes(1, 2).reshape(A._shape)
         x, y = (put(numbers(rng, (n, 1), np.dtype(np.float64))) for n in A._shape[::-1])
         assert assert_product(A, x, y, 1, beta) == "spmv_small"
-        assert not any(counters.any() for counters in launch._zeroed.values())
+        assert not any(counters.any() for counters in scratch._zeroed.values())
 
 
 def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:
