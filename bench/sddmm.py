@@ -3,8 +3,8 @@
 8192 x 8192 x 8192 in float16, 4096 in float32, tf32 and float64, density .22, Y row-major and column-major. Rate = 2 *
 elements of blocks * depth over time; ratio = to the rate of the dense product of the same operands in the same run,
 timed before and after ours, its mean taken. Medians by CUDA events, L2 flushed by reading, 0.25 s of idling before each
-timing. torch has CSR alone, and float32 where it has no float16. Without a GPU the same runs on the CPU, smaller, beside a
-dense product in NumPy, which is in float32 where ours is in float16.
+timing. torch has CSR alone, and float32 where it has no float16. Without a GPU the same runs on the CPU, smaller,
+beside a dense product in NumPy, which is in float32 where ours is in float16.
 """
 
 from __future__ import annotations

@@ -67,26 +67,25 @@ def sampled(
     R, N = block
     M, K = X.shape
     problem = (jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N)
-    per_row = len(indices) // max(1, M // R)
     if max(*X.shape, *Y.shape) >= _MOST or tuning.blocks_sm80(*problem, "F") is None:
         return None
     if _order(X) != "C":
         X = cupy.ascontiguousarray(X)
-    wide = tuning.blocks_sm90(*problem, "F", per_row) is not None
+    wide = tuning.blocks_sm90(*problem, "F") is not None
     order = _order(Y)
-    if not order or (wide and tuning.blocks_sm90(*problem, order, per_row) is None):
+    if not order or (wide and tuning.blocks_sm90(*problem, order) is None):
         Y, order = cupy.asfortranarray(Y), "F"
     out = cupy.empty((len(indices), R, N), dtype)
     lists = (None, flat(indices), flat(indptr.astype(indices.dtype, copy=False)))
     counts = (len(indices), len(indices), M // R, Y.shape[1] // N)
     lines = tuple(x.strides[0 if o == "C" else 1] // x.itemsize for x, o in ((X, "C"), (Y, order)))
-    config = tuning.blocks_sm90(*problem, order, per_row)
+    config = tuning.blocks_sm90(*problem, order)
     if config is None:
         other = tuning.blocks_sm80(*problem, order, tf32)
         assert other is not None
         steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
         return _launch_sm80(other, (X, Y), out, lists, counts, steps, K)
-    left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m // config.cluster))
+    left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m))
     dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (64, 64))
     right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
     return _launch_sm90(config, left + right, out, lists, counts, K)
@@ -110,7 +109,7 @@ def _launch_sm90(
     if tiles >= _MOST - 2**20:
         return None
     kernel = _kernel(replace(config, index=configs.element(lists[1].dtype)))
-    ctas = max(1, min(tiles, _multiprocessors()) // config.cluster) * config.cluster
+    ctas = min(tiles, _multiprocessors())
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
     packed = _PROBLEM.pack(*_pointers(out, *lists, counters(2)), *counts, R, N, K, narrow)

@@ -305,6 +305,8 @@ class SpmvSmall:
     at_least: int = 4
     #: x lies together, at a multiple of 16 bytes
     x_adjacent: bool = False
+    #: all loads of a lane at once, by predicates; columns a row ahead of their values, if a CTA has many rows
+    eager: bool = False
 
     #: kLong of the kernel: blocks of a row, or of a piece of a longer one
     long = 256
@@ -322,6 +324,7 @@ class SpmvSmall:
             ("THREADS", self.threads),
             ("CTAS", self.at_least),
             ("X_ADJACENT", int(self.x_adjacent)),
+            ("EAGER", int(self.eager)),
         )
         return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
 
@@ -466,8 +469,6 @@ class BlocksSm90:
     parts: int
     #: of the lists of blocks
     index: str = "i64"
-    #: CTAs that share rows of X
-    cluster: int = 1
 
     threads = 384
 
@@ -502,7 +503,6 @@ class BlocksSm90:
                 ("PART_N", self.part_n),
                 ("PARTS", self.parts),
                 ("STAGES", self.stages),
-                ("CLUSTER", self.cluster),
             ),
         )
 

@@ -292,21 +292,27 @@ def gemm_sm80(problem: Problem) -> GemmSm80:
 _MOST_SMALL, _FEW_COLUMNS = 16, 128
 #: Blocks of a row of a mesh of hexahedra, and registers for values that a lane has under way.
 _USUAL_ROW, _MOST_WORDS = 27, 36
+#: Blocks of so many bytes are limited by instructions, or nearly so; registers for what a lane has under way of these.
+_SMALLEST_BYTES, _LIGHT_BYTES, _EAGER_WORDS = 100, 144, 68
 
 
 @lru_cache(maxsize=4096)
 def spmv_small(
     names: Types, R: int, K: int, transposed: bool = False, aligned: bool = False, x_adjacent: bool = False
 ) -> SpmvSmall:
-    """The kernel for a product of small blocks with one vector: of 2100 ways on an H200, rules that are near the best.
+    """The kernel for a product of small blocks with one vector: of some thousand ways on an H200, rules near the best.
 
     A lane takes 16 or 8 bytes of a row of a block, where rows start at multiples of them, otherwise one element, and so
     many rows that it has 24 bytes of a block. The more blocks a lane has under way, the better, as long as registers
     allow: those of a row of 27 at once, or three or four, whichever leaves fewer lanes idle at its end. Of blocks of
-    up to 6 x 6 a lane takes more rows where that leaves fewer lanes without work. The smallest blocks are left to one
-    large CTA a multiprocessor, whose rows are neighbours: x stays in the L1.
+    up to 6 x 6 a lane takes more rows where that leaves fewer lanes without work.
     """
     size, columns = BYTES[names.a], 1
+    if R * K * size <= _SMALLEST_BYTES:
+        return _spmv_smallest(names, R, K, transposed, aligned, x_adjacent)
+    light = _spmv_light(names, R, K, x_adjacent) if aligned and not transposed else None
+    if light is not None:
+        return light
     if aligned and not transposed:
         columns = next((n for n in (16 // size, 8 // size) if n > 1 and K % n == 0), 1)
     across = K // columns
@@ -316,7 +322,7 @@ def spmv_small(
         return R // down * columns * max(1, size // 4)
 
     def lanes_of(down: int) -> int:
-        return 8 if R * K <= 4 else 16 if down * across <= 7 and words_of(down) < 24 else 32
+        return 16 if down * across <= 7 and words_of(down) < 24 and 16 % (down * across) <= 1 else 32
 
     def idle(down: int) -> int:
         return lanes_of(down) % (down * across) * 32 // lanes_of(down)
@@ -332,13 +338,45 @@ def spmv_small(
     else:
         few = [n for n in (4, 3) if n * words <= _MOST_WORDS] or [max(1, min(2, _MOST_WORDS // words))]
         together = min(few, key=lambda n: -(-_USUAL_ROW // (side * n)) * side * n)
-    if R * K * size <= 72:
-        fits_64 = x_adjacent and not transposed and names.of_one("f64") and names.index == "i32"  # registers
-        light = together * words <= 24 or (columns == 1 and fits_64)
-        threads, at_least = 1024 if light else 768, 1
-        return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, at_least, x_adjacent)
     at_least = 4 if R // down * (1 + together * columns) * number(names.acc).itemsize <= 256 else 2
     return SpmvSmall(names, R, K, lanes, down, across, together, False, transposed, 128, at_least, x_adjacent)
+
+
+def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | None:
+    """Blocks of little more than 100 bytes gain by more CTAs: of three blocks a lane has 8 bytes of half the rows."""
+    size = BYTES[names.a]
+    if not _SMALLEST_BYTES < R * K * size <= _LIGHT_BYTES or size > 8 or names.index != "i32":
+        return None
+    columns, down = 1 if K % (8 // size) else 8 // size, 1 + (R % 2 == 0)
+    if R // down * columns * max(1, size // 4) > 6:
+        return None
+    across = K // columns
+    lanes = 32 if 16 % (down * across) > 1 else 16
+    return SpmvSmall(names, R, K, lanes, down, across, 3, False, False, 128, 8, x_adjacent)
+
+
+def _spmv_smallest(
+    names: Types, R: int, K: int, transposed: bool, aligned: bool, x_adjacent: bool
+) -> SpmvSmall:  # fmt: skip
+    """Of blocks whose limit is instructions: a lane has 8 bytes of all rows, and a row of 27 blocks at once.
+
+    One CTA a multiprocessor has neighbouring rows, so that x stays in the L1, and as many threads as registers allow.
+    """
+    size = BYTES[names.a]
+    most = 8 // size if aligned and not transposed else 1
+    columns = next(n for n in (most, most // 2, 1) if n and K % n == 0 and (n == 1 or R * n <= 48))
+    across = K // columns
+    lanes = 4 if R * K == 1 else 8 if across == 1 else 16
+    whole = -(-_USUAL_ROW // (lanes // across))
+    # Of a block: values, x, its column and, eager, that of one of the next row; what else an address takes.
+    eager = x_adjacent and not transposed and names.index == "i32" and names.a != "boolean"
+    columns_ahead = 2 if eager else 6 if transposed or names.index == "i64" else 4
+    each = R * columns * max(1, size // 4) + columns * max(1, BYTES[names.b] // 4) + columns_ahead
+    sums = R * max(1, number(names.acc).itemsize // 4)
+    together = -(-whole // -(-whole // max(1, min(7, (_EAGER_WORDS - sums) // each))))
+    words = together * each + 2 * sums
+    threads = next((n for room, n in ((46, 1024), (56, 768), (72, 640)) if words <= room), 512)
+    return SpmvSmall(names, R, K, lanes, 1, across, together, True, transposed, threads, 1, x_adjacent, eager)
 
 
 @lru_cache(maxsize=4096)
@@ -465,15 +503,12 @@ def blocks_sm90(
     K: int,
     N: int,
     order: str | None = None,
-    per_row: int = 0,
 ) -> BlocksSm90 | None:
     """The tensor-core kernel for blocks of R x N, or None if it cannot do them.
 
     `order` is that of the dense right-hand side of a sampled product, "C" or "F"; None: ``BSR @ BSR``. Tiles are as
     high as the block allows. Sampled, neighbours in a block row fill 256 columns, since they share what they read of
-    X; where columns run fastest, a part of them is 64 wide at least. Tiles of 128 x 256 ask for more than the L2 gives
-    (5.8 TB/s at .68 of dense products), so two CTAs share rows of X, if block rows have enough blocks for both:
-    `per_row` on average.
+    X; where columns run fastest, a part of them is 64 wide at least.
     """
     names = CUDA_NAMES[a], CUDA_NAMES[out]
     if arch != "sm_90a" or a != b or a not in HALF_DTYPES or names[1] not in (names[0], "f32"):
@@ -486,9 +521,7 @@ def blocks_sm90(
     part_n = next(n for n in (128, 64, 32, 16) if N % n == 0)
     if order == "C" and part_n < 64:
         return None
-    parts = 256 // part_n
-    cluster = 2 if tile_m == 128 and per_row * (N // part_n) >= 4 * parts else 1
-    return BlocksSm90(*names, True, order == "F", tile_m, part_n, parts, cluster=cluster)
+    return BlocksSm90(*names, True, order == "F", tile_m, part_n, 256 // part_n)
 
 
 def blocks_sm80(
@@ -615,8 +648,6 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90 | BlocksSm80]:
             yield wide
             if order is not None:
                 yield replace(wide, index="i32")
-            if order is not None and R == 128:
-                yield replace(wide, index="i32", cluster=2)
 
 
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | SpmmF64]:

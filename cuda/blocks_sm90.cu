@@ -3,8 +3,7 @@
 //   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
 // A CTA stays and claims tiles of kTileM rows by kParts parts of kPartN columns. A tile is walked in steps of 64 along K: one
 // copy of A, one of each part of B. Of BSR @ BSR a tile is (a piece of) one block; sampled, its parts are neighbours in
-// one block row, which share their rows of X. The CTAs of a cluster have neighbours in one block row, too: each copies
-// some of the rows of X for all. In the last warpgroup one warp claims tiles, for the cluster, and one feeds a ring of stages.
+// one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one feeds a ring of stages.
 // The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
 // leaves. Rows and columns that a block does not have are zeros by the copy engine.
 #include "blocks.cuh"
@@ -20,7 +19,6 @@ constexpr bool kSampled = SAMPLED;
 constexpr bool kBTransposed = B_TRANSPOSED;  // K runs fastest in B
 constexpr int kTileM = TILE_M, kPartN = PART_N, kParts = PARTS, kTileN = kParts * kPartN;
 constexpr int kStages = STAGES, kTiles = 4;
-constexpr int kCluster = CLUSTER;
 constexpr int kDepth = 64;  // along K: one swizzled row
 constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgroups
@@ -31,7 +29,6 @@ constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kSlabB = kDepth * 128;  // of 64 columns, where they run fastest
 static_assert(kTileN % 64 == 0 && (kBTransposed || kPartN % 64 == 0), "whole slabs");
 static_assert(sizeof(Element) == 2, "16-bit floats");
-static_assert(kCluster == 1 || (kSampled && kShared), "what the CTAs of a cluster share");
 
 struct Tile {
   int first, last;  // of BSR @ BSR the pairs; sampled {0, 1}; no tile: first > last
@@ -39,7 +36,6 @@ struct Tile {
   int behind;       // parts of the result that may be written end here
   int row, top;     // the first row within a block, and sampled, of X
 };
-static_assert(sizeof(Tile) == 6 * 4, "words that are handed over");
 
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
@@ -63,33 +59,16 @@ struct alignas(64) Problem {
   int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs
 };
 
-__device__ __forceinline__ void linger() {
+__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
 #ifdef STRESS
   const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
   __nanosleep((noise >> 19) & 0x1fff);
 #endif
-}
-__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
-  linger();
   barrier_wait(shared_address(&barrier), parity);
 }
 __device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
-// At the barrier of another CTA of the cluster; with word of a tile, also behind what was read or written of it.
-__device__ __forceinline__ void arrive_at(u32 rank, u64& barrier) {
-  if constexpr (kCluster == 1) arrive(barrier);
-  else barrier_arrive_there(address_at(shared_address(&barrier), rank));
-}
-__device__ __forceinline__ void release_at(u32 rank, u64& barrier) {
-  if constexpr (kCluster == 1) arrive(barrier);
-  else barrier_release_there(address_at(shared_address(&barrier), rank));
-}
 // Number n has place n % kSize in a ring; the parity of its barriers.
 template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / kSize % 2; }
-
-__device__ __forceinline__ void wait_for_tile(Shared& shared, u32 n) {
-  linger();
-  barrier_wait_for_cluster(shared_address(&shared.tile_full[n % kTiles]), parity<kTiles>(n));
-}
 
 __device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
@@ -105,7 +84,7 @@ __device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& bloc
   }
   block_row = block_row_of(problem.starts, problem.a_blocks, block, block_row);
   const bool narrow = kShared && part >= problem.narrow;
-  const int width = (narrow ? kNarrow / kPartN : kParts) * kCluster;
+  const int width = narrow ? kNarrow / kPartN : kParts;
   i64 begin = i64(problem.starts[block_row]) * parts, behind = i64(problem.starts[block_row + 1]) * parts;
   if (narrow) begin = max(begin, i64(problem.narrow));
   if ((part - begin) % width != 0) return {1, 0};
@@ -115,48 +94,23 @@ __device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& bloc
 
 __device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.behind - x.part) * kPartN <= kNarrow; }
 
-// What the CTA of that rank has of a tile: as many parts as the others, or less, or none.
-__device__ __forceinline__ Tile share_of(Tile x, int rank) {
-  if (kCluster == 1 || x.part < 0) return x;
-  const int each = (x.behind - x.part + kCluster - 1) / kCluster;
-  x.part += rank * each;
-  x.behind = min(x.behind, x.part + each);
-  return x;
-}
-
-// One warp of a cluster: claims tiles. Lane r writes to the CTA of rank r.
+// One warp: claims tiles.
 __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
-  const int lane = threadIdx.x % 32;
+  const bool leads = threadIdx.x % 32 == 0;
   i64 block_row = 0;
   for (u32 n = 0;;) {
     int claimed = 0;
-    if (lane == 0) claimed = atomicAdd(problem.counters, 1);
+    if (leads) claimed = atomicAdd(problem.counters, 1);
     const Tile x = tile_at(problem, u32(__shfl_sync(0xffffffffu, claimed, 0)), block_row);
     if (x.first > x.last) continue;
-    if (lane < kCluster) {
+    if (leads) {
       wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
-      const Tile own = share_of(x, lane);
-      const u32 there = address_at(shared_address(&shared.tiles[n % kTiles]), lane);
-      const int words[] = {own.first, own.last, own.part, own.behind, own.row, own.top};
-#pragma unroll
-      for (int i = 0; i < 6; ++i) store_word_there(there + i * 4, words[i]);
-      release_at(lane, shared.tile_full[n % kTiles]);
+      shared.tiles[n % kTiles] = x;
+      arrive(shared.tile_full[n % kTiles]);
     }
     __syncwarp();
     ++n;
     if (x.part < 0) break;
-  }
-}
-
-// Of A: all rows of a tile, or those that this CTA copies for its cluster.
-__device__ __forceinline__ void copy_rows(const Problem& problem, Shared& shared, u32 at, int k, int row, int block) {
-  const u32 full = shared_address(&shared.full[at]);
-  if constexpr (kCluster == 1) {
-    copy_tile(shared_address(shared.a[at]), &problem.a, k, row, block, 0, full);
-  } else {
-    const u32 rank = cluster_rank();
-    copy_tile_to((1 << kCluster) - 1, shared_address(shared.a[at]) + rank * (kBytesA / kCluster), &problem.a, k,
-                 row + int(rank) * (kTileM / kCluster), block, 0, full);
   }
 }
 
@@ -165,10 +119,10 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
   const int lane = threadIdx.x % 32, parts = parts_of(problem);
   u32 step = 0;
   for (u32 n = 0;; ++n) {
-    wait_for_tile(shared, n);
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
     const Tile x = shared.tiles[n % kTiles];
     __syncwarp();
-    if (lane == 0) release_at(0, shared.tile_empty[n % kTiles]);
+    if (lane == 0) arrive(shared.tile_empty[n % kTiles]);
     if (x.part < 0) break;
     for (int from = x.first; from < x.last; from += 32) {
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
@@ -191,7 +145,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
           const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
           if (lane == 0) {
             barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
-            copy_rows(problem, shared, at, k, x.top + x.row, at_a);
+            copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
           }
           __syncwarp();
           if (lane < copies) {
@@ -278,7 +232,7 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 b
     wgmma_commit();
     if (i != begin) {
       wgmma_wait<1>();
-      if (threadIdx.x % 32 < kCluster) arrive_at(threadIdx.x % 32, shared.empty[(i - 1) % kStages]);
+      if (threadIdx.x % 32 == 0) arrive(shared.empty[(i - 1) % kStages]);
     }
   }
 }
@@ -290,11 +244,11 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
   f32 sums[kHeights][kSums];
   u32 step = 0, own = 0;  // of all tiles; tiles of this warpgroup
   for (u32 n = 0;; ++n) {
-    wait_for_tile(shared, n);
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
     const Tile& x = shared.tiles[n % kTiles];
     const auto let_go = [&] {
       __syncwarp();
-      if (signals) release_at(0, shared.tile_empty[n % kTiles]);
+      if (signals) arrive(shared.tile_empty[n % kTiles]);
     };
     const bool end = __shfl_sync(0xffffffffu, x.part < 0, 0);
     if (end) break;
@@ -319,7 +273,7 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
       if (signals) arrive(shared.turn[1 - warpgroup]);
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 32 < kCluster && begin != behind) arrive_at(threadIdx.x % 32, shared.empty[(behind - 1) % kStages]);
+    if (signals && begin != behind) arrive(shared.empty[(behind - 1) % kStages]);
 #pragma unroll
     for (int h = 0; h < kHeights; ++h) {
 #pragma unroll
@@ -333,30 +287,19 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
   }
 }
 
-__device__ __forceinline__ void sync_all() {
-  if constexpr (kCluster == 1) __syncthreads();
-  else cluster_sync();
-}
-
-#if CLUSTER > 1
-#define AS_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define AS_CLUSTER
-#endif
-extern "C" __global__ void AS_CLUSTER __launch_bounds__(kThreads, 1) blocks_sm90(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) blocks_sm90(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     prefetch_map(&problem.a);
     prefetch_map(&problem.b);
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
-    for (int i = 0; i < kStages; ++i) init(shared.full[i], 1), init(shared.empty[i], (kShared ? 8 : 4) * kCluster);
-    for (int i = 0; i < kTiles; ++i)
-      init(shared.tile_full[i], 1), init(shared.tile_empty[i], (4 * kConsumers + 1) * kCluster);
+    for (int i = 0; i < kStages; ++i) init(shared.full[i], 1), init(shared.empty[i], kShared ? 8 : 4);
+    for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + 1);
     for (int i = 0; i < kConsumers; ++i) init(shared.turn[i], 4);
     barrier_init_fence();
   }
-  sync_all();
+  __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4 * kConsumers) {
     more_registers<232>();
@@ -364,10 +307,10 @@ extern "C" __global__ void AS_CLUSTER __launch_bounds__(kThreads, 1) blocks_sm90
   } else {
     fewer_registers<40>();
     if (warp == 4 * kConsumers) feed(problem, shared);
-    if (warp == 4 * kConsumers + 1 && (kCluster == 1 || cluster_rank() == 0)) schedule(problem, shared);
+    if (warp == 4 * kConsumers + 1) schedule(problem, shared);
   }
   __syncwarp();
-  sync_all();  // shared memory stays as long as others of the cluster write to it
+  __syncthreads();
   if (threadIdx.x == 0) {  // the last CTA leaves the counters as they were
     __threadfence();
     if (atomicAdd(problem.counters + 1, 1) == int(gridDim.x) - 1) problem.counters[0] = problem.counters[1] = 0;

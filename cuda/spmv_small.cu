@@ -16,6 +16,7 @@ constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kLanes = LANES, kRowLanes = ROW_LANES, kColumnLanes = COLUMN_LANES;
 constexpr int kTogether = TOGETHER;         // blocks of a lane asked for before the first is used
 constexpr bool kInChunks = IN_CHUNKS;       // a CTA has neighbouring block rows, so that x stays in its L1
+constexpr bool kEager = EAGER;              // all loads of a lane at once; columns a row ahead, if a CTA has many
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr bool kAdjacent = X_ADJACENT;      // x lies together, at a multiple of 16 bytes
 constexpr int kLong = 256;                  // blocks of a row, or of a piece of a longer one
@@ -65,14 +66,14 @@ constexpr int kStep = kBlocks * kTogether;
 // Blocks of which a lane has every kBlocks-th, and the columns of the first ones, asked for early: which values of x they
 // meet is known only when these are there.
 struct Blocks {
-  i64 first;  // of this lane
-  int left;   // from there on, those of other lanes counted
+  Index first;  // of this lane
+  int left;     // from there on, those of other lanes counted
   Index column[kTogether];
 
   // Those of a row, or of a part of one; of more than kLong there are none here.
   template <class Problem>
   __device__ __forceinline__ Blocks(const Problem& problem, const Lane& lane, const Range& row)
-      : first(row.first + lane.block), left(0) {
+      : first(Index(row.first) + lane.block), left(0) {
     const i64 count = row.last - row.first;
     if (lane.works && count > 0 && count <= kLong) left = int(count) - lane.block;
     ask(problem);
@@ -81,12 +82,16 @@ struct Blocks {
     const Index* index = settled(problem.indices + first);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u)
-      if (u * kBlocks < left) column[u] = streamed(index + u * kBlocks);
+      if (asked(u)) column[u] = streamed(index + place(u));
   }
+  __device__ __forceinline__ bool has(int u) const { return u * kBlocks < left; }
+  // What is not there is not asked for, by predicates and from fixed distances: for the smallest blocks the limit is how
+  // many instructions there are. That takes registers for all loads at once; without them the first block is read again.
+  __device__ __forceinline__ bool asked(int u) const { return kEager ? has(u) : left > 0; }
+  __device__ __forceinline__ int place(int u) const { return kEager || has(u) ? u * kBlocks : 0; }
 };
 
-// The sums of this lane over its blocks. What is not there is not asked for, by predicates and from fixed distances: for
-// the smallest blocks the limit is how many instructions there are.
+// The sums of this lane over its blocks.
 template <class Problem>
 __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& lane, Blocks& blocks, Acc (&acc)[kRows]) {
 #pragma unroll
@@ -98,12 +103,13 @@ __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& l
     B x[kTogether][kColumns];
     bool there[kTogether];
     const int corner = kTransposed ? lane.column * kR + lane.row : lane.row * kK + lane.column;
-    const A* data = settled(problem.data + (kTransposed ? 0 : blocks.first * (kR * kK)) + corner);
+    const A* data = settled(problem.data + (kTransposed ? 0 : i64(blocks.first) * (kR * kK)) + corner);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      there[u] = u * kBlocks < blocks.left;
-      if (!there[u]) continue;
-      const A* block = data + (kTransposed ? i64(problem.places[blocks.first + u * kBlocks]) : u * kBlocks) * (kR * kK);
+      there[u] = blocks.has(u);
+      if (!blocks.asked(u)) continue;
+      const int place = blocks.place(u);
+      const A* block = data + (kTransposed ? i64(problem.places[blocks.first + place]) : place) * (kR * kK);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if constexpr (kTransposed) {
@@ -116,18 +122,20 @@ __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& l
     }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      there[u] = there[u] && Number(blocks.column[u]) < columns;
-      if (!there[u]) continue;
+      const bool inside = Number(blocks.column[u]) < columns;
+      there[u] = there[u] && inside;
+      if (kEager && !there[u]) continue;
+      const Number column = kEager || inside ? Number(blocks.column[u]) : 0;
       if constexpr (kAdjacent) {
-        const u8* from = reinterpret_cast<const u8*>(vector) + u64(Number(blocks.column[u])) * (kK * sizeof(B));
+        const u8* from = reinterpret_cast<const u8*>(vector) + u64(column) * (kK * sizeof(B));
         read_together<kAlignX>(x[u], reinterpret_cast<const B*>(from));
       } else {
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k) x[u][k] = vector[(i64(blocks.column[u]) * kK + k) * problem.b_row];
+        for (int k = 0; k < kColumns; ++k) x[u][k] = vector[(i64(column) * kK + k) * problem.b_row];
       }
     }
     blocks.first += kStep, blocks.left -= kStep;
-    if (blocks.left > 0) blocks.ask(problem);
+    if (kEager && blocks.left > 0) blocks.ask(problem);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (!there[u]) continue;
@@ -137,6 +145,7 @@ __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& l
         for (int r = 0; r < kRows; ++r)
           acc[r] = multiply_add(load<Acc>(values[u][r][k]), load<Acc>(x[u][k]), acc[r]);
     }
+    if (!kEager && blocks.left > 0) blocks.ask(problem);
   }
 }
 // Sums over the lanes that share rows; those of block 0 and column 0 have them then.
@@ -200,31 +209,33 @@ spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const _
     return i < behind ? Bounds{problem.indptr[i], problem.indptr[i + 1]} : Bounds{0, 0};
   };
   const auto row_of = [&](const Bounds& bounds) { return inside(bounds.first, bounds.last, problem.blocks); };
-  const auto finish = [&](i64 i, const Range& row, Blocks& blocks) {
+  const auto is_long = [](const Range& row) { return row.last - row.first > kLong; };
+  const auto finish = [&](i64 i, bool later, Blocks& blocks) {
     Acc acc[kRows];
     sum_blocks(problem, lane, blocks, acc);
     gather(lane, acc);
-    if (!lane.leads() || i >= behind || row.last - row.first > kLong) return;
+    if (!lane.leads() || i >= behind || later) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) store(problem, i * kR + lane.row + r * kRowLanes, acc[r]);
   };
   // All groups together, since they share shuffles.
-  if constexpr (kInChunks) {  // columns are asked for a row ahead of their values, bounds a row ahead of these
-    Range row = row_of(bounds_of(from + group));
+  if constexpr (kEager && kInChunks) {  // columns are asked for a row ahead of their values, bounds a row ahead of these
+    const Range first = row_of(bounds_of(from + group));
     Bounds next = bounds_of(from + group + step);
-    Blocks blocks(problem, lane, row);
+    Blocks blocks(problem, lane, first);
+    bool later = is_long(first);
     for (i64 i0 = from; i0 < behind; i0 += step) {
-      const Range following_row = row_of(next);
-      Blocks following(problem, lane, following_row);
+      const Range row = row_of(next);
+      Blocks following(problem, lane, row);
       next = bounds_of(i0 + group + 2 * step);
-      finish(i0 + group, row, blocks);
-      row = following_row, blocks = following;
+      finish(i0 + group, later, blocks);
+      blocks = following, later = is_long(row);
     }
   } else {
     for (i64 i0 = from; i0 < behind; i0 += step) {
       const Range row = row_of(bounds_of(i0 + group));
       Blocks blocks(problem, lane, row);
-      finish(i0 + group, row, blocks);
+      finish(i0 + group, is_long(row), blocks);
     }
   }
   const int ctas = gridDim.x < kPieceCtas ? gridDim.x : kPieceCtas;

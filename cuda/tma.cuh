@@ -29,40 +29,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_try_wait(barrier, parity)) {}
 }
 
-// ------------------------------------------------------------------------------- clusters
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// All threads of all CTAs of a cluster.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-// Where an address of shared memory lies in the CTA of that rank.
-__device__ __forceinline__ u32 address_at(u32 address, u32 rank) {
-  u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void store_word_there(u32 there, u32 word) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(word) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive_there(u32 there) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-}
-// The same, behind all that this thread has read and written there: takes as long as a fence of all memory.
-__device__ __forceinline__ void barrier_release_there(u32 there) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-}
-// As barrier_wait; sees what other CTAs have written before they arrived.
-__device__ __forceinline__ void barrier_wait_for_cluster(u32 barrier, u32 parity) {
-  for (u32 done = 0; !done;)
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-}
-
 // ------------------------------------------------------------------------------- copies
 __device__ __forceinline__ u64 evict_first() {
   u64 policy;
@@ -92,14 +58,6 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int x, i
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5}], [%6];"
       ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier) : "memory");
-}
-// To the same place of all CTAs of a cluster whose bit is set in `ranks`, with word to the barrier of each.
-__device__ __forceinline__ void copy_tile_to(u16 ranks, u32 to, const TensorMap* map, int x, int y, int z, int w,
-                                             u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
-      ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "h"(ranks) : "memory");
 }
 __device__ __forceinline__ void store_tile(const TensorMap* map, int x, int y, int z, int w, u32 from) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"

@@ -89,17 +89,6 @@ inline void barrier_wait(u32 barrier, u32 parity) {
   std::atomic_ref<int> state(reinterpret_cast<emulator::Barrier*>(emulator::shared + barrier)->phase_and_bytes);
   for (int now = state.load(); (now & 1) == int(parity); now = state.load()) state.wait(now);
 }
-// Clusters of one CTA.
-inline u32 cluster_rank() { return 0; }
-inline void cluster_sync() { __syncthreads(); }
-inline u32 address_at(u32 address, u32 rank) {
-  if (rank) emulator::fail("there is no such CTA in the cluster");
-  return address;
-}
-inline void store_word_there(u32 there, u32 word) { std::memcpy(emulator::shared + there, &word, 4); }
-inline void barrier_arrive_there(u32 there) { barrier_arrive(there); }
-inline void barrier_release_there(u32 there) { barrier_arrive(there); }
-inline void barrier_wait_for_cluster(u32 barrier, u32 parity) { barrier_wait(barrier, parity); }
 inline u64 evict_first() { return 0; }
 inline u64 evict_last() { return 0; }
 inline void copy_tile(u32 to, const TensorMap* map, int x, int y, u32 barrier, u64) {
@@ -109,10 +98,6 @@ inline void copy_tile(u32 to, const TensorMap* map, int x, int y, int z, int w, 
   emulator::copy(to, *map, x, y, z, w, barrier);
 }
 inline void copy_tile(u32 to, const TensorMap* map, int x, int y, int z, int w, u32 barrier) {
-  emulator::copy(to, *map, x, y, z, w, barrier);
-}
-inline void copy_tile_to(u16 ranks, u32 to, const TensorMap* map, int x, int y, int z, int w, u32 barrier) {
-  if (ranks != 1) emulator::fail("there is no such CTA in the cluster");
   emulator::copy(to, *map, x, y, z, w, barrier);
 }
 inline void store_tile(const TensorMap* map, int x, int y, int z, int w, u32 from) {

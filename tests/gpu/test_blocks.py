@@ -183,8 +183,8 @@ def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_te
 @kernel("blocks_sm90")
 @pytest.mark.parametrize("orders", ["CC", "CF"])
 @pytest.mark.parametrize("block", sanitized([(128, 128), (128, 64), (256, 192), (128, 16)], "(128, 64)"))
-def test_sampled_products_of_long_rows_share_what_they_read(block, orders, rng, checksum, on_tensor_cores) -> None:
-    """Two CTAs have neighbours in a block row: all numbers of blocks in a row, for all numbers of stages."""
+def test_sampled_products_of_long_rows(block, orders, rng, checksum, on_tensor_cores) -> None:
+    """All numbers of blocks in a row, and more tiles than multiprocessors: wide ones, then narrow ones."""
     for K, rows, cols, density in ((64, 5, 70, 0.9), (72, 40, 33, 0.7), (1000, 12, 90, 0.6)):
         P, X, Y = sampled_case(rng, block, K, F16, rows, cols, density)
         check_sampled((P, X, Y), orders, None, checksum)
