@@ -20,8 +20,7 @@ from .prepared import Prepared
 #: Of `Product` in cuda/bsr.cuh behind alpha and beta: pointers, sizes, strides, block sides and the flag.
 _PRODUCT = "6P11q3i"
 #: `Schedule` of cuda/bsr.cuh: the work list, counters and room for pieces.
-_SCHEDULE = struct.Struct("@9P")
-_SCHEDULE_ARGUMENT = np.dtype([("opaque", "<u8", (9,))])
+_SCHEDULE = "9P"
 #: `LongRows` of cuda/spmv_small.cu.
 _LONG = struct.Struct("@6P")
 _LONG_ARGUMENT = np.dtype([("opaque", "<u8", (_LONG.size // 8,))])
@@ -79,7 +78,7 @@ class Tensor:
     scratch: tuple[int, int]
     #: column tiles walked together, items or -1, and whether A stays in the L2
     walk: tuple[int, int, bool]
-    #: of gemm_sm90: A as the copy engine sees it; gemm_sm80 takes no maps, and its work list as a second argument
+    #: of gemm_sm90: A as the copy engine sees it; gemm_sm80 takes no maps
     map_a: bytes | None
     maps: dict[Any, bytes] = field(default_factory=dict)
 
@@ -146,9 +145,8 @@ def product(
         plan.kernel(plan.grid, plan.threads, (argument, np.frombuffer(packed, _LONG_ARGUMENT)))
         return
     if tensor.map_a is None:
-        argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
-        schedule = np.frombuffer(_SCHEDULE.pack(*tensor.pointers, 0, 0, 0), _SCHEDULE_ARGUMENT)
-        plan.kernel(plan.grid, plan.threads, (argument, schedule), shared_mem=tensor.shared_bytes)
+        argument = np.frombuffer(plan.layout.pack(*numbers, *tensor.pointers, 0, 0, 0), plan.argument)
+        plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=tensor.shared_bytes)
         return
     floats, counts = tensor.scratch
     counters = scratch.counters(2 + counts).data.ptr
@@ -202,9 +200,9 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | No
         tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
         if tensor.map_a is None:
-            layout, argument = _packing(product_format, 0, 8)
+            layout, argument = _packing(f"{product_format}{_SCHEDULE}", 0, 8)
         else:
-            layout, argument = _packing(f"{product_format}4x9P3i", 3 * _MAP_BYTES, 64)
+            layout, argument = _packing(f"{product_format}{_SCHEDULE}3i", 3 * _MAP_BYTES, 64)
         grid: tuple[int, ...] = (ctas,)
         pointers: tuple[int, ...] = (0, 0, 0)
     else:

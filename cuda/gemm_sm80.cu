@@ -163,8 +163,14 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-gemm_sm80(const __grid_constant__ Problem problem, const __grid_constant__ Schedule schedule) {
+struct Argument {  // one, since that costs the caller less than two
+  Problem problem;
+  Schedule schedule;
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ Argument argument) {
+  const Problem& problem = argument.problem;
+  const Schedule& schedule = argument.schedule;
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const u32 thread = threadIdx.x, warp = uniform(thread / 32);
