@@ -24,7 +24,9 @@ PARTS = ("suite", "memcheck", "racecheck")
 _RACES = (
     "tensor_core_product_scales or (matched_rows and 37) or (portable_product_is_right and float16-float16) "
     "or (rows_take_nothing and 3) or (rows_take_nothing and 6) "
-    "or (odd_lengths and 129-64) or (own_length and float16-None) or (portable_garbage and nan)"
+    "or (odd_lengths and 129-64) or (own_length and float16-None) or (portable_garbage and nan) "
+    "or (sparse_product_on and 112 and float16 and not bfloat16 and not ampere) "
+    "or (sparse_product_on and ampere and float64 and not 112)"
 )
 
 
@@ -35,7 +37,8 @@ _MEMORY = (
     "or (portable_garbage and nan) or user_wrote_into_tables or (strides_alpha_beta and C-C) or indices_overwritten "
     "or (sparse_product_is_right and float32) or (segments and add-float16) or (expand_names and int32) "
     "or (reads_nothing_outside and 64) or (small_blocks_by_one_vector and 13 and float64) or (long_rows and 3) "
-    "or (portable_product_is_right and float16-float16) or (sparse_product_on and float16 and 112) "
+    "or (portable_product_is_right and float16-float16) or (sparse_product_on and float16 and 112 and not bfloat16) "
+    "or (sparse_product_on and float64 and 112) or (sampled_product_since and CC and 112 and float32) "
     "or (sampled_product_on and CC and 112) or (through_shared_memory and 15) or (rows_take_nothing and 9)"
 )
 
