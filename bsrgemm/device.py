@@ -10,7 +10,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import as_real, attention_launch, blocks_launch, configs, launch, tuning
+from . import as_real, attention_launch, blocks_launch, configs, launch, scratch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, AttentionCall, Home
 from .prepared import flat, prepare, run
@@ -115,10 +115,10 @@ class CudaHome(Home):
         if transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
             A, transposed = self.transposed_copy(A), False
         if fp8 and launch.wants_columns(B):
-            B = cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
+            B = scratch.kept(lambda: _by_columns(B))
         tf32 = precision == "tf32"
         if as_real.serves(A, B, out, acc, transposed):
-            as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32)
+            scratch.kept(lambda: as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32))
             return
         prepared = prepare(self, A)
         if not fp8:
@@ -158,3 +158,8 @@ class CudaHome(Home):
             if found is not None:
                 return found
         return super().sampled(X, Y, indices, indptr, block, dtype)
+
+
+def _by_columns(B: Array) -> Array:
+    """A matrix, or each of a batch, in columns."""
+    return cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)

@@ -371,7 +371,8 @@ def with_aligned_rows(
     if not tuning.wants_aligned_rows(problem):
         return B
     unit = 16 // B.itemsize
-    copy = cupy.empty((*B.shape[:-1], -(-B.shape[-1] // unit) * unit), B.dtype)[..., : B.shape[-1]]
+    wide = (*B.shape[:-1], -(-B.shape[-1] // unit) * unit)
+    copy = scratch.kept(lambda: cupy.empty(wide, B.dtype))[..., : B.shape[-1]]
     copy[...] = B
     return copy
 

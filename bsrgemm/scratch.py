@@ -80,7 +80,7 @@ def room(count: int, dtype: Any) -> Array:
 
 
 def kept(make: Callable[[], Any]) -> Any:
-    """What `make` returns; what a graph computes it in stays its own."""
+    """What `make` returns; all memory that it takes meanwhile stays the graph's own."""
     if not cupy.cuda.get_current_stream().is_capturing():
         return make()
     pool = cupy.cuda.MemoryPool()

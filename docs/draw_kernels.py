@@ -421,23 +421,23 @@ def spmv() -> Picture:
 
 
 def spmv_small() -> Picture:
-    p = Picture(44.5, "spmv_small: y = alpha A @ x + beta y, blocks of up to 16 x 16")
-    p.prose(4.2, "A block row of 4 x 4 blocks in float64: 16 lanes, four blocks side by side, 2 by 2 lanes to a block.")
-    for block in range(4):
-        x = 8 + 16.2 * block
-        p.text(x + 7, 6.8, f"block {block}", at="center", size=8)
-        for r, c in itertools.product(range(4), range(2)):
-            lane = block * 4 + 2 * (r % 2) + c
-            p.box(x + 7 * c, 8 + 2.2 * r, 7, 2.2, str(lane), "softmax" if r >= 2 else "load", legend=False)
+    p = Picture(63.5, "spmv_small: y = alpha A @ x + beta y, blocks of up to 16 x 16")
+    p.prose(4.2, "A block row of 4 x 4 blocks in float64: 16 lanes, two blocks side by side, 2 by 4 lanes to a block.")
+    for block in range(2):
+        x = 8 + 32.6 * block
+        p.text(x + 15, 6.8, f"block {block}", at="center", size=8)
+        for r, c in itertools.product(range(4), range(4)):
+            lane = block * 8 + 4 * (r % 2) + c
+            p.box(x + 7.5 * c, 8 + 2.2 * r, 7.5, 2.2, str(lane), "softmax" if r >= 2 else "load", legend=False)
     p.text(7.2, 9.1, "lane", at="right", size=8)
-    p.box(8, 18.6, 62.6, 2.2, "x[col[p] * K + k]: 16 bytes for each lane, used for both its rows", "plain")
+    p.box(8, 18.6, 62.6, 2.2, "x[col[p] * K + k]: 8 bytes for each lane, used for both its rows", "plain")
     p.arrow((39.3, 16.9), (39.3, 18.5))
     for r in range(4):
         tree = p.box(8 + 16.2 * r, 22.4, 14, 3.2, f"row {r}: blocks,\nthen columns", "sum", size=8)
         p.arrow((tree.top[0], 20.9), tree.top)
         p.arrow(tree.bottom, (tree.bottom[0], 26.9))
     p.box(8, 27, 62.6, 2, "y: one lane for each row writes", "store", legend=False)
-    p.text(1, 30.2, "Blue: the first row of a lane; orange: its second. A lane reads 16 bytes of a row.", size=8)
+    p.text(1, 30.2, "Blue: the first row of a lane; orange: its second. A lane reads 8 bytes of a row.", size=8)
     p.prose(33, "A row of 1000 blocks comes behind all others, as four pieces for four warps of any CTAs.")
     for piece in range(4):
         stop = min(256 * piece + 256, 1000) - 1
@@ -450,6 +450,25 @@ def spmv_small() -> Picture:
         "The warp that comes last adds the pieces, all its lanes together, in one fixed tree, and writes y.",
         size=8,
     )
+    p.text(1, 46.2, "Blocks of up to 100 bytes (kEager, kInChunks): the lanes of a block row over time, row by row.")
+    lanes = Lanes(p, 47.6, ["row 0", "row 1", "row 2", "row 3"], left=8, step=2.8)
+    lanes.do(0, 0, 8, "bounds", "look", size=8)
+    lanes.do(1, 8, 16, "bounds", "look", size=8)
+    lanes.do(0, 16, 25, "columns", "look", size=8)
+    for i in range(2):
+        t = 26 + 37 * i
+        lanes.mark(t - 0.5, 0, 3)
+        lanes.do(i + 1, t, t + 9, "columns", "look", size=8)
+        lanes.do(i + 2, t + 9, t + 17, "bounds", "look", size=8)
+        lanes.do(i, t + 17, t + 28, "values, x", "load", size=8)
+        lanes.do(i, t + 28, t + 36, "sums, y", "multiply", size=8)
+    p.text(
+        1,
+        60.2,
+        "Columns are asked for a row ahead of their values, the bounds of a row a row ahead of its columns.",
+        size=8,
+    )
+    p.legend(62.2)
     return p
 
 
@@ -654,6 +673,63 @@ def blocks_sm90() -> Picture:
         "of the tile before. Tiles of 128 x 256 are shared by both, 64 rows each.",
     )
     p.legend(43.6)
+    return p
+
+
+def blocks_sm80() -> Picture:
+    p = Picture(54, "blocks_sm80: blocks of a product by cp.async and mma.sync")
+    p.prose(
+        4, "BSR @ BSR: a CTA has a block of the result, or a piece of a large one, and walks over its pairs in order."
+    )
+    for i, (a, b) in enumerate(((0, 5), (1, 0), (3, 2))):
+        x = 9 + 16 * i
+        p.box(x, 6, 5, 3, f"a[{a}]", "load")
+        p.box(x + 6, 6, 5, 3, f"b[{b}]", "load")
+        if i:
+            p.text(x - 2.6, 7.5, "+", at="center")
+    p.arrow((53, 7.5), (61, 7.5))
+    p.box(61.6, 6, 10, 3, "64 x 64", "store")
+    p.prose(
+        12,
+        "Sampled: a CTA for each block of the pattern; every kParts-th of a block row has neighbours with it. Here: "
+        "blocks of 32 x 32, seven in a block row, kParts = 4.",
+    )
+    p.arrow(p.box(1, 18, 11, 3, "rows of X", "load").right, (14.9, 19.5))
+    for j in range(7):
+        left = 15 + 8.2 * j
+        if j in (0, 4):
+            p.box(left, 14.9, 8.2, 2, f"CTA {j}", "look", legend=False)
+        else:
+            p.box(left, 14.9, 8.2, 2, f"CTA {j}", "wait", size=8, legend=False)
+        p.box(left, 18, 8.2, 3, f"of Y: {(1, 2, 5, 6, 8, 11, 12)[j]}", "load", size=8)
+    for first, count in ((0, 4), (4, 3)):
+        left = 15 + 8.2 * first
+        p.arrow((left + 4.1, 16.9), (left + 4.1, 17.9))
+        box = p.box(left, 22.6, 8.2 * count, 2.4, f"32 x {32 * count} of the result", "store")
+        p.arrow((box.top[0], 21.1), box.top)
+    p.text(15, 26.4, "CTAs 1, 2, 3, 5 and 6 find that they do not come first, and return.", size=8)
+    p.text(1, 29.4, "One CTA over time: a stage is 128 bytes of k; a ring of 4 stages, three of them under way.")
+    lanes = Lanes(p, 31, ["all warps", *(f"ring, stage {i}" for i in range(4))], step=3.4)
+    lanes.do(0, 0, 7, "pairs", "look", size=8)
+    lanes.do(0, 7, 20, "copy 0, 1, 2", "load", size=8)
+    for i in range(4):
+        t = 22 + 19 * i
+        lanes.mark(t, 0, 4)
+        lanes.do(0, t + 0.6, t + 7, f"copy {i + 3}", "load", size=8)
+        lanes.do(0, t + 7, t + 18.4, f"multiply {i}", "multiply", size=8)
+    for stage in range(7):
+        start = 7 if stage < 3 else 22.6 + 19 * (stage - 3)
+        used = 22 + 19 * stage
+        if start < 98:
+            lanes.do(1 + stage % 4, start, min(used - 0.4, 98), f"arrives: {stage}", "wait", size=8)
+        if used < 98:
+            lanes.do(1 + stage % 4, used + 0.6, used + 18.4, f"read: {stage}", "plain", size=8)
+    p.prose(
+        49.2,
+        "Dashed: copy_wait and __syncthreads, once a stage. Stages go on from one pair to the next without a break; "
+        "the numbers of a pair are read while the one before is copied.",
+    )
+    p.legend(52.8)
     return p
 
 
@@ -1041,6 +1117,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "spmm_f64": spmm_f64,
     "pairs": pairs,
     "blocks_sm90": blocks_sm90,
+    "blocks_sm80": blocks_sm80,
     "segment": segment,
     "expand": expand,
     "match": match,

@@ -360,6 +360,42 @@ def test_a_graph_keeps_the_memory_in_which_it_adds_pieces_of_rows(side, dtype, N
         assert all(bool((x == 7).all()) for x in others)
 
 
+@kernel("gemm_sm90", "gemm_sm80")
+@pytest.mark.parametrize("what", ["unaligned", "complex", "fp8"])
+def test_a_graph_keeps_the_copies_that_it_makes_of_operands(what, rng) -> None:
+    import cupy
+
+    N = 77 if what == "unaligned" else 96
+    kind = {"complex": "complex64", "fp8": "uint8"}.get(what, "float16")
+    A = device(pattern(rng, 8, 8, 64, 64, kind))
+    A.sum_duplicates()
+    B = cupy.asarray(values(rng, (8 * 64, N), np.dtype(kind)))
+    if what == "fp8":
+        A.data &= 0x37  # small numbers and no NaN
+        B &= 0x37
+    out = cupy.empty((8 * 64, N), "float32" if what == "fp8" else kind)
+
+    def call() -> None:
+        bg.matmul(A, B, out=out, **({"scale_a": 0.5} if what == "fp8" else {}))
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        call()
+        want = out.copy()
+        call()
+        stream.synchronize()
+        stream.begin_capture()
+        call()
+        graph = stream.end_capture()
+        others = [cupy.full(1 << k, 7, np.float32) for k in range(8, 22) for _ in range(6)]
+        for _ in range(3):
+            out.fill(0)
+            graph.launch()
+        stream.synchronize()
+        assert bool((out == want).all())
+        assert all(bool((x == 7).all()) for x in others)
+
+
 # -------------------------------------------------------------------- the tensor cores of Hopper
 def served_by(A: Any, name: str = "gemm_sm90") -> bool:
     """Did all products of this matrix run on that kernel? Cards that are no Hopper cannot tell."""
