@@ -348,6 +348,7 @@ def test_a_graph_keeps_the_memory_in_which_it_adds_pieces_of_rows(side, dtype, N
     with stream:
         want = A @ B
         out = cupy.empty_like(want)
+        stream.synchronize()
         stream.begin_capture()
         bg.matmul(A, B, out=out)
         graph = stream.end_capture()
