@@ -44,7 +44,7 @@ def _kind(config: configs.Config) -> tuple[str, ...]:
     elif isinstance(config, configs.GemmSimt | configs.Spmv):
         detail = str(config.a_transposed)
     elif isinstance(config, configs.BlocksSm80):
-        detail = str((config.kind, config.sampled, config.b_transposed, config.tile_m))
+        detail = str((config.kind, config.sampled, config.b_transposed))
     elif isinstance(config, configs.BlocksSm90):
         detail = str((config.sampled, config.b_transposed, config.tile_m, config.out))
     return type(config).__name__, element, detail
