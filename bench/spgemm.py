@@ -87,7 +87,8 @@ def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None
     D = dense_of(xp, A.data, block_rows(A), A.indices, n)
     want, norms = D @ D, xp.sqrt((D * D).sum(axis=1))[:, None]
     home, blocks, pairs = homes.by_name(bench.device), structure.Blocks(A.data, A.indices, A.indptr), pairs_of(A)
-    ia, ib, starts, keys = structure.multiply_patterns(home, blocks, blocks, n // b)
+    left, right, starts, *_ = home.meeting(blocks, blocks, n // b)
+    pattern = A @ A
 
     def off(data: Any, rows: Any, cols: Any) -> float:
         return float((xp.abs(dense_of(xp, data, rows, cols, n) - want) / norms).max())
@@ -96,14 +97,15 @@ def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None
         return off(C.data, block_rows(C), C.indices)
 
     def products_off(data: Any) -> float:
-        return off(data, keys // (n // b), keys % (n // b))
+        return off(data, block_rows(pattern), pattern.indices)
 
     flops = 2.0 * pairs * b**3
     dense = dense_seconds(bench, n)
     beside = "".join(f" | {name} {number(taken and taken * 1e3, 8, 3)} ms" for name, taken in dense.items())
+    products = partial(home.pair_products, A.data, left, A.data, right, starts, A.dtype)
     lines: list[tuple[str, Call, Any, float | None]] = [
         ("A @ A", lambda: A @ A, whole_off, None),
-        ("products alone", lambda: home.pair_products(A.data, ia, A.data, ib, starts, A.dtype), products_off, target),
+        ("products alone", products, products_off, target),
     ]
     for what, call, error, least in lines:
         label = f"{n:5} {b:4} {what:14}"
@@ -115,7 +117,7 @@ def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None
         table.add(
             f"{label} | {seconds * 1e3:8.3f} ms {rate:8.3f} TFLOP/s | {number(least, 5, 0)} {mark(reached):3}{beside}",
             what=what, n=n, block=(b, b), density=DENSITY, dtype="float16", blocks=len(A.data), pairs=pairs,
-            result_blocks=len(keys), flops=flops, seconds=seconds, tflops=rate, peers=dense, target=least,
+            result_blocks=len(starts), flops=flops, seconds=seconds, tflops=rate, peers=dense, target=least,
             target_of="TFLOP/s", reached=reached,
         )  # fmt: skip
 

@@ -24,7 +24,6 @@ _INTEGERS = "24i"
 _MAP_BYTES = 128
 #: `Values` of cuda/attention_values.cu.
 _VALUES = struct.Struct("@3P3q5i4x")
-_VALUES_TYPE = np.dtype([("opaque", "<u8", (_VALUES.size // 8,))])
 _MOST_STRIDE = 2**40
 #: Kinds of problems remembered, and places of operands of each.
 _MOST_PLANS, _MOST_MAPS = 256, 64
@@ -39,7 +38,6 @@ class Plan:
     config: attention_tuning.Attention
     kernel: Any
     layout: struct.Struct
-    argument: np.dtype[Any]
     strides: tuple[int, ...]
     #: batches, heads, heads that share keys, queries, keys, columns
     sizes: tuple[int, ...]
@@ -113,7 +111,7 @@ def forward(home: Home, call: AttentionCall) -> None:
         values = kept(lambda: _by_columns(v, None if bounds is None else bounds[1])) if plan.by_columns else v
         packed = _maps(plan, q, k, values, out) + packed
     grid = (min(tiles * plan.heads, plan.ctas),)
-    plan.kernel(grid, plan.threads, (np.frombuffer(packed, plan.argument),), shared_mem=plan.shared_bytes)
+    plan.kernel(grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
 
 
 def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
@@ -143,7 +141,6 @@ def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
         config=config,
         kernel=kernel,
         layout=struct.Struct(f"{fields}{padding}x"),
-        argument=np.dtype([("opaque", "<u8", ((before + size + padding) // 8,))]),
         strides=tuple(step // x.itemsize for x in (q, k, v, out) for step in x.strides),
         sizes=(batches, heads, group, queries, keys, head_dim, value_dim),
         heads=total,
@@ -211,7 +208,7 @@ def _by_columns(v: Array, bounds: Array | None) -> Array:
     places = (v.data.ptr, values.data.ptr, 0 if bounds is None else bounds.data.ptr)
     packed = _VALUES.pack(*places, *v.strides[:3], heads, keys, columns, room, sequences)
     kernel = jit.load(config.spec(), jit.device_target())
-    kernel(grid, (config.threads,), (np.frombuffer(packed, _VALUES_TYPE),))
+    kernel(grid, (config.threads,), (jit.argument(packed),))
     return values
 
 

@@ -17,11 +17,9 @@ from .scratch import counters
 
 #: `Problem` of cuda/blocks_sm90.cu behind its two maps.
 _PROBLEM = struct.Struct("@5P4q4i")
-_ARGUMENT = np.dtype([("opaque", "<u8", (-(-(2 * 128 + _PROBLEM.size) // 64) * 8,))])
-_PADDING = bytes(_ARGUMENT.itemsize - 2 * 128 - _PROBLEM.size)
+_PADDING = bytes(-_PROBLEM.size % 64)
 #: `Problem` of cuda/blocks_sm80.cu.
 _PROBLEM_SM80 = struct.Struct("@6P8q3i4x")
-_ARGUMENT_SM80 = np.dtype([("opaque", "<u8", (_PROBLEM_SM80.size // 8,))])
 #: Which blocks meet: left, right, and where those of a block of the result or of a block row start.
 _Lists = tuple[Array | None, Array, Array]
 #: Tiles are counted in 31 bits, and so are rows and columns.
@@ -113,8 +111,7 @@ def _launch_sm90(
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
     packed = _PROBLEM.pack(*_pointers(out, *lists, counters(2)), *counts, R, N, K, narrow)
-    argument = np.frombuffer(maps + packed + _PADDING, _ARGUMENT)
-    kernel((ctas,), (config.threads,), (argument,), shared_mem=config.shared_bytes)
+    kernel((ctas,), (config.threads,), (jit.argument(maps + packed + _PADDING),), shared_mem=config.shared_bytes)
     return out
 
 
@@ -133,7 +130,7 @@ def _launch_sm80(
         return None
     kernel = _kernel(replace(config, index=configs.element(lists[1].dtype)))
     packed = _PROBLEM_SM80.pack(*_pointers(*operands, out, *lists), *counts, *steps, R, N, K)
-    kernel((tiles,), (config.threads,), (np.frombuffer(packed, _ARGUMENT_SM80),), shared_mem=config.shared_bytes)
+    kernel((tiles,), (config.threads,), (jit.argument(packed),), shared_mem=config.shared_bytes)
     return out
 
 

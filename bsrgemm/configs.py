@@ -329,9 +329,10 @@ class SpmvSmall:
         return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
 
     def ctas(self, block_rows: int, multiprocessors: int) -> int:
-        """CTAs for all rows."""
-        all_rows = -(-block_rows // (self.threads // self.lanes))
-        return max(1, min(_MAX_X // 2, min(all_rows, self.at_least * multiprocessors) if self.in_chunks else all_rows))
+        """CTAs for all rows; where each has many, few rows are dealt to all of them."""
+        if self.in_chunks:
+            return max(1, min(-(-block_rows // (32 // self.lanes)), self.at_least * multiprocessors))
+        return max(1, min(_MAX_X // 2, -(-block_rows // (self.threads // self.lanes))))
 
 
 @dataclass(frozen=True)
@@ -440,15 +441,18 @@ class SpmmF64:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The numeric half of ``BSR @ BSR``."""
+    """The numeric half of ``BSR @ BSR``: `lanes` threads share a block of the result."""
 
     types: Types
     lanes: int
+    #: R, K and N of small blocks; zeros if the kernel is told when it runs
+    block: tuple[int, int, int] = (0, 0, 0)
 
     threads = 128
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("pairs.cu", "pairs", (*self.types.defines(), ("LANES", self.lanes)))
+        sizes = zip(("BLOCK_R", "BLOCK_K", "BLOCK_N"), self.block, strict=True)
+        return KernelSpec("pairs.cu", "pairs", (*self.types.defines(), ("LANES", self.lanes), *sizes))
 
     def grid(self, segments: int) -> tuple[int]:
         return (min(_MAX_X, -(-segments // (self.threads // self.lanes))),)
@@ -626,5 +630,22 @@ class Match:
         return KernelSpec("match.cu", self.entry, ())
 
 
+@dataclass(frozen=True)
+class Meet:
+    """One of the three kernels that find out which blocks meet in ``BSR @ BSR``."""
+
+    entry: str
+    index: str
+
+    threads = 128
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("meet.cu", self.entry, (("INDEX", self.index),))
+
+    def grid(self, rows: int, warps: int) -> tuple[int]:
+        """A warp for each block row."""
+        return (min(_MAX_X, -(-rows // warps)),)
+
+
 Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64
-Config = Gemm | Pairs | BlocksSm90 | BlocksSm80 | Segment | Expand | Match
+Config = Gemm | Pairs | BlocksSm90 | BlocksSm80 | Segment | Expand | Match | Meet

@@ -21,7 +21,6 @@ from .kvcache import KVCache
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 #: `Decode` of cuda/decode.cu.
 _ARGUMENT = struct.Struct("@10P11q11i3f")
-_ARGUMENT_TYPE = np.dtype([("opaque", "<u8", (_ARGUMENT.size // 8,))])
 _LOG2_E = math.log2(math.e)
 #: kMostPieces of the kernel; a piece has at least 128 keys.
 _MOST_PIECES, _LEAST_TILES = 128, 8
@@ -228,8 +227,7 @@ def _on_device(
         cap,
         inverse_cap,
     )
-    argument = np.frombuffer(packed, _ARGUMENT_TYPE)
-    plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
+    plan.kernel(plan.grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
 
 
 def _new_plan(key: Any, cache: KVCache, rows: int, longest: int, total: int) -> _Plan:

@@ -10,10 +10,11 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from . import as_real, attention_launch, blocks_launch, configs, launch, scratch, tuning
+from . import as_real, attention_launch, blocks_launch, configs, launch, meet_launch, scratch, tuning
 from .dtypes import DEVICE_DTYPES
 from .home import Array, AttentionCall, Home
 from .prepared import flat, prepare, run
+from .structure import Blocks, Meeting
 
 _NO_ORDER = np.uintp(0)
 #: Work lists count in 32 bits.
@@ -96,6 +97,14 @@ class CudaHome(Home):
         run(config, config.grid(segments), args)
         return out
 
+    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
+        memory, other = out.data.mem, X.data.mem  # allocations of their own share nothing
+        first, last = memory.ptr, memory.ptr + memory.size
+        apart = other.ptr >= last or first >= other.ptr + other.size
+        if apart and all(start >= last or first >= stop for start, stop in self.operand_extents(A)):
+            return None
+        return super().overlapping(out, X, A)
+
     def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
         return prepare(self, A).extents
 
@@ -121,12 +130,16 @@ class CudaHome(Home):
             scratch.kept(lambda: as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32))
             return
         prepared = prepare(self, A)
-        if not fp8:
-            B = launch.with_aligned_rows(prepared, A._shape, B, out, acc, transposed=transposed, tf32=tf32)
-        launch.product(prepared, A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8)
+        launch.product(
+            prepared, A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8, copies=not fp8
+        )  # fmt: skip
 
     def attention(self, call: AttentionCall) -> None:
         attention_launch.forward(self, call)
+
+    def meeting(self, a: Blocks, b: Blocks, block_cols: int) -> Meeting:
+        found = meet_launch.meeting(a, b, block_cols)
+        return super().meeting(a, b, block_cols) if found is None else found
 
     def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
         found = blocks_launch.pair_products(a, ia, b, ib, starts, dtype)
@@ -136,7 +149,7 @@ class CudaHome(Home):
         N = b.shape[2]
         out = cupy.empty((len(starts), R, N), dtype)
         if out.size:
-            config = tuning.pairs(configs.types(a.dtype, b.dtype, dtype, dtype, np.dtype(np.int64)), R * N)
+            config = tuning.pairs(configs.types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
             arrays = (flat(x) for x in (a, ia, b, ib, starts))
             sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
             args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))

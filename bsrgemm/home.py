@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import structure
-from .structure import Blocks
+from .structure import Blocks, Meeting
 
 #: An array of whichever module the home uses.
 Array = Any
@@ -223,6 +223,10 @@ class Home(ABC):
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         """(data, indices, indptr) in CSR with indices of `dtype`."""
         return structure.to_csr(self, blocks, dtype)
+
+    def meeting(self, a: Blocks, b: Blocks, block_cols: int) -> Meeting:
+        """Which blocks meet in ``A @ B`` with `block_cols` block columns."""
+        return structure.meeting(self, a, b, block_cols)
 
     def multiply(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
         """Blocks of ``A @ B`` with `block_cols` block columns, without duplicates."""

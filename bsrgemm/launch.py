@@ -1,29 +1,31 @@
 """From a product on the GPU to a launch: the kernel for the operands, and its argument.
 
-A call on a prepared matrix packs some thirty numbers and starts a kernel; everything else was looked up before.
+A call on a prepared matrix finds the kernel and its argument by where the operands lie, fills in alpha, beta and
+scratch memory, and starts it.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import cupy
 import numpy as np
 
 from . import configs, jit, schedule, scratch, tensormap, tuned, tuning
 from .home import Array
-from .prepared import Prepared
+from .prepared import Made, Prepared
 
 #: Of `Product` in cuda/bsr.cuh behind alpha and beta: pointers, sizes, strides, block sides and the flag.
 _PRODUCT = "6P11q3i"
-#: `Schedule` of cuda/bsr.cuh: the work list, counters and room for pieces.
-_SCHEDULE = "9P"
+#: `Schedule` of cuda/bsr.cuh: the work list, then scratch memory (counters and room for pieces).
+_WORK_LIST = "6P"
+_SCRATCH = struct.Struct("@3P")
 #: `LongRows` of cuda/spmv_small.cu.
 _LONG = struct.Struct("@6P")
-_LONG_ARGUMENT = np.dtype([("opaque", "<u8", (_LONG.size // 8,))])
 #: alpha and beta.
 _NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
 #: Of A, that it stays in the L2 beside panels of B: 1 % at low densities, if it fits.
@@ -31,8 +33,8 @@ _KEPT_BYTES = 20 << 20
 #: Of a tensor map, in bytes.
 _MOST_STRIDE = 2**40
 _MAP_BYTES = 128
-#: Places of operands remembered per plan.
-_MOST_MAPS = 64
+#: Places of operands remembered per matrix.
+_MOST_LAUNCHES = 256
 
 
 @dataclass(slots=True)
@@ -44,8 +46,10 @@ class Plan:
     grid: tuple[int, ...]
     threads: tuple[int]
     layout: struct.Struct
-    argument: np.dtype[Any]
-    number: Any
+    #: alpha and beta: their dtype, and how and where they are packed
+    number: np.dtype[Any]
+    factors: struct.Struct
+    factors_at: int
     #: of the index: indices, indptr, places; then sizes: block rows, block columns, blocks, N, batches
     pointers: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -80,7 +84,18 @@ class Tensor:
     walk: tuple[int, int, bool]
     #: of gemm_sm90: A as the copy engine sees it; gemm_sm80 takes no maps
     map_a: bytes | None
-    maps: dict[Any, bytes] = field(default_factory=dict)
+    #: where the argument has the pointers of scratch memory
+    scratch_at: int = 0
+
+
+@dataclass(slots=True)
+class Launch:
+    """A plan for operands in one place."""
+
+    #: the plan, while the matrix remembers it
+    made: ref[Made]
+    #: its argument without alpha, beta and scratch memory, which each call has of its own
+    template: bytes
 
 
 def product(
@@ -96,28 +111,80 @@ def product(
     tf32: bool = False,
     fp8: bool = False,
     config: configs.Gemm | None = None,
+    copies: bool = False,
 ) -> None:
     """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream, with A of `shape` or its transpose.
 
-    `config` asks for one kernel among the `tuning.candidates`.
+    `config` asks for one kernel among the `tuning.candidates`. `copies`: B may be copied if that pays.
     """
-    batches = B.shape[0] if B.ndim == 3 else 1
     overwrite = beta == 0
+    key = (
+        shape, B.data.ptr, B.shape, B.strides, B.dtype, out.data.ptr, out.strides, out.dtype, acc, overwrite,
+        transposed, tf32, fp8, config, copies, tuned.wanted,
+    )  # fmt: skip
+    launch = prepared.launches.get(key)
+    made = None if launch is None else launch.made()
+    if launch is None or made is None:
+        if copies:
+            readable = with_aligned_rows(prepared, shape, B, out, acc, transposed=transposed, tf32=tf32)
+            if readable is not B:
+                return product(
+                    prepared, shape, readable, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8,
+                    config=config,
+                )  # fmt: skip
+        made, template = _launch(prepared, shape, B, out, acc, overwrite, transposed, tf32, fp8, config)
+        if len(prepared.launches) >= _MOST_LAUNCHES:
+            prepared.launches.clear()
+        launch = prepared.launches[key] = Launch(ref(made), template)
+    plan: Plan = made.get()
+    packed = bytearray(launch.template)
+    plan.factors.pack_into(packed, plan.factors_at, *_words(plan.number, alpha, beta))
+    tensor = plan.tensor
+    if tensor is not None:
+        if tensor.map_a is not None:
+            floats, counts = tensor.scratch
+            counters = scratch.counters(2 + counts).data.ptr
+            partial = scratch.room(floats, np.float32) if floats else None
+            pieces = 0 if partial is None else partial.data.ptr
+            _SCRATCH.pack_into(packed, tensor.scratch_at, counters, pieces, counters + 8)
+        plan.kernel(plan.grid, plan.threads, (jit.argument(packed),), shared_mem=tensor.shared_bytes)
+        return
+    if plan.long is None:
+        plan.kernel(plan.grid, plan.threads, (jit.argument(packed),))
+        return
+    elements, counts = plan.long.scratch
+    places = (0, 0)
+    if counts:  # otherwise no row can be long
+        partial = scratch.room(elements, plan.number)
+        places = partial.data.ptr, scratch.counters(counts).data.ptr
+    rows = _LONG.pack(*plan.long.pointers, *places)
+    plan.kernel(plan.grid, plan.threads, (jit.argument(packed), jit.argument(rows)))
+
+
+def _launch(
+    prepared: Prepared,
+    shape: tuple[int, int],
+    B: Array,
+    out: Array,
+    acc: np.dtype[Any],
+    overwrite: bool,
+    transposed: bool,
+    tf32: bool,
+    fp8: bool,
+    config: configs.Gemm | None,
+) -> tuple[Made, bytes]:
+    """The plan for such operands, and its argument for these."""
+    batches = B.shape[0] if B.ndim == 3 else 1
     key = (
         shape, B.dtype, out.dtype, acc, B.shape[-1], batches, _order(B), _order(out), overwrite, transposed, tf32, fp8,
         config, tuned.wanted,
     )  # fmt: skip
-    made = prepared.plans.get(key)
-    plan: Plan = (
-        prepared.plan(key, lambda: _plan(prepared, problem_of(prepared, *key[:-2]), config))
-        if made is None
-        else made.get()
-    )
+    made = prepared.plan(key, lambda: _plan(prepared, problem_of(prepared, *key[:-2]), config))
+    plan: Plan = made.value
     b_size, c_size = B.itemsize, out.itemsize
     b_strides, c_strides = B.strides, out.strides
     numbers = (
-        *_words(plan.number, alpha),
-        *_words(plan.number, beta),
+        *_words(plan.number, 0, 0),
         prepared.pointer,
         *plan.pointers,
         B.data.ptr,
@@ -134,28 +201,11 @@ def product(
     )
     tensor = plan.tensor
     if tensor is None:
-        argument = np.frombuffer(plan.layout.pack(*numbers), plan.argument)
-        if plan.long is None:
-            plan.kernel(plan.grid, plan.threads, (argument,))
-            return
-        elements, counts = plan.long.scratch
-        partial = scratch.room(max(1, elements), plan.number)
-        counters = scratch.counters(max(1, counts))
-        packed = _LONG.pack(*plan.long.pointers, partial.data.ptr, counters.data.ptr)
-        plan.kernel(plan.grid, plan.threads, (argument, np.frombuffer(packed, _LONG_ARGUMENT)))
-        return
+        return made, plan.layout.pack(*numbers)
     if tensor.map_a is None:
-        argument = np.frombuffer(plan.layout.pack(*numbers, *tensor.pointers, 0, 0, 0), plan.argument)
-        plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=tensor.shared_bytes)
-        return
-    floats, counts = tensor.scratch
-    counters = scratch.counters(2 + counts).data.ptr
-    partial = scratch.room(floats, np.float32) if floats else None
-    pieces = 0 if partial is None else partial.data.ptr
-    packed = plan.layout.pack(*numbers, *tensor.pointers, counters, pieces, counters + 8, *tensor.walk)
+        return made, plan.layout.pack(*numbers, *tensor.pointers, 0, 0, 0)
     maps = tensor.map_a + _operand_maps(tensor, B, out)
-    argument = np.frombuffer(maps + packed, plan.argument)
-    plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=tensor.shared_bytes)
+    return made, maps + plan.layout.pack(*numbers, *tensor.pointers, 0, 0, 0, *tensor.walk)
 
 
 def problem_of(
@@ -193,23 +243,28 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | No
     block_cols = problem.block_rows if problem.transposed else problem.block_cols
     kernel = jit.load(config.spec(), problem.arch)
     number = configs.number(problem.types.acc)
-    product_format = f"@{_NUMBERS[number.char]}{_PRODUCT}"
+    factors = struct.Struct(f"@{_NUMBERS[number.char]}")
+    product_format = f"{factors.format}{_PRODUCT}"
+    schedule_format = f"{product_format}{_WORK_LIST}{_SCRATCH.format[1:]}"
+    factors_at = 0
     sizes = (problem.block_rows, problem.block_cols, problem.blocks, problem.N, problem.batches)
     long = None
     if isinstance(config, configs.GemmSm90 | configs.GemmSm80):
         tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
         if tensor.map_a is None:
-            layout, argument = _packing(f"{product_format}{_SCHEDULE}", 0, 8)
+            layout = _packing(schedule_format, 0, 8)
         else:
-            layout, argument = _packing(f"{product_format}{_SCHEDULE}3i", 3 * _MAP_BYTES, 64)
+            factors_at = 3 * _MAP_BYTES
+            layout = _packing(f"{schedule_format}3i", factors_at, 64)
+            tensor.scratch_at = factors_at + struct.calcsize(f"{product_format}{_WORK_LIST}")
         grid: tuple[int, ...] = (ctas,)
         pointers: tuple[int, ...] = (0, 0, 0)
     else:
         tensor = None
         kept = prepared.index(block_cols, problem.transposed)
         pointers = tuple(0 if x is None else x.data.ptr for x in kept)
-        layout, argument = _packing(product_format, 0, 16)
+        layout = _packing(product_format, 0, 16)
         if isinstance(config, configs.SpmvSmall):
             long, grid, rows = _long(prepared, problem, config, block_cols)
             kept = (*kept, rows)
@@ -219,8 +274,8 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | No
             grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
     sides = (problem.R, problem.K)
     return Plan(
-        config, kernel, grid, (config.threads,), layout, argument, number.type, pointers, sizes, sides, kept, tensor,
-        long,
+        config, kernel, grid, (config.threads,), layout, number, factors, factors_at, pointers, sizes, sides, kept,
+        tensor, long,
     )  # fmt: skip
 
 
@@ -242,11 +297,9 @@ def _shares(prepared: Prepared, block_cols: int, transposed: bool, longest: int,
     return prepared._remember(key, lambda: schedule.shares(prepared._home, indptr, longest, count))
 
 
-def _packing(fields: str, before: int, alignment: int) -> tuple[struct.Struct, np.dtype[Any]]:
-    """How a struct with these fields is packed behind `before` bytes, and the dtype of it all as one argument."""
-    size = struct.calcsize(fields)
-    padding = -(before + size) % alignment
-    return struct.Struct(f"{fields}{padding}x"), np.dtype([("opaque", "<u8", ((before + size + padding) // 8,))])
+def _packing(fields: str, before: int, alignment: int) -> struct.Struct:
+    """How a struct with these fields is packed behind `before` bytes, so that it all ends aligned."""
+    return struct.Struct(f"{fields}{-(before + struct.calcsize(fields)) % alignment}x")
 
 
 def _tensor(
@@ -296,26 +349,18 @@ def _block_map(prepared: Prepared, config: configs.GemmSm90) -> bytes:
 
 def _operand_maps(tensor: Tensor, B: Array, out: Array) -> bytes:
     """How the copy engine sees B and, where it is written in tiles, the result."""
-    key = (B.data.ptr, B.strides, out.data.ptr, out.strides)
-    found = tensor.maps.get(key)
-    if found is None:
-        if len(tensor.maps) >= _MOST_MAPS:
-            tensor.maps.clear()
-        config = tensor.config
-        assert isinstance(config, configs.GemmSm90)
-        if config.b_transposed:
-            row = 2 * config.depth if config.slot_rows < 64 else 128
-            found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
-        else:
-            found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
-        if config.store == "rows":
-            found += _map(out, False, (64, 16, 1), "128B")
-        elif config.store == "columns":
-            found += _map(out, True, (16, 64, 1), "32B")
-        else:
-            found += bytes(_MAP_BYTES)
-        tensor.maps[key] = found
-    return found
+    config = tensor.config
+    assert isinstance(config, configs.GemmSm90)
+    if config.b_transposed:
+        row = 2 * config.depth if config.slot_rows < 64 else 128
+        found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
+    else:
+        found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
+    if config.store == "rows":
+        return found + _map(out, False, (64, 16, 1), "128B")
+    if config.store == "columns":
+        return found + _map(out, True, (16, 64, 1), "32B")
+    return found + bytes(_MAP_BYTES)
 
 
 def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False) -> bytes:
@@ -388,12 +433,14 @@ def _multiprocessors() -> int:
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
-def _words(kind: Any, x: Any) -> tuple[Any, ...]:
-    """alpha or beta as the numbers that are packed for it; negative integers wrap as the sums do."""
-    if issubclass(kind, np.floating):
-        return (x,)
-    if issubclass(kind, np.complexfloating):
-        return (x.real, x.imag)
-    if issubclass(kind, np.unsignedinteger):
-        return (int(x) % (1 << 8 * kind().itemsize),)
-    return (bool(x),)
+def _words(number: np.dtype[Any], alpha: Any, beta: Any) -> tuple[Any, ...]:
+    """The numbers that are packed for alpha and beta; negative integers wrap as the sums do."""
+    kind = number.kind
+    if kind == "f":
+        return alpha, beta
+    if kind == "c":
+        return alpha.real, alpha.imag, beta.real, beta.imag
+    if kind == "u":
+        wrap = 1 << 8 * number.itemsize
+        return int(alpha) % wrap, int(beta) % wrap
+    return bool(alpha), bool(beta)

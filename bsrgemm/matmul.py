@@ -12,7 +12,7 @@ import numpy as np
 from ._construct import from_sparse
 from ._reduce import Reductions
 from .dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
-from .home import Array
+from .home import Array, Home
 from .homes import home_of
 from .structure import Blocks
 
@@ -116,9 +116,10 @@ def _product(
     home = A._home
     X = _dense_operand(A, x, names[1], scale is not None)
     M, K = A._shape[::-1] if left else A._shape
-    ndim = X.ndim
-    if X.shape[-1 if left else max(0, ndim - 2)] != K:
-        raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(X.shape)}")
+    sides = X.shape
+    ndim = len(sides)
+    if sides[-1 if left or ndim == 1 else -2] != K:
+        raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(sides)}")
     transposed = left
     if A._origin is not None:
         A, lazy = A._source()
@@ -136,7 +137,8 @@ def _product(
     alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
     if left and ndim > 1:  # the transposed product, seen from the other side
         X = X.T if ndim == 2 else X.swapaxes(1, 2)
-    shape = (M, *X.shape[1:]) if ndim < 3 else (X.shape[0], M, X.shape[2])
+        sides = X.shape
+    shape = (M, *sides[1:]) if ndim < 3 else (sides[0], M, sides[2])
     if out is None:
         if beta != 0:
             raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
@@ -165,7 +167,7 @@ def _dense_operand(A: Products, x: Any, name: str, fp8: bool) -> Array:
     if X is None or A._home.is_sparse(X):
         raise TypeError(f"{name}: wanted a dense array on {A._home.name!r}, got {type(x).__name__}")
     if not fp8:
-        check_dtype(X.dtype, A._home.dtypes, name)
+        _check_held(X.dtype, A._home, name)
     elif X.dtype == FLOAT8:
         X = X.view(UINT8)
     elif X.dtype != UINT8:
@@ -173,6 +175,12 @@ def _dense_operand(A: Products, x: Any, name: str, fp8: bool) -> Array:
     if not 1 <= X.ndim <= 3:
         raise ValueError(f"{name}: wanted 1, 2 or 3 dimensions, got {X.ndim} in shape {tuple(X.shape)}")
     return X
+
+
+@lru_cache(maxsize=256)
+def _check_held(dtype: np.dtype[Any], home: Home, name: str) -> None:
+    """`check_dtype` for every product: a home is found sooner than all its dtypes."""
+    check_dtype(dtype, home.dtypes, name)
 
 
 @lru_cache(maxsize=1024)

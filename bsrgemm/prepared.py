@@ -25,7 +25,7 @@ _MOST_PATTERN_BYTES = 64 << 20
 class Made:
     """Something made on a stream; another stream that asks for it waits until it is there."""
 
-    __slots__ = ("_event", "value")
+    __slots__ = ("__weakref__", "_event", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -47,7 +47,7 @@ class Prepared:
     """
 
     __slots__ = (
-        *("_home", "_kept", "_made", "blocks", "extents", "indices_dtype"),
+        *("_home", "_kept", "_made", "blocks", "extents", "indices_dtype", "launches"),
         *("plans", "pointer", "source", "whole", "wide"),
     )  # fmt: skip
 
@@ -63,7 +63,9 @@ class Prepared:
         self.extents = tuple(home.extent(x) for x in self.source)
         self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
         self._made: dict[Any, Made] = {}
-        self.plans: dict[Any, Any] = {}
+        self.plans: dict[Any, Made] = {}
+        #: what launch.py knows of operands in one place; points to plans and does not keep them
+        self.launches: dict[Any, Any] = {}
         #: of complex matrices: real ones that stand for them, see as_real.py
         self.wide: dict[int, Any] = {}
 
@@ -72,14 +74,14 @@ class Prepared:
         data, indices, indptr = self.source
         return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
 
-    def plan(self, key: Any, make: Callable[[], Any]) -> Any:
+    def plan(self, key: Any, make: Callable[[], Any]) -> Made:
         """The plan of that key, made when it is first asked for."""
         made = self.plans.get(key)
         if made is None:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
             made = self.plans[key] = Made(make())
-        return made.get()
+        return made
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
         _, indices, indptr = self._kept

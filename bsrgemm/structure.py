@@ -239,33 +239,43 @@ def align(home: Home, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Arr
 
 
 # ----------------------------------------------------------------------------------- products
+class Meeting(NamedTuple):
+    """Which blocks meet in ``A @ B``, and where the result has blocks.
+
+    Pair k multiplies block ``left[k]`` of A with block ``right[k]`` of B. Pairs are grouped by blocks of the result:
+    those of block s begin at ``starts[s]``, in the order of A's storage. `indices` and `indptr` are the result's.
+    """
+
+    left: Any
+    right: Any
+    starts: Any
+    indices: Any
+    indptr: Any
+
+
 def multiply(home: Home, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
     """Blocks of ``A @ B``, sorted: which pairs meet, then their products added up in order."""
-    ia, ib, starts, keys = multiply_patterns(home, a, b, block_cols)
-    data = home.pair_products(a.data, ia, b.data, ib, starts, dtype)
-    index = index_dtype(len(data), a.indices, b.indices)
-    return Blocks(data, *keys_to_index(home, keys, len(a.indptr) - 1, block_cols, index))
+    left, right, starts, *index = home.meeting(a, b, block_cols)
+    return Blocks(home.pair_products(a.data, left, b.data, right, starts, dtype), *index)
 
 
-def multiply_patterns(home: Home, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Array, Array, Array]:
-    """Which blocks meet in ``A @ B``: (ia, ib, starts, keys).
-
-    Pair k multiplies ``a.data[ia[k]]`` with ``b.data[ib[k]]``; pairs are grouped by the result block
-    ``keys[s]``, whose pairs begin at ``starts[s]`` and come in the order of A's storage.
-    """
+def meeting(home: Home, a: Blocks, b: Blocks, block_cols: int) -> Meeting:
+    """Which blocks meet in ``A @ B``, by sorting all pairs."""
     xp = home.xp
     a_rows = home.expand(a.indptr, len(a.indices)).astype(np.int64, copy=False)
     first = b.indptr[a.indices].astype(np.int64, copy=False)
     count = b.indptr[a.indices + 1].astype(np.int64, copy=False) - first
     offsets = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(count, dtype=np.int64)])
     total = int(offsets[-1])  # synchronize!
-    ia = home.expand(offsets, total)
-    ib = first[ia] + (xp.arange(total, dtype=np.int64) - offsets[ia])
-    keys = a_rows[ia] * max(block_cols, 1) + b.indices[ib]
+    left = home.expand(offsets, total)
+    right = first[left] + (xp.arange(total, dtype=np.int64) - offsets[left])
+    keys = a_rows[left] * max(block_cols, 1) + b.indices[right]
     order = xp.argsort(keys, kind="stable")
     keys = keys[order]
     starts = first_of_runs(home, keys)
-    return ia[order], ib[order], starts, keys[starts]
+    index = index_dtype(len(starts), a.indices, b.indices)
+    found = keys_to_index(home, keys[starts], len(a.indptr) - 1, block_cols, index)
+    return Meeting(left[order], right[order], starts, *found)
 
 
 # -------------------------------------------------------------------------------------- checks

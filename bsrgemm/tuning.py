@@ -7,6 +7,7 @@ them can be compiled ahead.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,6 +29,7 @@ from .configs import (
     GemmSm80,
     GemmSm90,
     Match,
+    Meet,
     Pairs,
     Segment,
     Spmm,
@@ -48,6 +50,8 @@ from .dtypes import DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Block sides up to this are compiled into the SpMV kernel: the division by them is then a multiplication.
 _SMALL_BLOCK = 8
+#: Of the kernels of pairs that have their sizes compiled in, those that are always listed.
+_PAIRED = ((1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 3), (3, 3, 3), (6, 3, 6), (6, 6, 6), (10, 10, 10))
 
 
 def _floor_power_of_two(n: int, most: int) -> int:
@@ -98,7 +102,7 @@ def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged |
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
     if small and problem.N == 1 and problem.batches == 1:
         how = (problem.transposed, problem.aligned, problem.b_order == "F")
-        return spmv_small(problem.types, problem.R, problem.K, *how)
+        return spmv_small(problem.types, problem.R, problem.K, *how, _row(problem))
     if small and 1 < problem.N <= _FEW_COLUMNS:
         if _staged(problem):
             on_tensor_cores = problem.R >= _DMMA_ROWS and problem.types.of_one("f64")
@@ -108,6 +112,17 @@ def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged |
                 return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
         return spmm_small(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.b_order == "C")
     return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
+
+
+def _row(problem: Problem) -> int:
+    """How many blocks most block rows have, at most: a guess, as only the mean is known.
+
+    Where that is nearly an integer it is a grid, with less at its edges; otherwise rows differ.
+    """
+    mean = problem.blocks / max(1, problem.block_rows)
+    near = round(mean)
+    row = near if abs(mean - near) <= 0.02 * mean else round(mean + math.sqrt(mean) / 2)
+    return max(1, min(row, _USUAL_ROW))
 
 
 def _staged(problem: Problem) -> bool:
@@ -288,28 +303,40 @@ def gemm_sm80(problem: Problem) -> GemmSm80:
     return _sm80_of(problem, slot_rows)[-1 if few else 0]
 
 
+#: Sides of blocks that products of pairs have compiled in.
+_COMPILED_SIDE = 10
 #: Sides of blocks, and columns, that the kernels for small ones take.
 _MOST_SMALL, _FEW_COLUMNS = 16, 128
 #: Blocks of a row of a mesh of hexahedra, and registers for values that a lane has under way.
 _USUAL_ROW, _MOST_WORDS = 27, 36
+#: Rows of up to so many blocks have few lanes, if blocks have no more than so many bytes.
+_SHORT_ROW, _HEAVY_BYTES = 14, 648
 #: Blocks of so many bytes are limited by instructions, or nearly so; registers for what a lane has under way of these.
 _SMALLEST_BYTES, _LIGHT_BYTES, _EAGER_WORDS = 100, 144, 68
 
 
 @lru_cache(maxsize=4096)
 def spmv_small(
-    names: Types, R: int, K: int, transposed: bool = False, aligned: bool = False, x_adjacent: bool = False
+    names: Types,
+    R: int,
+    K: int,
+    transposed: bool = False,
+    aligned: bool = False,
+    x_adjacent: bool = False,
+    row: int = _USUAL_ROW,
 ) -> SpmvSmall:
     """The kernel for a product of small blocks with one vector: of some thousand ways on an H200, rules near the best.
 
+    `row` is how many blocks most rows have, at most.
+
     A lane takes 16 or 8 bytes of a row of a block, where rows start at multiples of them, otherwise one element, and so
     many rows that it has 24 bytes of a block. The more blocks a lane has under way, the better, as long as registers
-    allow: those of a row of 27 at once, or three or four, whichever leaves fewer lanes idle at its end. Of blocks of
+    allow: those of a row at once, or three or four, whichever leaves fewer lanes idle at its end. Of blocks of
     up to 6 x 6 a lane takes more rows where that leaves fewer lanes without work.
     """
     size, columns = BYTES[names.a], 1
-    if R * K * size <= _SMALLEST_BYTES:
-        return _spmv_smallest(names, R, K, transposed, aligned, x_adjacent)
+    if R * K * size <= _SMALLEST_BYTES or row <= (_SHORT_ROW if R * K * size <= _HEAVY_BYTES else 4):
+        return _spmv_whole(names, R, K, row, transposed, aligned, x_adjacent)
     light = _spmv_light(names, R, K, x_adjacent) if aligned and not transposed else None
     if light is not None:
         return light
@@ -332,12 +359,12 @@ def spmv_small(
         down = min(fits, key=idle)
     lanes, words = lanes_of(down), words_of(down)
     side = lanes // (down * across)
-    whole = -(-_USUAL_ROW // side)
+    whole = -(-row // side)
     if whole <= 6 and whole * words <= _MOST_WORDS:
         together = whole
     else:
         few = [n for n in (4, 3) if n * words <= _MOST_WORDS] or [max(1, min(2, _MOST_WORDS // words))]
-        together = min(few, key=lambda n: -(-_USUAL_ROW // (side * n)) * side * n)
+        together = min(few, key=lambda n: -(-row // (side * n)) * side * n)
     at_least = 4 if R // down * (1 + together * columns) * number(names.acc).itemsize <= 256 else 2
     return SpmvSmall(names, R, K, lanes, down, across, together, False, transposed, 128, at_least, x_adjacent)
 
@@ -355,28 +382,38 @@ def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | N
     return SpmvSmall(names, R, K, lanes, down, across, 3, False, False, 128, 8, x_adjacent)
 
 
-def _spmv_smallest(
-    names: Types, R: int, K: int, transposed: bool, aligned: bool, x_adjacent: bool
+def _spmv_whole(
+    names: Types, R: int, K: int, row: int, transposed: bool, aligned: bool, x_adjacent: bool
 ) -> SpmvSmall:  # fmt: skip
-    """Of blocks whose limit is instructions: a lane has 8 bytes of all rows, and a row of 27 blocks at once.
+    """Of short rows, and of blocks whose limit is instructions: so few lanes that each has several blocks of a row.
 
-    One CTA a multiprocessor has neighbouring rows, so that x stays in the L1, and as many threads as registers allow.
+    All blocks of a row are asked for at once, up to seven by a lane. It has 16 to 24 bytes of a block, 8 of each row;
+    up to 48, 16 of each row, of large blocks and where there is one in a row. One CTA a multiprocessor has neighbouring
+    rows, so that x stays in the L1, and as many threads as registers allow.
     """
-    size = BYTES[names.a]
-    most = 8 // size if aligned and not transposed else 1
-    columns = next(n for n in (most, most // 2, 1) if n and K % n == 0 and (n == 1 or R * n <= 48))
+    size, bytes_of_block = BYTES[names.a], R * K * BYTES[names.a]
+    much = row == 1 or bytes_of_block > _HEAVY_BYTES
+    columns = max(1, (16 if much else 8) // size) if aligned and not transposed else 1
+    while columns > 1 and (K % columns or R * columns > 48):
+        columns //= 2
     across = K // columns
-    lanes = 4 if R * K == 1 else 8 if across == 1 else 16
-    whole = -(-_USUAL_ROW // (lanes // across))
+    shares = [n for n in range(1, R + 1) if R % n == 0 and n * across <= 32 and R // n * columns * size >= 16] or [1]
+    small = (n for n in shares if R // n * columns * size <= (48 if much else 24))
+    down = 1 if bytes_of_block <= _SMALLEST_BYTES and row > 1 else next(small, shares[-1])
     # Of a block: values, x, its column and, eager, that of one of the next row; what else an address takes.
     eager = x_adjacent and not transposed and names.index == "i32" and names.a != "boolean"
     columns_ahead = 2 if eager else 6 if transposed or names.index == "i64" else 4
-    each = R * columns * max(1, size // 4) + columns * max(1, BYTES[names.b] // 4) + columns_ahead
-    sums = R * max(1, number(names.acc).itemsize // 4)
-    together = -(-whole // -(-whole // max(1, min(7, (_EAGER_WORDS - sums) // each))))
+    each = R // down * columns * max(1, size // 4) + columns * max(1, BYTES[names.b] // 4) + columns_ahead
+    sums = R // down * max(1, number(names.acc).itemsize // 4)
+    limit = max(1, min(7 if size >= 8 or R * K == 1 else 6, (_EAGER_WORDS - sums) // each))
+    lanes = next(n for n in (1, 2, 4, 8, 16, 32) if n >= down * across)
+    while lanes < 32 and -(-row // (lanes // (down * across))) > limit:
+        lanes *= 2
+    whole = -(-row // (lanes // (down * across)))
+    together = -(-whole // -(-whole // limit))
     words = together * each + 2 * sums
-    threads = next((n for room, n in ((46, 1024), (56, 768), (72, 640)) if words <= room), 512)
-    return SpmvSmall(names, R, K, lanes, 1, across, together, True, transposed, threads, 1, x_adjacent, eager)
+    threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640)) if words <= room), 512)
+    return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager)
 
 
 @lru_cache(maxsize=4096)
@@ -489,9 +526,11 @@ def spmv(names: Types, R: int, C: int, transposed: bool = False, aligned: bool =
 
 
 @lru_cache(maxsize=1024)
-def pairs(names: Types, size: int) -> Pairs:
-    """The kernel for result blocks of `size` elements: a thread for each, up to a CTA a block."""
-    return Pairs(names, _ceil_power_of_two(size, 128))
+def pairs(names: Types, R: int, K: int, N: int) -> Pairs:
+    """The kernel for result blocks of R x N elements: a thread for each, up to a CTA a block."""
+    if max(R, K, N) <= _COMPILED_SIDE:
+        return Pairs(names, R * N, (R, K, N))
+    return Pairs(names, _ceil_power_of_two(R * N, 128))
 
 
 def blocks_sm90(
@@ -671,6 +710,7 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
     int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
     for index in (int32, int64):
         yield Expand(element(index))
+        yield from (Meet(entry, element(index)) for entry in ("count_pairs", "list_pairs", "pack_columns"))
     for entry in ("row_bits", "overlaps", "match_rows"):
         yield Match(entry)
     if np.dtype(np.uint8) in dtypes:
@@ -695,9 +735,10 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
         if element(dtype) in _MMA:
             yield from _sm80_configs(dtype)
             yield from _block_configs(dtype)
-        names = types(dtype, dtype, result, accumulator_dtype(result), int64)
-        for lanes in _POWERS:
-            yield pairs(names, lanes)
+        for index in (int32, int64):
+            names = types(dtype, dtype, result, accumulator_dtype(result), index)
+            yield from (Pairs(names, lanes) for lanes in _POWERS)
+            yield from (pairs(names, *block) for block in _PAIRED)
         for operation in OPERATIONS:
             for columns in _POWERS[:6]:
                 yield segment(dtype, operation, 1, columns)

@@ -2,7 +2,8 @@
 // Small float64 blocks by few columns, on the tensor cores. A warp has a block row and 16 * kPairs columns. An instruction
 // takes eight rows, of which those that a block has not are computed for nothing, and four of K, which runs over all blocks
 // of the row without a gap. Columns of B are dealt to the instructions so that 16 bytes of B feed two of them and a lane
-// ends with four neighbouring columns of C: nothing is added up across lanes. Blocks come through shared memory.
+// ends with four neighbouring columns of C: nothing is added up across lanes. Eight lanes read a line of B, where those
+// that read together are in four of them for an instruction, and hand it on. Blocks come through shared memory.
 #include "chunks.cuh"
 #include "mma.cuh"
 #include "stream.cuh"
@@ -41,7 +42,10 @@ __device__ __forceinline__ void read_two(f64 (&x)[2], const u8* from, bool wante
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
   __shared__ Stage stages[kWarps][kStages];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, across = lane / 4, deep = lane % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int across = lane / 4, deep = lane % 4;  // of the instructions: two columns, and one of four of K
+  const int near = lane % 8, line = lane / 8;    // the same of what a lane reads of B
+  const int reader = deep * 8 + across;
   const int rows = int(problem.block_rows), step = gridDim.x * kWarps;
   const u64 panel_bytes = kept(u64(problem.b_row) * (kK * 8));
   const Within<Index> columns(problem.block_cols);
@@ -50,14 +54,14 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
   for (int t = 0; t < kTiles; ++t) row_of[t] = (8 * t + across < kR ? 8 * t + across : kR - 1) * kK;
   for (i64 batch = blockIdx.z; batch < problem.batches; batch += gridDim.z)
   for (int n0 = blockIdx.y * (16 * kPairs); n0 < problem.N; n0 += gridDim.y * (16 * kPairs)) {
-    const f64* b = problem.b + batch * problem.b_batch + n0 + 2 * across;
+    const f64* b = problem.b + batch * problem.b_batch + n0 + 2 * near;
     const u8* panel[kSteps];  // what this lane reads of B for the first block column
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
-      panel[s] = kept(reinterpret_cast<const u8*>(b + within_at(s, deep) * problem.b_row));
+      panel[s] = kept(reinterpret_cast<const u8*>(b + within_at(s, line) * problem.b_row));
     bool mine[kPairs];
 #pragma unroll
-    for (int w = 0; w < kPairs; ++w) mine[w] = n0 + 16 * w + 2 * across < problem.N;  // both: N is even
+    for (int w = 0; w < kPairs; ++w) mine[w] = n0 + 16 * w + 2 * near < problem.N;  // both: N is even
     Rest queue[kStages + 1];  // what is in the stages, and what comes then
     queue[0] = rest_of(problem, blockIdx.x * kWarps + warp);
 #pragma unroll
@@ -80,12 +84,14 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
         for (int u = 0; u < kTogether; ++u)
 #pragma unroll
           for (int s = 0; s < kSteps; ++s) {
-            const int p = p0 + u * kPeriod + (kGaps ? 0 : block_at(s, deep));
-            const Index column = stage.columns[p];
-            const bool there = p < count && columns.has(column) && !(kGaps && block_at(s, deep));
+            const int q = p0 + u * kPeriod + (kGaps ? 0 : block_at(s, line));
+            const Index column = stage.columns[q];
+            const bool read = q < count && columns.has(column) && !(kGaps && block_at(s, line));
             const u8* from = panel[s] + u64(u32(column)) * panel_bytes;
 #pragma unroll
-            for (int w = 0; w < kPairs; ++w) read_two(x[u][s][w], from + 128 * w, there && mine[w]);
+            for (int w = 0; w < kPairs; ++w) read_two(x[u][s][w], from + 128 * w, read && mine[w]);
+            const int p = p0 + u * kPeriod + (kGaps ? 0 : block_at(s, deep));
+            const bool there = p < count && columns.has(stage.columns[p]) && !(kGaps && block_at(s, deep));
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) {
               const f64 value = blocks[p * (kR * kK) + row_of[t] + within_at(s, deep)];
@@ -97,12 +103,15 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
 #pragma unroll
           for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-            for (int t = 0; t < kTiles; ++t)
+            for (int w = 0; w < kPairs; ++w) {
+              const f64 even = __shfl_sync(0xffffffffu, x[u][s][w][0], reader);
+              const f64 odd = __shfl_sync(0xffffffffu, x[u][s][w][1], reader);
 #pragma unroll
-              for (int w = 0; w < kPairs; ++w) {
-                mma_f64(sums[t][w][0], sums[t][w][2], a[u][s][t], x[u][s][w][0]);
-                mma_f64(sums[t][w][1], sums[t][w][3], a[u][s][t], x[u][s][w][1]);
+              for (int t = 0; t < kTiles; ++t) {
+                mma_f64(sums[t][w][0], sums[t][w][2], a[u][s][t], even);
+                mma_f64(sums[t][w][1], sums[t][w][3], a[u][s][t], odd);
               }
+            }
       }
       __syncwarp();
       fetch(problem, stage, queue[kStages]);

@@ -162,6 +162,11 @@ inline void __nanosleep(unsigned ns) { std::this_thread::sleep_for(std::chrono::
 namespace emulator {
 template <class T> T exchange_number(T x, int lane) {
   if constexpr (sizeof(T) < 4) return T(exchange(unsigned(x), lane));
+  else if constexpr (sizeof(T) == 8) {
+    const auto bits = __builtin_bit_cast(std::size_t, x);
+    const std::size_t low = exchange(unsigned(bits), lane), high = exchange(unsigned(bits >> 32), lane);
+    return __builtin_bit_cast(T, low | high << 32);
+  }
   else return __builtin_bit_cast(T, exchange(__builtin_bit_cast(unsigned, x), lane));
 }
 inline void read_two(double& x, double& y, const void* from, int wanted) {
@@ -190,6 +195,10 @@ template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulator::exc
 template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
 }
+template <class T> T __shfl_up_sync(unsigned, T x, int by) {
+  const int lane = int(threadIdx.x % 32);
+  return emulator::exchange_number(x, lane >= by ? lane - by : lane);
+}
 template <class T> T __shfl_down_sync(unsigned, T x, int by) {
   const int lane = int(threadIdx.x % 32);
   return emulator::exchange_number(x, lane + by < 32 ? lane + by : lane);
@@ -210,6 +219,15 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= emulator::exchange(x, lane) << lane;
   return bits;
+}
+inline unsigned __match_any_sync(unsigned, unsigned x) {
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= unsigned(emulator::exchange(x, lane) == x) << lane;
+  return bits;
+}
+inline unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
+  __atomic_compare_exchange_n(at, &wanted, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return wanted;
 }
 inline bool __any_sync(unsigned, bool x) { return __ballot_sync(0, x) != 0; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm import attention_launch, device, jit, launch, mask_tiles, prepared, scratch, tensormap, tuned
+from bsrgemm import attention_launch, device, jit, launch, mask_tiles, meet_launch, prepared, scratch, tensormap, tuned
 from bsrgemm.home import AttentionCall
 from bsrgemm.host import HOST
 from bsrgemm.jit import KernelSpec
@@ -79,6 +79,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
     stand_in = SimpleNamespace(
         empty=lambda *args: put(np.empty(*args)),
         zeros=lambda *args: put(np.zeros(*args)),
+        cumsum=np.cumsum,
         concatenate=lambda arrays: put(np.concatenate(arrays)),
         arange=lambda *args, **how: put(np.arange(*args, **how)),
         empty_like=lambda x: put(np.empty_like(x)),
@@ -111,7 +112,11 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         return call
 
     patches = [
-        *(patch.object(module, "cupy", stand_in) for module in (launch, prepared, device, attention_launch, scratch)),
+        *(
+            patch.object(module, "cupy", stand_in)
+            for module in (launch, prepared, device, attention_launch, scratch, meet_launch)
+        ),
+        patch.object(meet_launch, "_room", lambda: 96 << 10),
         patch.object(scratch, "_zeroed", {}),
         patch.object(attention_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_multiprocessors", lambda: 1),

@@ -13,7 +13,11 @@ from bsrgemm import sources
 
 PACKAGE = Path(bsrgemm.__file__).parent
 
-_PRODUCT = ("prepared.py:Prepared", "launch.py:product", "launch.py:_plan", "launch.py:_packing", "tuning.py:gemm")
+_PRODUCT = (
+    *("prepared.py:Prepared", "jit.py:argument"),
+    *(f"launch.py:{x}" for x in ("product", "_launch", "_words", "_plan", "_packing")),
+    "tuning.py:gemm",
+)
 
 _STAGED = ("tuning.py:plain", "tuning.py:_staged", "tuning.py:_chunk")
 
@@ -91,7 +95,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("launch.py:_long", "launch.py:_shares", "scratch.py:counters", "scratch.py:room"),
             *("schedule.py:long_rows", "schedule.py:shares"),
             *("configs.py:SpmvSmall", "tuning.py:plain"),
-            *(f"tuning.py:{x}" for x in ("spmv_small", "_spmv_light", "_spmv_smallest")),
+            *(f"tuning.py:{x}" for x in ("spmv_small", "_row", "_spmv_light", "_spmv_whole")),
         ),
     ),
     "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
@@ -121,6 +125,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
         "pairs.cu",
         ("device.py:CudaHome.pair_products", "prepared.py:run", "configs.py:Pairs", "tuning.py:pairs"),
     ),
+    "meet": ("meet.cu", ("meet_launch.py:meeting", "meet_launch.py:_table", "configs.py:Meet")),
     "segment": (
         "segment.cu",
         ("device.py:CudaHome.segment_reduce", "prepared.py:run", "configs.py:Segment", "tuning.py:segment"),
@@ -145,6 +150,7 @@ SHARED_MEMORY: tuple[str, ...] = (
         "gemm_sm80",
         "gemm_sm90",
         "match",
+        "meet",
     ),
 )
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import bsrgemm as bg
 from bsrgemm import host
 from bsrgemm.dtypes import BFLOAT16, FLOAT8
-from bsrgemm.matmul import _default_precision
+from bsrgemm.matmul import _check_held, _default_precision
 
 from .strategies import (
     DTYPES,
@@ -184,6 +184,16 @@ def test_an_environment_variable_that_is_no_number_is_named(asked: list[Any], mo
     with pytest.raises(ValueError, match=r"CUPY_TF32: .* got 'yes'"):
         bg.matmul(*_operands("float32"))
     bg.matmul(*_operands("float64"))
+
+
+def test_a_dtype_that_one_home_holds_is_refused_by_another() -> None:
+    long_double, fake = np.dtype("g"), Place("fake").home
+    for _ in range(2):
+        _check_held(long_double, host.HOST, "B")
+        with pytest.raises(TypeError, match="B: does not support dtype"):
+            _check_held(long_double, fake, "B")
+    with pytest.raises(TypeError, match="other: does not support dtype"):
+        _check_held(long_double, fake, "other")
 
 
 @given(data=st.data(), a=samples(dtypes=(np.dtype(np.float32), np.dtype(np.complex64))))

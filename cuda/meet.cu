@@ -1,0 +1,206 @@
+// Which blocks of A and B meet in A @ B: for each block row of the result its columns, in order, and for each of these the
+// pairs (block of A, block of B) that it is the sum of, in the order in which A and B store them.
+// A warp has a block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and deals
+// the pairs out. A row's columns wait behind the pairs of the rows before until it is known how many columns these have.
+#include "bsr.cuh"
+
+using Index = INDEX;
+
+constexpr int kThreads = 128;
+constexpr u32 kNone = 0xffffffffu;  // no column: a free slot, or behind the last one
+
+struct Pattern {
+  const Index* indices;  // (blocks,)
+  const Index* indptr;   // (rows + 1,)
+  i64 rows, blocks;
+};
+
+// What kernels need besides the patterns, and what they make.
+struct Meeting {
+  Pattern a, b;
+  i64 columns;       // block columns of B
+  i64* before;       // (rows + 1,): pairs before each row; pairs of each row, one place on, until they are added up
+  i64* most;         // pairs of a row
+  int *left, *right; // pair -> block of A, of B
+  int *column, *start;  // of the columns of a row, from before[row] on
+  Index* count;      // (rows + 1,): columns of each row, one place on; then columns before each row
+  Index* indices;    // (columns of all rows,)
+  int* starts;       // where the pairs of each begin
+  int slots;         // of a table, a power of two and more than a row has columns
+  int listed;        // columns that are sorted, a power of two, at most
+};
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
+
+__device__ __forceinline__ int scanned(int x) {  // with those of the lanes before
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane_id() >= step) x += other;
+  }
+  return x;
+}
+
+// Blocks of B that a block of A meets.
+__device__ __forceinline__ Range met(const Meeting& m, i64 p) {
+  const Index row = m.a.indices[p];
+  return in_range(row, m.b.rows) ? blocks_of_row(m.b.indptr, i64(row), m.b.blocks) : Range{0, 0};
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+count_pairs(const __grid_constant__ Meeting m) {
+  const i64 step = i64(gridDim.x) * (kThreads / 32);
+  for (i64 i = blockIdx.x * i64(kThreads / 32) + threadIdx.x / 32; i < m.a.rows; i += step) {
+    const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
+    i64 pairs = 0;
+    for (i64 p = row.first + lane_id(); p < row.last; p += 32) {
+      const Range other = met(m, p);
+      if (other.last > other.first) pairs += other.last - other.first;
+    }
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) pairs += __shfl_xor_sync(0xffffffffu, pairs, lanes);
+    if (lane_id() == 0) {
+      m.before[i + 1] = pairs;
+      if (u64(pairs) > *reinterpret_cast<volatile u64*>(m.most))
+        atomicMax(reinterpret_cast<unsigned long long*>(m.most), u64(pairs));
+    }
+  }
+}
+
+// The columns of a row, and a number for each.
+struct Table {
+  u32* keys;
+  int* values;
+  u32 mask;
+  __device__ __forceinline__ u32 first(u32 key) const { return (key * 2654435761u >> 7) & mask; }
+  __device__ __forceinline__ void clear() const {
+    for (u32 s = lane_id(); s <= mask; s += 32) keys[s] = kNone, values[s] = 0;
+  }
+  // The slot of a column, which it gets if it has none yet.
+  __device__ __forceinline__ u32 claim(u32 key) const {
+    u32 slot = first(key);
+    for (u32 tries = 0; tries <= mask; ++tries, slot = (slot + 1) & mask) {
+      const u32 held = atomicCAS(keys + slot, kNone, key);
+      if (held == kNone || held == key) break;
+    }
+    return slot;
+  }
+  __device__ __forceinline__ u32 find(u32 key) const {
+    u32 slot = first(key);
+    for (u32 tries = 0; tries < mask && keys[slot] != key; ++tries) slot = (slot + 1) & mask;
+    return slot;
+  }
+};
+
+// visit(p, q, column) for the pairs of a row in order, 32 at a time, by all lanes; those without one have column kNone.
+template <class Visit> __device__ __forceinline__ void for_pairs(const Meeting& m, const Range& row, Visit visit) {
+  for (i64 p0 = row.first; p0 < row.last; p0 += 32) {
+    const Range other = p0 + lane_id() < row.last ? met(m, p0 + lane_id()) : Range{0, 0};
+    const int length = other.last > other.first ? int(other.last - other.first) : 0;
+    const int end = scanned(length);
+    const int shift = int(other.first) - (end - length);  // from the number of a pair to its block of B
+    const int all = __shfl_sync(0xffffffffu, end, 31);
+    for (int e0 = 0; e0 < all; e0 += 32) {
+      const int e = e0 + lane_id();
+      int owner = 0;  // blocks of A whose pairs end at or before e
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2)
+        if (__shfl_sync(0xffffffffu, end, owner + step - 1) <= e) owner += step;
+      const int q = e + __shfl_sync(0xffffffffu, shift, owner % 32);
+      u32 column = kNone;
+      if (e < all) {
+        const Index found = m.b.indices[q];
+        if (in_range(found, m.columns)) column = u32(found);
+      }
+      visit(int(p0) + owner, q, column);
+    }
+  }
+}
+
+// Sorts a power of two of columns.
+__device__ __forceinline__ void sort(u32* list, int size) {
+  for (int run = 2; run <= size; run *= 2)
+    for (int step = run / 2; step > 0; step /= 2) {
+      for (int k = lane_id(); k < size / 2; k += 32) {
+        const int i = 2 * k - k % step, j = i + step;
+        const u32 a = list[i], b = list[j];
+        if ((a > b) == ((i & run) == 0)) list[i] = b, list[j] = a;
+      }
+      __syncwarp();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+list_pairs(const __grid_constant__ Meeting m) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  u32* base = reinterpret_cast<u32*>(memory) + warp * (2 * m.slots + m.listed);
+  const Table table{base, reinterpret_cast<int*>(base) + m.slots, u32(m.slots) - 1};
+  u32* list = base + 2 * m.slots;
+  for (i64 i = blockIdx.x * i64(warps) + warp; i < m.a.rows; i += i64(gridDim.x) * warps) {
+    const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
+    const i64 first = m.before[i], behind = m.before[i + 1];
+    table.clear();
+    __syncwarp();
+    for_pairs(m, row, [&](int, int, u32 column) {
+      if (column != kNone) atomicAdd(table.values + table.claim(column), 1);
+    });
+    __syncwarp();
+    int columns = 0;
+    for (int s = lane_id(); s < m.slots; s += 32) {
+      const u32 key = table.keys[s];
+      const u32 there = __ballot_sync(0xffffffffu, key != kNone);
+      const int place = columns + __popc(there & ((1u << lane_id()) - 1));
+      if (key != kNone && place < m.listed) list[place] = key;
+      columns += __popc(there);
+    }
+    columns = min(columns, m.listed);
+    int size = 1;
+    while (size < columns) size *= 2;
+    for (int k = columns + lane_id(); k < size; k += 32) list[k] = kNone;
+    __syncwarp();
+    sort(list, size);
+    int pairs = 0;  // of the columns before
+    for (int k0 = 0; k0 < columns; k0 += 32) {
+      const int k = k0 + lane_id();
+      const u32 slot = k < columns ? table.find(list[k]) : 0;
+      const int own = k < columns ? table.values[slot] : 0;
+      const int end = pairs + scanned(own);
+      if (k < columns && first + k < behind) {
+        table.values[slot] = end - own;
+        m.column[first + k] = int(list[k]);
+        m.start[first + k] = int(first) + end - own;
+      }
+      pairs = __shfl_sync(0xffffffffu, end, 31);
+    }
+    if (lane_id() == 0) m.count[i + 1] = Index(columns);
+    __syncwarp();
+    for_pairs(m, row, [&](int p, int q, u32 column) {
+      const u32 slot = column == kNone ? kNone : table.find(column);
+      const u32 same = __match_any_sync(0xffffffffu, slot);
+      const u32 earlier = same & ((1u << lane_id()) - 1);
+      const int next = slot == kNone ? 0 : table.values[slot];
+      __syncwarp();
+      if (slot != kNone && earlier == 0) table.values[slot] = next + __popc(same);
+      __syncwarp();
+      const i64 place = first + next + __popc(earlier);
+      if (slot != kNone && place < behind) m.left[place] = p, m.right[place] = q;
+    });
+    for (i64 k = first + pairs + lane_id(); k < behind; k += 32) m.left[k] = m.right[k] = -1;  // columns out of range
+    __syncwarp();
+  }
+}
+
+// The columns of all rows, one behind the other.
+extern "C" __global__ void __launch_bounds__(kThreads)
+pack_columns(const __grid_constant__ Meeting m) {
+  const i64 step = i64(gridDim.x) * (kThreads / 32);
+  for (i64 i = blockIdx.x * i64(kThreads / 32) + threadIdx.x / 32; i < m.a.rows; i += step) {
+    const i64 from = m.before[i], to = m.count[i];
+    const int columns = int(m.count[i + 1] - m.count[i]);
+    for (int k = lane_id(); k < columns; k += 32) {
+      m.indices[to + k] = Index(m.column[from + k]);
+      m.starts[to + k] = m.start[from + k];
+    }
+  }
+}
