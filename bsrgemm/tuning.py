@@ -411,8 +411,8 @@ def _spmv_whole(
         lanes *= 2
     whole = -(-row // (lanes // (down * across)))
     together = -(-whole // -(-whole // limit))
-    words = together * each + 2 * sums
-    threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640)) if words <= room), 512)
+    words = together * each + (2 if sums <= 6 else 3) * sums
+    threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= room), 256)
     return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager)
 
 
@@ -489,9 +489,9 @@ def spmm_f64(index: str, R: int, K: int, N: int) -> SpmmF64:
     """
     pairs = 1 if N <= 16 else 2
     period = 1 if K % 4 == 0 or (K > 8 and K % 2) else 2 if K % 2 == 0 else 4
-    together = 2 if pairs == 1 and K <= 12 and period < 4 else 1
-    chunk, room = _chunk(R * K * 8, _DMMA_BYTES, period, 28)
-    at_least = 3 if pairs > 1 else 4 if R > 8 or period == 4 else 6 if period == 1 else 5
+    together = 1 if pairs > 1 or K > 12 or period == 4 else 3 if period == 1 and max(R, K) <= 8 else 2
+    chunk, room = _chunk(R * K * 8, _DMMA_BYTES, period * together, 28)
+    at_least = 3 if pairs > 1 else 4 if R > 8 or period == 4 else 5
     return SpmmF64(index, R, K, pairs, together, chunk, min(at_least, room))
 
 
@@ -694,6 +694,8 @@ def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | Spm
     shapes = [*((n, n) for n in range(1, _MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16)]
     for (R, K), transposed, aligned in itertools.product(shapes, (False, True), (False, True)):
         yield spmv_small(names, R, K, transposed, aligned and not transposed)
+        if aligned and not transposed:
+            yield from (spmv_small(names, R, K, False, True, True, row) for row in (1, 4, 9, _USUAL_ROW))
         yield spmm_small(names, R, K, 16, transposed, aligned)
         if aligned and not transposed and names.of_one("f64") and R >= _DMMA_ROWS:
             yield from (spmm_f64(names.index, R, K, N) for N in (16, 64))

@@ -43,6 +43,8 @@ def _kind(config: configs.Config) -> tuple[str, ...]:
         detail = str((config.kind, config.slot_rows in (16, 32), config.a_transposed == config.b_transposed))
     elif isinstance(config, configs.GemmSimt | configs.Spmv):
         detail = str(config.a_transposed)
+    elif isinstance(config, configs.SpmvSmall):
+        detail = str(config.eager)
     elif isinstance(config, configs.BlocksSm80):
         detail = str((config.kind, config.sampled, config.b_transposed))
     elif isinstance(config, configs.BlocksSm90):
@@ -229,7 +231,7 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
 def test_span_covers_every_kernel_and_dtype() -> None:
     kinds = {_kind(c)[:2] for c in _SPANNING}
     kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmStaged", "SpmmF64"}
-    kernels |= {"Pairs", "BlocksSm90", "BlocksSm80", "Segment", "Expand", "Match"}
+    kernels |= {"Pairs", "BlocksSm90", "BlocksSm80", "Segment", "Expand", "Match", "Meet"}
     assert {k[0] for k in kinds} == kernels
     elements = {configs.element(d) for d in tuning.DEVICE_DTYPES} | {"e4m3"}
     assert {k[1] for k in kinds if k[0] == "GemmSimt"} == elements

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm import homes, jit, tuning
+from bsrgemm import homes, jit, meet_launch, structure, tuning
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
 from .test_kernels import Matrix, dense, kernel, pattern, sanitized
@@ -70,6 +70,59 @@ def assert_close(got: Any, want: np.ndarray, size: np.ndarray, terms: int, dtype
         bound = unit * np.abs(want) + (4 + terms / 8) * 2.0**-23 * size + 2.0**-25
     error = np.abs(got.astype(np.float64) - want)
     assert (error <= bound).all(), float((error / bound).max())
+
+
+# ------------------------------------------------------------------------------------------------- which blocks meet
+def rows_of(rng: Any, rows: int, cols: int, most: int, index: Any = np.int32) -> structure.Blocks:
+    """Rows of up to `most` blocks in any order, some of them twice."""
+    import cupy
+
+    lengths = rng.integers(0, most + 1, rows)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    arrays = (rng.integers(0, cols, indptr[-1]), indptr)
+    return structure.Blocks(None, *(cupy.asarray(x.astype(index)) for x in arrays))
+
+
+@kernel("meet")
+@pytest.mark.parametrize(
+    ("rows", "inner", "cols", "most"),
+    [
+        pytest.param(50, 40, 60, 5, marks=pytest.mark.sanitizer),
+        (1000, 800, 70_000, 40),  # of a table for each warp
+        (7, 2000, 100_000, 90),  # of one for the whole CTA
+        (3000, 3000, 3000, 70),
+        (300, 300, 300, 200),
+    ],
+)
+def test_blocks_that_meet_are_those_of_a_sort(rows, inner, cols, most, rng, checksum) -> None:
+    for index in ((np.int32, np.int32), (np.int64, np.int32)):
+        a, b = rows_of(rng, rows, inner, most, index[0]), rows_of(rng, inner, cols, most, index[1])
+        got, want = meet_launch.meeting(a, b, cols), structure.meeting(homes.cuda(), a, b, cols)
+        assert got is not None
+        for name, mine, theirs in zip(got._fields, got, want, strict=True):
+            np.testing.assert_array_equal(mine.get(), theirs.get(), err_msg=name)
+            checksum(mine)
+        again = meet_launch.meeting(a, b, cols)
+        assert all(bool((x == y).all()) for x, y in zip(got, again, strict=True))
+
+
+@kernel("meet", "pairs")
+@pytest.mark.sanitizer
+def test_indices_out_of_range_meet_nothing(rng) -> None:
+    import cupy
+
+    a, b = rows_of(rng, 60, 50, 9), rows_of(rng, 50, 70, 9)
+    want = structure.meeting(homes.cuda(), a, b, 70)
+    for spoiled in (-1, 70, 2**31 - 1, -(2**31)):
+        a.indices[3] = b.indices[5] = spoiled
+        found = homes.cuda().meeting(a, b, 70)
+        assert (
+            len(found.indices) <= len(want.indices) and int(found.indices.max()) < 70 and int(found.indptr[-1]) <= 2**20
+        )
+        ones = (cupy.ones((len(x.indices), 2, 2)) for x in (a, b))
+        left, right = ones
+        data = homes.cuda().pair_products(left, found.left, right, found.right, found.starts, F64)
+        assert bool(cupy.isfinite(data).all())
 
 
 # ------------------------------------------------------------------------------------------------- BSR @ BSR

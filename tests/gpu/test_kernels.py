@@ -498,6 +498,33 @@ def test_small_blocks_by_one_vector_and_by_few_columns(block, dtype, rng, checks
         )
 
 
+@kernel("spmv_small")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize(
+    "block",
+    sanitized([(1, 1), (2, 2), (3, 3), (2, 3), (6, 3), (4, 4), (6, 6), (7, 7), (8, 8), (16, 16)], "(6, 3)"),
+    ids=str,
+)
+def test_rows_of_one_length_by_one_vector(block, dtype, rng, checksum) -> None:
+    """The fewer blocks a row has, the fewer lanes share it: 1000 rows and one, so that some lanes have none."""
+    import cupy
+
+    dtype, rows, cols = np.dtype(dtype), 1001, 40
+    R, K = block
+    for length in (1, 2, 3, 5, 9, 14, 18, 27):
+        col = np.argsort(rng.random((rows, cols)), axis=1)[:, :length].astype(np.int32)
+        data = values(rng, (rows * length, *block), dtype)
+        arrays = (data, col.reshape(-1), np.arange(0, rows * length + 1, length, dtype=np.int32))
+        A = bg.bsr_array(tuple(map(cupy.asarray, arrays)), shape=(rows * R, cols * K))
+        x = values(rng, (cols * K,), dtype)
+        got = A @ cupy.asarray(x)
+        checksum(got)
+        parts = x.astype(float).reshape(cols, K)[col.reshape(-1)]
+        want = np.einsum("prk,pk->pr", data.astype(float), parts).reshape(rows, length, R).sum(axis=1)
+        size = np.einsum("prk,pk->pr", abs(data.astype(float)), abs(parts)).reshape(rows, length, R).sum(axis=1)
+        assert_close(got.get(), want.reshape(-1), size.reshape(-1), length * K, acc_of(dtype))
+
+
 @kernel("spmm_staged", "spmm_f64")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
