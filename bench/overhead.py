@@ -63,7 +63,7 @@ def work_list(per_group: int) -> float:
     """Seconds to put the rows of a pattern with 1,000,000 blocks in groups and to list what is to be done."""
     import cupy
 
-    from bsrgemm import homes, prepared, schedule
+    from bsrgemm import homes, merge_launch, prepared, schedule
 
     home = homes.cuda()
     rng = np.random.default_rng(0)
@@ -79,9 +79,9 @@ def work_list(per_group: int) -> float:
         if per_group == 1:
             groups = schedule.single(home, pattern, 1)
         else:
-            order = prepared._matched(home, pattern, 1, per_group)
-            groups = schedule.merged(home, pattern, 1, per_group, order)
-        schedule.whole(home, groups)
+            order = prepared._matched(pattern, 1, per_group)
+            groups = merge_launch.merged(pattern, 1, per_group, order)
+        merge_launch.whole(groups)
         cupy.cuda.Device().synchronize()
         best = min(best, time.perf_counter() - start)
     return best

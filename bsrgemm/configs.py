@@ -618,16 +618,23 @@ class Expand:
 
 @dataclass(frozen=True)
 class Match:
-    """One of the three kernels that find out which rows go well together."""
+    """One of the three kernels that find out which rows go well together; `row_bits` reads the index of a matrix."""
 
     entry: str
+    index: str = "i32"
 
     threads = 256
     window = 512
     side = 64
+    #: kNeighbors of cuda/coordinates.cuh
+    neighbors = 8
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("match.cu", self.entry, ())
+        return KernelSpec("match.cu", self.entry, (("INDEX", self.index),))
+
+    def grid(self, blocks: int) -> tuple[int]:
+        """Of `row_bits`: a thread for some neighbors."""
+        return (min(_MAX_X, -(-blocks // (self.threads * self.neighbors))),)
 
 
 @dataclass(frozen=True)
@@ -647,5 +654,27 @@ class Meet:
         return (min(_MAX_X, -(-rows // warps)),)
 
 
+@dataclass(frozen=True)
+class Merge:
+    """Lists of the entries of groups of slots, and of the groups by length, step by step."""
+
+    index: str = "i32"
+
+    threads = 256
+    #: kNeighbors of cuda/coordinates.cuh
+    neighbors = 8
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("merge.cu", "merge", (("INDEX", self.index),))
+
+    def grid(self, threads: int) -> tuple[int]:
+        return (min(_MAX_X, -(-threads // self.threads)),)
+
+    def tiles(self, keys: int) -> tuple[int, int]:
+        """CTAs that share so many keys, and keys of each: all CTAs look at what the ones before found."""
+        tile = max(4, -(-keys // (1024 * self.threads))) * self.threads
+        return -(-keys // tile), tile
+
+
 Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64
-Config = Gemm | Pairs | BlocksSm90 | BlocksSm80 | Segment | Expand | Match | Meet
+Config = Gemm | Pairs | BlocksSm90 | BlocksSm80 | Segment | Expand | Match | Meet | Merge

@@ -100,9 +100,12 @@ class CudaHome(Home):
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
         memory, other = out.data.mem, X.data.mem  # allocations of their own share nothing
         first, last = memory.ptr, memory.ptr + memory.size
-        apart = other.ptr >= last or first >= other.ptr + other.size
-        if apart and all(start >= last or first >= stop for start, stop in self.operand_extents(A)):
-            return None
+        if other.ptr >= last or first >= other.ptr + other.size:
+            for start, stop in self.operand_extents(A):
+                if start < last and first < stop:
+                    break
+            else:
+                return None
         return super().overlapping(out, X, A)
 
     def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
@@ -120,7 +123,8 @@ class CudaHome(Home):
         transposed: bool = False,
         precision: str | None = None,
         fp8: bool = False,
-    ) -> None:
+    ) -> launch.Launch | None:
+        operands = A, B
         if transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
             A, transposed = self.transposed_copy(A), False
         if fp8 and launch.wants_columns(B):
@@ -128,11 +132,12 @@ class CudaHome(Home):
         tf32 = precision == "tf32"
         if as_real.serves(A, B, out, acc, transposed):
             scratch.kept(lambda: as_real.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32))
-            return
+            return None
         prepared = prepare(self, A)
-        launch.product(
+        started = launch.product(
             prepared, A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8, copies=not fp8
         )  # fmt: skip
+        return started if A is operands[0] and B is operands[1] else None  # copies are made for every product
 
     def attention(self, call: AttentionCall) -> None:
         attention_launch.forward(self, call)

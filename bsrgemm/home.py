@@ -154,13 +154,14 @@ class Home(ABC):
         transposed: bool = False,
         precision: str | None = None,
         fp8: bool = False,
-    ) -> None:
+    ) -> Any:
         """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and dense `B`, `out` of any strides.
 
         `B` is (K, N) and `out` (M, N), or (batch, K, N) and (batch, M, N). Products are summed in `acc`. `out` is not
         read when `beta` is 0. `transposed`: the transpose of `A` is multiplied; `A` has the arrays that are read, and
         what is remembered on it serves the next call. `precision`: "tf32" allows it where `acc` is float32 or
         complex64, None and "float32" do not. `fp8`: the bytes of `A` and `B` are e4m3 numbers, duplicates included.
+        Returns what `matmul` may start again for the same operands, if that is all it takes: a `launch.Launch`.
         """
 
     def transposed_copy(self, A: Any) -> Any:

@@ -1,7 +1,7 @@
 """From a product on the GPU to a launch: the kernel for the operands, and its argument.
 
 A call on a prepared matrix finds the kernel and its argument by where the operands lie, fills in alpha, beta and
-scratch memory, and starts it.
+scratch memory where they are others than last time, and starts it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _KEPT_BYTES = 20 << 20
 #: Of a tensor map, in bytes.
 _MOST_STRIDE = 2**40
 _MAP_BYTES = 128
-#: Places of operands remembered per matrix.
-_MOST_LAUNCHES = 256
 
 
 @dataclass(slots=True)
@@ -96,6 +94,53 @@ class Launch:
     made: ref[Made]
     #: its argument without alpha, beta and scratch memory, which each call has of its own
     template: bytes
+    #: what was filled in for an earlier call (alpha, beta, counters, pieces), and the arguments with it
+    filled: tuple[tuple[int, int, int, int], tuple[np.ndarray[Any, Any], ...]] | None = None
+
+    def plan(self) -> Plan | None:
+        """The plan, while the matrix remembers it."""
+        made = self.made()
+        return None if made is None else made.get()
+
+    def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
+        """Start the kernel with these factors on CuPy's current stream.
+
+        Threads share arguments, so these are made anew and never written to again. Only integers are looked up: those
+        that are equal have equal bytes, which zeros with signs have not.
+        """
+        room = None
+        counters = pieces = shared_bytes = 0
+        tensor, long = plan.tensor, plan.long
+        if tensor is not None:
+            shared_bytes = tensor.shared_bytes
+            if tensor.map_a is not None:
+                floats, counts = tensor.scratch
+                room = scratch.room(floats, np.float32) if floats else None
+                counters = scratch.counters(2 + counts).data.ptr
+        elif long is not None and long.scratch[1]:  # otherwise no row can be long
+            elements, counts = long.scratch
+            room = scratch.room(elements, plan.number)
+            counters = scratch.counters(counts).data.ptr
+        if room is not None:
+            pieces = room.data.ptr
+        if type(alpha) is type(beta) is int:
+            values = (alpha, beta, counters, pieces)
+            filled = self.filled
+            if filled is None or filled[0] != values:
+                filled = self.filled = values, self._arguments(plan, *values)
+            arguments = filled[1]
+        else:
+            arguments = self._arguments(plan, alpha, beta, counters, pieces)
+        plan.kernel(plan.grid, plan.threads, arguments, shared_mem=shared_bytes)
+
+    def _arguments(self, plan: Plan, alpha: Any, beta: Any, counters: int, pieces: int) -> tuple[Any, ...]:
+        packed = bytearray(self.template)
+        plan.factors.pack_into(packed, plan.factors_at, *_words(plan.number, alpha, beta))
+        if plan.tensor is not None and plan.tensor.map_a is not None:
+            _SCRATCH.pack_into(packed, plan.tensor.scratch_at, counters, pieces, counters + 8)
+        if plan.long is None:
+            return (jit.argument(packed),)
+        return jit.argument(packed), jit.argument(_LONG.pack(*plan.long.pointers, pieces, counters))
 
 
 def product(
@@ -112,10 +157,11 @@ def product(
     fp8: bool = False,
     config: configs.Gemm | None = None,
     copies: bool = False,
-) -> None:
+) -> Launch | None:
     """Start ``out = alpha * A @ B + beta * out`` on CuPy's current stream, with A of `shape` or its transpose.
 
-    `config` asks for one kernel among the `tuning.candidates`. `copies`: B may be copied if that pays.
+    `config` asks for one kernel among the `tuning.candidates`. `copies`: B may be copied if that pays. Returns what
+    starts the same once more, unless B was copied.
     """
     overwrite = beta == 0
     key = (
@@ -123,48 +169,30 @@ def product(
         transposed, tf32, fp8, config, copies, tuned.wanted,
     )  # fmt: skip
     launch = prepared.launches.get(key)
-    made = None if launch is None else launch.made()
-    if launch is None or made is None:
-        if copies:
+    plan = None if launch is None else launch.plan()
+    if launch is None or plan is None:
+        b_order = _order(B)
+        if copies and not b_order:
             readable = with_aligned_rows(prepared, shape, B, out, acc, transposed=transposed, tf32=tf32)
             if readable is not B:
-                return product(
+                product(
                     prepared, shape, readable, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8,
                     config=config,
                 )  # fmt: skip
-        made, template = _launch(prepared, shape, B, out, acc, overwrite, transposed, tf32, fp8, config)
-        if len(prepared.launches) >= _MOST_LAUNCHES:
-            prepared.launches.clear()
-        launch = prepared.launches[key] = Launch(ref(made), template)
-    plan: Plan = made.get()
-    packed = bytearray(launch.template)
-    plan.factors.pack_into(packed, plan.factors_at, *_words(plan.number, alpha, beta))
-    tensor = plan.tensor
-    if tensor is not None:
-        if tensor.map_a is not None:
-            floats, counts = tensor.scratch
-            counters = scratch.counters(2 + counts).data.ptr
-            partial = scratch.room(floats, np.float32) if floats else None
-            pieces = 0 if partial is None else partial.data.ptr
-            _SCRATCH.pack_into(packed, tensor.scratch_at, counters, pieces, counters + 8)
-        plan.kernel(plan.grid, plan.threads, (jit.argument(packed),), shared_mem=tensor.shared_bytes)
-        return
-    if plan.long is None:
-        plan.kernel(plan.grid, plan.threads, (jit.argument(packed),))
-        return
-    elements, counts = plan.long.scratch
-    places = (0, 0)
-    if counts:  # otherwise no row can be long
-        partial = scratch.room(elements, plan.number)
-        places = partial.data.ptr, scratch.counters(counts).data.ptr
-    rows = _LONG.pack(*plan.long.pointers, *places)
-    plan.kernel(plan.grid, plan.threads, (jit.argument(packed), jit.argument(rows)))
+                return None
+        made, template = _launch(prepared, shape, B, b_order, out, acc, overwrite, transposed, tf32, fp8, config)
+        launch = Launch(ref(made), template)
+        prepared.remember(key, launch)
+        plan = made.get()
+    launch.start(plan, alpha, beta)
+    return launch
 
 
 def _launch(
     prepared: Prepared,
     shape: tuple[int, int],
     B: Array,
+    b_order: str,
     out: Array,
     acc: np.dtype[Any],
     overwrite: bool,
@@ -176,7 +204,7 @@ def _launch(
     """The plan for such operands, and its argument for these."""
     batches = B.shape[0] if B.ndim == 3 else 1
     key = (
-        shape, B.dtype, out.dtype, acc, B.shape[-1], batches, _order(B), _order(out), overwrite, transposed, tf32, fp8,
+        shape, B.dtype, out.dtype, acc, B.shape[-1], batches, b_order, _order(out), overwrite, transposed, tf32, fp8,
         config, tuned.wanted,
     )  # fmt: skip
     made = prepared.plan(key, lambda: _plan(prepared, problem_of(prepared, *key[:-2]), config))
@@ -406,9 +434,7 @@ def with_aligned_rows(
     transposed: bool = False,
     tf32: bool = False,
 ) -> Array:
-    """B, or a copy whose rows begin at multiples of 16 bytes, if the tensor cores need one and it pays."""
-    if _order(B):
-        return B
+    """B, which the tensor cores cannot read, or a copy whose rows begin at multiples of 16 bytes, if it pays."""
     batches = B.shape[0] if B.ndim == 3 else 1
     problem = problem_of(
         prepared, shape, B.dtype, out.dtype, acc, B.shape[-1], batches, "", _order(out), True, transposed, tf32

@@ -17,6 +17,8 @@ from .homes import home_of
 from .structure import Blocks
 
 _PRECISIONS = (None, "float32", "tf32")
+#: Factors that can be compared with 0 before they are checked.
+_PLAIN = (int, float, complex)
 
 
 def matmul(
@@ -86,7 +88,8 @@ def matmul(
     array([[ 22.5,  35. ],
            [ 70. , 110. ]], dtype=float32)
     """
-    _check_precision(precision)
+    if precision is not None:
+        _check_precision(precision)
     scale = None
     if scale_a is not None or scale_b is not None:
         scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
@@ -114,16 +117,25 @@ def _product(
 ) -> Array:
     """``A @ x``, or ``x @ A`` with the dense operand on the `left`; `scale` is that of fp8 operands."""
     home = A._home
+    source, lazy = (A, False) if A._origin is None else A._source()
+    ready = source._prepared
+    call = None
+    if ready is not None and out is not None and out_dtype is None and type(beta) in _PLAIN:
+        call = ready.call(source, x, out, (left, lazy, precision, scale is None, beta == 0))
+        launch = ready.launches.get(call)
+        plan = None if launch is None else launch.plan()
+        if plan is not None:  # everything but the factors was looked at when this was remembered
+            dtype = out.dtype
+            alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+            launch.start(plan, alpha if scale is None else scale * alpha, beta)
+            return out
     X = _dense_operand(A, x, names[1], scale is not None)
     M, K = A._shape[::-1] if left else A._shape
     sides = X.shape
     ndim = len(sides)
     if sides[-1 if left or ndim == 1 else -2] != K:
         raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(sides)}")
-    transposed = left
-    if A._origin is not None:
-        A, lazy = A._source()
-        transposed ^= lazy
+    A, transposed = source, left ^ lazy
     if out is not None and not home.is_dense(out):
         raise TypeError(f"out: wanted an array on {home.name!r}, got {type(out).__name__}")
     wanted = None if out is None else out.dtype
@@ -151,10 +163,12 @@ def _product(
     if inner.size:
         X2, out2 = (X, inner) if ndim > 1 else (X[:, None], inner[:, None])
         if scale is None:
-            A = A._for_product(acc)
-            home.spmm(A, X2, out2, acc, alpha, beta, transposed=transposed, precision=precision)
+            summed = A._for_product(acc)
+            launch = home.spmm(summed, X2, out2, acc, alpha, beta, transposed=transposed, precision=precision)
         else:
-            home.spmm(A, X2, out2, acc, scale * alpha, beta, transposed=transposed, fp8=True)
+            launch = home.spmm(A, X2, out2, acc, scale * alpha, beta, transposed=transposed, fp8=True)
+        if call is not None and launch is not None and (scale is not None or A._adds_duplicates(acc)):
+            ready.remember(call, launch)
     if out is not None:
         return out
     if left and ndim > 1:
@@ -262,7 +276,8 @@ def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
 
 def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
     """alpha or beta as a Python number that the result's dtype can carry."""
-    if type(x) is int and dtype != BOOL:
+    kind = dtype.kind
+    if (type(x) is int and kind != "b") or (type(x) is float and kind in "fcV"):  # "V": bfloat16
         return x
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
         x = x.item()
@@ -284,7 +299,7 @@ def _check_out(
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out: array is read-only")
-    if out.size and 0 in out.strides and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+    if 0 in out.strides and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
     k = A._home.overlapping(out, X, A)
     if k is not None:
@@ -294,6 +309,9 @@ def _check_out(
 
 class Products(Reductions):
     """``@`` on the layer of `Reductions`."""
+
+    #: what prepared.py remembers of a matrix on the GPU; by name, as asking for __dict__ makes all attributes slower
+    _prepared: Any = None
 
     def __matmul__(self, other: Any) -> Any:
         if self._is_scalar(other):
@@ -330,14 +348,15 @@ class Products(Reductions):
         return self * other if self._is_scalar(other) else self @ other
 
     def _for_product(self, dtype: np.dtype[Any]) -> Self:
-        """This matrix, with duplicates of integers and booleans added up in their own dtype first.
-
-        True and True is True, int8 wraps: in a wider `dtype` their sum would be another.
-        """
-        own = self.data.dtype
-        if own.kind not in "biu" or dtype == own or not self._has_duplicates:
+        """This matrix, with duplicates of integers and booleans added up in their own dtype first."""
+        if self._adds_duplicates(dtype) or not self._has_duplicates:
             return self
         return self._new(self._canonical(), canonical=True)
+
+    def _adds_duplicates(self, dtype: np.dtype[Any]) -> bool:
+        """May a product in `dtype` add up duplicates itself? True and True is True, int8 wraps: not in a wider one."""
+        own = self.data.dtype
+        return own.kind not in "biu" or dtype == own
 
     def _matmul_sparse(self, other: Any) -> Any:
         """BSR with blocks (R of self, C of other); other formats count as blocks of one column."""

@@ -12,14 +12,18 @@ from typing import Any
 import cupy
 import numpy as np
 
-from . import configs, jit, schedule
+from . import configs, jit, merge_launch, schedule, tuned
 from .home import Array, Home
 from .schedule import Groups, Items, LongRows, Pattern
 
 #: Different widths and dtypes of B remembered per matrix.
 _MOST_PLANS = 64
+#: Names of launches remembered per matrix: two for each place of operands.
+_MOST_LAUNCHES = 512
 #: Rows of bits that are compared to find rows which go well together, in bytes; beyond it neighbours share a group.
 _MOST_PATTERN_BYTES = 64 << 20
+#: Slots as they come.
+_NO_ORDER = np.uintp(0)
 
 
 class Made:
@@ -64,7 +68,7 @@ class Prepared:
         self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
         self._made: dict[Any, Made] = {}
         self.plans: dict[Any, Made] = {}
-        #: what launch.py knows of operands in one place; points to plans and does not keep them
+        #: what launch.py knows of operands in one place, by itself and by `call`; points to plans, does not keep them
         self.launches: dict[Any, Any] = {}
         #: of complex matrices: real ones that stand for them, see as_real.py
         self.wide: dict[int, Any] = {}
@@ -73,6 +77,22 @@ class Prepared:
         """Are these still the shape and the arrays of the matrix, read where they are and not from a copy?"""
         data, indices, indptr = self.source
         return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
+
+    def call(self, A: Any, x: Array, out: Array, how: tuple[Any, ...]) -> Any:
+        """The key of `launches` for a product as its caller asks for it, or None if this is not of A as it is now.
+
+        What is checked of operands follows from it: dtypes, shapes and, by places and strides, that none overlap.
+        """
+        if not type(x) is type(out) is type(self.source[0]) or not self.fits(A):
+            return None
+        return (
+            how, x.data.ptr, x.shape, x.strides, x.dtype, out.data.ptr, out.shape, out.strides, out.dtype, tuned.wanted,
+        )  # fmt: skip
+
+    def remember(self, key: Any, launch: Any) -> None:
+        if len(self.launches) >= _MOST_LAUNCHES:
+            self.launches.clear()
+        self.launches[key] = launch
 
     def plan(self, key: Any, make: Callable[[], Any]) -> Made:
         """The plan of that key, made when it is first asked for."""
@@ -109,14 +129,15 @@ class Prepared:
     def _groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         if per_group == 1:
             return schedule.single(self._home, pattern, per_row)
-        order = _matched(self._home, pattern, per_row, per_group)
-        return schedule.merged(self._home, pattern, per_row, per_group, order)
+        order = _matched(pattern, per_row, per_group)
+        groups = merge_launch.merged(pattern, per_row, per_group, order)
+        return schedule.merged(self._home, pattern, per_row, per_group, order) if groups is None else groups
 
     def items(self, pattern: Pattern, groups: Groups, K: int = 0, column_tiles: int = 0, ctas: int = 0) -> Items:
         """What is to be done: whole groups, or pieces of them for so many tiles side by side on so many CTAs."""
         key = ("items", pattern.block_cols, pattern.transposed, id(groups))
         if not ctas or not schedule.may_split(groups, pattern, K, column_tiles, ctas):
-            return self._remember(key, lambda: schedule.whole(self._home, groups))
+            return self._remember(key, lambda: merge_launch.whole(groups) or schedule.whole(self._home, groups))
         return self._remember(
             (*key, column_tiles, ctas), lambda: schedule.split(self._home, groups, K, column_tiles, ctas)
         )
@@ -130,13 +151,13 @@ class Prepared:
 
 def prepare(home: Home, A: Any) -> Prepared:
     """What the matrix remembers for its kernels, made anew when its arrays are others."""
-    prepared: Prepared | None = A.__dict__.get("_prepared")
+    prepared: Prepared | None = getattr(A, "_prepared", None)
     if prepared is None or not prepared.fits(A):
         prepared = A._prepared = Prepared(home, A)
     return prepared
 
 
-def _matched(home: Home, pattern: Pattern, per_row: int, per_group: int) -> Array | None:
+def _matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:
     """An order of the slots in which those of a group have many columns in common: pairs, pairs of pairs and so on."""
     rows, cols = pattern.shape
     padded = -(-rows * per_row // per_group) * per_group
@@ -144,20 +165,20 @@ def _matched(home: Home, pattern: Pattern, per_row: int, per_group: int) -> Arra
     if padded <= per_group or padded * words * 4 > _MOST_PATTERN_BYTES or not len(pattern.indices):
         return None
     window, side = configs.Match.window, configs.Match.side
-    row, col = schedule.coordinates(home, pattern)
+    config = configs.Match("row_bits", configs.element(pattern.indices.dtype))
     bits = cupy.zeros((padded, words), np.uint32)
-    sizes = (np.int32(per_row), np.int32(rows), np.int32(cols), np.int32(words))
-    run(configs.Match("row_bits"), (min(1024, -(-len(row) // 256)),), (row, col, np.int64(len(row)), bits, *sizes))
-    order = cupy.arange(padded, dtype=np.int32)
+    stored = jit.argument(merge_launch.stored(pattern))
+    run(config, config.grid(len(pattern.indices)), (stored, bits, np.int32(per_row), np.int32(words)))
+    order: Any = _NO_ORDER
     nodes, members = min(window, padded), 1
+    overlap = cupy.empty((-(-padded // nodes), nodes, nodes), np.uint16)  # later rounds need a quarter
     while members < per_group:
         all_nodes = padded // members
         windows, tiles = -(-all_nodes // nodes), -(-nodes // side)
-        overlap = cupy.empty((windows, nodes, nodes), np.uint16)
         counts = (np.int32(nodes), np.int32(all_nodes))
         run(configs.Match("overlaps"), (tiles, tiles, windows), (bits, overlap, *counts, np.int32(words)))
         merged = cupy.empty((all_nodes // 2, words), np.uint32)
-        new_order = cupy.empty_like(order)
+        new_order = cupy.empty(padded, np.int32)
         args = (overlap, bits, merged, order, new_order, *counts, np.int32(members), np.int32(words))
         run(configs.Match("match_rows"), (windows,), args, threads=window)
         bits, order = merged, new_order

@@ -1,7 +1,8 @@
 """The work list of a pattern for the tensor-core kernels: groups of rows, the union of their columns, items to do.
 
-Written over ``home.xp`` and without a wait, so that a product on the GPU can make it on its first call. All arrays
-are int32. `Schedule` of cuda/bsr.cuh is what the kernels see of it.
+Written over ``home.xp`` and without a wait, so that a product on the GPU can make it on its first call. There
+merge_launch.py does what `merged` and `whole` do, in fewer launches; they stay what it is held against. All arrays are
+int32. `Schedule` of cuda/bsr.cuh is what the kernels see of it.
 
 A block row is cut into *slots* of equal height; a *group* is a few slots that one tile of a kernel covers; an *entry*
 is a block column that at least one of them has, with the block of each slot or -1.

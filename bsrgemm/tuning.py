@@ -30,6 +30,7 @@ from .configs import (
     GemmSm90,
     Match,
     Meet,
+    Merge,
     Pairs,
     Segment,
     Spmm,
@@ -411,7 +412,10 @@ def _spmv_whole(
         lanes *= 2
     whole = -(-row // (lanes // (down * across)))
     together = -(-whole // -(-whole // limit))
-    words = together * each + (2 if sums <= 6 else 3) * sums
+    # What ptxas takes besides was read off what spills.
+    words = together * each + (2 if sums <= 6 else 3) * sums + (14 if columns * size > 8 else 3 if down > 1 else 0)
+    if names.acc == "c128":
+        words = together * each * 3 // 2 + 4 * sums
     threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= room), 256)
     return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager)
 
@@ -713,8 +717,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
     for index in (int32, int64):
         yield Expand(element(index))
         yield from (Meet(entry, element(index)) for entry in ("count_pairs", "list_pairs", "pack_columns"))
-    for entry in ("row_bits", "overlaps", "match_rows"):
-        yield Match(entry)
+        yield from (Match("row_bits", element(index)), Merge(element(index)))
+    yield from map(Match, ("overlaps", "match_rows"))
     if np.dtype(np.uint8) in dtypes:
         yield from _fp8_configs()
     for dtype in dtypes:

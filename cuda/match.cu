@@ -1,7 +1,9 @@
 // Which slots share a group? Those with many block columns in common: the panels of B that a group walks over are the
 // union. Windows of kWindow slots are matched on their own, level by level: the best pairs, then the best pairs of
 // pairs... Patterns are rows of bits. The result is a permutation and the same in every run.
-#include "types.cuh"
+#include "coordinates.cuh"
+
+using Index = INDEX;
 
 constexpr int kWindow = 512;
 constexpr int kSide = 64;    // of the square of pairs that one CTA counts
@@ -9,14 +11,13 @@ constexpr int kWords = 32;   // of bits held at a time
 constexpr int kThreads = 256;
 
 // bits[row * per + sub] gets the columns of row `row`. Entries outside the pattern are left out.
-extern "C" __global__ void row_bits(const int* __restrict__ rows, const int* __restrict__ columns, i64 entries,
-                                    u32* __restrict__ bits, int per, int block_rows, int block_cols, int words) {
-  for (i64 e = blockIdx.x * i64(blockDim.x) + threadIdx.x; e < entries; e += i64(gridDim.x) * blockDim.x) {
-    const int row = rows[e], column = columns[e];
-    if (u32(row) >= u32(block_rows) || u32(column) >= u32(block_cols)) continue;
+extern "C" __global__ void __launch_bounds__(kThreads)
+row_bits(const __grid_constant__ Stored<Index> stored, u32* __restrict__ bits, int per, int words) {
+  for_blocks(stored, [&](i64, int row, int column) {
+    if (row < 0) return;
     for (int sub = 0; sub < per; ++sub)
       atomicOr(bits + (i64(row) * per + sub) * words + column / 32, 1u << (column % 32));
-  }
+  });
 }
 
 // overlap[window, i, j] = number of columns that nodes i and j of a window share, at most 65535
@@ -58,7 +59,7 @@ overlaps(const u32* __restrict__ bits, u16* __restrict__ overlap, int nodes, int
 }
 
 // One CTA per window: pair nodes that are each other's best until none is left, write the pairs' members one after the
-// other and the union of their bits. `nodes` is even; a node has `members` slots.
+// other and the union of their bits. `nodes` is even; a node has `members` slots, those of `order`, or as they come.
 extern "C" __global__ void __launch_bounds__(kWindow, 1)
 match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* __restrict__ merged,
            const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members,
@@ -105,7 +106,8 @@ match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* _
   for (int x = threadIdx.x; x < present * members; x += kWindow) {
     const int pair = x / (2 * members), within = x % (2 * members);
     const int node = within < members ? best[pair] : partner[best[pair]];
-    new_order[window * members + x] = order[(window + node) * members + within % members];
+    const i64 place = (window + node) * members + within % members;
+    new_order[window * members + x] = order ? order[place] : int(place);
   }
   for (int x = threadIdx.x; x < present / 2 * words; x += kWindow) {
     const int a = best[x / words], w = x % words;

@@ -422,7 +422,7 @@ def spmv() -> Picture:
 
 def spmv_small() -> Picture:
     p = Picture(63.5, "spmv_small: y = alpha A @ x + beta y, blocks of up to 16 x 16")
-    p.prose(4.2, "A block row of 4 x 4 blocks in float64: 16 lanes, two blocks side by side, 2 by 4 lanes to a block.")
+    p.prose(4.2, "A row of 27 blocks, 4 x 4 in float64: 16 lanes, two blocks side by side, 2 by 4 lanes to a block.")
     for block in range(2):
         x = 8 + 32.6 * block
         p.text(x + 15, 6.8, f"block {block}", at="center", size=8)
@@ -450,7 +450,7 @@ def spmv_small() -> Picture:
         "The warp that comes last adds the pieces, all its lanes together, in one fixed tree, and writes y.",
         size=8,
     )
-    p.text(1, 46.2, "Blocks of up to 100 bytes (kEager, kInChunks): the lanes of a block row over time, row by row.")
+    p.text(1, 46.2, "Short rows, and blocks of up to 100 bytes (kEager, kInChunks): the lanes of a row, row by row.")
     lanes = Lanes(p, 47.6, ["row 0", "row 1", "row 2", "row 3"], left=8, step=2.8)
     lanes.do(0, 0, 8, "bounds", "look", size=8)
     lanes.do(1, 8, 16, "bounds", "look", size=8)
@@ -543,7 +543,7 @@ def spmm_staged() -> Picture:
 
 
 def spmm_f64() -> Picture:
-    p = Picture(45.2, "spmm_f64: small float64 blocks on the tensor cores, few columns")
+    p = Picture(48.6, "spmm_f64: small float64 blocks on the tensor cores, few columns")
     p.prose(
         4.2,
         "Blocks of 6 x 6 by 16 columns, a warp to a block row. An instruction takes 8 rows and 4 of K. Two blocks are "
@@ -572,28 +572,34 @@ def spmm_f64() -> Picture:
     p.text(72.3, 24.2, "15", at="center", size=8)
     p.text(39, 26, "even columns: one instruction; odd ones: the other", size=8)
 
-    p.text(1, 29, "Lane 4 a + d, in each step:", bold=True)
-    a = p.box(1, 30.6, 20, 3.6, "A: row a, element d\n8 bytes", "look", size=8, legend=False)
-    b = p.box(1, 35.4, 20, 3.6, "B: columns 2 a and 2 a + 1\n16 bytes of row d", "load", size=8, legend=False)
-    first = p.box(27, 30.6, 21, 3.6, "mma_f64: columns 2 a\nof all lanes", "multiply", size=8, legend=False)
-    second = p.box(27, 35.4, 21, 3.6, "mma_f64: columns 2 a + 1\nof all lanes", "multiply", size=8, legend=False)
+    p.text(1, 29, "In each step", bold=True)
+    p.text(1, 35.4, "lane 8 l + m reads", size=8)
+    read = p.box(1, 36.6, 16, 3.6, "B: columns 2 m and\n2 m + 1 of row l", "load", size=8, legend=False)
+    p.text(1, 42.2, "eight lanes: 128 bytes in a line", size=8)
+    p.text(22, 30.4, "lane 4 a + d has", size=8)
+    a = p.box(22, 31.6, 16, 3.6, "A: row a, element d,\nof the stage", "look", size=8, legend=False)
+    b = p.box(22, 36.6, 16, 3.6, "B: columns 2 a and\n2 a + 1 of row d", "load", size=8, legend=False)
+    p.arrow(read.right, b.left)
+    p.text(19.5, 35.6, "shuffles", at="center", size=8)
+    first = p.box(41.5, 31.6, 12.5, 3.6, "mma_f64:\ncolumns 2 a", "multiply", size=8, legend=False)
+    second = p.box(41.5, 36.6, 12.5, 3.6, "mma_f64:\ncolumns 2 a + 1", "multiply", size=8, legend=False)
     for start in (a, b):
         p.arrow(start.right, first.left)
         p.arrow(start.right, second.left)
     sums = p.box(
-        54,
-        31.8,
-        20,
+        57,
+        32.9,
+        17.5,
         6,
-        "sums: row a, columns\n4 d, 4 d + 1, 4 d + 2, 4 d + 3\n32 bytes of C",
+        "sums: row a, columns\n4 d, 4 d + 1, 4 d + 2,\n4 d + 3: 32 bytes of C",
         "store",
         size=8,
         legend=False,
     )
-    p.arrow(first.right, (sums.x, 33.4))
-    p.arrow(second.right, (sums.x, 36.2))
+    p.arrow(first.right, (sums.x, 34.4))
+    p.arrow(second.right, (sums.x, 37.4))
     p.prose(
-        41.4,
+        44.8,
         "The instruction leaves a lane columns 2 d and 2 d + 1 of its eight: of the even ones 4 d and 4 d + 2, of the "
         "odd ones 4 d + 1 and 4 d + 3. They are neighbours in C, no sum crosses lanes. Blocks come as in spmm_staged.",
         size=8,
@@ -601,11 +607,81 @@ def spmm_f64() -> Picture:
     return p
 
 
+def meet() -> Picture:
+    p = Picture(54.5, "meet: which blocks meet in A @ B, for BSR matrices A and B")
+    p.prose(
+        4.2,
+        "list_pairs: a warp has a block row. Here its blocks 4, 5 and 6 of A lie in block columns 0, 2 and 3, and meet "
+        "the blocks of rows 0, 2 and 3 of B: seven pairs, 32 at a time, a lane each.",
+    )
+    kinds = {0: "look", 1: "softmax", 4: "sum", 6: "load"}
+    met = ((4, 0, 1), (4, 1, 4), (5, 5, 0), (5, 6, 1), (5, 7, 4), (6, 8, 4), (6, 9, 6))
+    for y, name in ((8.6, "block of A"), (10.8, "block of B"), (13, "its column")):
+        p.text(11.4, y + 1.1, name, at="right", size=8)
+    for k, pair in enumerate(met):
+        for y, number in zip((8.6, 10.8, 13), pair, strict=True):
+            p.box(12.4 + 4 * k, y, 4, 2.2, str(number), kinds[pair[2]], legend=False)
+    p.text(44, 9.7, "4 is at column 0: row 0 of B has blocks 0 and 1", size=8)
+    p.text(44, 11.9, "5 is at column 2: row 2 has 5, 6 and 7", size=8)
+    p.text(44, 14.1, "6 is at column 3: row 3 has 8 and 9", size=8)
+
+    p.text(1, 18.2, "1  count: a table in shared memory", bold=True)
+    p.arrow((26.4, 15.4), (26.4, 19.9))
+    slots = {0: (0, 1), 3: (1, 2), 4: (6, 1), 5: (4, 3)}
+    p.text(11.4, 21.1, "keys", at="right", size=8)
+    p.text(11.4, 23.3, "values", at="right", size=8)
+    for slot in range(8):
+        for y, part in ((20, 0), (22.2, 1)):
+            text, kind = (str(slots[slot][part]), kinds[slots[slot][0]]) if slot in slots else ("", "absent")
+            p.box(12.4 + 4 * slot, y, 4, 2.2, text, kind, legend=False)
+    p.text(47, 21.1, "claim: the slot of a column, by a hash", size=8)
+    p.text(47, 23.3, "how many pairs the column has", size=8)
+
+    p.text(1, 27, "2  sort the columns, add up", bold=True)
+    p.arrow((28.4, 24.6), (28.4, 28.7))
+    p.text(11.4, 29.9, "column", at="right", size=8)
+    p.text(11.4, 32.1, "start", at="right", size=8)
+    for k, (column, start) in enumerate(((0, 0), (1, 1), (4, 3), (6, 6))):
+        for y, number in ((28.8, column), (31, start)):
+            p.box(20.4 + 4 * k, y, 4, 2.2, str(number), kinds[column], legend=False)
+    p.text(47, 29.9, "of the blocks of the result", size=8)
+    p.text(47, 32.1, "pairs before: now in the table, as next place", size=8)
+
+    p.text(1, 35.8, "3  deal the pairs out", bold=True)
+    p.arrow((26.4, 33.4), (26.4, 37.5))
+    for y, name in ((37.6, "left"), (39.8, "right")):
+        p.text(11.4, y + 1.1, name, at="right", size=8)
+    for k, pair in enumerate(sorted(met, key=lambda pair: pair[2])):
+        for y, number in zip((37.6, 39.8), pair[:2], strict=True):
+            p.box(12.4 + 4 * k, y, 4, 2.2, str(number), kinds[pair[2]], legend=False)
+    p.text(47, 38.7, "lanes with the same slot (match_any)", size=8)
+    p.text(47, 40.9, "take places one after the other", size=8)
+
+    p.text(1, 45, "The three kernels", bold=True)
+    steps = (
+        ("count_pairs:\npairs of each row", "look", 14.5),
+        ("sum; the host\nwaits: pairs", "wait", 11.5),
+        ("list_pairs:\nas above", "look", 11),
+        ("sum; the host\nwaits: columns", "wait", 11.5),
+        ("pack_columns: rows one\nbehind the other", "store", 18.5),
+    )
+    x = 1.0
+    for i, (text, kind, wide) in enumerate(steps):
+        box = p.box(x, 46.4, wide, 3.6, text, kind, size=8, legend=False)
+        if i:
+            p.arrow((x - 1.5, 48.2), box.left)
+        x += wide + 1.5
+    p.prose(
+        52.2,
+        "The columns of a row wait behind the pairs of the rows before, until it is known how many columns these have.",
+        size=8,
+    )
+    return p
+
+
 def pairs() -> Picture:
     p = Picture(22, "pairs: the blocks of A @ B for BSR matrices A and B")
-    p.prose(
-        4.2, "Which blocks meet was found before (structure.py): pairs in order, grouped by the block of the result."
-    )
+    p.prose(4.2, "Which blocks meet was found before (meet.cu): pairs in order, grouped by the block of the result.")
     p.text(12, 6.8, "ia", at="right")
     p.text(12, 9, "ib", at="right")
     ia, ib, parts = (0, 1, 3, 0, 2, 2, 4), (5, 0, 2, 6, 1, 3, 4), ("look",) * 3 + ("softmax",) * 2 + ("sum",) * 2
@@ -845,6 +921,47 @@ def match() -> Picture:
         "Ties are broken by a number made of i + j and i * j, the same seen from both sides: the order is the same "
         "in every run.",
         size=8,
+    )
+    return p
+
+
+def merge() -> Picture:
+    p = Picture(44, "merge: the entries of groups of slots, and the groups by length")
+    p.prose(
+        4.2,
+        "Two slots a group. Slot 0 has blocks 0, 1, 2 in columns 2, 0, 2; slot 1 has 3, 4 in 3, 2; slot 2 has 5 in 1. "
+        "Block 6 lies outside.",
+    )
+    keys = ((0, 0, 0, 1), (0, 2, 0, 0), (0, 2, 0, 2), (0, 2, 1, 4), (0, 3, 1, 3), (1, 1, 0, 5), (2, 4, 0, 6))
+    kinds = ("look", "load", "sum", "sum", "softmax", "store", "absent")
+    p.text(1, 9.4, "1  slot_keys, sorted: those of an entry are neighbors", bold=True)
+    for row, name in enumerate(("group", "column", "slot", "block")):
+        p.text(12.4, 11.9 + 2.2 * row, name, at="right", size=8)
+        for i, key in enumerate(keys):
+            p.box(13.4 + 5 * i, 10.8 + 2.2 * row, 5, 2.2, str(key[row]), kinds[i], size=8, legend=False)
+    p.text(50, 11.9, "high bits", size=8)
+    p.text(50, 18.5, "low bits: the order of duplicates", size=8)
+    p.text(1, 22, "2  count_entries, fill_entries", bold=True)
+    p.text(12.4, 24.5, "begins", at="right", size=8)
+    p.text(12.4, 26.7, "entry", at="right", size=8)
+    for i, (begins, entry) in enumerate(zip((1, 1, 1, 0, 1, 1, 1), (0, 1, 2, 2, 3, 4, 5), strict=True)):
+        p.box(13.4 + 5 * i, 23.4, 5, 2.2, str(begins), "plain", size=8, legend=False)
+        p.box(13.4 + 5 * i, 25.6, 5, 2.2, str(entry), kinds[i], size=8, legend=False)
+    p.text(50, 24.5, "another group or column, or a duplicate", size=8)
+    p.text(50, 26.7, "sum of what begins, tile by tile", size=8)
+    for name, y in (("column", 31.5), ("slot 0", 33.7), ("slot 1", 35.9)):
+        p.text(12.4, y, name, at="right", size=8)
+    entries = ((0, 1, -1), (2, 0, -1), (2, 2, 4), (3, -1, 3), (1, 5, -1), (4, 6, -1), (4, -1, -1))
+    for i, (numbers, kind) in enumerate(zip(entries, (*kinds[:3], *kinds[4:], "absent"), strict=True)):
+        for row, number in enumerate(numbers):
+            p.box(13.4 + 5 * i, 30.4 + 2.2 * row, 5, 2.2, str(number), kind, size=8, legend=False)
+    p.arrow((30.9, 28), (30.9, 30.2))
+    p.text(50, 31.5, "bounds of the groups: 0, 4, 5", size=8)
+    p.text(50, 34.8, "columns and blocks of the work list", size=8)
+    p.prose(
+        39.4,
+        "3  length_keys, sorted, then list_items: {group, first entry, behind the last, -1}, the longest group first; "
+        "of equal ones the first.",
     )
     return p
 
@@ -1115,12 +1232,14 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "spmm": spmm,
     "spmm_staged": spmm_staged,
     "spmm_f64": spmm_f64,
+    "meet": meet,
     "pairs": pairs,
     "blocks_sm90": blocks_sm90,
     "blocks_sm80": blocks_sm80,
     "segment": segment,
     "expand": expand,
     "match": match,
+    "merge": merge,
     "attention_sm90": attention_sm90,
     "attention_sm80": attention_sm80,
     "attention_simt": attention_simt,

@@ -20,7 +20,19 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm import attention_launch, device, jit, launch, mask_tiles, meet_launch, prepared, scratch, tensormap, tuned
+from bsrgemm import (
+    attention_launch,
+    device,
+    jit,
+    launch,
+    mask_tiles,
+    meet_launch,
+    merge_launch,
+    prepared,
+    scratch,
+    tensormap,
+    tuned,
+)
 from bsrgemm.home import AttentionCall
 from bsrgemm.host import HOST
 from bsrgemm.jit import KernelSpec
@@ -114,7 +126,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
     patches = [
         *(
             patch.object(module, "cupy", stand_in)
-            for module in (launch, prepared, device, attention_launch, scratch, meet_launch)
+            for module in (launch, prepared, device, attention_launch, scratch, meet_launch, merge_launch)
         ),
         patch.object(meet_launch, "_room", lambda: 96 << 10),
         patch.object(scratch, "_zeroed", {}),

@@ -15,7 +15,7 @@ PACKAGE = Path(bsrgemm.__file__).parent
 
 _PRODUCT = (
     *("prepared.py:Prepared", "jit.py:argument"),
-    *(f"launch.py:{x}" for x in ("product", "_launch", "_words", "_plan", "_packing")),
+    *(f"launch.py:{x}" for x in ("Launch", "product", "_launch", "_words", "_plan", "_packing")),
     "tuning.py:gemm",
 )
 
@@ -44,6 +44,8 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
                 "schedule.py:single",
                 "schedule.py:merged",
                 "schedule.py:split",
+                "merge_launch.py:merged",
+                "merge_launch.py:whole",
             ),
         ),
     ),
@@ -86,7 +88,11 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             ),
         ),
     ),
-    "match": ("match.cu", ("prepared.py:_matched", "configs.py:Match")),
+    "match": ("match.cu", ("prepared.py:_matched", "merge_launch.py:stored", "configs.py:Match")),
+    "merge": (
+        "merge.cu",
+        (*(f"merge_launch.py:{x}" for x in ("stored", "merged", "whole", "_start")), "configs.py:Merge"),
+    ),
     "spmv": ("spmv.cu", (*_PRODUCT, "configs.py:Spmv", "tuning.py:spmv")),
     "spmv_small": (
         "spmv_small.cu",
@@ -151,6 +157,7 @@ SHARED_MEMORY: tuple[str, ...] = (
         "gemm_sm90",
         "match",
         "meet",
+        "merge",
     ),
 )
 

@@ -231,7 +231,7 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
 def test_span_covers_every_kernel_and_dtype() -> None:
     kinds = {_kind(c)[:2] for c in _SPANNING}
     kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmStaged", "SpmmF64"}
-    kernels |= {"Pairs", "BlocksSm90", "BlocksSm80", "Segment", "Expand", "Match", "Meet"}
+    kernels |= {"Pairs", "BlocksSm90", "BlocksSm80", "Segment", "Expand", "Match", "Meet", "Merge"}
     assert {k[0] for k in kinds} == kernels
     elements = {configs.element(d) for d in tuning.DEVICE_DTYPES} | {"e4m3"}
     assert {k[1] for k in kinds if k[0] == "GemmSimt"} == elements

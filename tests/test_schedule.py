@@ -113,3 +113,14 @@ def test_spoiled_index_arrays_name_no_block_or_column_outside(damage: int) -> No
                 rows, cols = pattern.shape
                 for slot, column, block in blocks_of(groups, items):
                     assert 0 <= slot < 2 * rows and 0 <= column <= cols and 0 <= block < 20
+
+
+def test_entries_come_by_column_with_duplicates_and_blocks_outside_on_their_own() -> None:
+    indices, indptr = np.array([2, 2, 9, 0, 2, 1], np.int32), np.array([0, 3, 5, 6], np.int32)
+    pattern = Pattern(indices, indptr, 3, 3, False)
+    groups = schedule.merged(HOST, pattern, 1, 2, np.array([1, 0, 3, 2], np.int32))
+    assert groups.slots.tolist() == [1, 0, -1, 2]
+    assert (groups.first.tolist(), groups.last.tolist()) == ([0, 3], [3, 4])
+    assert groups.columns.tolist() == [0, 2, 2, 1, 3, 3]
+    assert groups.blocks.reshape(-1, 2).tolist() == [[3, -1], [4, 0], [-1, 1], [-1, 5], [2, -1], [-1, -1]]
+    assert schedule.whole(HOST, groups).items.tolist() == [[0, 0, 3, -1], [1, 3, 4, -1]]

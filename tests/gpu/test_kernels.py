@@ -943,7 +943,7 @@ def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, 
     i, j = np.nonzero(stored)
     indptr = cupy.asarray(np.searchsorted(i, np.arange(rows + 1)).astype(np.int32))
     pattern_ = schedule.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
-    order = prepared._matched(homes.cuda(), pattern_, 1, per_group)
+    order = prepared._matched(pattern_, 1, per_group)
     checksum(order)
     padded = -(-rows // per_group) * per_group
     np.testing.assert_array_equal(np.sort(order.get()), np.arange(padded))
@@ -954,7 +954,7 @@ def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, 
         return int(full[order].reshape(-1, per_group, cols).any(axis=1).sum())
 
     assert entries(order.get()) < 0.99 * entries(np.arange(padded))
-    assert bool((order == prepared._matched(homes.cuda(), pattern_, 1, per_group)).all())
+    assert bool((order == prepared._matched(pattern_, 1, per_group)).all())
 
 
 # ------------------------------------------------------------- the tensor cores of Ampere and newer
@@ -1127,3 +1127,87 @@ def test_tune_keeps_the_fastest_kernel_on_disk(rng, tmp_path, monkeypatch) -> No
     tuned._loaded.clear()
     A._prepared.plans.clear()
     assert_close((A @ B).get(), want, size, 2 * A.shape[1], np.float32)  # by rule
+
+
+# ----------------------------------------------------------------------------------------- work lists
+def assert_same_work_list(pattern_: Any, per_row: int, per_group: int, order: Any) -> Any:
+    """That of merge.cu, beside the one made of CuPy's functions."""
+    from bsrgemm import merge_launch, schedule
+
+    got = merge_launch.merged(pattern_, per_row, per_group, order)
+    want = schedule.merged(homes.cuda(), pattern_, per_row, per_group, order)
+    items, wanted = merge_launch.whole(got), schedule.whole(homes.cuda(), want)
+    assert got.per_group == want.per_group and items.pieces == wanted.pieces
+    for name in ("first", "last", "columns", "blocks", "slots"):
+        np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name).get(), err_msg=name)
+    for name in ("items", "count", "splits"):
+        np.testing.assert_array_equal(getattr(items, name).get(), getattr(wanted, name).get(), err_msg=name)
+    return got, items
+
+
+@kernel("merge")
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize(("per_row", "per_group"), [(1, 2), (1, 8), (2, 4), (3, 8)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "density"),
+    [pytest.param(13, 7, 0.4, marks=pytest.mark.sanitizer), (300, 500, 0.3), (1, 3000, 0.9), (5000, 3, 0.001)],
+)
+def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per_group, index, rng, checksum) -> None:
+    """Empty rows, duplicates, columns in any order."""
+    import cupy
+
+    from bsrgemm import prepared, schedule
+
+    stored = rng.random((rows, cols)) < density
+    stored[rows // 2 : rows // 2 + 1000 : 2, : cols // 2] = False
+    i, j = np.nonzero(stored)
+    twice = rng.random(len(i)) < 0.1
+    i, j = np.concatenate([i, i[twice]]), np.concatenate([j, j[twice]])
+    by = np.lexsort((rng.random(len(i)), i))
+    indices, indptr = j[by].astype(index), np.searchsorted(i[by], np.arange(rows + 1)).astype(index)
+    for transposed in (False, True):
+        pattern_ = schedule.Pattern(cupy.asarray(indices), cupy.asarray(indptr), rows, cols, transposed)
+        padded = -(-pattern_.shape[0] * per_row // per_group) * per_group
+        orders = [None, cupy.asarray(rng.permutation(padded).astype(np.int32))]
+        orders.append(prepared._matched(pattern_, per_row, per_group))
+        for order in orders:
+            groups, items = assert_same_work_list(pattern_, per_row, per_group, order)
+            checksum(groups.blocks)
+            checksum(items.items)
+
+
+@kernel("merge", "match")
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("damage", [-1, 7, 2**31 - 1, pytest.param(-(2**31), marks=pytest.mark.sanitizer)])
+def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, rng) -> None:
+    import cupy
+
+    from bsrgemm import prepared, schedule
+
+    row = np.sort(rng.integers(0, 60, 2000))
+    good = rng.integers(0, 70, 2000).astype(index), np.searchsorted(row, np.arange(61)).astype(index)
+    for spoiled, at in ((0, [2, 900, 1999]), (1, [2, 30]), (1, [0]), (1, [60])):
+        arrays = [x.copy() for x in good]
+        arrays[spoiled][at] = damage
+        for transposed in (False, True):
+            pattern_ = schedule.Pattern(*map(cupy.asarray, arrays), 60, 70, transposed)
+            order = prepared._matched(pattern_, 2, 4)
+            np.testing.assert_array_equal(np.sort(order.get()), np.arange(order.size))
+            groups, _ = assert_same_work_list(pattern_, 2, 4, order)
+            assert int(groups.columns.min()) >= 0 and int(groups.columns.max()) <= pattern_.shape[1]
+            assert int(groups.blocks.min()) >= -1 and int(groups.blocks.max()) < 2000
+
+
+@kernel("merge")
+def test_a_million_blocks_are_listed_as_by_the_reference(rng) -> None:
+    """Many tiles, each of several rounds, and sums over all of them."""
+    import cupy
+
+    from bsrgemm import prepared, schedule
+
+    side, per_row = 4096, 244
+    indices = cupy.asarray(rng.integers(0, side, side * per_row).astype(np.int32))
+    indptr = cupy.arange(0, side * per_row + 1, per_row, dtype=np.int32)
+    for slots, per_group in ((1, 2), (2, 4), (1, 8)):
+        pattern_ = schedule.Pattern(indices, indptr, side, side, False)
+        assert_same_work_list(pattern_, slots, per_group, prepared._matched(pattern_, slots, per_group))
