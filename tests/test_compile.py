@@ -72,8 +72,8 @@ def check(config: configs.Config, arch: str) -> None:
         check_spec(config.spec(), arch)
 
 
-#: Bytes that ptxas spills at most, by source and element or index: of blocks of 1 x 16 in rows of 27, where it wants some
-#: registers more than 64, and of meet's tables on sm_120. To change them means to test these kernels on a card again.
+#: Bytes that ptxas spills at most, by source and element or index: of blocks of 1 x 16 in rows of 27, where it wants
+#: more than 64 registers, and of meet's tables on sm_120. To change them means to test these kernels on a card again.
 _KNOWN_SPILLS = {
     ("spmv_small.cu", "i16"): 8,
     ("spmv_small.cu", "u16"): 8,
