@@ -19,7 +19,7 @@ _PRODUCT = (
     "tuning.py:gemm",
 )
 
-_STAGED = ("tuning.py:plain", "tuning.py:_staged", "tuning.py:_chunk")
+_STAGED = ("tuning.py:plain", "tuning.py:_staged", "small_tuning.py:_chunk")
 
 _ATTENTION = (
     *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles")),
@@ -101,17 +101,18 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("launch.py:_long", "launch.py:_shares", "scratch.py:counters", "scratch.py:room"),
             *("schedule.py:long_rows", "schedule.py:shares"),
             *("configs.py:SpmvSmall", "tuning.py:plain"),
-            *(f"tuning.py:{x}" for x in ("spmv_small", "_row", "_spmv_light", "_spmv_whole")),
+            *("small_tuning.py:spmv_small", "tuning.py:_row"),
+            *("small_tuning.py:_spmv_light", "small_tuning.py:_spmv_whole"),
         ),
     ),
-    "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "tuning.py:spmm_small", "tuning.py:plain")),
+    "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "small_tuning.py:spmm_small", "tuning.py:plain")),
     "spmm_staged": (
         "spmm_staged.cu",
-        (*_PRODUCT, *("configs.py:SpmmStaged", "configs.py:_staged_grid"), *_STAGED, "tuning.py:spmm_staged"),
+        (*_PRODUCT, *("configs.py:SpmmStaged", "configs.py:_staged_grid"), *_STAGED, "small_tuning.py:spmm_staged"),
     ),
     "spmm_f64": (
         "spmm_f64.cu",
-        (*_PRODUCT, *("configs.py:SpmmF64", "configs.py:_staged_grid"), *_STAGED, "tuning.py:spmm_f64"),
+        (*_PRODUCT, *("configs.py:SpmmF64", "configs.py:_staged_grid"), *_STAGED, "small_tuning.py:spmm_f64"),
     ),
     "blocks_sm90": (
         "blocks_sm90.cu",
