@@ -60,6 +60,12 @@ def home(request: pytest.FixtureRequest) -> Home:
     return by_name(request.param)
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the emulator compiles kernels: one that was met before is there."""
+    return tmp_path_factory.mktemp("emulated")
+
+
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Imports a module of bench/ afresh, and forgets them all behind the test."""

@@ -23,11 +23,6 @@ from . import emulator
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(3)

@@ -29,11 +29,6 @@ FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 ROUNDING = {F16: 2e-3, BFLOAT16: 1.6e-2, FLOAT8: 8e-2}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(5)

@@ -25,11 +25,6 @@ F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture(params=["sm_90a", "sm_80"])
 def arch(request: pytest.FixtureRequest) -> str:
     return str(request.param)

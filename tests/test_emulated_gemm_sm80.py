@@ -23,11 +23,6 @@ pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C
 F16, F32, F64, I8, I32 = (np.dtype(x) for x in "efdbi")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
     with emulator.emulated(folder, arch="sm_80"):

@@ -30,11 +30,6 @@ DTYPES = [*(np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f2", "f4", "f8",
 LAYOUTS = ("C", "F", "gaps", "backwards")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
     with emulator.emulated(folder):

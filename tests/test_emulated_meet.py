@@ -21,11 +21,6 @@ from .emulator import put
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
     with emulator.emulated(folder):

@@ -27,11 +27,6 @@ F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 BLOCKS = [(1, 1), (2, 3), (3, 3), (4, 4), (5, 4), (6, 6), (7, 5), (9, 11), (8, 2), (15, 16)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
     with emulator.emulated(folder, arch="sm_80"):
