@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from .kernels import KERNELS, RACES_EXPLAINED, digest
 
 TESTS = Path(__file__).parent
 PARTS = ("suite", "memcheck", "racecheck")
+#: Many workers share the cores: threads of BLAS in each would wait for those of the others.
+_ALONE = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Under racecheck a test takes many times as long: one or two for each kernel with shared memory.
 _RACES = (
     "tensor_core_product_scales or (matched_rows and 37) or (portable_product_is_right and float16-float16) "
@@ -52,7 +55,7 @@ def _pytest(*args: str, prefix: tuple[str, ...] = (), report: Path) -> tuple[dic
     command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, *args]
     log = report.with_suffix(".log")
     with log.open("w") as stream:
-        subprocess.run(command, cwd=TESTS.parent, stdout=stream, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=TESTS.parent, stdout=stream, stderr=subprocess.STDOUT, check=False, env=_ALONE)
     said = log.read_text()
     print("\n".join(said.splitlines()[-60:]), flush=True)
     return json.loads(report.read_text()) if report.exists() else {"tests": []}, said
