@@ -412,21 +412,23 @@ def sparse_products(found: list[Row]) -> str:
 
 
 def mesh_products(found: list[Row]) -> str:
-    """A @ A of a mesh beside CSR."""
+    """A @ A of a mesh beside its peers."""
+    peers = list(dict.fromkeys(name for row in found for name in row.get("peers", {})))
+    header = ["3 x 3 blocks, float64", "bsrgemm, ms", *(f"{name}, ms" for name in peers), "faster than all", "wanted"]
     lines = []
     for row in found:
         what = f"{row.get('cells')}^3 hexahedra, {row.get('n', 0):,} rows"
         if failure(row):
-            lines.append(bad(row, what, 5))
+            lines.append(bad(row, what, len(header)))
             continue
-        cupyx = row["peers"].get("cupyx csr")
-        wanted = f"{row['target']:.0f} x" if row["target"] else ""
+        taken = [row["peers"].get(name) for name in peers]
+        wanted = f"{row['target']:.0f} x cupyx csr" if row["target"] else ""
         told = "-" if row["ratio"] is None else f"{row['ratio']:.1f} x"
         lines.append(
-            [what, number(row["seconds"] * 1e3, 2), number(cupyx and cupyx * 1e3, 2), told,
+            [what, number(row["seconds"] * 1e3, 2), *(number(x and x * 1e3, 2) for x in taken), told,
              f"{wanted} {verdict(row['reached'])}"]
         )  # fmt: skip
-    return table(["3 x 3 blocks, float64", "bsrgemm, ms", "cupyx csr, ms", "faster", "wanted"], lines)
+    return table(header, lines)
 
 
 def sampled(found: list[Row]) -> str:

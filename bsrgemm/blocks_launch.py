@@ -103,13 +103,14 @@ def _launch_sm90(
     config: configs.BlocksSm90, maps: bytes, out: Array, lists: _Lists, counts: tuple[int, ...], K: int
 ) -> Array | None:
     blocks, R, N = out.shape
-    tiles = blocks * -(-R // config.tile_m) * -(-N // config.part_n)
-    if tiles >= _MOST - 2**20:
+    heights, parts = -(-R // config.tile_m), blocks * -(-N // config.part_n)
+    tiles = heights * parts
+    if tiles + heights * counts[2] >= _MOST - 2**20:
         return None
     kernel = _kernel(replace(config, index=configs.element(lists[1].dtype)))
     ctas = min(tiles, _multiprocessors())
     # As many wide tiles as occupy all CTAs equally often.
-    narrow = tiles // (config.parts * ctas) * (config.parts * ctas) // -(-R // config.tile_m)
+    narrow = tiles // (config.parts * ctas) * ctas // heights * config.parts
     packed = _PROBLEM.pack(*_pointers(out, *lists, counters(2)), *counts, R, N, K, narrow)
     kernel((ctas,), (config.threads,), (jit.argument(maps + packed + _PADDING),), shared_mem=config.shared_bytes)
     return out

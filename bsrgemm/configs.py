@@ -119,7 +119,7 @@ class GemmSimt:
     lanes: int
     a_transposed: bool = False
 
-    threads = 128
+    threads, shared_bytes = 128, 0
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -267,7 +267,7 @@ class Spmv:
     #: columns of a block that a lane reads at once
     vector: int = 1
 
-    threads = 128
+    threads, shared_bytes = 128, 0
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -307,9 +307,12 @@ class SpmvSmall:
     x_adjacent: bool = False
     #: all loads of a lane at once, by predicates; columns a row ahead of their values, if a CTA has many rows
     eager: bool = False
+    #: block rows of the same lanes under way at once
+    rows_together: int = 1
 
     #: kLong of the kernel: blocks of a row, or of a piece of a longer one
     long = 256
+    shared_bytes = 0
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -325,6 +328,7 @@ class SpmvSmall:
             ("CTAS", self.at_least),
             ("X_ADJACENT", int(self.x_adjacent)),
             ("EAGER", int(self.eager)),
+            ("ROWS_TOGETHER", self.rows_together),
         )
         return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
 
@@ -332,7 +336,7 @@ class SpmvSmall:
         """CTAs for all rows; where each has many, few rows are dealt to all of them."""
         if self.in_chunks:
             return max(1, min(-(-block_rows // (32 // self.lanes)), self.at_least * multiprocessors))
-        return max(1, min(_MAX_X // 2, -(-block_rows // (self.threads // self.lanes))))
+        return max(1, min(_MAX_X // 2, -(-block_rows // (self.threads // self.lanes * self.rows_together))))
 
 
 @dataclass(frozen=True)
@@ -350,7 +354,7 @@ class Spmm:
     #: CTAs that share a multiprocessor at least
     at_least: int = 3
 
-    threads = 128
+    threads, shared_bytes = 128, 0
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -369,9 +373,9 @@ class Spmm:
         return min(_MAX_X, -(-block_rows // (self.threads // 32))), min(_MAX_YZ, -(-N // (self.lanes * self.width)))
 
 
-def _staged_grid(rows: int, columns: int, N: int, batches: int, ctas: int) -> tuple[int, int, int]:
-    """CTAs of four warps that stay, and walk over block rows; tiles of columns; batches."""
-    return min(ctas, -(-rows // 4)), min(_MAX_YZ, -(-N // columns)), min(_MAX_YZ, batches)
+def _staged_grid(rows: int, columns: int, N: int, batches: int, ctas: int, warps: int) -> tuple[int, int, int]:
+    """CTAs of so many warps that stay, and walk over block rows; tiles of columns; batches."""
+    return min(ctas, -(-rows // warps)), min(_MAX_YZ, -(-N // columns)), min(_MAX_YZ, batches)
 
 
 @dataclass(frozen=True)
@@ -385,10 +389,17 @@ class SpmmStaged:
     width: int
     together: int
     chunk: int
+    threads: int
     #: CTAs that share a multiprocessor
     at_least: int
 
-    threads = 128
+    stages = 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """`Chunk` of cuda/chunks.cuh, so many for each warp."""
+        values = -(-self.chunk * self.block_r * self.block_c * BYTES[self.types.a] // 16) * 16 + 16
+        return self.threads // 32 * self.stages * -(-(values + self.chunk * BYTES[self.types.index]) // 16) * 16
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -398,13 +409,15 @@ class SpmmStaged:
             ("WIDTH", self.width),
             ("TOGETHER", self.together),
             ("CHUNK", self.chunk),
-            ("STAGES", 2),
+            ("STAGES", self.stages),
+            ("THREADS", self.threads),
             ("CTAS", self.at_least),
         )
         return KernelSpec("spmm_staged.cu", "spmm_staged", (*self.types.defines(), *shape))
 
     def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, int, int]:
-        return _staged_grid(block_rows, self.lanes * self.width, N, batches, self.at_least * multiprocessors)
+        ctas, columns = self.at_least * multiprocessors, self.lanes * self.width
+        return _staged_grid(block_rows, columns, N, batches, ctas, self.threads // 32)
 
 
 @dataclass(frozen=True)
@@ -420,7 +433,7 @@ class SpmmF64:
     #: CTAs that share a multiprocessor
     at_least: int
 
-    threads = 128
+    threads, shared_bytes = 128, 0
 
     def spec(self) -> KernelSpec:
         shape = (
@@ -436,7 +449,9 @@ class SpmmF64:
         return KernelSpec("spmm_f64.cu", "spmm_f64", shape)
 
     def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, int, int]:
-        return _staged_grid(block_rows, 16 * self.pairs, N, batches, self.at_least * multiprocessors)
+        return _staged_grid(
+            block_rows, 16 * self.pairs, N, batches, self.at_least * multiprocessors, self.threads // 32
+        )
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Plan:
     tensor: Tensor | None = None
     #: of spmv_small: rows that are too long for it
     long: Long | None = None
+    shared_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -73,7 +74,6 @@ class Tensor:
     """What the tensor-core kernels need beyond a plan."""
 
     config: configs.GemmSm90 | configs.GemmSm80
-    shared_bytes: int
     #: of the work list: items, splits, count, columns, blocks, slots
     pointers: tuple[int, ...]
     #: floats and counts for groups that come in pieces
@@ -109,14 +109,12 @@ class Launch:
         that are equal have equal bytes, which zeros with signs have not.
         """
         room = None
-        counters = pieces = shared_bytes = 0
+        counters = pieces = 0
         tensor, long = plan.tensor, plan.long
-        if tensor is not None:
-            shared_bytes = tensor.shared_bytes
-            if tensor.map_a is not None:
-                floats, counts = tensor.scratch
-                room = scratch.room(floats, np.float32) if floats else None
-                counters = scratch.counters(2 + counts).data.ptr
+        if tensor is not None and tensor.map_a is not None:
+            floats, counts = tensor.scratch
+            room = scratch.room(floats, np.float32) if floats else None
+            counters = scratch.counters(2 + counts).data.ptr
         elif long is not None and long.scratch[1]:  # otherwise no row can be long
             elements, counts = long.scratch
             room = scratch.room(elements, plan.number)
@@ -131,7 +129,7 @@ class Launch:
             arguments = filled[1]
         else:
             arguments = self._arguments(plan, alpha, beta, counters, pieces)
-        plan.kernel(plan.grid, plan.threads, arguments, shared_mem=shared_bytes)
+        plan.kernel(plan.grid, plan.threads, arguments, shared_mem=plan.shared_bytes)
 
     def _arguments(self, plan: Plan, alpha: Any, beta: Any, counters: int, pieces: int) -> tuple[Any, ...]:
         packed = bytearray(self.template)
@@ -279,7 +277,6 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | No
     long = None
     if isinstance(config, configs.GemmSm90 | configs.GemmSm80):
         tensor, ctas, kept = _tensor(prepared, problem, config, block_cols)
-        kernel.max_dynamic_shared_size_bytes = config.shared_bytes
         if tensor.map_a is None:
             layout = _packing(schedule_format, 0, 8)
         else:
@@ -301,9 +298,11 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | No
         else:
             grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
     sides = (problem.R, problem.K)
+    if config.shared_bytes:
+        kernel.max_dynamic_shared_size_bytes = config.shared_bytes
     return Plan(
         config, kernel, grid, (config.threads,), layout, number, factors, factors_at, pointers, sizes, sides, kept,
-        tensor, long,
+        tensor, long, config.shared_bytes,
     )  # fmt: skip
 
 
@@ -349,7 +348,7 @@ def _tensor(
     arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.slots)
     pointers = tuple(x.data.ptr for x in arrays)
     if isinstance(config, configs.GemmSm80):
-        return Tensor(config, config.shared_bytes, pointers, (0, 0), (0, 0, False), None), ctas, arrays
+        return Tensor(config, pointers, (0, 0), (0, 0, False), None), ctas, arrays
     tiles_of_pieces = items.pieces * column_tiles
     scratch = (tiles_of_pieces * config.tile_m * config.tile_n, tiles_of_pieces * 2)
     walk = (
@@ -358,7 +357,7 @@ def _tensor(
         prepared.source[0].nbytes <= _KEPT_BYTES,
     )
     map_a = _block_map(prepared, config)
-    return Tensor(config, config.shared_bytes, pointers, scratch, walk, map_a), ctas, arrays
+    return Tensor(config, pointers, scratch, walk, map_a), ctas, arrays
 
 
 def _block_map(prepared: Prepared, config: configs.GemmSm90) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from .configs import BYTES, Spmm, SpmmF64, SpmmStaged, SpmvSmall, Types, number
@@ -41,6 +42,9 @@ def spmv_small(
     """
     size, columns = BYTES[names.a], 1
     if R * K * size <= _SMALLEST_BYTES or row <= (_SHORT_ROW if R * K * size <= _HEAVY_BYTES else 4):
+        by_rows = _spmv_by_rows(names, R, K, row) if aligned and x_adjacent and not transposed else None
+        if by_rows is not None:
+            return by_rows
         return _spmv_whole(names, R, K, row, transposed, aligned, x_adjacent)
     light = _spmv_light(names, R, K, x_adjacent) if aligned and not transposed else None
     if light is not None:
@@ -87,6 +91,27 @@ def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | N
     return SpmvSmall(names, R, K, lanes, down, across, 3, False, False, 128, 8, x_adjacent)
 
 
+def _spmv_by_rows(names: Types, R: int, K: int, row: int) -> SpmvSmall | None:
+    """Rows of one or two blocks, or few more small ones: a lane has whole rows of blocks.
+
+    What a lane has under way of one row of blocks lies together. Where that is little, it has two or four of these at
+    once: 48 bytes in all are enough. Share of a copy's bandwidth on an H200, lanes for columns and lanes for rows: 3 x
+    3 blocks on the diagonal .63 and .83 in float64, .43 and .70 in float32, 2 x 3 .56 and .89, .36 and .81.
+    """
+    size = BYTES[names.a]
+    under_way = row * K * size
+    if max(R, K) > 8 or K < 3 or not (names.of_one("f32") or names.of_one("f64")) or names.index != "i32":
+        return None
+    if not (under_way <= 64 and (row <= 2 or size == 4)) and not (row == 2 and K * size >= 56):
+        return None
+    if K % 4 == 0 and under_way < 32:
+        return None
+    rows = 1 if row > 2 or under_way >= 48 else 2 if under_way >= 16 else 4
+    words = rows * (row * (K * size // 2 + 3) + 3 * size // 4 + 1)
+    threads = next((n for room, n in ((44, 1024), (60, 768)) if words <= room), 512)
+    return SpmvSmall(names, R, K, _ceil_power_of_two(R, 8), R, 1, row, True, False, threads, 1, True, True, rows)
+
+
 def _spmv_whole(
     names: Types, R: int, K: int, row: int, transposed: bool, aligned: bool, x_adjacent: bool
 ) -> SpmvSmall:  # fmt: skip
@@ -116,12 +141,14 @@ def _spmv_whole(
         lanes *= 2
     whole = -(-row // (lanes // (down * across)))
     together = -(-whole // -(-whole // limit))
+    rows = 2 if row == 1 and eager and names.of_one("f32") and R // down * columns <= 6 else 1
     # What ptxas takes besides was read off what spills.
-    words = together * each + (2 if sums <= 6 else 3) * sums + (14 if columns * size > 8 else 3 if down > 1 else 0)
+    words = together * each + (2 if sums <= 6 else 3) * sums
+    words = rows * words + (14 if columns * size > 8 else 3 if down > 1 else 0)
     if names.acc == "c128":
-        words = together * each * 3 // 2 + 4 * sums
+        words = rows * (together * each * 3 // 2 + 4 * sums)
     threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= room), 256)
-    return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager)
+    return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager, rows)
 
 
 @lru_cache(maxsize=4096)
@@ -142,8 +169,9 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
 
 
-#: Bytes of blocks that a warp has brought at once, for the plain cores and for those of float64.
-_CHUNK_BYTES, _DMMA_BYTES = 3600, 2304
+#: Bytes of blocks that a warp has brought at once: for the plain cores by the size of an element, fewer where B gains
+#: most by the L1; for the tensor cores of float64.
+_CHUNK_BYTES, _FEW_BYTES, _DMMA_BYTES = {4: 3072, 8: 1600}, 600, 2304
 #: Rows of blocks from which the tensor cores of float64 pay.
 _DMMA_ROWS = 6
 #: Shared memory of a CTA that needs no asking for, and of a multiprocessor beside an L1 for B.
@@ -163,13 +191,15 @@ def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[in
 
 
 @lru_cache(maxsize=4096)
-def spmm_staged(names: Types, R: int, K: int, N: int) -> SpmmStaged:
+def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> SpmmStaged:
     """The kernel for a product of small float32 or float64 blocks with few columns, where all is aligned.
 
-    16 bytes of B to a lane, fewer of float32 at 4 rows and from 8 on, as in `spmm_small`. Of a row of 27 blocks all
-    come at once if they are small. As many CTAs as registers allow: for sums, for what a lane has asked for of B, and
-    some more where loops are not unrolled. Timed on an H200 with 16 columns, best of 60 ways: 0.25, 0.46, 0.64 and
-    0.90 ms at 2, 3, 4 and 5 in float64, 0.17, 0.26, 0.34, 0.74 and 1.14 at 2, 3, 4, 6 and 8 in float32.
+    16 bytes of B to a lane, fewer of float32 at 4 rows and from 8 on, as in `spmm_small`. As many warps as registers
+    allow: for sums, for what a lane has asked for of B, and some more where loops are not unrolled. One CTA has them
+    all, if a CTA may have that much shared memory, so that its rows are neighbours and find B in the L1; not so the
+    smallest blocks. float64 blocks come few at a time, to leave room for that. Timed on an H200, 16 columns, rows of
+    27 blocks with random columns, and those of a mesh: 0.42 and 0.39 ms at 3 x 3 in float64, 0.57 and 0.53 at 4 x 4
+    (CTAs of four warps, 28 blocks at a time: 0.46 and 0.38, 0.64 and 0.57).
     """
     size = BYTES[names.a]
     width = 16 // size
@@ -178,15 +208,24 @@ def spmm_staged(names: Types, R: int, K: int, N: int) -> SpmmStaged:
     while N % width:
         width //= 2
     lanes = _ceil_power_of_two(-(-N // width), 32)
-    together = 2 if R * K * size <= 16 else 1
-    chunk, room = _chunk(R * K * size, _CHUNK_BYTES, 4, 28 if lanes >= 8 else 32)
+    block = R * K * size
+    together = 2 if block <= 16 else 1
     deep = K if K <= 4 else next(n for n in (4, 3, 5, 7, 2, 1) if K % n == 0)
     words = (R + deep * together) * width * size // 4 + (16 if deep < K else 0) + (16 if R >= 7 else 0)
-    if K <= 3 and words <= 24:
-        at_least = 8 if words <= 16 or K == 3 else 7
+    # What ptxas takes besides was read off what spills.
+    words += (3 * size if names.index == "i64" else 0) + (12 if K > 8 or (size == 8 and deep < K) else 0)
+    if K <= 3 and R <= 4 and words <= 24:
+        warps = 32 if words <= 16 or K == 3 else 28
+    elif R <= 5 and deep == K and words <= 40:
+        warps = 28 if words <= 16 else 24
     else:
-        at_least = 6 if words <= 40 and deep == K else 5 if words <= 44 else 4 if words <= 64 else 3
-    return SpmmStaged(names, R, K, lanes, width, together, chunk, min(at_least, room))
+        warps = 20 if words <= 56 else 16 if words <= 72 else 12
+    wanted = _FEW_BYTES if size == 8 and 64 < block <= 100 and lanes >= 8 else _CHUNK_BYTES[size]
+    chunk, room = _chunk(block, wanted, *((4, 28) if lanes >= 8 else (8, 32)))
+    config = SpmmStaged(names, R, K, lanes, width, together, chunk, 32 * warps, 1)
+    if block > 32 and config.shared_bytes <= shared_kb << 10:
+        return config
+    return replace(config, threads=128, at_least=min(warps // 4, room))
 
 
 @lru_cache(maxsize=4096)

@@ -114,7 +114,7 @@ def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged |
         if _staged(problem):
             on_tensor_cores = problem.R >= _DMMA_ROWS and problem.types.of_one("f64")
             if not on_tensor_cores:
-                return spmm_staged(problem.types, problem.R, problem.K, problem.N)
+                return spmm_staged(problem.types, problem.R, problem.K, problem.N, shared_kb(problem.arch))
             if problem.N % 2 == 0:
                 return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
         return spmm_small(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.b_order == "C")
@@ -423,9 +423,9 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 
 def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
-    if isinstance(config, GemmSm80):
+    if isinstance(config, GemmSm80 | SpmmStaged):
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
-    if isinstance(config, SpmmStaged | SpmmF64 | BlocksSm80):
+    if isinstance(config, SpmmF64 | BlocksSm80):
         return tensor_arch(arch)
     return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlocksSm90)
 
@@ -514,12 +514,12 @@ def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | Spm
     for (R, K), transposed, aligned in itertools.product(shapes, (False, True), (False, True)):
         yield spmv_small(names, R, K, transposed, aligned and not transposed)
         if aligned and not transposed:
-            yield from (spmv_small(names, R, K, False, True, True, row) for row in (1, 4, 9, _USUAL_ROW))
+            yield from (spmv_small(names, R, K, False, True, True, row) for row in (1, 2, 4, 9, _USUAL_ROW))
         yield spmm_small(names, R, K, 16, transposed, aligned)
         if aligned and not transposed and names.of_one("f64") and R >= _DMMA_ROWS:
             yield from (spmm_f64(names.index, R, K, N) for N in (16, 64))
         elif aligned and not transposed and (names.of_one("f32") or names.of_one("f64")):
-            yield from (spmm_staged(names, R, K, N) for N in (4, 16, 64))
+            yield from (spmm_staged(names, R, K, N, room) for N in (4, 16, 64) for room in (227, 99))
 
 
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:

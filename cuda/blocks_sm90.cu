@@ -25,6 +25,8 @@ constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgro
 constexpr int kHeights = kShared ? 1 : kTileM / 64;    // of 64 rows that a warpgroup has of a tile
 constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
 constexpr int kNarrow = 128;  // columns that a shared tile can have instead
+// Steps before the end of a tile the next one is claimed: three microseconds.
+constexpr int kEarly = 4 * (128 * 256) / (kTileM * kTileN);
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kSlabB = kDepth * 128;  // of 64 columns, where they run fastest
 static_assert(kTileN % 64 == 0 && (kBTransposed || kPartN % 64 == 0), "whole slabs");
@@ -42,6 +44,7 @@ struct alignas(1024) Shared {
   u8 b[kStages][kBytesB];
   u8 out[kConsumers * 4][2048];  // 16 rows by 64 columns a warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
+  u64 wanted[kTiles];    // a tile is nearly fed
   u64 turn[kConsumers];  // the other warpgroup has met all stages of the tile before
   Tile tiles[kTiles];
 };
@@ -56,7 +59,7 @@ struct alignas(64) Problem {
   i64 blocks, pairs;
   i64 a_blocks, b_blocks;  // sampled: block rows and block columns
   int R, N, K;
-  int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs
+  int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs; a multiple of kParts
 };
 
 __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
@@ -72,51 +75,86 @@ template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / k
 
 __device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
-// Tile number t, by a whole warp; `block_row` goes with it from one to the next.
-__device__ __forceinline__ Tile tile_at(const Problem& problem, u32 t, i64& block_row) {
-  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem);
-  const int part = int(t / heights), block = part / int(parts), row = int(t % heights) * kTileM;
+// What a claim of BSR @ BSR stands for.
+__device__ __forceinline__ Tile pairs_at(const Problem& problem, u32 t) {
+  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), part = t / heights, block = part / parts;
   if (block >= problem.blocks) return {0, 0, -1};
-  if constexpr (!kSampled) {
-    const auto start = [&](i64 s) { return s < problem.blocks ? min(max(i64(problem.starts[s]), i64(0)), problem.pairs) : problem.pairs; };
-    const i64 first = start(block);
-    return {int(first), int(max(first, start(block + 1))), part, part + 1, row, 0};
+  const auto start = [&](i64 s) { return s < problem.blocks ? min(max(i64(problem.starts[s]), i64(0)), problem.pairs) : problem.pairs; };
+  const i64 first = start(block);
+  return {int(first), int(max(first, start(block + 1))), int(part), int(part) + 1, int(t % heights) * kTileM, 0};
+}
+
+// What a sampled claim stands for, by a whole warp; `block_row` goes with it from one to the next. The first claims are
+// windows of as many parts as a tile has, the others block rows. At most one whole tile begins in a window, one of the row
+// that the window's last part is in. What a row has left behind its whole tiles is a tile of its own, and comes at the end.
+__device__ __forceinline__ Tile parts_at(const Problem& problem, u32 t, i64& block_row) {
+  constexpr Tile kNone{1, 0}, kEnd{0, 0, -1};
+  constexpr int kFew = kShared ? kNarrow / kPartN : kParts;
+  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
+  const i64 all = problem.blocks * parts, narrow = kShared ? i64(problem.narrow) : all;
+  const i64 wide_windows = (narrow + kParts - 1) / kParts, windows = wide_windows + (all - narrow + kFew - 1) / kFew;
+  // Parts of a block row, those in front of `narrow` or those behind it.
+  struct Stretch { i64 begin, behind; };
+  const auto stretch = [&](i64 r, bool wide) {
+    const auto bound = [&](i64 i) { return min(max(i64(problem.starts[i]), i64(0)), problem.blocks) * parts; };
+    return wide ? Stretch{bound(r), min(bound(r + 1), narrow)} : Stretch{max(bound(r), narrow), bound(r + 1)};
+  };
+  const auto tile = [&](i64 r, i64 part, i64 behind) {
+    return Tile{0, 1, int(part), int(behind), int(t % heights) * kTileM, int(r * problem.R)};
+  };
+  if (number < windows) {
+    const bool wide = number < wide_windows;
+    const int width = wide ? kParts : kFew;
+    const i64 first = wide ? i64(number) * kParts : narrow + (number - wide_windows) * kFew;
+    const i64 last = min(first + width, wide ? narrow : all) - 1;
+    block_row = block_row_of(problem.starts, problem.a_blocks, last / parts, block_row);
+    const Stretch x = stretch(block_row, wide);
+    const i64 part = x.begin >= first ? x.begin : x.begin + (first - x.begin + width - 1) / width * width;
+    return part <= last && part + width <= x.behind ? tile(block_row, part, part + width) : kNone;
   }
-  block_row = block_row_of(problem.starts, problem.a_blocks, block, block_row);
-  const bool narrow = kShared && part >= problem.narrow;
-  const int width = narrow ? kNarrow / kPartN : kParts;
-  i64 begin = i64(problem.starts[block_row]) * parts, behind = i64(problem.starts[block_row + 1]) * parts;
-  if (narrow) begin = max(begin, i64(problem.narrow));
-  if ((part - begin) % width != 0) return {1, 0};
-  behind = min(behind, min(kShared && !narrow ? i64(problem.narrow) : problem.blocks * parts, i64(part) + width));
-  return {0, 1, part, int(max(i64(part) + 1, behind)), row, int(block_row * problem.R)};
+  const i64 left = number - windows;
+  if (left > problem.a_blocks) return kEnd;
+  const bool is_cut = left == problem.a_blocks;  // the row that goes on behind `narrow`: what it has left in front
+  if (is_cut && narrow == all) return kNone;
+  const i64 r = is_cut ? block_row_of(problem.starts, problem.a_blocks, narrow / parts, 0) : left;
+  const bool wide = is_cut || stretch(r, false).behind <= narrow;
+  const Stretch x = stretch(r, wide);
+  const i64 rest = max(i64(0), x.behind - x.begin) % (wide ? kParts : kFew);
+  return rest ? tile(r, x.behind - rest, x.behind) : kNone;
 }
 
 __device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.behind - x.part) * kPartN <= kNarrow; }
 
-// One warp: claims tiles.
+// One warp: claims a tile when it is soon needed. Who claims early takes work from others: a tile can be long.
 __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
   const bool leads = threadIdx.x % 32 == 0;
+  const i64 pairs_of_tile = kSampled ? 1 : max(i64(1), problem.pairs / max(i64(1), problem.blocks));
+  const i64 steps = pairs_of_tile * ((problem.K + kDepth - 1) / kDepth);
+  const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // of the tile that is fed
   i64 block_row = 0;
-  for (u32 n = 0;;) {
-    int claimed = 0;
-    if (leads) claimed = atomicAdd(problem.counters, 1);
-    const Tile x = tile_at(problem, u32(__shfl_sync(0xffffffffu, claimed, 0)), block_row);
-    if (x.first > x.last) continue;
+  for (u32 n = 0;; ++n) {
+    if (n >= ahead) wait(shared.wanted[(n - ahead) % kTiles], parity<kTiles>(n - ahead));
+    Tile x;
+    do {
+      int claimed = 0;
+      if (leads) claimed = atomicAdd(problem.counters, 1);
+      const u32 t = u32(__shfl_sync(0xffffffffu, claimed, 0));
+      if constexpr (kSampled) x = parts_at(problem, t, block_row);
+      else x = pairs_at(problem, t);
+    } while (x.first > x.last);
     if (leads) {
       wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
       shared.tiles[n % kTiles] = x;
       arrive(shared.tile_full[n % kTiles]);
     }
     __syncwarp();
-    ++n;
     if (x.part < 0) break;
   }
 }
 
 // One warp: copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
 __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
-  const int lane = threadIdx.x % 32, parts = parts_of(problem);
+  const int lane = threadIdx.x % 32, parts = parts_of(problem), steps_of_pair = (problem.K + kDepth - 1) / kDepth;
   u32 step = 0;
   for (u32 n = 0;; ++n) {
     wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
@@ -124,6 +162,8 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
     __syncwarp();
     if (lane == 0) arrive(shared.tile_empty[n % kTiles]);
     if (x.part < 0) break;
+    const u32 behind = step + u32(x.last - x.first) * steps_of_pair;
+    if (lane == 0 && behind - step <= kEarly) arrive(shared.wanted[n % kTiles]);
     for (int from = x.first; from < x.last; from += 32) {
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
       if constexpr (kSampled) {
@@ -144,6 +184,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
           wait(shared.empty[at], step / kStages % 2 ^ 1);
           const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
           if (lane == 0) {
+            if (behind - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
             barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
             copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
           }
@@ -296,6 +337,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) blocks_sm90(const __gr
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
     for (int i = 0; i < kStages; ++i) init(shared.full[i], 1), init(shared.empty[i], kShared ? 8 : 4);
     for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + 1);
+    for (int i = 0; i < kTiles; ++i) init(shared.wanted[i], 1);
     for (int i = 0; i < kConsumers; ++i) init(shared.turn[i], 4);
     barrier_init_fence();
   }

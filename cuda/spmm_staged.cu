@@ -1,6 +1,7 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
 // As spmm.cu: small blocks by few columns, on the plain cores, a warp to a block row. Blocks and their columns come through
 // shared memory: read straight from memory, by one group of lanes after the other, they keep the L1 busier than B does.
+// Warps of a CTA have neighbouring rows, which share some of B in the L1: the more warps, and the less shared memory, the more.
 #include "chunks.cuh"
 #include "stream.cuh"
 
@@ -16,7 +17,7 @@ constexpr int kWidth = WIDTH;                         // columns of a lane, side
 constexpr int kTogether = TOGETHER;                   // blocks of a lane under way
 constexpr int kChunk = CHUNK, kStages = STAGES;
 constexpr int kCtas = CTAS;                           // that share a multiprocessor
-constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kThreads = THREADS, kWarps = kThreads / 32;
 // What is asked for of B before the first of it is used: so many columns of a block.
 constexpr int kDeep = kK <= 4 ? kK : kK % 4 == 0 ? 4 : kK % 3 == 0 ? 3 : kK % 5 == 0 ? 5 : kK % 7 == 0 ? 7 : kK % 2 == 0 ? 2 : 1;
 constexpr int kRowAlign = alignment_of(kK * sizeof(A)), kPartAlign = alignment_of(kDeep * sizeof(A));
@@ -54,7 +55,8 @@ __device__ __forceinline__ void store(const Problem& problem, C* corner, int gro
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmm_staged(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
-  __shared__ Stage stages[kWarps][kStages];
+  extern __shared__ __align__(1024) u8 memory[];
+  const auto stages = reinterpret_cast<Stage(*)[kStages]>(memory);  // of each warp
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes, warp = threadIdx.x / 32;
   const int rows = int(problem.block_rows), step = gridDim.x * kWarps;
   const i64 line = kept(problem.b_row * i64(sizeof(B))), panel_bytes = kept(line * kK);

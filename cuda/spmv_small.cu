@@ -14,9 +14,10 @@ using Index = INDEX;
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kLanes = LANES, kRowLanes = ROW_LANES, kColumnLanes = COLUMN_LANES;
-constexpr int kTogether = TOGETHER;         // blocks of a lane asked for before the first is used
+constexpr int kTogether = TOGETHER;         // blocks of a lane, of each row, asked for before the first is used
+constexpr int kAtOnce = ROWS_TOGETHER;      // block rows of the same lanes under way at once
 constexpr bool kInChunks = IN_CHUNKS;       // a CTA has neighbouring block rows, so that x stays in its L1
-constexpr bool kEager = EAGER;              // all loads of a lane at once; columns a row ahead, if a CTA has many
+constexpr bool kEager = EAGER;              // all loads of a lane at once; columns a turn ahead, if a CTA has many rows
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr bool kAdjacent = X_ADJACENT;      // x lies together, at a multiple of 16 bytes
 constexpr int kLong = 256;                  // blocks of a row, or of a piece of a longer one
@@ -56,12 +57,21 @@ template <class T> __device__ __forceinline__ const T* settled(const T* p) {
   asm volatile("" : "+l"(p));
   return p;
 }
+// The same number, of which the compiler knows nothing.
+__device__ __forceinline__ int settled(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 template <int kBytes> struct Unsigned { using Type = u32; };
 template <> struct Unsigned<8> { using Type = u64; };
 using Number = typename Unsigned<sizeof(Index)>::Type;
 
+// Stored blocks of a row, or of a part of one. There are fewer than 2^31 in all.
+struct Row { Index first; int count; };
+
 constexpr int kStep = kBlocks * kTogether;
+constexpr int kElsewhere = -(1 << 30);  // left of a row of more than kLong blocks, or little less
 
 // Blocks of which a lane has every kBlocks-th, and the columns of the first ones, asked for early: which values of x they
 // meet is known only when these are there.
@@ -70,12 +80,11 @@ struct Blocks {
   int left;     // from there on, those of other lanes counted
   Index column[kTogether];
 
-  // Those of a row, or of a part of one; of more than kLong there are none here.
+  // Those of a row, which are none here if they are more than kLong.
   template <class Problem>
-  __device__ __forceinline__ Blocks(const Problem& problem, const Lane& lane, const Range& row)
-      : first(Index(row.first) + lane.block), left(0) {
-    const i64 count = row.last - row.first;
-    if (lane.works && count > 0 && count <= kLong) left = int(count) - lane.block;
+  __device__ __forceinline__ void start(const Problem& problem, const Lane& lane, const Row& row) {
+    first = row.first + lane.block;
+    left = row.count > kLong ? kElsewhere : lane.works ? row.count - lane.block : 0;
     ask(problem);
   }
   template <class Problem> __device__ __forceinline__ void ask(const Problem& problem) {
@@ -84,6 +93,7 @@ struct Blocks {
     for (int u = 0; u < kTogether; ++u)
       if (asked(u)) column[u] = streamed(index + place(u));
   }
+  __device__ __forceinline__ bool is_long() const { return left < kElsewhere / 2; }
   __device__ __forceinline__ bool has(int u) const { return u * kBlocks < left; }
   // What is not there is not asked for, by predicates and from fixed distances: for the smallest blocks the limit is how
   // many instructions there are. That takes registers for all loads at once; without them the first block is read again.
@@ -91,17 +101,14 @@ struct Blocks {
   __device__ __forceinline__ int place(int u) const { return kEager || has(u) ? u * kBlocks : 0; }
 };
 
-// The sums of this lane over its blocks.
-template <class Problem>
-__device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& lane, Blocks& blocks, Acc (&acc)[kRows]) {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();
-  const B* vector = settled(problem.b + (kAdjacent ? lane.column : lane.column * problem.b_row));
-  const Number columns = Number(min(u64(problem.block_cols), u64(Number(-1) / 2 + 1)));
-  while (blocks.left > 0) {
-    A values[kTogether][kRows][kColumns];
-    B x[kTogether][kColumns];
-    bool there[kTogether];
+// The next blocks of a lane, and what of x they meet.
+struct Parts {
+  Elements<A, kColumns, kAlign> values[kTogether][kRows];
+  Elements<B, kColumns, kAlignX> x[kTogether];
+  bool there[kTogether];
+
+  template <class Problem>
+  __device__ __forceinline__ void ask_values(const Problem& problem, const Lane& lane, const Blocks& blocks) {
     const int corner = kTransposed ? lane.column * kR + lane.row : lane.row * kK + lane.column;
     const A* data = settled(problem.data + (kTransposed ? 0 : i64(blocks.first) * (kR * kK)) + corner);
 #pragma unroll
@@ -114,28 +121,31 @@ __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& l
       for (int r = 0; r < kRows; ++r) {
         if constexpr (kTransposed) {
 #pragma unroll
-          for (int k = 0; k < kColumns; ++k) values[u][r][k] = streamed(block + k * kR + r * kRowLanes);
+          for (int k = 0; k < kColumns; ++k) values[u][r].put(k, streamed(block + k * kR + r * kRowLanes));
         } else {
-          stream<kAlign>(values[u][r], block + r * kRowLanes * kK);
+          values[u][r].stream_from(block + r * kRowLanes * kK);
         }
       }
     }
+  }
+  template <class Problem>
+  __device__ __forceinline__ void ask_x(const Problem& problem, const B* vector, Number columns, const Blocks& blocks) {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const bool inside = Number(blocks.column[u]) < columns;
       there[u] = there[u] && inside;
-      if (kEager && !there[u]) continue;
+      if (kEager ? !there[u] : kAtOnce > 1 && !blocks.asked(u)) continue;
       const Number column = kEager || inside ? Number(blocks.column[u]) : 0;
       if constexpr (kAdjacent) {
         const u8* from = reinterpret_cast<const u8*>(vector) + u64(column) * (kK * sizeof(B));
-        read_together<kAlignX>(x[u], reinterpret_cast<const B*>(from));
+        x[u].read_from(reinterpret_cast<const B*>(from));
       } else {
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k) x[u][k] = vector[(i64(column) * kK + k) * problem.b_row];
+        for (int k = 0; k < kColumns; ++k) x[u].put(k, vector[(i64(column) * kK + k) * problem.b_row]);
       }
     }
-    blocks.first += kStep, blocks.left -= kStep;
-    if (kEager && blocks.left > 0) blocks.ask(problem);
+  }
+  __device__ __forceinline__ void add_to(Acc (&acc)[kRows]) const {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (!there[u]) continue;
@@ -145,7 +155,43 @@ __device__ __forceinline__ void sum_blocks(const Problem& problem, const Lane& l
         for (int r = 0; r < kRows; ++r)
           acc[r] = multiply_add(load<Acc>(values[u][r][k]), load<Acc>(x[u][k]), acc[r]);
     }
-    if (!kEager && blocks.left > 0) blocks.ask(problem);
+  }
+};
+
+// The sums of this lane over its blocks of some rows; what is next of all of them is asked for before it is used.
+template <int kCount, class Problem>
+__device__ __forceinline__ void sum_blocks(
+    const Problem& problem, const Lane& lane, Blocks (&rows)[kCount], Acc (&acc)[kCount][kRows]) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) acc[n][r] = zero<Acc>();
+  const B* vector = settled(problem.b + (kAdjacent ? lane.column : lane.column * problem.b_row));
+  const Number columns = Number(min(u64(problem.block_cols), u64(Number(-1) / 2 + 1)));
+  const auto most_left = [&] {
+    int most = rows[0].left;
+#pragma unroll
+    for (int n = 1; n < kCount; ++n) most = max(most, rows[n].left);
+    return most;
+  };
+#pragma unroll 1
+  while (most_left() > 0) {
+    Parts parts[kCount];
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) parts[n].ask_values(problem, lane, rows[n]);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) parts[n].ask_x(problem, vector, columns, rows[n]);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      rows[n].first += kStep;
+      rows[n].left = settled(rows[n].left - kStep);  // or turns are counted ahead and unrolled, which takes registers
+      if (kEager && rows[n].left > 0) rows[n].ask(problem);
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) parts[n].add_to(acc[n]);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      if (!kEager && rows[n].left > 0) rows[n].ask(problem);
   }
 }
 // Sums over the lanes that share rows; those of block 0 and column 0 have them then.
@@ -161,15 +207,17 @@ template <class Problem> __device__ __forceinline__ void store(const Problem& pr
 
 // A warp has a piece, each group of its lanes a part of that.
 template <class Problem>
-__device__ __forceinline__ void add_piece(const Problem& problem, const LongRows& rows, const Lane& lane, int piece) {
+__device__ __forceinline__ void add_piece(const Problem& problem, const LongRows& rows, int piece) {
+  const Lane lane(settled(threadIdx.x % kLanes));  // anew: what is kept of it takes registers
   const int4 x = rows.pieces[piece];
-  const int2 parent = rows.parents[piece];
   if (!in_range(x.x, problem.block_rows)) return;
-  const i64 first = x.y < 0 ? 0 : x.y, last = x.z > problem.blocks ? problem.blocks : x.z;
-  const i64 each = (last - first + 32 / kLanes - 1) / (32 / kLanes), from = first + threadIdx.x % 32 / kLanes * each;
-  Acc acc[kRows];
-  Blocks blocks(problem, lane, Range{from, min(from + each, last)});
-  sum_blocks(problem, lane, blocks, acc);
+  const int first = max(x.y, 0), last = min(x.z, int(problem.blocks));
+  const int each = (last - first + 32 / kLanes - 1) / (32 / kLanes), from = first + threadIdx.x % 32 / kLanes * each;
+  Acc sums[1][kRows];
+  Blocks blocks[1];
+  blocks[0].start(problem, lane, Row{from, min(each, last - from)});
+  sum_blocks(problem, lane, blocks, sums);
+  Acc (&acc)[kRows] = sums[0];
   gather(lane, acc);
 #pragma unroll
   for (int step = 16; step >= kLanes; step /= 2)
@@ -180,6 +228,7 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
     for (int r = 0; r < kRows; ++r) rows.partial[i64(piece) * kR + lane.row + r * kRowLanes] = acc[r];
   __threadfence();
   __syncwarp();
+  const int2 parent = rows.parents[piece];
   int before = 0;
   if (threadIdx.x % 32 == 0) before = atomicAdd(rows.arrived + parent.x, 1);
   if (__shfl_sync(0xffffffffu, before, 0) != parent.y - 1) return;
@@ -193,56 +242,73 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
     for (int k = threadIdx.x % 32; k < parent.y; k += 32) sum = add(sum, past_l1(partial + i64(k) * kR + r));
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum = add(sum, shuffle_xor(sum, step));
-    if (threadIdx.x % 32 == 0) store(problem, i64(x.x) * kR + r, sum);
+    if (threadIdx.x % 32 == 0) store(problem, i64(rows.pieces[piece].x) * kR + r, sum);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const __grid_constant__ LongRows rows) {
   const Lane lane(threadIdx.x % kLanes);
-  const int group = threadIdx.x / kLanes;
-  const i64 from = kInChunks ? rows.bounds[blockIdx.x] : blockIdx.x * i64(kGroups);
-  const i64 step = kInChunks ? kGroups : i64(gridDim.x) * kGroups;
-  const i64 behind = kInChunks ? rows.bounds[blockIdx.x + 1] : problem.block_rows;
-  struct Bounds { Index first, last; };
-  const auto bounds_of = [&](i64 i) {  // as they are stored: nothing waits for them here
-    return i < behind ? Bounds{problem.indptr[i], problem.indptr[i + 1]} : Bounds{0, 0};
-  };
-  const auto row_of = [&](const Bounds& bounds) { return inside(bounds.first, bounds.last, problem.blocks); };
-  const auto is_long = [](const Range& row) { return row.last - row.first > kLong; };
-  const auto finish = [&](i64 i, bool later, Blocks& blocks) {
-    Acc acc[kRows];
-    sum_blocks(problem, lane, blocks, acc);
-    gather(lane, acc);
-    if (!lane.leads() || i >= behind || later) return;
+  constexpr int kTurn = kGroups * kAtOnce;                   // block rows that a CTA has under way
+  using Count = typename Choose<kInChunks, int, i64>::Type;  // of the block rows of a CTA
+  const i64 from = kInChunks ? rows.bounds[blockIdx.x] : blockIdx.x * i64(kTurn);
+  const Count step = kInChunks ? kTurn : Count(gridDim.x) * kTurn;
+  i64 first = from + threadIdx.x / kLanes;  // of kAtOnce rows, kGroups apart: the next lanes have the next row
+  Count left = Count((kInChunks ? rows.bounds[blockIdx.x + 1] : problem.block_rows) - first);
+  const auto has = [&](Count ahead, int n) { return ahead + n * kGroups < left; };
+  const auto go_on = [&] { return __any_sync(0xffffffffu, left > 0); };  // lanes share shuffles
+  struct Bounds { Index first[kAtOnce], last[kAtOnce]; };
+  const auto bounds_of = [&](Count ahead) {  // as they are stored: nothing waits for them here
+    Bounds bounds;
+    const Index* indptr = problem.indptr + first + ahead;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) store(problem, i * kR + lane.row + r * kRowLanes, acc[r]);
+    for (int n = 0; n < kAtOnce; ++n) {
+      bounds.first[n] = has(ahead, n) ? indptr[n * kGroups] : 0;
+      bounds.last[n] = has(ahead, n) ? indptr[n * kGroups + 1] : 0;
+    }
+    return bounds;
   };
-  // All groups together, since they share shuffles.
-  if constexpr (kEager && kInChunks) {  // columns are asked for a row ahead of their values, bounds a row ahead of these
-    const Range first = row_of(bounds_of(from + group));
-    Bounds next = bounds_of(from + group + step);
-    Blocks blocks(problem, lane, first);
-    bool later = is_long(first);
-    for (i64 i0 = from; i0 < behind; i0 += step) {
-      const Range row = row_of(next);
-      Blocks following(problem, lane, row);
-      next = bounds_of(i0 + group + 2 * step);
-      finish(i0 + group, later, blocks);
-      blocks = following, later = is_long(row);
+  struct Turn { Blocks rows[kAtOnce]; };
+  const auto start = [&](const Bounds& bounds) {
+    Turn turn;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const Index end = max(min(bounds.last[n], Index(problem.blocks)), Index(0));
+      const Index begin = min(max(bounds.first[n], Index(0)), end);
+      turn.rows[n].start(problem, lane, Row{begin, int(end - begin)});
+    }
+    return turn;
+  };
+  const auto finish = [&](Turn& turn) {
+    Acc acc[kAtOnce][kRows];
+    sum_blocks(problem, lane, turn.rows, acc);
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      gather(lane, acc[n]);
+      if (!lane.leads() || !has(0, n) || turn.rows[n].is_long()) continue;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) store(problem, (first + n * kGroups) * kR + lane.row + r * kRowLanes, acc[n][r]);
+    }
+  };
+  if constexpr (kEager && kInChunks) {  // columns are asked for a turn ahead of their values, bounds a turn ahead of these
+    Turn turn = start(bounds_of(0));
+    Bounds next = bounds_of(step);
+    for (; go_on(); left -= step, first += step) {
+      const Turn following = start(next);
+      next = bounds_of(2 * step);
+      finish(turn);
+      turn = following;
     }
   } else {
-    for (i64 i0 = from; i0 < behind; i0 += step) {
-      const Range row = row_of(bounds_of(i0 + group));
-      Blocks blocks(problem, lane, row);
-      finish(i0 + group, is_long(row), blocks);
+    for (; go_on(); left -= step, first += step) {
+      Turn turn = start(bounds_of(0));
+      finish(turn);
     }
   }
   const int ctas = gridDim.x < kPieceCtas ? gridDim.x : kPieceCtas;
   if (int(blockIdx.x) >= ctas) return;
-  const int pieces = *rows.count;
-  for (int piece = blockIdx.x * kWarps + threadIdx.x / 32; piece < pieces; piece += ctas * kWarps) {
+  for (int piece = blockIdx.x * kWarps + threadIdx.x / 32; piece < *rows.count; piece += ctas * kWarps) {
     __syncwarp();
-    add_piece(problem, rows, lane, piece);
+    add_piece(problem, rows, piece);
   }
 }

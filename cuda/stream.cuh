@@ -3,14 +3,18 @@
 
 #include "types.cuh"
 
+template <bool kFirst, class T, class U> struct Choose { using Type = T; };
+template <class T, class U> struct Choose<false, T, U> { using Type = U; };
+
 // kCount neighbouring elements, `kAlign` bytes at a time; they are the first to leave the caches.
 template <int kAlign, int kCount, class T> __device__ __forceinline__ void stream(T (&to)[kCount], const T* __restrict__ from) {
   if constexpr (kAlign > sizeof(T) && kCount * sizeof(T) % kAlign == 0) {
     constexpr int kEach = kAlign / sizeof(T);
 #pragma unroll
     for (int i = 0; i < kCount; i += kEach) {
-      union { T values[kEach]; u32 u4; u64 u8_; uint4 u16_; } box = {};
-      if constexpr (kAlign == 4) box.u4 = __ldcs(reinterpret_cast<const u32*>(from + i));
+      union { T values[kEach]; u16 u2; u32 u4; u64 u8_; uint4 u16_; } box = {};
+      if constexpr (kAlign == 2) box.u2 = __ldcs(reinterpret_cast<const u16*>(from + i));
+      else if constexpr (kAlign == 4) box.u4 = __ldcs(reinterpret_cast<const u32*>(from + i));
       else if constexpr (kAlign == 8) box.u8_ = __ldcs(reinterpret_cast<const u64*>(from + i));
       else box.u16_ = __ldcs(reinterpret_cast<const uint4*>(from + i));
 #pragma unroll
@@ -46,6 +50,30 @@ template <int kAlign, int kCount, class T> __device__ __forceinline__ void read_
     for (int j = 0; j < kEach; ++j) to[i + j] = box.values[j];
   }
 }
+// kCount neighbouring elements, read `kAlign` bytes at a time. Those of 8 and 16 bits stay together until they are used:
+// apart, each has a register of its own.
+template <class T, int kCount, int kAlign> struct Elements {
+  static constexpr bool kPacked = sizeof(T) < 4 && kAlign >= 4 && kCount * sizeof(T) % kAlign == 0;
+  static constexpr int kEach = kPacked ? 4 / sizeof(T) : 1;
+  using Word = typename Choose<kPacked, u32, T>::Type;
+  Word words[kCount / kEach];
+
+  __device__ __forceinline__ void stream_from(const T* from) { stream<kAlign>(words, reinterpret_cast<const Word*>(from)); }
+  __device__ __forceinline__ void read_from(const T* from) {
+    read_together<kAlign>(words, reinterpret_cast<const Word*>(from));
+  }
+  __device__ __forceinline__ void put(int k, T value) {  // where they are read one by one
+    if constexpr (!kPacked) words[k] = value;
+  }
+  __device__ __forceinline__ T operator[](int k) const {
+    if constexpr (kPacked) {
+      union { u32 word; T value; } box = {words[k / kEach] >> k % kEach * (8 * sizeof(T))};
+      return box.value;
+    } else {
+      return words[k];
+    }
+  }
+};
 // An element that another multiprocessor may have written during this launch.
 template <class T> __device__ __forceinline__ T past_l1(const T* from) {
   constexpr int kWords = sizeof(T) / 4;
@@ -78,7 +106,7 @@ __device__ __forceinline__ void sum_over_places(T (&x)[kValues], int place) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       const T other = shuffle_down(x[i], half * kStep);
-      if (place + half < count) x[i] = add(x[i], other);
+      if (place < count - half) x[i] = add(x[i], other);
     }
   }
 }

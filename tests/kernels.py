@@ -102,7 +102,7 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("schedule.py:long_rows", "schedule.py:shares"),
             *("configs.py:SpmvSmall", "tuning.py:plain"),
             *("small_tuning.py:spmv_small", "tuning.py:_row"),
-            *("small_tuning.py:_spmv_light", "small_tuning.py:_spmv_whole"),
+            *(f"small_tuning.py:{x}" for x in ("_spmv_light", "_spmv_by_rows", "_spmv_whole")),
         ),
     ),
     "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "small_tuning.py:spmm_small", "tuning.py:plain")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm import homes
+from bsrgemm.benchmark import product_peers
 
 #: Script -> its sections; "all" of them are run
 SECTIONS = {
@@ -70,13 +73,15 @@ def as_gpu(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         (scripts.cases, "time_gpu", lambda *_: SECONDS),
         (scripts.cases, "time_sustained", lambda *_, **__: SECONDS),
         (scripts.cases, "cusparse_bsrmv", missing),
-        (scripts.cases.product_peers, "cusparse_bsr", missing),
+        (product_peers, "cusparse_bsr", missing),
+        (product_peers, "_warp", product_peers._warp.__wrapped__),
         (scripts.spgemm, "dense_cublas", dense),
         (scripts.spgemm.homes, "by_name", lambda _: homes.host()),
         (scripts.sddmm, "dense_cublas", dense),
         (scripts.sddmm, "torch_sampled", missing),
     ):
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setitem(sys.modules, "warp", None)  # not installed
     return scripts
 
 
@@ -131,7 +136,7 @@ def test_shares_and_ratios_follow_from_the_times(as_gpu: Any, tmp_path: Path) ->
         assert row["bytes"] == 120 * 27 * (b * b * size + 4) + 4 * 121 + 2 * 120 * b * size
         assert row["share"] == pytest.approx(row["bytes"] / SECONDS / copied)
         assert row["reached"] == (row["share"] >= row["target"])
-        assert set(row["peers"]) == {"cuSPARSE BSR", *(["cupyx csr"] if b in (3, 4, 6) else [])}
+        assert set(row["peers"]) == {"cuSPARSE BSR", "warp", *(["cupyx csr"] if b in (3, 4, 6) else [])}
         assert row["peers"]["cuSPARSE BSR"] is None
         assert row["peers"].get("cupyx csr", row["share"]) == pytest.approx(row["share"])
     as_gpu.spgemm.main(["blocks", "--out", str(tmp_path)])
@@ -251,6 +256,73 @@ def test_a_wrong_peer_is_not_timed(
     assert "scipy bsr: ValueError: wrong result: off by" in capsys.readouterr().out
     for row in rows_of(tmp_path, "spmv_columns_cpu"):
         assert row["peers"]["scipy bsr"] is None and row["peers"]["scipy csr"] > 0
+
+
+# -------------------------------------------------------------------------------------------- warp
+def peers_of(scripts: Any, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of A @ x and of A @ A."""
+    scripts.spmv.main(["table", "--out", str(folder)])
+    scripts.spgemm.main(["mesh", "--out", str(folder)])
+    return rows_of(folder, "spmv_table_cuda"), rows_of(folder, "spgemm_mesh_cuda")
+
+
+def test_warp_is_a_dash_where_it_is_not_installed(
+    as_gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vectors, meshes = peers_of(as_gpu, tmp_path)
+    assert all(row["peers"]["warp"] is None for row in vectors + meshes)
+    assert all(row["ratio"] == 1 for row in meshes)  # of cupyx
+    said = capsys.readouterr().out
+    assert said.count("  - warp: ModuleNotFoundError") == 2 and "warp     -" in said
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_warp_is_timed_where_it_is_right(
+    as_gpu: Any, scale: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vector(A: Any, x: Any, out: Any) -> Callable[[], Any]:
+        return lambda: np.multiply(scale, as_gpu.cases.as_scipy(A) @ x, out=out)
+
+    monkeypatch.setattr(product_peers, "warp_bsr", vector)
+    monkeypatch.setattr(product_peers, "warp_bsr_bsr", lambda A, B: lambda: {"theirs": scale * (A @ B)})
+    monkeypatch.setattr(product_peers, "from_warp", lambda C: C["theirs"])
+    vectors, meshes = peers_of(as_gpu, tmp_path)
+    for row in vectors:
+        assert row["peers"]["warp"] == (pytest.approx(row["share"]) if scale == 1 else None)
+    assert [row["peers"]["warp"] for row in meshes] == [SECONDS if scale == 1 else None]
+    assert ("warp: ValueError: wrong result" in capsys.readouterr().out) == (scale == 2)
+
+
+def test_warp_has_its_fastest_tile_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {-1: 3.0, 32: 1.0, 64: 2.0, 128: 4.0}
+    monkeypatch.setattr(product_peers, "_on_current_stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(product_peers, "time_gpu", lambda call, _: taken[call()])
+    assert product_peers._best_tile("cuda:0", lambda tile: tile)() == 32
+    assert product_peers._best_tile("cpu", lambda tile: tile)() == -1
+
+
+@pytest.mark.parametrize("block", [(1, 1), (3, 3), (2, 3)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_warp_multiplies_in_our_memory(scripts: Any, block: tuple[int, int], dtype: str) -> None:
+    pytest.importorskip("warp")
+    A = scripts.cases.banded_matrix(np, np.resize([3, 0, 7], 12), block, dtype)
+    B = scripts.cases.banded_matrix(np, np.resize([2, 5], 12), block[::-1], dtype)
+    rng, most = np.random.default_rng(0), 50 * np.finfo(dtype).eps
+    x, out = rng.standard_normal(A.shape[1]).astype(dtype), np.full(A.shape[0], np.nan, dtype)
+    call = product_peers.warp_bsr(A, x, out)
+    assert call() is out and scripts.cases.deviation(A, x, out) < most
+    A.data[0] *= 2
+    assert scripts.cases.deviation(A, x, call()) < most
+    product = product_peers.warp_bsr_bsr(A, B)
+    for _ in range(2):  # the second finds its memory
+        C = product_peers.from_warp(product())
+        assert C.dtype == A.dtype and C.blocksize == (block[0], block[0])
+        np.testing.assert_allclose(C.toarray(), A.toarray() @ B.toarray(), rtol=0, atol=most * 20)
+        B.data[0] *= 3
+    with pytest.raises(NotImplementedError, match="vectors only"):
+        product_peers.warp_bsr(A, np.ones((A.shape[1], 2), dtype), out)
+    with pytest.raises(NotImplementedError, match="no float16"):
+        product_peers.warp_bsr(A.astype(np.float16), x, out)
 
 
 # ------------------------------------------------------------------------------- matrices and counts

@@ -72,30 +72,13 @@ def check(config: configs.Config, arch: str) -> None:
         check_spec(config.spec(), arch)
 
 
-#: Bytes that ptxas spills at most, by source, element or index, and block: where it wants some registers more than the
-#: threads of short rows and small blocks leave, and in meet on sm_120. To change these is to test them on a card again.
-_KNOWN_SPILLS = {
-    ("spmv_small.cu", "i16", (1, 16)): 8,
-    ("spmv_small.cu", "u16", (1, 16)): 8,
-    ("spmv_small.cu", "bf16", (1, 16)): 40,
-    ("spmv_small.cu", "bf16", (6, 6)): 32,
-    ("meet.cu", "i64", None): 4,
-}
-
-
-def _known_spill(spec: jit.KernelSpec) -> int:
-    about = dict(spec.defines)
-    block = (about["BLOCK_R"], about["BLOCK_C"]) if spec.source == "spmv_small.cu" else None
-    return _KNOWN_SPILLS.get((spec.source, str(about.get("ELEMENT_A", about.get("INDEX"))), block), 0)
-
-
 def check_spec(spec: jit.KernelSpec, arch: str) -> None:
     start = time.thread_time()  # of this thread alone: the machine may have other work
     compiled = jit.compile_cubin(spec, arch)
     seconds = time.thread_time() - start
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
     assert spills, f"no resource report in the log:\n{compiled.log}"
-    assert max(spills) <= _known_spill(spec), f"{spec}\n{compiled.log}"
+    assert not any(spills), f"{spec}\n{compiled.log}"
     assert "warning" not in compiled.log.lower(), f"{spec}\n{compiled.log}"
     assert not re.search(r"C75\d\d", compiled.log), f"{spec}\n{compiled.log}"
     assert seconds <= SECONDS, f"{spec} for {arch} took {seconds:.1f} s"

@@ -9,11 +9,14 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 pytest.importorskip("cupy")
 
@@ -163,6 +166,45 @@ def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.r
         x, y = (put(numbers(rng, (n, 1), np.dtype(np.float64))) for n in A._shape[::-1])
         assert assert_product(A, x, y, 1, beta) == "spmv_small"
         assert not any(counters.any() for counters in scratch._zeroed.values())
+
+
+@pytest.mark.parametrize("at_once", [2, 4])
+@pytest.mark.parametrize(
+    ("block", "lanes", "together", "how"),
+    [
+        ((3, 3), (4, 1, 3), 1, {"in_chunks": True, "eager": True}),
+        ((2, 3), (8, 1, 3), 2, {"in_chunks": True, "eager": True}),
+        ((3, 3), (4, 3, 1), 2, {"in_chunks": False, "eager": True}),
+        ((3, 2), (2, 1, 2), 3, {"in_chunks": True, "eager": False}),
+        ((2, 2), (4, 1, 2), 1, {"in_chunks": False, "eager": False, "x_adjacent": False}),
+    ],
+    ids=str,
+)
+def test_rows_under_way_together_change_nothing(
+    at_once: int, block: tuple[int, int], lanes: tuple[int, int, int], together: int, how: dict[str, Any],
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Rows of none, of one, of many and of too many blocks, in numbers that no group of lanes divides: bit for bit."""
+    f64 = np.dtype(np.float64)
+    names = configs.types(f64, f64, f64, f64, np.dtype("i4"))
+    how = {"threads": 64, "at_least": 1, "x_adjacent": True} | how
+    config = configs.SpmvSmall(names, *block, *lanes, together, **how)
+    some = ([1] * 45, [0] * 3, rng.integers(0, 9, 83), [1, 0, 300, 2, 256, 0, 257, 1])
+    for lengths in map(np.asarray, some):
+        rows, cols = len(lengths), 7
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        data, col = rng.standard_normal((indptr[-1], *block)), rng.integers(0, cols, indptr[-1])
+        x, before = rng.standard_normal(cols * block[1]), rng.standard_normal(rows * block[0])
+        A = SimpleNamespace(data=put(data), indices=put(col.astype("i4")), indptr=put(indptr.astype("i4")))
+        A._shape = (rows * block[0], cols * block[1])
+        results = []
+        for chosen in (config, replace(config, rows_together=at_once)):
+            out = put(before[:, None])
+            launch.product(prepared.Prepared(HOST, A), A._shape, put(x[:, None]), out, f64, 2, -1, config=chosen)
+            results.append(out.get()[:, 0])
+        want = 2 * (scipy.sparse.bsr_array((data, col, indptr), shape=A._shape) @ x) - before
+        np.testing.assert_allclose(results[0], want, rtol=1e-12, atol=1e-11)
+        np.testing.assert_array_equal(results[1], results[0])
 
 
 def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:

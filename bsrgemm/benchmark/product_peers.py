@@ -1,4 +1,4 @@
-"""C = A B by others, on an NVIDIA GPU: cuBLAS with a dense A; cuSPARSE and torch with the blocks of a bsr_array.
+"""C = A B by others, on an NVIDIA GPU: cuBLAS with a dense A; cuSPARSE, torch and warp with the blocks of a bsr_array.
 
 Each function prepares one product and returns the call to be timed, which writes `out`. It raises where the peer is not
 installed or does not serve the case. B and out are row-major and have the dtype of A.
@@ -6,16 +6,19 @@ installed or does not serve the case. B and out are row-major and have the dtype
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .random_data import module_of
-from .timing import Call
+from ..bsr import bsr_array
+from .timing import Call, time_gpu
 
 #: cudaDataType_t of <library_types.h>
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -23,6 +26,9 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _INDEX_32I, _BLOCKED_ELL_ALG1, _BSR_ALG1 = 2, 13, 14
 #: The sides of a block that Triton multiplies
 _TRITON_LEAST = 16
+#: tile_size of warp: so many threads for a row of blocks or a block of the result, or one for -1. Its default is one of
+#: the first two. Each is timed so often for the best.
+_WARP_TILES, _WARP_TRIES = (-1, 64, 32, 128), 3
 
 
 def _cuda_type(dtype: np.dtype[Any]) -> int:
@@ -217,39 +223,118 @@ def torch_bsr(A: Any, B: Any, out: Any, tune: bool = False) -> Call:
 
 
 # ------------------------------------------------------------------------------------------ warp
+@cache
+def _warp() -> Any:
+    """warp, started and silent."""
+    import warp
+    import warp.sparse
+
+    warp.config.quiet, warp.config.log_level = True, logging.WARNING  # of older and of newer versions
+    warp.init()
+    return warp
+
+
+@cache
+def _warp_stream(device: str, stream: int) -> Any:
+    """A stream of CuPy as one of warp, kept: warp forgets a stream with the first object that stands for it."""
+    return _warp().Stream(device, cuda_stream=stream or None)
+
+
+def _warp_device(x: Any) -> str:
+    return "cpu" if isinstance(x, np.ndarray) else f"cuda:{x.device.id}"
+
+
+def _on_current_stream(device: str) -> contextlib.AbstractContextManager[Any]:
+    """warp launches on CuPy's stream."""
+    if device == "cpu":
+        return contextlib.nullcontext()
+    from cupy.cuda import get_current_stream
+
+    return _warp().ScopedStream(_warp_stream(device, get_current_stream().ptr), sync_enter=False)
+
+
+def _warp_array(x: Any, dtype: Any) -> Any:
+    return _warp().array(x, dtype=dtype, device=_warp_device(x), copy=False)
+
+
+def _warp_matrix(A: Any) -> Any:
+    """A as a matrix of warp, in the same memory."""
+    wp, (R, C) = _warp(), A.blocksize
+    kind = {"float32": wp.float32, "float64": wp.float64}.get(A.dtype.name)
+    if kind is None:
+        raise NotImplementedError(f"no {A.dtype.name}")
+    block, data = (kind, A.data.reshape(-1)) if R == C == 1 else (wp.types.matrix((R, C), kind), A.data)
+    matrix = wp.sparse.bsr_zeros(A.shape[0] // R, A.shape[1] // C, block, _warp_device(A.data))
+    matrix.offsets = _warp_array(A.indptr.astype(np.int32, copy=False), wp.int32)
+    matrix.columns = _warp_array(A.indices.astype(np.int32, copy=False), wp.int32)
+    matrix.values = _warp_array(data, block)
+    matrix.notify_nnz_changed(nnz=len(A.data))
+    return matrix
+
+
+def _best_tile(device: str, product: Callable[[int], Any]) -> Call:
+    """The product on CuPy's stream with the tile size that is the fastest here. On the CPU warp has no tiles."""
+
+    def call_of(tile: int) -> Call:
+        def call() -> Any:
+            with _on_current_stream(device):
+                return product(tile)
+
+        return call
+
+    if device == "cpu":
+        return call_of(_WARP_TILES[0])
+    return min(map(call_of, _WARP_TILES), key=lambda call: time_gpu(call, _WARP_TRIES))
+
+
 def warp_bsr(A: Any, x: Any, out: Any) -> Call:
-    """warp.sparse.bsr_mv: float32 and float64 vectors, on either home."""
-    import warp as wp
-    from warp.sparse import bsr_from_triplets, bsr_mv
+    """warp.sparse.bsr_mv: float32 and float64 vectors, on either home. warp has no product with a dense matrix."""
+    bsr_mv, matrix, device = _warp().sparse.bsr_mv, _warp_matrix(A), _warp_device(x)
+    if x.ndim != 1:
+        raise NotImplementedError("vectors only")
+    vectors = [_warp_array(v, matrix.scalar_type) for v in (x, out)]
 
-    kinds = {"float32": wp.float32, "float64": wp.float64}
-    if A.dtype.name not in kinds or x.ndim != 1:
-        raise NotImplementedError(f"no {A.dtype.name}" if x.ndim == 1 else "vectors only")
-    wp.config.quiet = True
-    kind, (R, C) = kinds[A.dtype.name], A.blocksize
-    xp = module_of(A.data)
-    device, stream = "cpu", None
-    if xp is not np:
-        device = f"cuda:{A.data.device.id}"
-        stream = wp.Stream(device, cuda_stream=xp.cuda.get_current_stream().ptr)
-
-    def array(values: Any, dtype: Any) -> Any:
-        return wp.array(values, dtype=dtype, device=device, copy=False)
-
-    counts = np.diff(A.indptr if xp is np else A.indptr.get())
-    rows = xp.asarray(np.repeat(np.arange(A.shape[0] // R, dtype=np.int32), counts))
-    matrix = bsr_from_triplets(
-        A.shape[0] // R, A.shape[1] // C, array(rows, wp.int32), array(A.indices.astype(np.int32), wp.int32),
-        array(A.data, kind), prune_numerical_zeros=False,
-    )  # fmt: skip
-    vectors = (
-        array(x if C == 1 else x.reshape(-1, C), kind if C == 1 else wp.types.vector(C, kind)),
-        array(out if R == 1 else out.reshape(-1, R), kind if R == 1 else wp.types.vector(R, kind)),
-    )
-
-    def call() -> Any:
-        with wp.ScopedStream(stream, sync_enter=False):
-            bsr_mv(matrix, *vectors, alpha=1.0, beta=0.0)
+    def product(tile: int) -> Any:
+        bsr_mv(matrix, *vectors, tile_size=tile)
         return out
 
-    return call
+    return _best_tile(device, product)
+
+
+def warp_bsr_bsr(A: Any, B: Any) -> Call:
+    """warp.sparse.bsr_mm of two sparse matrices, from the pattern on, into memory that is kept between calls.
+
+    float32 and float64, on either home. The call returns a matrix of warp, of which `from_warp` makes one of ours.
+    """
+    wp, device = _warp(), _warp_device(A.data)
+    left = _warp_matrix(A)
+    right = left if B is A else _warp_matrix(B)
+    sides, kind = (A.blocksize[0], B.blocksize[1]), left.scalar_type
+    block = kind if sides == (1, 1) else wp.types.matrix(sides, kind)
+    if device != "cpu":  # or its pool goes back to the driver whenever a call waits
+        wp.set_mempool_release_threshold(device, 1.0)
+    with _on_current_stream(device):
+        result, kept = wp.sparse.bsr_zeros(left.nrow, right.ncol, block, device), wp.sparse.bsr_mm_work_arrays()
+
+    def product(tile: int) -> Any:
+        return wp.sparse.bsr_mm(left, right, result, work_arrays=kept, tile_size=tile)
+
+    return _best_tile(device, product)
+
+
+def from_warp(matrix: Any) -> bsr_array:
+    """A matrix of warp as one of ours, in the same memory."""
+    with _on_current_stream(str(matrix.device)):
+        blocks = matrix.nnz_sync()
+    R, C = matrix.block_shape
+    data, indices, indptr = (_from_warp_array(x) for x in (matrix.values, matrix.columns, matrix.offsets))
+    lists = indices[:blocks], indptr[: matrix.nrow + 1]
+    return bsr_array((data.reshape(-1, R, C)[:blocks], *lists), shape=matrix.shape)
+
+
+def _from_warp_array(x: Any) -> Any:
+    if x.device.is_cpu:
+        return x.numpy()
+    import cupy
+
+    return cupy.asarray(x)

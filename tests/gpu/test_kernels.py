@@ -525,6 +525,35 @@ def test_rows_of_one_length_by_one_vector(block, dtype, rng, checksum) -> None:
         assert_close(got.get(), want.reshape(-1), size.reshape(-1), length * K, acc_of(dtype))
 
 
+@kernel("spmv_small")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "block", sanitized([(2, 2), (3, 3), (2, 3), (3, 2), (4, 4), (6, 3), (8, 8)], "(2, 3)"), ids=str
+)
+def test_short_rows_of_different_lengths(block, dtype, rng, checksum) -> None:
+    """Several rows under way at once: empty ones, one of 300 blocks among them, and bounds that are rubbish."""
+    import cupy
+
+    dtype, cols, (R, K) = np.dtype(dtype), 40, block
+    for index, most in itertools.product((np.int32, np.int64), (1, 2, 5)):
+        lengths = rng.integers(0, most + 1, 1003)
+        lengths[17] = 300
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(index)
+        col = rng.integers(0, cols, indptr[-1]).astype(index)
+        data, x = values(rng, (len(col), *block), dtype), values(rng, (cols * K,), dtype)
+        A = bg.bsr_array(tuple(map(cupy.asarray, (data, col, indptr))), shape=(len(lengths) * R, cols * K))
+        got = A @ cupy.asarray(x)
+        checksum(got)
+        parts, row = x.astype(float).reshape(cols, K)[col], np.repeat(np.arange(len(lengths)), lengths)
+        want, size = np.zeros((2, len(lengths), R))
+        np.add.at(want, row, np.einsum("prk,pk->pr", data.astype(float), parts))
+        np.add.at(size, row, np.einsum("prk,pk->pr", abs(data.astype(float)), abs(parts)))
+        assert_close(got.get(), want.reshape(-1), size.reshape(-1), 300 * K, acc_of(dtype))
+        for damage in (-1, len(col), 2**31 - 1, -(2**31), *((2**32 + 3, -(2**40)) if index == np.int64 else ())):
+            A.indptr[100:103] = damage
+            assert bool(cupy.isfinite(A @ cupy.asarray(x)).all())
+
+
 @kernel("spmm_staged", "spmm_f64")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
