@@ -60,7 +60,7 @@ def sampled(
     """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, or None if the tensor cores cannot do it.
 
     An operand whose rows or columns cannot be read 16 bytes at a time is copied; on Hopper so is a row-major Y of
-    16-bit floats, if blocks have less than 64 columns.
+    16-bit floats, if blocks do not divide into parts of 32 columns.
     """
     R, N = block
     M, K = X.shape
@@ -84,15 +84,17 @@ def sampled(
         steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
         return _launch_sm80(other, (X, Y), out, lists, counts, steps, K)
     left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m))
-    dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (64, 64))
+    slab = min(config.part_n, 64)
+    dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (slab, 64))
     right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
     return _launch_sm90(config, left + right, out, lists, counts, K)
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> bytes:
-    """Matrices one behind the other, fastest dimension first."""
+    """Matrices one behind the other, fastest dimension first; a line of the box is a row of the swizzle."""
     strides = [p * x.itemsize for p in (*pitches, pitches[-1])]
-    return tensormap.encode(x.data.ptr, str(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle="128B").tobytes()
+    how = f"{box[0] * x.itemsize}B"
+    return tensormap.encode(x.data.ptr, str(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle=how).tobytes()
 
 
 def _pointers(*arrays: Array | None) -> tuple[int, ...]:

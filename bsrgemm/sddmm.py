@@ -47,9 +47,10 @@ def sddmm(
     16-bit floats are summed in float32 and rounded once. On the CPU this is BLAS on gathered columns of `Y`. On GPUs
     since Ampere, floats of 16, 32 and 64 bits with blocks of 16 n x 16 n and rows of `X` of a multiple of 16 bytes run
     on the tensor cores; an operand whose lines do not begin at such multiples is copied, and on Hopper a row-major `Y`
-    of 16-bit floats if blocks have less than 64 columns. The rest runs on the plain cores of any GPU, by the kernel of
-    ``A @ A2``, which takes room for a copy of `Y`. The call waits for the GPU only to look for duplicates in a pattern
-    that is not known to be in canonical format, or to compare the structure of `out` if it has index arrays of its own.
+    of 16-bit floats if the columns of blocks are no multiple of 32. The rest runs on the plain cores of any GPU, by the
+    kernel of ``A @ A2``, which takes room for a copy of `Y`. The call waits for the GPU only to look for duplicates in
+    a pattern that is not known to be in canonical format, or to compare the structure of `out` if it has index arrays
+    of its own.
 
     Examples
     --------

@@ -28,8 +28,9 @@ constexpr int kNarrow = 128;  // columns that a shared tile can have instead
 // Steps before the end of a tile the next one is claimed: three microseconds.
 constexpr int kEarly = 4 * (128 * 256) / (kTileM * kTileN);
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
-constexpr u32 kSlabB = kDepth * 128;  // of 64 columns, where they run fastest
-static_assert(kTileN % 64 == 0 && (kBTransposed || kPartN % 64 == 0), "whole slabs");
+constexpr int kSlab = kPartN < 64 ? kPartN : 64;  // columns of B side by side in a swizzled row, where they run fastest
+constexpr u32 kRowB = kSlab * 2, kSlabB = kDepth * kRowB;
+static_assert(kTileN % 64 == 0 && kPartN % kSlab == 0, "whole slabs");
 static_assert(sizeof(Element) == 2, "16-bit floats");
 
 struct Tile {
@@ -194,8 +195,8 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
               copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
             } else {
 #pragma unroll
-              for (int slab = 0; slab < kPartN / 64; ++slab)
-                copy_tile(b + (lane * (kPartN / 64) + slab) * kSlabB, &problem.b, column + slab * 64, k, at_b, 0, full);
+              for (int slab = 0; slab < kPartN / kSlab; ++slab)
+                copy_tile(b + (lane * (kPartN / kSlab) + slab) * kSlabB, &problem.b, column + slab * kSlab, k, at_b, 0, full);
             }
           }
           __syncwarp();
@@ -262,14 +263,15 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 b
     const u32 at = i % kStages;
     wait(shared.full[at], i / kStages % 2);
     const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
-    const u64 b = wgmma_descriptor(shared_address(shared.b[at]), kBTransposed ? 16 : kSlabB, 1024);
+    const u32 from_b = shared_address(shared.b[at]);
+    const u64 b = kBTransposed ? wgmma_descriptor(from_b, 16, 1024) : wgmma_descriptor(from_b, kSlabB, 8 * kRowB, kRowB);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth / MMA_K; ++k)
 #pragma unroll
       for (int h = 0; h < kHeights; ++h)
         wgmma<false, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
-                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : 2048) / 16);
+                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
     wgmma_commit();
     if (i != begin) {
       wgmma_wait<1>();

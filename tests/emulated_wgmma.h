@@ -18,7 +18,7 @@ inline f32 element(u64 descriptor, int i, int k, bool across) {
   const u32 address = u32(descriptor & 0x3fff) << 4, leading = u32(descriptor >> 16 & 0x3fff) << 4;
   const u32 stride = u32(descriptor >> 32 & 0x3fff) << 4, mode = u32(descriptor >> 62);
   const u32 row = mode == 1 ? 128 : mode == 2 ? 64 : 32, size = sizeof(Operand);
-  const u32 offset = across ? i / 64 * leading + k / 8 * stride + k % 8 * 128 + i % 64 * size
+  const u32 offset = across ? i * size / row * leading + k / 8 * stride + k % 8 * row + i * size % row
                             : i / 8 * stride + i % 8 * row + k * size;
   return at(swizzled(address + offset, row));
 }

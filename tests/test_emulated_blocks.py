@@ -78,8 +78,14 @@ def test_pairs_in_many_tiles(rng) -> None:
     np.testing.assert_array_equal(np.asarray(got), a.astype(np.float64) @ b[::-1].astype(np.float64))
 
 
-@pytest.mark.parametrize(("block", "order"), [((64, 64), "C"), ((128, 128), "C"), ((128, 128), "F"), ((128, 64), "F"),
-                                              ((32, 32), "F"), ((48, 80), "C"), ((16, 16), "F")], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("block", "order"),
+    [
+        *(((64, 64), "C"), ((128, 128), "C"), ((128, 128), "F"), ((128, 64), "F"), ((48, 80), "C")),
+        *(((32, 32), "F"), ((32, 32), "C"), ((16, 16), "F"), ((64, 16), "C")),
+    ],
+    ids=str,
+)
 def test_sampled_products(block, order, rng) -> None:
     (R, C), K, rows, cols = block, 136, 3, 7
     there = rng.random((rows, cols)) < 0.7
