@@ -45,11 +45,13 @@ GROUPS: dict[str, list[tuple[str, str, Callable[[list[rows.Row]], str]]]] = {
         ("overhead_cuda", "products: host time, first call of a process, work list", rows.overhead),
         ("attention_host_cuda", "attention: host time of a call, masks", rows.host),
     ],
-    "others": [
-        ("convert_cuda", "conversions, 1,000,000 blocks of 3 x 3 float64", rows.conversions),
+    "vectors": [
         ("spmv_table_cuda", "`A @ x`, 300,000 block rows of 27 blocks: share of the bandwidth of a copy", rows.shares),
         ("spmv_columns_cuda", "the same matrices by 16 columns", rows.milliseconds),
         ("spmv_uneven_cuda", "`A @ x` on rows of different lengths, 3 x 3 float64", rows.relative),
+    ],
+    "others": [
+        ("convert_cuda", "conversions, 1,000,000 blocks of 3 x 3 float64", rows.conversions),
         ("matmul_cpu", "products on two cores of a CPU", rows.by_peer),
     ],
     "sparse": [
