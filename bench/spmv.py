@@ -2,9 +2,8 @@
 
 300,000 block rows of 27 blocks, at random within 2048 of the diagonal. Rate = bytes of values, indices, indptr, x and y
 over time; share = of the bytes that a copy of 1 GB reads and writes in the same run. Medians by CUDA events, L2 flushed
-by reading. table: square blocks in float64 and float32. blocks: every square block up to 16 and some others, with more
-rows of blocks of less than 9 elements and fewer of more than 36, so that all take about as long. columns: 16 right-hand
-sides. uneven: long rows, rows of all lengths, A.T @ x. Without a GPU the same runs on the CPU, smaller.
+by reading. table: square blocks in float64 and float32. blocks: every square block up to 16 and some others. columns:
+16 right-hand sides. uneven: long rows, rows of all lengths, A.T @ x. Without a GPU the same runs on the CPU, smaller.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ TARGET_ANY = 0.80
 #: Sides of the blocks that cupyx is asked for, by a vector and by columns: CSR is large and slow
 CSR_SIDES, CSR_SIDES_COLUMNS = (3, 4, 6), (3, 4)
 BLOCKS = [*((b, b) for b in range(1, 17)), (2, 3), (3, 2), (6, 3), (3, 6), (1, 16), (16, 1), (13, 11)]
-#: Elements of a block between which there are ROWS block rows: of smaller ones more, of larger ones fewer
-LEAST_ELEMENTS, MOST_ELEMENTS = 9, 36
+#: Elements of a block up to which there are ROWS block rows
+MOST_ELEMENTS = 36
 COLUMNS = 16
 #: (side of a block, dtype) -> milliseconds to be reached
 COLUMN_CASES = {
@@ -124,7 +123,7 @@ def section_blocks(bench: Bench, table: Table) -> None:
     """Every square block up to 16 x 16 and some others, float64."""
     say_copy(bench, table)
     for R, C in bench.some(BLOCKS, [(1, 1), (3, 3), (13, 11)]):
-        rows = int(ROWS[bench.device] * max(LEAST_ELEMENTS / (R * C), min(1, MOST_ELEMENTS / (R * C))))
+        rows = int(ROWS[bench.device] * min(1, MOST_ELEMENTS / (R * C)))
         add = partial(line, bench, table, (R, C), "float64", rows, bench.target(TARGET_ANY), peers=False)
         guarded(bench, table, f"{R} x {C} float64", add)
     if bench.plot is not None:

@@ -198,8 +198,8 @@ def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> S
     allow: for sums, for what a lane has asked for of B, and some more where loops are not unrolled. One CTA has them
     all, if a CTA may have that much shared memory, so that its rows are neighbours and find B in the L1; not so the
     smallest blocks. float64 blocks come few at a time, to leave room for that. Timed on an H200, 16 columns, rows of
-    27 blocks with random columns, and those of a mesh: 0.42 and 0.39 ms at 3 x 3 in float64, 0.57 and 0.53 at 4 x 4
-    (CTAs of four warps, 28 blocks at a time: 0.46 and 0.38, 0.64 and 0.57).
+    27 blocks with random columns, and those of a mesh: 0.42 and 0.39 ms at 3 x 3 in float64, 0.57 (to 0.65 in other
+    runs) and 0.53 at 4 x 4 (CTAs of four warps, 28 blocks at a time: 0.46 and 0.38, 0.64 and 0.57).
     """
     size = BYTES[names.a]
     width = 16 // size
