@@ -103,7 +103,7 @@ def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None
     flops = 2.0 * pairs * b**3
     dense = dense_seconds(bench, n)
     beside = "".join(f" | {name} {number(taken and taken * 1e3, 8, 3)} ms" for name, taken in dense.items())
-    products = partial(home.pair_products, A.data, left, A.data, right, starts, A.dtype)
+    products = partial(home.pair_products, A.data, left, A.data, right, starts, A.dtype, n // b)
     lines: list[tuple[str, Call, Any, float | None]] = [
         ("A @ A", lambda: A @ A, whole_off, None),
         ("products alone", products, products_off, target),

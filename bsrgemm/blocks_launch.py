@@ -16,18 +16,26 @@ from .prepared import flat
 from .scratch import counters
 
 #: `Problem` of cuda/blocks_sm90.cu behind its two maps.
-_PROBLEM = struct.Struct("@5P4q4i")
+_PROBLEM = struct.Struct("@5P4q5i")
 _PADDING = bytes(-_PROBLEM.size % 64)
 #: `Problem` of cuda/blocks_sm80.cu.
 _PROBLEM_SM80 = struct.Struct("@6P8q3i4x")
 #: Which blocks meet: left, right, and where those of a block of the result or of a block row start.
 _Lists = tuple[Array | None, Array, Array]
+#: kStrip of cuda/blocks_sm90.cu: rows of the result that are computed together
+_STRIP = 16
 #: Tiles are counted in 31 bits, and so are rows and columns.
 _MOST = 2**31
 
 
-def pair_products(a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array | None:
-    """``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs of block s, or None if the tensor cores cannot do it."""
+def pair_products(
+    a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
+) -> Array | None:
+    """``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs of block s, or None if the tensor cores cannot do it.
+
+    If the blocks of the result are those of so many block rows, in order, Hopper takes them in an order that reads
+    less from memory.
+    """
     R, K = a.shape[1:]
     N = b.shape[2]
     a, b = flat(a), flat(b)
@@ -41,7 +49,8 @@ def pair_products(a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype
     if wide is not None:
         left = _map(a, (K, R, len(a)), (K, R * K), (64, wide.tile_m))
         right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
-        return _launch_sm90(wide, left + right, cupy.empty(out, dtype), lists, counts, K)
+        row_blocks = round(len(starts) / rows) if rows >= _STRIP else 0
+        return _launch_sm90(wide, left + right, cupy.empty(out, dtype), lists, counts, K, row_blocks)
     config = tuning.blocks_sm80(*problem)
     if config is None:
         return None
@@ -102,7 +111,13 @@ def _pointers(*arrays: Array | None) -> tuple[int, ...]:
 
 
 def _launch_sm90(
-    config: configs.BlocksSm90, maps: bytes, out: Array, lists: _Lists, counts: tuple[int, ...], K: int
+    config: configs.BlocksSm90,
+    maps: bytes,
+    out: Array,
+    lists: _Lists,
+    counts: tuple[int, ...],
+    K: int,
+    row_blocks: int = 0,
 ) -> Array | None:
     blocks, R, N = out.shape
     heights, parts = -(-R // config.tile_m), blocks * -(-N // config.part_n)
@@ -113,7 +128,7 @@ def _launch_sm90(
     ctas = min(tiles, _multiprocessors())
     # As many wide tiles as occupy all CTAs equally often.
     narrow = tiles // (config.parts * ctas) * ctas // heights * config.parts
-    packed = _PROBLEM.pack(*_pointers(out, *lists, counters(2)), *counts, R, N, K, narrow)
+    packed = _PROBLEM.pack(*_pointers(out, *lists, counters(2)), *counts, R, N, K, narrow, row_blocks)
     kernel((ctas,), (config.threads,), (jit.argument(maps + packed + _PADDING),), shared_mem=config.shared_bytes)
     return out
 

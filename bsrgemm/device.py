@@ -146,8 +146,10 @@ class CudaHome(Home):
         found = meet_launch.meeting(a, b, block_cols)
         return super().meeting(a, b, block_cols) if found is None else found
 
-    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
-        found = blocks_launch.pair_products(a, ia, b, ib, starts, dtype)
+    def pair_products(
+        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
+    ) -> Array:
+        found = blocks_launch.pair_products(a, ia, b, ib, starts, dtype, rows)
         if found is not None:
             return found
         R, K = a.shape[1:]

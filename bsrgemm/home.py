@@ -183,8 +183,13 @@ class Home(ABC):
         """Write the result of an attention, and the logarithms of its sums."""
 
     @abstractmethod
-    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
-        """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order."""
+    def pair_products(
+        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
+    ) -> Array:
+        """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order.
+
+        `rows`: the blocks of the result are those of so many block rows, one row behind the other; 0 if they are not.
+        """
 
     def sampled(
         self,

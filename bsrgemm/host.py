@@ -198,7 +198,9 @@ class NumpyHome(Home):
                 mask=call.mask,
             )
 
-    def pair_products(self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
+    def pair_products(
+        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
+    ) -> Array:
         acc = accumulator_dtype(dtype)
         out = np.empty((len(starts), a.shape[1], b.shape[2]), dtype)
         bytes_per_pair = max(1, acc.itemsize * (a[:1].size + b[:1].size + a.shape[1] * b.shape[2]))

@@ -53,7 +53,7 @@ class ProductPlan:
             if x._for_product(dtype) is not x:
                 raise ValueError(f"{name}: holds a block twice, in {x.dtype}; call {name}.sum_duplicates() first")
         left, right, starts, *index = self._meeting
-        data = self._home.pair_products(A.data, left, B.data, right, starts, dtype)
+        data = self._home.pair_products(A.data, left, B.data, right, starts, dtype, len(index[1]) - 1)
         return A._new(Blocks(data, *index), self.shape, canonical=True)
 
 

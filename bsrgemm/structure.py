@@ -256,7 +256,7 @@ class Meeting(NamedTuple):
 def multiply(home: Home, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
     """Blocks of ``A @ B``, sorted: which pairs meet, then their products added up in order."""
     left, right, starts, *index = home.meeting(a, b, block_cols)
-    return Blocks(home.pair_products(a.data, left, b.data, right, starts, dtype), *index)
+    return Blocks(home.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
 
 
 def meeting(home: Home, a: Blocks, b: Blocks, block_cols: int) -> Meeting:

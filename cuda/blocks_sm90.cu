@@ -25,6 +25,7 @@ constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgro
 constexpr int kHeights = kShared ? 1 : kTileM / 64;    // of 64 rows that a warpgroup has of a tile
 constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
 constexpr int kNarrow = 128;  // columns that a shared tile can have instead
+constexpr u32 kStrip = 16;    // rows of the result of BSR @ BSR that are computed together
 // Steps before the end of a tile the next one is claimed: three microseconds.
 constexpr int kEarly = 4 * (128 * 256) / (kTileM * kTileN);
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
@@ -61,6 +62,7 @@ struct alignas(64) Problem {
   i64 a_blocks, b_blocks;  // sampled: block rows and block columns
   int R, N, K;
   int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs; a multiple of kParts
+  int row_blocks;  // of BSR @ BSR: of a row of the result, on average; 0 if its blocks are in no such order
 };
 
 __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
@@ -76,10 +78,20 @@ template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / k
 
 __device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
+// Which block of the result is computed n-th: those of kStrip rows one below the other, so that what CTAs read of B at
+// the same time lies in few columns and is found in the L2. Where rows differ the columns do; each block comes once all the same.
+__device__ __forceinline__ u32 in_strips(const Problem& problem, u32 n) {
+  const u32 width = problem.row_blocks, strip = kStrip * width;
+  if (strip == 0) return n;
+  const u32 first = n / strip * strip, place = n - first;
+  return first + i64(strip) <= problem.blocks ? first + place % kStrip * width + place / kStrip : n;
+}
+
 // What a claim of BSR @ BSR stands for.
 __device__ __forceinline__ Tile pairs_at(const Problem& problem, u32 t) {
-  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), part = t / heights, block = part / parts;
-  if (block >= problem.blocks) return {0, 0, -1};
+  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
+  if (number / parts >= problem.blocks) return {0, 0, -1};
+  const u32 block = in_strips(problem, number / parts), part = block * parts + number % parts;
   const auto start = [&](i64 s) { return s < problem.blocks ? min(max(i64(problem.starts[s]), i64(0)), problem.pairs) : problem.pairs; };
   const i64 first = start(block);
   return {int(first), int(max(first, start(block + 1))), int(part), int(part) + 1, int(t % heights) * kTileM, 0};
@@ -213,21 +225,24 @@ __device__ __forceinline__ u32 pack(f32 low, f32 high) {
   return both;
 }
 
-// Where column c of row r of a tile goes, or null.
-__device__ __forceinline__ C* target_of(const Problem& problem, const Tile& x, int r, int c) {
-  const int parts = parts_of(problem), row = x.row + r, part = x.part + c / kPartN;
-  const int column = part % parts * kPartN + c % kPartN;
-  if (part >= x.behind || row >= problem.R || column >= problem.N) return nullptr;
-  return problem.out + (i64(part / parts) * problem.R + row) * problem.N + column;
+// Where column c of row `top` of a tile goes, or null. Rows follow N apart; how many there are is told by `rows_from`.
+__device__ __forceinline__ C* target_of(const Problem& problem, const Tile& x, int top, int c) {
+  const int parts = parts_of(problem), part = x.part + c / kPartN, block = parts == 1 ? part : part / parts;
+  const int column = (part - block * parts) * kPartN + c % kPartN;
+  if (part >= x.behind || column >= problem.N) return nullptr;
+  return problem.out + (i64(block) * problem.R + x.row + top) * problem.N + column;
 }
+__device__ __forceinline__ int rows_from(const Problem& problem, const Tile& x, int top) { return problem.R - x.row - top; }
 
 // A warp has 16 rows from `top` on: a thread rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next. 16-bit
-// results leave 16 bytes at a time, through shared memory.
+// results leave 16 bytes at a time, through shared memory. Places are found once for all rows: until a result has left,
+// its warpgroup multiplies nothing, and a tile may be three pairs long.
 __device__ __forceinline__ void store(const Problem& problem, Shared& shared, const Tile& x, int top,
                                       const f32 (&sums)[kSums]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if constexpr (sizeof(C) == 2) {
     u8* out = shared.out[warp];
+    const int line = lane / 8, rows = rows_from(problem, x, top + line);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       __syncwarp();
@@ -238,19 +253,23 @@ __device__ __forceinline__ void store(const Problem& problem, Shared& shared, co
         store_matrix_x4<false>(shared_address(out) + (at ^ (at >> 3 & 112)), pack(s[0], s[1]), pack(s[2], s[3]),
                                pack(s[4], s[5]), pack(s[6], s[7]));
       }
+      C* target = target_of(problem, x, top + line, slab * 64 + lane % 8 * 8);
       __syncwarp();
-#pragma unroll 1
-      for (int line = lane / 8; line < 16; line += 4) {
-        const u32 at = line * 128 + lane % 8 * 16;
-        C* target = target_of(problem, x, top + line, slab * 64 + lane % 8 * 8);
-        if (target) *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(out + (at ^ (at >> 3 & 112)));
+#pragma unroll
+      for (int i = 0; i < 16; i += 4) {
+        const u32 at = (line + i) * 128 + lane % 8 * 16;
+        const uint4 both = *reinterpret_cast<const uint4*>(out + (at ^ (at >> 3 & 112)));
+        if (target && i < rows) *reinterpret_cast<uint4*>(target + i64(i) * problem.N) = both;
       }
     }
   } else {
+    const int rows = rows_from(problem, x, top + lane / 4);
 #pragma unroll
-    for (int j = 0; j < kSums; j += 2) {
-      C* target = target_of(problem, x, top + lane / 4 + j / 2 % 2 * 8, j / 4 * 8 + lane % 4 * 2);
-      if (target) *reinterpret_cast<float2*>(target) = {sums[j], sums[j + 1]};
+    for (int j = 0; j < kSums; j += 4) {  // two rows of 8 columns
+      C* target = target_of(problem, x, top + lane / 4, j / 4 * 8 + lane % 4 * 2);
+      if (!target) continue;
+      if (rows > 0) *reinterpret_cast<float2*>(target) = {sums[j], sums[j + 1]};
+      if (rows > 8) *reinterpret_cast<float2*>(target + i64(8) * problem.N) = {sums[j + 2], sums[j + 3]};
     }
   }
 }

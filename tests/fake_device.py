@@ -928,7 +928,9 @@ class FakeHome(Home):
         scales = tuple(map(on_host, call.scales))
         _compute(HOST.attention, replace(call, **arrays, mask=mask, bounds=bounds, scales=scales))
 
-    def pair_products(self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any]) -> ndarray:
+    def pair_products(
+        self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any], rows: int = 0
+    ) -> ndarray:
         arrays = (_array(x) for x in (a, ia, b, ib, starts))
         return ndarray(_compute(HOST.pair_products, *arrays, dtype))
 

@@ -70,11 +70,12 @@ def test_pairs_are_multiplied_and_added_up(shape, rng) -> None:
     np.testing.assert_array_equal(np.asarray(got), want)
 
 
-def test_pairs_in_many_tiles(rng) -> None:
-    """Warpgroups take turns, over more stages than the ring has."""
+@pytest.mark.parametrize("rows", [0, 1, 16, 18, 40, 100])
+def test_pairs_in_many_tiles(rows, rng) -> None:
+    """Warpgroups take turns, over more stages than the ring has; in strips of 16 rows of one block to three."""
     a, b = put(integers(rng, (40, 64, 200), BFLOAT16)), put(integers(rng, (40, 200, 64), BFLOAT16))
     order = put(np.arange(40))
-    got = blocks_launch.pair_products(a, order, b, put(np.arange(40)[::-1].copy()), order, F32)
+    got = blocks_launch.pair_products(a, order, b, put(np.arange(40)[::-1].copy()), order, F32, rows)
     np.testing.assert_array_equal(np.asarray(got), a.astype(np.float64) @ b[::-1].astype(np.float64))
 
 

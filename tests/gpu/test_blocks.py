@@ -325,13 +325,14 @@ def test_blocks_repeat_bit_by_bit(block, rng) -> None:
 
 
 @kernel("blocks_sm90")
-def test_more_tiles_than_multiprocessors(rng) -> None:
+@pytest.mark.parametrize("rows", [0, 16, 290, 3000])
+def test_more_tiles_than_multiprocessors(rows, rng) -> None:
     import cupy
 
     n = 3000
     a, b = (cupy.asarray(rng.standard_normal((n, 16, 16)).astype(np.float16)) for _ in range(2))
     order = cupy.arange(n)
-    got = homes.cuda().pair_products(a, order, b, order[::-1].copy(), order, F32)
+    got = homes.cuda().pair_products(a, order, b, order[::-1].copy(), order, F32, rows)
     want = a.astype(np.float64) @ b[::-1].astype(np.float64)
     assert float(cupy.abs(got - want).max()) < 1e-4
 
