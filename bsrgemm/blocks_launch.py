@@ -33,8 +33,8 @@ def pair_products(
 ) -> Array | None:
     """``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs of block s, or None if the tensor cores cannot do it.
 
-    If the blocks of the result are those of so many block rows, in order, Hopper takes them in an order that reads
-    less from memory.
+    If the blocks of the result are those of so many block rows, in order, and B is larger than the L2, Hopper takes
+    them in an order that reads less from memory.
     """
     R, K = a.shape[1:]
     N = b.shape[2]
@@ -49,7 +49,8 @@ def pair_products(
     if wide is not None:
         left = _map(a, (K, R, len(a)), (K, R * K), (64, wide.tile_m))
         right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
-        row_blocks = round(len(starts) / rows) if rows >= _STRIP else 0
+        in_strips = rows >= _STRIP and b.nbytes > _l2_bytes()
+        row_blocks = round(len(starts) / rows) if in_strips else 0
         return _launch_sm90(wide, left + right, cupy.empty(out, dtype), lists, counts, K, row_blocks)
     config = tuning.blocks_sm80(*problem)
     if config is None:
@@ -150,6 +151,10 @@ def _launch_sm80(
     packed = _PROBLEM_SM80.pack(*_pointers(*operands, out, *lists), *counts, *steps, R, N, K)
     kernel((tiles,), (config.threads,), (jit.argument(packed),), shared_mem=config.shared_bytes)
     return out
+
+
+def _l2_bytes() -> int:
+    return int(cupy.cuda.Device().attributes["L2CacheSize"])
 
 
 def _kernel(config: configs.BlocksSm90 | configs.BlocksSm80) -> Any:

@@ -422,16 +422,17 @@ class SpmmStaged:
 
 @dataclass(frozen=True)
 class SpmmF64:
-    """As `SpmmStaged`, on the tensor cores of float64: 16 `pairs` columns of a warp, `together` periods under way."""
+    """As `Spmm`, on the tensor cores of float64: 16 `pairs` columns of a warp, `together` instructions under way."""
 
     index: str
     block_r: int
     block_c: int
     pairs: int
     together: int
-    chunk: int
-    #: CTAs that share a multiprocessor
+    #: CTAs that share a multiprocessor at least
     at_least: int
+    #: of eight rows that a warp has at most
+    tiles: int = 2
 
     threads, shared_bytes = 128, 0
 
@@ -441,16 +442,19 @@ class SpmmF64:
             ("BLOCK_R", self.block_r),
             ("BLOCK_C", self.block_c),
             ("PAIRS", self.pairs),
+            ("TILES", self.tiles),
             ("TOGETHER", self.together),
-            ("CHUNK", self.chunk),
-            ("STAGES", 2),
             ("CTAS", self.at_least),
         )
         return KernelSpec("spmm_f64.cu", "spmm_f64", shape)
 
-    def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, int, int]:
-        return _staged_grid(
-            block_rows, 16 * self.pairs, N, batches, self.at_least * multiprocessors, self.threads // 32
+    def grid(self, block_rows: int, N: int, batches: int) -> tuple[int, int, int]:
+        """A warp has a block row, or a part of one."""
+        warps = block_rows * -(-self.block_r // (8 * min(self.tiles, -(-self.block_r // 8))))
+        return (
+            min(_MAX_X, -(-warps // (self.threads // 32))),
+            min(_MAX_YZ, -(-N // (16 * self.pairs))),
+            min(_MAX_YZ, batches),
         )
 
 

@@ -30,8 +30,8 @@ _LONG = struct.Struct("@6P")
 _NUMBERS = {"f": "2f", "d": "2d", "F": "4f", "D": "4d", "I": "2I", "L": "2Q", "Q": "2Q", "?": "2?"}
 #: Of A, that it stays in the L2 beside panels of B: 1 % at low densities, if it fits.
 _KEPT_BYTES = 20 << 20
-#: Of a tensor map, in bytes.
-_MOST_STRIDE = 2**40
+#: Of a tensor map, in bytes; from a row to the next, which kernels for few columns count in 32 bits.
+_MOST_STRIDE, _MOST_PITCH = 2**40, 2**32
 _MAP_BYTES = 128
 
 
@@ -293,8 +293,10 @@ def _plan(prepared: Prepared, problem: tuning.Problem, wanted: configs.Gemm | No
         if isinstance(config, configs.SpmvSmall):
             long, grid, rows = _long(prepared, problem, config, block_cols)
             kept = (*kept, rows)
-        elif isinstance(config, configs.SpmmStaged | configs.SpmmF64):
+        elif isinstance(config, configs.SpmmStaged):
             grid = config.grid(problem.block_rows, problem.N, problem.batches, _multiprocessors())
+        elif isinstance(config, configs.SpmmF64):
+            grid = config.grid(problem.block_rows, problem.N, problem.batches)
         else:
             grid = config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
     sides = (problem.R, problem.K)
@@ -416,9 +418,9 @@ def _order(x: Array) -> str:
     rows, cols = x.shape[-2:]
     if cols == 1 and row == size:
         return "F"  # nobody asks where a second column is
-    if col == size and row % 16 == 0 and size * cols <= row < _MOST_STRIDE:
+    if col == size and row % 16 == 0 and size * cols <= row < _MOST_PITCH:
         return "C"
-    if row == size and col % 16 == 0 and size * rows <= col < _MOST_STRIDE:
+    if row == size and col % 16 == 0 and size * rows <= col < _MOST_PITCH:
         return "F"
     return ""
 

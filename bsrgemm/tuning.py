@@ -49,6 +49,7 @@ from .dtypes import DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
 from .small_tuning import (
     _DMMA_ROWS,
     _FEW_COLUMNS,
+    _MOST_DMMA,
     _MOST_SMALL,
     _USUAL_ROW,
     _ceil_power_of_two,
@@ -95,8 +96,8 @@ class Problem:
 
 
 def gemm(problem: Problem) -> Gemm:
-    """The kernel for a product with dense right-hand sides: on the tensor cores where they can do it."""
-    if _tensor_cores_serve(problem):
+    """The kernel for a product with dense right-hand sides: in tiles of the tensor cores where they can do it."""
+    if _tensor_cores_serve(problem) and not _by_rows(problem):
         if sm90_serves(problem):
             return gemm_sm90(problem)
         if sm80_serves(problem):
@@ -105,18 +106,16 @@ def gemm(problem: Problem) -> Gemm:
 
 
 def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64:
-    """The kernel for a product on the plain cores, or of small blocks of float64 with the tensor cores' help."""
+    """The kernel for a product on the plain cores, or of float64 by few columns with the tensor cores' help."""
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
+    if _dmma_serves(problem):
+        return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
     if small and problem.N == 1 and problem.batches == 1:
         how = (problem.transposed, problem.aligned, problem.b_order == "F")
         return spmv_small(problem.types, problem.R, problem.K, *how, _row(problem))
     if small and 1 < problem.N <= _FEW_COLUMNS:
-        if _staged(problem):
-            on_tensor_cores = problem.R >= _DMMA_ROWS and problem.types.of_one("f64")
-            if not on_tensor_cores:
-                return spmm_staged(problem.types, problem.R, problem.K, problem.N, shared_kb(problem.arch))
-            if problem.N % 2 == 0:
-                return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
+        if _staged(problem) and not (problem.R >= _DMMA_ROWS and problem.types.of_one("f64")):
+            return spmm_staged(problem.types, problem.R, problem.K, problem.N, shared_kb(problem.arch))
         return spmm_small(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.b_order == "C")
     return spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed, problem.aligned)
 
@@ -130,6 +129,33 @@ def _row(problem: Problem) -> int:
     near = round(mean)
     row = near if abs(mean - near) <= 0.02 * mean else round(mean + math.sqrt(mean) / 2)
     return max(1, min(row, _USUAL_ROW))
+
+
+def _by_rows(problem: Problem) -> bool:
+    """Are columns so few that reading A is what takes time?
+
+    Tiles of several block rows meet the columns of all of them. On an H200, a GB of blocks in rows of 27 with random
+    columns, 16 columns of B: 16 x 16 in float32 7.2 ms in tiles, 0.5 so; in float64 16 x 16 3.1 and 0.35, 32 x 32 1.8
+    and 0.36, 64 x 64 1.2 and 0.37; with 64 columns 3.1 and 0.87, 1.8 and 0.91, 1.2 and 0.85.
+    """
+    if not 1 < problem.N <= _FEWER_COLUMNS:
+        return False
+    small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
+    return _dmma_serves(problem) or (small and _staged(problem) and problem.types.of_one("f32"))
+
+
+def _dmma_serves(problem: Problem) -> bool:
+    """Can spmm_f64 do this product? It counts rows of B in 32 bits."""
+    return (
+        1 < problem.N <= _FEW_COLUMNS
+        and problem.N % 2 == 0
+        and problem.types.of_one("f64")
+        and problem.R >= _DMMA_ROWS
+        and max(problem.R, problem.K) <= _MOST_DMMA
+        and problem.blocks < 2**31
+        and problem.block_cols * problem.K < 2**32
+        and _staged(problem)
+    )
 
 
 def _staged(problem: Problem) -> bool:
@@ -164,6 +190,8 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             yield simple
 
 
+#: Up to so many columns, a product that reads A once is the fastest.
+_FEWER_COLUMNS = 64
 #: Fewer columns than this are left to the plain cores, unless A has so many elements; a vector always is.
 _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
 #: A product of so many elements of A by columns of B is worth a copy of B.
@@ -511,6 +539,8 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlocksSm90 | BlocksSm80]:
 
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | SpmmF64]:
     """Of the kernels for small blocks, which have their sizes compiled in: all squares, and some others."""
+    if names.of_one("f64"):
+        yield from (spmm_f64(names.index, n, n, N) for n in (20, 32, 64, 128) for N in (16, 64))
     shapes = [*((n, n) for n in range(1, _MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16)]
     for (R, K), transposed, aligned in itertools.product(shapes, (False, True), (False, True)):
         yield spmv_small(names, R, K, transposed, aligned and not transposed)

@@ -1,34 +1,24 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
-// Small float64 blocks by few columns, on the tensor cores. A warp has a block row and 16 * kPairs columns. An instruction
-// takes eight rows, of which those that a block has not are computed for nothing, and four of K, which runs over all blocks
-// of the row without a gap. Columns of B are dealt to the instructions so that 16 bytes of B feed two of them and a lane
-// ends with four neighbouring columns of C: nothing is added up across lanes. Eight lanes read a line of B, where those
-// that read together are in four of them for an instruction, and hand it on. Blocks come through shared memory.
+// float64 blocks by few columns, on the tensor cores. A warp has up to 8 * kTiles rows of a block row and 16 * kPairs
+// columns. An instruction takes eight rows, of which those that a block has not are computed for nothing, and four of K,
+// which runs over all blocks of the row without a gap. Columns of B are dealt to the instructions so that 16 bytes of B
+// feed two of them and a lane ends with four neighbouring columns of C: nothing is added up across lanes. All is read
+// straight from memory, by many warps of short-lived CTAs: block rows that are computed at the same time are neighbours,
+// whose rows of B are in the caches.
 #include "chunks.cuh"
 #include "mma.cuh"
 #include "stream.cuh"
 
 using Index = INDEX;
+using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // none is negative
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
-constexpr int kPairs = PAIRS;      // of instructions side by side
-constexpr int kTogether = TOGETHER;  // periods under way
-constexpr int kChunk = CHUNK, kStages = STAGES;
-constexpr int kCtas = CTAS;        // that share a multiprocessor
+constexpr int kPairs = PAIRS;        // of instructions side by side
+constexpr int kTogether = TOGETHER;  // instructions one behind the other whose operands are under way
+constexpr int kCtas = CTAS;          // that share a multiprocessor at least
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kTiles = (kR + 7) / 8;
-// After so many blocks K is a multiple of four again. Where that takes long, each block has instructions of its own.
-constexpr int kCommon = kK % 4 == 0 ? 4 : kK % 2 == 0 ? 2 : 1;
-constexpr bool kGaps = kK > 8 && kCommon == 1;
-constexpr int kPeriod = kGaps ? 1 : 4 / kCommon;                // blocks
-constexpr int kSteps = kGaps ? (kK + 3) / 4 : kK / kCommon;     // instructions
-constexpr int kRound = kPeriod * kTogether;
-
-// Of element 4 s + deep of K in a period.
-__device__ __forceinline__ int block_at(int s, int deep) { return (4 * s + deep) / kK; }
-__device__ __forceinline__ int within_at(int s, int deep) { return (4 * s + deep) % kK; }
-
-using Stage = Chunk<Index, kR * kK * 8, kChunk, (kChunk + kRound - 1) / kRound * kRound>;
+constexpr int kTiles = (kR + 7) / 8 < TILES ? (kR + 7) / 8 : TILES;
+constexpr int kParts = (kR + 8 * kTiles - 1) / (8 * kTiles);  // of a block row, a warp each
 
 // Two elements past all caches but the L1, zeros unless `wanted`. Volatile, so that all of them are asked for before the
 // first is used.
@@ -39,106 +29,113 @@ __device__ __forceinline__ void read_two(f64 (&x)[2], const u8* from, bool wante
       : "=&d"(x[0]), "=&d"(x[1]) : "l"(from), "r"(int(wanted)));
 }
 
+// The same number, of which the compiler does not know how to work it out again.
+__device__ __forceinline__ u32 kept(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Blocks of a row that a lane has before it: few enough that 32 bits tell where they are.
+constexpr int kSome = (1 << 30) / (kR * kK * 8);
+struct Line {
+  const u8* values;   // its first row of the first block
+  u32 below[kTiles];  // where its other rows are from there
+  const u8* indices;  // of the blocks
+  const u8* b;        // its columns of the first row of B
+  u32 pitch;          // bytes from a row of B to the next
+  Number columns, read[kPairs];  // block columns that there are, and that this lane reads: none behind the last column
+};
+
+// Adds what kTogether instructions from k on take; kWhole: there is as much.
+template <bool kWhole>
+__device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&sums)[kTiles][kPairs][4]) {
+  u32 row[kTogether];
+  Index column[kTogether];
+  f64 a[kTogether][kTiles], x[kTogether][kPairs][2];
+#pragma unroll
+  for (int u = 0; u < kTogether; ++u) {
+    const u32 at = kWhole || k + 4 * u < behind ? k + 4 * u : 0, block = kept(at / kK);
+    column[u] = read_global<Index>(line.indices + block * u32(sizeof(Index)));
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      a[u][t] = read_global<f64>(line.values + (at * 8 + block * u32((kR - 1) * kK * 8) + (t ? line.below[t] : 0)));
+    row[u] = at - block * kK;
+  }
+#pragma unroll
+  for (int u = 0; u < kTogether; ++u) {
+    const bool inside = kWhole || k + 4 * u < behind;
+    const u8* from = line.b + u64(u32(column[u]) * kK + row[u]) * line.pitch;
+#pragma unroll
+    for (int w = 0; w < kPairs; ++w) read_two(x[u][w], from + 128 * w, inside && Number(column[u]) < line.read[w]);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) a[u][t] = inside && Number(column[u]) < line.columns ? a[u][t] : 0;
+  }
+#pragma unroll
+  for (int u = 0; u < kTogether; ++u)
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int w = 0; w < kPairs; ++w) {
+        mma_f64(sums[t][w][0], sums[t][w][2], a[u][t], x[u][w][0]);
+        mma_f64(sums[t][w][1], sums[t][w][3], a[u][t], x[u][w][1]);
+      }
+}
+
+// Which rows and columns of C a lane has.
+struct Place {
+  int across, deep, top, n0;  // two columns of B and one row of A, and one of four of K; its first row of a block; column of a tile
+  i64 row;
+  __device__ __forceinline__ explicit Place(u32 thread)
+      : across(thread % 32 / 4), deep(thread % 4), n0(blockIdx.y * (16 * kPairs)) {
+    const i64 warp = blockIdx.x * i64(kWarps) + thread / 32;
+    row = warp / kParts;
+    top = int(warp % kParts) * (8 * kTiles) + across;
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
-  __shared__ Stage stages[kWarps][kStages];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int across = lane / 4, deep = lane % 4;  // of the instructions: two columns, and one of four of K
-  const int near = lane % 8, line = lane / 8;    // the same of what a lane reads of B
-  const int reader = deep * 8 + across;
-  const int rows = int(problem.block_rows), step = gridDim.x * kWarps;
-  const u64 panel_bytes = kept(u64(problem.b_row) * (kK * 8));
-  const Within<Index> columns(problem.block_cols);
-  int row_of[kTiles];  // where the row of this lane begins in a block
+  for (int batch = blockIdx.z; batch < problem.batches; batch += gridDim.z) {
+    const Place at(kept(threadIdx.x));
+    if (at.row >= problem.block_rows) return;
+    const Range range = blocks_of_row(problem.indptr, at.row, problem.blocks);
+    const f64* b = problem.b + batch * problem.b_batch + at.n0 + 2 * at.across;
+    Line line{nullptr, {}, nullptr, ::kept(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
+    const auto row_of = [&](int t) { return (at.top + 8 * t < kR ? at.top + 8 * t : kR - 1) * (kK * 8); };
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) row_of[t] = (8 * t + across < kR ? 8 * t + across : kR - 1) * kK;
-  for (i64 batch = blockIdx.z; batch < problem.batches; batch += gridDim.z)
-  for (int n0 = blockIdx.y * (16 * kPairs); n0 < problem.N; n0 += gridDim.y * (16 * kPairs)) {
-    const f64* b = problem.b + batch * problem.b_batch + n0 + 2 * near;
-    const u8* panel[kSteps];  // what this lane reads of B for the first block column
+    for (int t = 1; t < kTiles; ++t) line.below[t] = row_of(t) - row_of(0);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      panel[s] = kept(reinterpret_cast<const u8*>(b + within_at(s, line) * problem.b_row));
-    bool mine[kPairs];
-#pragma unroll
-    for (int w = 0; w < kPairs; ++w) mine[w] = n0 + 16 * w + 2 * near < problem.N;  // both: N is even
-    Rest queue[kStages + 1];  // what is in the stages, and what comes then
-    queue[0] = rest_of(problem, blockIdx.x * kWarps + warp);
-#pragma unroll
-    for (int s = 0; s < kStages; ++s) {
-      fetch(problem, stages[warp][s], queue[s]);
-      queue[s + 1] = behind<kChunk>(problem, queue[s], step);
-    }
+    for (int w = 0; w < kPairs; ++w)  // both: N is even
+      line.read[w] = at.n0 + 16 * w + 2 * at.across < problem.N ? line.columns : 0;
     f64 sums[kTiles][kPairs][4] = {};
-    for (int at = 0; queue[0].row < rows; at = at + 1 == kStages ? 0 : at + 1) {
-      const Rest here = queue[0];
-      const int left = here.last - here.first, count = left < kChunk ? left : kChunk;
-      Stage& stage = stages[warp][at];
-      copies_wait<kStages - 1>();
-      __syncwarp();
-      const f64* blocks = stage.template blocks<f64>(here.first);
+    const int last = int(range.last);
 #pragma unroll 1
-      for (int p0 = 0; p0 < count; p0 += kRound) {
-        f64 x[kTogether][kSteps][kPairs][2], a[kTogether][kSteps][kTiles];
-#pragma unroll
-        for (int u = 0; u < kTogether; ++u)
-#pragma unroll
-          for (int s = 0; s < kSteps; ++s) {
-            const int q = p0 + u * kPeriod + (kGaps ? 0 : block_at(s, line));
-            const Index column = stage.columns[q];
-            const bool read = q < count && columns.has(column) && !(kGaps && block_at(s, line));
-            const u8* from = panel[s] + u64(u32(column)) * panel_bytes;
-#pragma unroll
-            for (int w = 0; w < kPairs; ++w) read_two(x[u][s][w], from + 128 * w, read && mine[w]);
-            const int p = p0 + u * kPeriod + (kGaps ? 0 : block_at(s, deep));
-            const bool there = p < count && columns.has(stage.columns[p]) && !(kGaps && block_at(s, deep));
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-              const f64 value = blocks[p * (kR * kK) + row_of[t] + within_at(s, deep)];
-              a[u][s][t] = there ? value : 0;
-            }
-          }
-#pragma unroll
-        for (int u = 0; u < kTogether; ++u)
-#pragma unroll
-          for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-            for (int w = 0; w < kPairs; ++w) {
-              const f64 even = __shfl_sync(0xffffffffu, x[u][s][w][0], reader);
-              const f64 odd = __shfl_sync(0xffffffffu, x[u][s][w][1], reader);
-#pragma unroll
-              for (int t = 0; t < kTiles; ++t) {
-                mma_f64(sums[t][w][0], sums[t][w][2], a[u][s][t], even);
-                mma_f64(sums[t][w][1], sums[t][w][3], a[u][s][t], odd);
-              }
-            }
-      }
-      __syncwarp();
-      fetch(problem, stage, queue[kStages]);
-#pragma unroll
-      for (int s = 0; s < kStages; ++s) queue[s] = queue[s + 1];
-      queue[kStages] = behind<kChunk>(problem, queue[kStages], step);
-      if (left > kChunk) continue;
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-        for (int w = 0; w < kPairs; ++w) {
-          const int row = 8 * t + across, n = n0 + 16 * w + 4 * deep;
-          f64* target = problem.c + batch * problem.c_batch + (i64(here.row) * kR + row) * problem.c_row + n;
-#pragma unroll
-          for (int j = 0; j < 4; j += 2) {
-            if (row < kR && n + j < problem.N) {  // both
-              double2 two = {0, 0};
-              if (problem.read_c) two = *reinterpret_cast<const double2*>(target + j);
-              two.x = fma(problem.alpha, sums[t][w][j], problem.beta * two.x);
-              two.y = fma(problem.alpha, sums[t][w][j + 1], problem.beta * two.y);
-              *reinterpret_cast<double2*>(target + j) = two;
-            }
-            sums[t][w][j] = sums[t][w][j + 1] = 0;
-          }
-        }
+    for (int first = int(range.first); first < last; first += kSome) {
+      line.values = ::kept(reinterpret_cast<const u8*>(problem.data + i64(first) * (kR * kK)) + row_of(0));
+      line.indices = ::kept(reinterpret_cast<const u8*>(problem.indices + first));
+      const u32 behind = u32(last - first < kSome ? last - first : kSome) * kK;
+      u32 k = at.deep;
+#pragma unroll 1
+      for (; k + 4 * kTogether <= behind + at.deep; k += 4 * kTogether) add<true>(line, k, behind, sums);
+      if (k < behind + at.deep) add<false>(line, k, behind, sums);
+      if (last - first <= kSome) break;
     }
-    copies_wait<0>();
-    __syncwarp();
+    const Place to(kept(threadIdx.x));  // anew: what is kept of it takes registers
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int w = 0; w < kPairs; ++w) {
+        const int r = to.top + 8 * t, n = to.n0 + 16 * w + 4 * to.deep;
+        f64* target = problem.c + batch * problem.c_batch + (to.row * kR + r) * problem.c_row + n;
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          if (r >= kR || n + j >= problem.N) continue;  // both
+          double2 two = {0, 0};
+          if (problem.read_c) two = *reinterpret_cast<const double2*>(target + j);
+          two.x = fma(problem.alpha, sums[t][w][j], problem.beta * two.x);
+          two.y = fma(problem.alpha, sums[t][w][j + 1], problem.beta * two.y);
+          *reinterpret_cast<double2*>(target + j) = two;
+        }
+      }
   }
 }

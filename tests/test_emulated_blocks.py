@@ -42,6 +42,7 @@ def emulated(folder: Path, arch: str) -> Iterator[None]:
         emulator.emulated(folder, arch=arch),
         patch.object(blocks_launch, "cupy", stand_in),
         patch.object(blocks_launch, "_multiprocessors", lambda: 1),
+        patch.object(blocks_launch, "_l2_bytes", lambda: 0),
     ):
         yield
 

@@ -590,8 +590,36 @@ def test_blocks_that_come_through_shared_memory(block, dtype, rng, checksum) -> 
 
 
 @kernel("spmm_staged", "spmm_f64")
+@pytest.mark.parametrize(
+    ("block", "dtype", "entry"),
+    [
+        *((b, "float64", "spmm_f64") for b in ((16, 16), (17, 5), (20, 20), (32, 32), (40, 100), (64, 64), (128, 128))),
+        ((16, 16), "float32", "spmm_staged"),
+        ((16, 3), "float32", "spmm_staged"),
+    ],
+    ids=str,
+)
+def test_few_columns_read_blocks_once_whatever_their_size(block, dtype, entry, rng, checksum) -> None:
+    """Tiles of the tensor cores meet the columns of all their rows: they are for more columns."""
+    import cupy
+
+    dtype = np.dtype(dtype)
+    A = pattern(rng, 37, 29, *block, dtype, density=0.3)
+    D = dense(A, np.dtype(np.float64))
+    for N in (2, 16, 34, 64):
+        B = values(rng, (D.shape[1], N), dtype)
+        dA, out = device(A), cupy.full((D.shape[0], N), 0.25, dtype)
+        bg.matmul(dA, cupy.asarray(B), out=out, alpha=2, beta=0.5)
+        (plan,) = dA._prepared.plans.values()
+        assert N * dtype.itemsize % 16 or plan.value.config.spec().entry == entry
+        checksum(out)
+        wide = B.astype(float)
+        assert_close(out.get(), 2 * (D @ wide) + 0.125, 2 * (np.abs(D) @ np.abs(wide)) + 1, 2 * D.shape[1], dtype)
+
+
+@kernel("spmm_staged", "spmm_f64")
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("block", [(3, 3), (6, 6), (9, 7)], ids=str)
+@pytest.mark.parametrize("block", [(3, 3), (6, 6), (9, 7), (40, 20)], ids=str)
 def test_rows_take_nothing_from_blocks_that_they_lack(block, rng) -> None:
     """NaN and Inf of B where a row has no block, and of blocks whose column is out of range, in chunks with gaps."""
     import cupy
