@@ -135,13 +135,14 @@ def _by_rows(problem: Problem) -> bool:
     """Are columns so few that reading A is what takes time?
 
     Tiles of several block rows meet the columns of all of them. On an H200, a GB of blocks in rows of 27 with random
-    columns, 16 columns of B: 16 x 16 in float32 7.2 ms in tiles, 0.5 so; in float64 16 x 16 3.1 and 0.35, 32 x 32 1.8
-    and 0.36, 64 x 64 1.2 and 0.37; with 64 columns 3.1 and 0.87, 1.8 and 0.91, 1.2 and 0.85.
+    columns, by 16 columns: 16 x 16 in float32 7.2 ms in tiles, 0.45 so; in float64 16 x 16 3.1 and 0.36, 32 x 32 1.8
+    and 0.35, 64 x 64 1.2 and 0.40; by 64 columns 7.2 and 1.3, 3.1 and 0.91, 1.8 and 0.87, 1.2 and 0.84.
     """
-    if not 1 < problem.N <= _FEWER_COLUMNS:
-        return False
+    wide = problem.types.of_one("f32") or problem.types.of_one("f64")
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
-    return _dmma_serves(problem) or (small and _staged(problem) and problem.types.of_one("f32"))
+    if not wide or not 1 < problem.N <= _FEWER_COLUMNS:
+        return False
+    return _dmma_serves(problem) or (small and (problem.N <= _FEWEST_COLUMNS or _staged(problem)))
 
 
 def _dmma_serves(problem: Problem) -> bool:
@@ -190,8 +191,8 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             yield simple
 
 
-#: Up to so many columns, a product that reads A once is the fastest.
-_FEWER_COLUMNS = 64
+#: Up to so many columns, a product that reads A once is the fastest; and where it reads A or B less well.
+_FEWER_COLUMNS, _FEWEST_COLUMNS = 64, 16
 #: Fewer columns than this are left to the plain cores, unless A has so many elements; a vector always is.
 _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
 #: A product of so many elements of A by columns of B is worth a copy of B.

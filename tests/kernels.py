@@ -19,7 +19,7 @@ _PRODUCT = (
     "tuning.py:gemm",
 )
 
-_STAGED = ("tuning.py:plain", "tuning.py:_staged", "small_tuning.py:_chunk")
+_FEW = (*(f"tuning.py:{x}" for x in ("plain", "_by_rows", "_staged")), "launch.py:_order")
 
 _ATTENTION = (
     *(f"attention_launch.py:{x}" for x in ("forward", "_plan", "_mappable", "_is_fine", "_mask_tiles")),
@@ -108,16 +108,20 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "small_tuning.py:spmm_small", "tuning.py:plain")),
     "spmm_staged": (
         "spmm_staged.cu",
-        (*_PRODUCT, *("configs.py:SpmmStaged", "configs.py:_staged_grid"), *_STAGED, "small_tuning.py:spmm_staged"),
+        (
+            *_PRODUCT,
+            *("configs.py:SpmmStaged", "configs.py:_staged_grid", *_FEW),
+            *("small_tuning.py:spmm_staged", "small_tuning.py:_chunk"),
+        ),
     ),
     "spmm_f64": (
         "spmm_f64.cu",
-        (*_PRODUCT, *("configs.py:SpmmF64", "configs.py:_staged_grid"), *_STAGED, "small_tuning.py:spmm_f64"),
+        (*_PRODUCT, *("configs.py:SpmmF64", *_FEW), "tuning.py:_dmma_serves", "small_tuning.py:spmm_f64"),
     ),
     "blocks_sm90": (
         "blocks_sm90.cu",
         (
-            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch_sm90")),
+            *(f"blocks_launch.py:{x}" for x in ("pair_products", "sampled", "_map", "_launch_sm90", "_l2_bytes")),
             *("device.py:CudaHome.sampled", "scratch.py:counters", "configs.py:BlocksSm90", "tuning.py:blocks_sm90"),
         ),
     ),

@@ -228,6 +228,28 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
     assert all(c.spec().entry for c in tuning.candidates(problem))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "block", "entries"),
+    [
+        ("float32", (16, 16), {2: "spmm_staged", 64: "spmm_staged", 65: "gemm_sm80", 72: "gemm_sm80"}),
+        ("float32", (32, 32), {16: "gemm_sm80"}),
+        ("float64", (16, 16), {2: "spmm_f64", 3: "spmm", 16: "spmm_f64", 64: "spmm_f64", 65: "gemm_sm80"}),
+        ("float64", (128, 128), {2: "spmm_f64", 64: "spmm_f64", 66: "gemm_sm80"}),
+        ("float64", (20, 20), {16: "spmm_f64", 128: "spmm_f64", 130: "gemm_simt"}),
+        ("float64", (144, 16), {16: "gemm_sm80"}),
+        ("float16", (16, 16), {16: "gemm_sm90"}),
+    ],
+    ids=str,
+)
+def test_few_columns_read_blocks_once(dtype, block, entries) -> None:
+    dtype = tuning.np.dtype(dtype)
+    names = configs.types(dtype, dtype, dtype, tuning.accumulator_dtype(dtype), tuning.np.dtype("i4"))
+    problem = tuning.Problem("sm_90a", names, *block, 1, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
+    assert {N: tuning.gemm(replace(problem, N=N)).spec().entry for N in entries} == entries
+    for other in (replace(problem, transposed=True), replace(problem, c_order="F")):
+        assert tuning.gemm(replace(other, N=16)).spec().entry not in ("spmm_staged", "spmm_f64")
+
+
 def test_span_covers_every_kernel_and_dtype() -> None:
     kinds = {_kind(c)[:2] for c in _SPANNING}
     kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmStaged", "SpmmF64"}

@@ -49,7 +49,7 @@ def multiply(A: Matrix, B: Array, out: Array, acc: Any, alpha: Any = 1, beta: An
         (BFLOAT16, F32, (64, 64), 100, "CF", {}),
         (F32, F32, (32, 32), 72, "CC", {}),
         (F32, F32, (64, 48), 33, "FC", {"tf32": True}),
-        (F64, F64, (16, 16), 40, "CC", {}),
+        (F64, F64, (16, 16), 72, "CC", {}),
         (F64, F64, (48, 32), 24, "FF", {"transposed": True}),
         (I8, I32, (32, 64), 48, "FC", {}),
     ],

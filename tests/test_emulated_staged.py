@@ -42,7 +42,9 @@ def entry_of(block: tuple[int, int], dtype: np.dtype[Any]) -> str:
     return "spmm_f64" if dtype == F64 and block[0] >= 6 else "spmm_staged"
 
 
-@pytest.mark.parametrize(("block", "dtype"), [*((b, F64) for b in BLOCKS), *((b, F32) for b in BLOCKS[1:10:3])], ids=str)
+@pytest.mark.parametrize(
+    ("block", "dtype"), [*((b, F64) for b in BLOCKS), *((b, F32) for b in BLOCKS[1:10:3])], ids=str
+)
 def test_products_with_blocks_of_every_kind(
     block: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator
 ) -> None:
