@@ -83,7 +83,8 @@ __device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&s
 
 // Which rows and columns of C a lane has.
 struct Place {
-  int across, deep, top, n0;  // two columns of B and one row of A, and one of four of K; its first row of a block; column of a tile
+  // Two columns of B and a row of A; one of four of K; its first row of a block; the first column of the tile.
+  int across, deep, top, n0;
   i64 row;
   __device__ __forceinline__ explicit Place(u32 thread)
       : across(thread % 32 / 4), deep(thread % 4), n0(blockIdx.y * (16 * kPairs)) {
@@ -100,6 +101,7 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
     if (at.row >= problem.block_rows) return;
     const Range range = blocks_of_row(problem.indptr, at.row, problem.blocks);
     const f64* b = problem.b + batch * problem.b_batch + at.n0 + 2 * at.across;
+    // launch.py lets no row of B pass that takes more than 32 bits.
     Line line{nullptr, {}, nullptr, ::kept(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
     const auto row_of = [&](int t) { return (at.top + 8 * t < kR ? at.top + 8 * t : kR - 1) * (kK * 8); };
 #pragma unroll

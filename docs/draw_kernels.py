@@ -543,13 +543,13 @@ def spmm_staged() -> Picture:
 
 
 def spmm_f64() -> Picture:
-    p = Picture(48.6, "spmm_f64: small float64 blocks on the tensor cores, few columns")
+    p = Picture(48.6, "spmm_f64: float64 blocks on the tensor cores, few columns")
     p.prose(
         4.2,
         "Blocks of 6 x 6 by 16 columns, a warp to a block row. An instruction takes 8 rows and 4 of K. Two blocks are "
         "a period: 12 of K, three steps, no gap between the blocks.",
     )
-    p.text(1, 15.8, "A, from\nshared\nmemory", size=8)
+    p.text(1, 15.8, "A, from\nmemory", size=8)
     for block in range(2):
         p.text(15.5 + 13.2 * block, 9, f"block {block}", at="center", size=8)
     kinds = ("load", "softmax", "sum")
