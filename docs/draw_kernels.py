@@ -546,8 +546,8 @@ def spmm_f64() -> Picture:
     p = Picture(48.6, "spmm_f64: float64 blocks on the tensor cores, few columns")
     p.prose(
         4.2,
-        "Blocks of 6 x 6 by 16 columns, a warp to a block row. An instruction takes 8 rows and 4 of K. Two blocks are "
-        "a period: 12 of K, three steps, no gap between the blocks.",
+        "Blocks of 6 x 6 by 16 columns, a warp to a block row. An instruction takes 8 rows and 4 of K, which runs on "
+        "from block to block: three steps under way are two blocks.",
     )
     p.text(1, 15.8, "A, from\nmemory", size=8)
     for block in range(2):
@@ -573,14 +573,11 @@ def spmm_f64() -> Picture:
     p.text(39, 26, "even columns: one instruction; odd ones: the other", size=8)
 
     p.text(1, 29, "In each step", bold=True)
-    p.text(1, 35.4, "lane 8 l + m reads", size=8)
-    read = p.box(1, 36.6, 16, 3.6, "B: columns 2 m and\n2 m + 1 of row l", "load", size=8, legend=False)
-    p.text(1, 42.2, "eight lanes: 128 bytes in a line", size=8)
-    p.text(22, 30.4, "lane 4 a + d has", size=8)
-    a = p.box(22, 31.6, 16, 3.6, "A: row a, element d,\nof the stage", "look", size=8, legend=False)
+    p.text(1, 30.4, "lane 4 a + d reads", size=8)
+    column = p.box(1, 36.6, 16, 3.6, "the column of the block\nthat the step is in", "look", size=8, legend=False)
+    a = p.box(22, 31.6, 16, 3.6, "A: row a, element d\nof the step", "load", size=8, legend=False)
     b = p.box(22, 36.6, 16, 3.6, "B: columns 2 a and\n2 a + 1 of row d", "load", size=8, legend=False)
-    p.arrow(read.right, b.left)
-    p.text(19.5, 35.6, "shuffles", at="center", size=8)
+    p.arrow(column.right, b.left)
     first = p.box(41.5, 31.6, 12.5, 3.6, "mma_f64:\ncolumns 2 a", "multiply", size=8, legend=False)
     second = p.box(41.5, 36.6, 12.5, 3.6, "mma_f64:\ncolumns 2 a + 1", "multiply", size=8, legend=False)
     for start in (a, b):
@@ -601,7 +598,7 @@ def spmm_f64() -> Picture:
     p.prose(
         44.8,
         "The instruction leaves a lane columns 2 d and 2 d + 1 of its eight: of the even ones 4 d and 4 d + 2, of the "
-        "odd ones 4 d + 1 and 4 d + 3. They are neighbours in C, no sum crosses lanes. Blocks come as in spmm_staged.",
+        "odd ones 4 d + 1 and 4 d + 3. They are neighbours in C, no sum crosses lanes.",
         size=8,
     )
     return p
