@@ -18,8 +18,9 @@ from .dtypes import BOOL, FLOAT8, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from .home import Array, AttentionCall, Home
 from .structure import Blocks
 
-#: From this many flops a block row on, BLAS on a gathered panel beats SciPy's loops, which do 1.5 to 5 GFLOP/s.
-_PANEL_FLOPS = 150_000
+#: From this many columns and flops a block row on, BLAS on a gathered panel beats SciPy's loops, which do 3 to 12
+#: GFLOP/s on two cores. Of blocks with fewer rows it takes more: BLAS does less with a panel gathered for them.
+_PANEL_WIDTH, _PANEL_FLOPS, _PANEL_ROWS = 8, 500_000, 32
 #: A gathered panel of B: small enough for the caches, wide enough for BLAS.
 _PANEL_BYTES = 4 << 20
 _LEAST_PANEL_COLUMNS = 64
@@ -318,8 +319,9 @@ def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cas
 def _by_loops(blocks: Blocks, rows: int, width: int, dtype: np.dtype[Any], transposed: bool) -> bool:
     """Are SciPy's loops faster than BLAS on panels, or all there is?"""
     side = blocks.data.shape[2 if transposed else 1]
-    work = 2 * blocks.data.size * width / max(1, rows // side)  # flops of a block row
-    return width == 1 or dtype.char not in "fdFD" or work < _PANEL_FLOPS
+    flops = (4 if dtype.char in "FD" else 2) * blocks.data.size * width / max(1, rows // side)  # of a block row
+    full = min(1, side / _PANEL_ROWS) ** 2
+    return width < max(2, _PANEL_WIDTH) or dtype.char not in "fdFD" or flops * full < _PANEL_FLOPS
 
 
 def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: bool, wide: _Cast) -> None:

@@ -108,6 +108,7 @@ def test_batches_multiplied_together_on_the_host_are_those_multiplied_apart(
     columns: int, dtype: str, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "_PANEL_FLOPS", 0)
+    monkeypatch.setattr(host, "_PANEL_WIDTH", 2)
     monkeypatch.setattr(host, "_BATCH_COLUMNS", columns)
     rng = np.random.default_rng(0)
     A = bg.bsr_array(rng.integers(-3, 4, (12, 20)).astype(dtype), blocksize=(3, 4))
