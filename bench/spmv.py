@@ -161,7 +161,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 def columns_line(bench: Bench, table: Table, side: int, dtype: str, target: float | None) -> None:
     """A @ X of one block size, in milliseconds."""
     label = f"{f'{side} x {side}':>7} {dtype:8} {COLUMNS} columns"
-    rows = int(ROWS[bench.device] * min(1, MOST_ELEMENTS_COLUMNS / side**2))
+    rows = max(EACH, int(ROWS[bench.device] * min(1, MOST_ELEMENTS_COLUMNS / side**2)))
     A, X, Y = operands(bench, np.full(rows, EACH), (side, side), dtype, COLUMNS)
     error = partial(deviation, A, X)
     seconds = measured(bench, table, label, lambda: bg.matmul(A, X, out=Y), error, dtype)
