@@ -27,9 +27,9 @@ from attention_cases import (
 from harness import Table, on_gpu
 
 import bsrgemm as bg
-from bsrgemm.benchmark import attention_peers as peers
-from bsrgemm.benchmark.attention_check import TOLERANCE
-from bsrgemm.benchmark.timing import Call, time_cpu, time_gpu, time_sustained
+from bsrgemm._benchmark import attention_peers as peers
+from bsrgemm._benchmark.attention_check import TOLERANCE
+from bsrgemm._benchmark.timing import Call, time_cpu, time_gpu, time_sustained
 
 #: Seconds of idling before a timing, and of one measurement without it; slow calls are repeated less often.
 IDLE, IDLE_QUICK, BUDGET = 0.3, 0.2, 0.1
@@ -133,7 +133,7 @@ def graphed(call: Call) -> Call:
 
 
 def compile_ahead(bench: Bench, table: Table, sections: Sequence[str]) -> None:
-    """Meet each kind of problem once, side by side, so that their kernels are compiled at the same time."""
+    """SpgemmPattern each kind of problem once, side by side, so that their kernels are compiled at the same time."""
     few = (1, 2, 256, 128)
     cases = {
         "table": [case for case in bench.some(TABLE, HEADLINE) if case.kernel is None],

@@ -12,9 +12,9 @@ import numpy as np
 from harness import on_gpu
 
 import bsrgemm as bg
-from bsrgemm.benchmark import random_data
-from bsrgemm.benchmark.attention_check import TOLERANCE, Reference, Seen
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._benchmark import random_data
+from bsrgemm._benchmark.attention_check import TOLERANCE, Reference, Seen
+from bsrgemm._benchmark.timing import Call
 
 WINDOW = 2048
 
@@ -85,7 +85,7 @@ class Case:
         return Reference.of(self.seen(mask), q, k, v, whole=whole)
 
     def pairs(self, mask: bg.BlockMask | None) -> int:
-        """Pairs of query and key that are allowed, over all batches and heads."""
+        """SpgemmSimt of query and key that are allowed, over all batches and heads."""
         B, H, S, _ = self.shape
         if mask is not None:
             return mask.allowed * B * H // (mask.heads[0] * mask.heads[1])
@@ -188,9 +188,9 @@ def forced(kernel: str | None) -> Iterator[None]:
     if kernel is None:
         yield
         return
-    from bsrgemm import tuned
+    from bsrgemm._products import measured
 
-    with tuned.only(kernel):
+    with measured.force_kernel(kernel):
         yield
 
 

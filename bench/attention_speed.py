@@ -32,9 +32,9 @@ from harness import Table, on_gpu
 from report import Row, mark, number
 
 import bsrgemm as bg
-from bsrgemm.benchmark import attention_peers as peers
-from bsrgemm.benchmark.attention_check import TOLERANCE, Reference, deviation, exact
-from bsrgemm.benchmark.timing import Call, time_sustained
+from bsrgemm._benchmark import attention_peers as peers
+from bsrgemm._benchmark.attention_check import TOLERANCE, Reference, deviation, exact
+from bsrgemm._benchmark.timing import Call, time_sustained
 
 #: Seconds back to back for a sustained rate
 SUSTAINED = 0.5

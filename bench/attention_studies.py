@@ -26,8 +26,8 @@ from report import mark
 from table_rows import MOST_ERROR
 
 import bsrgemm as bg
-from bsrgemm.benchmark.attention_check import TOLERANCE, Reference
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._benchmark.attention_check import TOLERANCE, Reference
+from bsrgemm._benchmark.timing import Call
 
 
 # ------------------------------------------------------------------------------------------- long
@@ -285,10 +285,10 @@ def section_host(bench: Bench, table: Table) -> None:
 
 def mask_cost(build: Callable[[], bg.BlockMask]) -> tuple[float, float, int]:
     """Least seconds to make a mask, and to list it for tiles of 128 x 128, and its bytes."""
-    from bsrgemm import mask_tiles
+    from bsrgemm._attention import mask_tiles
 
     mask = build()
-    made = partial(mask_tiles.tiles, mask._home, mask, 128, 128)
+    made = partial(mask_tiles.tiles, mask._backend, mask, 128, 128)
     found = []
     for call in (build, made):
         call()

@@ -11,7 +11,7 @@ import numpy as np
 from harness import Table, has_gpu
 
 import bsrgemm as bg
-from bsrgemm.benchmark.timing import time_cpu, time_gpu
+from bsrgemm._benchmark.timing import time_cpu, time_gpu
 
 
 def main() -> None:

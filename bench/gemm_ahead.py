@@ -15,18 +15,19 @@ from gemm_cases import TABLE, Bench, Case
 from gemm_sections import COLUMNS, CROSSOVERS, DENSITIES, ERROR_SIDE, PATTERN_DENSITY, SIDE, SIZES
 from harness import Table
 
-from bsrgemm import configs, jit, tuning
+from bsrgemm._kernels import jit
+from bsrgemm._products import configs, heuristics
 from bsrgemm.dtypes import accumulator_dtype
 
 
-def problem_of(case: Case, arch: str) -> tuning.Problem:
+def problem_of(case: Case, arch: str) -> heuristics.Problem:
     """What decides the kernel of a case."""
     fp8 = case.dtype == "e4m3"
     dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8}.get(case.dtype, case.dtype))
     result = np.dtype(np.float16) if fp8 else dtype
     names = configs.types(dtype, dtype, result, accumulator_dtype(result), np.dtype(np.int32))
     rows, columns = case.n // case.block[0], case.n // case.block[1]
-    return tuning.Problem(
+    return heuristics.Problem(
         arch, configs.scaled(names) if fp8 else names, *case.block, case.columns, 1, rows, columns,
         rows * max(1, round(case.density * columns)), False, "F" if fp8 else "C", "C", True, True,
         case.precision == "tf32",
@@ -54,7 +55,7 @@ def cases_of(section: str) -> list[Case]:
     return [Case(SIDE, (b, b), PATTERN_DENSITY) for b in (128, 64)]
 
 
-def problems(section: str, arch: str) -> Iterator[tuple[Case, tuning.Problem]]:
+def problems(section: str, arch: str) -> Iterator[tuple[Case, heuristics.Problem]]:
     """The problems of a section, each with the case it stands for."""
     for case in cases_of(section):
         problem = problem_of(case, arch)
@@ -67,12 +68,12 @@ def problems(section: str, arch: str) -> Iterator[tuple[Case, tuning.Problem]]:
 
 def specs(sections: Sequence[str], arch: str) -> list[jit.KernelSpec]:
     """The kernels of some sections, each once."""
-    found = {configs.Match(entry).spec(): None for entry in ("row_bits", "overlaps", "match_rows")}
+    found = {configs.RowMatching(entry).spec(): None for entry in ("row_bits", "overlaps", "match_rows")}
     for section in sections:
         for case, problem in problems(section, arch):
-            config: configs.Gemm | None = tuning.gemm(problem)
+            config: configs.Gemm | None = heuristics.gemm(problem)
             if case.kernel is not None:
-                config = next((c for c in tuning.candidates(problem) if type(c).__name__ == case.kernel), None)
+                config = next((c for c in heuristics.candidates(problem) if type(c).__name__ == case.kernel), None)
             if config is not None:
                 found[config.spec()] = None
     return list(found)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import bsrgemm as bg
-from bsrgemm.benchmark.patterns import Pattern
-from bsrgemm.benchmark.random_data import CHUNK, normal, widen
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._benchmark.patterns import Pattern
+from bsrgemm._benchmark.random_data import CHUNK, normal, widen
+from bsrgemm._benchmark.timing import Call
 
 #: Largest |C - A B| over the norm of A's row (B is standard normal), by what the product is computed in. Rounding a
 #: result of 5.5 standard deviations to 16 bits gives 2.7e-3 or 2.1e-2; a missing 16-column slice of 2000 gives 0.4.

@@ -13,10 +13,10 @@ from harness import Table
 from report import Sections, mark, number
 
 import bsrgemm as bg
-from bsrgemm.benchmark import product_peers as peers
-from bsrgemm.benchmark.patterns import PATTERNS, even_lengths, from_lengths, pattern_of
-from bsrgemm.benchmark.random_data import normal, widen
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._benchmark import product_peers as peers
+from bsrgemm._benchmark.patterns import PATTERNS, even_lengths, from_lengths, pattern_of
+from bsrgemm._benchmark.random_data import normal, widen
+from bsrgemm._benchmark.timing import Call
 
 #: Rows and columns of A where a section does not vary them, and where errors are measured
 SIDE, ERROR_SIDE = 8192, 2048

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bsrgemm.benchmark.machine import has_gpu, machine
+from bsrgemm._benchmark.machine import has_gpu, machine
 
 RESULTS = Path(__file__).parent / "results"
 

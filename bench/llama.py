@@ -20,7 +20,7 @@ import numpy as np
 from harness import Table, has_gpu, machine, writing
 
 import bsrgemm as bg
-from bsrgemm.benchmark.timing import time_cpu, time_gpu
+from bsrgemm._benchmark.timing import time_cpu, time_gpu
 
 #: Of RMSNorm, and of rotary embedding
 EPSILON, THETA = 1e-5, 500_000.0

@@ -14,7 +14,7 @@ import scipy.sparse
 from harness import Table, has_gpu
 
 import bsrgemm as bg
-from bsrgemm.benchmark.timing import time_cpu, time_gpu
+from bsrgemm._benchmark.timing import time_cpu, time_gpu
 
 #: (n, block, density, columns, dtype)
 GPU_CASES = [

@@ -63,25 +63,26 @@ def work_list(per_group: int) -> float:
     """Seconds to put the rows of a pattern with 1,000,000 blocks in groups and to list what is to be done."""
     import cupy
 
-    from bsrgemm import homes, merge_launch, prepared, schedule
+    from bsrgemm._backend import registry
+    from bsrgemm._products import matrix_cache, work_list, work_list_launch
 
-    home = homes.cuda()
+    backend = registry.cuda()
     rng = np.random.default_rng(0)
     side, per_row = 4096, 244
     columns = np.argsort(rng.random((side, side), np.float32), axis=1)[:, :per_row]
     indices = cupy.asarray(np.sort(columns, axis=1).reshape(-1).astype(np.int32))
     indptr = cupy.arange(0, side * per_row + 1, per_row, dtype=np.int32)
-    pattern = schedule.Pattern(indices, indptr, side, side, False)
+    pattern = work_list.Pattern(indices, indptr, side, side, False)
     best = float("inf")
     for _ in range(10):
         cupy.cuda.Device().synchronize()
         start = time.perf_counter()
         if per_group == 1:
-            groups = schedule.single(home, pattern, 1)
+            groups = work_list.single(backend, pattern, 1)
         else:
-            order = prepared._matched(pattern, 1, per_group)
-            groups = merge_launch.merged(pattern, 1, per_group, order)
-        merge_launch.whole(groups)
+            order = matrix_cache._matched(pattern, 1, per_group)
+            groups = work_list_launch.merged(pattern, 1, per_group, order)
+        work_list_launch.whole(groups)
         cupy.cuda.Device().synchronize()
         best = min(best, time.perf_counter() - start)
     return best

@@ -18,8 +18,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from bsrgemm.benchmark import figures
-from bsrgemm.benchmark.figures import COLORS
+from bsrgemm._benchmark import figures
+from bsrgemm._benchmark.figures import COLORS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PICTURES = ROOT / "bench" / "results", ROOT / "docs" / "pictures" / "results"

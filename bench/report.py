@@ -77,7 +77,7 @@ def arguments(about: str | None, sections: Sections) -> argparse.ArgumentParser:
 
 
 def run_sections(
-    script: str, sections: Sections, options: argparse.Namespace, bench: Bench, home: str, keep: bool,
+    script: str, sections: Sections, options: argparse.Namespace, bench: Bench, backend: str, keep: bool,
     ahead: Callable[[Table, Sequence[str]], None] | None = None,
 ) -> None:  # fmt: skip
     """Measure the chosen sections one by one, and write each as soon as it ends, in whatever way.
@@ -91,7 +91,7 @@ def run_sections(
     failed = []
     for name in names:
         title, section = sections[name]
-        table = Table(f"{script}_{name}_{home}", title)
+        table = Table(f"{script}_{name}_{backend}", title)
         written[name] = table.rows
         interrupted = False
         try:

@@ -22,9 +22,9 @@ from gemm_checks import TOLERANCE, checked
 from harness import Table
 
 import bsrgemm as bg
-from bsrgemm.benchmark import product_peers
-from bsrgemm.benchmark.random_data import module_of, normal, widen
-from bsrgemm.benchmark.timing import Call, time_cpu, time_gpu, time_sustained
+from bsrgemm._benchmark import product_peers
+from bsrgemm._benchmark.random_data import module_of, normal, widen
+from bsrgemm._benchmark.timing import Call, time_cpu, time_gpu, time_sustained
 
 #: Repeats of a timing, and of one with --quick
 REPEATS, REPEATS_QUICK = {"cpu": 5, "cuda": 20}, 5

@@ -23,11 +23,11 @@ from report import Sections, mark, number
 from science_cases import Bench, Makers, block_rows, guarded, measured, peer_seconds
 
 import bsrgemm as bg
-from bsrgemm.benchmark.attention_peers import as_array, tensor
-from bsrgemm.benchmark.patterns import pattern_of
-from bsrgemm.benchmark.product_peers import dense_cublas
-from bsrgemm.benchmark.random_data import normal, stored_dtype, widen
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._benchmark.attention_peers import as_array, tensor
+from bsrgemm._benchmark.patterns import pattern_of
+from bsrgemm._benchmark.product_peers import dense_cublas
+from bsrgemm._benchmark.random_data import normal, stored_dtype, widen
+from bsrgemm._benchmark.timing import Call
 
 #: Rows, columns and depth, by dtype
 SIDES = {

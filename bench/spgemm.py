@@ -21,12 +21,12 @@ from report import Sections, mark, number
 from science_cases import Bench, Makers, as_csr, as_scipy, block_rows, exact, guarded, measured, peer_seconds
 
 import bsrgemm as bg
-from bsrgemm import homes, structure
-from bsrgemm.benchmark import product_peers
-from bsrgemm.benchmark.patterns import pattern_of
-from bsrgemm.benchmark.product_peers import dense_cublas
-from bsrgemm.benchmark.random_data import normal, widen
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._backend import registry, structure
+from bsrgemm._benchmark import product_peers
+from bsrgemm._benchmark.patterns import pattern_of
+from bsrgemm._benchmark.product_peers import dense_cublas
+from bsrgemm._benchmark.random_data import normal, widen
+from bsrgemm._benchmark.timing import Call
 
 DENSITY = 0.22
 #: {rows and columns of A, side of a block, TFLOP/s of the products alone to be reached}
@@ -42,7 +42,7 @@ CHECKED = 64
 
 
 def pairs_of(A: Any) -> int:
-    """Pairs of blocks that meet in A @ A."""
+    """SpgemmSimt of blocks that meet in A @ A."""
     return int((A.indptr[1:] - A.indptr[:-1])[A.indices].sum())
 
 
@@ -87,8 +87,8 @@ def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None
     A = random_matrix(xp, n, b)
     D = dense_of(xp, A.data, block_rows(A), A.indices, n)
     want, norms = D @ D, xp.sqrt((D * D).sum(axis=1))[:, None]
-    home, blocks, pairs = homes.by_name(bench.device), structure.Blocks(A.data, A.indices, A.indptr), pairs_of(A)
-    left, right, starts, *_ = home.meeting(blocks, blocks, n // b)
+    backend, blocks, pairs = registry.by_name(bench.device), structure.Blocks(A.data, A.indices, A.indptr), pairs_of(A)
+    left, right, starts, *_ = backend.product_pattern(blocks, blocks, n // b)
     pattern = A @ A
 
     def off(data: Any, rows: Any, cols: Any) -> float:
@@ -103,7 +103,7 @@ def block_lines(bench: Bench, table: Table, n: int, b: int, target: float | None
     flops = 2.0 * pairs * b**3
     dense = dense_seconds(bench, n)
     beside = "".join(f" | {name} {number(taken and taken * 1e3, 8, 3)} ms" for name, taken in dense.items())
-    products = partial(home.pair_products, A.data, left, A.data, right, starts, A.dtype, n // b)
+    products = partial(backend.pair_products, A.data, left, A.data, right, starts, A.dtype, n // b)
     lines: list[tuple[str, Call, Any, float | None]] = [
         ("A @ A", lambda: A @ A, whole_off, None),
         ("products alone", products, products_off, target),

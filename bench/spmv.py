@@ -22,10 +22,10 @@ from report import Row, Sections, mark, number
 from science_cases import Bench, Makers, as_csr, as_scipy, banded_matrix, deviation, guarded, measured, peer_seconds
 
 import bsrgemm as bg
-from bsrgemm.benchmark import figures, product_peers
-from bsrgemm.benchmark.patterns import even_lengths, zipf_lengths
-from bsrgemm.benchmark.random_data import normal
-from bsrgemm.benchmark.timing import Call
+from bsrgemm._benchmark import figures, product_peers
+from bsrgemm._benchmark.patterns import even_lengths, zipf_lengths
+from bsrgemm._benchmark.random_data import normal
+from bsrgemm._benchmark.timing import Call
 
 #: Block rows, and blocks of one
 ROWS, EACH = {"cpu": 5_000, "cuda": 300_000}, 27

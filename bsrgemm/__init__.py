@@ -1,18 +1,18 @@
 """Block-sparse matrix products for NumPy and CuPy behind the interface of scipy.sparse.bsr_array."""
 
-from ._info import info
-from .attention import attention
+from ._array.assemble import block_array, block_diag, hstack, kron, vstack
+from ._array.norms import norm
+from ._attention.attention import attention
+from ._attention.decode import attention_decode
+from ._attention.kv_cache import KVCache
+from ._attention.mask import BlockMask
+from ._backend.registry import default_device
+from ._cli.info import info
+from ._products.autotune import tune
+from ._products.matmul import matmul
+from ._products.sddmm import matmul_backward, sddmm
+from ._products.spgemm import ProductPlan, plan
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
-from .decode import attention_decode
-from .homes import default_device
-from .kvcache import KVCache
-from .mask import BlockMask
-from .matmul import matmul
-from .norms import norm
-from .plan import ProductPlan, plan
-from .sddmm import matmul_backward, sddmm
-from .stacking import block_array, block_diag, hstack, kron, vstack
-from .tune import tune
 
 __version__ = "0.1.0"
 

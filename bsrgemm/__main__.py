@@ -7,7 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import __version__, _bench, _compile, _info, _profile, _report, _verify
+from . import __version__
+from ._cli import bench as bench_command
+from ._cli import compile as compile_command
+from ._cli import info as info_command
+from ._cli import profile as profile_command
+from ._cli import report as report_command
+from ._cli import verify as verify_command
 
 #: What a shell reports for a process that an interrupt ended: 128 + SIGINT.
 _INTERRUPTED = 130
@@ -20,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"bsrgemm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (_info, _verify, _compile, _bench, _report, _profile):
+    for module in (info_command, verify_command, compile_command, bench_command, report_command, profile_command):
         module.add_command(commands)
     args = parser.parse_args(argv)
     try:

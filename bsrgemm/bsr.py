@@ -7,14 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from . import structure
-from ._base import check_shape
-from ._blocks import BlockTools
-from ._construct import check_blocksize, find_home, parse
-from ._convert import full_shape
+from ._array.base import check_shape
+from ._array.blocks import BlockTools
+from ._array.construct import check_blocksize, find_backend, parse
+from ._array.convert import full_shape
+from ._backend import structure
+from ._backend.base import Array, Backend
+from ._backend.registry import backend_of, by_name, foreign_backend, host
 from .dtypes import check_dtype
-from .home import Array, Home
-from .homes import by_name, foreign_home, home_of, host
 
 _FORMS = """
     Parameters
@@ -48,8 +48,8 @@ class _BSR(BlockTools):
     """Construction and pickling, shared by arrays and matrices."""
 
     def __new__(cls, arg1: Any = None, *args: Any, **kwargs: Any) -> Self:
-        if not hasattr(cls, "_home"):  # bsr_array or bsr_matrix itself: the data decides
-            return object.__new__(leaf(find_home(arg1, kwargs.get("device")), cls._is_array))
+        if not hasattr(cls, "_backend"):  # bsr_array or bsr_matrix itself: the data decides
+            return object.__new__(leaf(find_backend(arg1, kwargs.get("device")), cls._is_array))
         return object.__new__(cls)
 
     def __init__(
@@ -63,18 +63,18 @@ class _BSR(BlockTools):
         maxprint: int | None = None,
         device: str | None = None,
     ) -> None:
-        if device is not None and by_name(device) is not self._home:
-            raise ValueError(f"device: {device!r} given to a class of {self._home.name!r}")
-        parts = parse(self._home, arg1, shape, dtype, copy, blocksize, self._is_array)
+        if device is not None and by_name(device) is not self._backend:
+            raise ValueError(f"device: {device!r} given to a class of {self._backend.name!r}")
+        parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
 
     # ------------------------------------------------------------------------------------- moving
-    def _to(self, home: Home) -> Any:
-        if home is self._home:
+    def _to(self, backend: Backend) -> Any:
+        if backend is self._backend:
             return self
-        check_dtype(self.dtype, home.dtypes)
-        arrays = (home.from_host(self._home.to_host(a)) for a in self._blocks)
-        return object.__new__(leaf(home, self._is_array))._set(
+        check_dtype(self.dtype, backend.dtypes)
+        arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
+        return object.__new__(leaf(backend, self._is_array))._set(
             structure.Blocks(*arrays),
             self._shape,
             canonical=self._known_canonical or self._has_canonical_format,
@@ -88,18 +88,18 @@ class _BSR(BlockTools):
 
     def get(self, stream: Any = None) -> Any:
         """A copy on the host, like ``cupy.ndarray.get``. Waits for the GPU."""
-        home = by_name("cpu")
-        if home is self._home:
+        backend = by_name("cpu")
+        if backend is self._backend:
             return self.copy()
         if stream is None:
-            return self._to(home)
+            return self._to(backend)
         with stream:
-            return self._to(home)
+            return self._to(backend)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._home is host():
+        if self._backend is host():
             return super().__reduce_ex__(max(2, protocol))
-        return _move, (self.get(), self._home.name)
+        return _move, (self.get(), self._backend.name)
 
 
 class bsr_array(_BSR):
@@ -181,7 +181,7 @@ class bsr_matrix(_BSR):
         row, col = self._coords_in((M, N), "C")
         index = structure.index_dtype(max(M, N, self.nnz))
         values = self.data.reshape(-1)
-        blocks = structure.from_coo(self._home, row, col, values, (M, N), (1, 1), index)
+        blocks = structure.from_coo(self._backend, row, col, values, (M, N), (1, 1), index)
         self._set(blocks, (M, N), canonical=True, maxprint=self.maxprint)
 
     def get_shape(self) -> tuple[int, int]:
@@ -221,7 +221,7 @@ class bsr_matrix(_BSR):
         first = j - j % C
         block = self[:, first : first + C]
         column = block.data[:, :, j - first : j - first + 1]
-        blocks = structure.Blocks(self._home.xp.ascontiguousarray(column), block.indices, block.indptr)
+        blocks = structure.Blocks(self._backend.xp.ascontiguousarray(column), block.indices, block.indptr)
         return self._new(blocks, (self._shape[0], 1), canonical=block._known_canonical or None)
 
 
@@ -238,30 +238,30 @@ def _move(A: Any, device: str) -> Any:
 class host_bsr_array(bsr_array, *host().bases(True)):  # type: ignore[misc]
     """`bsr_array` with NumPy arrays."""
 
-    _home = host()
-    __array_priority__ = _home.array_priority
+    _backend = host()
+    __array_priority__ = _backend.array_priority
 
 
 class host_bsr_matrix(bsr_matrix, *host().bases(False)):  # type: ignore[misc]
     """`bsr_matrix` with NumPy arrays."""
 
-    _home = host()
-    __array_priority__ = _home.array_priority
+    _backend = host()
+    __array_priority__ = _backend.array_priority
 
 
 @cache
-def leaf(home: Home, is_array: bool) -> type[Any]:
-    """The class whose data lives in `home`."""
-    if home is host():
+def leaf(backend: Backend, is_array: bool) -> type[Any]:
+    """The class whose data lives in `backend`."""
+    if backend is host():
         return host_bsr_array if is_array else host_bsr_matrix
     base = bsr_array if is_array else bsr_matrix
     body = {
-        "__doc__": f"`{base.__name__}` with {home.xp.__name__} arrays.",
+        "__doc__": f"`{base.__name__}` with {backend.xp.__name__} arrays.",
         "__module__": __name__,
-        "__array_priority__": home.array_priority,
-        "_home": home,
+        "__array_priority__": backend.array_priority,
+        "_backend": backend,
     }
-    return type(f"{home.name}_{base.__name__}", (base, *home.bases(is_array)), body)
+    return type(f"{backend.name}_{base.__name__}", (base, *backend.bases(is_array)), body)
 
 
 def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, device: str | None = None) -> Any:
@@ -290,7 +290,7 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
     array([[5., 0., 0., 0.],
            [0., 5., 0., 0.]])
     """
-    source = home_of(X) or foreign_home(X) or host()
+    source = backend_of(X) or foreign_backend(X) or host()
     if source.is_sparse(X):
         raise TypeError(f"X: wanted a dense 2-D array, got the sparse {type(X).__name__}")
     array = source.adopt(X) if not isinstance(X, list | tuple) else np.asarray(X)
@@ -311,7 +311,7 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
 def get_array_module(*args: Any) -> Any:
     """NumPy or CuPy, by where the arguments live (as ``cupy.get_array_module``, our matrices included)."""
     for x in args:
-        home = home_of(x)
-        if home is not None and home is not host():
-            return home.xp
+        backend = backend_of(x)
+        if backend is not None and backend is not host():
+            return backend.xp
     return np

@@ -260,7 +260,7 @@ def gemm_sm90() -> Picture:
     p.text(14, 6.4, "A", at="center")
     p.grid(5, 7.85, rows, 1.5, {"x": "multiply", "y": "sum"})
     p.arrow((23.6, 10.85), (29, 10.85))
-    p.text(26.3, 9.6, "match.cu", at="center", size=8)
+    p.text(26.3, 9.6, "row_matching.cu", at="center", size=8)
     for group, (columns, upper, lower, kind) in enumerate(
         [((0, 2, 5, 7, 8, 10), "xxxx.x", "xxx.xx", "multiply"), ((1, 3, 4, 6, 9, 11), "y.yyyy", "yy.yyy", "sum")]
     ):
@@ -678,7 +678,10 @@ def meet() -> Picture:
 
 def pairs() -> Picture:
     p = Picture(22, "pairs: the blocks of A @ B for BSR matrices A and B")
-    p.prose(4.2, "Which blocks meet was found before (meet.cu): pairs in order, grouped by the block of the result.")
+    p.prose(
+        4.2,
+        "Which blocks meet was found before (spgemm_pattern.cu): pairs in order, grouped by the block of the result.",
+    )
     p.text(12, 6.8, "ia", at="right")
     p.text(12, 9, "ib", at="right")
     ia, ib, parts = (0, 1, 3, 0, 2, 2, 4), (5, 0, 2, 6, 1, 3, 4), ("look",) * 3 + ("softmax",) * 2 + ("sum",) * 2
@@ -700,8 +703,8 @@ def pairs() -> Picture:
     return p
 
 
-def blocks_sm90() -> Picture:
-    p = Picture(45, "blocks_sm90: blocks of a product on Hopper's tensor cores")
+def block_products_sm90() -> Picture:
+    p = Picture(45, "block_products_sm90: blocks of a product on Hopper's tensor cores")
     p.prose(
         4,
         "Two products give blocks. A tile is a block of BSR @ BSR, or neighbours in a block row of a sampled product.",
@@ -749,8 +752,8 @@ def blocks_sm90() -> Picture:
     return p
 
 
-def blocks_sm80() -> Picture:
-    p = Picture(54, "blocks_sm80: blocks of a product by cp.async and mma.sync")
+def block_products_sm80() -> Picture:
+    p = Picture(54, "block_products_sm80: blocks of a product by cp.async and mma.sync")
     p.prose(
         4, "BSR @ BSR: a CTA has a block of the result, or a piece of a large one, and walks over its pairs in order."
     )
@@ -1231,8 +1234,8 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "spmm_f64": spmm_f64,
     "meet": meet,
     "pairs": pairs,
-    "blocks_sm90": blocks_sm90,
-    "blocks_sm80": blocks_sm80,
+    "block_products_sm90": block_products_sm90,
+    "block_products_sm80": block_products_sm80,
     "segment": segment,
     "expand": expand,
     "match": match,

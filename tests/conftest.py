@@ -1,4 +1,4 @@
-"""What every test may ask for: a home to run in, hypothesis profiles, and no GPU test without a GPU."""
+"""What every test may ask for: a backend to run in, hypothesis profiles, and no GPU test without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from bsrgemm.homes import Home, by_name
+from bsrgemm._backend.registry import Backend, by_name
 
 LONG = os.environ.get("BSRGEMM_LONG") == "1"
 
@@ -42,16 +42,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
 
 
-#: Every home, for ``pytest.mark.parametrize("home", HOMES, indirect=True)`` or the fixture alone.
-HOMES = [
+#: Every backend, for ``pytest.mark.parametrize("backend", BACKENDS, indirect=True)`` or the fixture alone.
+BACKENDS = [
     pytest.param("cpu", id="numpy"),
     pytest.param("fake", id="fake"),
     pytest.param("cuda", id="cupy", marks=pytest.mark.gpu),
 ]
 
 
-@pytest.fixture(params=HOMES)
-def home(request: pytest.FixtureRequest) -> Home:
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
     """The host, the fake device, and the GPU where there is one."""
     if request.param == "fake":
         from .fake_device import install

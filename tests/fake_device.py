@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 import scipy.sparse
 
-import bsrgemm.homes
+import bsrgemm._backend.registry
+from bsrgemm._backend.base import AttentionCall
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._backend.registry import Backend
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
-from bsrgemm.home import AttentionCall
-from bsrgemm.homes import Home
-from bsrgemm.host import HOST
 
 Scalar = bool | int | float | complex | np.generic
 #: Every dtype that CuPy has and we use; long double, object, strings and dates are not among them.
@@ -865,8 +865,8 @@ sparse.issparse = _issparse  # type: ignore[attr-defined]
 sparse.sparray, sparse.spmatrix = sparray, spmatrix  # type: ignore[attr-defined]
 
 
-# ------------------------------------------------------------------------------------- the home
-class FakeHome(Home):
+# ------------------------------------------------------------------------------------- the backend
+class FakeHome(Backend):
     """A device whose memory is NumPy's; the work that has a code of its own is done by the host's."""
 
     name = "fake"
@@ -939,9 +939,9 @@ _installed: FakeHome | None = None
 
 
 def install() -> FakeHome:
-    """The one fake home, registered so that its arrays are recognised."""
+    """The one fake backend, registered so that its arrays are recognised."""
     global _installed
     if _installed is None:
         _installed = FakeHome()
-        bsrgemm.homes.register(_installed)
+        bsrgemm._backend.registry.register(_installed)
     return _installed

@@ -1,6 +1,6 @@
 """Random BSR matrices and dense operands, their exact dense values, and how far a result may be from those.
 
-Everything is made with NumPy; a `Place` moves it to a home and brings results back. Structure is drawn by
+Everything is made with NumPy; a `Place` moves it to a backend and brings results back. Structure is drawn by
 hypothesis, so that it shrinks; values come from a generator whose seed is drawn.
 """
 
@@ -20,10 +20,10 @@ import scipy.sparse as sp
 from hypothesis import strategies as st
 
 import bsrgemm as bg
+from bsrgemm._backend.registry import Backend, by_name, host
 from bsrgemm.dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, HALF_DTYPES, result_dtype
-from bsrgemm.homes import Home, by_name, host
 
-from .conftest import HOMES
+from .conftest import BACKENDS
 
 DTYPES = DEVICE_DTYPES
 REAL_DTYPES = tuple(d for d in DTYPES if d.kind != "c")
@@ -197,7 +197,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Operand:
-    """A dense array as a view of another one, so that every home gets the same strides."""
+    """A dense array as a view of another one, so that every backend gets the same strides."""
 
     base: np.ndarray[Any, Any]
     transposed: bool
@@ -217,7 +217,7 @@ class Operand:
 
 # -------------------------------------------------------------------------------------------- places
 class Place:
-    """A home found when it is first needed, and the way there and back."""
+    """A backend found when it is first needed, and the way there and back."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -226,7 +226,7 @@ class Place:
         return f"Place({self.name!r})"
 
     @cached_property
-    def home(self) -> Home:
+    def backend(self) -> Backend:
         if self.name == "fake":
             from .fake_device import install
 
@@ -235,16 +235,16 @@ class Place:
 
     @property
     def is_host(self) -> bool:
-        return self.home is host()
+        return self.backend is host()
 
     @property
     def xp(self) -> Any:
-        return self.home.xp
+        return self.backend.xp
 
     # ------------------------------------------------------------------------------------- there
     def put(self, x: Any) -> Any:
         """A NumPy array, here."""
-        return self.home.from_host(np.asarray(x))
+        return self.backend.from_host(np.asarray(x))
 
     def operand(self, operand: Operand) -> Any:
         """A dense operand here, with its strides."""
@@ -256,11 +256,11 @@ class Place:
         return flavour(arrays, shape=sample.shape)
 
     def sparse(self, format: str, S: Any) -> Any:
-        """A scipy matrix as this home's own class of that format and of S's flavour."""
+        """A scipy matrix as this backend's own class of that format and of S's flavour."""
         S = S.asformat(format)
         if self.is_host:
             return S
-        cls = getattr(self.home.sparse, f"{format}_{'array' if isinstance(S, sp.sparray) else 'matrix'}")
+        cls = getattr(self.backend.sparse, f"{format}_{'array' if isinstance(S, sp.sparray) else 'matrix'}")
         if format == "coo":
             arrays: Any = (self.put(S.data), (self.put(S.row), self.put(S.col)))
         else:
@@ -269,7 +269,7 @@ class Place:
 
     def holds(self, dtype: np.dtype[Any]) -> bool:
         """Do the sparse classes of other formats hold this dtype here?"""
-        return dtype in self.home.foreign_dtypes
+        return dtype in self.backend.foreign_dtypes
 
     @contextmanager
     def refuses(self, dtype: np.dtype[Any]) -> Iterator[None]:
@@ -282,26 +282,26 @@ class Place:
 
     # -------------------------------------------------------------------------------------- back
     def dense(self, x: Any, matrix: bool = False) -> np.ndarray[Any, Any]:
-        """A dense result: it must be an array of this home, np.matrix only for `matrix` on the host."""
-        assert self.home.is_dense(x), f"{type(x)} is not a dense array of {self.name}"
+        """A dense result: it must be an array of this backend, np.matrix only for `matrix` on the host."""
+        assert self.backend.is_dense(x), f"{type(x)} is not a dense array of {self.name}"
         assert isinstance(x, np.matrix) == (matrix and self.is_host)
-        return np.asarray(self.home.to_host(x))
+        return np.asarray(self.backend.to_host(x))
 
     def number(self, x: Any) -> np.ndarray[Any, Any]:
         """A single number: NumPy's or Python's on the host, a 0-d array on a device."""
-        if self.home.is_dense(x) and not self.is_host:
+        if self.backend.is_dense(x) and not self.is_host:
             assert x.ndim == 0
-            return self.home.to_host(x)
+            return self.backend.to_host(x)
         assert np.ndim(x) == 0 and isinstance(x, np.generic | int | float | complex | bool)
         return np.asarray(x)
 
     def blocks(self, A: Any, flavour: type | None = None) -> Sample:
         """One of our matrices, with all that its arrays and flags promise checked."""
-        assert isinstance(A, flavour or FLAVOURS) and self.home.is_sparse(A)
+        assert isinstance(A, flavour or FLAVOURS) and self.backend.is_sparse(A)
         assert A.format == "bsr" and A.ndim == 2
         for array in (A.data, A.indices, A.indptr):
-            assert self.home.is_dense(array)
-        data, indices, indptr = (np.asarray(self.home.to_host(x)) for x in (A.data, A.indices, A.indptr))
+            assert self.backend.is_dense(array)
+        data, indices, indptr = (np.asarray(self.backend.to_host(x)) for x in (A.data, A.indices, A.indptr))
         assert data.ndim == 3 and data.shape[1:] == A.blocksize and data.dtype == A.dtype
         assert A.nnz == data.size
         assert indices.dtype == indptr.dtype and indices.dtype in (np.int32, np.int64)
@@ -317,9 +317,9 @@ class Place:
 
     def foreign(self, S: Any, format: str, flavour: type = bg.bsr_array) -> Any:
         """A result in another format, checked and as scipy's matrix."""
-        assert self.home.is_sparse(S) and S.format == format
+        assert self.backend.is_sparse(S) and S.format == format
         mark = "sparray" if flavour is bg.bsr_array else "spmatrix"
-        assert isinstance(S, getattr(self.home.sparse, mark))
+        assert isinstance(S, getattr(self.backend.sparse, mark))
         H = S if self.is_host else S.get()
         if hasattr(H, "check_format"):
             H.check_format(full_check=True)
@@ -328,7 +328,7 @@ class Place:
 
 PLACES = [
     pytest.param(Place(param.values[0]), id=param.id, marks=param.marks)  # type: ignore[arg-type]
-    for param in HOMES
+    for param in BACKENDS
 ]
 each_place = pytest.mark.parametrize("place", PLACES)
 

@@ -14,7 +14,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import BlockMask
-from bsrgemm.attention import attention
+from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,7 @@ def some_under_memcheck(every: Any, some: Any) -> list[Any]:
 @pytest.fixture(autouse=True)
 def plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The plans that the calls of this test make."""
-    from bsrgemm import attention_launch
+    from bsrgemm._attention import launch as attention_launch
 
     made: dict[Any, Any] = {}
     monkeypatch.setattr(attention_launch, "_plans", made)
@@ -48,12 +48,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
 @pytest.fixture(autouse=True)
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small problems with the tiles of large ones ("many"), with the small tiles that they have ("few"), or by rule."""
-    from bsrgemm import attention_launch, attention_tuning
+    from bsrgemm._attention import heuristics as attention_heuristics
+    from bsrgemm._attention import launch as attention_launch
 
     wanted = getattr(request, "param", "many")
     if wanted != "rule":
-        monkeypatch.setattr(attention_tuning, "_FEW_ROWS", 0 if wanted == "many" else 10**9)
-        monkeypatch.setattr(attention_tuning, "_FEW_KEYS", 0)
+        monkeypatch.setattr(attention_heuristics, "_FEW_ROWS", 0 if wanted == "many" else 10**9)
+        monkeypatch.setattr(attention_heuristics, "_FEW_KEYS", 0)
         monkeypatch.setattr(attention_launch, "_FEW_BLOCKS", -1)
     return wanted
 
@@ -66,7 +67,7 @@ def served_by(name: str) -> bool:
     """Did all calls so far run on that kernel? Cards that are no Hopper have the portable one in its place."""
     import cupy
 
-    from bsrgemm import attention_launch
+    from bsrgemm._attention import launch as attention_launch
 
     names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
     if name == SM90 and cupy.cuda.Device().compute_capability != "90":
@@ -647,7 +648,7 @@ def test_masks_spoiled_after_construction_touch_no_foreign_memory(dtype, D, bloc
     arrays = [x.get() for x in (good.indptr, good.indices, good.kinds, good.bits)]
     for name, damage in itertools.product(("indptr", "indices", "kinds"), (-1, 7, 2**31 - 1, -(2**31))):
         for warm in (False, True):
-            mask = BlockMask(good._home, good.shape, good.block, good.heads, *map(cupy.asarray, arrays))
+            mask = BlockMask(good._backend, good.shape, good.block, good.heads, *map(cupy.asarray, arrays))
             if warm:
                 attention(q, k, v, mask=mask)
             getattr(mask, name)[1:4] = damage
@@ -935,7 +936,9 @@ def test_plain_results_repeat_bit_by_bit(rng) -> None:
 def test_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
     import cupy
 
-    from bsrgemm import attention_launch, attention_tuning, jit
+    from bsrgemm._attention import heuristics as attention_heuristics
+    from bsrgemm._attention import launch as attention_launch
+    from bsrgemm._kernels import jit
 
     q, k, v = operands(rng, 700, 700, D, B=2, heads=(40, 8))
     options: dict[str, Any] = {"causal": how in ("causal", "nan")}
@@ -949,13 +952,13 @@ def test_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
         q, k, v = (cupy.ascontiguousarray(x[0].swapaxes(0, 1)) for x in (q, k, v))
         options |= {name: cupy.asarray([0, 100, 100, 515, 700]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     calm = attention(q, k, v, **options)
-    plain = attention_tuning.AttentionSm90.spec
+    plain = attention_heuristics.AttentionSm90.spec
 
     def stressed(config: Any) -> Any:
         spec = plain(config)
         return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
 
-    monkeypatch.setattr(attention_tuning.AttentionSm90, "spec", stressed)
+    monkeypatch.setattr(attention_heuristics.AttentionSm90, "spec", stressed)
     monkeypatch.setattr(attention_launch, "_plans", {})
     assert differing(lambda: attention(q, k, v, **options), calm, 10) == 0
 
@@ -967,7 +970,9 @@ def test_several_streams_share_a_mask(rng) -> None:
 
     q, k, v = operands(rng, 1000, 1000, heads=(8, 8))
     mask = random_mask(rng, (1, 8), (1000, 1000), (64, 64))
-    alone = BlockMask(mask._home, mask.shape, mask.block, mask.heads, mask.indptr, mask.indices, mask.kinds, mask.bits)
+    alone = BlockMask(
+        mask._backend, mask.shape, mask.block, mask.heads, mask.indptr, mask.indices, mask.kinds, mask.bits
+    )
     want = [attention(q, k, v, causal=True), attention(q, k, v, mask=alone)]
     cupy.cuda.Device().synchronize()
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
@@ -1078,7 +1083,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 @kernel(SM90, SIMT)
 @pytest.mark.parametrize(("call", "error", "text"), REFUSED, ids=[f"{n}: {r[2]}" for n, r in enumerate(REFUSED)])
 def test_bad_input_is_refused_before_anything_is_launched(call, error, text, monkeypatch) -> None:
-    from bsrgemm import attention_launch
+    from bsrgemm._attention import launch as attention_launch
 
     def launched(*call: Any) -> None:
         raise AssertionError("a kernel would have run")

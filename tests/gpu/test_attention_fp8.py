@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bsrgemm import BlockMask
-from bsrgemm.attention import attention
+from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16, FLOAT8
 
 from .test_attention import (  # noqa: F401  (fixtures)
@@ -56,7 +56,7 @@ def served_by(name: str) -> bool:
     """Did all calls so far run on that kernel? Cards that are no Hopper cannot tell."""
     import cupy
 
-    from bsrgemm import attention_launch
+    from bsrgemm._attention import launch as attention_launch
 
     names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
     return names == {name} or cupy.cuda.Device().compute_capability != "90"
@@ -667,7 +667,7 @@ def by_columns(v: np.ndarray) -> np.ndarray:
 def test_fp8_values_lie_with_their_keys_side_by_side(S, D, rng, checksum) -> None:
     import cupy
 
-    from bsrgemm import attention_launch
+    from bsrgemm._attention import launch as attention_launch
 
     wide = cupy.asarray(rng.integers(0, 256, (2, 6, S + 3, 272), dtype=np.uint8))
     for v in (cupy.ascontiguousarray(wide[:, :, :S, :D]), wide[:, ::2, 1 : S + 1, 16 : 16 + D]):
@@ -737,7 +737,7 @@ def test_fp8_masks_spoiled_after_construction_touch_no_foreign_memory(rng) -> No
     good = random_mask(rng, (1, 2), (200, 333), (64, 64))
     arrays = [x.get() for x in (good.indptr, good.indices, good.kinds, good.bits)]
     for name, damage in itertools.product(("indptr", "indices", "kinds"), (-1, 2**31 - 1)):
-        mask = BlockMask(good._home, good.shape, good.block, good.heads, *map(cupy.asarray, arrays))
+        mask = BlockMask(good._backend, good.shape, good.block, good.heads, *map(cupy.asarray, arrays))
         attention(q, k, v, mask=mask, q_scale=1.0)
         getattr(mask, name)[1:4] = damage
         assert bool(cupy.isfinite(attention(q, k, v, mask=mask, q_scale=1.0)).all())
@@ -916,7 +916,9 @@ def test_fp8_the_result_is_the_same_with_and_without_lse(rng) -> None:
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("how", ["full", "causal", "climbing", "mask", "nan"])
 def test_fp8_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
-    from bsrgemm import attention_launch, attention_tuning, jit
+    from bsrgemm._attention import heuristics as attention_heuristics
+    from bsrgemm._attention import launch as attention_launch
+    from bsrgemm._kernels import jit
 
     q, k, v = operands(rng, 700, 700, D, B=2, heads=(40, 8))
     options: dict[str, Any] = {"causal": how in ("causal", "nan"), "q_scale": scale_array(rng, (2, 40))}
@@ -928,13 +930,13 @@ def test_fp8_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
     if how == "nan":
         v[:, ::3, 333] = NAN
     calm = attention(q, k, v, **options)
-    plain = attention_tuning.AttentionSm90.spec
+    plain = attention_heuristics.AttentionSm90.spec
 
     def stressed(config: Any) -> Any:
         spec = plain(config)
         return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
 
-    monkeypatch.setattr(attention_tuning.AttentionSm90, "spec", stressed)
+    monkeypatch.setattr(attention_heuristics.AttentionSm90, "spec", stressed)
     monkeypatch.setattr(attention_launch, "_plans", {})
     assert differing(lambda: attention(q, k, v, **options), calm, 10) == 0
 
@@ -1036,7 +1038,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 @on_tensor_cores
 @pytest.mark.parametrize(("call", "error", "text"), REFUSED, ids=[f"{n}: {r[2]}" for n, r in enumerate(REFUSED)])
 def test_fp8_bad_input_is_refused_before_anything_is_launched(call, error, text, monkeypatch) -> None:
-    from bsrgemm import attention_launch
+    from bsrgemm._attention import launch as attention_launch
 
     def launched(*call: Any) -> None:
         raise AssertionError("a kernel would have run")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bsrgemm import attention, tuned
+from bsrgemm import attention
+from bsrgemm._products import measured
 from bsrgemm.dtypes import BFLOAT16
 
 from .test_attention import (  # noqa: F401  (fixtures)
@@ -36,7 +37,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.kernel(SM80)]
 
 @pytest.fixture(autouse=True)
 def _only() -> Iterator[None]:
-    with tuned.only("AttentionSm80"):
+    with measured.force_kernel("AttentionSm80"):
         yield
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm import homes, jit, meet_launch, structure, tuning
+from bsrgemm._backend import registry, structure
+from bsrgemm._kernels import jit
+from bsrgemm._products import heuristics, spgemm_pattern
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
 from .test_kernels import Matrix, dense, kernel, pattern, sanitized
@@ -45,12 +47,14 @@ def on_tensor_cores(monkeypatch) -> list[str]:
 @pytest.fixture
 def without_sm90(monkeypatch) -> None:
     """All products of blocks go to the kernel of older cards."""
-    monkeypatch.setattr(tuning, "blocks_sm90", lambda *_: None)
+    monkeypatch.setattr(heuristics, "block_products_sm90", lambda *_: None)
 
 
-def assert_served(launched: list[str], name: str = "blocks_sm90") -> None:
-    """By that kernel alone. Cards that are no Hopper have no blocks_sm90, and those before Ampere neither one."""
-    if jit.device_target() == "sm_90a" or (name == "blocks_sm80" and tuning.tensor_arch(jit.device_target())):
+def assert_served(launched: list[str], name: str = "block_products_sm90") -> None:
+    """By that kernel alone. Only Hopper has block_products_sm90; cards before Ampere have neither."""
+    if jit.device_target() == "sm_90a" or (
+        name == "block_products_sm80" and heuristics.tensor_arch(jit.device_target())
+    ):
         assert name in launched and "pairs" not in launched
 
 
@@ -97,12 +101,12 @@ def rows_of(rng: Any, rows: int, cols: int, most: int, index: Any = np.int32) ->
 def test_blocks_that_meet_are_those_of_a_sort(rows, inner, cols, most, rng, checksum) -> None:
     for index in ((np.int32, np.int32), (np.int64, np.int32)):
         a, b = rows_of(rng, rows, inner, most, index[0]), rows_of(rng, inner, cols, most, index[1])
-        got, want = meet_launch.meeting(a, b, cols), structure.meeting(homes.cuda(), a, b, cols)
+        got, want = spgemm_pattern.product_pattern(a, b, cols), structure.product_pattern(registry.cuda(), a, b, cols)
         assert got is not None
         for name, mine, theirs in zip(got._fields, got, want, strict=True):
             np.testing.assert_array_equal(mine.get(), theirs.get(), err_msg=name)
             checksum(mine)
-        again = meet_launch.meeting(a, b, cols)
+        again = spgemm_pattern.product_pattern(a, b, cols)
         assert all(bool((x == y).all()) for x, y in zip(got, again, strict=True))
 
 
@@ -112,21 +116,21 @@ def test_indices_out_of_range_meet_nothing(rng) -> None:
     import cupy
 
     a, b = rows_of(rng, 60, 50, 9), rows_of(rng, 50, 70, 9)
-    want = structure.meeting(homes.cuda(), a, b, 70)
+    want = structure.product_pattern(registry.cuda(), a, b, 70)
     for spoiled in (-1, 70, 2**31 - 1, -(2**31)):
         a.indices[3] = b.indices[5] = spoiled
-        found = homes.cuda().meeting(a, b, 70)
+        found = registry.cuda().product_pattern(a, b, 70)
         assert (
             len(found.indices) <= len(want.indices) and int(found.indices.max()) < 70 and int(found.indptr[-1]) <= 2**20
         )
         ones = (cupy.ones((len(x.indices), 2, 2)) for x in (a, b))
         left, right = ones
-        data = homes.cuda().pair_products(left, found.left, right, found.right, found.starts, F64)
+        data = registry.cuda().pair_products(left, found.left, right, found.right, found.starts, F64)
         assert bool(cupy.isfinite(data).all())
 
 
 # ------------------------------------------------------------------------------------------------- BSR @ BSR
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(128, 128, 128)"))
 def test_sparse_product_on_the_tensor_cores(shape, dtype, rng, checksum, on_tensor_cores) -> None:
@@ -145,17 +149,17 @@ def check_sparse_product(shape: tuple[int, int, int], dtype: Any, rng: Any, chec
         assert_close(got.toarray().get(), a @ b, np.abs(a) @ np.abs(b), inner * K, dtype)
 
 
-@kernel("blocks_sm80")
+@kernel("block_products_sm80")
 @pytest.mark.parametrize("dtype", [*HALF_DTYPES, F32, F64], ids=str)
 @pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(16, 8, 16)"))
 def test_sparse_product_on_the_tensor_cores_since_ampere(
     shape, dtype, rng, checksum, on_tensor_cores, without_sm90
 ) -> None:
     check_sparse_product(shape, dtype, rng, checksum)
-    assert_served(on_tensor_cores, "blocks_sm80")
+    assert_served(on_tensor_cores, "block_products_sm80")
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 def test_pairs_that_are_garbage_add_nothing_and_touch_nothing(dtype, rng) -> None:
     import cupy
@@ -163,15 +167,15 @@ def test_pairs_that_are_garbage_add_nothing_and_touch_nothing(dtype, rng) -> Non
     a, b = (cupy.asarray(rng.standard_normal((5, 64, 64)).astype(np.float16)) for _ in range(2))
     ia, ib = np.array([0, 2**40, 3, -1, 4, 2]), np.array([1, 0, -(2**33), 3, 5, 2])
     starts = cupy.asarray([0, 2, 5])
-    got = homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
+    got = registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
     want = [a[0].get().astype(float) @ b[1].get(), np.zeros((64, 64)), a[2].get().astype(float) @ b[2].get()]
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
     spoiled = cupy.asarray([-5, 2**40, -(2**40)])
-    homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), spoiled, dtype)
+    registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), spoiled, dtype)
     cupy.cuda.Device().synchronize()
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_spreads_only_through_pairs(value, rng) -> None:
     import cupy
@@ -179,7 +183,7 @@ def test_nan_spreads_only_through_pairs(value, rng) -> None:
     a, b = (cupy.asarray(rng.standard_normal((4, 48, 48)).astype(np.float16)) for _ in range(2))
     a[1, 5, 7] = b[2, 3, 9] = value
     starts, ia, ib = (cupy.asarray(x) for x in ([0, 1, 2, 3], [0, 1, 2, 3, 3], [0, 1, 2, 3, 0]))
-    got = homes.cuda().pair_products(a, ia, b, ib, starts, F16)
+    got = registry.cuda().pair_products(a, ia, b, ib, starts, F16)
     wrong = ~cupy.isfinite(got)
     want = cupy.zeros((4, 48, 48), bool)
     want[1, 5], want[2, :, 9] = True, True
@@ -224,7 +228,7 @@ def check_sampled(case: Any, orders: Any, out: Any, checksum: Any, **how: Any) -
         assert_close(got.toarray().get(), want, size, X.shape[1], out or X.dtype)
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
 @pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
 def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_tensor_cores) -> None:
@@ -233,7 +237,7 @@ def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_te
     assert_served(on_tensor_cores)
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("orders", ["CC", "CF"])
 @pytest.mark.parametrize("block", sanitized([(128, 128), (128, 64), (256, 192), (128, 16)], "(128, 64)"))
 def test_sampled_products_of_long_rows(block, orders, rng, checksum, on_tensor_cores) -> None:
@@ -244,7 +248,7 @@ def test_sampled_products_of_long_rows(block, orders, rng, checksum, on_tensor_c
     assert_served(on_tensor_cores)
 
 
-@kernel("blocks_sm80")
+@kernel("block_products_sm80")
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
 @pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
@@ -254,10 +258,10 @@ def test_sampled_product_since_ampere(block, orders, dtype, rng, checksum, on_te
         check_sampled(case, orders, F32 if K == 8 and dtype.itemsize == 2 else None, checksum)
         if dtype == F32:
             check_sampled(case, orders, None, checksum, precision="tf32")
-    assert_served(on_tensor_cores, "blocks_sm80")
+    assert_served(on_tensor_cores, "block_products_sm80")
 
 
-@kernel("blocks_sm80")
+@kernel("block_products_sm80")
 @pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
 def test_blocks_since_ampere_take_garbage_and_repeat_bit_by_bit(dtype, rng, without_sm90) -> None:
     import cupy
@@ -274,18 +278,18 @@ def test_blocks_since_ampere_take_garbage_and_repeat_bit_by_bit(dtype, rng, with
     for name, damage in (("indices", -1), ("indices", 2**31 - 1), ("indptr", -7), ("indptr", 2**31 - 1)):
         spoiled = on_card.copy()
         getattr(spoiled, name)[1:3] = damage
-        homes.cuda().sampled(x, y, spoiled.indices, spoiled.indptr, (32, 48), dtype)
+        registry.cuda().sampled(x, y, spoiled.indices, spoiled.indptr, (32, 48), dtype)
     a, b = (cupy.asarray(rng.standard_normal((5, 32, 32)).astype(dtype)) for _ in range(2))
     ia, ib = np.array([0, 2**40, 3, -1, 4, 2]), np.array([1, 0, -(2**33), 3, 5, 2])
     starts = cupy.asarray([0, 2, 5])
-    got = homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
+    got = registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
     want = [a[0].get().astype(float) @ b[1].get(), np.zeros((32, 32)), a[2].get().astype(float) @ b[2].get()]
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
-    homes.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), cupy.asarray([-5, 2**40, -(2**40)]), dtype)
+    registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), cupy.asarray([-5, 2**40, -(2**40)]), dtype)
     cupy.cuda.Device().synchronize()
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 def test_sampled_product_takes_factors_and_an_out(rng) -> None:
     P, X, Y = sampled_case(rng, (64, 64), 128, F16)
     on_card = device(P)
@@ -297,7 +301,7 @@ def test_sampled_product_takes_factors_and_an_out(rng) -> None:
     np.testing.assert_allclose(out.data.get(), (0.5 * plain - 2 * before).get(), rtol=2e-3, atol=2e-2)
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 def test_indices_overwritten_after_construction_read_nothing_outside(rng) -> None:
     import cupy
 
@@ -306,11 +310,11 @@ def test_indices_overwritten_after_construction_read_nothing_outside(rng) -> Non
         on_card = device(P)
         on_card.sum_duplicates()
         getattr(on_card, name)[1:3] = damage
-        homes.cuda().sampled(laid_out(X, "C"), laid_out(Y, "C"), on_card.indices, on_card.indptr, (64, 64), F16)
+        registry.cuda().sampled(laid_out(X, "C"), laid_out(Y, "C"), on_card.indices, on_card.indptr, (64, 64), F16)
         cupy.cuda.Device().synchronize()
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32)], ids=str)
 def test_blocks_repeat_bit_by_bit(block, rng) -> None:
     P, X, Y = sampled_case(rng, block, 512, F16, 30, 30)
@@ -324,7 +328,7 @@ def test_blocks_repeat_bit_by_bit(block, rng) -> None:
         assert all(bool((p == q).all()) for p, q in zip(first, again, strict=True))
 
 
-@kernel("blocks_sm90")
+@kernel("block_products_sm90")
 @pytest.mark.parametrize("rows", [0, 16, 290, 3000])
 def test_more_tiles_than_multiprocessors(rows, rng) -> None:
     import cupy
@@ -332,15 +336,15 @@ def test_more_tiles_than_multiprocessors(rows, rng) -> None:
     n = 3000
     a, b = (cupy.asarray(rng.standard_normal((n, 16, 16)).astype(np.float16)) for _ in range(2))
     order = cupy.arange(n)
-    got = homes.cuda().pair_products(a, order, b, order[::-1].copy(), order, F32, rows)
+    got = registry.cuda().pair_products(a, order, b, order[::-1].copy(), order, F32, rows)
     want = a.astype(np.float64) @ b[::-1].astype(np.float64)
     assert float(cupy.abs(got - want).max()) < 1e-4
 
 
 def test_every_config_is_listed() -> None:
-    listed = set(tuning.every_config((F16, BFLOAT16)))
+    listed = set(heuristics.every_config((F16, BFLOAT16)))
     for R, K, N in SHAPES:
         for dtype in (F16, BFLOAT16):
             for order in (None, "C", "F"):
-                config = tuning.blocks_sm90("sm_90a", dtype, dtype, dtype, R, K, N, order)
+                config = heuristics.block_products_sm90("sm_90a", dtype, dtype, dtype, R, K, N, order)
                 assert config is None or config in listed

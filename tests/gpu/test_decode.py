@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bsrgemm import decode_launch
-from bsrgemm.decode import attention_decode
+from bsrgemm._attention import decode_launch
+from bsrgemm._attention.decode import attention_decode
+from bsrgemm._attention.kv_cache import KVCache
 from bsrgemm.dtypes import BFLOAT16
-from bsrgemm.kvcache import KVCache
 
 pytestmark = [pytest.mark.gpu, pytest.mark.kernel("decode")]
 

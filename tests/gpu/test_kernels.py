@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm import homes
+from bsrgemm._backend import registry
 from bsrgemm.dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, HALF_DTYPES, result_dtype
 
 pytestmark = pytest.mark.gpu
@@ -231,7 +231,7 @@ def test_nan_and_inf_spread_only_through_stored_blocks(rng) -> None:
     B = cupy.asarray(values(rng, (24, 9), np.dtype("float32")))
     B[5] = np.nan
     touched = cupy.zeros(20, bool)
-    rows = homes.cuda().expand(A.indptr, len(A.indices))
+    rows = registry.cuda().expand(A.indptr, len(A.indices))
     for i in rows[A.indices == 1].get():
         touched[i * 4 : i * 4 + 4] = True
     assert bool((cupy.isnan(A @ B).any(axis=1) == touched).all())
@@ -264,7 +264,7 @@ def test_segments_reduce_like_numpy(dtype, op, rng, checksum) -> None:
             x[rng.random(x.shape) < 0.05] = np.nan if op != "add" else 1
         order = rng.permutation(len(x))
         starts = np.cumsum([0, *lengths[:-1]])
-        host, cuda = homes.host(), homes.cuda()
+        host, cuda = registry.host(), registry.cuda()
         for permutation in (None, order):
             want = host.segment_reduce(op, x, permutation, starts)
             moved = None if permutation is None else cupy.asarray(permutation)
@@ -287,7 +287,7 @@ def test_expand_names_the_row_of_every_entry(index, rng, checksum) -> None:
 
     for counts in ([0, 0, 3], [5], [1] * 700, [0, 9000, 0, 1], list(rng.integers(0, 4, 5000))):
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(index)
-        got = homes.cuda().expand(cupy.asarray(indptr), int(indptr[-1]))
+        got = registry.cuda().expand(cupy.asarray(indptr), int(indptr[-1]))
         checksum(got)
         np.testing.assert_array_equal(got.get(), np.repeat(np.arange(len(counts)), counts))
 
@@ -402,9 +402,9 @@ def served_by(A: Any, name: str = "gemm_sm90") -> bool:
     """Did all products of this matrix run on that kernel? Cards that are no Hopper cannot tell."""
     import cupy
 
-    from bsrgemm.prepared import Made
+    from bsrgemm._products.matrix_cache import StreamOrdered
 
-    plans = [made.value if isinstance(made, Made) else made for made in A._prepared.plans.values()]
+    plans = [made.value if isinstance(made, StreamOrdered) else made for made in A._matrix_cache.plans.values()]
     names = {plan.config.spec().entry for plan in plans}
     return names == {name} or cupy.cuda.Device().compute_capability != "90"
 
@@ -580,7 +580,7 @@ def test_blocks_that_come_through_shared_memory(block, dtype, rng, checksum) -> 
         B = values(rng, (*shape[:-1], D.shape[1], shape[-1]), dtype)
         dB = cupy.asarray(B)
         got = bg.matmul(A, dB)
-        (plan,) = A._prepared.plans.values()
+        (plan,) = A._matrix_cache.plans.values()
         wanted = "spmm_f64" if R >= 6 and dtype == np.float64 else "spmm_staged"
         assert plan.value.config.spec().entry == (wanted if shape[-1] * dtype.itemsize % 16 == 0 else "spmm")
         checksum(got)
@@ -610,7 +610,7 @@ def test_few_columns_read_blocks_once_whatever_their_size(block, dtype, entry, r
         B = values(rng, (D.shape[1], N), dtype)
         dA, out = device(A), cupy.full((D.shape[0], N), 0.25, dtype)
         bg.matmul(dA, cupy.asarray(B), out=out, alpha=2, beta=0.5)
-        (plan,) = dA._prepared.plans.values()
+        (plan,) = dA._matrix_cache.plans.values()
         assert N * dtype.itemsize % 16 or plan.value.config.spec().entry == entry
         checksum(out)
         wide = B.astype(float)
@@ -677,13 +677,13 @@ def test_long_rows_are_added_up_piece_by_piece(block, rng, checksum) -> None:
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    from bsrgemm import tuning
+    from bsrgemm._products import heuristics
 
-    monkeypatch.setattr(tuning, "_LARGE", 0)
-    monkeypatch.setattr(tuning, "_WORTH_A_COPY", 0)
-    tuning.wants_aligned_rows.cache_clear()
+    monkeypatch.setattr(heuristics, "_LARGE", 0)
+    monkeypatch.setattr(heuristics, "_WORTH_A_COPY", 0)
+    heuristics.wants_aligned_rows.cache_clear()
     yield
-    tuning.wants_aligned_rows.cache_clear()
+    heuristics.wants_aligned_rows.cache_clear()
 
 
 @kernel("gemm_sm90", "match")
@@ -713,12 +713,12 @@ def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum,
 def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checksum, nothing_is_small) -> None:
     import cupy
 
-    from bsrgemm import tuned
+    from bsrgemm._products import measured
 
     A = pattern(rng, 5, 4, 32, 32, np.dtype(dtype))
     B = values(rng, (A[3][1], N), np.dtype(dtype))
     want, size = exact_product(A, B)
-    with tuned.only("GemmSm80"):
+    with measured.force_kernel("GemmSm80"):
         dA = device(A)
         out = dA @ cupy.asarray(B)
         assert served_by(dA, "gemm_sm80")
@@ -756,7 +756,7 @@ def test_batches_are_one_launch(block, rng, checksum) -> None:
         B = values(rng, (3, A[3][1], N), dtype)
         dA = device(A)
         got = dA @ cupy.asarray(B)
-        assert len(dA._prepared.plans) == 1
+        assert len(dA._matrix_cache.plans) == 1
         checksum(got)
         for k in range(3):
             want, size = exact_product(A, B[k])
@@ -899,7 +899,7 @@ def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, chec
         B = values(rng, (A[3][1], N), np.dtype(np.float16))
         dA = device(A)
         got = dA @ cupy.asarray(B)
-        cut |= any(made.value.tensor.scratch[0] > 0 for made in dA._prepared.plans.values())
+        cut |= any(made.value.tensor.scratch[0] > 0 for made in dA._matrix_cache.plans.values())
         checksum(got)
         want, size = exact_product(A, B)
         assert_close(got.get(), want, size, 2 * A[3][1], np.float32)
@@ -948,7 +948,8 @@ def test_two_streams_share_a_matrix(rng) -> None:
 def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, N, rng, monkeypatch) -> None:
     import cupy
 
-    from bsrgemm import configs, jit
+    from bsrgemm._kernels import jit
+    from bsrgemm._products import configs
 
     A = pattern(rng, 30, 20, *block, "float16")
     B = cupy.asarray(values(rng, (A[3][1], N), np.dtype("float16")))
@@ -994,13 +995,13 @@ def test_operands_that_lie_badly_are_multiplied_all_the_same(rng) -> None:
 def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, rng, checksum) -> None:
     import cupy
 
-    from bsrgemm import prepared, schedule
+    from bsrgemm._products import matrix_cache, work_list
 
     stored = rng.random((rows, cols)) < 0.22
     i, j = np.nonzero(stored)
     indptr = cupy.asarray(np.searchsorted(i, np.arange(rows + 1)).astype(np.int32))
-    pattern_ = schedule.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
-    order = prepared._matched(pattern_, 1, per_group)
+    pattern_ = work_list.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
+    order = matrix_cache._matched(pattern_, 1, per_group)
     checksum(order)
     padded = -(-rows // per_group) * per_group
     np.testing.assert_array_equal(np.sort(order.get()), np.arange(padded))
@@ -1011,7 +1012,7 @@ def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, 
         return int(full[order].reshape(-1, per_group, cols).any(axis=1).sum())
 
     assert entries(order.get()) < 0.99 * entries(np.arange(padded))
-    assert bool((order == prepared._matched(pattern_, 1, per_group)).all())
+    assert bool((order == matrix_cache._matched(pattern_, 1, per_group)).all())
 
 
 # ------------------------------------------------------------- the tensor cores of Ampere and newer
@@ -1028,9 +1029,9 @@ SM80 = [
 
 def on_sm80() -> Any:
     """Inside, products run on gemm_sm80, also where gemm_sm90 would be faster."""
-    from bsrgemm import tuned
+    from bsrgemm._products import measured
 
-    return tuned.only("GemmSm80")
+    return measured.force_kernel("GemmSm80")
 
 
 @kernel("gemm_sm80", "match")
@@ -1154,7 +1155,7 @@ def test_complex_products_go_through_real_ones(dtype, rng, checksum) -> None:
         bg.matmul(dA.T if transposed else dA, cupy.asarray(B), out=out, alpha=alpha, beta=beta)
         want = alpha * (D @ B) + beta * old
         size = abs(alpha) * np.abs(D) @ np.abs(B) + np.abs(beta * old)
-        assert dA._prepared.wide
+        assert dA._matrix_cache.wide
         checksum(out)
         assert_close(out.get(), want, size, 4 * K, dtype)
         dA.data *= 2  # values are read anew
@@ -1166,34 +1167,34 @@ def test_complex_products_go_through_real_ones(dtype, rng, checksum) -> None:
 def test_tune_keeps_the_fastest_kernel_on_disk(rng, tmp_path, monkeypatch) -> None:
     import cupy
 
-    from bsrgemm import tuned
+    from bsrgemm._products import measured
 
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     A = device(pattern(rng, 8, 8, 64, 64, "float16"))
     times = bg.tune(A, 64)
     assert len(times) > 3 and times == sorted(times, key=lambda pair: pair[1])
-    tuned._loaded.clear()  # as another process would find it
+    measured._loaded.clear()  # as another process would find it
     B = cupy.asarray(values(rng, (A.shape[1], 64), np.dtype("float16")))
     got = A @ B
-    (made,) = A._prepared.plans.values()
+    (made,) = A._matrix_cache.plans.values()
     assert str(made.value.config.spec()) == times[0][0]
     want, size = exact_product((A.data.get(), A.indices.get(), A.indptr.get(), A.shape), B.get())
     assert_close(got.get(), want, size, 2 * A.shape[1], np.float32)
     (file,) = (tmp_path / "bsrgemm").glob("tuned-*.json")
     file.write_text("damaged")
-    tuned._loaded.clear()
-    A._prepared.plans.clear()
+    measured._loaded.clear()
+    A._matrix_cache.plans.clear()
     assert_close((A @ B).get(), want, size, 2 * A.shape[1], np.float32)  # by rule
 
 
 # ----------------------------------------------------------------------------------------- work lists
 def assert_same_work_list(pattern_: Any, per_row: int, per_group: int, order: Any) -> Any:
-    """That of merge.cu, beside the one made of CuPy's functions."""
-    from bsrgemm import merge_launch, schedule
+    """That of work_list.cu, beside the one made of CuPy's functions."""
+    from bsrgemm._products import work_list, work_list_launch
 
-    got = merge_launch.merged(pattern_, per_row, per_group, order)
-    want = schedule.merged(homes.cuda(), pattern_, per_row, per_group, order)
-    items, wanted = merge_launch.whole(got), schedule.whole(homes.cuda(), want)
+    got = work_list_launch.merged(pattern_, per_row, per_group, order)
+    want = work_list.merged(registry.cuda(), pattern_, per_row, per_group, order)
+    items, wanted = work_list_launch.whole(got), work_list.whole(registry.cuda(), want)
     assert got.per_group == want.per_group and items.pieces == wanted.pieces
     for name in ("first", "last", "columns", "blocks", "slots"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name).get(), err_msg=name)
@@ -1213,7 +1214,7 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
     """Empty rows, duplicates, columns in any order."""
     import cupy
 
-    from bsrgemm import prepared, schedule
+    from bsrgemm._products import matrix_cache, work_list
 
     stored = rng.random((rows, cols)) < density
     stored[rows // 2 : rows // 2 + 1000 : 2, : cols // 2] = False
@@ -1223,10 +1224,10 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
     by = np.lexsort((rng.random(len(i)), i))
     indices, indptr = j[by].astype(index), np.searchsorted(i[by], np.arange(rows + 1)).astype(index)
     for transposed in (False, True):
-        pattern_ = schedule.Pattern(cupy.asarray(indices), cupy.asarray(indptr), rows, cols, transposed)
+        pattern_ = work_list.Pattern(cupy.asarray(indices), cupy.asarray(indptr), rows, cols, transposed)
         padded = -(-pattern_.shape[0] * per_row // per_group) * per_group
         orders = [None, cupy.asarray(rng.permutation(padded).astype(np.int32))]
-        orders.append(prepared._matched(pattern_, per_row, per_group))
+        orders.append(matrix_cache._matched(pattern_, per_row, per_group))
         for order in orders:
             groups, items = assert_same_work_list(pattern_, per_row, per_group, order)
             checksum(groups.blocks)
@@ -1239,7 +1240,7 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
 def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, rng) -> None:
     import cupy
 
-    from bsrgemm import prepared, schedule
+    from bsrgemm._products import matrix_cache, work_list
 
     row = np.sort(rng.integers(0, 60, 2000))
     good = rng.integers(0, 70, 2000).astype(index), np.searchsorted(row, np.arange(61)).astype(index)
@@ -1247,8 +1248,8 @@ def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, 
         arrays = [x.copy() for x in good]
         arrays[spoiled][at] = damage
         for transposed in (False, True):
-            pattern_ = schedule.Pattern(*map(cupy.asarray, arrays), 60, 70, transposed)
-            order = prepared._matched(pattern_, 2, 4)
+            pattern_ = work_list.Pattern(*map(cupy.asarray, arrays), 60, 70, transposed)
+            order = matrix_cache._matched(pattern_, 2, 4)
             np.testing.assert_array_equal(np.sort(order.get()), np.arange(order.size))
             groups, _ = assert_same_work_list(pattern_, 2, 4, order)
             assert int(groups.columns.min()) >= 0 and int(groups.columns.max()) <= pattern_.shape[1]
@@ -1260,11 +1261,11 @@ def test_a_million_blocks_are_listed_as_by_the_reference(rng) -> None:
     """Many tiles, each of several rounds, and sums over all of them."""
     import cupy
 
-    from bsrgemm import prepared, schedule
+    from bsrgemm._products import matrix_cache, work_list
 
     side, per_row = 4096, 244
     indices = cupy.asarray(rng.integers(0, side, side * per_row).astype(np.int32))
     indptr = cupy.arange(0, side * per_row + 1, per_row, dtype=np.int32)
     for slots, per_group in ((1, 2), (2, 4), (1, 8)):
-        pattern_ = schedule.Pattern(indices, indptr, side, side, False)
-        assert_same_work_list(pattern_, slots, per_group, prepared._matched(pattern_, slots, per_group))
+        pattern_ = work_list.Pattern(indices, indptr, side, side, False)
+        assert_same_work_list(pattern_, slots, per_group, matrix_cache._matched(pattern_, slots, per_group))

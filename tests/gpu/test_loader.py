@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsrgemm import cache, jit, tensormap
-from bsrgemm.jit import KernelSpec
+from bsrgemm._kernels import disk_cache, jit, tensor_map
+from bsrgemm._kernels.jit import KernelSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", False)
+    monkeypatch.setattr(disk_cache, "_warned", False)
     return tmp_path / "cache" / "bsrgemm"
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_entry_ends_in_a_working_kernel(root: Path, folder: Path, monk
 def test_a_folder_that_cannot_be_made_ends_in_a_working_kernel(root: Path, folder: Path, monkeypatch, memfd) -> None:
     if not memfd:
         monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(cache, "_memory", {})
+    monkeypatch.setattr(disk_cache, "_memory", {})
     folder.parent.write_text("")
     with pytest.warns(RuntimeWarning, match="cannot keep compiled kernels"):
         kernel = load_anew(root, monkeypatch)
@@ -240,14 +240,14 @@ def test_a_tensor_map_by_value_copies_tiles_with_zeros_outside(tmp_path: Path, d
     padded = np.random.default_rng().integers(1, 200, (rows, 3 * width)).astype(dtype)
     matrix = padded[:height, :columns]
     device = cupy.asarray(padded)
-    tensor_map = tensormap.encode(
+    encoded = tensor_map.encode(
         device.data.ptr, dtype_name, (columns, height), (device.strides[0],), (width, tall), swizzle=swizzle
     )
     spec = KernelSpec("copy.cu", "copy_tile", (("TILE_BYTES", 128 * tall),))
     kernel = jit.load(spec, jit.device_target(), root=tmp_path)
     for x, y in ((0, 0), (width, tall), (2 * width, 2 * tall), (16 // dtype.itemsize, 3), (-16 // dtype.itemsize, -3)):
         out = cupy.asarray(np.full((tall, width), 255, dtype))
-        kernel((1,), (128,), (tensor_map, np.int32(x), np.int32(y), out))
+        kernel((1,), (128,), (encoded, np.int32(x), np.int32(y), out))
         tile = unswizzled(out.get()) if swizzle == "128B" else out.get()
         expected = np.zeros((tall, width), dtype)
         part = matrix[max(y, 0) : y + tall, max(x, 0) : x + width]

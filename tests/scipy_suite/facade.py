@@ -14,8 +14,8 @@ import scipy.sparse as sp
 from scipy._lib._sparse import SparseABC
 from scipy.sparse.tests import test_base as tb
 
+from bsrgemm._backend.registry import Backend, by_name, host
 from bsrgemm.bsr import leaf
-from bsrgemm.homes import Home, by_name, host
 
 from .point import SCIPY_CLASSES, point
 from .test_scipy_bsr import DIFFERS, NONCANONICAL_DIFFERS
@@ -34,9 +34,9 @@ _NOT_HELD = re.compile(r"does not hold (\w+)")
 
 
 class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
-    """A matrix of ours in some home, shown to scipy's tests as if it were on the host.
+    """A matrix of ours in some backend, shown to scipy's tests as if it were on the host.
 
-    Every argument is copied to the home and every result back. An array that was handed out (`A.data`) is a
+    Every argument is copied to the backend and every result back. An array that was handed out (`A.data`) is a
     live mirror: what a test writes into it reaches the device before the next call.
     """
 
@@ -44,12 +44,12 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
     __slots__ = ("_device", "_mirrors")
     __array_priority__ = 10.1
     __hash__ = None  # type: ignore[assignment]
-    _home: ClassVar[Home]
+    _backend: ClassVar[Backend]
     _is_array: ClassVar[bool]
 
     def __init__(self, arg1: Any, *args: Any, **kwargs: Any) -> None:
         args, kwargs = _map(self._sent, args), _map(self._sent, kwargs)
-        self._show(leaf(self._home, self._is_array)(self._sent(arg1), *args, **kwargs))
+        self._show(leaf(self._backend, self._is_array)(self._sent(arg1), *args, **kwargs))
 
     def _show(self, device: Any) -> Facade:
         object.__setattr__(self, "_device", device)
@@ -58,7 +58,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
 
     def _synced(self) -> Any:
         for name, mirror in self._mirrors.items():
-            getattr(self._device, name)[...] = self._home.from_host(mirror)
+            getattr(self._device, name)[...] = self._backend.from_host(mirror)
         return self._device
 
     # ------------------------------------------------------------------------------- there and back
@@ -69,7 +69,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
         if sp.issparse(x):
             return self._sent_sparse(x)
         if isinstance(x, np.ndarray) and x.ndim and x.dtype != np.object_:
-            return self._home.from_host(np.asarray(x))
+            return self._backend.from_host(np.asarray(x))
         return _map(self._sent, x) if isinstance(x, tuple) else x
 
     def _sent_sparse(self, x: Any) -> Any:
@@ -77,21 +77,21 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
         is_array = isinstance(x, sp.sparray)
         if x.format not in ("bsr", "coo", "csr", "csc", "dia"):
             x = x.tocsr()
-        if x.format != "bsr" and x.dtype in self._home.foreign_dtypes:
-            return getattr(self._home.sparse, f"{x.format}_{'array' if is_array else 'matrix'}")(x)
-        return leaf(self._home, is_array)(x, blocksize=None if x.format == "bsr" or x.ndim != 2 else (1, 1))
+        if x.format != "bsr" and x.dtype in self._backend.foreign_dtypes:
+            return getattr(self._backend.sparse, f"{x.format}_{'array' if is_array else 'matrix'}")(x)
+        return leaf(self._backend, is_array)(x, blocksize=None if x.format == "bsr" or x.ndim != 2 else (1, 1))
 
     def _received(self, x: Any) -> Any:
         """`x` on the host."""
         if x is self._device:
             return self
-        if isinstance(x, leaf(self._home, True) | leaf(self._home, False)):
-            return object.__new__(facade(self._home, x._is_array))._show(x)
-        if self._home.is_dense(x):
-            host_array = self._home.to_host(x)
+        if isinstance(x, leaf(self._backend, True) | leaf(self._backend, False)):
+            return object.__new__(facade(self._backend, x._is_array))._show(x)
+        if self._backend.is_dense(x):
+            host_array = self._backend.to_host(x)
             in_columns = x.flags.f_contiguous and not x.flags.c_contiguous  # which a copy to the host forgets
             return np.asfortranarray(host_array) if in_columns else host_array[()]
-        if self._home.is_sparse(x):
+        if self._backend.is_sparse(x):
             return x.get()
         return _map(self._received, x) if isinstance(x, tuple) else x
 
@@ -103,11 +103,11 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
         out = kwargs.get("out")
         args, kwargs = _map(self._sent, args), _map(self._sent, kwargs)
         if isinstance(out, np.ndarray):
-            kwargs["out"] = self._home.from_host(np.asarray(out))
+            kwargs["out"] = self._backend.from_host(np.asarray(out))
         result = self._received(self._answer(name, args, kwargs))
         self._mirrors.clear()
         if isinstance(out, np.ndarray):
-            out[...] = self._home.to_host(kwargs["out"])
+            out[...] = self._backend.to_host(kwargs["out"])
             return out
         # A device has no np.matrix: what scipy's matrices answer as one is 2-D there.
         if isinstance(result, np.ndarray) and (is_matrix or (not self._is_array and name != "toarray")):
@@ -128,7 +128,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
             wanted = _NOT_HELD.search(str(error))
             if wanted is None:
                 raise
-            values = self._home.to_host(device.data)
+            values = self._backend.to_host(device.data)
             with np.errstate(invalid="ignore"):
                 exact = np.array_equal(values.astype(np.float64).astype(values.dtype), values)
             if not exact:
@@ -146,7 +146,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
             raise AttributeError(name)
         if name in _ARRAYS:
             if name not in self._mirrors:
-                self._mirrors[name] = self._home.to_host(getattr(self._device, name))
+                self._mirrors[name] = self._backend.to_host(getattr(self._device, name))
             return self._mirrors[name]
         if callable(getattr(self._device, name)):
             return partial(self._call, name)
@@ -161,7 +161,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
         setattr(device, name, self._sent(value))
 
     def __reduce__(self) -> Any:
-        return _unpickled, (self._home.name, self._is_array, self._synced())
+        return _unpickled, (self._backend.name, self._is_array, self._synced())
 
     def __repr__(self) -> str:
         return repr(self._synced())
@@ -201,15 +201,15 @@ for _name in _OPERATORS.split():
 
 
 @cache
-def facade(home: Home, is_array: bool) -> type[Facade]:
-    """The facade of `bsr_array` or `bsr_matrix` in `home`."""
+def facade(backend: Backend, is_array: bool) -> type[Facade]:
+    """The facade of `bsr_array` or `bsr_matrix` in `backend`."""
     mark = sp.sparray if is_array else sp.spmatrix
     own = {f"__{name}__" for name in _OPERATORS.split()} | {"__class_getitem__"}
     inherited = {name for base in (mark, _MINMAX) for name in dir(base) if not name.startswith("_")}
     body: dict[str, Any] = {name: _Delegated(name) for name in inherited}
     body |= {name: getattr(Facade, name) for name in own & set(dir(Facade))}
-    body |= {"_home": home, "_is_array": is_array, "__slots__": (), "__module__": __name__}
-    name = f"{home.name}_facade_{'array' if is_array else 'matrix'}"
+    body |= {"_backend": backend, "_is_array": is_array, "__slots__": (), "__module__": __name__}
+    name = f"{backend.name}_facade_{'array' if is_array else 'matrix'}"
     return type(name, (Facade, mark), body)
 
 
@@ -225,15 +225,15 @@ def _shares_memory(scipy_check: Callable[[Any, Any], bool]) -> Callable[[Any, An
         if not (isinstance(A, Facade) and isinstance(B, Facade)):
             return scipy_check(A, B)
         a, b = ([getattr(X._synced(), name) for name in _ARRAYS] for X in (A, B))
-        return any(A._home.xp.may_share_memory(x, y) for x in a for y in b)
+        return any(A._backend.xp.may_share_memory(x, y) for x in a for y in b)
 
     return check
 
 
 @contextmanager
-def device_suite(home: Home) -> Iterator[None]:
-    """scipy's test module narrowed to the dtypes of `home`, for as long as it is asked."""
-    held = [dtype for dtype in tb.supported_dtypes if np.dtype(dtype) in home.dtypes]
+def device_suite(backend: Backend) -> Iterator[None]:
+    """scipy's test module narrowed to the dtypes of `backend`, for as long as it is asked."""
+    held = [dtype for dtype in tb.supported_dtypes if np.dtype(dtype) in backend.dtypes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tb, "supported_dtypes", held)
         patch.setattr(tb, "sparse_may_share_memory", _shares_memory(tb.sparse_may_share_memory))
@@ -241,22 +241,22 @@ def device_suite(home: Home) -> Iterator[None]:
 
 
 def point_at(
-    home: Home,
+    backend: Backend,
     prefix: str,
     module: str,
     differs: Mapping[str, str] | None = None,
     array_differs: Mapping[str, str] | None = None,
 ) -> dict[str, type]:
-    """scipy's four BSR test classes on our classes in `home`.
+    """scipy's four BSR test classes on our classes in `backend`.
 
     Beyond what differs on the host, `differs` names what differs here, `array_differs` for bsr_array alone.
     """
     classes = {}
-    with device_suite(home):  # scipy's shared matrices, one for each dtype, are built here
+    with device_suite(backend):  # scipy's shared matrices, one for each dtype, are built here
         for test_class in SCIPY_CLASSES:
             name = f"{prefix}{test_class.__name__.removeprefix('Test')}"
             is_array = "Matrix" not in name
             reasons = DIFFERS | (NONCANONICAL_DIFFERS if "NonCanonical" in name else {})
             reasons |= (differs or {}) | ((array_differs or {}) if is_array else {})
-            classes[name] = point(test_class, name, facade(home, is_array), reasons, module)
+            classes[name] = point(test_class, name, facade(backend, is_array), reasons, module)
     return classes

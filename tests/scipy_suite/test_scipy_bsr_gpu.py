@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bsrgemm import homes
+from bsrgemm._backend import registry
 
 from ..conftest import has_cuda
 from .facade import device_suite, point_at
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 if not has_cuda():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-HOME = homes.cuda()
+HOME = registry.cuda()
 _LAST_DIGIT = "scipy compares bit for bit with NumPy, whose {} differs from CUDA's in the last digit"
 DIFFERS = {"test_unary_ufunc_overrides": _LAST_DIGIT.format("sine")}
 ARRAY_DIFFERS = {"test_pow": _LAST_DIGIT.format("power")}

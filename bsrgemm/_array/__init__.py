@@ -1,0 +1,1 @@
+"""The block-sparse array: construction, conversion, indexing, arithmetic."""

@@ -1,0 +1,457 @@
+"""Element by element: sums, products, comparisons, functions that keep zero at zero."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from scipy.sparse import SparseEfficiencyWarning
+
+from .._backend import structure
+from .._backend.base import Array
+from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
+from .._backend.structure import Blocks
+from ..dtypes import BFLOAT16, BOOL, result_dtype, scalar_result_dtype
+from .construct import from_sparse
+from .index import Indexing
+
+#: Comparison -> (its symbol, that of the opposite).
+_SYMBOLS = {
+    operator.eq: ("==", "!="),
+    operator.ne: ("!=", "=="),
+    operator.le: ("<=", ">"),
+    operator.gt: (">", "<="),
+    operator.ge: (">=", "<"),
+    operator.lt: ("<", ">="),
+}
+
+
+class Arithmetic(Indexing):
+    """Arithmetic on the layer of `Indexing`."""
+
+    # ---------------------------------------------------------------------------------- operands
+    def _is_scalar(self, x: Any) -> bool:
+        return x.ndim == 0 if self._backend.is_dense(x) else host_scalar(x)
+
+    def _operand(self, other: Any, what: str = "other") -> Any:
+        """`other` as a dense array or sparse matrix of this backend; None if it is neither.
+
+        An operand that lives elsewhere is a TypeError that says how to move it.
+        """
+        if self._backend.is_dense(other):
+            return other
+        backend = backend_of(other)
+        if backend is self._backend:
+            return other
+        if backend is None:
+            backend = foreign_backend(other)
+            if backend is self._backend:
+                return backend.adopt(other)
+            if backend is None:
+                if self._backend is not host() and not isinstance(other, list | tuple):
+                    return None
+                array = np.asanyarray(other)
+                if array.ndim == 0 and array.dtype == np.object_:
+                    return None
+                if self._backend is host():
+                    return array
+        raise elsewhere(other, what, self._backend)
+
+    def _promoted(self, a: Array, b: Array) -> tuple[Array, Array]:
+        """Two arrays in their common dtype, where NumPy's own promotion would not do (bfloat16)."""
+        if BFLOAT16 in (a.dtype, b.dtype) and a.dtype != b.dtype:
+            dtype = result_dtype(a.dtype, b.dtype)
+            return a.astype(dtype), b.astype(dtype)
+        return a, b
+
+    def _scaled(self, values: Array, op: Callable[[Any, Any], Any], scalar: Any) -> Array:
+        """``op(values, scalar)`` with Python numbers weak, also for bfloat16."""
+        if isinstance(scalar, np.ndarray):
+            scalar = scalar[()]
+        if values.dtype != BFLOAT16:
+            return op(values, scalar)
+        dtype = scalar_result_dtype(values.dtype, scalar)
+        wide = np.result_type(np.float32, dtype) if dtype != BFLOAT16 else np.dtype(np.float32)
+        number = scalar.astype(wide) if self._backend.is_dense(scalar) else wide.type(scalar)
+        return op(values.astype(wide), number).astype(dtype)
+
+    # --------------------------------------------------------------------------------- sums
+    def _blockwise(self, other: Any, op: Callable[[Array, Array], Array]) -> Self:
+        """``op`` on the union of two patterns, as BSR without all-zero blocks."""
+        backend = self._backend
+        B = self._coerce(other)
+        a, b, indices, indptr = structure.align(backend, self._canonical(), B._canonical(), self._block_shape[1])
+        data = op(*self._promoted(a, b))
+        blocks = Blocks(data, indices, indptr)
+        return self._new(
+            structure.select_blocks(backend, blocks, structure.nonzero_blocks(backend, data)), canonical=True
+        )
+
+    def _sum(self, other: Any, op: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
+        def apply(a: Any, b: Any) -> Any:
+            return op(b, a) if swapped else op(a, b)
+
+        if self._is_scalar(other):
+            if other == 0:
+                return -self if swapped and op is operator.sub else self.copy()
+            raise NotImplementedError("adding a nonzero scalar to a sparse array is not supported")
+        other = self._operand(other)
+        if other is None:
+            return NotImplemented
+        if self._backend.is_sparse(other):
+            if tuple(other.shape) != self._shape:
+                raise ValueError(f"inconsistent shapes: {self._shape} and {tuple(other.shape)}")
+            return self._blockwise(other, apply)
+        wide = self._backend.xp.broadcast_to(other, self._shape)
+        return self._container(apply(*self._promoted(self.toarray(), wide)))
+
+    def __add__(self, other: Any) -> Any:
+        return self._sum(other, _add)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._sum(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._sum(other, operator.sub, swapped=True)
+
+    _add_sparse, _sub_sparse = __add__, __sub__  # scipy's DIA asks these of its partner
+
+    def __iadd__(self, other: Any) -> Any:
+        return NotImplemented
+
+    __isub__ = __iadd__
+
+    def __neg__(self) -> Self:
+        if self.dtype == BOOL:
+            raise NotImplementedError("negating a boolean sparse array is not supported")
+        return self._with_data(-self.data)
+
+    def __abs__(self) -> Self:
+        self.sum_duplicates()
+        return self._with_data(abs(self.data))
+
+    def __round__(self, ndigits: int = 0) -> Self:
+        self.sum_duplicates()
+        wide = self.data.astype(np.float32) if self.dtype == BFLOAT16 else self.data
+        return self._with_data(self._backend.xp.around(wide, decimals=ndigits).astype(self.dtype))
+
+    # ---------------------------------------------------------------------------------- products
+    def _sum_integers(self) -> None:
+        """True stored twice is True, int8 wraps: add such duplicates up before another dtype sees them."""
+        if self.dtype.kind in "biu" and self._has_duplicates:
+            self.sum_duplicates()
+
+    def _mul_scalar(self, other: Any) -> Self:
+        self._sum_integers()
+        return self._with_data(self._scaled(self.data, operator.mul, other))
+
+    def multiply(self, other: Any) -> Any:
+        """Element-wise product.
+
+        A number or a sparse matrix of the same shape gives BSR in this matrix's blocks, a dense array COO,
+        a sparse row BSR with blocks (R, 1), a sparse column CSR, as scipy does.
+        """
+        if self._is_scalar(other):
+            return self._mul_scalar(other)
+        other = self._operand(other)
+        if other is None:
+            return NotImplemented
+        if self._backend.is_sparse(other):
+            return self._multiply_sparse(other)
+        return self._multiply_dense(other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self.multiply(other)
+
+    __rmul__ = __mul__
+
+    def __imul__(self, other: Any) -> Any:
+        if not self._is_scalar(other):
+            return NotImplemented
+        self._before_writing()
+        self.data[...] = self._in_place(self._scaled(self.data, operator.mul, other))
+        return self
+
+    def __itruediv__(self, other: Any) -> Any:
+        if not self._is_scalar(other):
+            return NotImplemented
+        self._before_writing()
+        self.data[...] = self._in_place(self._scaled(self.data, operator.truediv, other))
+        return self
+
+    def _in_place(self, values: Array) -> Array:
+        if not np.can_cast(values.dtype, self.dtype, "same_kind") and values.dtype != self.dtype:
+            raise np.exceptions.DTypePromotionError(f"cannot keep {values.dtype} values in a matrix of {self.dtype}")
+        return values
+
+    def _multiply_sparse(self, other: Any) -> Any:
+        M, N = self._shape
+        oM, oN = other.shape
+        if (oM, oN) == (M, N):
+            return self._blockwise(other, operator.mul)
+        if (oM, oN) == (1, 1):
+            return self._mul_scalar(other.toarray()[0, 0])
+        if (M, N) == (1, 1):
+            return other * self.toarray()[0, 0]
+        if N == 1 and oM == 1:
+            return operator.matmul(self, other)
+        if M == 1 and oN == 1:
+            return operator.matmul(self._coerce_columns(other), self)
+        if oM == 1 and oN == N:
+            self._sum_integers()
+            narrow = self.tobsr((self.blocksize[0], 1))
+            row = other.toarray().reshape(-1)[narrow.indices]
+            data, row = self._promoted(narrow.data, row)
+            return narrow._with_data(data * row[:, None, None])
+        if oN == 1 and oM == M:
+            values, columns, indptr = self._elements()
+            rows = self._backend.expand(indptr, len(values))
+            values, factor = self._promoted(values, other.toarray().reshape(-1)[rows])
+            values = values * factor
+            return self._foreign("csr", (values, columns, indptr), self._shape, values.dtype)
+        if (M == 1 and oN == N) or (N == 1 and oM == M):
+            return other.multiply(self)
+        raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
+
+    def _coerce_columns(self, other: Any) -> Self:
+        """Another sparse matrix as one of this class, in blocks of its own."""
+        if isinstance(other, Arithmetic):
+            return self._new(other._blocks, other._shape)
+        parts = from_sparse(self._backend, other, None, False, (1, 1))
+        return self._new(parts.blocks, parts.shape, canonical=True)
+
+    def _multiply_dense(self, other: Array) -> Any:
+        xp = self._backend.xp
+        self._sum_integers()
+        if isinstance(other, np.ndarray):
+            other = other.view(np.ndarray)
+        if other.ndim > 2:
+            return self.toarray() * other
+        M, N = self._shape
+        if other.size == 1:
+            shape = np.broadcast_shapes(self._shape, other.shape)
+            return self._mul_scalar(other.reshape(-1)[0]).reshape(shape)
+        if self._shape == (1, 1):
+            return self.data.sum() * self._backend.xp.atleast_2d(other)
+        wide = other if other.ndim == 2 else other.reshape(1, -1)
+        oM, oN = wide.shape
+        if not (oM in (1, M) or M == 1) or not (oN in (1, N) or N == 1):
+            raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
+        shape = np.broadcast_shapes(self._shape, wide.shape)
+        row, col = structure.to_coo(self._backend, self._blocks, structure.index_dtype(max(shape)))
+        values = self.data.reshape(-1)
+        if shape != self._shape:  # a row or column of ours spread over several
+            times = shape[0] if M == 1 else shape[1]
+            spread = xp.arange(times, dtype=row.dtype)
+            n = len(values)
+            values = xp.broadcast_to(values, (times, n)).reshape(-1)
+            along = xp.broadcast_to(spread[:, None], (times, n)).reshape(-1)
+            row, col = (xp.broadcast_to(x, (times, n)).reshape(-1) for x in (row, col))
+            row, col = (along, col) if M == 1 else (row, along)
+        factor = xp.broadcast_to(wide, shape)[row, col]
+        values, factor = self._promoted(values, factor)
+        values = values * factor
+        return self._foreign("coo", (values, (row, col)), shape, values.dtype)
+
+    # ------------------------------------------------------------------------------- quotients
+    def __truediv__(self, other: Any) -> Any:
+        if self._is_scalar(other):
+            self._sum_integers()
+            return self._with_data(self._scaled(self.data, operator.truediv, other))
+        other = self._operand(other)
+        if other is None:
+            return NotImplemented
+        if not self._backend.is_sparse(other):
+            return self.multiply(1 / other)
+        if tuple(other.shape) != self._shape:
+            raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._container(operator.truediv(*self._promoted(self.toarray(), other.toarray())))
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return NotImplemented
+
+    def power(self, n: Any, dtype: Any = None) -> Self:
+        """Each element to the power `n`, a number other than zero."""
+        if not self._is_scalar(n):
+            raise NotImplementedError("input is not scalar")
+        if not n:
+            raise NotImplementedError(
+                "zero power is not supported as it would densify the matrix.\n"
+                "Use `np.ones(A.shape, dtype=A.dtype)` for this case."
+            )
+        self.sum_duplicates()
+        data = self.data if dtype is None else self.data.astype(dtype)
+        if data.dtype == BOOL:
+            data = data.astype(np.int8)
+        whole = isinstance(n, int | np.integer) or (hasattr(n, "dtype") and n.dtype.kind in "iu")
+        if data.dtype.kind in "iu" and whole and n < 0:
+            raise ValueError(f"n: integers to negative integer powers are not allowed, got {n!r}")
+        return self._with_data(self._scaled(data, operator.pow, n))
+
+    def __pow__(self, n: Any) -> Any:
+        return self.power(n)
+
+    # ------------------------------------------------------------------------------ comparisons
+    def _compare(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+        if self._is_scalar(other):
+            return self._compare_scalar(other, op)
+        other = self._operand(other)
+        if other is None:
+            return NotImplemented
+        if not self._backend.is_sparse(other):
+            return op(*self._promoted(self.todense(), other))
+        if tuple(other.shape) != self._shape:
+            if op in (operator.eq, operator.ne):
+                return op is operator.ne
+            raise ValueError(f"inconsistent shape: {self._shape} and {tuple(other.shape)}")
+        if not op(0, 0):
+            return self._blockwise(other, op)._csr_of_true()
+        _warn_dense(op, "two sparse matrices")
+        return self._blockwise(other, lambda a, b: ~op(a, b))._csr_of_false()
+
+    def _compare_scalar(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+        xp = self._backend.xp
+        nan = other != other
+        zero_passes = bool(op(0, other))
+        if nan:
+            filled = (xp.ones if zero_passes else xp.zeros)(self._shape, np.bool_)
+            return self._from_full(filled, (1, 1))
+        self.sum_duplicates()
+        if not zero_passes:
+            return self._with_data(self._scaled_test(op, other))._csr_of_true()
+        _warn_dense(op, f"a sparse matrix with {other}")
+        return self._with_data(~self._scaled_test(op, other))._csr_of_false()
+
+    def _scaled_test(self, op: Callable[[Any, Any], Any], other: Any) -> Array:
+        data = self.data.astype(np.float32) if self.dtype == BFLOAT16 else self.data
+        return op(data, other)
+
+    def _csr_of_true(self) -> Any:
+        """CSR of the true elements of a boolean matrix."""
+        values, columns, indptr = self._elements()
+        return self._csr_where(values, values, columns, indptr)
+
+    def _csr_of_false(self) -> Any:
+        """CSR with True where a boolean matrix is False."""
+        xp = self._backend.xp
+        row, col = xp.nonzero(~self.toarray())  # synchronize!
+        index = self._element_index(len(row))
+        indptr = xp.searchsorted(row, xp.arange(self._shape[0] + 1)).astype(index, copy=False)
+        arrays = (xp.ones(len(row), np.bool_), col.astype(index, copy=False), indptr)
+        return self._foreign("csr", arrays, self._shape, BOOL)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(other, operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(other, operator.ne)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, operator.lt)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(other, operator.le)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(other, operator.gt)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(other, operator.ge)
+
+    def _extreme(self, other: Any, name: str) -> Any:
+        op = getattr(self._backend.xp, name)
+        if isinstance(other, np.ndarray) and other.ndim == 0:
+            other = other[()]
+        if self._is_scalar(other):
+            keeps_zero = not bool(op(0, other) if host_scalar(other) else op(other * 0, other))
+            if keeps_zero:
+                self.sum_duplicates()
+                return self._with_data(self._scaled(self.data, op, other))._csr_without_zeros()
+            sign = "positive" if name == "maximum" else "negative"
+            warnings.warn(
+                f"Taking {name} with a {sign} number results in a dense matrix.",
+                SparseEfficiencyWarning,
+                stacklevel=3,
+            )
+            return self._from_full(self._scaled(self.toarray(), op, other), (1, 1))
+        other = self._operand(other)
+        if other is None:
+            raise NotImplementedError(f"{name} with an unrecognized array type is not supported")
+        if not self._backend.is_sparse(other):
+            return op(*self._promoted(self.todense(), other))
+        if tuple(other.shape) != self._shape:
+            raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
+        return self._blockwise(other, op)._csr_without_zeros()
+
+    def _csr_without_zeros(self) -> Any:
+        values, columns, indptr = self._elements()
+        return self._csr_where(values != 0, values, columns, indptr)
+
+    def maximum(self, other: Any) -> Any:
+        """Element-wise maximum: CSR, or dense with a dense operand."""
+        return self._extreme(other, "maximum")
+
+    def minimum(self, other: Any) -> Any:
+        """Element-wise minimum: CSR, or dense with a dense operand."""
+        return self._extreme(other, "minimum")
+
+
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _warn_dense(op: Callable[[Any, Any], Any], what: str) -> None:
+    symbol, opposite = _SYMBOLS[op]
+    warnings.warn(
+        f"Comparing {what} using {symbol} is inefficient. Try using {opposite} instead.",
+        SparseEfficiencyWarning,
+        stacklevel=5,
+    )
+
+
+def _keep_zero(name: str) -> Callable[[Arithmetic], Arithmetic]:
+    def method(self: Arithmetic) -> Arithmetic:
+        self.sum_duplicates()
+        function = getattr(self._backend.xp, name)
+        if self.dtype == BOOL and name == "sign":
+            raise TypeError("sign: not defined for booleans")
+        if self.dtype == BFLOAT16:
+            return self._with_data(function(self.data.astype(np.float32)).astype(BFLOAT16))
+        return self._with_data(function(self.data))
+
+    method.__name__ = name
+    method.__qualname__ = f"Arithmetic.{name}"
+    method.__doc__ = f"Element-wise {name}. See `numpy.{name}`."
+    return method
+
+
+#: Functions that map zero to zero, so that the pattern stays.
+FIXED_POINT_FUNCTIONS = [
+    "sin",
+    "tan",
+    "arcsin",
+    "arctan",
+    "sinh",
+    "tanh",
+    "arcsinh",
+    "arctanh",
+    "rint",
+    "sign",
+    "expm1",
+    "log1p",
+    "deg2rad",
+    "rad2deg",
+    "floor",
+    "ceil",
+    "trunc",
+    "sqrt",
+]
+
+for _name in FIXED_POINT_FUNCTIONS:
+    setattr(Arithmetic, _name, _keep_zero(_name))

@@ -1,0 +1,467 @@
+"""The block-sparse matrix as a structure: its arrays, its flags, its order. No product, no conversion."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from .._backend import structure
+from .._backend.base import Array, Backend
+from .._backend.structure import Blocks
+from ..dtypes import check_dtype
+
+INT64_MAX = np.iinfo(np.int64).max
+
+
+class Origin(NamedTuple):
+    """What a transpose that is not built yet is read from: a matrix, and what it was when it was transposed."""
+
+    matrix: Any
+    blocks: Blocks
+    shape: tuple[int, int]
+    canonical: bool | None
+    sorted_: bool | None
+
+    def unchanged(self) -> bool:
+        """Does the matrix still have these arrays and this shape?"""
+        A, (data, indices, indptr) = self.matrix, self.blocks
+        return A.data is data and A.indices is indices and A.indptr is indptr and A._shape == self.shape
+
+
+class _Stored:
+    """An array of a matrix, absent from a transpose until it is asked for. An array that is there is found first."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Base | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        instance._build()
+        try:
+            return instance.__dict__[self.name]
+        except KeyError:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}") from None
+
+
+class Base:
+    """What every BSR class has. Written once over ``self._backend.xp``.
+
+    A transpose begins as an `Origin` without arrays of its own: products read the origin, and `data`, `indices` and
+    `indptr` are built when one of them is asked for.
+    """
+
+    _backend: ClassVar[Backend]
+    _is_array: ClassVar[bool]
+    format = "bsr"
+    ndim = 2
+    __hash__ = None  # type: ignore[assignment]
+
+    data: Array = _Stored()
+    indices: Array = _Stored()
+    indptr: Array = _Stored()
+    _origin: Origin | None = None
+    #: Transposes of this matrix that may not be built yet, by id; shared with matrices that share its arrays.
+    _transposes: WeakValueDictionary[int, Any] | None = None
+    _shape: tuple[int, int]
+    maxprint: int
+    _has_sorted_indices: bool | None
+    _has_canonical_format: bool | None
+    #: The index array that is known to be in canonical format, while it is the one in use.
+    _canonical_indices: Array | None
+
+    # ------------------------------------------------------------------------------- building
+    def _set(
+        self,
+        blocks: Blocks,
+        shape: tuple[int, int],
+        *,
+        canonical: bool | None = None,
+        sorted_: bool | None = None,
+        maxprint: int = 50,
+    ) -> Self:
+        self.data, self.indices, self.indptr = blocks
+        self._shape = shape
+        self.maxprint = maxprint
+        self._has_canonical_format = None if canonical else canonical
+        self._has_sorted_indices = sorted_
+        self._canonical_indices = self.indices if canonical else None
+        return self
+
+    def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
+        """A matrix of the same class around arrays that are known to be good."""
+        return object.__new__(type(self))._set(blocks, self._shape if shape is None else shape, **flags)  # type: ignore[arg-type]
+
+    def _with_data(self, data: Array, copy: bool = True) -> Self:
+        """The same structure with other values."""
+        indices, indptr = (self.indices.copy(), self.indptr.copy()) if copy else (self.indices, self.indptr)
+        return self._new(
+            Blocks(data, indices, indptr),
+            canonical=self._known_canonical or self._has_canonical_format,
+            sorted_=self._has_sorted_indices,
+        )
+
+    @property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.data, self.indices, self.indptr)
+
+    def copy(self) -> Self:
+        """A matrix with arrays of its own."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            if transposed:
+                return A._transpose_now()
+        return self._with_data(self.data.copy())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
+
+    # ------------------------------------------------------------------------------ transposes
+    def _transposed(self) -> Self:
+        """The transpose, to be built when its arrays are asked for."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            if transposed:
+                origin = self._origin
+                back = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+                back._transposes = A._transposes
+                return back
+        T = object.__new__(type(self))
+        M, N = self._shape
+        T._shape = (N, M)
+        T.maxprint = 50
+        T._has_canonical_format = T._canonical_indices = None
+        T._has_sorted_indices = True
+        flags = self._known_canonical or None, self._has_sorted_indices
+        T._origin = Origin(self, self._blocks, self._shape, *flags)
+        transposes = self._transposes
+        if transposes is None:  # in one step: two threads must not make two
+            transposes = self.__dict__.setdefault("_transposes", WeakValueDictionary())
+        transposes[id(T)] = T
+        return T
+
+    def _transpose_now(self) -> Self:
+        """The transpose with arrays of its own, now."""
+        M, N = self._shape
+        blocks = self._backend.transpose(self._sound, self._block_shape[1])
+        return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
+
+    def _source(self) -> tuple[Self, bool]:
+        """A matrix that has its arrays, and whether this one is its transpose."""
+        origin = self._origin
+        if origin is None:
+            return self, False
+        if not self.__dict__.keys().isdisjoint(Blocks._fields):  # one was assigned: it counts
+            self._build()
+            return self, False
+        if not origin.unchanged():
+            A = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+            A._transposes = origin.matrix._transposes
+            self._origin = origin = origin._replace(matrix=A)
+        return origin.matrix, True
+
+    def _build(self) -> None:
+        """Give a transpose its own arrays; those that were assigned stay."""
+        origin = self._origin
+        if origin is None:
+            return
+        (M, N), (_, R, C) = origin.shape, origin.blocks.data.shape
+        blocks = self._backend.transpose(self._backend.sound(origin.blocks, M // R, N // C), N // C)
+        for name, array in zip(Blocks._fields, blocks, strict=True):
+            self.__dict__.setdefault(name, array)
+        if origin.canonical:
+            self._canonical_indices = blocks.indices
+        self._origin = None
+
+    def _before_writing(self) -> None:
+        """The values are about to change in place: transposes that would still read them are built first."""
+        if self._transposes is not None:
+            for T in list(self._transposes.values()):
+                T._build()
+            self._transposes.clear()
+
+    # ----------------------------------------------------------------------------- description
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self._shape
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            return tuple(A.data.shape[:0:-1] if transposed else A.data.shape[1:])
+        return tuple(self.data.shape[1:])
+
+    @property
+    def _block_shape(self) -> tuple[int, int]:
+        """Block rows and block columns."""
+        (M, N), (R, C) = self._shape, self.blocksize
+        return M // R, N // C
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements. Setting it reinterprets the bytes, as in scipy."""
+        return self._source()[0].data.dtype if self._origin is not None else self.data.dtype
+
+    @dtype.setter
+    def dtype(self, newtype: Any) -> None:
+        new = check_dtype(newtype, self._backend.dtypes)
+        row = self.blocksize[1] * self.dtype.itemsize
+        if row % new.itemsize:
+            raise ValueError(f"dtype: rows of a block take {row} bytes, which are no whole number of {new}")
+        self.data = self.data.view(new)
+
+    @property
+    def nnz(self) -> int:
+        """Stored elements: every element of a stored block counts, zero or not."""
+        return self._getnnz()
+
+    size = nnz
+
+    def _getnnz(self, axis: int | None = None) -> int:
+        if axis is not None:
+            raise NotImplementedError("getnnz over an axis is not implemented for BSR format")
+        R, C = self.blocksize
+        return len(self._source()[0].indices) * R * C
+
+    @property
+    def density(self) -> float:
+        """Stored elements over all elements; 0 for a matrix without elements."""
+        M, N = self._shape
+        return self.nnz / (M * N) if M and N else 0.0
+
+    @property
+    def device(self) -> Any:
+        """Where the data is: "cpu", or the CuPy device."""
+        return self._backend.device_of(self._source()[0].data)
+
+    def spy(self, ax: Any = None, *, histogram: bool = True) -> Any:
+        """Draw which blocks are stored, and how many in each block row, with matplotlib.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw the pattern, alone. By default a new figure.
+        histogram : bool
+            In a new figure, also draw how many block rows have how many blocks, beside the pattern.
+
+        Returns
+        -------
+        matplotlib.axes.Axes, or two of them
+            The axes of the pattern; ``(pattern, histogram)`` where a histogram was drawn.
+
+        Notes
+        -----
+        Up to 64 blocks a side are drawn as shapes, more as an image. Where there are more blocks than pixels, a cell
+        of the image stands for several: it is as dark as the share of them that is stored, and white only where none
+        is. Blocks of zeros that are stored are drawn. A block that is stored several times is drawn once, and counted
+        as often in the histogram, the number of blocks and the density.
+
+        Of a matrix on the GPU `indptr` and `indices` are copied to the host, its values are not; this waits for the
+        GPU. A transpose is drawn without being built.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg, numpy as np
+        >>> import matplotlib.pyplot as plt
+        >>> A = bg.bsr_array((np.ones((3, 4, 4)), ([0, 1, 1], [2, 0, 1])), shape=(12, 12))
+        >>> pattern, rows = A.spy()
+        >>> print(pattern.get_title())
+        12 x 12, blocks 4 x 4
+        3 blocks, density 0.333
+        >>> [int(bar.get_height()) for bar in rows.patches]  # block rows with 0, 1 and 2 blocks
+        [1, 1, 1]
+        >>> plt.close(pattern.figure)
+        """
+        from .._plotting.spy import spy
+
+        return spy(self, ax, histogram)
+
+    def __repr__(self) -> str:
+        kind = "array" if self._is_array else "matrix"
+        R, C = self.blocksize
+        return (
+            f"<Block Sparse Row sparse {kind} of dtype '{self.dtype}'\n"
+            f"\twith {self.nnz} stored elements (blocksize={R}x{C}) and shape {self._shape}>"
+        )
+
+    def __str__(self) -> str:
+        if not self.nnz:
+            return repr(self)
+        row, col = structure.to_coo(self._backend, self._blocks, np.dtype(np.int64))
+        row, col, values = (self._backend.to_host(x) for x in (row, col, self.data.reshape(-1)))
+
+        def lines(part: slice) -> str:
+            return "\n".join(
+                f"  {(int(i), int(j))}\t{v}" for i, j, v in zip(row[part], col[part], values[part], strict=True)
+            )
+
+        half = self.maxprint // 2
+        if len(values) <= self.maxprint:
+            body = lines(slice(None))
+        else:
+            body = lines(slice(half)) + "\n  :\t:\n" + lines(slice(half - self.maxprint, None))
+        return f"{self!r}\n  Coords\tValues\n{body}"
+
+    def __bool__(self) -> bool:
+        if self._shape == (1, 1):
+            return self.nnz != 0
+        raise ValueError("The truth value of an array with more than one element is ambiguous. Use a.any() or a.all().")
+
+    def __len__(self) -> int:
+        raise TypeError("sparse array length is ambiguous; use shape[0] or nnz")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._build()
+        return {name: value for name, value in self.__dict__.items() if name not in ("_origin", "_transposes")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    # -------------------------------------------------------------------------------- order
+    @property
+    def has_sorted_indices(self) -> bool:
+        """Are the block columns of each block row in order? Found out once, then remembered."""
+        if self._has_sorted_indices is None and self._known_canonical:
+            self._has_sorted_indices = True
+        if self._has_sorted_indices is None:
+            self._has_sorted_indices = structure.is_sorted(self._backend, self.indices, self.indptr, strictly=False)
+        return self._has_sorted_indices
+
+    @has_sorted_indices.setter
+    def has_sorted_indices(self, value: bool) -> None:
+        self._has_sorted_indices = bool(value)
+
+    @property
+    def has_canonical_format(self) -> bool:
+        """Sorted and without duplicates? Found out once, then remembered."""
+        if self._has_sorted_indices is False:
+            self._has_canonical_format = False
+        elif self._has_canonical_format is None:
+            self.has_canonical_format = self._known_canonical or structure.is_sorted(
+                self._backend, self.indices, self.indptr, strictly=True
+            )
+        return bool(self._has_canonical_format)
+
+    @has_canonical_format.setter
+    def has_canonical_format(self, value: bool) -> None:
+        self._has_canonical_format = bool(value)
+        if value:
+            self._has_sorted_indices = True
+
+    @property
+    def _known_canonical(self) -> bool:
+        """Does the flag, or the way in which the index array was made, say so already?"""
+        if self._has_canonical_format is not None:
+            return self._has_canonical_format
+        return self.indices is self._canonical_indices
+
+    def _replace(self, blocks: Blocks) -> None:
+        self.data, self.indices, self.indptr = blocks
+
+    def sort_indices(self) -> None:
+        """Sort the block columns of each block row, in place."""
+        if not self.has_sorted_indices:
+            self._replace(structure.sort_blocks(self._backend, self._blocks, self._block_shape[1]))
+            self._has_sorted_indices = True
+
+    def sorted_indices(self) -> Self:
+        """A copy with sorted indices."""
+        A = self.copy()
+        A.sort_indices()
+        return A
+
+    def sum_duplicates(self) -> None:
+        """Add up blocks stored at the same place, in place."""
+        if not self.has_canonical_format:
+            self._replace(structure.sum_duplicates(self._backend, self._sound, self._block_shape[1]))
+            self.has_canonical_format = True
+
+    @property
+    def _has_duplicates(self) -> bool:
+        if self.has_canonical_format:
+            return False
+        return structure.has_duplicates(self._backend, self.indices, self.indptr, self._block_shape[1])
+
+    def _canonical(self) -> Blocks:
+        """Sorted blocks without duplicates; this matrix keeps its own."""
+        blocks = self._sound
+        if self.has_canonical_format:
+            return blocks
+        return structure.sum_duplicates(self._backend, blocks, self._block_shape[1])
+
+    @property
+    def _sound(self) -> Blocks:
+        """The blocks as they are, looked at where looking is cheap."""
+        return self._backend.sound(self._blocks, *self._block_shape)
+
+    def eliminate_zeros(self) -> None:
+        """Drop the blocks that hold nothing but zeros, in place."""
+        if len(self.data):
+            keep = structure.nonzero_blocks(self._backend, self.data)
+            self._replace(structure.select_blocks(self._backend, self._blocks, keep))
+
+    def prune(self) -> None:
+        """Cut off what the arrays hold behind the last block. Waits for the GPU."""
+        structure.check_arrays(*self._blocks, self._shape)
+        stop = int(self.indptr[-1])  # synchronize!
+        if stop > len(self.indices):
+            raise ValueError(f"indices array has too few elements: {len(self.indices)}, wanted {stop}")
+        self.data, self.indices = self.data[:stop], self.indices[:stop]
+
+    def check_format(self, full_check: bool = True) -> None:
+        """Raise ValueError unless the arrays make a BSR matrix.
+
+        Parameters
+        ----------
+        full_check : bool
+            Look at the values too: index pointer climbing from 0, indices in range. Waits for the GPU.
+        """
+        for name in ("indices", "indptr"):
+            kind = getattr(self, name).dtype.kind
+            if kind != "i":
+                raise ValueError(f"{name}: wanted integers, got dtype {getattr(self, name).dtype}")
+        structure.check_arrays(*self._blocks, self._shape)
+        if full_check:
+            stop = structure.check_values(self._backend, self.indices, self.indptr, self._block_shape[1])
+            self.data, self.indices = self.data[:stop], self.indices[:stop]
+
+    def resize(self, *shape: Any) -> None:
+        """Change the shape in place, to multiples of the block; what falls outside is dropped."""
+        M, N = check_shape(shape[0] if len(shape) == 1 else shape)
+        self._build()
+        R, C = self.blocksize
+        if M % R or N % C:
+            raise ValueError(f"shape must be divisible into {self.blocksize} blocks. Got {(M, N)}")
+        xp = self._backend.xp
+        old_rows, old_cols = self._block_shape
+        rows = M // R
+        if rows < old_rows:
+            self.indptr = self.indptr[: rows + 1]
+            stop = int(self.indptr[-1])  # synchronize!
+            self.data, self.indices = self.data[:stop], self.indices[:stop]
+        elif rows > old_rows:
+            more = xp.broadcast_to(self.indptr[-1:], (rows - old_rows,))
+            self.indptr = xp.concatenate([self.indptr, more])
+        if old_cols > N // C:
+            self._replace(structure.select_blocks(self._backend, self._blocks, self.indices < N // C))
+        self._shape = (M, N)
+
+
+def check_shape(shape: Any, what: str = "shape") -> tuple[int, int]:
+    """Two non-negative ints, or ValueError/TypeError."""
+    try:
+        sides = tuple(int(n.__index__()) for n in shape)
+    except (TypeError, AttributeError):
+        raise ValueError(f"{what}: wanted two integers, got {shape!r}") from None
+    if len(sides) != 2 or min(sides) < 0:
+        raise ValueError(f"{what}: wanted two non-negative integers, got {shape!r}")
+    if max(sides) > INT64_MAX or sides[0] * sides[1] > INT64_MAX:
+        raise ValueError(f"{what}: {sides} has more elements than a 64-bit integer can count")
+    return sides

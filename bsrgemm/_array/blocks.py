@@ -1,0 +1,248 @@
+"""Blocks as small matrices: those of the diagonal, their inverses, and factors of block rows and block columns."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Self
+
+import numpy as np
+
+from .._backend import structure
+from .._backend.base import Array
+from .._backend.structure import Blocks
+from .._products.matmul import Products
+from ..dtypes import accumulator_dtype, check_dtype, result_dtype
+
+
+class BlockTools(Products):
+    """What solvers ask of blocks, on the layer of `Products`."""
+
+    # ---------------------------------------------------------------------------------- diagonal
+    def block_diagonal(self) -> Array:
+        """The blocks on the diagonal of a matrix with square blocks.
+
+        Returns
+        -------
+        array of shape (n, R, R)
+            ``out[i]`` is block (i, i), zero where none is stored; duplicates are added up. n is the smaller of the
+            numbers of block rows and block columns.
+
+        Raises
+        ------
+        ValueError
+            Blocks are not square.
+
+        Notes
+        -----
+        Waits for the GPU. A transpose is read without being built.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg, numpy as np
+        >>> A = bg.bsr_array(np.arange(16.0).reshape(4, 4), blocksize=(2, 2))
+        >>> A.block_diagonal()
+        array([[[ 0.,  1.],
+                [ 4.,  5.]],
+        <BLANKLINE>
+               [[10., 11.],
+                [14., 15.]]])
+        """
+        return self._diagonal_blocks("block_diagonal")[0]
+
+    def _diagonal_blocks(self, what: str) -> tuple[Array, Array]:
+        """The blocks on the diagonal, and for each whether it is stored."""
+        R, C = self.blocksize
+        if R != C:
+            raise ValueError(f"{what}: wanted square blocks, got blocksize={(R, C)}")
+        A, transposed = self._source()
+        backend, xp = self._backend, self._backend.xp
+        data, indices, indptr = A._sound
+        rows = backend.expand(indptr, len(indices))
+        on = xp.flatnonzero(rows == indices)  # synchronize!
+        rows = rows[on]
+        starts = structure.first_of_runs(backend, rows)
+        rows = rows[starts]
+        n = min(self._block_shape)
+        out, stored = xp.zeros((n, R, R), data.dtype), xp.zeros(n, np.bool_)
+        out[rows] = backend.segment_reduce("add", data, on, starts)
+        stored[rows] = True
+        return (xp.ascontiguousarray(out.transpose(0, 2, 1)) if transposed else out), stored
+
+    def inverse_block_diagonal(self) -> Self:
+        """The inverses of the blocks on the diagonal, as a block-diagonal matrix: the block-Jacobi preconditioner.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            Of the class of this matrix, where this matrix lives, of the shape of its transpose. Integers and booleans
+            give float64. 16-bit floats are inverted in float32 and rounded, which may overflow.
+
+        Raises
+        ------
+        ValueError
+            Blocks are not square.
+        numpy.linalg.LinAlgError
+            A block is missing or singular; the message has the index of the first one. Singular is a block whose LU
+            decomposition meets a pivot of exactly 0, as in `numpy.linalg.inv`, and one of finite numbers whose inverse
+            is not finite. NaN in a block becomes NaN in its inverse.
+
+        Notes
+        -----
+        Waits for the GPU: a singular block would not be noticed otherwise.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg, numpy as np
+        >>> A = bg.bsr_array(np.array([[2.0, 1, 0, 7], [0, 1, 0, 0], [0, 0, 4, 0], [5, 0, 0, 8]]), blocksize=(2, 2))
+        >>> A.inverse_block_diagonal().toarray()
+        array([[ 0.5  , -0.5  ,  0.   ,  0.   ],
+               [ 0.   ,  1.   ,  0.   ,  0.   ],
+               [ 0.   ,  0.   ,  0.25 ,  0.   ],
+               [ 0.   ,  0.   ,  0.   ,  0.125]])
+        >>> A[:2, 2:].inverse_block_diagonal()
+        Traceback (most recent call last):
+            ...
+        numpy.linalg.LinAlgError: inverse_block_diagonal: diagonal block 0 is singular
+        """
+        what = "inverse_block_diagonal"
+        own = self.dtype
+        if own.char in "gG":
+            raise TypeError(f"{what}: {own} cannot be inverted; cast first, for example A.astype('float64')")
+        dtype = np.dtype(np.float64) if own.kind in "biu" else own
+        diagonal, stored = self._diagonal_blocks(what)
+        diagonal = diagonal.astype(accumulator_dtype(dtype), copy=False)
+        xp = self._backend.xp
+        # inv of NumPy raises without an index, that of CuPy does not tell: the pivots of the same LU are asked first.
+        with np.errstate(all="ignore"):
+            sign, _ = xp.linalg.slogdet(diagonal)
+        first = self._first(sign == 0)
+        if first is not None:
+            state = "singular" if bool(stored[first]) else "missing: no block is stored there"  # synchronize!
+            raise np.linalg.LinAlgError(f"{what}: diagonal block {first} is {state}")
+        with np.errstate(all="ignore"):
+            inverse = xp.linalg.inv(diagonal)
+        overflown = xp.isfinite(diagonal).all(axis=(1, 2)) & ~xp.isfinite(inverse).all(axis=(1, 2))
+        first = self._first(overflown)
+        if first is not None:
+            raise np.linalg.LinAlgError(
+                f"{what}: diagonal block {first} is singular in {diagonal.dtype}: its inverse is not finite"
+            )
+        index = self._source()[0].indices.dtype
+        indptr = xp.minimum(xp.arange(self._block_shape[1] + 1, dtype=index), len(inverse))
+        blocks = Blocks(inverse.astype(dtype, copy=False), xp.arange(len(inverse), dtype=index), indptr)
+        return self._new(blocks, self._shape[::-1], canonical=True)
+
+    def _first(self, found: Array) -> int | None:
+        """The first place at which a boolean vector is true."""
+        places = self._backend.xp.flatnonzero(found)  # synchronize!
+        return int(places[0]) if len(places) else None
+
+    # ----------------------------------------------------------------------------------- scaling
+    def scale_block_rows(self, D: Any) -> Self:
+        """``D[i] @ block`` for every block of block row i.
+
+        Parameters
+        ----------
+        D : array of shape (n,), (n, R) or (n, R, R)
+            For each of the n block rows, whose blocks have R rows: a number, the diagonal of a factor, or a factor.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A new matrix with the same pattern, in the dtype to which NumPy promotes the two; 16-bit floats are summed
+            in float32. Of a transpose that is not built yet it is another one.
+
+        Notes
+        -----
+        The blocks are multiplied as they are stored. Only integers and booleans that become another dtype have their
+        duplicates added up first.
+
+        Examples
+        --------
+        Block-Jacobi scaling: the blocks on the diagonal become the identity.
+
+        >>> import bsrgemm as bg, numpy as np
+        >>> A = bg.bsr_array(np.array([[2.0, 1, 6, 0], [0, 1, 0, 0], [0, 0, 4, 0], [8, 0, 0, 8]]), blocksize=(2, 2))
+        >>> A.scale_block_rows(A.inverse_block_diagonal().data).toarray()
+        array([[1., 0., 3., 0.],
+               [0., 1., 0., 0.],
+               [0., 0., 1., 0.],
+               [1., 0., 0., 1.]])
+        >>> A.scale_block_rows([1, 10]).toarray()
+        array([[ 2.,  1.,  6.,  0.],
+               [ 0.,  1.,  0.,  0.],
+               [ 0.,  0., 40.,  0.],
+               [80.,  0.,  0., 80.]])
+        """
+        return self._scale_blocks(D, rows=True)
+
+    def scale_block_cols(self, D: Any) -> Self:
+        """``block @ D[j]`` for every block of block column j.
+
+        Parameters
+        ----------
+        D : array of shape (n,), (n, C) or (n, C, C)
+            For each of the n block columns, whose blocks have C columns: a number, the diagonal of a factor, or a
+            factor.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A new matrix with the same pattern, in the dtype to which NumPy promotes the two; 16-bit floats are summed
+            in float32. Of a transpose that is not built yet it is another one.
+
+        See Also
+        --------
+        scale_block_rows : the same from the left, with notes that hold for both.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg, numpy as np
+        >>> A = bg.bsr_array(np.ones((2, 6)), blocksize=(2, 3))
+        >>> A.scale_block_cols([[1, 2, 3], [4, 5, 6]]).toarray()
+        array([[1., 2., 3., 4., 5., 6.],
+               [1., 2., 3., 4., 5., 6.]])
+        """
+        return self._scale_blocks(D, rows=False)
+
+    def _scale_blocks(self, D: Any, rows: bool) -> Self:
+        factor = self._block_factor(D, rows)
+        A, transposed = self._source()
+        if not transposed:
+            return A._times_factor(factor, rows)
+        if factor.ndim == 3:
+            factor = factor.transpose(0, 2, 1)
+        return A._times_factor(factor, not rows)._transposed()
+
+    def _block_factor(self, D: Any, rows: bool) -> Array:
+        """D as an array of this backend, of a shape and a dtype that go with the block rows, or block columns."""
+        factor = self._operand(D, "D")
+        if factor is None or self._backend.is_sparse(factor):
+            raise TypeError(f"D: wanted a dense array on {self._backend.name!r}, got {type(D).__name__}")
+        dtype = check_dtype(factor.dtype, self._backend.dtypes, "D")
+        if isinstance(factor, np.ndarray):
+            factor = factor.view(np.ndarray)
+        side = 0 if rows else 1
+        n, length = self._block_shape[side], self.blocksize[side]
+        if tuple(factor.shape) not in ((n,), (n, length), (n, length, length)):
+            lines = "rows" if rows else "columns"
+            raise ValueError(
+                f"D: wanted shape {(n,)}, {(n, length)} or {(n, length, length)} for {n} block {lines} of {length} "
+                f"{lines}, got {tuple(factor.shape)}"
+            )
+        return factor.astype(dtype, copy=False)
+
+    def _times_factor(self, factor: Array, rows: bool) -> Self:
+        backend, xp = self._backend, self._backend.xp
+        dtype = result_dtype(self.dtype, factor.dtype)
+        A = self._for_product(dtype)
+        data, indices, indptr = A._sound
+        line = backend.expand(indptr, len(indices)) if rows else indices
+        if factor.ndim == 3:
+            block = xp.arange(len(data), dtype=np.int64)
+            line = line.astype(np.int64, copy=False)
+            factors = (factor, line, data, block) if rows else (data, block, factor, line)
+            return A._with_data(backend.pair_products(*factors, block, dtype))
+        factor = (factor[:, None] if factor.ndim == 1 else factor)[line]
+        factor = factor[:, :, None] if rows else factor[:, None, :]
+        return A._with_data(operator.mul(*self._promoted(data, factor)))

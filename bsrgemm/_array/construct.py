@@ -1,0 +1,339 @@
+"""From what a constructor is given to blocks in a backend: scipy's forms, and block-COO."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._backend import structure
+from .._backend.base import Array, Backend
+from .._backend.registry import backend_of, by_name, foreign_backend, host
+from .._backend.structure import Blocks
+from ..dtypes import BFLOAT16, check_dtype, is_float
+from .base import check_shape
+
+#: How much of its blocks unblocked input must fill for a block size to be guessed.
+_FILL = 0.7
+
+
+class Parts(NamedTuple):
+    blocks: Blocks
+    shape: tuple[int, int]
+    canonical: bool | None
+
+
+def _is_shape(x: Any) -> bool:
+    return (
+        isinstance(x, tuple)
+        and len(x) == 2
+        and all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in x)
+    )
+
+
+def find_backend(arg1: Any, device: str | None) -> Backend:
+    """The backend asked for, or else the one where the input lives; the host for plain Python input."""
+    if device is not None:
+        return by_name(device)
+    pieces = _flatten(arg1) if isinstance(arg1, tuple) else [arg1]
+    arrays = [x for x in pieces if not isinstance(x, np.generic)]
+    backends = {backend for x in arrays if (backend := backend_of(x) or foreign_backend(x)) is not None}
+    if len(backends) > 1:
+        raise TypeError(
+            "arg1: arrays of one matrix live in different places ("
+            + ", ".join(sorted(backend.name for backend in backends))
+            + "); move them to one, or say device='cuda' or device='cpu'"
+        )
+    return backends.pop() if backends else host()
+
+
+def _flatten(x: Any) -> list[Any]:
+    if isinstance(x, tuple | list) and len(x) <= 3:
+        return [leaf for part in x for leaf in _flatten(part)]
+    return [x]
+
+
+def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tuple[int, int]:
+    """A pair of positive ints that divides `shape`; ValueError otherwise."""
+    try:
+        R, C = (int(n.__index__()) for n in blocksize)
+    except TypeError:
+        raise TypeError(f"blocksize: cannot unpack non-iterable {blocksize!r}, wanted (R, C)") from None
+    except (ValueError, AttributeError):
+        raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers") from None
+    if R < 1 or C < 1:
+        raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers")
+    if shape is not None and (shape[0] % R or shape[1] % C):
+        raise ValueError(f"blocksize {(R, C)} does not divide: shape must be multiple of blocksize, got {shape}")
+    return R, C
+
+
+def parse(backend: Backend, arg1: Any, shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool) -> Parts:
+    """The blocks that a constructor call describes, in `backend`."""
+    if dtype is not None:
+        dtype = check_dtype(dtype, backend.dtypes)
+    if shape is not None:
+        shape = check_shape(shape)
+    source = backend_of(arg1)
+    if source is not None and source.is_sparse(arg1):
+        parts = from_sparse(backend, arg1, dtype, copy, blocksize)
+    elif _is_shape(arg1):
+        parts = _empty(backend, check_shape(arg1), dtype, blocksize)
+    elif isinstance(arg1, tuple):
+        parts = _from_tuple(backend, arg1, shape, dtype, copy, blocksize, is_array)
+    else:
+        parts = _from_dense(backend, arg1, dtype, blocksize, is_array)
+    if shape is not None and shape != parts.shape:
+        parts = parts._replace(shape=shape)
+        structure.check_arrays(*parts.blocks, shape)
+        structure.check_values(
+            backend, parts.blocks.indices, parts.blocks.indptr, shape[1] // parts.blocks.data.shape[2]
+        )
+    return parts
+
+
+def _cast(backend: Backend, data: Array, dtype: np.dtype[Any] | None) -> Array:
+    """`data` in a dtype that matrices of this backend hold."""
+    wanted = dtype if dtype is not None else check_dtype(data.dtype, backend.dtypes, "data")
+    if wanted == data.dtype:
+        return data
+    check_cast(backend, data, wanted)
+    return data.astype(wanted)
+
+
+def check_cast(backend: Backend, data: Array, wanted: np.dtype[Any], what: str = "dtype") -> None:
+    """ValueError where a cast would make integers of NaN or infinity."""
+    if wanted.kind not in "iu" or not (data.dtype.kind == "c" or is_float(data.dtype)) or not data.size:
+        return
+    data = data.astype(np.float32) if data.dtype == BFLOAT16 else data
+    if not bool(backend.xp.isfinite(data).all()):  # synchronize!
+        raise ValueError(f"{what}: cannot cast NaN or infinity to {wanted}")
+
+
+def _empty(backend: Backend, shape: tuple[int, int], dtype: Any, blocksize: Any) -> Parts:
+    R, C = check_blocksize((1, 1) if blocksize is None else blocksize, shape)
+    dtype = np.dtype(np.float64) if dtype is None else dtype
+    index = structure.index_dtype(max(shape[0] // R, shape[1] // C, R, C))
+    xp = backend.xp
+    blocks = Blocks(xp.zeros((0, R, C), dtype), xp.zeros(0, index), xp.zeros(shape[0] // R + 1, index))
+    return Parts(blocks, shape, True)
+
+
+# -------------------------------------------------------------------------------------- sparse input
+def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any) -> Parts:
+    source = backend_of(S)
+    assert source is not None
+    if blocksize is not None:
+        blocksize = check_blocksize(blocksize, S.shape)
+    if S.format == "bsr":
+        blocks = Blocks(*(_bring(backend, source, a, copy) for a in (S.data, S.indices, S.indptr)))
+        canonical = getattr(S, "_known_canonical", None) or None
+        shape = check_shape(S.shape)
+        if not hasattr(type(S), "_backend"):
+            structure.check_arrays(*blocks, shape)
+            structure.check_values(backend, blocks.indices, blocks.indptr, shape[1] // blocks.data.shape[2])
+        parts = Parts(blocks._replace(data=_cast(backend, blocks.data, dtype)), shape, canonical)
+        if blocksize in (None, tuple(blocks.data.shape[1:])):
+            return parts
+        return reblock(backend, parts, blocksize)
+    if source is not backend:
+        S = S.asformat("csr")
+    if S.ndim != 2:
+        raise ValueError(f"BSR arrays don't support {S.ndim}D input. Use 2D")
+    if S.format == "coo":
+        row, col = (_bring(backend, source, a, False) for a in (S.row, S.col))
+        _coo_shape(backend, row, col, len(S.data), S.shape, (1, 1))
+        values, unique = _bring(backend, source, S.data, False), bool(S.has_canonical_format)
+    else:
+        S = S.asformat("csr")
+        indptr, col, values = (_bring(backend, source, a, False) for a in (S.indptr, S.indices, S.data))
+        structure.check_values(backend, col, indptr, S.shape[1])
+        row, unique = backend.expand(indptr, len(col)), bool(S.has_canonical_format)
+    return _from_elements(backend, row, col, _cast(backend, values, dtype), S.shape, blocksize, unique)
+
+
+def _bring(backend: Backend, source: Backend, a: Array, copy: bool) -> Array:
+    if backend is source:
+        return a.copy() if copy else a
+    return backend.from_host(source.to_host(a))
+
+
+def _from_elements(
+    backend: Backend, row: Array, col: Array, values: Array, shape: tuple[int, int], blocksize: Any, unique: bool
+) -> Parts:
+    if blocksize is None:
+        blocksize = guess_blocksize(backend, row, col, shape)
+    index = structure.index_dtype(max(*shape, len(values)), row, col)
+    blocks = structure.from_coo(backend, row, col, values, shape, blocksize, index, unique=unique)
+    return Parts(blocks, shape, True)
+
+
+def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts:
+    """The same matrix in blocks of another size; zeros that only filled up old blocks stay stored."""
+    R, C = check_blocksize(blocksize, parts.shape)
+    index = structure.index_dtype(max(*parts.shape, parts.blocks.data.size), parts.blocks.indices)
+    row, col = structure.to_coo(backend, parts.blocks, index)
+    blocks = structure.from_coo(
+        backend, row, col, parts.blocks.data.reshape(-1), parts.shape, (R, C), index, unique=bool(parts.canonical)
+    )
+    return Parts(blocks, parts.shape, True)
+
+
+def guess_blocksize(backend: Backend, row: Array, col: Array, shape: tuple[int, int]) -> tuple[int, int]:
+    """The square block that scipy would guess: the largest of 1, 2, 3, 4, 6 that the elements fill well enough.
+
+    6 is looked at only where both 2 and 3 fit very well.
+    """
+
+    def fill(side: int) -> float:
+        if shape[0] % side or shape[1] % side:
+            return 0.0
+        keys = (row // side).astype(np.int64) * (shape[1] // side) + col // side
+        return len(row) / (len(structure.first_of_runs(backend, backend.xp.sort(keys))) * side * side)
+
+    if not len(row):
+        return (1, 1)
+    two, three = fill(2), fill(3)
+    if min(two, three) > (1 + _FILL) / 2:
+        return (6, 6) if fill(6) > _FILL else (3, 3)
+    for side, filled in ((4, fill(4)), (3, three), (2, two)):
+        if filled > _FILL:
+            return (side, side)
+    return (1, 1)
+
+
+# --------------------------------------------------------------------------------------- array input
+def _as_array(backend: Backend, x: Any, what: str) -> Array:
+    """`x` as an array of `backend`; anything that is not a device object may be sent from the host."""
+    source = backend_of(x) or foreign_backend(x)
+    if source is backend:
+        array = backend.adopt(x)
+        if array is not None:
+            return array
+    if source is None or source is host():
+        array = np.asarray(host().adopt(x) if source is not None and not isinstance(x, np.generic) else x)
+        if array.dtype == np.object_:
+            raise ValueError(f"{what}: unrecognized constructor input of type {type(x).__name__}")
+        return array if backend is host() else backend.from_host(array)
+    return backend.from_host(source.to_host(source.adopt(x)))
+
+
+def _from_dense(backend: Backend, D: Any, dtype: Any, blocksize: Any, is_array: bool) -> Parts:
+    if is_array and np.isscalar(D):
+        raise ValueError("arg1: bsr_array does not support instantiation from a scalar")
+    X = _as_array(backend, D, "arg1")
+    X = X.view(np.ndarray) if isinstance(X, np.matrix) else X
+    if X.ndim != 2:
+        if is_array or X.ndim > 2:
+            raise ValueError(f"BSR arrays don't support {X.ndim}D input. Use 2D")
+        X = backend.xp.atleast_2d(X)
+    X = _cast(backend, X, dtype)
+    if blocksize is None:
+        row, col = backend.xp.nonzero(X)  # synchronize!
+        blocksize = guess_blocksize(backend, row, col, X.shape)
+    blocksize = check_blocksize(blocksize, X.shape)
+    index = structure.index_dtype(max(*X.shape, 1))
+    return Parts(structure.from_dense(backend, X, blocksize, index), tuple(X.shape), True)
+
+
+def _from_tuple(
+    backend: Backend, arg1: tuple[Any, ...], shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool
+) -> Parts:
+    if len(arg1) == 3:
+        return _from_bsr_arrays(backend, arg1, shape, dtype, copy, blocksize, is_array)
+    if len(arg1) != 2:
+        raise ValueError(f"arg1: unrecognized constructor usage: a tuple of {len(arg1)} parts, wanted 2 or 3")
+    data, coords = arg1
+    try:
+        row, col = coords
+    except (TypeError, ValueError):
+        raise TypeError("arg1: wanted (data, (row, col)), (data, indices, indptr) or (M, N)") from None
+    data = _cast(backend, _as_array(backend, data, "data"), dtype)
+    row = _index_array(_as_array(backend, row, "row"), "row")
+    col = _index_array(_as_array(backend, col, "col"), "col")
+    if data.ndim == 3:
+        return _from_block_coo(backend, data, row, col, shape, blocksize)
+    data = data.reshape(-1) if data.ndim == 0 else data
+    if data.ndim != 1:
+        raise ValueError(f"data: wanted 1-D elements or 3-D blocks, got {data.ndim}-D")
+    shape = _coo_shape(backend, row, col, len(data), shape, (1, 1))
+    if blocksize is not None:
+        blocksize = check_blocksize(blocksize, shape)
+    return _from_elements(backend, row, col, data, shape, blocksize, unique=False)
+
+
+def _from_block_coo(backend: Backend, data: Array, row: Array, col: Array, shape: Any, blocksize: Any) -> Parts:
+    """Blocks at (block_row, block_col), in any order; duplicates are kept, as in the three-array form."""
+    R, C = check_blocksize(data.shape[1:])
+    if blocksize is not None and check_blocksize(blocksize) != (R, C):
+        raise ValueError(f"mismatching blocksize={blocksize} vs {(R, C)}")
+    shape = _coo_shape(backend, row, col, len(data), shape, (R, C))
+    check_blocksize((R, C), shape)
+    index = structure.index_dtype(max(shape[0] // R, shape[1] // C, len(data)), row, col)
+    order = backend.xp.argsort(row, kind="stable")
+    bounds = backend.xp.arange(shape[0] // R + 1, dtype=row.dtype)
+    indptr = backend.xp.searchsorted(row[order], bounds).astype(index, copy=False)
+    return Parts(Blocks(data[order], col[order].astype(index, copy=False), indptr), shape, None)
+
+
+def _coo_shape(
+    backend: Backend, row: Array, col: Array, n: int, shape: Any, blocksize: tuple[int, int]
+) -> tuple[int, int]:
+    """The shape given, or the smallest that holds the coordinates; ValueError for coordinates outside it."""
+    if not (row.ndim == col.ndim == 1 and len(row) == len(col) == n):
+        raise ValueError(f"row, col and data must have one length, got {tuple(row.shape)}, {tuple(col.shape)} and {n}")
+    if not n:
+        if shape is None:
+            raise ValueError("shape: cannot infer dimensions from zero sized index arrays")
+        return shape
+    R, C = blocksize
+    ends = backend.xp.stack([x.astype(np.int64) for x in (row.min(), col.min(), row.max(), col.max())])
+    low_row, low_col, high_row, high_col = (int(v) for v in backend.to_host(ends))  # synchronize!
+    if low_row < 0 or low_col < 0:
+        raise ValueError(f"negative row or column index found: row {low_row}, column {low_col}")
+    if shape is None:
+        return ((high_row + 1) * R, (high_col + 1) * C)
+    for name, high, side, block in (("row", high_row, shape[0], R), ("column", high_col, shape[1], C)):
+        if high >= side // block:
+            raise ValueError(f"{name} index {high} exceeds matrix dimension {side // block} (shape={shape})")
+    return shape
+
+
+def _index_array(x: Array, what: str) -> Array:
+    if x.dtype.kind == "u":
+        x = x.astype(np.int64)
+    if x.dtype.kind != "i":
+        if x.size:
+            raise ValueError(f"{what}: wanted integer indices, got dtype {x.dtype}")
+        x = x.astype(np.int32)
+    return x if x.dtype.itemsize >= 4 else x.astype(np.int32)
+
+
+def _from_bsr_arrays(
+    backend: Backend, arg1: tuple[Any, ...], shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool
+) -> Parts:
+    data, indices, indptr = (_as_array(backend, x, n) for x, n in zip(arg1, ("data", "indices", "indptr"), strict=True))
+    if data.ndim != 3:
+        raise ValueError(f"data: BSR data must be 3-dimensional, got shape={tuple(data.shape)}")
+    if blocksize is not None and check_blocksize(blocksize) != tuple(data.shape[1:]):
+        raise ValueError(f"mismatching blocksize={blocksize} vs {tuple(data.shape[1:])}")
+    indices, indptr = _index_array(indices, "indices"), _index_array(indptr, "indptr")
+    if copy:
+        data, indices, indptr = data.copy(), indices.copy(), indptr.copy()
+    data = backend.xp.ascontiguousarray(_cast(backend, data, dtype))
+    R, C = data.shape[1:]
+    if not len(indptr):
+        raise ValueError("indptr: wanted one entry more than block rows, got none")
+    if shape is None:
+        if not len(indices):
+            raise ValueError("shape: unable to infer matrix dimensions without indices")
+        cols = int(indices.max()) + 1  # synchronize!
+        shape = ((len(indptr) - 1) * R, cols * C)
+    largest = max(*shape, R, C, len(indices))
+    index = structure.index_dtype(largest, indices, indptr)
+    if not is_array and index.itemsize > 4 and largest <= structure.INT32_MAX:
+        index = np.dtype(np.int32)  # bsr_matrix narrows indices whose values fit, as scipy's does
+    structure.check_arrays(data, indices, indptr, shape)
+    stop = structure.check_values(backend, indices, indptr, shape[1] // C)
+    indices, indptr = indices.astype(index, copy=False), indptr.astype(index, copy=False)
+    return Parts(Blocks(data[:stop], indices[:stop], indptr), shape, None)

@@ -1,0 +1,221 @@
+"""Norms of a matrix, and of its rows or columns, from the stored blocks alone."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from .._backend import structure
+from .._backend.base import Array
+from .._backend.structure import Blocks
+from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
+from .base import Base
+from .reduce import _sum_dtype
+
+_FROBENIUS = (None, "fro", "f")
+
+
+def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
+    """Norm of a BSR matrix, or norms of its rows or columns, as `scipy.sparse.linalg.norm` has them.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        Duplicates are added up first; `A` itself stays as it is, and a transpose is not built.
+    ord : {None, 'fro', 1, -1, inf, -inf}, or 0 and numbers > 0 with an axis
+        Which norm, see the table.
+    axis : {None, 0, 1, (0, 1), (1, 0)}, optional
+        None: of the matrix. 0: of each column, 1: of each row. A pair: of the matrix; (1, 0) of its transpose.
+
+    Returns
+    -------
+    number or array
+        NumPy's number on the CPU, a 0-d array on the GPU; with an axis a vector. Sums of integers are integers, roots
+        are float64. 16-bit floats are summed in float32 and rounded once, to their own dtype.
+
+    Raises
+    ------
+    NotImplementedError
+        For ord 2 and -2 of a matrix, which need singular values.
+
+    Notes
+    -----
+    ==========  ====================  =====================
+    ord         of a matrix           of a row or column
+    ==========  ====================  =====================
+    None        Frobenius             sqrt(sum(abs(x)**2))
+    'fro'       Frobenius             -
+    inf         largest row sum       max(abs(x))
+    -inf        smallest row sum      min(abs(x))
+    1           largest column sum    sum(abs(x))
+    -1          smallest column sum   -
+    0           -                     sum(x != 0)
+    p > 0       -                     sum(abs(x)**p)**(1/p)
+    ==========  ====================  =====================
+
+    Waits for the GPU, but for the Frobenius norm of a matrix that is known to be in canonical format.
+
+    Examples
+    --------
+    >>> import bsrgemm as bg, numpy as np
+    >>> A = bg.bsr_array(np.array([[3.0, -4, 0, 0], [0, 0, 0, 12]]), blocksize=(1, 2))
+    >>> bg.norm(A), bg.norm(A, 1), bg.norm(A, np.inf)
+    (np.float64(13.0), np.float64(12.0), np.float64(12.0))
+    >>> bg.norm(A, axis=1), bg.norm(A, 1, axis=0)
+    (array([ 5., 12.]), array([ 3.,  4.,  0., 12.]))
+    """
+    if not isinstance(A, Base):
+        raise TypeError(
+            f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; scipy, cupyx, NumPy and CuPy have norms of "
+            "their own"
+        )
+    axes = _axes(axis)
+    source, transposed = A._source()
+    if transposed:
+        axes = tuple(1 - a for a in axes)
+    return _matrix_norm(source, ord, axes) if len(axes) == 2 else _line_norms(source, ord, axes[0])
+
+
+def _axes(axis: Any) -> tuple[int, ...]:
+    """One axis or two, each 0 or 1."""
+    if axis is None:
+        return 0, 1
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for a in axes:
+        if not isinstance(a, int | np.integer) or isinstance(a, bool):
+            raise TypeError(f"axis: wanted None, an integer or a tuple of integers, got {axis!r}")
+    if not 1 <= len(axes) <= 2 or not all(-2 <= a <= 1 for a in axes):
+        raise ValueError(f"axis: wanted None, one axis or two, each -2 .. 1, got {axis!r}")
+    axes = tuple(int(a) % 2 for a in axes)
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"axis: the same axis twice in {axis!r}")
+    return axes
+
+
+def _is(ord: Any, *orders: float) -> bool:
+    return isinstance(ord, numbers.Real) and ord in orders
+
+
+# ---------------------------------------------------------------------------------------- the matrix
+def _matrix_norm(A: Base, ord: Any, axes: tuple[int, ...]) -> Any:
+    xp = A._backend.xp
+    if ord is None or (isinstance(ord, str) and ord in _FROBENIUS):
+        values = _squares(A._canonical().data)
+        return xp.sqrt(values.sum()).astype(_root_dtype(A.dtype))
+    if _is(ord, 2, -2):
+        raise NotImplementedError(
+            f"ord: {ord!r} of a matrix needs its singular values; "
+            f"{A._backend.sparse.__name__}.linalg.svds(A, k=1) finds the largest"
+        )
+    if not _is(ord, 1, -1, math.inf, -math.inf):
+        raise ValueError(f"ord: wanted None, 'fro', 1, -1, inf or -inf for a matrix, got {ord!r}")
+    along = axes[1] if math.isinf(ord) else axes[0]
+    if not A._shape[1 - along]:
+        raise ValueError(f"A: no {'row' if along else 'column'} to take the norm of in shape {A._shape}")
+    sums = _line_sums(A, along)
+    return (sums.max() if ord > 0 else sums.min()).astype(_real(_sum_dtype(A.dtype)))
+
+
+# ------------------------------------------------------------------------------------------ its lines
+def _line_norms(A: Base, ord: Any, axis: int) -> Array:
+    """Norms of the columns (axis 0) or rows (axis 1)."""
+    xp = A._backend.xp
+    if _is(ord, math.inf, -math.inf):
+        return _line_extremes(A, axis, ord > 0)
+    if _is(ord, 1):
+        return _line_sums(A, axis).astype(_real(_sum_dtype(A.dtype)), copy=False)
+    blocks = A._canonical()
+    if _is(ord, 0):
+        return _sum_over_lines(A, blocks, axis, blocks.data != 0, np.dtype(np.int_))
+    if ord is None or _is(ord, 2):
+        values = _squares(blocks.data)
+        return xp.sqrt(_sum_over_lines(A, blocks, axis, values, values.dtype)).astype(_root_dtype(A.dtype), copy=False)
+    p = float(ord) if isinstance(ord, numbers.Real) else 0.0
+    if not p > 0:
+        raise ValueError(f"ord: wanted None, 0, a number > 0, inf or -inf for rows or columns, got {ord!r}")
+    values = abs(_for_root(blocks.data)) ** p
+    sums = _sum_over_lines(A, blocks, axis, values, values.dtype)
+    return (sums ** (1 / p)).astype(_root_dtype(A.dtype), copy=False)
+
+
+def _line_sums(A: Base, axis: int) -> Array:
+    """Sums of absolute values, in what they are summed in."""
+    blocks = A._canonical()
+    dtype = _sum_dtype(A.dtype)
+    data = blocks.data
+    if data.dtype.kind != "c":  # integers first: int8 has no 128
+        data = data.astype(accumulator_dtype(dtype), copy=False)
+    values = abs(data)
+    return _sum_over_lines(A, blocks, axis, values, values.dtype)
+
+
+def _sum_over_lines(A: Base, blocks: Blocks, axis: int, values: Array, dtype: np.dtype[Any]) -> Array:
+    lines, starts, order = _group(A, blocks, axis)
+    within = values.sum(axis=1 + axis, dtype=dtype)
+    return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
+
+
+def _line_extremes(A: Base, axis: int, largest: bool) -> Array:
+    """The largest or smallest absolute values; what is not stored is 0."""
+    xp = A._backend.xp
+    if not A._shape[axis]:
+        raise ValueError(f"A: {'columns' if axis == 0 else 'rows'} of shape {A._shape} have no elements to compare")
+    blocks = A._canonical()
+    data = blocks.data.astype(np.float32) if A.dtype == BFLOAT16 else blocks.data
+    values = data if A.dtype == BOOL else abs(data)
+    within = (values.max if largest else values.min)(axis=1 + axis)
+    lines, starts, order = _group(A, blocks, axis)
+    best = A._backend.segment_reduce("maximum" if largest else "minimum", within, order, starts)
+    if not largest:
+        ends = xp.concatenate([starts[1:], xp.full(min(1, len(starts)), len(blocks.indices), starts.dtype)])
+        partial = (ends - starts) * blocks.data.shape[1 + axis] < A._shape[axis]
+        best = xp.where(partial[:, None], xp.minimum(best, best.dtype.type(0)), best)
+    return _spread(A, axis, lines, best).astype(_real(A.dtype), copy=False)
+
+
+def _group(A: Base, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | None]:
+    """The block columns (axis 0) or block rows (axis 1) that have blocks: (which, where each begins, their order)."""
+    backend, xp = A._backend, A._backend.xp
+    order = None
+    if axis == 1:
+        keys = backend.expand(blocks.indptr, len(blocks.indices))
+    else:
+        order = xp.argsort(blocks.indices, kind="stable")
+        keys = blocks.indices[order]
+    starts = structure.first_of_runs(backend, keys)  # synchronize!
+    return keys[starts], starts, order
+
+
+def _spread(A: Base, axis: int, lines: Array, values: Array) -> Array:
+    """The values of some block columns or block rows among zeros for all others."""
+    side = 1 - axis
+    out = A._backend.xp.zeros((A._block_shape[side], A.blocksize[side]), values.dtype)
+    out[lines] = values
+    return out.reshape(-1)
+
+
+# -------------------------------------------------------------------------------------------- dtypes
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of absolute values."""
+    return np.zeros((), dtype).real.dtype if dtype.kind == "c" else dtype
+
+
+def _root_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of roots of sums."""
+    return np.dtype(np.float64) if dtype.kind in "biu" else _real(dtype)
+
+
+def _for_root(data: Array) -> Array:
+    """Values in the dtype in which their powers are summed."""
+    if data.dtype.kind == "c":
+        return data
+    return data.astype(accumulator_dtype(_root_dtype(data.dtype)), copy=False)
+
+
+def _squares(data: Array) -> Array:
+    """``abs(x)**2``."""
+    x = _for_root(data)
+    return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x

@@ -1,0 +1,1 @@
+"""Masked attention and decoding."""

@@ -1,0 +1,438 @@
+"""Attention: checks, the band of keys that each query sees, output; then the backend of the data does the work."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._backend.base import Array, AttentionCall, Backend
+from .._backend.registry import backend_of, foreign_backend
+from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
+from .mask import BlockMask
+
+#: What q, k, v and the result may hold.
+_DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+#: The dimensions of each layout.
+_LAYOUTS = {
+    "bhsd": "(batch, heads, length, head dim) for layout 'bhsd'",
+    "bshd": "(batch, length, heads, head dim) for layout 'bshd'",
+}
+_VARIABLE = "(total length, heads, head dim)"
+_ALIGNMENTS = ("bottom-right", "top-left")
+#: No bound on one side of a window: more than any length, and half of what 32 bits hold.
+UNBOUNDED = 2**30
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: BlockMask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    layout: str = "bhsd",
+    align: str = "bottom-right",
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    """``softmax(scale * q @ k.T) @ v`` for every batch and head, over the keys that each query may see.
+
+    Parameters
+    ----------
+    q : array (B, H_q, S_q, D)
+        Queries: float16, bfloat16, float32 or float64, of any strides, in NumPy or CuPy (or by DLPack).
+    k, v : array (B, H_kv, S_k, D), (B, H_kv, S_k, D_v)
+        Keys and values of the same dtype. `H_q` is a multiple of `H_kv`: query head h reads head
+        ``h // (H_q // H_kv)`` of them.
+    mask : BlockMask, optional
+        Which keys a query may see, of shape (S_q, S_k); its patterns are one or B along the batch, and one, H_kv or
+        H_q along the heads. `mask`, `causal` and `window` together allow what each of them allows.
+    causal : bool
+        The query at place i does not see the keys behind i.
+    window : (left, right), optional
+        The query at place i sees keys ``i - left`` to ``i + right``, both ends included; -1 is without bound.
+    scale : float, optional
+        Factor of the scores; ``1 / sqrt(D)`` by default.
+    softcap : float, optional
+        Scores s become ``softcap * tanh(s / softcap)``.
+    q_scale, k_scale, v_scale : float or array (H,) or (B, H) of float32, optional
+        With one of them `q`, `k` and `v` are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``) held as uint8, the numbers
+        of a head multiplied by its scale, which is above 0; 1 where none is given. The arrays are where `q` is.
+    layout : {"bhsd", "bshd"}
+        Order of the dimensions of `q`, `k`, `v` and the result: as above, or with the length before the heads.
+    align : {"bottom-right", "top-left"}
+        The place of query i among the keys, for `causal` and `window`: ``i + S_k - S_q``, so that the last query is
+        at the last key, or i.
+    cu_seqlens_q, cu_seqlens_k : sequence of int, optional
+        Sequences of different lengths, one behind the other: where each begins, from 0, and the end of the last.
+        Then `q`, `k` and `v` are (total length, heads, head dim) whatever `layout` says, and each sequence sees its
+        own keys, `causal`, `window` and `align` counting within it. Not together with `mask`. For CuPy arrays the
+        bounds may be there too.
+    return_lse : bool
+        Also return the natural logarithms of the sums of ``exp(score)``.
+    out : array, optional
+        Where to write, of any strides; must not overlap an operand.
+    out_dtype : dtype, optional
+        Dtype of the result, by default that of `q`; float32 for fp8, or float16 or bfloat16.
+
+    Returns
+    -------
+    out : array
+        Like `q`, with `D_v` in the place of `D`.
+    lse : array (B, H_q, S_q), or (H_q, total length) for sequences of different lengths
+        In float32, or float64 where that is computed in. Only with `return_lse`.
+
+    Notes
+    -----
+    A query that sees no key gets 0, and -inf in `lse`. NaN and infinity in a key or value reach the queries that see
+    it and no others.
+
+    Computed in float32, in float64 if the operands or the result are float64, by online softmax: beside the operands
+    and the result it takes a few MB, whatever the lengths. Keys that nobody sees cost nothing.
+
+    The work is done where the arrays are, on CuPy's current stream and without a wait. float16 and bfloat16 run on the
+    tensor cores of Ampere and newer, where a head has up to 256 columns, which lie together, and all other steps are
+    multiples of 16 bytes; everything else runs on the plain cores, slowly. fp8 runs on Hopper's tensor cores, where
+    weights of keys are rounded to fp8 too, and takes room for a transposed copy of `v`, and for copies of operands
+    whose strides do not suit; on other cards it runs on the plain cores. Bounds of sequences on the GPU are not looked
+    at before the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel is kept
+    on it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bsrgemm.attention import attention
+    >>> q, k = np.zeros((1, 4, 3, 8)), np.ones((1, 2, 3, 8))
+    >>> v = np.arange(6.0).reshape(1, 2, 3, 1)
+    >>> attention(q, k, v)[0, :, :, 0]  # without a mask all keys weigh the same here
+    array([[1., 1., 1.],
+           [1., 1., 1.],
+           [4., 4., 4.],
+           [4., 4., 4.]])
+    >>> attention(q, k, v, causal=True)[0, 0, :, 0]
+    array([0. , 0.5, 1. ])
+    >>> attention(q, k, v, window=(1, 0))[0, 0, :, 0]
+    array([0. , 0.5, 1.5])
+
+    Blocks of queries and keys, from a mask:
+
+    >>> from bsrgemm import BlockMask
+    >>> mask = BlockMask.from_dense(np.array([[True, False, False], [True, True, False], [False, False, False]]))
+    >>> out, lse = attention(q, k, v, mask=mask, return_lse=True)
+    >>> out[0, 0, :, 0], lse[0, 0]
+    (array([0. , 0.5, 0. ]), array([0.        , 0.69314718,       -inf]))
+
+    Two sequences, of one and two tokens, side by side:
+
+    >>> q, v = np.zeros((3, 1, 8)), np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)
+    >>> attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
+    array([1., 3., 3.])
+    """
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
+        raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
+    if not isinstance(align, str) or align not in _ALIGNMENTS:
+        raise ValueError(f"align: wanted 'bottom-right' or 'top-left', got {align!r}")
+    causal, return_lse = _flag(causal, "causal"), _flag(return_lse, "return_lse")
+    left, right = _check_window(window)
+    if causal:
+        right = 0
+    variable = cu_seqlens_q is not None or cu_seqlens_k is not None
+    backend, q, k, v = _operands(q, k, v, *((3, _VARIABLE) if variable else (4, _LAYOUTS[layout])))
+    fp8 = q_scale is not None or k_scale is not None or v_scale is not None
+    if fp8:
+        q, k, v = (_fp8_bytes(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    if out is not None and not backend.is_dense(out):
+        raise TypeError(f"out: wanted a dense array on {backend.name!r}, where q is, got {_named(out)}")
+    wanted_dtype = None if out_dtype is None else np.dtype(out_dtype)
+    dtypes = (q.dtype, k.dtype, v.dtype, None if out is None else out.dtype, wanted_dtype)
+    dtype, acc = _fp8_dtypes(*dtypes) if fp8 else _dtypes(*dtypes)
+    if variable:
+        q4, k4, v4 = _sequences_view(q), _sequences_view(k), _sequences_view(v)
+    else:
+        q4, k4, v4 = (q, k, v) if layout == "bhsd" else (_swapped(q), _swapped(k), _swapped(v))
+    sizes = _sizes(q4.shape, k4.shape, v4.shape)
+    bounds = None
+    if variable:
+        if mask is not None:
+            raise ValueError("mask: got one together with cu_seqlens_q, cu_seqlens_k; wanted None")
+        q_bounds = _bounds(backend, cu_seqlens_q, "cu_seqlens_q", sizes.queries, "q")
+        k_bounds = _bounds(backend, cu_seqlens_k, "cu_seqlens_k", sizes.keys, "k")
+        if len(q_bounds) != len(k_bounds):
+            raise ValueError(
+                f"cu_seqlens_k: wanted {len(q_bounds)} numbers, as many as cu_seqlens_q has, got {len(k_bounds)}"
+            )
+        bounds = (q_bounds, k_bounds)
+    else:
+        _check_mask(backend, mask, sizes)
+    factor = sizes.scale if scale is None else _number(scale, "scale", acc)
+    cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
+    scales: tuple[Any, Any, Any] = (None, None, None)
+    value_scale = 1.0
+    if fp8:
+        (by_q, q_scales), (by_k, k_scales), (value_scale, v_scales) = (
+            _head_scales(backend, x, name, sizes.batch, heads)
+            for x, name, heads in (
+                (q_scale, "q_scale", sizes.heads),
+                (k_scale, "k_scale", sizes.kv_heads),
+                (v_scale, "v_scale", sizes.kv_heads),
+            )
+        )
+        factor, scales = factor * by_q * by_k, (q_scales, k_scales, v_scales)
+    shape = (*q.shape[:-1], v.shape[-1])
+    if out is None:
+        result = backend.xp.empty(shape, dtype)
+    else:
+        result = out
+        _check_out(backend, out, shape, dtype, {"q": q, "k": k, "v": v})
+    lse = backend.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
+    left = UNBOUNDED if left < 0 else min(left, UNBOUNDED)
+    right = UNBOUNDED if right < 0 else min(right, UNBOUNDED)
+    result4 = _sequences_view(result) if variable else result if layout == "bhsd" else _swapped(result)
+    what = (q4, k4, v4, result4, lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
+    backend.attention(AttentionCall(*what, fp8, scales, value_scale))
+    if lse is None:
+        return result
+    return result, lse[0] if variable else lse
+
+
+def _swapped(x: Array) -> Array:
+    return x.swapaxes(1, 2)
+
+
+def _sequences_view(x: Array) -> Array:
+    return x[None].swapaxes(1, 2)
+
+
+# ------------------------------------------------------------------------------------------------- checks
+class _Sizes(NamedTuple):
+    """Sizes of a problem that fits together."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    #: factor of the scores by default
+    scale: float
+
+
+def _operands(q: Any, k: Any, v: Any, ndim: int, wanted: str) -> tuple[Backend, Array, Array, Array]:
+    """The backend of q, and q, k and v as arrays of it, if they are there."""
+    backend = backend_of(q) or foreign_backend(q)
+    if backend is None:
+        raise TypeError(f"q: wanted a NumPy or CuPy array, got {_named(q)}")
+
+    def array(x: Any, name: str) -> Array:
+        found = x if backend.is_dense(x) else _adopted(backend, x, name)
+        if found.ndim != ndim:
+            raise ValueError(f"{name}: wanted {ndim} dimensions, {wanted}, got shape {tuple(found.shape)}")
+        return found.view(np.ndarray) if isinstance(found, np.ndarray) else found
+
+    return backend, array(q, "q"), array(k, "k"), array(v, "v")
+
+
+def _named(x: Any) -> str:
+    return f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
+
+
+def _adopted(backend: Backend, x: Any, name: str) -> Array:
+    """An array of another library as one of `backend`, without a copy."""
+    found = backend_of(x) or foreign_backend(x)
+    array = backend.adopt(x) if found is backend and not backend.is_sparse(x) else None
+    if array is None:
+        raise TypeError(
+            f"{name}: wanted a dense array on {backend.name!r}, where q is, got {_named(x)}: nothing is moved silently"
+        )
+    return array
+
+
+_Dtype = np.dtype[Any]
+
+
+@lru_cache(maxsize=256)
+def _dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dtype | None) -> tuple[_Dtype, _Dtype]:
+    """The dtype of the result, and the one that everything is computed in."""
+    own = check_dtype(q, _DTYPES, "q")
+    for name, other in (("k", k), ("v", v)):
+        if check_dtype(other, _DTYPES, name) != own:
+            raise TypeError(f"{name}: wanted {own} as q has, got {other}")
+    if wanted is not None:
+        dtype = check_dtype(wanted, _DTYPES, "out_dtype")
+    else:
+        dtype = own if out is None else check_dtype(out, _DTYPES, "out")
+    return dtype, accumulator_dtype(result_dtype(own, dtype))
+
+
+def _fp8_bytes(x: Array, name: str) -> Array:
+    if x.dtype == FLOAT8:
+        return x.view(UINT8)
+    if x.dtype != UINT8:
+        raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {x.dtype}")
+    return x
+
+
+@lru_cache(maxsize=256)
+def _fp8_dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dtype | None) -> tuple[_Dtype, _Dtype]:
+    """The same for operands in fp8."""
+    acc = np.dtype(np.float32)
+    if wanted is not None:
+        return check_dtype(wanted, FP8_RESULTS, "out_dtype"), acc
+    return acc if out is None else check_dtype(out, FP8_RESULTS, "out"), acc
+
+
+def _head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> tuple[float, Array | None]:
+    """A scale as (a number, None), or as (1, an array of (batch, heads))."""
+    if x is None:
+        return 1.0, None
+    if not backend.is_dense(x) or x.ndim == 0:
+        if hasattr(x, "__cuda_array_interface__") or (hasattr(x, "shape") and x.shape):
+            raise TypeError(
+                f"{name}: wanted a number or a dense array on {backend.name!r}, where q is, got {_named(x)}"
+            )
+        return _number(x, name, np.dtype(np.float32), positive=True), None
+    if x.dtype != np.float32 or tuple(x.shape) not in ((heads,), (batch, heads)):
+        raise ValueError(
+            f"{name}: wanted a number or float32 of shape ({heads},) or ({batch}, {heads}), "
+            f"got {x.dtype} of shape {tuple(x.shape)}"
+        )
+    if isinstance(x, np.ndarray) and not (np.isfinite(x) & (x > 0)).all():
+        raise ValueError(f"{name}: wanted finite numbers above 0, got {x!r}")
+    return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
+
+
+_Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def _sizes(q: _Shape, k: _Shape, v: _Shape) -> _Sizes:
+    """The sizes of operands of these shapes in layout "bhsd", if they go together."""
+    B, H_q, S_q, D = q
+    for name, shape in (("k", k), ("v", v)):
+        if shape[0] != B:
+            raise ValueError(f"{name}: wanted a batch of {B} as q has, got {shape[0]}")
+    _, H_kv, S_k, _ = k
+    if v[1] != H_kv:
+        raise ValueError(f"v: wanted {H_kv} heads as k has, got {v[1]}")
+    if v[2] != S_k:
+        raise ValueError(f"v: wanted length {S_k} as k has, got {v[2]}")
+    if k[3] != D:
+        raise ValueError(f"k: wanted head dim {D} as q has, got {k[3]}")
+    if H_q % H_kv if H_kv else H_q:
+        raise ValueError(f"k: wanted a number of heads that divides the {H_q} of q, got {H_kv}")
+    return _Sizes(B, H_q, H_kv, S_q, S_k, 1 / math.sqrt(D) if D else 1.0)
+
+
+def _check_mask(backend: Backend, mask: Any, sizes: _Sizes) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, BlockMask):
+        raise TypeError(
+            f"mask: wanted a BlockMask, got {type(mask).__name__}; BlockMask.from_dense makes one of booleans, "
+            "BlockMask.from_bsr of a BSR matrix"
+        )
+    if mask._backend is not backend:
+        raise TypeError(
+            f"mask: wanted a mask on {backend.name!r}, where q is, got one on {mask._backend.name!r}; "
+            f"mask.to_device({backend.name!r}) brings it there"
+        )
+    shape = (sizes.queries, sizes.keys)
+    if mask.shape != shape:
+        raise ValueError(f"mask: wanted shape {shape}, queries and keys, got {mask.shape}")
+    B, H = mask.heads
+    if B not in (1, sizes.batch):
+        raise ValueError(f"mask: wanted one pattern or {sizes.batch} along the batch, got {B}")
+    if H not in (1, sizes.kv_heads, sizes.heads):
+        counts = " or ".join(map(str, sorted({1, sizes.kv_heads, sizes.heads})))
+        raise ValueError(f"mask: wanted {counts} patterns along the heads, got {H}")
+
+
+def _check_window(window: Any) -> tuple[int, int]:
+    """(left, right), -1 where there is no bound."""
+    if window is None:
+        return -1, -1
+    if not isinstance(window, tuple | list):
+        raise TypeError(f"window: wanted two integers (left, right) from -1 on, got {window!r}")
+    sides = tuple(window)
+    if any(isinstance(side, bool) or not isinstance(side, int | np.integer) for side in sides):
+        raise TypeError(f"window: wanted two integers (left, right) from -1 on, got {window!r}")
+    if len(sides) != 2 or min(sides) < -1:
+        raise ValueError(f"window: wanted two integers (left, right) from -1 on, got {window!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Array:
+    """cu_seqlens_q or cu_seqlens_k as an array of int32 in `backend`; what they hold is looked at on the host only."""
+    if given is None:
+        raise ValueError(f"{name}: wanted together with the other one, got None")
+    bounds = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else given
+    if not isinstance(bounds, np.ndarray) and not backend.is_dense(bounds):
+        bounds = _adopted(backend, bounds, name)
+    if bounds.ndim != 1 or not len(bounds):
+        raise ValueError(f"{name}: wanted the bounds of sequences in one dimension, got shape {tuple(bounds.shape)}")
+    if bounds.dtype.kind not in "iu":
+        raise TypeError(f"{name}: wanted integers, got dtype {bounds.dtype}")
+    if len(bounds) == 1 and total:
+        raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got one number only")
+    if not isinstance(bounds, np.ndarray):
+        return bounds.astype(np.int32, copy=False)
+    numbers = bounds.tolist()
+    if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):
+        raise ValueError(f"{name}: wanted bounds that climb from 0, got {given!r}")
+    if numbers[-1] != total:
+        raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got {numbers[-1]}")
+    return backend.from_host(bounds.astype(np.int32))
+
+
+def _flag(x: Any, name: str) -> bool:
+    if x is True or x is False:
+        return x
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(f"{name}: wanted True or False, got {x!r}")
+    return bool(x)
+
+
+def _number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) -> float:
+    """scale or softcap, if the dtype that is computed in can hold it."""
+    wanted = f"a finite number{' above 0' if positive else ''} that {acc} can hold"
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        x = x.item()
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError(f"{name}: wanted {wanted}, got {x!r}")
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = float(acc.type(float(x)))
+    except OverflowError:
+        rounded = math.inf
+    if not math.isfinite(rounded) or (positive and not rounded > 0):
+        raise ValueError(f"{name}: wanted {wanted}, got {x!r}")
+    return rounded
+
+
+def _check_out(
+    backend: Backend, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], operands: dict[str, Array]
+) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out: array is read-only")
+    if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+        raise ValueError("out: elements share memory (a stride is 0)")
+    first, last = backend.extent(out)
+    for name, x in operands.items():
+        start, stop = backend.extent(x)
+        if start < last and first < stop:
+            raise ValueError(f"out: overlaps {name}")

@@ -1,0 +1,210 @@
+"""Attention of a few queries at the end of a `KVCache`: checks, output; then NumPy or the kernel of cuda/decode.cu."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array
+from .._backend.registry import host
+from ..dtypes import accumulator_dtype
+from .attention import _check_window, _flag, _number, attention
+from .kv_cache import KVCache, dense_of
+
+_LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
+_MOST_QUERIES = 16
+#: Keys of a tile of the kernel; pages and blocks are made of whole tiles, of which it counts so many at most.
+_TILE, _MOST_STEPS = 16, 2**30
+
+
+def attention_decode(
+    q: Any,
+    cache: KVCache,
+    *,
+    blocks: Any = None,
+    block: int | None = None,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Array | None = None,
+) -> Any:
+    """``softmax(scale * q @ k.T) @ v`` for the last tokens of each sequence of a cache.
+
+    Append the keys and values of the new tokens first. Query i of S_q is at place ``length - S_q + i`` of its
+    sequence and sees the keys up to there: causal attention, aligned bottom-right.
+
+    Parameters
+    ----------
+    q : array (batch, H_q, S_q, head dim)
+        Queries of the cache's dtype, where the cache is, of any strides; 1 to 16 for each sequence. `H_q` is a
+        multiple of the cache's heads: query head h reads head ``h // (H_q // H_kv)``.
+    cache : KVCache
+        Keys and values; each sequence is seen to its own length.
+    blocks : array of int32 (batch or 1, H_kv or 1, n), optional
+        Sparse decode: the numbers of the blocks of keys that are read, each once and in any order; -1, or any number
+        without a block, where there are fewer than n. Block j is keys ``j * block`` to ``(j + 1) * block - 1`` of a
+        sequence.
+    block : int, optional
+        Keys of a block, a multiple of 16; with a paged cache that of a page, which is then the default.
+    window : (left, right), optional
+        A query at place i sees no key in front of ``i - left``; -1 is without bound. `right` changes nothing, since
+        no query sees beyond its own place.
+    scale : float, optional
+        Factor of the scores; ``1 / sqrt(head dim)`` by default.
+    softcap : float, optional
+        Scores s become ``softcap * tanh(s / softcap)``.
+    layout : {"bhsd", "bshd"}
+        Order of the dimensions of `q` and the result: as above, or with the queries before the heads.
+    return_lse : bool
+        Also return the natural logarithms of the sums of ``exp(score)``.
+    out : array, optional
+        Where to write, of any strides; must not overlap `q` or the cache.
+
+    Returns
+    -------
+    out : array
+        Like `q`, with the head dim of the values.
+    lse : array (batch, H_q, S_q)
+        In float32, on the CPU float64 for a cache of float64. Only with `return_lse`.
+
+    Notes
+    -----
+    A query that sees no key gets 0, and -inf in `lse`. What the memory holds beyond a sequence's length, outside the
+    window or in other blocks is not looked at, whatever it is.
+
+    On a GPU the head dims are 64, 80, 96, 128, 192 or 256, and the keys of a head are shared among several CTAs, whose
+    sums are joined in a fixed order: one launch, the same bits every time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bsrgemm.decode import attention_decode
+    >>> from bsrgemm.kvcache import KVCache
+    >>> cache = KVCache(1, 2, 64, 8, value_dim=1, dtype="float32", device="cpu")
+    >>> k, v = np.ones((1, 2, 32, 8), np.float32), np.arange(64, dtype=np.float32).reshape(1, 2, 32, 1)
+    >>> cache.append(k, v)
+    >>> q = np.ones((1, 4, 1, 8), np.float32)  # two query heads for each head of the cache
+    >>> attention_decode(q, cache)[0, :, 0, 0]
+    array([15.5, 15.5, 47.5, 47.5], dtype=float32)
+    >>> attention_decode(q, cache, window=(1, 0))[0, :, 0, 0]
+    array([30.5, 30.5, 62.5, 62.5], dtype=float32)
+    >>> attention_decode(q, cache, blocks=np.array([[[0]]], np.int32), block=16)[0, :, 0, 0]
+    array([ 7.5,  7.5, 39.5, 39.5], dtype=float32)
+    """
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache: wanted a KVCache, got {type(cache).__name__}")
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
+        raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
+    backend = cache._backend
+    q = dense_of(backend, q, "q")
+    if q.ndim != 4:
+        raise ValueError(f"q: wanted 4 dimensions, {_LAYOUTS[layout]} for layout {layout!r}, got shape {q.shape}")
+    if q.dtype != cache.dtype:
+        raise TypeError(f"q: wanted {cache.dtype} as the cache has, got {q.dtype}")
+    q4 = q if layout == "bhsd" else q.swapaxes(1, 2)
+    B, H_q, S_q, D = q4.shape
+    if cache.batch != B:
+        raise ValueError(f"q: wanted a batch of {cache.batch} as the cache has, got {B}")
+    if cache.head_dim != D:
+        raise ValueError(f"q: wanted head dim {cache.head_dim} as the cache has, got {D}")
+    if H_q % cache.kv_heads or not H_q:
+        raise ValueError(f"q: wanted a multiple of the {cache.kv_heads} heads of the cache, got {H_q} heads")
+    if not 1 <= S_q <= _MOST_QUERIES:
+        raise ValueError(f"q: wanted 1 to {_MOST_QUERIES} queries for each sequence, got {S_q}; attention takes more")
+    left = _check_window(window)[0]
+    left = cache.capacity if left < 0 else min(left, cache.capacity)
+    acc = accumulator_dtype(cache.dtype)
+    factor = 1 / math.sqrt(D) if scale is None else _number(scale, "scale", acc)
+    cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
+    if blocks is not None or block is not None:
+        blocks, block = _check_blocks(blocks, block, cache)
+    shape = (*q.shape[:-1], cache.value_dim)
+    result = backend.xp.empty(shape, cache.dtype) if out is None else _check_out(out, shape, q, cache)
+    out4 = result if layout == "bhsd" else result.swapaxes(1, 2)
+    lse = backend.xp.empty((B, H_q, S_q), acc) if _flag(return_lse, "return_lse") else None
+    if backend.name == "cuda":
+        from .decode_launch import _on_device  # not before there is a GPU: it takes time to import
+
+        _on_device(q4, cache, blocks, block or _TILE, left, factor, cap, out4, lse)
+    elif backend is host():
+        _on_host(q4, cache, blocks, block or 0, left, factor, cap, out4, lse)
+    else:
+        raise TypeError(f"cache: wanted one on 'cpu' or 'cuda', got {backend.name!r}")
+    return result if lse is None else (result, lse)
+
+
+# ------------------------------------------------------------------------------------------------- checks
+def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
+    """The numbers and the size of the blocks that are read."""
+    if blocks is None:
+        raise ValueError("blocks: wanted together with block, got None")
+    if block is None:
+        if cache.page is None:
+            raise ValueError("block: wanted the keys of a block, since the cache is not paged; got None")
+        block = cache.page
+    if isinstance(block, bool) or not isinstance(block, int | np.integer):
+        raise TypeError(f"block: wanted an integer, got {block!r}")
+    if block < _TILE or block % _TILE:
+        raise ValueError(f"block: wanted a multiple of {_TILE}, got {block}")
+    if cache.page not in (None, block):
+        raise ValueError(f"block: wanted {cache.page}, a page of the cache, got {block}")
+    blocks = dense_of(cache._backend, blocks, "blocks")
+    if blocks.dtype != np.int32:
+        raise TypeError(f"blocks: wanted int32, got {blocks.dtype}")
+    B, H = cache.batch, cache.kv_heads
+    if blocks.ndim != 3 or blocks.shape[0] not in (1, B) or blocks.shape[1] not in (1, H):
+        raise ValueError(f"blocks: wanted shape ({B} or 1, {H} or 1, n), got {blocks.shape}")
+    if blocks.shape[2] * (block // _TILE) >= _MOST_STEPS:
+        raise ValueError(f"blocks: wanted fewer than 2**34 keys in all, got {blocks.shape[2]} blocks of {block}")
+    return blocks, int(block)
+
+
+def _check_out(out: Any, shape: tuple[int, ...], q: Array, cache: KVCache) -> Array:
+    backend = cache._backend
+    if not backend.is_dense(out):
+        raise TypeError(f"out: wanted an array on {backend.name!r} as the cache is, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != cache.dtype:
+        raise ValueError(f"out: wanted {cache.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
+    if not getattr(out.flags, "writeable", True):
+        raise ValueError("out: array is read-only")
+    if any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+        raise ValueError("out: elements share memory (a stride is 0)")
+    first, last = backend.extent(out)
+    for name, x in (("q", q), ("cache", cache.k), ("cache", cache.v)):
+        start, stop = backend.extent(x)
+        if start < last and first < stop:
+            raise ValueError(f"out: overlaps {name}")
+    return out
+
+
+# ------------------------------------------------------------------------------------------------- on the host
+def _on_host(
+    q: Array, cache: KVCache, blocks: Any, block: int, left: int, scale: float, softcap: Any, out: Array, lse: Any
+) -> None:
+    """One sequence after the other; with blocks also one head and query after the other."""
+    H, group, queries = cache.kv_heads, q.shape[1] // cache.kv_heads, q.shape[2]
+    how: dict[str, Any] = {"scale": scale, "softcap": softcap, "return_lse": True}
+    for b in range(cache.batch):
+        k, v = cache.gathered(b)
+        if blocks is None:
+            window = (left, 0)
+            _, sums = attention(q[b : b + 1], k[None], v[None], window=window, out=out[b : b + 1], **how)
+            if lse is not None:
+                lse[b] = sums[0]
+            continue
+        for h in range(H):
+            numbers = blocks[b % len(blocks), h % blocks.shape[1]].astype(np.int64)
+            numbers = numbers[(numbers >= 0) & (numbers * block < cache.capacity)]
+            kept = (numbers[:, None] * block + np.arange(block)).ravel()
+            heads = slice(h * group, (h + 1) * group)
+            for i in range(queries):
+                place = int(cache._lengths[b]) - queries + i
+                seen = kept[(kept <= place) & (kept >= place - left)]
+                where = (slice(b, b + 1), heads, slice(i, i + 1))
+                _, sums = attention(q[where], k[None, h : h + 1, seen], v[None, h : h + 1, seen], out=out[where], **how)
+                if lse is not None:
+                    lse[where] = sums

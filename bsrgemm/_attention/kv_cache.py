@@ -1,0 +1,314 @@
+"""`KVCache`: the keys and values of a batch of sequences that grow, in one piece for each or in pages.
+
+Written over ``backend.xp``. Lengths and pages are known on the host; the device has copies of them that follow without
+a wait. Nothing is written before everything is known to fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._backend import registry
+from .._backend.base import Array, Backend
+from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
+
+_DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+_LAYOUTS = {"bhsd": "(batch, KV heads, length, head dim)", "bshd": "(batch, length, KV heads, head dim)"}
+_LEAST_PAGE, _MOST_PAGE = 16, 256
+#: Kernels count keys of a sequence, and rows of all heads, in 32 bits.
+_MOST_CAPACITY, _MOST_ROWS = 2**30, 2**31
+_NO_PAGE = -1
+
+
+class KVCache:
+    """Keys and values of `batch` sequences, each with a length of its own, for `attention_decode`.
+
+    Parameters
+    ----------
+    batch, kv_heads : int
+        Sequences, and heads of keys and values.
+    capacity : int
+        Tokens that a sequence can have.
+    head_dim : int
+        Of a key; `attention_decode` on a GPU takes 64, 80, 96, 128, 192 and 256.
+    value_dim : int, optional
+        Of a value, by default that of a key.
+    dtype : dtype
+        float16 or bfloat16; on the CPU also float32 or float64.
+    page : int, optional
+        Tokens of a page, a power of two from 16 to 256: memory is then handed to sequences page by page, as they grow.
+        By default a sequence has one piece of memory for all of its `capacity`.
+    pages : int, optional
+        Pages for all sequences together; by default enough for all of them to reach `capacity`.
+    device : {"cpu", "cuda"}, optional
+        Where it lives, by default `default_device()`.
+
+    Attributes
+    ----------
+    k, v : array (batch, kv_heads, capacity, head dim), or (pages, kv_heads, page, head dim)
+        The memory; what lies beyond a sequence's length is undefined.
+    table : array (batch, ceil(capacity / page)) of int32, or None
+        The pages of each sequence, -1 where it has none yet.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bsrgemm.kvcache import KVCache
+    >>> cache = KVCache(2, 1, 64, 8, dtype="float32", page=16, device="cpu")
+    >>> tokens = np.ones((2, 1, 20, 8), np.float32)
+    >>> cache.append(tokens, tokens)  # a prompt
+    >>> cache.append(tokens[:, :, :2], tokens[:, :, :2], lengths=[1, 2])  # sequences may grow by different lengths
+    >>> cache.lengths
+    array([21, 22])
+    >>> cache.table
+    array([[ 0,  1, -1, -1],
+           [ 2,  3, -1, -1]], dtype=int32)
+    >>> cache
+    <KVCache float32 on 'cpu': 2 sequences of 21 to 22 tokens (at most 64), 1 KV heads of 8, 4 of 8 pages of 16>
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: Any = np.float16,
+        page: int | None = None,
+        pages: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._backend: Backend = registry.by_name(registry.default_device() if device is None else device)
+        supported = _DTYPES if self._backend is registry.host() else HALF_DTYPES
+        self.dtype = check_dtype(dtype, supported, "dtype")
+        self.batch, self.kv_heads = _count("batch", batch), _count("kv_heads", kv_heads)
+        self.capacity, self.head_dim = _count("capacity", capacity), _count("head_dim", head_dim)
+        if self.capacity >= _MOST_CAPACITY:
+            raise ValueError(f"capacity: wanted less than 2**30 tokens, got {self.capacity}")
+        self.value_dim = self.head_dim if value_dim is None else _count("value_dim", value_dim)
+        self.page = None if page is None else _page(page)
+        if self.page is None:
+            if pages is not None:
+                raise ValueError(f"pages: got {pages!r} without page, the tokens of each")
+            self.pages, tokens, width = self.batch, self.capacity, 0
+        else:
+            tokens, width = self.page, -(-self.capacity // self.page)
+            self.pages = self.batch * width if pages is None else _count("pages", pages)
+        if self.pages * self.kv_heads * tokens >= _MOST_ROWS:
+            raise ValueError(
+                "capacity: wanted less than 2**31 tokens of all heads and sequences together, "
+                f"got {self.pages * self.kv_heads * tokens}"
+            )
+        xp = self._backend.xp
+        self.k = xp.empty((self.pages, self.kv_heads, tokens, self.head_dim), self.dtype)
+        self.v = xp.empty((self.pages, self.kv_heads, tokens, self.value_dim), self.dtype)
+        self._lengths = np.zeros(self.batch, np.int64)
+        self._device_lengths = xp.zeros(self.batch, np.int32)
+        self._free = list(range(self.pages))[::-1]
+        self._pages = np.full((self.batch, width), _NO_PAGE, np.int32)
+        self.table = None if self.page is None else self._backend.from_host(self._pages)
+        #: of `_lengths`: the largest, and the sum
+        self._longest = self._total = 0
+
+    @property
+    def lengths(self) -> np.ndarray[Any, Any]:
+        """Tokens of each sequence, on the host."""
+        return self._lengths.copy()
+
+    @property
+    def device(self) -> Any:
+        """Where it lives."""
+        return self._backend.device_of(self.k)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and the table of pages."""
+        return int(self.k.nbytes + self.v.nbytes + (0 if self.table is None else self.table.nbytes))
+
+    def __repr__(self) -> str:
+        few, many = self._lengths.min(), self._lengths.max()
+        paged = "" if self.page is None else f", {self.pages - len(self._free)} of {self.pages} pages of {self.page}"
+        return (
+            f"<KVCache {self.dtype} on {self._backend.name!r}: {self.batch} sequences of {few} to {many} tokens "
+            f"(at most {self.capacity}), {self.kv_heads} KV heads of {self.head_dim}{paged}>"
+        )
+
+    def append(self, k: Any, v: Any, lengths: Any = None, *, layout: str = "bhsd") -> None:
+        """Put tokens behind those that are there.
+
+        Parameters
+        ----------
+        k, v : array (batch, kv_heads, n, head dim)
+            Of the cache's dtype, where the cache is, of any strides.
+        lengths : sequence of int, optional
+            How many of the n tokens each sequence takes, the first ones; all by default.
+        layout : {"bhsd", "bshd"}
+            Order of the dimensions: as above, or with the length before the heads.
+
+        Raises
+        ------
+        ValueError
+            A sequence would have more than `capacity` tokens, or there are too few pages. Nothing is written then.
+        """
+        if not isinstance(layout, str) or layout not in _LAYOUTS:
+            raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
+        k = self._tokens(k, "k", self.head_dim, layout)
+        v = self._tokens(v, "v", self.value_dim, layout)
+        n = k.shape[2]
+        if v.shape[2] != n:
+            raise ValueError(f"v: wanted length {n} as k has, got {v.shape[2]}")
+        takes = np.full(self.batch, n, np.int64) if lengths is None else self._takes(lengths, n)
+        before, after = self._lengths, self._lengths + takes
+        if n == 0 or not takes.any():
+            return
+        if after.max() > self.capacity:
+            b = int((after > self.capacity).argmax())
+            raise ValueError(
+                f"k: sequence {b} has {before[b]} tokens and cannot take {takes[b]} more: the capacity is "
+                f"{self.capacity}; nothing was written"
+            )
+        if self.page is not None:
+            self._hand_out(after)
+        if self.page is None and lengths is None and before[0] == before.max() == before.min():
+            first, last = int(before[0]), int(after[0])
+            self.k[:, :, first:last] = k
+            self.v[:, :, first:last] = v
+        else:
+            pages, places, sequences, tokens = self._targets(before, takes)
+            _bits(self.k)[pages, :, places] = _bits(k)[sequences, :, tokens]
+            _bits(self.v)[pages, :, places] = _bits(v)[sequences, :, tokens]
+        if lengths is None:
+            self._device_lengths += n
+        else:
+            self._device_lengths += self._backend.from_host(takes.astype(np.int32))
+        self._set_lengths(after)
+
+    def reset(self, sequence: int | None = None) -> None:
+        """Forget the tokens of one sequence, or of all; their pages are free again."""
+        chosen = slice(None) if sequence is None else slice(self._sequence(sequence), self._sequence(sequence) + 1)
+        lengths = self._lengths.copy()
+        lengths[chosen] = 0
+        self._device_lengths[chosen] = 0
+        if self.page is not None:
+            pages = self._pages[chosen]
+            self._free += sorted(pages[pages != _NO_PAGE].tolist(), reverse=True)
+            pages[...] = _NO_PAGE
+            self._send_table()
+        self._set_lengths(lengths)
+
+    def gathered(self, sequence: int) -> tuple[Array, Array]:
+        """Keys and values of one sequence, (kv_heads, length, head dim): views, or copies where they lie in pages."""
+        b = self._sequence(sequence)
+        length = int(self._lengths[b])
+        if self.page is None:
+            return self.k[b, :, :length], self.v[b, :, :length]
+        used = self._backend.from_host(self._pages[b, : -(-length // self.page)].astype(np.int64))
+        k, v = (_bits(x)[used].transpose(1, 0, 2, 3).reshape(self.kv_heads, -1, x.shape[3]) for x in (self.k, self.v))
+        return k.view(self.dtype)[:, :length], v.view(self.dtype)[:, :length]
+
+    # ------------------------------------------------------------------------------------ checks
+    def _tokens(self, x: Any, name: str, dim: int, layout: str) -> Array:
+        """k or v in layout "bhsd", if it can go into the cache as it is."""
+        x = dense_of(self._backend, x, name)
+        if x.ndim != 4:
+            raise ValueError(f"{name}: wanted 4 dimensions, {_LAYOUTS[layout]}, got shape {x.shape}")
+        if x.dtype != self.dtype:
+            raise TypeError(f"{name}: wanted {self.dtype} as the cache has, got {x.dtype}")
+        x = x if layout == "bhsd" else x.swapaxes(1, 2)
+        wanted = (self.batch, self.kv_heads, x.shape[2], dim)
+        if x.shape != wanted:
+            raise ValueError(
+                f"{name}: wanted {self.batch} sequences, {self.kv_heads} KV heads and head dim {dim}, "
+                f"got {x.shape[0]}, {x.shape[1]} and {x.shape[3]}"
+            )
+        return x
+
+    def _takes(self, lengths: Any, n: int) -> np.ndarray[Any, Any]:
+        """How many tokens each sequence takes."""
+        if not isinstance(lengths, np.ndarray | list | tuple):
+            raise TypeError(f"lengths: wanted integers on the host, got {type(lengths).__name__}")
+        takes = np.asarray(lengths)
+        if takes.shape != (self.batch,):
+            raise ValueError(f"lengths: wanted {self.batch} numbers, one per sequence, got shape {takes.shape}")
+        if takes.dtype.kind not in "iu":
+            raise TypeError(f"lengths: wanted integers, got dtype {takes.dtype}")
+        if takes.min() < 0 or takes.max() > n:
+            raise ValueError(f"lengths: wanted numbers from 0 to {n}, the length of k, got {lengths!r}")
+        return takes.astype(np.int64)
+
+    def _sequence(self, sequence: Any) -> int:
+        if isinstance(sequence, bool) or not isinstance(sequence, int | np.integer):
+            raise TypeError(f"sequence: wanted an integer, got {sequence!r}")
+        if not 0 <= sequence < self.batch:
+            raise ValueError(f"sequence: wanted a number from 0 to {self.batch - 1}, got {sequence}")
+        return int(sequence)
+
+    # ------------------------------------------------------------------------------------- pages
+    def _hand_out(self, lengths: np.ndarray[Any, Any]) -> None:
+        """Pages for so many tokens of each sequence."""
+        assert self.page is not None
+        have, want = -(-self._lengths // self.page), -(-lengths // self.page)
+        more = int((want - have).sum())
+        if more > len(self._free):
+            raise ValueError(
+                f"k: {more} more pages are needed and {len(self._free)} of {self.pages} are free; nothing was written"
+            )
+        if not more:
+            return
+        for b in np.nonzero(want > have)[0].tolist():
+            for j in range(int(have[b]), int(want[b])):
+                self._pages[b, j] = self._free.pop()
+        self._send_table()
+
+    def _send_table(self) -> None:
+        assert self.table is not None
+        self.table[...] = self._backend.from_host(self._pages)
+
+    def _targets(self, before: np.ndarray[Any, Any], takes: np.ndarray[Any, Any]) -> Array:
+        """For each token that is taken: page, place in it, sequence, number among the new ones."""
+        sequences = np.repeat(np.arange(self.batch), takes)
+        tokens = np.arange(len(sequences)) - np.repeat(np.cumsum(takes) - takes, takes)
+        places = before[sequences] + tokens
+        pages = sequences
+        if self.page is not None:
+            pages, places = self._pages[sequences, places // self.page], places % self.page
+        return self._backend.from_host(np.stack([pages, places, sequences, tokens]))
+
+    def _set_lengths(self, lengths: np.ndarray[Any, Any]) -> None:
+        self._lengths = lengths
+        self._longest, self._total = int(lengths.max()), int(lengths.sum())
+
+
+def dense_of(backend: Backend, x: Any, name: str) -> Array:
+    """`x` as an array of the cache's backend, without a copy."""
+    if backend.is_dense(x):
+        return x
+    found = backend.adopt(x) if hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__") else None
+    if found is None:
+        raise TypeError(
+            f"{name}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a cache on "
+            f"{backend.name!r}: nothing is moved silently. cupy.asarray(x) brings it to the GPU, x.get() to the CPU"
+        )
+    return found
+
+
+def _bits(x: Array) -> Array:
+    """The same memory in a dtype that every array module can gather and scatter."""
+    return x.view(np.uint16) if x.dtype in HALF_DTYPES else x
+
+
+def _count(name: str, x: Any) -> int:
+    if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 1:
+        raise ValueError(f"{name}: wanted an integer from 1 on, got {x!r}")
+    return int(x)
+
+
+def _page(page: Any) -> int:
+    number = _count("page", page)
+    if not _LEAST_PAGE <= number <= _MOST_PAGE or number & (number - 1):
+        raise ValueError(f"page: wanted a power of two from {_LEAST_PAGE} to {_MOST_PAGE}, got {page!r}")
+    return number

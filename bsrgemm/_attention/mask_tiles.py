@@ -1,0 +1,125 @@
+"""A mask by the tiles of a kernel: which tiles of keys each tile of queries needs, and what of them it sees.
+
+Pure functions over ``backend.xp``; nothing waits for the GPU, so arrays are as long as the entries could be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._backend.base import Array, Backend
+from .mask import FULL, BlockMask
+
+_INT32 = np.dtype(np.int32)
+#: Kind of a block that allows nothing.
+NOTHING = -2
+
+
+class Tiles(NamedTuple):
+    """Entries of the tiles of queries of all patterns, longest first within `order`.
+
+    `first` has one number more than there are tiles of queries. An entry has a tile of keys in `columns`, and in
+    `parts` -1 if all of it is seen, otherwise the place in `kinds` of the `parts_q` x `parts_k` blocks that it touches.
+    """
+
+    first: Array
+    columns: Array
+    parts: Array
+    kinds: Array
+    order: Array
+    parts_q: int
+    parts_k: int
+
+
+def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
+    """The entries of a mask for tiles of `tile_q` queries by `tile_k` keys."""
+    xp = backend.xp
+    per_pattern = -(-mask.shape[0] // tile_q)
+    if mask.block == (tile_q, tile_k):
+        place = xp.arange(len(mask.kinds), dtype=_INT32)
+        parts = xp.where(mask.kinds == FULL, _INT32.type(-1), place)
+        return Tiles(mask.indptr, mask.indices, parts, mask.kinds, _order(xp, mask.indptr, per_pattern), 1, 1)
+    (S_q, S_k), (bq, bk) = mask.shape, mask.block
+    per_row = -(-S_k // tile_k)
+    count = mask.heads[0] * mask.heads[1] * per_pattern
+    block_rows = -(-S_q // bq)
+    row = backend.expand(mask.indptr, len(mask.indices)).astype(np.int64)
+    pattern, row = row // max(1, block_rows), row % max(1, block_rows)
+    col = mask.indices.astype(np.int64)
+    # Every block with every tile that it touches.
+    tile_row, in_rows = _touched(xp, row, bq, tile_q, S_q)
+    tile_col, in_cols = _touched(xp, col, bk, tile_k, S_k)
+    rows, cols = tile_row[:, :, None], tile_col[:, None, :]
+    key = (pattern[:, None, None] * per_pattern + rows) * per_row + cols
+    key = xp.where(in_rows[:, :, None] & in_cols[:, None, :], key, count * per_row).reshape(-1)
+    parts_q, parts_k = _spanned(tile_q, bq), _spanned(tile_k, bk)
+    inside = (row[:, None, None] - rows * tile_q // bq) * parts_k + (col[:, None, None] - cols * tile_k // bk)
+    kind = xp.broadcast_to(mask.kinds[:, None, None], inside.shape)
+    sorting = xp.argsort(key, kind="stable")
+    key, inside, kind = key[sorting], inside.reshape(-1)[sorting], kind.reshape(-1)[sorting]
+    fresh = xp.ones(len(key), bool)
+    fresh[1:] = key[1:] != key[:-1]
+    entry = xp.cumsum(fresh, dtype=np.int64) - 1
+    size = parts_q * parts_k
+    number = xp.arange(len(key), dtype=np.int64)
+    # Blocks that touch fewer tiles than others have keys that are dropped, each to a place of its own.
+    stored = xp.full(len(key) * (size + 1), NOTHING, _INT32)
+    stored[xp.where(key < count * per_row, entry * size + inside, len(key) * size + number)] = kind
+    stored = stored[: len(key) * size]
+    keys = key[xp.minimum(xp.searchsorted(entry, number), len(key) - 1)]
+    tile_row, tile_col = keys // per_row % max(1, per_pattern), keys % max(1, per_row)
+    wanted = _blocks_in(xp, tile_row, tile_q, bq, S_q) * _blocks_in(xp, tile_col, tile_k, bk, S_k)
+    whole = (stored.reshape(-1, size) == FULL).sum(axis=1) == wanted
+    parts = xp.where(whole, -1, number * size).astype(_INT32)
+    starts = xp.searchsorted(key, xp.arange(count + 1, dtype=np.int64) * per_row)
+    entries = xp.concatenate([entry, entry[-1:] + 1]) if len(key) else xp.zeros(1, np.int64)
+    first = entries[starts].astype(_INT32)
+    return Tiles(first, tile_col.astype(_INT32), parts, stored, _order(xp, first, per_pattern), parts_q, parts_k)
+
+
+def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
+    """(sequence, tile of queries) of all tiles of sequences of different lengths, long ones first.
+
+    As many as there could be, with `total` queries in the sequences between `q_bounds`; -1 where none is left.
+    """
+    count = len(q_bounds) - 1
+    queries, keys = (xp.diff(x.astype(np.int64)) for x in (q_bounds, k_bounds))
+    behind = xp.cumsum(-(-queries // tile_q))
+    number = xp.arange(total // tile_q + count, dtype=np.int64)
+    sequence = xp.searchsorted(behind, number, side="right")
+    there = sequence < count
+    sequence = xp.minimum(sequence, count - 1)
+    tile = number - behind[sequence] + -(-queries // tile_q)[sequence]
+    length = keys[sequence]
+    if causal:
+        length = xp.minimum(length, length - queries[sequence] + (tile + 1) * tile_q)
+    order = xp.argsort(xp.where(there, -length, 1), kind="stable")
+    return xp.where(there, sequence, -1)[order].astype(_INT32), tile[order].astype(_INT32)
+
+
+def _order(xp: Any, first: Array, per_pattern: int) -> Array:
+    """The tiles of queries of each pattern, those with most entries first."""
+    length = (first[1:] - first[:-1]).reshape(-1, max(1, per_pattern))
+    return xp.argsort(-length, axis=1, kind="stable").astype(_INT32)
+
+
+def _spanned(length: int, block: int) -> int:
+    """Blocks that a tile of `length` touches, at most."""
+    if length % block == 0:
+        return length // block
+    return 1 if block % length == 0 else -(-(length - 1) // block) + 1
+
+
+def _touched(xp: Any, number: Array, block: int, tile: int, total: int) -> tuple[Array, Array]:
+    """(tiles that each block touches, whether there is such a one), both of shape (blocks, most)."""
+    first = number * block // tile
+    found = first[:, None] + xp.arange(_spanned(block, tile), dtype=np.int64)
+    return found, found * tile < xp.minimum((number + 1) * block, total)[:, None]
+
+
+def _blocks_in(xp: Any, tile_number: Array, tile: int, block: int, total: int) -> Array:
+    """Blocks that a tile touches."""
+    first = tile_number * tile
+    return (xp.minimum(first + tile, total) - 1) // block - first // block + 1

@@ -1,0 +1,326 @@
+"""Block structure as arrays: pure functions over ``(data, indices, indptr)`` and a `Backend`.
+
+No function loops over rows, looks at a matrix class or changes its arguments. A line marked
+``# synchronize!`` waits for the GPU when the arrays live there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .base import Array, Backend
+
+INT32_MAX = np.iinfo(np.int32).max
+
+
+class Blocks(NamedTuple):
+    """The three arrays of a BSR matrix: data (nblocks, R, C), indices (nblocks,), indptr (rows + 1,)."""
+
+    data: Any
+    indices: Any
+    indptr: Any
+
+
+def index_dtype(maxval: int, *arrays: Array) -> np.dtype[Any]:
+    """int32, unless `maxval` or one of the index arrays needs int64."""
+    wide = maxval > INT32_MAX or any(a.dtype.itemsize > 4 for a in arrays)
+    return np.dtype(np.int64 if wide else np.int32)
+
+
+def block_keys(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> Array:
+    """One int64 per block that orders blocks by row, then column."""
+    rows = backend.expand(indptr, len(indices)).astype(np.int64, copy=False)
+    return rows * max(block_cols, 1) + indices
+
+
+def keys_to_index(
+    backend: Backend, keys: Array, block_rows: int, block_cols: int, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """(indices, indptr) of sorted, unique block keys."""
+    xp = backend.xp
+    bounds = xp.arange(block_rows + 1, dtype=np.int64) * max(block_cols, 1)
+    indptr = xp.searchsorted(keys, bounds).astype(dtype, copy=False)
+    return (keys % max(block_cols, 1)).astype(dtype, copy=False), indptr
+
+
+def first_of_runs(backend: Backend, keys: Array) -> Array:
+    """Positions at which a run of equal keys starts."""
+    xp = backend.xp
+    if not len(keys):
+        return xp.zeros(0, np.int64)
+    starts = xp.concatenate([xp.ones(1, np.bool_), keys[1:] != keys[:-1]])
+    return xp.flatnonzero(starts)  # synchronize!
+
+
+# ---------------------------------------------------------------------------- order and duplicates
+def is_sorted(backend: Backend, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+    """Are the column indices of each row increasing (strictly: without duplicates)?"""
+    if len(indices) < 2:
+        return True
+    rows = backend.expand(indptr, len(indices))
+    bad = indices[1:] <= indices[:-1] if strictly else indices[1:] < indices[:-1]
+    return not bool((bad & (rows[1:] == rows[:-1])).any())  # synchronize!
+
+
+def has_duplicates(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> bool:
+    """Is a block stored twice anywhere?"""
+    keys = backend.xp.sort(block_keys(backend, indices, indptr, block_cols))
+    return bool((keys[1:] == keys[:-1]).any())  # synchronize!
+
+
+def sort_blocks(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
+    """The same blocks, columns in order within each row; duplicates keep their order."""
+    order = backend.xp.argsort(block_keys(backend, blocks.indices, blocks.indptr, block_cols), kind="stable")
+    return Blocks(blocks.data[order], blocks.indices[order], blocks.indptr)
+
+
+def sum_duplicates(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
+    """Sorted, with blocks at the same place added up in the order in which they were stored."""
+    data, indices, indptr = blocks
+    xp = backend.xp
+    keys = block_keys(backend, indices, indptr, block_cols)
+    order = xp.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = first_of_runs(backend, keys)
+    summed = backend.segment_reduce("add", data, order, starts)
+    return Blocks(summed, *keys_to_index(backend, keys[starts], len(indptr) - 1, block_cols, indices.dtype))
+
+
+def select_blocks(backend: Backend, blocks: Blocks, keep: Array) -> Blocks:
+    """The blocks where the boolean `keep` is true."""
+    xp = backend.xp
+    kept = xp.flatnonzero(keep)  # synchronize!
+    before = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(keep, dtype=np.int64)])
+    indptr = before[blocks.indptr].astype(blocks.indptr.dtype, copy=False)
+    return Blocks(blocks.data[kept], blocks.indices[kept], indptr)
+
+
+def nonzero_blocks(backend: Backend, data: Array) -> Array:
+    """For each block: does it hold a value other than zero (NaN counts)?"""
+    return (data != 0).any(axis=(1, 2))
+
+
+# -------------------------------------------------------------------------------- transpose, slices
+def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
+    """Blocks of the transposed matrix: sorted by construction, each block transposed."""
+    data, indices, indptr = blocks
+    xp = backend.xp
+    rows = backend.expand(indptr, len(indices))
+    order = xp.argsort(indices, kind="stable")
+    cols = indices[order]
+    new_indptr = xp.searchsorted(cols, xp.arange(block_cols + 1, dtype=cols.dtype))
+    return Blocks(
+        xp.ascontiguousarray(data[order].transpose(0, 2, 1)),
+        rows[order].astype(indices.dtype, copy=False),
+        new_indptr.astype(indptr.dtype, copy=False),
+    )
+
+
+# ------------------------------------------------------------------------------- other formats
+def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """(row, col) of every stored element, in storage order."""
+    data, indices, indptr = blocks
+    xp = backend.xp
+    n, R, C = data.shape
+    rows = backend.expand(indptr, n).astype(dtype, copy=False)
+    row = rows[:, None, None] * R + xp.arange(R, dtype=dtype)[:, None]
+    col = indices.astype(dtype, copy=False)[:, None, None] * C + xp.arange(C, dtype=dtype)
+    return xp.broadcast_to(row, (n, R, C)).reshape(-1), xp.broadcast_to(col, (n, R, C)).reshape(-1)
+
+
+def to_csr(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+    """(data, indices, indptr) in CSR: every element of a stored block, order and duplicates kept."""
+    data, indices, indptr = blocks
+    xp = backend.xp
+    n, R, C = data.shape
+    counts = xp.diff(indptr).astype(dtype, copy=False)
+    per_row = xp.broadcast_to(counts[:, None] * C, (len(counts), R)).reshape(-1)
+    new_indptr = xp.concatenate([xp.zeros(1, dtype), xp.cumsum(per_row, dtype=dtype)])
+    if R == 1:  # storage order is row order already
+        col = indices.astype(dtype, copy=False)[:, None] * C + xp.arange(C, dtype=dtype)
+        return data.reshape(-1), col.reshape(-1), new_indptr
+    rows = backend.expand(indptr, n)
+    first = indptr[rows].astype(np.int64, copy=False)  # first block of the block's row
+    width = counts[rows].astype(np.int64, copy=False) * C
+    place = first * (R * C) + (xp.arange(n, dtype=np.int64) - first) * C
+    place = place[:, None] + width[:, None] * xp.arange(R, dtype=np.int64)  # (n, R): where C values go
+    target = (place[:, :, None] + xp.arange(C, dtype=np.int64)).reshape(-1)
+    values = xp.empty(n * R * C, data.dtype)
+    values[target] = data.reshape(-1)
+    col = indices.astype(dtype, copy=False)[:, None, None] * C + xp.arange(C, dtype=dtype)
+    columns = xp.empty(n * R * C, dtype)
+    columns[target] = xp.broadcast_to(col, (n, R, C)).reshape(-1)
+    return values, columns, new_indptr
+
+
+def from_coo(
+    backend: Backend,
+    row: Array,
+    col: Array,
+    values: Array,
+    shape: tuple[int, int],
+    blocksize: tuple[int, int],
+    dtype: np.dtype[Any],
+    *,
+    unique: bool = False,
+) -> Blocks:
+    """Blocks of the elements ``(row, col, value)``; elements at the same place are added up in order.
+
+    `unique` promises that no two elements share a place, which saves a sort of all of them.
+    """
+    xp = backend.xp
+    (M, N), (R, C) = shape, blocksize
+    block_rows, block_cols = M // R, N // C
+    row, col = row.astype(np.int64, copy=False), col.astype(np.int64, copy=False)
+    if not unique and len(row) > 1:
+        element = row * N + col
+        if not bool((element[1:] > element[:-1]).all()):  # synchronize!
+            order = xp.argsort(element, kind="stable")
+            starts = first_of_runs(backend, element[order])
+            values = backend.segment_reduce("add", values, order, starts)
+            kept = order[starts]
+            row, col = row[kept], col[kept]
+    block = (row // R) * max(block_cols, 1) + col // C
+    # Neighbouring elements mostly share a block: sort the runs, not the elements.
+    keys = xp.sort(block[first_of_runs(backend, block)])
+    keys = keys[first_of_runs(backend, keys)]
+    place = xp.searchsorted(keys, block) * (R * C) + (row % R) * C + col % C
+    data = xp.zeros(len(keys) * R * C, values.dtype)
+    data[place] = values
+    return Blocks(data.reshape(-1, R, C), *keys_to_index(backend, keys, block_rows, block_cols, dtype))
+
+
+def from_dense(
+    backend: Backend, X: Array, blocksize: tuple[int, int], dtype: np.dtype[Any], keep: Array | None = None
+) -> Blocks:
+    """The blocks of a dense array that `keep` (block_rows, block_cols) names: by default those not all zero."""
+    xp = backend.xp
+    (M, N), (R, C) = X.shape, blocksize
+    tiles = X.reshape(M // R, R, N // C, C).transpose(0, 2, 1, 3)
+    if keep is None:
+        keep = (tiles != 0).any(axis=(2, 3))
+    i, j = xp.nonzero(keep)  # synchronize!
+    data = xp.ascontiguousarray(tiles[i, j])
+    keys = i.astype(np.int64) * max(N // C, 1) + j
+    return Blocks(data, *keys_to_index(backend, keys, M // R, N // C, dtype))
+
+
+def add_to_dense(backend: Backend, blocks: Blocks, out: Array) -> None:
+    """Write the blocks (no duplicates) into their places in `out`, of any strides."""
+    data, indices, indptr = blocks
+    (M, N), (R, C) = out.shape, data.shape[1:]
+    if not len(data):
+        return
+    tiles = out.reshape(M // R, R, N // C, C).transpose(0, 2, 1, 3)
+    tiles[backend.expand(indptr, len(indices)), indices] = data
+
+
+# ------------------------------------------------------------------------------- element-wise
+def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Array, Array, Array]:
+    """Both matrices on the union of their patterns: (data_a, data_b, indices, indptr).
+
+    Each has no duplicates; absent blocks are zero.
+    """
+    xp = backend.xp
+    key_a = block_keys(backend, a.indices, a.indptr, block_cols)
+    key_b = block_keys(backend, b.indices, b.indptr, block_cols)
+    keys = xp.sort(xp.concatenate([key_a, key_b]))
+    keys = keys[first_of_runs(backend, keys)]
+    spread = []
+    for key, data in ((key_a, a.data), (key_b, b.data)):
+        wide = xp.zeros((len(keys), *data.shape[1:]), data.dtype)
+        wide[xp.searchsorted(keys, key)] = data
+        spread.append(wide)
+    dtype = index_dtype(len(keys), a.indices, b.indices)
+    return (*spread, *keys_to_index(backend, keys, len(a.indptr) - 1, block_cols, dtype))
+
+
+# ----------------------------------------------------------------------------------- products
+class ProductPattern(NamedTuple):
+    """Which blocks meet in ``A @ B``, and where the result has blocks.
+
+    Pair k multiplies block ``left[k]`` of A with block ``right[k]`` of B. Pairs are grouped by blocks of the result:
+    those of block s begin at ``starts[s]``, in the order of A's storage. `indices` and `indptr` are the result's.
+    """
+
+    left: Any
+    right: Any
+    starts: Any
+    indices: Any
+    indptr: Any
+
+
+def multiply(backend: Backend, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+    """Blocks of ``A @ B``, sorted: which pairs meet, then their products added up in order."""
+    left, right, starts, *index = backend.product_pattern(a, b, block_cols)
+    return Blocks(backend.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
+
+
+def product_pattern(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
+    """Which blocks meet in ``A @ B``, by sorting all pairs."""
+    xp = backend.xp
+    a_rows = backend.expand(a.indptr, len(a.indices)).astype(np.int64, copy=False)
+    first = b.indptr[a.indices].astype(np.int64, copy=False)
+    count = b.indptr[a.indices + 1].astype(np.int64, copy=False) - first
+    offsets = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(count, dtype=np.int64)])
+    total = int(offsets[-1])  # synchronize!
+    left = backend.expand(offsets, total)
+    right = first[left] + (xp.arange(total, dtype=np.int64) - offsets[left])
+    keys = a_rows[left] * max(block_cols, 1) + b.indices[right]
+    order = xp.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = first_of_runs(backend, keys)
+    index = index_dtype(len(starts), a.indices, b.indices)
+    found = keys_to_index(backend, keys[starts], len(a.indptr) - 1, block_cols, index)
+    return ProductPattern(left[order], right[order], starts, *found)
+
+
+# -------------------------------------------------------------------------------------- checks
+def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, int]) -> None:
+    """ValueError unless the three arrays fit each other and `shape`; looks at no value."""
+    if data.ndim != 3:
+        raise ValueError(f"data: BSR data must be 3-dimensional (blocks, R, C), got shape={tuple(data.shape)}")
+    if indices.ndim != 1 or indptr.ndim != 1:
+        raise ValueError(f"indices and indptr should be 1-D, got {indices.ndim}-D indices and {indptr.ndim}-D indptr")
+    (M, N), (R, C) = shape, data.shape[1:]
+    if not R or not C:
+        raise ValueError(f"data: a block must hold at least one element, got blocksize={(R, C)}")
+    if M % R or N % C:
+        raise ValueError(f"shape must be multiple of blocksize, got shape={shape} and blocksize={(R, C)}")
+    if len(indptr) != M // R + 1:
+        raise ValueError(
+            f"indptr: index pointer size {len(indptr)} should be {M // R + 1}: "
+            f"one more than the {M // R} block rows of shape={shape}"
+        )
+    if len(indices) != len(data):
+        raise ValueError(
+            f"indices and data should have the same size, got {len(indices)} indices and {len(data)} blocks"
+        )
+
+
+def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> int:
+    """ValueError unless `indptr` climbs from 0 and `indices` are in range; the number of blocks.
+
+    All that is asked of the values crosses to the host in one piece.
+    """
+    xp = backend.xp
+    edge = xp.zeros(1, np.int64)
+    fall = xp.diff(indptr).min() if len(indptr) > 1 else edge[0]
+    used = indices[: len(indices)]
+    low, high = (used.min(), used.max()) if len(used) else (edge[0], edge[0])
+    parts = [xp.asarray(v).astype(np.int64).reshape(1) for v in (indptr[0], indptr[-1], fall, low, high)]
+    start, stop, fall, low, high = (int(v) for v in backend.to_host(xp.concatenate(parts)))  # synchronize!
+    if start != 0:
+        raise ValueError(f"indptr: index pointer should start with 0, got {start}")
+    if fall < 0:
+        raise ValueError("indptr: index pointer values must form a non-decreasing sequence")
+    if stop > len(indices):
+        raise ValueError(f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}")
+    if len(used) and high >= block_cols:
+        raise ValueError(f"indices: column index values must be < {block_cols} (now max {high})")
+    if len(used) and low < 0:
+        raise ValueError(f"indices: column index values must be >= 0 (now min {low})")
+    return stop

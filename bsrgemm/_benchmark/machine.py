@@ -1,0 +1,67 @@
+"""The card, the driver and the versions that numbers were measured with."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import platform
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy
+
+from .. import __version__
+from .._backend.threads import cores
+from .._kernels import jit
+
+#: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
+_PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
+          "nvidia-cusparse-cu12", "nvidia-cusparse", "flash-attn", "flash-attn-3", "flash-attn-4", "warp-lang",
+          "nvmath-python")  # fmt: skip
+
+
+@cache
+def has_gpu() -> bool:
+    """Is there a card that CuPy can use?"""
+    try:
+        import cupy
+    except ImportError:
+        return False
+    return bool(cupy.cuda.is_available())
+
+
+def machine() -> dict[str, Any]:
+    """Card, driver and versions, to be kept with the numbers."""
+    about: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "bsrgemm": __version__,
+        "cpu": platform.machine(),
+        "cores": cores(),
+    }
+    if has_gpu():
+        import cupy
+
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+        about |= {
+            "card": properties["name"].decode(),
+            "driver": cupy.cuda.runtime.driverGetVersion(),
+            "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+            "cupy": cupy.__version__,
+            "nvrtc": jit.nvrtc_version(),
+            "peers": versions(),
+        }
+    return about
+
+
+def versions() -> dict[str, str]:
+    """What is installed of the peers."""
+    found = {}
+    for name in _PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

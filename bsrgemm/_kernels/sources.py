@@ -1,0 +1,105 @@
+"""Finds the CUDA sources, gathers what one of them includes, and hashes the result.
+
+A source includes headers as `#include "name.cuh"`, named from the top of the cuda folder; nothing
+from outside the folder is gathered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+_TOKEN = re.compile(
+    r"""
+    (?P<comment> //(?:\\\r?\n|[^\n])* | /\*.*?(?:\*/|\Z) )
+  | (?P<raw>     (?:u8|[uUL])?R"(?P<fence>[^()\\\s]*)\(.*?\)(?P=fence)" )
+  | (?P<quoted>  "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
+  | (?P<word>    \.?\d(?:[eEpP][+-]|'?[\w.])* | [A-Za-z_]\w* )
+  | (?P<blank>   \\\r?\n | [^\S\n]+ )
+  | (?P<newline> \n )
+  | (?P<other>   . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_INCLUDE = re.compile(r'^# ?include ?"([^"]+)"', re.MULTILINE)
+
+
+def cuda_root() -> Path:
+    """The folder of the CUDA sources: inside the package in a wheel, beside it in a checkout."""
+    candidates = (_PACKAGE / "cuda", _PACKAGE.parent / "cuda")
+    for folder in candidates:
+        # NVIDIA's Python namespace is a folder `cuda` beside an installed package: it holds no .cu file.
+        if any(folder.glob("*.cu")):
+            return folder
+    raise FileNotFoundError(
+        f"the CUDA sources of bsrgemm are neither in {candidates[0]} (an installed wheel) "
+        f"nor in {candidates[1]} (a checkout); reinstall bsrgemm"
+    )
+
+
+def gather(source: str, root: Path | None = None) -> dict[str, str]:
+    """The text of `source` and, recursively, of every header it includes, by name, `source` first."""
+    root = cuda_root() if root is None else root
+    texts: dict[str, str] = {}
+    pending = [(source, "")]
+    while pending:
+        name, includer = pending.pop()
+        if name in texts:
+            continue
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"source {name!r}{includer}: expected a name relative to, and inside, {root}")
+        try:
+            texts[name] = (root / path).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"CUDA source {name!r}{includer} is not in {root}") from error
+        included = _INCLUDE.findall(strip(texts[name]))
+        pending += [(header, f" (included by {name!r})") for header in reversed(included)]
+    return texts
+
+
+def strip(text: str) -> str:
+    """C++ text without comments and with every run of blanks as one; literals stay as they are.
+
+    A preprocessor directive keeps a line of its own, other line ends count as blanks.
+    """
+    parts: list[str] = []
+    blank = directive = False
+    line_start = True
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind in ("comment", "blank"):
+            blank = True
+            continue
+        if kind == "newline":
+            if directive:
+                parts.append("\n")
+            blank, directive, line_start = not directive, False, True
+            continue
+        if line_start and match.group() == "#":
+            parts.append("\n")
+            directive = True
+        elif blank:
+            parts.append(" ")
+        parts.append(match.group())
+        blank = line_start = False
+    return "".join(parts).strip()
+
+
+def digest(texts: Mapping[str, str]) -> str:
+    """SHA-256 over names and texts: any edit changes it."""
+    sha = hashlib.sha256()
+    for name in sorted(texts):
+        for part in (name.encode(), texts[name].encode()):
+            sha.update(len(part).to_bytes(8, "little"))
+            sha.update(part)
+    return sha.hexdigest()
+
+
+def code_digest(texts: Mapping[str, str]) -> str:
+    """SHA-256 over the code alone: edits of comments and blank space leave it as it is."""
+    return digest({name: strip(text) for name, text in texts.items()})

@@ -1,0 +1,126 @@
+"""What launches need beside their operands: counters that are zero, room for pieces; and how long that lives.
+
+A stream runs one launch at a time, so its launches share their counters, and take room from CuPy's pool, which gives
+it to others only behind them. A graph runs again, beside anything: what is captured has memory of its own, for all
+launches of a stream within one capture together, and keeps it, since nobody tells when a graph is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .._backend.base import Array
+
+#: Counters of a stream: enough for most launches on most cards.
+_LEAST_COUNTERS = 1024
+#: Those of all captures: some hundreds.
+_RESERVE = 1 << 18
+#: The address by which CUDA knows the stream that each thread has for itself.
+_PER_THREAD = 2
+
+
+@dataclass
+class _Capture:
+    """What the launches of a stream share within one capture."""
+
+    counters: Array | None = None
+    room: Array | None = None
+
+
+_zeroed: dict[tuple[int, int, int], Array] = {}
+#: Per device: zeros for captured launches, and how many of them are given away.
+_reserves: dict[int, list[Any]] = {}
+_reserving = threading.Lock()
+_captures: dict[tuple[int, int, int], _Capture] = {}
+_held: list[Any] = []
+_fresh = itertools.count(-1, -1)
+
+
+def counters(count: int) -> Array:
+    """Zeros that no other kernel uses meanwhile; kernels leave them at zero.
+
+    Those of captures come from a reserve, as filling them would become a part of the graph.
+    """
+    stream = cupy.cuda.get_current_stream()
+    device = cupy.cuda.runtime.getDevice()
+    if stream.is_capturing():
+        capture = _capture_of(device, stream)
+        if capture.counters is None or len(capture.counters) < count:
+            capture.counters = _reserved(device, count)
+        return capture.counters
+    pointer = stream.ptr
+    key = (device, pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
+    found = _zeroed.get(key)
+    if found is None or len(found) < count:
+        found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
+        if device not in _reserves:
+            _reserves[device] = [cupy.zeros(_RESERVE, np.int32), 0]
+    return found
+
+
+def temporary(count: int, dtype: Any) -> Array:
+    """Memory of `count` elements for one launch, whatever it holds."""
+    stream = cupy.cuda.get_current_stream()
+    if not stream.is_capturing():
+        return cupy.empty(count, dtype)
+    capture = _capture_of(cupy.cuda.runtime.getDevice(), stream)
+    wanted = count * np.dtype(dtype).itemsize
+    if capture.room is None or len(capture.room) < wanted:
+        capture.room = retain_for_graph(lambda: cupy.empty(wanted, np.uint8))
+    return capture.room
+
+
+def retain_for_graph(make: Callable[[], Any]) -> Any:
+    """What `make` returns; all memory that it takes meanwhile stays the graph's own."""
+    if not cupy.cuda.get_current_stream().is_capturing():
+        return make()
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        found = make()
+    _held.append((pool, found))
+    return found
+
+
+def _reserved(device: int, count: int) -> Array:
+    with _reserving:
+        reserve, used = _reserves.get(device, (None, 0))
+        behind = used + -(-count // 32) * 32
+        if reserve is not None and behind <= len(reserve):
+            _reserves[device][1] = behind
+            return reserve[used:behind]
+    found: Array = retain_for_graph(lambda: cupy.zeros(count, np.int32))
+    return found
+
+
+def _capture_of(device: int, stream: Any) -> _Capture:
+    return _captures.setdefault((device, stream.ptr, _capture_number(stream.ptr)), _Capture())
+
+
+def _capture_number(pointer: int) -> int:
+    """The driver's number of the capture that a stream is in; without a driver's word a new one each time."""
+    ask = _capture_info()
+    number = ctypes.c_uint64()
+    status = ctypes.c_int()
+    if ask is None or ask(pointer, ctypes.byref(status), ctypes.byref(number), None, None, None):
+        return next(_fresh)
+    return number.value
+
+
+@cache
+def _capture_info() -> Any:
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (AttributeError, OSError):
+        return None
+    address = ctypes.c_void_p
+    function.argtypes = [address, address, address, address, address, address]
+    return function

@@ -1,0 +1,1 @@
+"""Pictures made from plain arrays."""

@@ -1,0 +1,133 @@
+"""The picture of a block-sparse matrix: which blocks are stored, and how many in each block row.
+
+Takes memory for the stored blocks and for the cells of the picture, never for all blocks that there could be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._backend import structure
+from .._backend.registry import host
+from .drawing import DARK, FEW, MIDDLE, SHADES, Ints, frame, grid, rectangles
+
+if TYPE_CHECKING:
+    from .._array.base import Base
+
+#: Cells of an image a side, whatever the axes have room for; and a bar of shades takes some of that room.
+_LEAST_CELLS, _MOST_CELLS, _LEFT_BY_BAR = 64, 2048, 0.85
+#: Bars of a histogram; one so many times as high as another hides it, unless heights are logarithms.
+_MOST_BARS, _UNEVEN = 60, 100
+
+
+def spy(A: Base, ax: Any, histogram: bool) -> Any:
+    """Draw `A`; see `Base.spy`."""
+    try:
+        import matplotlib.pyplot as plt
+        from matplotlib.axes import Axes
+    except ImportError as error:
+        raise ImportError('spy draws with matplotlib: pip install "bsrgemm[bench]"') from error
+    if ax is not None and not isinstance(ax, Axes):
+        raise TypeError(f"ax: wanted a matplotlib.axes.Axes or None, got {type(ax).__name__}")
+    row, col = _places(A)
+    if ax is not None:
+        return _pattern(A, ax, row, col)
+    if not histogram:
+        return _pattern(A, plt.subplots(figsize=(5.6, 5), layout="constrained")[1], row, col)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.8), width_ratios=(3, 2), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
+    return _pattern(A, left, row, col), _histogram(right, np.bincount(row, minlength=A._block_shape[0]))
+
+
+def _places(A: Base) -> tuple[Ints, Ints]:
+    """Block row and block column of every stored block; of a transpose without building it."""
+    stored, transposed = A._source()
+    structure.check_arrays(*stored._blocks, stored._shape)
+    indices, indptr = (stored._backend.to_host(x) for x in (stored.indices, stored.indptr))  # synchronize!
+    count = structure.check_values(host(), indices, indptr, stored._block_shape[1])
+    row, col = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), indices[:count].astype(np.int64, copy=False)
+    return (col, row) if transposed else (row, col)
+
+
+# ---------------------------------------------------------------------------------------- pattern
+def _pattern(A: Base, ax: Any, row: Ints, col: Ints) -> Any:
+    (M, N), (R, C), (rows, cols) = A._shape, A.blocksize, A._block_shape
+    found = np.sort(row * max(1, cols) + col)
+    found = found[structure.first_of_runs(host(), found)]  # a block that is stored twice is seen once
+    title = f"{M:,} x {N:,}, blocks {R} x {C}\n{len(row):,} blocks"
+    if len(found) < len(row):
+        title += f" at {len(found):,} places"
+    similar = frame(ax, (M, N), (R, C))
+    ax.set(xlabel="column", ylabel="row")
+    ax.set_title(f"{title}, density {len(row) * R * C / max(1, M * N):.3g}", fontsize="medium")
+    row, col = np.divmod(found, max(1, cols))
+    if max(rows, cols) <= FEW:
+        rectangles(ax, (col * C, (col + 1) * C), (row * R, (row + 1) * R), DARK, "stored block")
+        grid(ax, (M, N), (R, C))
+    elif len(found):
+        _image(ax, row, col, (rows, cols), (R, C), _cells(ax, (M, N), similar))
+    return ax
+
+
+def _cells(ax: Any, shape: tuple[int, int], similar: bool) -> tuple[int, int]:
+    """How many cells an image may have down and across: no more than pixels, or some would not be seen."""
+    box = ax.get_window_extent()
+    pixels = _LEFT_BY_BAR * np.array([box.height, box.width])
+    if similar:
+        pixels = np.min(pixels / shape) * np.array(shape)
+    down, across = np.clip(pixels.astype(int), _LEAST_CELLS, _MOST_CELLS).tolist()
+    return down, across
+
+
+def _image(
+    ax: Any, row: Ints, col: Ints, counts: tuple[int, int], block: tuple[int, int], most: tuple[int, int]
+) -> None:
+    """Cells of one or several blocks, as dark as the share of them that is stored; white where none is."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    (rows, cols), (R, C) = counts, block
+    down, across = (-(-n // cells) for n, cells in zip(counts, most, strict=True))  # blocks of a cell
+    height, width = -(-rows // down), -(-cols // across)
+    stored = np.bincount(row // down * width + col // across, minlength=height * width).reshape(height, width)
+    tall, wide = np.minimum(rows - np.arange(height) * down, down), np.minimum(cols - np.arange(width) * across, across)
+    share = stored / np.multiply.outer(tall, wide)
+    # The last cells may be of fewer blocks, and full by chance: they are not to make the others pale.
+    most_stored = float(share[: rows // down, : cols // across].max() or share.max())
+    image = ax.imshow(
+        np.ma.masked_equal(share, 0), cmap=LinearSegmentedColormap.from_list("blocks", SHADES), vmin=0,
+        vmax=most_stored, aspect=ax.get_aspect(), extent=(0, width * across * C, height * down * R, 0),
+        interpolation="nearest",
+    )  # fmt: skip
+    ax.set(xlim=(0, cols * C), ylim=(rows * R, 0))
+    if down > 1 or across > 1:
+        ax.figure.colorbar(
+            image, ax=ax, label=f"stored of {down} x {across} blocks",
+            location="right" if cols * C <= 2 * rows * R else "bottom",
+            extend="max" if share.max() > most_stored else "neither",
+        )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- histogram
+def _histogram(ax: Any, counts: Ints) -> Any:
+    """How many block rows have how many blocks."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    step = -(-(high - low + 1) // _MOST_BARS)  # whole numbers in a bar
+    bars = np.bincount((counts - low) // step, minlength=1)
+    seen = bars[bars > 0]
+    uneven = len(seen) > 0 and int(seen.max()) >= _UNEVEN * int(seen.min())
+    left = low + np.arange(len(bars)) * step - 0.5
+    ax.bar(left, bars, step, align="edge", color=MIDDLE, edgecolor="white", linewidth=0.4, log=uneven)
+    title = f"{high:,} blocks in every block row" if len(counts) else "no block rows"
+    if low < high:
+        title = f"{low:,} to {high:,} blocks in a block row\n{counts.mean():.3g} on average"
+        title += f", {int((counts == 0).sum()):,} of {len(counts):,} empty" if low == 0 else ""
+    ax.set_title(title, fontsize="medium")
+    ax.set(xlabel="blocks in a block row", ylabel="block rows")
+    if high - low < 4:  # whole numbers on both sides of a few bars
+        ax.set_xlim(max(-0.7, low - 2), high + 2)
+    ax.set_ylim(bottom=0.5 if uneven else 0, top=None if len(counts) else 1)
+    for axis in (ax.xaxis,) if uneven else (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return ax

@@ -1,0 +1,85 @@
+"""`tune`: which kernel is fastest for one matrix and one width, measured on the card at hand and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import accumulator_dtype, check_dtype, result_dtype
+from .matmul import Products
+
+_REPEATS = 10
+
+
+def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> list[tuple[str, float]]:
+    """Measure every kernel that can multiply `A` by N columns, and remember the fastest for this card.
+
+    Later products of matrices with the same sizes, in this process and in others, use what was found. Without a call
+    of `tune` the choice is made by a fixed rule.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        On the GPU; a transpose counts as such.
+    N : int
+        Columns of the right-hand side, which is taken as row-major.
+    dtype : dtype, optional
+        Of the right-hand side; that of `A` by default.
+    precision : {"float32", "tf32"}, optional
+        As for `matmul`.
+
+    Returns
+    -------
+    list of (str, float)
+        Kernels and their seconds, fastest first. The right-hand sides are random; the GPU is waited for.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
+    >>> bg.tune(A, 8)
+    Traceback (most recent call last):
+    ...
+    TypeError: A: wanted a BSR matrix on the GPU, got one on 'cpu': there is one kernel there and nothing to choose
+    """
+    if not isinstance(A, Products):
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}")
+    if A._backend.name != "cuda":
+        raise TypeError(
+            f"A: wanted a BSR matrix on the GPU, got one on {A._backend.name!r}: there is one kernel "
+            "there and nothing to choose"
+        )
+    if isinstance(N, bool) or not isinstance(N, int | np.integer) or N < 1:
+        raise ValueError(f"N: wanted a positive integer, got {N!r}")
+    if precision not in (None, "float32", "tf32"):
+        raise ValueError(f"precision: wanted 'float32' or 'tf32', got {precision!r}")
+    dtype = A.dtype if dtype is None else check_dtype(dtype, A._backend.dtypes)
+    import cupy
+
+    from .._benchmark.timing import time_gpu
+    from . import configs, heuristics, launch, measured
+    from .matrix_cache import prepare
+
+    rng = cupy.random.default_rng(0)
+    K = A.shape[1]
+    B = rng.standard_normal((K, int(N)), dtype=np.float32).astype(dtype)
+    result = result_dtype(A.dtype, np.dtype(dtype))
+    out = cupy.empty((A.shape[0], int(N)), result)
+    matrix, transposed = A._source()
+    prepared = prepare(A._backend, matrix)
+    tf32 = precision == "tf32"
+    acc = accumulator_dtype(result)
+    sizes = (matrix.shape, B.dtype, result, acc, int(N))
+    problem = launch.problem_of(prepared, *sizes, transposed=transposed, tf32=tf32)
+    times: list[tuple[configs.Gemm, float]] = []
+    for config in heuristics.candidates(problem):
+
+        def call(config: configs.Gemm = config) -> None:
+            launch.product(prepared, matrix.shape, B, out, acc, 1, 0, transposed=transposed, tf32=tf32, config=config)
+
+        times.append((config, time_gpu(call, _REPEATS)))
+    times.sort(key=lambda pair: pair[1])
+    measured.keep(problem, times[0][0])
+    prepared.plans.clear()
+    return [(str(config.spec()), seconds) for config, seconds in times]

@@ -1,0 +1,378 @@
+"""Products: checks, result dtype and output, then the backend of the data does the work."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from functools import cache, lru_cache
+from typing import Any, Self
+
+import numpy as np
+
+from .._array.construct import from_sparse
+from .._array.reduce import Reductions
+from .._backend.base import Array, Backend
+from .._backend.registry import backend_of
+from .._backend.structure import Blocks
+from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
+
+_PRECISIONS = (None, "float32", "tf32")
+#: Factors that can be compared with 0 before they are checked.
+_PLAIN = (int, float, complex)
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    precision: str | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+) -> Any:
+    """``alpha * (A @ B) + beta * out`` for a BSR `A` and a dense `B`, or a dense `A` and a BSR `B`.
+
+    Parameters
+    ----------
+    A, B : bsr_array or bsr_matrix, and a dense array in the same place
+        The dense operand may have any strides and belong to any library that speaks DLPack or the CUDA array
+        interface. It is a vector, a matrix, or a batch of matrices: (batch, K, N) behind a BSR matrix of shape (M, K)
+        gives (batch, M, N), and (batch, N, M) before it gives (batch, N, K).
+    out : array, optional
+        Where to write, of any strides; must not overlap an operand. Read only when `beta` is not 0.
+    out_dtype : dtype, optional
+        Dtype of the result; by default NumPy's promotion of the two. Ask for float32 from 16-bit floats or
+        int32 from int8 to keep what they were summed in.
+    alpha, beta : number
+        Factors of the product and of what `out` holds.
+    precision : {"float32", "tf32"}, optional
+        For products in float32 and complex64: "tf32" lets tensor cores round the factors to 10 bits after the
+        point. By default float32, unless the environment variable CUPY_TF32 asks otherwise, as it does of CuPy; it
+        is read once. The CPU always computes in float32.
+    scale_a, scale_b : number, optional
+        With one of them both operands are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``) held as uint8, the dense
+        one on the CPU also under its own name. ``scale_a * scale_b * alpha * (A @ B) + beta * out`` is summed in
+        float32 and delivered in float32 or, by `out_dtype` or `out`, in float16 or bfloat16. A missing one is 1.
+
+    Returns
+    -------
+    array
+        `out`, or a new array.
+
+    Notes
+    -----
+    16-bit floats are summed in float32 and rounded once. The same call on the same card gives the same bits.
+    The work goes to CuPy's current stream; the call does not wait for it.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2))
+    >>> bg.matmul(A, np.ones((4, 2)), alpha=10)
+    array([[10., 10.],
+           [20., 20.],
+           [30., 30.],
+           [40., 40.]])
+    >>> bg.matmul(A, np.ones((5, 4, 3))).shape
+    (5, 4, 3)
+
+    fp8 operands are bytes, with a factor for each:
+
+    >>> from ml_dtypes import float8_e4m3fn
+    >>> X = np.array([[0.5, 1.0], [2.0, 3.0]], np.float32)
+    >>> A8 = bg.bsr_array(X.astype(float8_e4m3fn).view(np.uint8), blocksize=(2, 2))
+    >>> bg.matmul(A8, X.astype(float8_e4m3fn), scale_a=10)
+    array([[ 22.5,  35. ],
+           [ 70. , 110. ]], dtype=float32)
+    """
+    if precision is not None:
+        _check_precision(precision)
+    scale = None
+    if scale_a is not None or scale_b is not None:
+        scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
+    if isinstance(A, Products):
+        return _product(A, B, out, out_dtype, alpha, beta, precision, scale, names=("A", "B"))
+    if not isinstance(B, Products):
+        raise TypeError(
+            f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
+        )
+    return _product(B, A, out, out_dtype, alpha, beta, precision, scale, left=True, names=("B", "A"))
+
+
+def _product(
+    A: Products,
+    x: Any,
+    out: Any = None,
+    out_dtype: Any = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    precision: str | None = None,
+    scale: float | None = None,
+    *,
+    left: bool = False,
+    names: tuple[str, str] = ("self", "other"),
+) -> Array:
+    """``A @ x``, or ``x @ A`` with the dense operand on the `left`; `scale` is that of fp8 operands."""
+    backend = A._backend
+    source, lazy = (A, False) if A._origin is None else A._source()
+    ready = source._matrix_cache
+    call = None
+    if ready is not None and out is not None and out_dtype is None and type(beta) in _PLAIN:
+        call = ready.call(source, x, out, (left, lazy, precision, scale is None, beta == 0))
+        launch = ready.launches.get(call)
+        plan = None if launch is None else launch.plan()
+        if plan is not None:  # everything but the factors was looked at when this was remembered
+            dtype = out.dtype
+            alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+            launch.start(plan, alpha if scale is None else scale * alpha, beta)
+            return out
+    X = _dense_operand(A, x, names[1], scale is not None)
+    M, K = A._shape[::-1] if left else A._shape
+    sides = X.shape
+    ndim = len(sides)
+    if sides[-1 if left or ndim == 1 else -2] != K:
+        raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(sides)}")
+    A, transposed = source, left ^ lazy
+    if out is not None and not backend.is_dense(out):
+        raise TypeError(f"out: wanted an array on {backend.name!r}, got {type(out).__name__}")
+    wanted = None if out is None else out.dtype
+    if out_dtype is not None:
+        wanted = check_dtype(out_dtype, backend.dtypes, "out_dtype")
+    if scale is None:
+        dtype, acc, single = _dtypes(A.data.dtype, X.dtype, wanted)
+        precision = _precision(precision, single, A.data.dtype, X.dtype, acc)
+    else:
+        dtype, acc = _fp8_dtypes(A, names[0], wanted, precision)
+    alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+    if left and ndim > 1:  # the transposed product, seen from the other side
+        X = X.T if ndim == 2 else X.swapaxes(1, 2)
+        sides = X.shape
+    shape = (M, *sides[1:]) if ndim < 3 else (sides[0], M, sides[2])
+    if out is None:
+        if beta != 0:
+            raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
+        inner = backend.xp.empty(shape, dtype)
+    else:
+        inner = out
+        _check_out(A, X, out, shape if not left or ndim < 2 else (*shape[:-2], shape[-1], M), dtype, names)
+        if left and ndim > 1:
+            inner = out.T if ndim == 2 else out.swapaxes(1, 2)
+    if inner.size:
+        X2, out2 = (X, inner) if ndim > 1 else (X[:, None], inner[:, None])
+        if scale is None:
+            summed = A._for_product(acc)
+            launch = backend.spmm(summed, X2, out2, acc, alpha, beta, transposed=transposed, precision=precision)
+        else:
+            launch = backend.spmm(A, X2, out2, acc, scale * alpha, beta, transposed=transposed, fp8=True)
+        if call is not None and launch is not None and (scale is not None or A._adds_duplicates(acc)):
+            ready.remember(call, launch)
+    if out is not None:
+        return out
+    if left and ndim > 1:
+        return inner.T if ndim == 2 else inner.swapaxes(1, 2)
+    return inner
+
+
+def _dense_operand(A: Products, x: Any, name: str, fp8: bool) -> Array:
+    X = A._operand(x, name)
+    if X is None or A._backend.is_sparse(X):
+        raise TypeError(f"{name}: wanted a dense array on {A._backend.name!r}, got {type(x).__name__}")
+    if not fp8:
+        _check_held(X.dtype, A._backend, name)
+    elif X.dtype == FLOAT8:
+        X = X.view(UINT8)
+    elif X.dtype != UINT8:
+        raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {X.dtype}")
+    if not 1 <= X.ndim <= 3:
+        raise ValueError(f"{name}: wanted 1, 2 or 3 dimensions, got {X.ndim} in shape {tuple(X.shape)}")
+    return X
+
+
+@lru_cache(maxsize=256)
+def _check_held(dtype: np.dtype[Any], backend: Backend, name: str) -> None:
+    """`check_dtype` for every product: a backend is found sooner than all its dtypes."""
+    check_dtype(dtype, backend.dtypes, name)
+
+
+@lru_cache(maxsize=1024)
+def _dtypes(
+    a: np.dtype[Any], x: np.dtype[Any], wanted: np.dtype[Any] | None
+) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
+    """The dtype of a product, that of its sums, and whether they may run as tf32."""
+    promoted = result_dtype(a, x)
+    dtype = promoted if wanted is None else wanted
+    if dtype != promoted and not _can_hold(promoted, dtype):
+        raise TypeError(f"out_dtype: {dtype} cannot hold a product of {a} and {x} ({promoted})")
+    acc = accumulator_dtype(result_dtype(promoted, dtype))
+    return dtype, acc, promoted.char in "fF" and acc.char in "fF"
+
+
+def _check_precision(precision: Any) -> None:
+    if precision not in _PRECISIONS:
+        wrong = ValueError if isinstance(precision, str) else TypeError
+        raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
+
+
+def _precision(
+    precision: str | None, single: bool, a: np.dtype[Any], b: np.dtype[Any], acc: np.dtype[Any]
+) -> str | None:
+    """What was asked for, or the environment's choice; an error if the product is not `single`."""
+    if single:
+        return precision or _default_precision()
+    if precision is not None:
+        raise ValueError(
+            f"precision: {precision!r} is for products in float32 and complex64, got {a} and {b}, summed in {acc}"
+        )
+    return None
+
+
+@cache
+def _default_precision() -> str | None:
+    """ "tf32" where the environment asks CuPy for it, in CuPy's own way of asking."""
+    text = os.environ.get("CUPY_TF32", "0")
+    try:
+        return "tf32" if int(text) > 0 else None
+    except ValueError:
+        raise ValueError(f"CUPY_TF32: wanted an integer in this environment variable, got {text!r}") from None
+
+
+def _fp8_dtypes(
+    A: Products, name: str, wanted: np.dtype[Any] | None, precision: str | None
+) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype of an fp8 product and that of its sums."""
+    if A.data.dtype != UINT8:
+        raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {A.data.dtype}")
+    if precision is not None:
+        raise ValueError(f"precision: {precision!r} is for products in float32 and complex64, got fp8")
+    acc = np.dtype(np.float32)
+    dtype = acc if wanted is None else wanted
+    if dtype not in FP8_RESULTS:
+        raise TypeError(f"out_dtype: wanted {', '.join(map(str, FP8_RESULTS))} for a product of fp8, got {dtype}")
+    return dtype, acc
+
+
+def _scale(x: Any, name: str) -> float:
+    """scale_a or scale_b as a float."""
+    if x is None:
+        return 1.0
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        x = x.item()
+    if not isinstance(x, numbers.Real):
+        raise TypeError(f"{name}: wanted a real number, got {type(x).__name__}")
+    return float(x)
+
+
+def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """May a product of dtype `promoted` be delivered as `dtype`? Not from complex to real, float to integer..."""
+    order = "biufc"
+    kinds = ["f" if is_float(d) else d.kind for d in (promoted, dtype)]
+    if "u" in kinds and kinds[0] != kinds[1] and set(kinds) <= {"i", "u"}:
+        return np.can_cast(promoted, dtype)
+    return order.index(kinds[0]) <= order.index(kinds[1])
+
+
+def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
+    """alpha or beta as a Python number that the result's dtype can carry."""
+    kind = dtype.kind
+    if (type(x) is int and kind != "b") or (type(x) is float and kind in "fcV"):  # "V": bfloat16
+        return x
+    if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        x = x.item()
+    if not isinstance(x, numbers.Number):
+        raise TypeError(f"{name}: wanted a number, got {type(x).__name__}")
+    if isinstance(x, complex) and dtype.kind != "c":
+        raise TypeError(f"{name}: got the complex {x!r} for a result of dtype {dtype}")
+    if dtype.kind in "iu" and not (isinstance(x, int) or float(x).is_integer()):  # type: ignore[arg-type]
+        raise TypeError(f"{name}: got {x!r} for a result of dtype {dtype}, wanted an integer")
+    if dtype == BOOL and x not in (0, 1):
+        raise TypeError(f"{name}: got {x!r} for a boolean result, wanted 0 or 1")
+    return x
+
+
+def _check_out(
+    A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], names: tuple[str, str]
+) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out: array is read-only")
+    if 0 in out.strides and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+        raise ValueError("out: elements share memory (a stride is 0)")
+    k = A._backend.overlapping(out, X, A)
+    if k is not None:
+        array = ("", ".data", ".indices", ".indptr")[k]
+        raise ValueError(f"out: overlaps {names[0 if k else 1]}{array}")
+
+
+class Products(Reductions):
+    """``@`` on the layer of `Reductions`."""
+
+    #: what prepared.py remembers of a matrix on the GPU; by name, as asking for __dict__ makes all attributes slower
+    _matrix_cache: Any = None
+
+    def __matmul__(self, other: Any) -> Any:
+        if self._is_scalar(other):
+            raise ValueError("Scalar operands are not allowed, use '*' instead")
+        return self._matmul(other)
+
+    def _matmul(self, other: Any) -> Any:
+        if type(other) is not np.ndarray:
+            operand = self._operand(other)
+            if operand is None:
+                return NotImplemented
+            if self._backend.is_sparse(operand):
+                return self._matmul_sparse(operand)
+            if isinstance(operand, np.matrix):
+                return self._container(_product(self, operand.view(np.ndarray)))
+            other = operand
+        return _product(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        if self._is_scalar(other):
+            raise ValueError("Scalar operands are not allowed, use '*' instead")
+        operand = self._operand(other)
+        if operand is None:
+            return NotImplemented
+        if self._backend.is_sparse(operand):
+            result = self._transposed()._matmul(operand.transpose())
+            return NotImplemented if result is NotImplemented else result.transpose()
+        if isinstance(operand, np.matrix):
+            return self._container(_product(self, operand.view(np.ndarray), left=True))
+        return _product(self, operand, left=True)
+
+    def dot(self, other: Any) -> Any:
+        """``A * other`` for a number, ``A @ other`` for anything else."""
+        return self * other if self._is_scalar(other) else self @ other
+
+    def _for_product(self, dtype: np.dtype[Any]) -> Self:
+        """This matrix, with duplicates of integers and booleans added up in their own dtype first."""
+        if self._adds_duplicates(dtype) or not self._has_duplicates:
+            return self
+        return self._new(self._canonical(), canonical=True)
+
+    def _adds_duplicates(self, dtype: np.dtype[Any]) -> bool:
+        """May a product in `dtype` add up duplicates itself? True and True is True, int8 wraps: not in a wider one."""
+        own = self.data.dtype
+        return own.kind not in "biu" or dtype == own
+
+    def _matmul_sparse(self, other: Any) -> Any:
+        """BSR with blocks (R of self, C of other); other formats count as blocks of one column."""
+        inner = self.blocksize[1]
+        if other.ndim != 2 or self._shape[1] != other.shape[0]:
+            raise ValueError(f"matmul: dimension mismatch: {self._shape} and {tuple(other.shape)}")
+        C = other.blocksize[1] if other.format == "bsr" else 1
+        B = _reblocked(self, other, (inner, C))
+        M, N = self._shape[0], other.shape[1]
+        dtype = result_dtype(self.dtype, B.data.dtype)
+        A = self._for_product(dtype)
+        B = self._new(B, tuple(other.shape))._for_product(dtype)._blocks
+        return self._new(self._backend.multiply(A._sound, B, N // C, dtype), (M, N))
+
+
+def _reblocked(A: Products, other: Any, blocksize: tuple[int, int]) -> Blocks:
+    """Blocks of another sparse matrix of the same backend in the size asked for."""
+    assert backend_of(other) is A._backend
+    return from_sparse(A._backend, other, None, False, blocksize).blocks

@@ -1,0 +1,110 @@
+"""Choices of kernels that were measured by `tune`, kept on disk per card and preferred to those of `tuning`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, astuple
+from functools import cache as remembered
+from pathlib import Path
+from typing import Any
+
+from .._kernels import disk_cache
+from . import configs, heuristics
+
+#: The class of the kernel that `force_kernel` asks for.
+forced: str | None = None
+
+_lock = threading.Lock()
+_loaded: dict[Path, dict[str, Any]] = {}
+
+
+@contextlib.contextmanager
+def force_kernel(kernel: str) -> Iterator[None]:
+    """Inside this block products run on one kernel ("GemmSm80"...), or raise ValueError: for tests and benchmarks."""
+    global forced
+    before, forced = forced, kernel
+    try:
+        yield
+    finally:
+        forced = before
+
+
+def choice(problem: heuristics.Problem) -> configs.Gemm | None:
+    """What was measured to be best for this very problem on this card, if anything was."""
+    if forced is not None:
+        for config in heuristics.candidates(problem):
+            if type(config).__name__ == forced:
+                return config
+        raise ValueError(f"{forced} cannot multiply this: {problem}")
+    kept = _read(path()).get(signature(problem))
+    if kept is None:
+        return None
+    # An entry of another version, or one that was damaged, matches no candidate.
+    return next((c for c in heuristics.candidates(problem) if _described(c) == kept), None)
+
+
+def keep(problem: heuristics.Problem, config: configs.Gemm) -> Path:
+    """Remember a choice, in this process and on disk; OSError where the cache cannot be written."""
+    where = path()
+    with _lock:
+        _loaded.pop(where, None)
+        entries = dict(_read(where))
+        entries[signature(problem)] = _described(config)
+        where.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=where.parent, prefix=".", suffix=".tmp")
+        try:
+            with open(handle, "w") as file:
+                json.dump(entries, file, indent=1, sort_keys=True)
+            os.replace(temporary, where)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _loaded[where] = entries
+    return where
+
+
+def path() -> Path:
+    """The file of CuPy's current device."""
+    return disk_cache.folder() / f"tuned-{_card()}.json"
+
+
+def signature(problem: heuristics.Problem) -> str:
+    """A problem as text: another number of blocks is another problem."""
+    return " ".join(str(x) for x in astuple(problem))
+
+
+def _described(config: configs.Gemm) -> dict[str, Any]:
+    return {"kernel": type(config).__name__, **json.loads(json.dumps(asdict(config)))}
+
+
+def _read(where: Path) -> dict[str, Any]:
+    found = _loaded.get(where)
+    if found is None:
+        found = {}
+        with contextlib.suppress(OSError, ValueError):
+            read = json.loads(where.read_text())
+            found = read if isinstance(read, dict) else {}
+        _loaded[where] = found
+    return found
+
+
+def _card() -> str:
+    """The name of CuPy's current device, fit for a file's name."""
+    import cupy
+
+    return _card_name(cupy.cuda.runtime.getDevice())
+
+
+@remembered
+def _card_name(device: int) -> str:
+    import cupy
+
+    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()

@@ -1,0 +1,381 @@
+// Blocks of a product, in 16-bit floats, on Hopper's tensor cores. Two products give blocks:
+//   BSR @ BSR: out[s] = sum over pairs k of result block s, in order, of a[left[k]] @ b[right[k]]
+//   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
+// A CTA stays and claims tiles of kTileM rows by kParts parts of kPartN columns. A tile is walked in steps of 64 along K: one
+// copy of A, one of each part of B. Of BSR @ BSR a tile is (a piece of) one block; sampled, its parts are neighbours in
+// one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one feeds a ring of stages.
+// The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
+// leaves. Rows and columns that a block does not have are zeros by the copy engine.
+#include "block_products.cuh"
+#include "bsr.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+using Element = ELEMENT_A;
+using C = ELEMENT_C;
+using Index = INDEX;
+
+constexpr bool kSampled = SAMPLED;
+constexpr bool kBTransposed = B_TRANSPOSED;  // K runs fastest in B
+constexpr int kTileM = TILE_M, kPartN = PART_N, kParts = PARTS, kTileN = kParts * kPartN;
+constexpr int kStages = STAGES, kTiles = 4;
+constexpr int kDepth = 64;  // along K: one swizzled row
+constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
+constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgroups
+constexpr int kHeights = kShared ? 1 : kTileM / 64;    // of 64 rows that a warpgroup has of a tile
+constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
+constexpr int kNarrow = 128;  // columns that a shared tile can have instead
+constexpr u32 kStrip = 16;    // rows of the result of BSR @ BSR that are computed together
+// Steps before the end of a tile the next one is claimed: three microseconds.
+constexpr int kEarly = 4 * (128 * 256) / (kTileM * kTileN);
+constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
+constexpr int kSlab = kPartN < 64 ? kPartN : 64;  // columns of B side by side in a swizzled row, where they run fastest
+constexpr u32 kRowB = kSlab * 2, kSlabB = kDepth * kRowB;
+static_assert(kTileN % 64 == 0 && kPartN % kSlab == 0, "whole slabs");
+static_assert(sizeof(Element) == 2, "16-bit floats");
+
+struct Tile {
+  int first, last;  // of BSR @ BSR the pairs; sampled {0, 1}; no tile: first > last
+  int part;         // the first part of the result: block * parts of a block + which of them; no more tiles: -1
+  int behind;       // parts of the result that may be written end here
+  int row, top;     // the first row within a block, and sampled, of X
+};
+
+struct alignas(1024) Shared {
+  u8 a[kStages][kBytesA];
+  u8 b[kStages][kBytesB];
+  u8 out[kConsumers * 4][2048];  // 16 rows by 64 columns a warp
+  u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
+  u64 wanted[kTiles];    // a tile is nearly fed
+  u64 turn[kConsumers];  // the other warpgroup has met all stages of the tile before
+  Tile tiles[kTiles];
+};
+
+struct alignas(64) Problem {
+  TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest first
+  C* out;             // (blocks, R, N)
+  const Index* left;    // of BSR @ BSR: pair -> block of a
+  const Index* right;   // pair -> block of b; sampled: block -> block column
+  const Index* starts;  // block of the result -> its first pair; sampled: block row -> its first block
+  int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
+  i64 blocks, pairs;
+  i64 a_blocks, b_blocks;  // sampled: block rows and block columns
+  int R, N, K;
+  int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs; a multiple of kParts
+  int row_blocks;  // of BSR @ BSR: of a row of the result, on average; 0 if its blocks are in no such order
+};
+
+__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
+#ifdef STRESS
+  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
+  __nanosleep((noise >> 19) & 0x1fff);
+#endif
+  barrier_wait(shared_address(&barrier), parity);
+}
+__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
+// Number n has place n % kSize in a ring; the parity of its barriers.
+template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / kSize % 2; }
+
+__device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
+
+// Which block of the result is computed n-th: those of kStrip rows one below the other, so that what CTAs read of B at
+// the same time lies in few columns and is found in the L2. Where rows differ the columns do; each block comes once all the same.
+__device__ __forceinline__ u32 in_strips(const Problem& problem, u32 n) {
+  const u32 width = problem.row_blocks, strip = kStrip * width;
+  if (strip == 0) return n;
+  const u32 first = n / strip * strip, place = n - first;
+  return first + i64(strip) <= problem.blocks ? first + place % kStrip * width + place / kStrip : n;
+}
+
+// What a claim of BSR @ BSR stands for.
+__device__ __forceinline__ Tile pairs_at(const Problem& problem, u32 t) {
+  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
+  if (number / parts >= problem.blocks) return {0, 0, -1};
+  const u32 block = in_strips(problem, number / parts), part = block * parts + number % parts;
+  const auto start = [&](i64 s) { return s < problem.blocks ? min(max(i64(problem.starts[s]), i64(0)), problem.pairs) : problem.pairs; };
+  const i64 first = start(block);
+  return {int(first), int(max(first, start(block + 1))), int(part), int(part) + 1, int(t % heights) * kTileM, 0};
+}
+
+// What a sampled claim stands for, by a whole warp; `block_row` goes with it from one to the next. The first claims are
+// windows of as many parts as a tile has, the others block rows. At most one whole tile begins in a window, one of the row
+// that the window's last part is in. What a row has left behind its whole tiles is a tile of its own, and comes at the end.
+__device__ __forceinline__ Tile parts_at(const Problem& problem, u32 t, i64& block_row) {
+  constexpr Tile kNone{1, 0}, kEnd{0, 0, -1};
+  constexpr int kFew = kShared ? kNarrow / kPartN : kParts;
+  const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
+  const i64 all = problem.blocks * parts, narrow = kShared ? i64(problem.narrow) : all;
+  const i64 wide_windows = (narrow + kParts - 1) / kParts, windows = wide_windows + (all - narrow + kFew - 1) / kFew;
+  // Parts of a block row, those in front of `narrow` or those behind it.
+  struct Stretch { i64 begin, behind; };
+  const auto stretch = [&](i64 r, bool wide) {
+    const auto bound = [&](i64 i) { return min(max(i64(problem.starts[i]), i64(0)), problem.blocks) * parts; };
+    return wide ? Stretch{bound(r), min(bound(r + 1), narrow)} : Stretch{max(bound(r), narrow), bound(r + 1)};
+  };
+  const auto tile = [&](i64 r, i64 part, i64 behind) {
+    return Tile{0, 1, int(part), int(behind), int(t % heights) * kTileM, int(r * problem.R)};
+  };
+  if (number < windows) {
+    const bool wide = number < wide_windows;
+    const int width = wide ? kParts : kFew;
+    const i64 first = wide ? i64(number) * kParts : narrow + (number - wide_windows) * kFew;
+    const i64 last = min(first + width, wide ? narrow : all) - 1;
+    block_row = block_row_of(problem.starts, problem.a_blocks, last / parts, block_row);
+    const Stretch x = stretch(block_row, wide);
+    const i64 part = x.begin >= first ? x.begin : x.begin + (first - x.begin + width - 1) / width * width;
+    return part <= last && part + width <= x.behind ? tile(block_row, part, part + width) : kNone;
+  }
+  const i64 left = number - windows;
+  if (left > problem.a_blocks) return kEnd;
+  const bool is_cut = left == problem.a_blocks;  // the row that goes on behind `narrow`: what it has left in front
+  if (is_cut && narrow == all) return kNone;
+  const i64 r = is_cut ? block_row_of(problem.starts, problem.a_blocks, narrow / parts, 0) : left;
+  const bool wide = is_cut || stretch(r, false).behind <= narrow;
+  const Stretch x = stretch(r, wide);
+  const i64 rest = max(i64(0), x.behind - x.begin) % (wide ? kParts : kFew);
+  return rest ? tile(r, x.behind - rest, x.behind) : kNone;
+}
+
+__device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.behind - x.part) * kPartN <= kNarrow; }
+
+// One warp: claims a tile when it is soon needed. Who claims early takes work from others: a tile can be long.
+__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
+  const bool leads = threadIdx.x % 32 == 0;
+  const i64 pairs_of_tile = kSampled ? 1 : max(i64(1), problem.pairs / max(i64(1), problem.blocks));
+  const i64 steps = pairs_of_tile * ((problem.K + kDepth - 1) / kDepth);
+  const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // of the tile that is fed
+  i64 block_row = 0;
+  for (u32 n = 0;; ++n) {
+    if (n >= ahead) wait(shared.wanted[(n - ahead) % kTiles], parity<kTiles>(n - ahead));
+    Tile x;
+    do {
+      int claimed = 0;
+      if (leads) claimed = atomicAdd(problem.counters, 1);
+      const u32 t = u32(__shfl_sync(0xffffffffu, claimed, 0));
+      if constexpr (kSampled) x = parts_at(problem, t, block_row);
+      else x = pairs_at(problem, t);
+    } while (x.first > x.last);
+    if (leads) {
+      wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
+      shared.tiles[n % kTiles] = x;
+      arrive(shared.tile_full[n % kTiles]);
+    }
+    __syncwarp();
+    if (x.part < 0) break;
+  }
+}
+
+// One warp: copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
+__device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
+  const int lane = threadIdx.x % 32, parts = parts_of(problem), steps_of_pair = (problem.K + kDepth - 1) / kDepth;
+  u32 step = 0;
+  for (u32 n = 0;; ++n) {
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
+    const Tile x = shared.tiles[n % kTiles];
+    __syncwarp();
+    if (lane == 0) arrive(shared.tile_empty[n % kTiles]);
+    if (x.part < 0) break;
+    const u32 behind = step + u32(x.last - x.first) * steps_of_pair;
+    if (lane == 0 && behind - step <= kEarly) arrive(shared.wanted[n % kTiles]);
+    for (int from = x.first; from < x.last; from += 32) {
+      int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
+      if constexpr (kSampled) {
+        const int part = x.part + lane % kParts;
+        const Index at = part < x.behind ? problem.right[part / parts] : Index(-1);  // none: zeros behind the last one
+        column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * problem.N + part % parts * kPartN;
+      } else if (from + lane < x.last) {
+        const Index left = problem.left[from + lane], right = problem.right[from + lane];
+        block_a = int(in_range(left, problem.a_blocks) ? i64(left) : problem.a_blocks);  // zeros behind the last one
+        block_b = int(in_range(right, problem.b_blocks) ? i64(right) : problem.b_blocks);
+      }
+      const bool narrow = is_narrow(x);
+      const int copies = narrow ? kNarrow / kPartN : kParts;
+      for (int i = 0; i < min(x.last - from, 32); ++i) {
+        const int at_a = __shfl_sync(0xffffffffu, block_a, i), at_b = __shfl_sync(0xffffffffu, block_b, i);
+        for (int k = 0; k < problem.K; k += kDepth, ++step) {
+          const u32 at = step % kStages;
+          wait(shared.empty[at], step / kStages % 2 ^ 1);
+          const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
+          if (lane == 0) {
+            if (behind - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
+            barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
+            copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
+          }
+          __syncwarp();
+          if (lane < copies) {
+            if constexpr (kBTransposed) {
+              copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
+            } else {
+#pragma unroll
+              for (int slab = 0; slab < kPartN / kSlab; ++slab)
+                copy_tile(b + (lane * (kPartN / kSlab) + slab) * kSlabB, &problem.b, column + slab * kSlab, k, at_b, 0, full);
+            }
+          }
+          __syncwarp();
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ u32 pack(f32 low, f32 high) {
+  u32 both;
+  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Where column c of row `top` of a tile goes, or null. Rows follow N apart; how many there are is told by `rows_from`.
+__device__ __forceinline__ C* target_of(const Problem& problem, const Tile& x, int top, int c) {
+  const int parts = parts_of(problem), part = x.part + c / kPartN, block = parts == 1 ? part : part / parts;
+  const int column = (part - block * parts) * kPartN + c % kPartN;
+  if (part >= x.behind || column >= problem.N) return nullptr;
+  return problem.out + (i64(block) * problem.R + x.row + top) * problem.N + column;
+}
+__device__ __forceinline__ int rows_from(const Problem& problem, const Tile& x, int top) { return problem.R - x.row - top; }
+
+// A warp has 16 rows from `top` on: a thread rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next. 16-bit
+// results leave 16 bytes at a time, through shared memory. Places are found once for all rows: until a result has left,
+// its warpgroup multiplies nothing, and a tile may be three pairs long.
+__device__ __forceinline__ void store(const Problem& problem, Shared& shared, const Tile& x, int top,
+                                      const f32 (&sums)[kSums]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if constexpr (sizeof(C) == 2) {
+    u8* out = shared.out[warp];
+    const int line = lane / 8, rows = rows_from(problem, x, top + line);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // 16 columns: two 8 x 8 matrices above two others
+        const f32* s = sums + slab * 32 + i * 8;
+        const u32 at = lane % 16 * 128 + (i * 2 + lane / 16) * 16;
+        store_matrix_x4<false>(shared_address(out) + (at ^ (at >> 3 & 112)), pack(s[0], s[1]), pack(s[2], s[3]),
+                               pack(s[4], s[5]), pack(s[6], s[7]));
+      }
+      C* target = target_of(problem, x, top + line, slab * 64 + lane % 8 * 8);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 16; i += 4) {
+        const u32 at = (line + i) * 128 + lane % 8 * 16;
+        const uint4 both = *reinterpret_cast<const uint4*>(out + (at ^ (at >> 3 & 112)));
+        if (target && i < rows) *reinterpret_cast<uint4*>(target + i64(i) * problem.N) = both;
+      }
+    }
+  } else {
+    const int rows = rows_from(problem, x, top + lane / 4);
+#pragma unroll
+    for (int j = 0; j < kSums; j += 4) {  // two rows of 8 columns
+      C* target = target_of(problem, x, top + lane / 4, j / 4 * 8 + lane % 4 * 2);
+      if (!target) continue;
+      if (rows > 0) *reinterpret_cast<float2*>(target) = {sums[j], sums[j + 1]};
+      if (rows > 8) *reinterpret_cast<float2*>(target + i64(8) * problem.N) = {sums[j + 2], sums[j + 3]};
+    }
+  }
+}
+
+// The products of stages `begin` to `behind` - 1. A stage is free when those of the next one have begun.
+template <int kColumns>
+__device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 behind, int warpgroup,
+                                                f32 (&sums)[kHeights][kSums]) {
+  for (u32 i = begin; i != behind; ++i) {
+    const u32 at = i % kStages;
+    wait(shared.full[at], i / kStages % 2);
+    const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
+    const u32 from_b = shared_address(shared.b[at]);
+    const u64 b = kBTransposed ? wgmma_descriptor(from_b, 16, 1024) : wgmma_descriptor(from_b, kSlabB, 8 * kRowB, kRowB);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDepth / MMA_K; ++k)
+#pragma unroll
+      for (int h = 0; h < kHeights; ++h)
+        wgmma<false, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
+                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
+    wgmma_commit();
+    if (i != begin) {
+      wgmma_wait<1>();
+      if (threadIdx.x % 32 == 0) arrive(shared.empty[(i - 1) % kStages]);
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply(const Problem& problem, Shared& shared) {
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const bool signals = threadIdx.x % 32 == 0;
+  const int steps_of_pair = (problem.K + kDepth - 1) / kDepth;
+  f32 sums[kHeights][kSums];
+  u32 step = 0, own = 0;  // of all tiles; tiles of this warpgroup
+  for (u32 n = 0;; ++n) {
+    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
+    const Tile& x = shared.tiles[n % kTiles];
+    const auto let_go = [&] {
+      __syncwarp();
+      if (signals) arrive(shared.tile_empty[n % kTiles]);
+    };
+    const bool end = __shfl_sync(0xffffffffu, x.part < 0, 0);
+    if (end) break;
+    const u32 begin = __shfl_sync(0xffffffffu, step, 0);
+    const u32 behind = __shfl_sync(0xffffffffu, step + u32(x.last - x.first) * steps_of_pair, 0);
+    step = behind;
+    if (!kShared && n % kConsumers != warpgroup) {  // the other one's
+      let_go();
+      continue;
+    }
+    // A stage can be waited for only when the one before in its place has been met.
+    if (!kShared) {
+      if (warpgroup == 1 || own > 0) wait(shared.turn[warpgroup], (own + warpgroup + 1) % 2);
+      ++own;
+    }
+    if (kShared && __shfl_sync(0xffffffffu, is_narrow(x), 0))
+      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, behind, warpgroup, sums);
+    else
+      multiply_stages<kTileN>(shared, begin, behind, warpgroup, sums);
+    if (!kShared) {
+      __syncwarp();
+      if (signals) arrive(shared.turn[1 - warpgroup]);
+    }
+    wgmma_wait<0>();
+    if (signals && begin != behind) arrive(shared.empty[(behind - 1) % kStages]);
+#pragma unroll
+    for (int h = 0; h < kHeights; ++h) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        asm volatile("" : "+f"(sums[h][i])::"memory");
+        if (begin == behind) sums[h][i] = 0;
+      }
+      store(problem, shared, x, (kShared ? warpgroup : h) * 64 + threadIdx.x / 32 % 4 * 16, sums[h]);
+    }
+    let_go();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) block_products_sm90(const __grid_constant__ Problem problem) {
+  extern __shared__ __align__(1024) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(&problem.a);
+    prefetch_map(&problem.b);
+    const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+    for (int i = 0; i < kStages; ++i) init(shared.full[i], 1), init(shared.empty[i], kShared ? 8 : 4);
+    for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + 1);
+    for (int i = 0; i < kTiles; ++i) init(shared.wanted[i], 1);
+    for (int i = 0; i < kConsumers; ++i) init(shared.turn[i], 4);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp < 4 * kConsumers) {
+    more_registers<232>();
+    multiply(problem, shared);
+  } else {
+    fewer_registers<40>();
+    if (warp == 4 * kConsumers) feed(problem, shared);
+    if (warp == 4 * kConsumers + 1) schedule(problem, shared);
+  }
+  __syncwarp();
+  __syncthreads();
+  if (threadIdx.x == 0) {  // the last CTA leaves the counters as they were
+    __threadfence();
+    if (atomicAdd(problem.counters + 1, 1) == int(gridDim.x) - 1) problem.counters[0] = problem.counters[1] = 0;
+  }
+}

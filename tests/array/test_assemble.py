@@ -1,0 +1,920 @@
+"""vstack, hstack, block_array, block_diag and kron against scipy and dense NumPy, in every place."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bsrgemm as bg
+from bsrgemm._backend import structure
+from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES, result_dtype
+
+from ..strategies import (
+    DTYPES,
+    FLAVOURS,
+    Place,
+    Sample,
+    assert_values,
+    blocksizes,
+    each_place,
+    operands,
+    quietly,
+    random_values,
+    samples,
+    wide,
+)
+
+each_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_blocksize = pytest.mark.parametrize("blocksize", [(1, 1), (2, 3), (5, 1), (1, 7), (16, 16)], ids=str)
+HERE = Place("cpu")
+SMALL = ("small",)  # sums and casts of these are exact in every dtype
+
+#: By name: ours, scipy's, and NumPy's of dense arrays, each of a list of three matrices of one shape.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    "vstack": (bg.vstack, sp.vstack, np.vstack),
+    "hstack": (bg.hstack, sp.hstack, np.hstack),
+    "block_diag": (bg.block_diag, sp.block_diag, lambda xs: scipy.linalg.block_diag(*xs)),
+    "block_array": (
+        lambda xs, **how: bg.block_array([[xs[0], None, xs[1]], [None, xs[2], None]], **how),
+        lambda xs, **how: sp.block_array([[xs[0], None, xs[1]], [None, xs[2], None]], **how),
+        lambda xs: np.block(
+            [[xs[0], np.zeros_like(xs[0]), xs[1]], [np.zeros_like(xs[2]), xs[2], np.zeros_like(xs[2])]]
+        ),
+    ),
+}
+each_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def random_sample(
+    grid: tuple[int, int] = (3, 4),
+    blocksize: tuple[int, int] = (2, 3),
+    dtype: Any = np.float64,
+    *,
+    seed: int = 0,
+    duplicates: int = 0,
+    canonical: bool = False,
+    index: Any = np.int32,
+) -> Sample:
+    """About half of the blocks, `duplicates` of them once more, rows unsorted unless `canonical`."""
+    rng = np.random.default_rng(seed)
+    (rows, cols), (R, C) = grid, blocksize
+    places = np.flatnonzero(rng.random(rows * cols) < 0.6)
+    if not canonical:
+        places = rng.permutation(np.concatenate([places, rng.choice(places, duplicates)]) if len(places) else places)
+    row, col = np.divmod(places, max(cols, 1))
+    order = np.argsort(row, kind="stable")
+    indptr = np.searchsorted(row[order], np.arange(rows + 1)).astype(index)
+    data = random_values(rng, (len(places), R, C), np.dtype(dtype), "small")
+    return Sample(data, col[order].astype(index), indptr, (rows * R, cols * C))
+
+
+def three(blocksize: tuple[int, int] = (2, 3), dtype: Any = np.float64, **how: Any) -> list[Sample]:
+    """Three matrices of one shape."""
+    return [random_sample((3, 3), blocksize, dtype, seed=seed, **how) for seed in (1, 2, 3)]
+
+
+def values(place: Place, result: Any, flavour: type = bg.bsr_array) -> np.ndarray[Any, Any]:
+    """The values of a result, after everything that its arrays and flags promise has been checked."""
+    return place.blocks(result, flavour).dense
+
+
+def promotion(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """NumPy's for all at once; bfloat16 holds what float16 would, and counts as float32 beside anything else."""
+    if BFLOAT16 not in dtypes:
+        return np.result_type(*dtypes)
+    if all(d in (BFLOAT16, np.bool_, np.int8, np.uint8) for d in dtypes):
+        return BFLOAT16
+    return np.result_type(np.float32, *(d for d in dtypes if d != BFLOAT16))
+
+
+# ----------------------------------------------------------------------------- values, blocks and dtypes
+@each_place
+@each_function
+@each_blocksize
+@each_dtype
+def test_results_are_those_of_numpy(place: Place, name: str, blocksize: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    ours, theirs, dense = FUNCTIONS[name]
+    parts = three(blocksize, dtype, duplicates=2)
+    result = ours([place.bsr(s) for s in parts])
+    assert result.dtype == dtype and result.blocksize == blocksize
+    assert_values(values(place, result), dense([s.dense for s in parts]))
+    if dtype not in HALF_DTYPES:
+        reference = theirs([s.scipy() for s in parts])
+        assert result.shape == reference.shape and result.dtype == reference.dtype
+        assert_values(values(place, result), reference.toarray())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of samples and None, and which of them are handed over as the transpose of a transpose."""
+
+    rows: list[list[Sample | None]]
+    lazy: list[list[bool]]
+    blocksize: tuple[int, int]
+    heights: list[int]
+    widths: list[int]
+
+    def entries(self) -> list[Sample]:
+        return [s for row in self.rows for s in row if s is not None]
+
+    def dense(self) -> np.ndarray[Any, Any]:
+        """What it means: in the dtype of each entry, then cast to that of all."""
+        dtype = wide(promotion([s.dtype for s in self.entries()]))
+        rows = [
+            [
+                np.zeros((h, w), dtype) if s is None else s.dense.astype(dtype)
+                for s, w in zip(row, self.widths, strict=True)
+            ]
+            for row, h in zip(self.rows, self.heights, strict=True)
+        ]
+        return np.vstack([np.hstack(row) for row in rows])
+
+    def at(self, place: Place) -> list[list[Any]]:
+        def matrix(s: Sample | None, lazy: bool) -> Any:
+            if s is None:
+                return None
+            return place.bsr(s.T).T if lazy else place.bsr(s)
+
+        return [list(map(matrix, row, lazy)) for row, lazy in zip(self.rows, self.lazy, strict=True)]
+
+
+@st.composite
+def grids_of_samples(draw: st.DrawFn) -> Grid:
+    R, C = blocksize = draw(blocksizes)
+    heights = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+    widths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+    present = [[draw(st.integers(0, 3)) > 0 for _ in widths] for _ in heights]
+    present[draw(st.integers(0, len(heights) - 1))][draw(st.integers(0, len(widths) - 1))] = True
+    dtypes = draw(st.sampled_from([DTYPES, (draw(st.sampled_from(DTYPES)),)]))
+    rows: list[list[Sample | None]] = [
+        [
+            draw(samples(dtypes=dtypes, grid=(h, w), blocksize=blocksize, spreads=SMALL)) if there else None
+            for w, there in zip(widths, line, strict=True)
+        ]
+        for h, line in zip(heights, present, strict=True)
+    ]
+    lazy = [[draw(st.booleans()) for _ in widths] for _ in heights]
+    heights = [h * R if any(line) else 0 for h, line in zip(heights, present, strict=True)]
+    widths = [w * C if any(line) else 0 for w, line in zip(widths, zip(*present, strict=True), strict=True)]
+    return Grid(rows, lazy, blocksize, heights, widths)
+
+
+@each_place
+@given(grid=grids_of_samples())
+def test_any_grid_is_put_together(place: Place, grid: Grid) -> None:
+    """Any block and pattern, None anywhere, mixed dtypes and index dtypes, unsorted, duplicates, transposes."""
+    given_ = grid.at(place)
+    result = bg.block_array(given_)
+    assert result.dtype == promotion([s.dtype for s in grid.entries()])
+    assert result.blocksize == grid.blocksize and result.shape == (sum(grid.heights), sum(grid.widths))
+    entries = [A for row in given_ for A in row if A is not None]
+    wide_index = any(A.indices.dtype == np.int64 for A in entries)
+    assert result.indices.dtype == (np.int64 if wide_index else np.int32)
+    assert_values(values(place, result), grid.dense())
+    if all(A.dtype == result.dtype for A in entries):
+        assert result.nnz == sum(A.nnz for A in entries)  # nothing is added up or dropped
+    if all(A.has_canonical_format for A in entries):
+        assert result.has_canonical_format
+
+
+@each_place
+@given(
+    data=st.data(), blocksize=blocksizes, count=st.integers(1, 5), side=st.integers(0, 4), dtype=st.sampled_from(DTYPES)
+)
+def test_stacks_are_grids_of_one_line(
+    place: Place, data: st.DataObject, blocksize: tuple[int, int], count: int, side: int, dtype: np.dtype[Any]
+) -> None:
+    across = data.draw(st.booleans())
+    others = data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
+    parts = [
+        data.draw(samples(dtypes=(dtype,), grid=(side, n) if across else (n, side), blocksize=blocksize, spreads=SMALL))
+        for n in others
+    ]
+    stack, dense = (bg.hstack, np.hstack) if across else (bg.vstack, np.vstack)
+    assert_values(values(place, stack([place.bsr(s) for s in parts])), dense([s.dense for s in parts]))
+    diagonal = values(place, bg.block_diag([place.bsr(s) for s in parts]))
+    assert_values(diagonal, scipy.linalg.block_diag(*(s.dense for s in parts)))
+
+
+@each_place
+def test_blocks_keep_their_order_and_are_not_summed(place: Place) -> None:
+    """Row 0 of the result: the two blocks of A as they are stored, then those of B."""
+    a = Sample(np.arange(1.0, 4).reshape(3, 1, 1), np.array([1, 0, 1]), np.array([0, 2, 3]), (2, 2))
+    b = Sample(np.arange(5.0, 8).reshape(3, 1, 1), np.array([0, 0, 2]), np.array([0, 1, 3]), (2, 3))
+    result = place.blocks(bg.hstack([place.bsr(a), place.bsr(b)]))
+    assert result.data.ravel().tolist() == [1, 2, 5, 3, 6, 7]
+    assert result.indices.tolist() == [1, 0, 2, 1, 2, 4] and result.indptr.tolist() == [0, 3, 6]
+    below = place.blocks(bg.vstack([place.bsr(a), place.bsr(a)]))
+    assert below.data.ravel().tolist() == [1, 2, 3, 1, 2, 3]
+    assert below.indices.tolist() == [1, 0, 1] * 2 and below.indptr.tolist() == [0, 2, 3, 5, 6]
+
+
+@each_place
+@each_function
+@pytest.mark.parametrize("dtypes", list(itertools.product(map(np.dtype, "?bLefD"), repeat=2)), ids=str)
+def test_mixed_dtypes_promote_as_in_numpy(place: Place, name: str, dtypes: tuple[Any, Any]) -> None:
+    ours, _, dense = FUNCTIONS[name]
+    parts = [random_sample((3, 3), (2, 3), d, seed=k) for k, d in enumerate((dtypes[0], dtypes[1], dtypes[0]))]
+    result = ours([place.bsr(s) for s in parts])
+    assert result.dtype == np.result_type(*dtypes)
+    assert_values(values(place, result), dense([s.dense.astype(wide(result.dtype)) for s in parts]))
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (("bfloat16",), "bfloat16"),
+        (("bfloat16", "bool", "int8", "uint8"), "bfloat16"),
+        (("bfloat16", "float16"), "float32"),
+        (("bfloat16", "int8", "float16"), "float32"),
+        (("bfloat16", "int16"), "float32"),
+        (("bfloat16", "int32", "int8"), "float64"),
+        (("bfloat16", "int16", "complex64"), "complex64"),
+        (("int16", "uint16", "float32"), "float32"),
+        (("int8", "uint8", "float16"), "float16"),
+        (("int64", "uint64"), "float64"),
+    ],
+    ids=str,
+)
+@each_place
+def test_the_promoted_dtype_does_not_depend_on_the_order(place: Place, names: tuple[str, ...], expected: str) -> None:
+    matrices = [place.bsr(random_sample(dtype=np.dtype(name))) for name in names]
+    for order in itertools.permutations(matrices):
+        assert bg.vstack(order).dtype == np.dtype(expected)
+
+
+@each_place
+@each_function
+@each_dtype
+def test_dtype_asks_for_another(place: Place, name: str, dtype: np.dtype[Any]) -> None:
+    ours, _, dense = FUNCTIONS[name]
+    for own in ("int8", "float32", "complex64"):
+        parts = [random_sample((3, 3), (2, 3), own, seed=seed, duplicates=2) for seed in (1, 2, 3)]
+        if dtype.kind == "u" and own != "int8":  # what a negative float becomes, each processor has its own view of
+            for part in parts:
+                part.data[...] = abs(part.data)
+        result = ours([place.bsr(s) for s in parts], dtype=dtype)
+        assert result.dtype == dtype
+        with quietly():
+            expected = [np.asarray(s.dense).astype(own).astype(dtype) for s in parts]
+        assert_values(values(place, result), dense([x.astype(wide(dtype)) for x in expected]))
+
+
+@each_place
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8"])
+def test_duplicates_are_added_up_in_their_own_dtype_before_a_cast(place: Place, dtype: str) -> None:
+    """True and True make True, 100 and 100 make -56: a wider result must not see the two apart."""
+    data = np.full((2, 1, 2), True if dtype == "bool" else 100, dtype)
+    a = Sample(data, np.array([0, 0], np.int32), np.array([0, 2], np.int32), (1, 2))
+    other = bg.bsr_array(place.put(np.ones((1, 2))), blocksize=(1, 2))
+    A = place.bsr(a)
+    results = [bg.vstack([A, other]), bg.vstack([A], dtype="int64"), bg.kron(A, place.put(np.ones((1, 1))))]
+    for result in results:
+        assert_values(values(place, result)[:1], a.dense)
+    assert A.nnz == 4 and not A.has_canonical_format  # the operand keeps them
+
+
+@each_place
+def test_what_was_put_together_multiplies(place: Place) -> None:
+    s = random_sample((3, 3), (2, 2), duplicates=2)
+    A = place.bsr(s)
+    x = np.arange(24.0).reshape(12, 2) % 5
+    result = bg.block_array([[A, A.T], [None, A]]) @ place.put(x)
+    dense = np.block([[s.dense, s.dense.T], [np.zeros_like(s.dense), s.dense]])
+    assert_values(place.dense(result), dense @ x)
+    assert_values(place.dense(bg.kron(A, place.put(np.eye(2))) @ place.put(x)), np.kron(s.dense, np.eye(2)) @ x)
+
+
+# ------------------------------------------------------------------------------------------- operands
+FORMATS = ("coo", "csr", "csc")
+
+
+@each_place
+@each_function
+@pytest.mark.parametrize("kind", [*FORMATS, "dense", "fortran", "strided"])
+def test_other_formats_and_dense_arrays_are_converted_to_our_blocks(place: Place, name: str, kind: str) -> None:
+    ours, _, dense = FUNCTIONS[name]
+    parts = three()
+    x: Any = np.asarray(parts[1].dense)
+    if kind in FORMATS:
+        other = place.sparse(kind, sp.coo_array(x))
+    elif kind == "dense":
+        other = place.put(x)
+    elif kind == "fortran":
+        other = place.put(np.ascontiguousarray(x.T)).T
+    else:
+        other = place.put(np.repeat(x, 2, axis=1))[:, ::2]
+    for first in (0, 1):  # ours before or behind the other
+        given_ = [place.bsr(s) for s in parts]
+        given_[first] = other
+        expected = [s.dense for s in parts]
+        expected[first] = x
+        result = ours(given_)
+        assert result.blocksize == (2, 3)
+        assert_values(values(place, result), dense(expected))
+
+
+@each_function
+@pytest.mark.parametrize("kind", ["dia", "lil", "dok", "bsr 1x1", "bsr 2x3", "bsr 6x9", "np.matrix", "list", "dlpack"])
+def test_the_host_takes_all_that_numpy_and_scipy_have(name: str, kind: str) -> None:
+    class Foreign:
+        """An array of another library."""
+
+        def __init__(self, x: np.ndarray[Any, Any]) -> None:
+            self.x = x
+
+        def __dlpack__(self, **how: Any) -> Any:
+            return self.x.__dlpack__(**how)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.x.__dlpack_device__()
+
+    ours, _, dense = FUNCTIONS[name]
+    parts = three()
+    x = parts[1].dense
+    if kind.startswith("bsr"):
+        R, C = map(int, kind.removeprefix("bsr ").split("x"))
+        other: Any = sp.bsr_array(x, blocksize=(R, C))
+    elif kind in ("dia", "lil", "dok"):
+        other = sp.coo_array(x).asformat(kind)
+    else:
+        other = {"np.matrix": np.asmatrix, "list": np.ndarray.tolist, "dlpack": Foreign}[kind](x)
+    result = ours([HERE.bsr(parts[0]), other, HERE.bsr(parts[2])])
+    assert_values(values(HERE, result), dense([s.dense for s in parts]))
+    assert_values(values(HERE, bg.kron(HERE.bsr(parts[0]), other)), np.kron(parts[0].dense, x))
+    assert_values(values(HERE, bg.kron(other, HERE.bsr(parts[0]))), np.kron(x, parts[0].dense))
+
+
+@each_place
+@each_function
+def test_duplicates_of_other_formats_are_added_up(place: Place, name: str) -> None:
+    ours, _, dense = FUNCTIONS[name]
+    parts = three()
+    row, col = np.array([5, 0, 5, 5]), np.array([8, 1, 8, 0])
+    C = sp.coo_array((np.array([1.0, 2.0, 3.0, 4.0]), (row, col)), shape=(6, 9))
+    result = ours([place.bsr(parts[0]), place.sparse("coo", C), place.bsr(parts[2])])
+    assert_values(values(place, result), dense([parts[0].dense, C.toarray(), parts[2].dense]))
+
+
+@each_place
+@each_function
+def test_transposes_that_are_not_built_work_and_become_canonical(place: Place, name: str) -> None:
+    ours, _, dense = FUNCTIONS[name]
+    parts = three(canonical=True)
+    A = [place.bsr(s) for s in parts]
+    for X in A:
+        X.sum_duplicates()  # now known to be canonical
+    result = ours([X.T for X in A])
+    assert result.blocksize == (3, 2) and result._known_canonical
+    assert_values(values(place, result), dense([s.dense.T for s in parts]))
+
+
+@each_place
+@each_function
+def test_rows_of_objects_generators_and_tuples_are_sequences(place: Place, name: str) -> None:
+    if name == "block_array":
+        A = place.bsr(random_sample())
+        grid = np.empty((1, 2), object)
+        grid[0, 0], grid[0, 1] = A, A
+        rows: list[Any] = [grid, ((A, A),), ((X for X in (A, A)) for _ in range(1))]
+        for given_ in rows:
+            assert bg.block_array(given_).shape == (6, 24)
+        return
+    function = FUNCTIONS[name][0]
+    A = place.bsr(random_sample())
+    objects = np.empty(2, object)
+    objects[:] = [A, A]
+    shape = function([A, A]).shape
+    for given_ in (objects, (A, A), (X for X in (A, A))):
+        assert function(given_).shape == shape
+
+
+@each_place
+@each_function
+def test_int64_indices_stay(place: Place, name: str) -> None:
+    ours, _, dense = FUNCTIONS[name]
+    parts = three()
+    parts[2] = Sample(parts[2].data, *(x.astype(np.int64) for x in (parts[2].indices, parts[2].indptr)), parts[2].shape)
+    result = ours([place.bsr(s) for s in parts])
+    assert result.indices.dtype == result.indptr.dtype == np.int64
+    assert_values(values(place, result), dense([s.dense for s in parts]))
+    assert bg.kron(place.bsr(parts[2]), place.bsr(parts[0])).indices.dtype == np.int64
+    assert bg.kron(place.bsr(parts[0]), place.bsr(parts[2])).indices.dtype == np.int64
+    assert bg.kron(place.bsr(parts[0]), place.bsr(parts[0])).indices.dtype == np.int32
+
+
+@each_place
+def test_indices_widen_where_the_result_needs_it(place: Place) -> None:
+    """Two matrices with int32 indices whose columns together are more than 2^31."""
+    wide_one = bg.bsr_array((4, 2**30), blocksize=(2, 2**10), device=place.backend.name)
+    assert wide_one.indices.dtype == np.int32
+    at = place.put(np.array([1], np.int32)), place.put(np.array([2**20 - 1], np.int32))
+    block = bg.bsr_array((place.put(np.ones((1, 2, 2**10))), at), shape=(4, 2**30))
+    assert block.indices.dtype == np.int32
+    result = bg.hstack([wide_one, wide_one, block])
+    assert result.indices.dtype == np.int64 and result.shape == (4, 3 * 2**30)
+    assert place.backend.to_host(result.indices).tolist() == [3 * 2**20 - 1]
+    row = place.put(np.array([[0.0, 0.0, 5.0]]))
+    assert bg.kron(block, row).indices.dtype == np.int64
+    product = bg.kron(row, block)
+    assert product.indices.dtype == np.int64
+    assert place.backend.to_host(product.indices).tolist() == [3 * 2**20 - 1]
+
+
+# ------------------------------------------------------------------------------------- empty matrices
+@each_place
+@each_dtype
+@each_blocksize
+def test_matrices_without_blocks_rows_or_columns(
+    place: Place, blocksize: tuple[int, int], dtype: np.dtype[Any]
+) -> None:
+    R, C = blocksize
+
+    def empty(rows: int, cols: int) -> Any:
+        return bg.bsr_array((rows * R, cols * C), dtype=dtype, blocksize=blocksize, device=place.backend.name)
+
+    for result, shape in (
+        (bg.vstack([empty(0, 2), empty(3, 2)]), (3, 2)),
+        (bg.vstack([empty(0, 0)]), (0, 0)),
+        (bg.hstack([empty(2, 0), empty(2, 3), empty(2, 0)]), (2, 3)),
+        (bg.block_diag([empty(0, 2), empty(1, 0), empty(2, 2)]), (3, 4)),
+        (bg.block_array([[empty(1, 2), None], [None, None]]), (1, 2)),
+        (bg.block_array([[None, None, None], [None, empty(0, 3), None]]), (0, 3)),
+    ):
+        assert result.shape == (shape[0] * R, shape[1] * C) and result.nnz == 0
+        assert result.dtype == dtype and result.blocksize == blocksize and result.has_canonical_format
+        assert not values(place, result).any()
+    s = random_sample((2, 3), blocksize, dtype)
+    result = bg.block_array([[None, None, None], [empty(2, 1), None, place.bsr(s)], [None, None, None]])
+    assert_values(values(place, result), np.hstack([np.zeros((2 * R, C), s.dense.dtype), s.dense]))
+
+
+@each_place
+def test_lines_of_none_alone_have_no_size(place: Place) -> None:
+    s = random_sample()
+    A = place.bsr(s)
+    grid: list[list[Any]] = [[None, A, None], [None, None, None], [None, None, A]]
+    reference = sp.block_array([[None if X is None else s.scipy() for X in row] for row in grid])
+    result = bg.block_array(grid)
+    assert result.shape == reference.shape
+    assert_values(values(place, result), reference.toarray())
+
+
+# ----------------------------------------------------------------------------- types, flags and memory
+@each_place
+@each_function
+def test_the_result_is_a_matrix_only_where_no_operand_is_an_array(place: Place, name: str) -> None:
+    ours = FUNCTIONS[name][0]
+    s = three()[0]
+    array, matrix = place.bsr(s), place.bsr(s, bg.bsr_matrix)
+    csr_array = place.sparse("csr", sp.csr_array(s.dense))
+    csr_matrix = place.sparse("csr", sp.csr_matrix(s.dense))
+    dense = place.put(s.dense)
+    for operands_, flavour in (
+        ([array, array, array], bg.bsr_array),
+        ([matrix, matrix, matrix], bg.bsr_matrix),
+        ([matrix, array, matrix], bg.bsr_array),
+        ([matrix, csr_matrix, dense], bg.bsr_matrix),
+        ([matrix, csr_array, dense], bg.bsr_array),
+        ([array, csr_matrix, csr_matrix], bg.bsr_array),
+        ([dense, dense, matrix], bg.bsr_matrix),
+    ):
+        result = ours(operands_)
+        values(place, result, flavour)
+        assert type(result) is type(array if flavour is bg.bsr_array else matrix)
+        if name != "block_array":  # scipy's is an array whatever it is given; bmat is as ours
+            given_ = [X.get() if not place.is_host and hasattr(X, "get") else X for X in operands_]
+            reference = FUNCTIONS[name][1](given_)
+            assert isinstance(reference, sp.sparray) == (flavour is bg.bsr_array)
+
+
+@each_place
+@each_flavour
+def test_kron_is_a_matrix_only_where_no_operand_is_an_array(place: Place, flavour: type) -> None:
+    s = three()[0]
+    A, dense = place.bsr(s, flavour), place.put(np.ones((2, 2)))
+    csr_array = place.sparse("csr", sp.csr_array(np.eye(2)))
+    csr_matrix = place.sparse("csr", sp.csr_matrix(np.eye(2)))
+    for operands_ in ((A, dense), (dense, A), (A, A), (A, csr_matrix), (csr_matrix, A)):
+        values(place, bg.kron(*operands_), flavour)
+    for operands_ in ((A, csr_array), (csr_array, A), (A, place.bsr(s)), (place.bsr(s), A)):
+        values(place, bg.kron(*operands_), bg.bsr_array)
+
+
+@each_place
+@each_function
+def test_flags_are_known_without_a_look(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = FUNCTIONS[name][0]
+    canonical = [place.bsr(s) for s in three(canonical=True)]
+    ordered, unknown = ([place.bsr(s) for s in three(canonical=True)] for _ in range(2))
+    for A, B in zip(canonical, ordered, strict=True):
+        A.sum_duplicates()
+        assert B.has_sorted_indices
+    monkeypatch.setattr(structure, "is_sorted", None)  # a look
+    result = ours(canonical)
+    assert result.has_canonical_format and result.has_sorted_indices
+    result = ours(ordered)
+    assert result.has_sorted_indices and result._has_canonical_format is None and not result._known_canonical
+    result = ours([*canonical[:2], unknown[2]])
+    assert result._has_canonical_format is None and result._has_sorted_indices is None
+
+
+@each_place
+@each_function
+def test_nothing_is_shared_and_operands_stay_as_they_are(place: Place, name: str) -> None:
+    ours = FUNCTIONS[name][0]
+    parts = [*three(duplicates=2)[:2], three(canonical=True)[2]]
+    A = [place.bsr(s) for s in parts]
+    before = [(X.data, X.indices, X.indptr) for X in A]
+    results = [ours(A), ours(A, dtype="complex128"), bg.vstack(A[:1])]
+    for X in A:
+        results += [bg.kron(X, place.put(np.ones((1, 1)))), bg.kron(place.put(np.ones((1, 1))), X)]
+    for result in results:
+        for array in (result.data, result.indices, result.indptr):
+            array[...] = 0
+    for X, arrays, s in zip(A, before, parts, strict=True):
+        assert X.data is arrays[0] and X.indices is arrays[1] and X.indptr is arrays[2]
+        assert_values(place.blocks(X).data, s.data)
+        assert_values(place.blocks(X).indices, s.indices)
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the fake device nothing may be asked of values: on a GPU that waits."""
+    from .. import fake_device
+
+    def waits(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("this waits for the GPU")
+
+    for name in ("__bool__", "__int__", "__float__", "item", "tolist", "get"):
+        monkeypatch.setattr(fake_device.ndarray, name, waits)
+    for name in ("nonzero", "flatnonzero", "unique"):
+        monkeypatch.setattr(fake_device.xp, name, waits)
+    monkeypatch.setattr(fake_device.FakeHome, "to_host", waits)
+
+
+def on_fake(**how: Any) -> list[Any]:
+    """Matrices on the fake device that are known to be canonical where they are."""
+    A = [Place("fake").bsr(s) for s in three(**how)]
+    for X in A:
+        X.has_canonical_format  # noqa: B018 - found out once
+    return A
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["built", "transposed"])
+def test_our_matrices_of_one_dtype_are_put_together_without_waiting(lazy: bool, request: pytest.FixtureRequest) -> None:
+    place = Place("fake")
+    unknown = [place.bsr(s) for s in three(duplicates=2)]
+    canonical, float32 = on_fake(canonical=True), on_fake(canonical=True, dtype="float32")
+    dense = place.put(np.ones((2, 2)))
+    request.getfixturevalue("no_waiting")
+    with pytest.raises(AssertionError, match="waits"):
+        bool(unknown[0].indptr[0])
+    for ours, _, _ in FUNCTIONS.values():
+        ours([X.T if lazy else X for X in unknown])
+        ours([X.T if lazy else X for X in (*canonical[:2], float32[0])])
+    bg.kron(canonical[0], dense)
+    bg.kron(canonical[0], float32[1])
+
+
+# ------------------------------------------------------------------------------------------------ kron
+@each_place
+@each_dtype
+@each_blocksize
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 1), (1, 5)], ids=str)
+def test_kron_with_a_dense_matrix_keeps_the_pattern(
+    place: Place, shape: tuple[int, int], blocksize: tuple[int, int], dtype: np.dtype[Any]
+) -> None:
+    (R, C), (P, Q) = blocksize, shape
+    a = random_sample((3, 4), blocksize, dtype, canonical=True)
+    x = random_values(np.random.default_rng(5), shape, dtype, "small")
+    result = bg.kron(place.bsr(a), place.put(x))
+    assert result.blocksize == (R * P, C * Q) and result.dtype == dtype and result._known_canonical
+    blocks = place.blocks(result)
+    assert_values(blocks.indices, a.indices)
+    assert_values(blocks.indptr, a.indptr)
+    assert_values(blocks.dense, np.kron(a.dense, x.astype(wide(dtype))))
+
+
+@each_place
+@each_dtype
+@pytest.mark.parametrize("a_block", [(1, 1), (2, 3), (5, 1)], ids=str)
+@pytest.mark.parametrize("b_block", [(1, 1), (3, 2), (1, 4)], ids=str)
+def test_kron_of_two_sparse_matrices_has_the_blocks_of_the_second(
+    place: Place, a_block: tuple[int, int], b_block: tuple[int, int], dtype: np.dtype[Any]
+) -> None:
+    a, b = random_sample((2, 3), a_block, dtype, seed=1), random_sample((3, 2), b_block, dtype, seed=2)
+    result = bg.kron(place.bsr(a), place.bsr(b))
+    assert result.blocksize == b_block and result.dtype == dtype and result._known_canonical
+    assert result.nnz == a.merged().data.size * b.merged().data.size
+    expected = np.kron(a.dense, b.dense)
+    assert_values(values(place, result), expected)
+    if dtype not in HALF_DTYPES:
+        reference = sp.kron(a.scipy(), b.scipy())
+        assert result.shape == reference.shape and result.dtype == reference.dtype
+        assert_values(values(place, result), reference.toarray())
+
+
+@each_place
+@given(
+    a=samples(spreads=SMALL),
+    b=st.one_of(
+        samples(spreads=SMALL),
+        st.tuples(st.integers(0, 4), st.integers(0, 4)).flatmap(lambda shape: operands(shape, spreads=SMALL)),
+    ),
+    first=st.booleans(),
+    lazy=st.booleans(),
+)
+def test_kron_is_that_of_numpy(place: Place, a: Sample, b: Any, first: bool, lazy: bool) -> None:
+    """Any two dtypes and blocks, either one first, unsorted, duplicates, transposes; dense in any layout."""
+    A = place.bsr(a.T).T if lazy else place.bsr(a)
+    B, b_dense = (place.bsr(b), b.dense) if isinstance(b, Sample) else (place.operand(b), b.values)
+    dtype = result_dtype(a.dtype, b.dtype)
+    (M, N), (P, Q) = a.shape, b_dense.shape
+    result = bg.kron(A, B) if first else bg.kron(B, A)
+    pair = [x.astype(wide(dtype)) for x in (a.dense, b_dense)]
+    expected = np.kron(*(pair if first else reversed(pair)))  # type: ignore[call-overload]
+    assert result.dtype == dtype and result.shape == (M * P, N * Q)
+    assert result._known_canonical and result.has_sorted_indices
+    # One rounding of an exact product, also where duplicates make numbers too long for a 16-bit float.
+    assert_values(values(place, result), expected.astype(dtype).astype(wide(dtype)))
+
+
+@each_place
+@pytest.mark.parametrize("format", FORMATS)
+def test_kron_takes_other_formats_as_blocks_of_one_element(place: Place, format: str) -> None:
+    a = random_sample()
+    x = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
+    S = place.sparse(format, sp.csr_array(x))
+    for result, expected, blocksize, nnz in (
+        (bg.kron(place.bsr(a), S), np.kron(a.dense, x), (1, 1), a.data.size * 2),
+        (bg.kron(S, place.bsr(a)), np.kron(x, a.dense), (2, 3), a.data.size * 2),
+        (bg.kron(place.put(x), place.bsr(a)), np.kron(x, a.dense), (2, 3), a.data.size * 2),
+    ):
+        assert result.blocksize == blocksize and result.nnz == nnz
+        assert_values(values(place, result), expected)
+
+
+@each_place
+def test_kron_keeps_the_zeros_that_are_stored(place: Place) -> None:
+    A = bg.bsr_array(place.put(np.eye(4)), blocksize=(2, 2))
+    B = place.bsr(random_sample((2, 2), (3, 3), canonical=True))
+    assert bg.kron(A, B).nnz == 8 * B.nnz
+    narrow = A.tobsr((1, 1))
+    narrow.eliminate_zeros()
+    assert bg.kron(narrow, B).nnz == 4 * B.nnz
+
+
+@each_place
+def test_kron_rounds_an_exact_product_once_and_wraps_integers(place: Place) -> None:
+    for dtype in ("float16", BFLOAT16, "float32", "int8", "uint16", "int64"):
+        x = random_values(np.random.default_rng(7), (4, 6), np.dtype(dtype), "wide")
+        A = bg.bsr_array(place.put(x), blocksize=(2, 3))
+        exact = np.multiply.outer(x.astype(wide(x.dtype)), x.astype(wide(x.dtype))).transpose(0, 2, 1, 3)
+        expected = exact.reshape(16, 36).astype(x.dtype)
+        for B in (place.put(x), A):
+            result = place.blocks(bg.kron(A, B))
+            np.testing.assert_array_equal(result.dense, expected.astype(result.dense.dtype))
+
+
+@each_place
+@each_dtype
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)], ids=str)
+def test_kron_with_a_matrix_without_elements(place: Place, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    A = place.bsr(random_sample((2, 3), (2, 3), dtype))
+    (M, N), (P, Q) = A.shape, shape
+    dense = place.put(np.zeros(shape, dtype))
+    sparse = bg.bsr_array(shape, dtype=dtype, device=place.backend.name)
+    for result in (bg.kron(A, dense), bg.kron(dense, A), bg.kron(A, sparse), bg.kron(sparse, A)):
+        assert result.shape == (M * P, N * Q) and result.nnz == 0 and result.dtype == dtype
+        values(place, result)
+    none = bg.bsr_array(A.shape, dtype=dtype, blocksize=(2, 3), device=place.backend.name)
+    result = bg.kron(none, place.put(np.ones((2, 2), dtype)))
+    assert result.shape == (2 * M, 2 * N) and result.nnz == 0 and result.blocksize == (4, 6)
+    values(place, result)
+
+
+# -------------------------------------------------------------------------------------- what is refused
+def matrix(place: Place, shape: tuple[int, int] = (4, 6), blocksize: tuple[int, int] = (2, 3)) -> Any:
+    return bg.bsr_array(place.put(np.ones(shape)), blocksize=blocksize)
+
+
+def elsewhere(place: Place) -> Place:
+    return Place("fake" if place.is_host else "cpu")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """`attempt` raises `error` with `text` in its message."""
+
+    id: str
+    attempt: Callable[[Place], Any]
+    error: type[Exception]
+    text: str
+
+
+REFUSED = [
+    # sequences
+    Refused("a matrix alone", lambda p: bg.vstack(matrix(p)), TypeError, "blocks: wanted a sequence of matrices, got "),
+    Refused("an array alone", lambda p: bg.hstack(p.put(np.ones((2, 2)))), TypeError, "blocks: wanted a sequence"),
+    Refused("a number", lambda p: bg.block_diag(3), TypeError, "mats: wanted a sequence of matrices, got int"),  # type: ignore[arg-type]
+    Refused(
+        "a flat list as a grid",
+        lambda p: bg.block_array([matrix(p)]),
+        TypeError,
+        "grid[0]: wanted a sequence of matrices",
+    ),
+    Refused(
+        "rows of different lengths",
+        lambda p: bg.block_array([[matrix(p), None], [None, None], [matrix(p)]]),
+        ValueError,
+        "grid: wanted rows of one length, got 2 entries in grid[0] and 1 in grid[2]",
+    ),
+    # none of ours
+    Refused(
+        "nothing",
+        lambda p: bg.vstack([]),
+        TypeError,
+        "blocks: wanted at least one bsr_array or bsr_matrix, got nothing",
+    ),
+    Refused("an empty grid", lambda p: bg.block_array([]), TypeError, "grid: wanted at least one bsr_array"),
+    Refused("a grid of None", lambda p: bg.block_array([[None]]), TypeError, "grid: wanted at least one bsr_array"),
+    Refused(
+        "none of ours",
+        lambda p: bg.block_diag([p.put(np.ones((2, 2))), p.sparse("csr", sp.csr_array(np.eye(2)))]),
+        TypeError,
+        "mats: wanted at least one bsr_array or bsr_matrix, got ndarray, csr_array",
+    ),
+    Refused(
+        "none of ours in kron",
+        lambda p: bg.kron(p.put(np.ones((2, 2))), p.sparse("csr", sp.csr_array(np.eye(2)))),
+        TypeError,
+        "A, B: wanted a bsr_array or bsr_matrix among the operands, got ndarray and csr_array",
+    ),
+    # other places
+    Refused(
+        "a dense array elsewhere",
+        lambda p: bg.vstack([elsewhere(p).put(np.ones((2, 6))), matrix(p)]),
+        TypeError,
+        "blocks[0]: a {other} ndarray cannot meet a matrix on '{here}': nothing is moved silently. {bring}",
+    ),
+    Refused(
+        "one of ours elsewhere",
+        lambda p: bg.block_array([[matrix(p), None], [None, matrix(elsewhere(p))]]),
+        TypeError,
+        "grid[1][1]: a bsrgemm {there}_bsr_array cannot meet a matrix on '{here}': nothing is moved silently. {bring}",
+    ),
+    Refused(
+        "kron elsewhere",
+        lambda p: bg.kron(matrix(p), elsewhere(p).put(np.ones((2, 2)))),
+        TypeError,
+        "B: a {other} ndarray cannot meet a matrix on '{here}': nothing is moved silently. {bring}",
+    ),
+    # no matrices
+    Refused(
+        "None in a stack",
+        lambda p: bg.hstack([matrix(p), None]),
+        TypeError,
+        "blocks[1]: wanted a matrix or a dense 2-D array on '{here}', got NoneType",
+    ),
+    Refused(
+        "an object",
+        lambda p: bg.kron(object(), matrix(p)),
+        TypeError,
+        "A: wanted a matrix or a dense 2-D array on '{here}'",
+    ),
+    Refused(
+        "a vector",
+        lambda p: bg.vstack([matrix(p), p.put(np.ones(6))]),
+        ValueError,
+        "blocks[1]: wanted 2 dimensions, got 1 in shape (6,)",
+    ),
+    Refused(
+        "a cube in kron",
+        lambda p: bg.kron(matrix(p), p.put(np.ones((2, 2, 2)))),
+        ValueError,
+        "B: wanted 2 dimensions, got 3 in shape (2, 2, 2)",
+    ),
+    # block sizes
+    Refused(
+        "two block sizes",
+        lambda p: bg.vstack([p.put(np.ones((4, 6))), matrix(p), matrix(p), matrix(p, blocksize=(1, 2))]),
+        ValueError,
+        "blocks: wanted one block size, got (2, 3) in blocks[1] and (1, 2) in blocks[3]; "
+        "convert one, for example blocks[3].tobsr((2, 3))",
+    ),
+    Refused(
+        "a transpose has other blocks",
+        lambda p: bg.block_diag([matrix(p), matrix(p).T]),
+        ValueError,
+        "mats: wanted one block size, got (2, 3) in mats[0] and (3, 2) in mats[1]",
+    ),
+    Refused(
+        "an array that our blocks do not divide",
+        lambda p: bg.vstack([matrix(p), p.put(np.ones((3, 6)))]),
+        ValueError,
+        "blocks[1]: shape (3, 6) does not divide into blocks of (2, 3), those of blocks[0]",
+    ),
+    Refused(
+        "a CSR that our blocks do not divide",
+        lambda p: bg.block_array([[p.sparse("csr", sp.csr_array(np.ones((4, 4)))), matrix(p)]]),
+        ValueError,
+        "grid[0][0]: shape (4, 4) does not divide into blocks of (2, 3), those of grid[0][1]",
+    ),
+    # shapes
+    Refused(
+        "different columns",
+        lambda p: bg.vstack([matrix(p), matrix(p, (4, 9))]),
+        ValueError,
+        "blocks[1]: wanted 6 columns, as blocks[0] has, got 9",
+    ),
+    Refused(
+        "different rows",
+        lambda p: bg.hstack([matrix(p), matrix(p), matrix(p, (2, 6))]),
+        ValueError,
+        "blocks[2]: wanted 4 rows, as blocks[0] has, got 2",
+    ),
+    Refused(
+        "different rows in a grid",
+        lambda p: bg.block_array([[None, matrix(p)], [matrix(p), matrix(p, (6, 6))]]),
+        ValueError,
+        "grid[1][1]: wanted 4 rows, as grid[1][0] has, got 6",
+    ),
+    Refused(
+        "different columns in a grid",
+        lambda p: bg.block_array([[None, matrix(p)], [matrix(p), matrix(p, (4, 3))]]),
+        ValueError,
+        "grid[1][1]: wanted 6 columns, as grid[0][1] has, got 3",
+    ),
+    Refused(
+        "rows beside none",
+        lambda p: bg.hstack([bg.bsr_array((0, 3), blocksize=(2, 3), device=p.backend.name), matrix(p)]),
+        ValueError,
+        "blocks[1]: wanted 0 rows, as blocks[0] has, got 4",
+    ),
+    Refused(
+        "more elements than can be counted",
+        lambda p: bg.kron(*[bg.bsr_array((2**31, 2**31), blocksize=(2**20, 2**20), device=p.backend.name)] * 2),
+        ValueError,
+        "A, B: (4611686018427387904, 4611686018427387904) has more elements than a 64-bit integer can count",
+    ),
+    # dtypes
+    Refused(
+        "a dtype that nobody holds",
+        lambda p: bg.vstack([matrix(p)], dtype="M8[s]"),
+        TypeError,
+        "dtype: does not support",
+    ),
+    Refused(
+        "NaN as an integer",
+        lambda p: bg.vstack([matrix(p) * np.nan], dtype="int32"),
+        ValueError,
+        "dtype: cannot cast NaN or infinity to int32",
+    ),
+]
+
+
+@each_place
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
+def test_errors_name_the_place_what_came_and_what_is_wanted(place: Place, case: Refused) -> None:
+    other = elsewhere(place)
+    words = {"here": place.backend.name, "bring": place.backend.bring, "other": "numpy" if other.is_host else "tests"}
+    words["there"] = "host" if other.is_host else "fake"
+    text = case.text
+    for name, value in words.items():
+        text = text.replace(f"{{{name}}}", value)
+    with pytest.raises(case.error, match=re.escape(text)):
+        case.attempt(place)
+
+
+def test_the_host_refuses_dtypes_that_it_does_not_hold() -> None:
+    A = matrix(HERE)
+    for x in (np.ones((4, 6), object), np.full((4, 6), "a"), np.zeros((4, 6), "M8[s]")):
+        with pytest.raises(TypeError, match=r"blocks\[1\]: does not support dtype"):
+            bg.hstack([A, x])
+        with pytest.raises(TypeError, match="B: does not support dtype"):
+            bg.kron(A, x)
+
+
+def test_long_double_stays_on_the_host() -> None:
+    A = bg.bsr_array(np.ones((2, 2), np.longdouble), blocksize=(1, 1))
+    assert bg.vstack([A, A]).dtype == bg.kron(A, np.ones((1, 1), np.float16)).dtype == np.longdouble
+
+
+def test_arrays_of_the_other_byte_order_are_taken() -> None:
+    x = np.arange(24.0).reshape(4, 6)
+    result = bg.vstack([matrix(HERE), x.astype(">f8")])
+    assert result.dtype == np.float64 and result.dtype.isnative
+    assert_values(result.toarray(), np.vstack([np.ones((4, 6)), x]))
+    assert_values(bg.kron(matrix(HERE), x.astype(">f8")).toarray(), np.kron(np.ones((4, 6)), x))

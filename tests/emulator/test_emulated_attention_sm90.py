@@ -1,0 +1,142 @@
+"""attention_sm90 as it is, launched as it is, on the CPU; what is emulated says test_emulated_tensor_cores.py.
+
+Compared with attention in float64 on the host. Exponentials are those of the CPU: nothing is said of their last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+import bsrgemm as bg
+from bsrgemm._attention import launch as attention_launch
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm.dtypes import BFLOAT16
+
+from . import emulator
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+F16 = np.dtype(np.float16)
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+#: By how much weights are rounded, of the largest value.
+ROUNDING = {F16: 2e-3, BFLOAT16: 1.6e-2, FLOAT8: 8e-2}
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+class Emulated:
+    """`bsrgemm.attention` on NumPy arrays by the kernel, beside that of the host in float64."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def run(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
+        with self.monkeypatch.context() as patched:
+            patched.setattr(type(HOST), "attention", lambda backend, call: emulator.run_attention(call))
+            out, lse = bg.attention(q, k, v, return_lse=True, **options)
+        names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
+        assert names == {"attention_sm90"}
+        return out.astype(np.float64), lse.astype(np.float64)
+
+    def check(self, q: Any, k: Any, v: Any, wide: Any = None, **options: Any) -> None:
+        kind = FLOAT8 if wide is not None else q.dtype
+        wide = [x.astype(np.float64) for x in (q, k, v)] if wide is None else wide
+        plain = {name: x for name, x in options.items() if not name.endswith("_scale") and name != "out_dtype"}
+        want, want_lse = bg.attention(*wide, return_lse=True, **plain)
+        out, lse = self.run(q, k, v, **options)
+        np.testing.assert_allclose(out, want, rtol=0, atol=ROUNDING[kind] * np.abs(wide[2]).max())
+        seen = np.isfinite(want_lse)
+        assert (np.isneginf(lse) == ~seen).all()
+        np.testing.assert_allclose(lse[seen], want_lse[seen], rtol=1e-5, atol=1e-3 if kind == FLOAT8 else 2e-5)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated]:
+    with emulator.emulated(folder, arch="sm_90a"):
+        yield Emulated(monkeypatch)
+
+
+def operands(
+    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, heads: tuple[int, int] = (2, 1), dtype: Any = F16
+) -> tuple[Any, ...]:
+    shapes = ((1, heads[0], S_q, D), (1, heads[1], S_k, D), (1, heads[1], S_k, D))
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "D", "options"),
+    [
+        ((20, 30), 64, {}),
+        ((70, 150), 64, {"causal": True}),
+        ((130, 70), 64, {"causal": True}),  # the first rows see nothing
+        ((64, 300), 64, {"window": (40, 3)}),
+        ((130, 140), 256, {}),
+        ((70, 150), 128, {"softcap": 3.0, "scale": -0.2}),
+    ],
+    ids=str,
+)
+def test_bands_at_odd_lengths(lengths, D, options, emulated, rng) -> None:
+    emulated.check(*operands(rng, *lengths, D), **options)
+
+
+def test_bfloat16_and_results_of_float32(emulated, rng) -> None:
+    q, k, v = operands(rng, 70, 90, 64, (4, 2), BFLOAT16)
+    emulated.check(q, k, v, causal=True)
+    emulated.check(q, k, v, out_dtype=np.float32)
+
+
+def test_masks_by_blocks_and_elements(emulated, rng) -> None:
+    q, k, v = operands(rng, 150, 200)
+    emulated.check(q, k, v, mask=bg.BlockMask.random(150, 200, per_row=2, block=32, seed=1))
+    emulated.check(q, k, v, mask=bg.BlockMask.from_dense(rng.random((150, 200)) < 0.3, block=64), causal=True)
+
+
+def test_sequences_of_different_lengths(emulated, rng) -> None:
+    q, k, v = (rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1)))
+    emulated.check(q, k, v, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
+
+
+def test_maxima_that_climb_are_repaired(emulated, rng) -> None:
+    q, k, v = operands(rng, 64, 400)
+    ramp = np.linspace(0, 30, 400)[None, None, :, None]
+    k = (np.abs(q).mean() * np.sign(q[:, :1, :1]) * ramp / 8).astype(F16)
+    q = np.broadcast_to(np.sign(q[:, :1, :1]), q.shape).astype(F16)
+    emulated.check(q, k, v)
+
+
+def test_scores_beyond_what_weights_can_say(emulated, rng) -> None:
+    q, k, v = operands(rng, 40, 200)
+    out, _ = emulated.run(100 * q, 100 * k, v)
+    want = bg.attention(*(x.astype(np.float64) for x in (100 * q, 100 * k, v)))
+    np.testing.assert_allclose(out, want, rtol=0, atol=2e-2 * np.abs(v).max())
+
+
+def test_nan_reaches_those_who_see_it(emulated, rng) -> None:
+    q, k, v = operands(rng, 100, 150)
+    v[:, :, 90, 5] = np.nan
+    out, _ = emulated.run(q, k, v, causal=True)
+    spoiled = np.zeros(out.shape, bool)
+    spoiled[:, :, np.arange(100) + 50 >= 90, 5] = True
+    np.testing.assert_array_equal(np.isnan(out), spoiled)
+
+
+@pytest.mark.parametrize("how", ["heads", "sequences"])
+def test_fp8(how, emulated, rng) -> None:
+    narrow = [x.astype(FLOAT8) for x in operands(rng, 70, 150, 64, (2, 2))]
+    scales = {"q_scale": 0.5, "k_scale": 2.0, "v_scale": 3.0}
+    options: dict[str, Any] = {"causal": True, "out_dtype": np.float32}
+    if how == "sequences":
+        narrow = [np.ascontiguousarray(x[0].swapaxes(0, 1)) for x in narrow]
+        options |= {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 45, 150]}
+    wide = [x.astype(np.float64) * s for x, s in zip(narrow, scales.values(), strict=True)]
+    emulated.check(*(x.view(np.uint8) for x in narrow), wide, **options, **scales)

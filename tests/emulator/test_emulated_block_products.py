@@ -1,0 +1,135 @@
+"""block_products_sm90 and block_products_sm80 as they are, launched as they are, on the CPU; see the tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from bsrgemm._products import block_products
+from bsrgemm.dtypes import BFLOAT16
+
+from . import emulator
+from .emulator import Array, put
+from .test_emulated_tensor_cores import laid_out
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
+SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
+
+
+@pytest.fixture(params=["sm_90a", "sm_80"])
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def emulated(folder: Path, arch: str) -> Iterator[None]:
+    """One multiprocessor: many tiles for one CTA."""
+    stand_in = SimpleNamespace(
+        empty=lambda shape, dtype: put(np.full(shape, 77, dtype)),
+        ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
+        asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
+    )
+    with (
+        emulator.emulated(folder, arch=arch),
+        patch.object(block_products, "cupy", stand_in),
+        patch.object(block_products, "_multiprocessors", lambda: 1),
+        patch.object(block_products, "_l2_bytes", lambda: 0),
+    ):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = F16) -> np.ndarray[Any, Any]:
+    return rng.integers(-2, 3, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pairs_are_multiplied_and_added_up(shape, rng) -> None:
+    R, K, N = shape
+    a, b = put(integers(rng, (7, R, K))), put(integers(rng, (7, K, N)))
+    ia, ib = np.array([0, 1, 2, 3, 4, 5, 6, 0, 1, 2]), np.array([6, 5, 4, 3, 2, 1, 0, 6, 2**40, -3])
+    starts = np.array([0, 3, 4, 4, 8])  # one of them has no pair, two pairs are garbage
+    got = block_products.pair_products(a, put(ia), b, put(ib), put(starts), F32)
+    want = np.zeros((5, R, N))
+    for s, (first, last) in enumerate(zip(starts, [*starts[1:], len(ia)], strict=True)):
+        for k in range(first, last):
+            if 0 <= ib[k] < 7:
+                want[s] += a[ia[k]].astype(np.float64) @ b[ib[k]].astype(np.float64)
+    np.testing.assert_array_equal(np.asarray(got), want)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 18, 40, 100])
+def test_pairs_in_many_tiles(rows, rng) -> None:
+    """Warpgroups take turns, over more stages than the ring has; in strips of 16 rows of one block to three."""
+    a, b = put(integers(rng, (40, 64, 200), BFLOAT16)), put(integers(rng, (40, 200, 64), BFLOAT16))
+    order = put(np.arange(40))
+    got = block_products.pair_products(a, order, b, put(np.arange(40)[::-1].copy()), order, F32, rows)
+    np.testing.assert_array_equal(np.asarray(got), a.astype(np.float64) @ b[::-1].astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("block", "order"),
+    [
+        *(((64, 64), "C"), ((128, 128), "C"), ((128, 128), "F"), ((128, 64), "F"), ((48, 80), "C")),
+        *(((32, 32), "F"), ((32, 32), "C"), ((16, 16), "F"), ((64, 16), "C")),
+    ],
+    ids=str,
+)
+def test_sampled_products(block, order, rng) -> None:
+    (R, C), K, rows, cols = block, 136, 3, 7
+    there = rng.random((rows, cols)) < 0.7
+    there[1] = False
+    row, col = np.nonzero(there)
+    X, Y = put(integers(rng, (rows * R, K))), laid_out(integers(rng, (K, cols * C)), order)
+    indptr = put(np.searchsorted(row, np.arange(rows + 1)).astype(np.int32))
+    got = block_products.sampled(X, Y, put(col.astype(np.int32)), indptr, block, F16)
+    product = (np.asarray(X).astype(np.float64) @ np.asarray(Y).astype(np.float64)).reshape(rows, R, cols, C)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float64), product.swapaxes(1, 2)[row, col])
+
+
+@pytest.mark.parametrize("arch", ["sm_80"], indirect=True)
+@pytest.mark.parametrize(
+    ("dtype", "block", "order"),
+    [(F32, (32, 32), "C"), (F32, (16, 48), "F"), (F64, (16, 16), "C"), (F64, (64, 32), "F"), (F32, (128, 128), "C")],
+    ids=str,
+)
+def test_floats_of_32_and_64_bits(dtype, block, order, rng) -> None:
+    """Sampled, by one product of tf32 and by three; and pairs, also where the last step along K is not whole."""
+    (R, C), K, rows, cols = block, 44, 2, 5
+    col, indptr = put(np.array([0, 2, 4, 1])), put(np.array([0, 3, 4]))
+    X, Y = put(integers(rng, (rows * R, K), dtype)), laid_out(integers(rng, (K, cols * C), dtype), order)
+    product = (np.asarray(X) @ np.asarray(Y)).reshape(rows, R, cols, C).swapaxes(1, 2)[[0, 0, 0, 1], np.asarray(col)]
+    for tf32 in (False, True):
+        got = block_products.sampled(X, Y, col, indptr, block, dtype, tf32=tf32)
+        np.testing.assert_array_equal(np.asarray(got), product)
+    a, b = put(integers(rng, (3, R, K), dtype)), put(integers(rng, (3, K, C), dtype))
+    got = block_products.pair_products(
+        a, put(np.array([0, 1, 2])), b, put(np.array([2, 0, 9])), put(np.array([0, 2])), dtype
+    )
+    want = np.asarray(a[0]) @ np.asarray(b[2]) + np.asarray(a[1]) @ np.asarray(b[0])
+    np.testing.assert_array_equal(np.asarray(got), [want, 0 * want])
+
+
+@pytest.mark.parametrize("garbage", [-7, 2**31 - 1])
+@pytest.mark.parametrize("which", ["indices", "indptr"])
+def test_garbage_reads_nothing_outside(which, garbage, rng) -> None:
+    lists: dict[str, Array] = {
+        "indices": put(np.array([0, 2, 1])),
+        "indptr": put(np.array([0, 2, 3])),
+    }
+    lists[which][1] = garbage
+    X, Y = put(integers(rng, (128, 64))), put(integers(rng, (64, 192)))
+    block_products.sampled(X, Y, *lists.values(), (64, 64), F16)

@@ -1,0 +1,84 @@
+"""gemm_sm80 as it is, launched as it is, on the CPU; see test_emulated_tensor_cores.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._products import launch, matrix_cache
+from bsrgemm.dtypes import BFLOAT16
+
+from . import emulator
+from .emulator import Array, put
+from .test_emulated_tensor_cores import Matrix, laid_out
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+F16, F32, F64, I8, I32 = (np.dtype(x) for x in "efdbi")
+
+
+@pytest.fixture(autouse=True)
+def emulated(folder: Path) -> Iterator[None]:
+    with emulator.emulated(folder, arch="sm_80"):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def multiply(A: Matrix, B: Array, out: Array, acc: Any, alpha: Any = 1, beta: Any = 0, **how: Any) -> None:
+    ready = matrix_cache.MatrixCache(HOST, A)
+    launch.product(ready, A._shape, B, out, acc, alpha, beta, **how)
+    (made,) = ready.plans.values()
+    assert made.value.config.spec().entry == "gemm_sm80"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "block", "columns", "orders", "how"),
+    [
+        (F16, F16, (32, 64), 72, "CC", {}),
+        (F16, F32, (32, 48), 40, "FC", {"transposed": True}),
+        (BFLOAT16, F32, (64, 64), 100, "CF", {}),
+        (F32, F32, (32, 32), 72, "CC", {}),
+        (F32, F32, (64, 48), 33, "FC", {"tf32": True}),
+        (F64, F64, (16, 16), 72, "CC", {}),
+        (F64, F64, (48, 32), 24, "FF", {"transposed": True}),
+        (I8, I32, (32, 64), 48, "FC", {}),
+    ],
+    ids=str,
+)
+def test_products_are_exact(dtype, out_dtype, block, columns, orders, how, rng) -> None:
+    A = Matrix(rng, block, dtype)
+    dense = A.dense.T if how.get("transposed") else A.dense
+    numbers = rng.integers(-2, 3, (dense.shape[1], columns)).astype(dtype)
+    unit = 16 // numbers.itemsize  # lines of B begin at multiples of 16 bytes
+    room = laid_out(np.zeros((-(-numbers.shape[0] // unit) * unit, -(-columns // unit) * unit), dtype), orders[0])
+    B = room[: numbers.shape[0], :columns]
+    B[...] = numbers
+    before = rng.integers(-2, 3, (dense.shape[0], columns)).astype(out_dtype)
+    acc = {F64: F64, I8: I32}.get(np.dtype(dtype), F32)
+    want = dense @ numbers.astype(np.float64)
+    for alpha, beta in ((1, 0), (2, -1)):
+        out = laid_out(before, orders[1])
+        multiply(A, B, out, acc, acc.type(alpha), acc.type(beta), **how)
+        np.testing.assert_array_equal(np.asarray(out).astype(np.float64), alpha * want + beta * before)
+
+
+def test_nan_spreads_only_through_stored_blocks(rng) -> None:
+    A = Matrix(rng, (32, 32), F32)
+    numbers = rng.integers(-2, 3, (A._shape[1], 48)).astype(F32)
+    numbers[40, 7] = np.nan
+    out = put(np.zeros((A._shape[0], 48), F32))
+    multiply(A, put(numbers), out, F32, F32.type(1), F32.type(0))
+    stored = np.abs(A.blocks[:, 1]).max(axis=(1, 2)) > 0
+    wrong = np.zeros(out.shape, bool)
+    wrong[np.repeat(stored, 32), 7] = True
+    np.testing.assert_array_equal(np.isnan(np.asarray(out)), wrong)

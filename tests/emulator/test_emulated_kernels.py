@@ -1,0 +1,308 @@
+"""The plain kernels as they are, launched as they are, on the CPU: what a card would compute, without one.
+
+Of the tensor cores, gemm_sm90 and attention_sm90 have files of their own; the others need a card.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+pytest.importorskip("cupy")
+
+from bsrgemm._backend import cupy_backend
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import workspace
+from bsrgemm._products import configs, launch, matrix_cache
+from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
+
+from . import emulator
+from .emulator import Array, put
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+
+DTYPES = [*(np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16")), BFLOAT16]
+LAYOUTS = ("C", "F", "gaps", "backwards")
+
+
+@pytest.fixture(autouse=True)
+def emulated(folder: Path) -> Iterator[None]:
+    with emulator.emulated(folder):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Small integers: their sums are exact in every dtype but int8, where they wrap as everywhere."""
+    x = rng.integers(0 if dtype.kind in "?bu" else -4, 5, shape)
+    return (x + 1j * rng.integers(-4, 5, shape)).astype(dtype) if dtype.kind == "c" else x.astype(dtype)
+
+
+def lying(x: np.ndarray[Any, Any], layout: str) -> Array:
+    """The same numbers in another memory layout, the gaps filled with others."""
+    if layout == "C":
+        return put(x)
+    if layout == "F":
+        return put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+    wide = put(np.full((*x.shape[:-2], 2 * x.shape[-2] + 1, 3 * x.shape[-1] + 2), 77).astype(x.dtype))
+    view = wide[..., 1::2, 2::3]
+    if layout == "backwards":
+        view = view[..., ::-1, ::-1]
+    view[...] = x
+    return view
+
+
+class Matrix:
+    """A BSR matrix of a few random blocks, some twice, with empty rows; and the same matrix dense."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        R: int,
+        K: int,
+        dtype: np.dtype[Any],
+        index: str = "i4",
+        put: Callable[[Any], Array] = put,
+    ) -> None:
+        rows, cols = 6, 5
+        row, col = np.nonzero(rng.random((rows, cols)) < 0.5)
+        row, col = np.append(row, 2), np.append(col, 3)
+        keep = (row != 0) & (row != rows - 1)
+        order = np.argsort(row[keep], kind="stable")
+        row, col = row[keep][order], col[keep][order]
+        blocks = numbers(rng, (len(row), R, K), dtype)
+        self.data, self.indices = put(blocks), put(col.astype(index))
+        self.indptr = put(np.searchsorted(row, np.arange(rows + 1)).astype(index))
+        self._shape = (rows * R, cols * K)
+        wide = np.zeros((rows, cols, R, K), exact(dtype))
+        np.add.at(wide, (row, col), blocks)
+        self.dense = wide.swapaxes(1, 2).reshape(self._shape)
+
+
+def exact(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """A dtype in which small integers are added up as they are in `dtype`."""
+    return (
+        dtype if dtype.kind in "iu" else np.dtype("c16" if dtype.kind == "c" else "i8" if dtype.kind == "b" else "f8")
+    )
+
+
+def multiply(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 0, transposed: bool = False) -> str:
+    """out = alpha * A @ B + beta * out by the plain cores; the kernel that did it."""
+    ready = matrix_cache.MatrixCache(HOST, A)
+    acc = accumulator_dtype(A.data.dtype)
+    launch.product(ready, A._shape, B, out, acc, alpha, beta, transposed=transposed)
+    (made,) = ready.plans.values()
+    return made.value.config.spec().entry
+
+
+def assert_product(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 0, transposed: bool = False) -> str:
+    dense = A.dense.T if transposed else A.dense
+    dtype = out.dtype
+    with np.errstate(over="ignore"):
+        want = alpha * (dense @ np.asarray(B).astype(dense.dtype)) + beta * np.asarray(out).astype(dense.dtype)
+    entry = multiply(A, B, out, alpha, beta, transposed)
+    np.testing.assert_array_equal(out.get(), want.astype(bool) if dtype.kind == "b" else want.astype(dtype))
+    return entry
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("N", [1, 5, 40])
+def test_products_of_every_dtype(N: int, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
+    A = Matrix(rng, 3, 2, dtype)
+    entry = assert_product(A, put(numbers(rng, (A._shape[1], N), dtype)), put(numbers(rng, (A._shape[0], N), dtype)))
+    assert entry == ("spmv_small" if N == 1 else "spmm")
+
+
+@pytest.mark.parametrize("block", [(1, 1), (4, 3), (8, 8), (9, 4), (17, 13), (16, 16), (24, 32)], ids=str)
+@pytest.mark.parametrize("N", [1, 7])
+def test_products_with_blocks_of_every_kind_and_their_transposes(
+    N: int, block: tuple[int, int], rng: np.random.Generator
+) -> None:
+    dtype = np.dtype(np.float64)
+    for index, transposed in itertools.product(("i4", "i8"), (False, True)):
+        A = Matrix(rng, *block, dtype, index)
+        K, M = A._shape if transposed else A._shape[::-1]
+        assert_product(A, put(numbers(rng, (K, N), dtype)), put(numbers(rng, (M, N), dtype)), 2, 0, transposed)
+
+
+@pytest.mark.parametrize("N", [1, 6])
+def test_layouts_alpha_beta_and_batches(N: int, rng: np.random.Generator) -> None:
+    dtype = np.dtype(np.float32)
+    A = Matrix(rng, 3, 4, dtype)
+    for of_b, of_out, beta in itertools.product(LAYOUTS, LAYOUTS, (0, -2)):
+        B, out = (lying(numbers(rng, (n, N), dtype), how) for n, how in ((A._shape[1], of_b), (A._shape[0], of_out)))
+        assert_product(A, B, out, 3, beta)
+    batch, out = (lying(numbers(rng, (3, n, N), dtype), how) for n, how in ((A._shape[1], "gaps"), (A._shape[0], "C")))
+    want = 2 * (A.dense @ np.asarray(batch)) - out.get()
+    multiply(A, batch, out, 2, -1)
+    np.testing.assert_array_equal(out.get(), want)
+
+
+@pytest.mark.parametrize("block", [(2, 2), (3, 3), (1, 1)], ids=str)
+def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.random.Generator) -> None:
+    lengths = np.array([0, 3000, 2, 1024, 0, 1025, 7])
+    for index, beta in itertools.product(("i4", "i8"), (0, 2)):
+        col = rng.integers(0, 5, lengths.sum())
+        A = Matrix(rng, *block, np.dtype(np.float64))
+        data = numbers(rng, (len(col), *block), np.dtype(np.float64))
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(index)
+        A.data, A.indices, A.indptr = put(data), put(col.astype(index)), put(indptr)
+        A._shape = (7 * block[0], 5 * block[1])
+        wide = np.zeros((7, 5, *block))
+        np.add.at(wide, (np.repeat(np.arange(7), lengths), col), data)
+        A.dense = wide.swapaxes(1, 2).reshape(A._shape)
+        x, y = (put(numbers(rng, (n, 1), np.dtype(np.float64))) for n in A._shape[::-1])
+        assert assert_product(A, x, y, 1, beta) == "spmv_small"
+        assert not any(counters.any() for counters in workspace._zeroed.values())
+
+
+@pytest.mark.parametrize("at_once", [2, 4])
+@pytest.mark.parametrize(
+    ("block", "lanes", "together", "how"),
+    [
+        ((3, 3), (4, 1, 3), 1, {"in_chunks": True, "eager": True}),
+        ((2, 3), (8, 1, 3), 2, {"in_chunks": True, "eager": True}),
+        ((3, 3), (4, 3, 1), 2, {"in_chunks": False, "eager": True}),
+        ((3, 2), (2, 1, 2), 3, {"in_chunks": True, "eager": False}),
+        ((2, 2), (4, 1, 2), 1, {"in_chunks": False, "eager": False, "x_adjacent": False}),
+    ],
+    ids=str,
+)
+def test_rows_under_way_together_change_nothing(
+    at_once: int, block: tuple[int, int], lanes: tuple[int, int, int], together: int, how: dict[str, Any],
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Rows of none, of one, of many and of too many blocks, in numbers that no group of lanes divides: bit for bit."""
+    f64 = np.dtype(np.float64)
+    names = configs.types(f64, f64, f64, f64, np.dtype("i4"))
+    how = {"threads": 64, "at_least": 1, "x_adjacent": True} | how
+    config = configs.SpmvSmall(names, *block, *lanes, together, **how)
+    some = ([1] * 45, [0] * 3, rng.integers(0, 9, 83), [1, 0, 300, 2, 256, 0, 257, 1])
+    for lengths in map(np.asarray, some):
+        rows, cols = len(lengths), 7
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        data, col = rng.standard_normal((indptr[-1], *block)), rng.integers(0, cols, indptr[-1])
+        x, before = rng.standard_normal(cols * block[1]), rng.standard_normal(rows * block[0])
+        A = SimpleNamespace(data=put(data), indices=put(col.astype("i4")), indptr=put(indptr.astype("i4")))
+        A._shape = (rows * block[0], cols * block[1])
+        results = []
+        for chosen in (config, replace(config, rows_together=at_once)):
+            out = put(before[:, None])
+            launch.product(matrix_cache.MatrixCache(HOST, A), A._shape, put(x[:, None]), out, f64, 2, -1, config=chosen)
+            results.append(out.get()[:, 0])
+        want = 2 * (scipy.sparse.bsr_array((data, col, indptr), shape=A._shape) @ x) - before
+        np.testing.assert_allclose(results[0], want, rtol=1e-12, atol=1e-11)
+        np.testing.assert_array_equal(results[1], results[0])
+
+
+def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:
+    dtype = np.dtype(np.float64)
+    A = Matrix(rng, 3, 2, dtype)
+    for N in (1, 5):
+        room = put(np.full((A._shape[0] + 2, N + 2), 7.0))
+        assert_product(A, put(numbers(rng, (A._shape[1], N), dtype)), room[1:-1, 1:-1])
+        room[1:-1, 1:-1] = 7
+        assert (room == 7).all()
+
+
+def read_nothing_else(folder: str) -> None:
+    """Products of operands at whose ends, or beginnings, the process would end."""
+    rng = np.random.default_rng(8)
+    for before in (False, True):
+
+        def put(x: Any, before: bool = before) -> Array:
+            return emulator.guarded(x, before)
+
+        with emulator.emulated(Path(folder), put):
+            for block, N, transposed in itertools.product(((3, 2), (9, 4), (16, 16)), (1, 5, 40), (False, True)):
+                dtype = np.dtype(np.float64)
+                A = Matrix(rng, *block, dtype, put=put)
+                K, M = A._shape if transposed else A._shape[::-1]
+                assert_product(A, put(numbers(rng, (K, N), dtype)), put(np.zeros((M, N))), 1, 0, transposed)
+    print("as it should be")
+
+
+def test_nothing_is_read_beside_the_operands(folder: Path) -> None:
+    code = f"from tests.emulator.test_emulated_kernels import read_nothing_else; read_nothing_else({str(folder)!r})"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout == "as it should be\n", f"ended with {done.returncode}\n{done.stderr}"
+
+
+def test_indices_that_were_spoiled_are_left_out(rng: np.random.Generator) -> None:
+    dtype = np.dtype(np.float64)
+    for N, bad in itertools.product((1, 4), (-1, 5, 2**31 - 1, -(2**31))):
+        A = Matrix(rng, 3, 2, dtype)
+        A.indices[2] = bad
+        good = np.arange(len(A.indices)) != 2
+        row = np.repeat(np.arange(6), np.diff(A.indptr))
+        wide = np.zeros((6, 5, 3, 2))
+        np.add.at(wide, (row[good], np.asarray(A.indices)[good]), np.asarray(A.data)[good])
+        A.dense = wide.swapaxes(1, 2).reshape(A._shape)
+        assert_product(A, put(numbers(rng, (10, N), dtype)), put(np.zeros((18, N))))
+
+
+def test_nan_reaches_the_rows_that_meet_it_and_no_others(rng: np.random.Generator) -> None:
+    A = Matrix(rng, 2, 3, np.dtype(np.float64))
+    for N in (1, 4):
+        B = put(numbers(rng, (A._shape[1], N), np.dtype(np.float64)))
+        B[4] = np.nan
+        out = put(np.zeros((A._shape[0], N)))
+        multiply(A, B, out)
+        blocks = abs(A.dense).reshape(6, 2, 5, 3).sum(axis=(1, 3)) > 0
+        meets = np.repeat(blocks[:, 4 // 3], 2)
+        assert (np.isnan(out.get()).all(axis=1) == meets).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_pairs_of_blocks(dtype: np.dtype[Any], rng: np.random.Generator) -> None:
+    a, b = numbers(rng, (5, 3, 4), dtype), numbers(rng, (6, 4, 2), dtype)
+    ia, ib = rng.integers(0, 5, 11), rng.integers(0, 6, 11)
+    starts = np.array([0, 3, 3, 9])
+    got = cupy_backend.CupyBackend.pair_products(HOST, *map(put, (a, ia, b, ib, starts)), dtype)
+    each = a.astype(exact(dtype))[ia] @ b.astype(exact(dtype))[ib]
+    for s, (first, last) in enumerate(itertools.pairwise((*starts, 11))):
+        want = each[first:last].sum(axis=0, dtype=exact(dtype))
+        np.testing.assert_array_equal(got[s], want.astype(bool) if dtype.kind == "b" else want.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
+@pytest.mark.parametrize("operation", list(configs.OPERATIONS))
+def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
+    ufunc = getattr(np, operation)
+    values, order, starts = (
+        numbers(rng, (9, 4), dtype),
+        rng.permutation(np.repeat(np.arange(9), 2)),
+        np.array([0, 1, 12]),
+    )
+    if dtype.kind != "i":
+        values[[2, 5], [1, 3]] = np.nan
+    for chosen in (None, order):
+        rows = values if chosen is None else values[chosen]
+        first = starts if chosen is not None else np.array([0, 1, 7])
+        got = cupy_backend.CupyBackend.segment_reduce(
+            HOST, operation, put(values), None if chosen is None else put(chosen), put(first)
+        )
+        np.testing.assert_array_equal(got.get(), ufunc.reduceat(rows, first, axis=0))
+
+
+@pytest.mark.parametrize("index", ["i4", "i8"])
+def test_rows_of_entries(index: str, rng: np.random.Generator) -> None:
+    lengths = np.array([0, 3, 0, 0, 20, 1, 0])
+    indptr = put(np.concatenate([[0], np.cumsum(lengths)]).astype(index))
+    got = cupy_backend.CupyBackend.expand(HOST, indptr, 24)
+    assert got.get().tolist() == np.repeat(np.arange(7), lengths).tolist()

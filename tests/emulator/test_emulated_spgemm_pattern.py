@@ -1,0 +1,93 @@
+"""spgemm_pattern.cu on the CPU: which blocks of two matrices meet, beside what a sort of all pairs finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from bsrgemm._backend import structure
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._backend.structure import Blocks
+from bsrgemm._products import spgemm_pattern
+
+from . import emulator
+from .emulator import put
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def emulated(folder: Path) -> Iterator[None]:
+    with emulator.emulated(folder):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def pattern(rng: np.random.Generator, rows: int, cols: int, most: int, index: Any = np.int32) -> Blocks:
+    """Rows of up to `most` blocks in any order, some of them twice."""
+    lengths = rng.integers(0, most + 1, rows)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return Blocks(None, put(rng.integers(0, cols, indptr[-1]).astype(index)), put(indptr.astype(index)))
+
+
+def assert_met(a: Blocks, b: Blocks, cols: int) -> None:
+    got, want = spgemm_pattern.product_pattern(a, b, cols), structure.product_pattern(HOST, a, b, cols)
+    assert got is not None
+    for name, mine, wanted in zip(got._fields, got, want, strict=True):
+        np.testing.assert_array_equal(mine, wanted, err_msg=name)
+    assert got.indices.dtype == got.indptr.dtype == want.indices.dtype
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "cols", "most"), [(5, 7, 6, 4), (9, 40, 300, 12), (2, 50, 9, 70), (1, 3, 100_000, 40)]
+)
+def test_pairs_and_columns_are_those_of_a_sort(
+    rows: int, inner: int, cols: int, most: int, rng: np.random.Generator
+) -> None:
+    assert_met(pattern(rng, rows, inner, most), pattern(rng, inner, cols, most), cols)
+
+
+def test_wide_indices_of_either_matrix(rng: np.random.Generator) -> None:
+    for index in ((np.int64, np.int32), (np.int32, np.int64)):
+        assert_met(pattern(rng, 6, 5, 4, index[0]), pattern(rng, 5, 8, 4, index[1]), 8)
+
+
+def test_rows_without_blocks_and_blocks_that_meet_none(rng: np.random.Generator) -> None:
+    a = Blocks(None, put(np.array([1, 0, 2, 1], "i4")), put(np.array([0, 0, 2, 2, 4, 4], "i4")))
+    b = Blocks(None, put(np.array([3, 1], "i4")), put(np.array([0, 0, 2, 2], "i4")))
+    assert_met(a, b, 4)
+
+
+def test_columns_out_of_range_meet_nothing_and_touch_nothing() -> None:
+    a = Blocks(None, put(np.array([1, -3, 9, 0], "i4")), put(np.array([0, 3, 4], "i4")))
+    b = Blocks(None, put(np.array([0, 7, 2, -1], "i4")), put(np.array([0, 2, 4], "i4")))
+    found = spgemm_pattern.product_pattern(a, b, 3)
+    assert found is not None
+    assert found.indptr.tolist() == [0, 1, 2] and found.indices.tolist() == [2, 0]
+    assert found.left.tolist() == [0, -1, 3, -1] and found.right.tolist() == [2, -1, 0, -1]
+    assert found.starts.tolist() == [0, 2]
+
+
+def test_nothing_meets(rng: np.random.Generator) -> None:
+    empty = Blocks(None, put(np.zeros(0, "i4")), put(np.zeros(4, "i4")))
+    assert spgemm_pattern.product_pattern(empty, empty, 3) is None
+    assert spgemm_pattern.product_pattern(Blocks(None, empty.indices, put(np.zeros(1, "i4"))), empty, 3) is None
+
+
+def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pattern(rng, 3, 30, 20), pattern(rng, 30, 500, 20)
+    assert_met(a, b, 500)
+    monkeypatch.setattr(spgemm_pattern, "_room", lambda: 1024)
+    assert spgemm_pattern.product_pattern(a, b, 500) is None

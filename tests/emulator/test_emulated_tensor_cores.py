@@ -1,0 +1,148 @@
+"""gemm_sm90 as it is, launched as it is, on the CPU: copy engine, barriers and products of warpgroups are emulated.
+
+What a card does at the same time is done here by threads in any order, the products at once: the bookkeeping of the
+pipeline is tested, not what the hardware leaves under way. Numbers are small integers, whose sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._products import launch, matrix_cache
+from bsrgemm.dtypes import BFLOAT16
+
+from . import emulator
+from .emulator import Array, put
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def emulated(folder: Path) -> Iterator[None]:
+    with emulator.emulated(folder, arch="sm_90a"):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+class Matrix:
+    """Random blocks with an empty row, and the same matrix dense."""
+
+    def __init__(
+        self, rng: np.random.Generator, block: tuple[int, int], dtype: Any = F16, rows: int = 4, cols: int = 4
+    ):
+        R, K = block
+        there = rng.random((rows, cols)) < 0.6
+        there[1], there[0, :2] = False, True
+        row, col = np.nonzero(there)
+        self.data = put(rng.integers(-2, 3, (len(row), R, K)).astype(dtype))
+        self.indices = put(col.astype(np.int32))
+        self.indptr = put(np.searchsorted(row, np.arange(rows + 1)).astype(np.int32))
+        self._shape = (rows * R, cols * K)
+        self.blocks = np.zeros((rows, cols, R, K))
+        self.blocks[row, col] = self.data.astype(np.float64)
+
+    @property
+    def dense(self) -> np.ndarray[Any, Any]:
+        return self.blocks.swapaxes(1, 2).reshape(self._shape)
+
+
+def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
+    return put(x) if order == "C" else put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+
+
+def multiply(A: Matrix, B: Array, out: Array, alpha: float = 1.0, beta: float = 0.0, **how: Any) -> Any:
+    """out = alpha * A @ B + beta * out by gemm_sm90; its plan."""
+    ready = matrix_cache.MatrixCache(HOST, A)
+    launch.product(ready, A._shape, B, out, F32, alpha, beta, **how)
+    (made,) = ready.plans.values()
+    assert made.value.config.spec().entry == "gemm_sm90"
+    return made.value
+
+
+@pytest.mark.parametrize(
+    ("block", "columns", "orders", "transposed", "out_dtype", "beta"),
+    [
+        ((128, 64), 64, "CC", False, F16, 0.0),
+        ((128, 128), 256, "CC", False, F16, 0.0),
+        ((128, 64), 72, "FF", False, F16, 0.0),
+        ((128, 64), 72, "FC", False, F32, 2.0),
+        ((64, 64), 64, "CC", True, F16, 0.0),
+        ((64, 112), 200, "FC", False, F16, 0.0),
+        ((32, 32), 256, "CC", False, F16, 0.0),
+        ((16, 16), 72, "CC", True, F32, -1.0),
+        ((48, 80), 64, "FC", False, F16, 0.0),
+        ((16, 32), 24, "CC", False, F16, 3.0),
+    ],
+)
+def test_products_are_exact(block, columns, orders, transposed, out_dtype, beta, rng) -> None:
+    A = Matrix(rng, block)
+    dense = A.dense.T if transposed else A.dense
+    B = laid_out(rng.integers(-2, 3, (dense.shape[1], columns)).astype(F16), orders[0])
+    out = laid_out(rng.integers(-2, 3, (dense.shape[0], columns)).astype(out_dtype), orders[1])
+    want = 2 * (dense @ np.asarray(B).astype(np.float64)) + beta * np.asarray(out).astype(np.float64)
+    multiply(A, B, out, 2.0, beta, transposed=transposed)
+    np.testing.assert_array_equal(np.asarray(out).astype(np.float64), want)
+
+
+def test_bfloat16_and_fp8(rng) -> None:
+    for dtype, fp8 in ((BFLOAT16, False), (np.dtype(ml_dtypes.float8_e4m3fn), True)):
+        A = Matrix(rng, (64, 64), dtype)
+        b = rng.integers(-2, 3, (A._shape[1], 64)).astype(dtype)
+        B = laid_out(b, "F")
+        if fp8:
+            A.data, B = put(np.asarray(A.data).view(np.uint8)), laid_out(b.view(np.uint8), "F")
+        out = put(np.full((A._shape[0], 64), 7, F32))
+        multiply(A, B, out, fp8=fp8)
+        np.testing.assert_array_equal(out, A.dense @ b.astype(np.float64))
+
+
+def test_batches_are_one_launch(rng) -> None:
+    A = Matrix(rng, (64, 32))
+    B = put(rng.integers(-2, 3, (3, A._shape[1], 64)).astype(F16))
+    out = put(np.full((3, A._shape[0], 64), 7, F16))
+    multiply(A, B, out)
+    np.testing.assert_array_equal(np.asarray(out).astype(np.float64), A.dense @ np.asarray(B).astype(np.float64))
+
+
+def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
+    A = Matrix(rng, (128, 64), rows=2, cols=60)
+    B = put(rng.integers(-1, 2, (A._shape[1], 64)).astype(F16))
+    out = put(np.full((A._shape[0], 64), 7, F32))
+    plan = multiply(A, B, out)
+    assert plan.tensor.scratch[0] > 0
+    np.testing.assert_array_equal(out, A.dense @ np.asarray(B).astype(np.float64))
+
+
+@pytest.mark.parametrize("block", [(32, 32), (128, 64)], ids=str)
+def test_nan_spreads_only_through_stored_blocks(block, rng) -> None:
+    A = Matrix(rng, block)
+    b = rng.integers(-2, 3, (A._shape[1], 64)).astype(F16)
+    b[block[1] * 2 + 3, 5] = np.nan  # block column 2
+    out = put(np.full((A._shape[0], 64), 7, F16))
+    multiply(A, put(b), out)
+    want = np.zeros(out.shape, bool)
+    want[:, 5] = np.repeat(A.blocks[:, 2].any(axis=(1, 2)), block[0])
+    np.testing.assert_array_equal(np.isnan(np.asarray(out)), want)
+
+
+def test_spoiled_indices_read_nothing_outside(rng) -> None:
+    A = Matrix(rng, (64, 64))
+    A.indices[1::2] = [-1, 2**31 - 1, 77, -(2**31)][: len(A.indices[1::2])] + [99] * max(0, len(A.indices[1::2]) - 4)
+    B = put(rng.integers(-2, 3, (A._shape[1], 64)).astype(F16))
+    out = put(np.full((A._shape[0], 64), np.nan, F16))
+    multiply(A, B, out)
+    assert np.isfinite(np.asarray(out)).all()

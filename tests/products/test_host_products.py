@@ -1,0 +1,99 @@
+"""The CPU's product by panels: right for every shape of panel, never far beyond the operands in memory, fast."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import bsrgemm as bg
+from bsrgemm._backend import numpy_backend
+
+
+def matrix(block: tuple[int, int], dtype: str, *, rows: int = 9, cols: int = 7, seed: int = 0) -> bg.bsr_array:
+    """Unsorted blocks, some twice, block rows 0 and 4 empty."""
+    rng = np.random.default_rng(seed)
+    stored = rng.random((rows, cols)) < 0.5
+    stored[[0, 4]] = False
+    i, j = np.nonzero(stored)
+    i, j = np.concatenate([i, i[:5]]), np.concatenate([j, j[:5]])
+    data = rng.standard_normal((len(i), *block))
+    if np.dtype(dtype).kind == "c":
+        data = data + 1j * rng.standard_normal(data.shape)
+    return bg.bsr_array((data.astype(dtype), (i, j)), shape=(rows * block[0], cols * block[1]))
+
+
+def check(A: bg.bsr_array, B: np.ndarray, got: np.ndarray, alpha: float = 1.0) -> None:
+    exact = A.data.astype("complex128" if A.dtype.kind == "c" else "float64")
+    dense = sp.bsr_array((exact, A.indices, A.indptr), shape=A.shape).toarray()
+    want = alpha * (dense @ B.astype(dense.dtype))
+    size = np.abs(dense) @ np.abs(B.astype(dense.dtype))
+    eps = np.finfo(np.float32 if A.dtype == np.float16 else A.dtype).eps
+    bound = 2 * A.shape[1] * eps * size + np.finfo(got.dtype).eps * np.abs(want)
+    assert (np.abs(got - want) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("block", [(16, 16), (33, 8), (7, 64), (64, 48)], ids=str)
+@pytest.mark.parametrize("panel_bytes", [1, 1 << 14, 4 << 20])
+def test_panels_of_any_width_give_the_product(dtype, block, panel_bytes, monkeypatch) -> None:
+    monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", 0)
+    monkeypatch.setattr(numpy_backend, "_PANEL_BYTES", panel_bytes)
+    monkeypatch.setattr(numpy_backend, "_LEAST_PANEL_COLUMNS", 3)
+    A = matrix(block, dtype)
+    rng = np.random.default_rng(1)
+    for B in (rng.standard_normal((A.shape[1], 70)), rng.standard_normal((71, A.shape[1])).T[:, ::2]):
+        B = B.astype(dtype)
+        check(A, B, A @ B)
+        out = np.full((A.shape[0], 2 * B.shape[1]), np.nan, A.dtype)[:, ::2]
+        check(A, B, bg.matmul(A, B, out=out, alpha=0.5), alpha=0.5)
+
+
+def test_panels_keep_nan_out_of_rows_that_lack_the_block(monkeypatch) -> None:
+    monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", 0)
+    A = matrix((16, 16), "float32")
+    B = np.ones((A.shape[1], 40), np.float32)
+    B[16 * 3] = np.nan
+    touched = np.repeat((A != 0).toarray()[:, 16 * 3 : 16 * 4].reshape(9, -1).any(axis=1), 16)
+    np.testing.assert_array_equal(np.isnan(A @ B).any(axis=1), touched)
+
+
+def test_a_product_holds_at_most_twice_its_operands() -> None:
+    n, block = 2048, 32
+    rng = np.random.default_rng(0)
+    i, j = np.nonzero(rng.random((n // block, n // block)) < 0.22)
+    A = bg.bsr_array((rng.standard_normal((len(i), block, block), dtype=np.float32), (i, j)), shape=(n, n))
+    B = rng.standard_normal((n, 512), dtype=np.float32)
+    operands = A.data.nbytes + B.nbytes + n * 512 * 4
+    tracemalloc.start()
+    try:
+        A @ B
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak + A.data.nbytes + B.nbytes <= 2 * operands
+
+
+@pytest.mark.parametrize(("block", "times"), [(16, 6), (32, 12), (64, 20)])
+@pytest.mark.long
+def test_blocks_from_16_on_are_many_times_faster_than_scipy(block: int, times: int) -> None:
+    """On two quiet cores; in the long profile, since a busy machine would judge itself."""
+    n = 2048
+    rng = np.random.default_rng(0)
+    i, j = np.nonzero(rng.random((n // block, n // block)) < 0.22)
+    A = bg.bsr_array((rng.standard_normal((len(i), block, block), dtype=np.float32), (i, j)), shape=(n, n))
+    S = sp.bsr_array((A.data, A.indices, A.indptr), shape=A.shape)
+    B = rng.standard_normal((n, 512), dtype=np.float32)
+
+    def best(call) -> float:
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    assert best(lambda: S @ B) >= times * best(lambda: A @ B)

@@ -1,0 +1,167 @@
+"""Rows of the host's products on several threads: each once, the same bits, and BLAS as it was before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+import bsrgemm as bg
+from bsrgemm._attention import host as attention_host
+from bsrgemm._backend import numpy_backend, threads
+
+
+def blas_threads() -> list[int]:
+    return [library.num_threads for library in threads._blas()]
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crew of four, whatever the machine has; everything is worth their while."""
+
+    @contextmanager
+    def crew() -> Iterator[int]:
+        yield 4
+
+    monkeypatch.setattr(threads, "_crew", crew)
+    for name in ("_LOOP_SHARED", "_PANEL_SHARED", "_CALL_SHARED"):
+        monkeypatch.setattr(numpy_backend, name, 0)
+    monkeypatch.setattr(attention_host, "_SHARED", 0)
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 20))
+def test_ranges_are_all_rows_once_in_order(work: list[int], count: int) -> None:
+    starts = np.concatenate([[0], np.cumsum(work)]).astype(np.int64)
+    found = threads.ranges(starts, count)
+    assert [i for first, last in found for i in range(first, last)] == list(range(len(work)))
+    assert all(first < last for first, last in found)
+
+
+def test_every_range_is_worked_on_once(four: None) -> None:
+    seen: list[tuple[int, int]] = []
+    threads.share(lambda a, b: seen.append((a, b)), np.arange(101), most=8, worthwhile=True, blas=False)
+    assert sorted(i for first, last in seen for i in range(first, last)) == list(range(100))
+    assert len(seen) == 16
+
+
+@pytest.mark.parametrize(("most", "worthwhile", "rows"), [(1, True, 9), (8, False, 9), (8, True, 1), (8, True, 0)])
+def test_what_is_not_worthwhile_stays_in_one_piece(four: None, most: int, worthwhile: bool, rows: int) -> None:
+    seen: list[tuple[int, int, str]] = []
+    name = threading.current_thread().name
+
+    def work(first: int, last: int) -> None:
+        seen.append((first, last, threading.current_thread().name))
+
+    threads.share(work, np.arange(rows + 1), most=most, worthwhile=worthwhile, blas=False)
+    assert seen == [(0, rows, name)]
+
+
+def test_an_error_in_a_thread_is_raised_when_all_have_ended(four: None) -> None:
+    before = threading.active_count()
+
+    def work(first: int, last: int) -> None:
+        if first <= 50 < last:
+            raise ValueError("row 50")
+
+    with pytest.raises(ValueError, match="row 50"):
+        threads.share(work, np.arange(101), most=4, worthwhile=True, blas=True)
+    assert threading.active_count() == before
+
+
+def test_blas_has_one_thread_meanwhile_and_as_many_as_before_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not threads._blas():
+        pytest.skip("no BLAS that can be told")
+    monkeypatch.setattr(threads, "cores", lambda: 3)
+    before = blas_threads()
+    with threadpool_limits(3, user_api="blas"):
+        with threads._crew() as count:
+            assert count == 3 and set(blas_threads()) == {1}
+            with threads._crew() as inner:  # beside another, or within it
+                assert inner == 1
+        assert set(blas_threads()) == {3}
+        with pytest.raises(KeyError), threads._crew():
+            raise KeyError
+        assert set(blas_threads()) == {3}
+    assert blas_threads() == before
+    assert not threads._taken.locked()
+
+
+def test_a_limit_of_one_thread_is_heeded() -> None:
+    with threadpool_limits(1, user_api="blas"), threads._crew() as count:
+        assert count == 1
+
+
+def matrix(block: tuple[int, int], dtype: str) -> bg.bsr_array:
+    rng = np.random.default_rng(0)
+    i, j = np.nonzero(rng.random((23, 17)) < 0.3)
+    i, j = i[i != 7], j[i != 7]  # an empty row
+    values = (rng.standard_normal((len(i), *block)) * 4).astype(dtype)
+    return bg.bsr_array((values, (i, j)), shape=(23 * block[0], 17 * block[1]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128", "int8", "int64", "bool"])
+@pytest.mark.parametrize("block", [(1, 1), (3, 2), (16, 24)])
+@pytest.mark.parametrize("columns", [None, 1, 5, 8, 70])
+def test_products_have_the_same_bits_on_any_number_of_threads(
+    block: tuple[int, int], dtype: str, columns: int | None, request: pytest.FixtureRequest
+) -> None:
+    A = matrix(block, dtype)
+    shape = (A.shape[1],) if columns is None else (A.shape[1], columns)
+    B = (np.random.default_rng(1).standard_normal(shape) * 4).astype(dtype)
+    left = (np.random.default_rng(2).standard_normal((A.shape[0], *shape[1:])) * 4).astype(dtype)
+    with threadpool_limits(1, user_api="blas"):
+        alone, turned = A @ B, A.T @ left
+        request.getfixturevalue("four")
+        np.testing.assert_array_equal(A @ B, alone)
+        np.testing.assert_array_equal(A.T @ left, turned)
+    wide = np.complex128 if dtype == "complex128" else np.float64
+    if dtype not in ("int8", "bool"):  # these wrap, or saturate
+        exact = A.toarray().astype(wide) @ B.astype(wide)
+        np.testing.assert_allclose(alone.astype(wide), exact, rtol=2e-2 if dtype == "float16" else 1e-4, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (20, 3)}, {"mask": "random"}, {"mask": "per head"}, {"softcap": 5.0}],
+    ids=str,
+)
+def test_attention_has_the_same_bits_on_any_number_of_threads(
+    options: dict[str, object], request: pytest.FixtureRequest
+) -> None:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 4, 300, 16), np.float32)
+    k, v = (rng.standard_normal((2, 2, 300, 16), np.float32) for _ in range(2))
+    if "mask" in options:
+        heads = (1, 4) if options["mask"] == "per head" else (1, 1)
+        options = {"mask": bg.BlockMask.random(300, per_row=3, block=32, heads=heads, device="cpu")}
+    with threadpool_limits(1, user_api="blas"):
+        alone = bg.attention(q, k, v, return_lse=True, **options)
+        request.getfixturevalue("four")
+        for got, want in zip(bg.attention(q, k, v, return_lse=True, **options), alone, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_products_in_several_threads_at_once_leave_blas_as_it_was() -> None:
+    before = blas_threads()
+    A = matrix((16, 24), "float64")
+    B = np.random.default_rng(1).standard_normal((A.shape[1], 700))
+    want = A @ B
+    wrong: list[int] = []
+
+    def many() -> None:
+        for _ in range(20):
+            if not np.allclose(A @ B, want, rtol=1e-12, atol=1e-12):
+                wrong.append(1)
+
+    crowd = [threading.Thread(target=many) for _ in range(6)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join()
+    assert not wrong and blas_threads() == before

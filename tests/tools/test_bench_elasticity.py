@@ -1,0 +1,733 @@
+"""bench/amg.py, bench/elasticity.py and its problems, tiny ones, beside dense cycles and pyamg's own CG."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import bsrgemm as bg
+from bsrgemm._backend.registry import Backend, by_name
+
+from .. import fake_device
+
+pytest.importorskip("pyamg")
+skfem = pytest.importorskip("skfem")
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load("harness"), "has_gpu", lambda: False)
+
+
+@dataclass
+class Tiny:
+    """A problem of some hundred unknowns with three levels."""
+
+    amg: types.ModuleType
+    bench: types.ModuleType
+    problem: Any
+    ml: Any
+
+    def hierarchy(self, backend: Backend | None = None) -> Any:
+        name = "cpu" if backend is None else backend.name
+        return self.amg.Hierarchy.of(self.ml.levels).moved(lambda M: M.to_device(name))
+
+    def smoother(self, name: str) -> Any:
+        return {
+            "jacobi": self.amg.Jacobi(),
+            "two sweeps": self.amg.Jacobi(1.2, 2),
+            "chebyshev": self.amg.Chebyshev(),
+            "degree 3": self.amg.Chebyshev(3, 0.1),
+        }[name]
+
+    def solve(self, b: Any, hierarchy: Any, smoother: str, **options: Any) -> Any:
+        return self.amg.ConjugateGradients(self.amg.Cycle(hierarchy, self.smoother(smoother)))(b, **options)
+
+
+@pytest.fixture(params=["2d", "3d", "dg"])
+def tiny(request: pytest.FixtureRequest, load: Any) -> Tiny:
+    bench = load("elasticity")
+    problem = bench.PROBLEMS[request.param]({"2d": 800, "3d": 500, "dg": 600}[request.param])
+    ml = bench.built(problem, most_coarse=5)
+    assert len(ml.levels) >= 3
+    return Tiny(load("amg"), bench, problem, ml)
+
+
+each_smoother = pytest.mark.parametrize("smoother", ["jacobi", "two sweeps", "chebyshev", "degree 3"])
+
+
+# --------------------------------------------------------------------------------------- hierarchy
+def test_the_moved_hierarchy_has_the_matrices_of_pyamg(tiny: Tiny, backend: Backend) -> None:
+    moved = tiny.hierarchy(backend)
+    assert len(moved.levels) == len(tiny.ml.levels) - 1
+    for ours, theirs in zip(moved.levels, tiny.ml.levels, strict=False):
+        for name in "APR":
+            matrix = getattr(ours, name)
+            assert isinstance(matrix, bg.bsr_array) and matrix._backend is backend
+            np.testing.assert_array_equal(backend.to_host(matrix.toarray()), getattr(theirs, name).toarray())
+    side, modes = tiny.problem.A.blocksize[0], tiny.problem.modes.shape[1]
+    finest = moved.levels[0]
+    assert finest.A.blocksize == finest.D.blocksize == (side, side)
+    assert finest.P.blocksize == (side, modes) and finest.R.blocksize == (modes, side)
+    assert all(level.A.blocksize == (modes, modes) for level in moved.levels[1:])
+    last = tiny.ml.levels[-1].A.toarray()
+    np.testing.assert_allclose(
+        last @ backend.to_host(moved.inverse.toarray()) @ last, last, atol=1e-12 * abs(last).max()
+    )
+
+
+def test_the_largest_eigenvalue_is_found_from_below(tiny: Tiny) -> None:
+    for level in tiny.hierarchy().levels:
+        exact = np.linalg.eigvals(level.D.toarray() @ level.A.toarray()).real.max()
+        assert 0.9 * exact < level.rho <= exact * (1 + 1e-12)
+
+
+def test_a_singular_diagonal_block_has_its_pseudo_inverse(load: Any) -> None:
+    blocks = np.array([[[2.0, 1], [1, 2]], [[4, 0], [0, 0]]])
+    D = load("amg").inverse_blocks(bg.bsr_array((blocks, ([0, 1], [0, 1])), shape=(4, 4)))
+    np.testing.assert_allclose(D.toarray()[:2, :2], np.linalg.inv(blocks[0]))
+    np.testing.assert_allclose(D.toarray()[2:, 2:], [[0.25, 0], [0, 0]])
+
+
+def test_one_level_is_no_hierarchy(load: Any) -> None:
+    with pytest.raises(ValueError, match="wanted at least two, got 1"):
+        load("amg").Hierarchy.of([types.SimpleNamespace(A=bg.bsr_array(np.eye(2)))])
+
+
+# ------------------------------------------------------------------------------------------- cycle
+def error_of(smoother: Any, level: Any) -> np.ndarray:
+    """What a smoother makes of an error, as a dense matrix: a polynomial in D A."""
+    DA = level.D.toarray() @ level.A.toarray()
+    one = np.eye(len(DA))
+    if hasattr(smoother, "omega"):
+        return np.linalg.matrix_power(one - smoother.omega / level.rho * DA, smoother.sweeps)
+    middle, half = (smoother.high + smoother.low) / 2 * level.rho, (smoother.high - smoother.low) / 2 * level.rho
+    before, now = one, (middle * one - DA) / half
+    for _ in range(smoother.degree - 1):
+        before, now = now, 2 * (middle * one - DA) / half @ now - before
+    return now / np.polynomial.Chebyshev.basis(smoother.degree)(middle / half)
+
+
+def dense_cycle(hierarchy: Any, smoother: Any) -> np.ndarray:
+    """The V-cycle as a dense matrix."""
+    inverse = hierarchy.inverse.toarray()
+    for level in reversed(hierarchy.levels):
+        A, P, R = (getattr(level, name).toarray() for name in "APR")
+        one, smooth = np.eye(len(A)), error_of(smoother, level)
+        error = smooth @ (one - P @ inverse @ R @ A) @ smooth
+        inverse = np.linalg.solve(A, (one - error).T).T
+    return inverse
+
+
+@each_smoother
+def test_a_cycle_is_that_of_dense_matrices(tiny: Tiny, backend: Backend, smoother: str) -> None:
+    host = tiny.hierarchy()
+    dense = dense_cycle(host, tiny.smoother(smoother))
+    np.testing.assert_allclose(dense, dense.T, atol=1e-9 * abs(dense).max())  # as CG wants it
+    b = np.random.default_rng(0).standard_normal(len(dense))
+    cycle = tiny.amg.Cycle(tiny.hierarchy(backend), tiny.smoother(smoother))
+    for _ in range(2):  # nothing is left over from the first
+        x = backend.to_host(cycle(backend.from_host(b)))
+        np.testing.assert_allclose(x, dense @ b, atol=1e-9 * abs(dense @ b).max())
+
+
+def test_an_iteration_has_the_products_that_are_timed(tiny: Tiny) -> None:
+    hierarchy = tiny.hierarchy()
+    solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(hierarchy, tiny.amg.Jacobi()))
+    solve(tiny.problem.b, most=1)
+    products = tiny.bench.products_of(solve)
+    some, calls = products["A, P, R"], products["A, P, R, D"]
+    for depth, level in enumerate(hierarchy.levels):
+        counts = [sum(call.A is getattr(level, name) for call in calls) for name in "ADPR"]
+        assert counts == [2 + (depth == 0), 2, 1, 1]
+    assert sum(call.A is hierarchy.inverse for call in calls) == 1
+    assert len(calls) == 6 * len(hierarchy.levels) + 2 and len(some) == 4 * len(hierarchy.levels) + 1
+    solve(tiny.problem.b)
+    assert len(calls) == 6 * len(hierarchy.levels) + 2
+
+
+# ------------------------------------------------------------------------------------------ solver
+@each_smoother
+def test_cg_converges_and_says_what_is_left(tiny: Tiny, backend: Backend, smoother: str) -> None:
+    A, b = tiny.problem.A, tiny.problem.b
+    found = tiny.solve(backend.from_host(b), tiny.hierarchy(backend), smoother, tol=1e-8)
+    x = backend.to_host(found.x)
+    assert found.iterations == len(found.residuals) - 1 < 40
+    assert found.residuals[0] == pytest.approx(np.linalg.norm(b))
+    assert found.residuals[-1] == pytest.approx(np.linalg.norm(b - A @ x), rel=1e-5)
+    assert found.residuals[-1] < 1e-8 * np.linalg.norm(b) <= found.residuals[-2]
+    exact = scipy.sparse.linalg.spsolve(A.tocsc(), b)
+    np.testing.assert_allclose(x, exact, atol=1e-5 * abs(exact).max())
+
+
+@pytest.mark.parametrize("smoother", ["jacobi", "two sweeps"])
+def test_cg_takes_the_iterations_of_pyamg(tiny: Tiny, smoother: str) -> None:
+    hierarchy, b = tiny.hierarchy(), tiny.problem.b
+    jacobi = tiny.smoother(smoother)
+    ours = tiny.solve(b, hierarchy, smoother)
+    theirs = tiny.bench.by_pyamg(tiny.ml, hierarchy, jacobi, b)()
+    assert ours.iterations == theirs.iterations
+    np.testing.assert_allclose(ours.residuals, theirs.residuals, rtol=1e-5)
+    assert tiny.bench.apart(ours, theirs) < 1e-5
+
+
+@each_smoother
+def test_matrices_of_scipy_do_the_same(tiny: Tiny, smoother: str) -> None:
+    ours = tiny.hierarchy()
+    other = ours.moved(tiny.bench.as_scipy)
+    assert type(other.levels[0].A) is scipy.sparse.bsr_array
+    found = [tiny.solve(tiny.problem.b, hierarchy, smoother) for hierarchy in (ours, other)]
+    assert found[0].iterations == found[1].iterations
+    np.testing.assert_allclose(found[0].residuals, found[1].residuals, rtol=1e-6)
+
+
+@pytest.mark.gpu
+def test_matrices_of_cupyx_do_the_same(tiny: Tiny) -> None:
+    backend = by_name("cuda")
+    ours, b = tiny.hierarchy(backend), backend.from_host(tiny.problem.b)
+    csr = ours.moved(tiny.bench.as_cupyx)
+    found = [tiny.solve(b, hierarchy, "chebyshev") for hierarchy in (ours, csr)]
+    assert found[0].iterations == found[1].iterations
+    np.testing.assert_allclose(found[0].residuals, found[1].residuals, rtol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_only_norms_come_to_the_host(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    backend = fake_device.install()
+    solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(tiny.hierarchy(backend), tiny.amg.Jacobi()))
+    b = backend.from_host(tiny.problem.b)
+    once = solve(b)
+    read: list[str] = []
+    for name in ("__float__", "__int__", "__bool__", "get", "item", "tolist"):
+        original = getattr(fake_device.ndarray, name)
+
+        def spy(self: Any, *args: Any, name: str = name, original: Any = original) -> Any:
+            read.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(fake_device.ndarray, name, spy)
+    product = type(backend).spmm
+
+    def unseen(*args: Any, **options: Any) -> None:
+        """The fake multiplies on the host: what it reads for that is no concern of the solver's."""
+        before = len(read)
+        product(*args, **options)
+        del read[before:]
+
+    monkeypatch.setattr(type(backend), "spmm", unseen)
+    found = solve(b, every=every)
+    made = len(found.residuals) - 1
+    assert found.iterations == once.iterations <= made < once.iterations + every and made % every == 0
+    assert read == ["__float__"] * (1 + made // every) + ["tolist"]
+
+
+def test_what_does_not_converge_is_none(tiny: Tiny) -> None:
+    solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(tiny.hierarchy(), tiny.amg.Jacobi()))
+    found = solve(tiny.problem.b, most=3)
+    assert found.iterations is None and len(found.residuals) == 4
+    found = solve(tiny.problem.b * np.nan)
+    assert found.iterations is None and len(found.residuals) == 2
+
+
+def test_nothing_is_left_over_of_a_solve(tiny: Tiny, backend: Backend) -> None:
+    hierarchy, b = tiny.hierarchy(backend), backend.from_host(tiny.problem.b)
+    solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(hierarchy, tiny.amg.Chebyshev()))
+    first = solve(b)
+    kept = backend.to_host(first.x)
+    solve(b * np.nan, most=2)
+    again = solve(b)
+    assert again.residuals == first.residuals
+    np.testing.assert_array_equal(backend.to_host(again.x), kept)
+    np.testing.assert_array_equal(backend.to_host(first.x), kept)
+
+
+# ------------------------------------------------------------------------------------------ graphs
+class FakeCuda:
+    """What `Replay` asks of cupy.cuda. A graph calls what it is told to; `spoiled`: a capture ends with an error."""
+
+    def __init__(self, replayed: Callable[[], None], spoiled: bool = False) -> None:
+        self.replayed, self.spoiled = replayed, spoiled
+        self.events: list[str] = []
+        self.capturing = False
+        self.allocators: list[Any] = []
+        self.xp = types.SimpleNamespace(cuda=self)
+
+    def get_current_stream(self) -> Any:
+        return types.SimpleNamespace(synchronize=lambda: self.events.append("synchronize"))
+
+    @contextlib.contextmanager
+    def using_allocator(self, allocator: Any) -> Iterator[None]:
+        self.allocators.append(allocator)
+        try:
+            yield
+        finally:
+            self.allocators.pop()
+
+    def MemoryPool(self) -> Any:
+        return types.SimpleNamespace(malloc=object())
+
+    def Stream(self, non_blocking: bool) -> Any:
+        assert non_blocking, "work of others on the default stream would spoil the capture"
+        stream: Any = contextlib.nullcontext()
+        stream.begin_capture, stream.end_capture = self._begin, self._end
+        return stream
+
+    def _begin(self) -> None:
+        assert self.allocators, "temporary arrays of a graph would be in everybody's pool"
+        self.capturing = True
+        self.events.append("begin")
+
+    def _end(self) -> Any:
+        self.capturing = False
+        self.events.append("end")
+        if self.spoiled:
+            raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+        return types.SimpleNamespace(launch=self._launch)
+
+    def _launch(self) -> None:
+        self.events.append("launch")
+        self.replayed()
+
+
+def test_the_second_call_is_captured_and_replayed_from_then_on(load: Any) -> None:
+    made: list[str] = []
+    cuda = FakeCuda(lambda: made.append("replayed"))
+    replay = load("amg").Replay(lambda: made.append("captured" if cuda.capturing else "called"), cuda.xp)
+    for _ in range(3):
+        replay()
+    assert made == ["called", "captured", "replayed", "replayed"]
+    assert cuda.events == ["synchronize", "begin", "end", "launch", "launch"] and not cuda.allocators
+    assert replay.graph is not None and replay.refusal is None
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_what_cannot_be_captured_is_called(load: Any, spoiled: bool) -> None:
+    made: list[str] = []
+    cuda = FakeCuda(lambda: made.append("replayed"), spoiled)
+
+    def function() -> None:
+        if cuda.capturing:
+            raise NotImplementedError("cuSPARSE is not captured\nat all")
+        made.append("called")
+
+    replay = load("amg").Replay(function, cuda.xp)
+    for _ in range(3):
+        replay()
+    assert made == ["called"] * 3 and cuda.events == ["synchronize", "begin", "end"] and not cuda.allocators
+    assert replay.graph is None and replay.refusal == "NotImplementedError: cuSPARSE is not captured"
+
+
+def test_a_capture_that_was_spoiled_is_refused(load: Any) -> None:
+    cuda = FakeCuda(lambda: None, spoiled=True)
+    replay = load("amg").Replay(lambda: None, cuda.xp)
+    for _ in range(3):
+        replay()
+    assert cuda.events == ["synchronize", "begin", "end"]
+    assert replay.graph is None and replay.refusal == "RuntimeError: cudaErrorStreamCaptureInvalidated"
+
+
+def test_a_mistake_in_a_capture_is_no_refusal(load: Any) -> None:
+    cuda = FakeCuda(lambda: None)
+
+    def function() -> None:
+        if cuda.capturing:
+            raise ValueError("a mistake")
+
+    replay = load("amg").Replay(function, cuda.xp)
+    replay()
+    with pytest.raises(ValueError, match="a mistake"):
+        replay()
+    assert cuda.events == ["synchronize", "begin", "end"] and not cuda.allocators
+
+
+def test_nothing_is_captured_on_the_host_or_if_not_wanted(load: Any) -> None:
+    cuda = FakeCuda(lambda: None)
+    for options in ({"xp": np}, {"xp": cuda.xp, "wanted": False}):
+        made: list[str] = []
+        replay = load("amg").Replay(partial(made.append, "called"), **options)
+        for _ in range(3):
+            replay()
+        assert made == ["called"] * 3 and not cuda.events
+        assert replay.graph is None and replay.refusal is None
+
+
+def replaying(tiny: Tiny, refused: bool) -> tuple[Any, FakeCuda]:
+    """A solver on the host, whose iterations are replayed by a fake; capturing one changes no vector, as on a GPU."""
+    solve = tiny.amg.ConjugateGradients(tiny.amg.Cycle(tiny.hierarchy(), tiny.amg.Jacobi()))
+    cuda = FakeCuda(solve.iteration)
+
+    def iterate() -> None:
+        if not cuda.capturing:
+            solve.iteration()
+        elif refused:
+            raise NotImplementedError("cuSPARSE is not captured")
+
+    solve.iterate = tiny.amg.Replay(iterate, cuda.xp)
+    return solve, cuda
+
+
+def test_replayed_iterations_find_the_same(tiny: Tiny) -> None:
+    plain = tiny.solve(tiny.problem.b, tiny.hierarchy(), "jacobi")
+    assert not plain.graph and plain.refusal is None
+    solve, cuda = replaying(tiny, refused=False)
+    for launches in (plain.iterations - 1, 2 * plain.iterations - 1):
+        found = solve(tiny.problem.b)
+        assert found.graph and found.refusal is None
+        assert found.iterations == plain.iterations and found.residuals == plain.residuals
+        assert cuda.events.count("launch") == launches and cuda.events.count("begin") == 1
+
+
+def test_iterations_that_cannot_be_captured_find_the_same_and_say_so(tiny: Tiny) -> None:
+    plain = tiny.solve(tiny.problem.b, tiny.hierarchy(), "jacobi")
+    solve, cuda = replaying(tiny, refused=True)
+    for _ in range(2):
+        found = solve(tiny.problem.b)
+        assert not found.graph and found.refusal == "NotImplementedError: cuSPARSE is not captured"
+        assert found.iterations == plain.iterations and found.residuals == plain.residuals
+    assert cuda.events == ["synchronize", "begin", "end"]
+
+
+# ---------------------------------------------------------------------------------------- problems
+@pytest.fixture(params=[1, 300, 10**6])
+def chunked(request: pytest.FixtureRequest, load: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """bench/elasticity_problems.py with chunks of one plane, of some, and of all."""
+    bench = load("elasticity_problems")
+    monkeypatch.setattr(bench, "PLACES", request.param)
+    return bench
+
+
+def sorted_and_whole(A: scipy.sparse.bsr_array) -> bool:
+    """Rows have their blocks in order, and none twice."""
+    return all((np.diff(A.indices[i:j]) > 0).all() for i, j in itertools.pairwise(A.indptr))
+
+
+@pytest.mark.parametrize("cells", [2, 3])
+def test_the_cube_is_what_scikit_fem_assembles(chunked: Any, cells: int) -> None:
+    from skfem.models.elasticity import lame_parameters, linear_elasticity
+
+    problem = chunked.cube(3 * cells * (cells + 1) ** 2)
+    mesh = skfem.MeshHex.init_tensor(*(np.linspace(0, 1, cells + 1) for _ in range(3)))
+    basis = skfem.Basis(mesh, skfem.ElementVector(skfem.ElementHex1()))
+    whole = linear_elasticity(*lame_parameters(chunked.YOUNG, chunked.POISSON)).assemble(basis).toarray()
+    order = np.lexsort(mesh.p[::-1])
+    order = order[mesh.p[0][order] > 0]
+    assert problem.A.shape == (3 * len(order), 3 * len(order)) and sorted_and_whole(problem.A)
+    free = (3 * order[:, None] + np.arange(3)).ravel()
+    np.testing.assert_allclose(problem.A.toarray(), whole[np.ix_(free, free)], atol=1e-14)
+    assert problem.A.has_canonical_format and problem.A.indices.dtype == np.int32
+    np.testing.assert_allclose(problem.modes, chunked.rigid_modes(mesh.p[:, order]), atol=1e-14)
+    modes = chunked.rigid_modes(mesh.p)
+    assert np.linalg.matrix_rank(modes) == 6
+    np.testing.assert_allclose(whole @ modes, 0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_the_plate_is_that_of_pyamg(chunked: Any, n: int) -> None:
+    from pyamg.gallery import linear_elasticity
+
+    A, modes = linear_elasticity((n, n), E=chunked.YOUNG, nu=chunked.POISSON, format="bsr")
+    problem = chunked.plate(2 * n * n)
+    assert problem.A.blocksize == A.blocksize and sorted_and_whole(problem.A)
+    np.testing.assert_allclose(problem.A.toarray(), A.toarray(), atol=1e-14)
+    np.testing.assert_allclose(problem.modes, modes, atol=1e-14)
+
+
+def triangles_by_scikit_fem(bench: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The matrix of n x n squares, each cut in two, by symmetric interior penalty, and where the nodes are."""
+    from skfem.helpers import ddot, dot, eye, jump, mul, sym_grad, trace
+
+    y, x = np.mgrid[: n + 1, : n + 1].reshape(2, -1)
+    low = np.flatnonzero((x < n) & (y < n))
+    corners = low[:, None, None] + np.array([[0, 1, n + 1], [1, n + 1, n + 2]])
+    mesh = skfem.MeshTri(np.stack([x, y]).astype(float), corners.reshape(-1, 3).T)
+    element = skfem.ElementVector(skfem.ElementDG(skfem.ElementTriP1()))
+    cost = bench.PENALTY * (bench.LAME + 2 * bench.SHEAR)
+
+    def stress(u: Any) -> Any:
+        return bench.LAME * eye(trace(sym_grad(u)), 2) + 2 * bench.SHEAR * sym_grad(u)
+
+    @skfem.BilinearForm
+    def inside(u: Any, v: Any, w: Any) -> Any:
+        return ddot(stress(u), sym_grad(v))
+
+    @skfem.BilinearForm
+    def between(u: Any, v: Any, w: Any) -> Any:
+        a, b = jump(w, u, v)
+        return cost / w.h * dot(a, b) - (dot(mul(stress(u), w.n), b) + dot(mul(stress(v), w.n), a)) / 2
+
+    @skfem.BilinearForm
+    def held(u: Any, v: Any, w: Any) -> Any:
+        return cost / w.h * dot(u, v) - dot(mul(stress(u), w.n), v) - dot(mul(stress(v), w.n), u)
+
+    basis = skfem.Basis(mesh, element)
+    sides = [skfem.InteriorFacetBasis(mesh, element, side=side) for side in (0, 1)]
+    A = inside.assemble(basis) + skfem.asm(between, sides, sides) + held.assemble(skfem.FacetBasis(mesh, element))
+    order = basis.element_dofs.T.reshape(-1)
+    return A.toarray()[np.ix_(order, order)], basis.doflocs[:, order[::2]]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_triangles_are_what_scikit_fem_assembles(load: Any, n: int) -> None:
+    bench = load("elasticity_problems")
+    problem = bench.triangles(12 * n * n)
+    whole, points = triangles_by_scikit_fem(bench, n)
+    assert problem.A.blocksize == (6, 6) and problem.A.indices.dtype == np.int32 and sorted_and_whole(problem.A)
+    assert np.diff(problem.A.indptr).max() == 4 and len(problem.A.indices) == 2 * n * n * 4 - 4 * n
+    np.testing.assert_allclose(problem.A.toarray(), whole, atol=1e-14)
+    np.testing.assert_allclose(problem.modes, bench.rigid_modes(points), atol=1e-14)
+    assert np.linalg.eigvalsh(whole)[0] > 0
+
+
+def test_only_triangles_that_are_held_resist_a_rigid_motion(load: Any) -> None:
+    problem = load("elasticity_problems").triangles(12 * 25)
+    force = abs(problem.A @ problem.modes).reshape(5, 5, 2, -1).max(-1)
+    assert force[1:, 1:, 0].max() < 1e-13 and force[:-1, :-1, 1].max() < 1e-13
+    assert force[0, :, 0].min() > 0.1 and force[:, -1, 1].min() > 0.1
+    assert np.linalg.matrix_rank(problem.modes) == 3
+
+
+def test_set_up_leaves_pyamg_as_it_was(load: Any) -> None:
+    from pyamg.aggregation import smooth
+
+    bench = load("elasticity")
+    usual = smooth.approximate_spectral_radius
+    with bench.short_arnoldi():
+        assert smooth.approximate_spectral_radius is not usual
+        P = smooth.jacobi_prolongation_smoother(*(scipy.sparse.csr_array(np.eye(4) + 1) for _ in range(3)), None)
+    assert smooth.approximate_spectral_radius is usual
+    np.testing.assert_allclose(
+        P.toarray(), smooth.jacobi_prolongation_smoother(*(scipy.sparse.csr_array(np.eye(4) + 1),) * 3, None).toarray()
+    )
+
+
+def test_the_eigenvalue_of_the_set_up_is_that_of_pyamg(tiny: Tiny) -> None:
+    from pyamg.util.linalg import approximate_spectral_radius
+
+    for level in tiny.ml.levels:
+        found = []
+        for radius in (tiny.bench.spectral_radius, lambda A: approximate_spectral_radius(A, maxiter=10, restart=0)):
+            np.random.seed(1)  # noqa: NPY002 - where pyamg takes its random vectors from
+            found.append(radius(level.A.copy()))
+        assert found[0] == pytest.approx(found[1], rel=1e-10)
+
+
+def test_sizes_are_about_what_was_asked_for(load: Any) -> None:
+    bench = load("elasticity")
+    for name, size in (("2d", 2000), ("2d", 5000), ("3d", 1500), ("3d", 4000), ("dg", 1500), ("dg", 5000)):
+        problem = bench.PROBLEMS[name](size)
+        assert abs(problem.A.shape[0] / size - 1) < 0.2
+        assert problem.b.shape == (problem.A.shape[0],) and problem.modes.shape[1] == {"2d": 3, "3d": 6, "dg": 3}[name]
+
+
+# ------------------------------------------------------------------------------------------ script
+@pytest.fixture
+def script(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Runs bench/elasticity.py, which leaves its file in `tmp_path`; returns the module."""
+    bench = load("elasticity")
+    monkeypatch.setattr(importlib.import_module("harness"), "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "REPEATS", 1)
+
+    def run(*options: str) -> Any:
+        monkeypatch.setattr(sys, "argv", ["elasticity.py", *options])
+        bench.main()
+        return bench
+
+    run.bench = bench  # type: ignore[attr-defined]
+    return run
+
+
+def test_the_script_prints_a_line_for_each_case(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    script("--unknowns", "1000")
+    out, steps = capsys.readouterr()
+    lines = out.splitlines()
+    problems = ["2d", "3d", "dg"]
+    first = ["problem", *sorted(2 * problems), "problem", *problems, *problems, "-"]
+    assert [line.split()[0] for line in lines[1:]] == first
+    for part in (lines[1:8], lines[8:15]):
+        assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
+    assert lines[-1].startswith("  - pyamg: has no smoother like that with blocks (2d 968 chebyshev, ")
+    assert all(re.match(r" +[0-9.]+ s  (2d|3d|dg), ", line) for line in steps.splitlines())
+    assert re.search(r"2d, 1,000 unknowns: assembly: [0-9.]+ s\n", steps)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_script_keeps_what_it_is_asked_to(script: Any, tmp_path: Path) -> None:
+    script("--unknowns", "1000", "1500", "--problem", "3d", "--smoother", "jacobi", "--every", "3", "--keep")
+    rows = json.loads((tmp_path / "elasticity_cpu.json").read_text())["rows"]
+    assert [row["unknowns"] for row in rows] == [882, 1344]
+    for row in rows:
+        assert row["good"] and row["same"] and set(row["peers"]) == {"scipy bsr", "pyamg"}
+        assert row["residual"] < 1.1e-8 and row["blocks"][0] == [3, 3] and row["levels"] == len(row["rows"])
+        assert row["products"]["A, P, R"] > 0 and all(peer["seconds"] > 0 for peer in row["peers"].values())
+
+
+def test_a_peer_that_fails_does_not_stop_the_run(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(script.bench, "by_pyamg", broken)
+    script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi")
+    assert "pyamg: RuntimeError: out of order" in capsys.readouterr().out
+
+
+def test_a_line_of_a_device_has_a_column_for_cupyx(
+    load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    bench = load("elasticity")
+    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(bench, "synchronize", lambda xp: None)
+    table = bench.Table("elasticity_fake", "Elasticity")
+    run = bench.Run(table, device=fake_device.install().name)
+    ours, host = bench.headings(True)
+    table.note(ours)
+    (line,) = bench.solved("2d", 1000, ["jacobi"], run)
+    table.note(host)
+    bench.compare_with_host(line, run)
+    (row,) = table.rows
+    assert set(row["peers"]) == {"scipy bsr", "pyamg"} and row["good"] and row["same"]
+    assert "csr_array" in row["left_out"]["cupyx csr"]  # it does not know the fake's arrays
+    assert row["seconds_without_graph"] > 0 and not row["graph"] and row["refusal"] is None
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert all(name in lines[0] and name not in lines[2] for name in ("cupyx csr", "no graph"))
+    for part in (lines[:2], lines[2:]):
+        assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
+
+
+def test_who_ran_without_a_graph_is_told(load: Any) -> None:
+    about = {"problem": "2d", "smoother": "jacobi", "left_out": {"pyamg": "not reached"}}
+    cupyx = {"refusal": "NotImplementedError: not captured"}
+    rows = [about | {"unknowns": size, "refusal": None, "peers": {"cupyx csr": cupyx}} for size in (968, 2048)]
+    rows.append({"problem": "3d", "unknowns": 882, "smoother": "jacobi", "refusal": "RuntimeError: spoiled"})
+    assert load("elasticity").left_out(rows) == [
+        "  - pyamg: not reached (2d 968 jacobi, 2d 2,048 jacobi)",
+        "  - cupyx csr: no graph, NotImplementedError: not captured (2d 968 jacobi, 2d 2,048 jacobi)",
+        "  - ours: no graph, RuntimeError: spoiled (3d 882 jacobi)",
+    ]
+
+
+def rows_of(where: Path) -> list[dict[str, Any]]:
+    return json.loads((where / "elasticity_cpu.json").read_text())["rows"]
+
+
+def test_host_peers_are_left_out_of_large_cases(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    script("--unknowns", "1000", "--problem", "2d", "--host-most", "999", "--smoother", "jacobi", "--keep")
+    (row,) = rows_of(tmp_path)
+    assert row["peers"] == {} and row["left_out"] == dict.fromkeys(
+        ("pyamg", "scipy bsr"), "more unknowns than --host-most 999"
+    )
+    assert "  - pyamg: more unknowns than --host-most 999 (2d 968 jacobi)" in capsys.readouterr().out
+
+
+def test_host_peers_are_left_out_when_time_is_up(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi", "--seconds", "0", "--keep")
+    (row,) = rows_of(tmp_path)
+    assert row["good"] and row["peers"] == {} and set(row["left_out"]) == {"pyamg", "scipy bsr"}
+    assert "  - pyamg: --seconds 0: " in capsys.readouterr().out
+
+
+def test_a_larger_case_is_left_out_by_what_a_smaller_one_took(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script.bench, "SLOWER", 1e9)
+    options = ("--problem", "2d", "--smoother", "jacobi", "--seconds", "600", "--keep")
+    script("--unknowns", "1500", "1000", *options)
+    small, large = rows_of(tmp_path)
+    assert small["unknowns"] < large["unknowns"]
+    assert set(small["peers"]) == set(large["left_out"]) == {"pyamg", "scipy bsr"}
+    assert small["left_out"] == large["peers"] == {}
+
+
+def test_the_file_is_there_before_the_run_ends(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = []
+
+    def spy(line: Any, run: Any) -> None:
+        found.append(json.loads((tmp_path / "elasticity_cpu.json").read_text()))
+
+    monkeypatch.setattr(script.bench, "compare_with_host", spy)
+    script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi", "--keep")
+    (before,) = found
+    assert before["cut"] == "not finished"
+    assert before["rows"][0]["left_out"] == {"pyamg": "not reached", "scipy bsr": "not reached"}
+    assert "cut" not in json.loads((tmp_path / "elasticity_cpu.json").read_text())
+
+
+def test_a_case_that_fails_does_not_stop_the_others(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_: int) -> Any:
+        raise MemoryError("too large")
+
+    monkeypatch.setitem(script.bench.PROBLEMS, "2d", broken)
+    with pytest.raises(SystemExit, match="wrong: 2d, about 1,000 unknowns: MemoryError: too large"):
+        script("--unknowns", "1000", "--smoother", "jacobi", "--keep")
+    rows = rows_of(tmp_path)
+    assert [row["problem"] for row in rows] == ["3d", "dg"]
+    assert all(row["good"] and set(row["peers"]) == {"pyamg", "scipy bsr"} for row in rows)
+
+
+@pytest.mark.parametrize(("took", "calls"), [(0.0, 3), (0.6, 2), (5.0, 1)])
+def test_what_takes_long_on_the_host_is_not_repeated(
+    load: Any, monkeypatch: pytest.MonkeyPatch, took: float, calls: int
+) -> None:
+    bench = load("elasticity")
+    monkeypatch.setattr(bench, "REPEATS", 2)
+    monkeypatch.setattr(bench, "PATIENCE", 1.0)
+    now, made = [0.0], []
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+
+    def call() -> None:
+        made.append(1)
+        now[0] += took
+
+    assert bench.timed(call)[1] == pytest.approx(took) and len(made) == calls
+
+
+def test_a_case_that_does_not_converge_is_wrong(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(script.bench, "MOST_ITERATIONS", 2)
+    with pytest.raises(SystemExit, match="wrong: 2d, 968 unknowns, jacobi"):
+        script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi")
+    assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--unknowns", "10"], "--unknowns: wanted at least 1000, got 10"),
+        (["--every", "0"], "--every: wanted at least 1, got 0"),
+        (["--device", "cuda"], "--device cuda: there is no GPU"),
+    ],
+)
+def test_bad_options_are_told(script: Any, options: list[str], text: str) -> None:
+    with pytest.raises(SystemExit, match=text):
+        script(*options)
+
+
+def test_an_unknown_problem_is_told(script: Any, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        script("--problem", "beam")
+    assert "invalid choice: 'beam'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["pyamg", "skfem"])
+def test_what_is_missing_is_told(script: Any, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit, match=rf'{missing} is missing: .* pip install "\.\[solvers\]"'):
+        script("--unknowns", "1000")

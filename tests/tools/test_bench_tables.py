@@ -1,0 +1,461 @@
+"""bench/tables.py on made-up results, and the sections of bench/gemm.py on NumPy in the place of CuPy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm._benchmark import machine, patterns, product_peers
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+MACHINE = {
+    "date": "2031-05-04", "bsrgemm": "9.8", "card": "NVIDIA Test", "driver": 13020, "cupy": "14.2", "nvrtc": "13.0",
+    "peers": {"torch": "2.9", "nvidia-cudnn-cu13": "9.9"},
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ pages
+def test_the_page_on_block_sizes_has_the_rates_of_the_results() -> None:
+    page = (ROOT / "docs" / "block-size.md").read_text()
+    rows = json.loads((BENCH / "results" / "gemm_table_cuda.json").read_text())["rows"]
+    # The first row of each kind; later ones are of other densities and widths.
+    rates: dict[tuple[Any, ...], tuple[int, int]] = {}
+    for row in rows:
+        kind = "tf32" if row["precision"] == "tf32" else row["dtype"]
+        rates.setdefault((kind, *row["block"]), (round(row["tflops"]), round(row["dense_tflops"])))
+    squares = [rates["float16", n, n] for n in (128, 64, 32, 16)]
+    for n, (rate, dense) in zip((128, 64, 32, 16), squares, strict=True):
+        assert f"| {n} x {n} | {rate} |" in page and f"{n}: {rate}" in page and abs(dense - squares[0][1]) <= 1
+    assert f"dense cuBLAS: {squares[0][1]}" in page and f"reaches {squares[0][1]}." in " ".join(page.split())
+    for text, key in (
+        ("bfloat16, 64 x 64", ("bfloat16", 64, 64)),
+        ("fp8 e4m3, 128 x 128", ("e4m3", 128, 128)),
+        ("float32, 32 x 32", ("float32", 32, 32)),
+        ("tf32, 32 x 32", ("tf32", 32, 32)),
+        ("float64, 32 x 32, n = 4096", ("float64", 32, 32)),
+    ):
+        assert "| {} | {} | {}".format(text, *rates[key]) in page
+    for R, C in ((128, 64), (256, 128), (96, 96), (48, 80)):
+        assert f"{R} x {C}" in page and str(rates["float16", R, C][0]) in page
+
+
+# --------------------------------------------------------------------------------------- pictures
+def test_the_pictures_are_of_the_results(load: Any) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = load("pictures")
+    assert pictures.stale(pictures.PICTURES, pictures.RESULTS) == []
+
+
+def test_pictures_are_drawn_and_stale_ones_are_seen(load: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = load("pictures")
+    results = tmp_path / "results"
+    shutil.copytree(pictures.RESULTS, results)
+    options = ["--folder", str(tmp_path / "drawn"), "--results", str(results)]
+    assert pictures.main([*options, "--check"]) == 1
+    assert pictures.main(options) == 0
+    assert pictures.main([*options, "--check"]) == 0
+    assert {path.stem for path in (tmp_path / "drawn").iterdir()} == set(pictures.ALL)
+    found = json.loads((results / "gemm_density_cuda.json").read_text())
+    found["rows"][0]["ratio"] *= 2
+    (results / "gemm_density_cuda.json").write_text(json.dumps(found))
+    assert pictures.stale(tmp_path / "drawn", results) == ["density"]
+
+
+# ----------------------------------------------------------------------------------------- tables
+def product(**more: Any) -> dict[str, Any]:
+    return {
+        "n": 8192, "block": [128, 128], "density": 0.21875, "columns": 8192, "dtype": "float16", "precision": None,
+        "pattern": "uniform", "kernel": None, "seconds": 3e-4, "tflops": 711.4, "dense_tflops": 780.2, "ratio": 0.912,
+        "peers": {"cuSPARSE BSR": 14.0, "cuSPARSE ELL": 224.0, "torch BSR": None}, "sustained": 480.0,
+        "dense_sustained": 640.0, "wrong": False, "target": 0.94, "target_of": "cuBLAS", "reached": False,
+    } | more  # fmt: skip
+
+
+def attention(**more: Any) -> dict[str, Any]:
+    return {
+        "shape": [1, 16, 16384, 128], "mask": "causal", "dtype": "float16", "kernel": None, "flops": 1e12,
+        "seconds": 1e-3, "tflops": 739.0, "peers": {"cuDNN": 625.0, "flash": None, "cF": 667.0}, "sustained": {},
+        "targets": [{"least": 1.15, "of": "cF", "reached": False}, {"least": 1.1, "of": "cuDNN", "reached": True},
+                    {"least": 1.1, "of": "FA4", "reached": None}], "wrong": False,
+    } | more  # fmt: skip
+
+
+FAILED = {"what": "this one", "failed": True}
+WRONG = {"what": "that one", "wrong": True, "deviation": 0.5}
+DECODE = {"batch": 1, "keys": 8192, "page": None, "us": 18.9, "us_back_to_back": 30.0, "tb_per_second": 1.77,
+          "peers": {"cuDNN": 17.3}, "bound": 10.0, "reached": False}  # fmt: skip
+#: Rows of each file, and what is to be read in its table
+MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "gemm_table_cuda": (
+        [product(), product(dtype="e4m3", target=1.5, target_of="float16", reached=True, peers={}), FAILED,
+         product(n=4096, columns=256, seconds=None, tflops=None)],
+        ["| float16, 128 x 128, density 0.22 | 711 | 780 | 0.91 | 14 | 224 | - | 0.94 x cuBLAS | **no** |",
+         "| e4m3, 128 x 128, density 0.22, cuBLAS in float16 | 711 | 780 | 0.91 |  |  |  | 1.5 x float16 | yes |",
+         "| this one | **failed** |", "n = 4096, 256 columns | **failed** |", "128 x 128 480 of 640"],
+    ),
+    "gemm_density_cuda": (
+        [{"block": 64, "density": 0.1, "seconds": 1e-4, "dense_seconds": 1e-3, "ratio": 0.11},
+         {"block": 64, "crossover": 0.71, "target": 0.75, "reached": False},
+         {"block": 16, "crossover": None, "target": 0.33, "reached": True}],
+        ["| 64 x 64 | 0.10: 0.11 | 0.71 | 0.75 | **no** |", "| 16 x 16 |  | every density | 0.33 | yes |"],
+    ),
+    "gemm_patterns_cuda": (
+        [{"what": "128x128 A.T @ B", "seconds": 3e-4, "base_seconds": 3e-4, "relative": 0.99, "target": 0.85,
+          "reached": True}, WRONG],
+        ["| 128x128 A.T @ B | 0.300 | 0.99 | 0.85 | yes |", "| that one | **WRONG**, off by 5.0e-01 |"],
+    ),
+    "gemm_error_cuda": (
+        [{"block": 32, "dtype": "float32", "precision": "tf32", "error": 1.2e-4, "dense_error": 1.2e-4, "ratio": 1.0,
+          "limit": 2.0, "reached": True}, FAILED],
+        ["| tf32, 32 x 32 | 1.2e-04 | 1.2e-04 | 1.00 | 2 | yes |"],
+    ),
+    "gemm_columns_cuda": (
+        [{"block": b, "columns": 16, "seconds": 1e-5, "tflops": 26.5, "gbps": 1700.0} for b in (64, 128)] + [FAILED],
+        ["| 16 | 26.5 | 1,700 | 26.5 | 1,700 |"],
+    ),
+    "gemm_size_cuda": ([product(peers={}, target=None, reached=None, sustained=None)], ["| 711 | 780 | 0.91 |  |  |"]),
+    "attention_table_cuda": (
+        [attention(), attention(wrong=True, deviation=0.1), FAILED],
+        ["| 1, 16, 16384, 128, causal | 739 | 625 | 667 | 1.18 | 1.11 | 1.15 x cF, 1.1 x cuDNN | **no**, yes |",
+         "targets against FA4", "causal | **WRONG**"],
+    ),
+    "attention_small_cuda": (
+        [{"heads": 8, "length": 512, "head_dim": 64, "us_per_head": 0.97, "us_per_head_back_to_back": 1.2,
+          "peers": {"cuDNN": [1.37, 2.0]}, "bound": 0.8, "reached": False}, FAILED],
+        ["| H = 8 | 0.97 / 1.20 | 1.37 / 2.00 | 1.41 | 0.80 | **no** |"],
+    ),
+    "attention_decode_cuda": (
+        [DECODE, {"batch": 1, "keys": 8192, "page": 64, "us": 3.0, "blocks": 8, "of_blocks": 128, "speed_up": 6.3}],
+        ["| 1 x 8192 | 18.9 / 30.0 | 1.77 | 17.3 | 10.0 | **no** |",
+         "| 1 x 8192, pages of 64, 8 of 128 blocks of 64 | 3.0 | 6.3 x faster than all |"],
+    ),
+    "attention_long_cuda": (
+        [{"length": 131072, "mask": "dense causal", "seconds": {"ours": 0.1, "cuDNN": 0.12}},
+         {"length": 524288, "mask": "causal window 2048", "seconds": 0.02, "tflops": 650.0, "peak_bytes": 10**6,
+          "mask_bytes": 10**6, "speed_up": {"ours": 96.0}, "dense_computed": True}, FAILED],
+        ["| 128K, dense causal | ours 100.0, cuDNN 120.0 |",
+         "| 512K, causal window 2048 | 20.00 | 650 | 2.00 | yes | 96.0 x ours | computed |"],
+    ),
+    "attention_density_cuda": (
+        [{"density": 0.2, "seconds": 1e-3, "full_seconds": 5e-3, "ratio": 1.0}, {"slope": 1.02, "start_seconds": 5e-6}],
+        ["| 0.200 | 1.000 | 1.00 | yes |", "Fit: 1.020 x density x full + 5 us."],
+    ),
+    "attention_accuracy_cuda": (
+        [{"inputs": "one huge key", "dtype": "float16", "good": True, "errors": {
+            "bsrgemm": {"error": 5e-4, "slower": 1.01}, "cuDNN": {"error": 4e-4, "slower": 1.0}}}, FAILED],
+        ["| one huge key, float16 | 5.0e-04 | 4.0e-04 (cuDNN) | 1.25 | **no** | 1.01 |"],
+    ),
+    "overhead_cuda": (
+        [{"kernel": "spmv", "call_seconds": 2.8e-5, "bound": 2.5e-5, "reached": False},
+         {"kernel": "spmv", "cold_seconds": 0.099}, {"block": 64, "prepare_seconds": 1e-3, "bound": 2e-3,
+                                                    "reached": True}],
+        ["| spmv, host time of a call | 28.0 us | 25 us | **no** |", "first call, cold cache | 99.0 ms |  |  |",
+         "| work list of 1,000,000 blocks of 64 x 64 | 1.0 ms | 2 ms | yes |"],
+    ),
+    "attention_host_cuda": (
+        [{"what": "attention, causal", "seconds": 2e-5, "bound": 2.5e-5, "reached": True},
+         {"what": "window", "make_seconds": 6e-3, "list_seconds": 1e-4, "nbytes": 576000, "reached": False}],
+        ["| attention, causal | 20.0 us | 25 us | yes |",
+         "| mask: window, made + listed | 6.00 + 0.10 ms, 0.58 MB | 1 ms, 1 MB | **no** |"],
+    ),
+    "convert_cuda": (
+        [{"case": "csr -> bsr", "blocks": 10**6, "seconds": 1.5e-3, "through_host": 0.15}],
+        ["| csr -> bsr | 1.50 | 150 | 100 x |"],
+    ),
+    "spmv_table_cuda": (
+        [{"block": [3, 3], "dtype": "float64", "seconds": 2e-4, "share": 0.915,
+          "peers": {"cuSPARSE BSR": 0.43, "warp": None}, "target": 0.94, "reached": False},
+         {"block": [1, 2], "dtype": "float32", "seconds": 1e-4, "share": 0.5, "peers": {}, "target": None,
+          "reached": None}],
+        ["|  | ms | bsrgemm | cuSPARSE BSR | warp | target | reached |",
+         "| 3 x 3 float64 | 0.200 | 0.92 | 0.43 | - | 0.94 | **no** |",
+         "| 1 x 2 float32 | 0.100 | 0.50 | - | - |  |  |"],
+    ),
+    "spmv_columns_cuda": (
+        [{"block": [4, 4], "dtype": "float64", "seconds": 5e-4, "peers": {"cupyx csr": 2e-3}, "target": 0.63,
+          "reached": True}],
+        ["| 4 x 4 float64 | 0.50 | 2.00 | 0.63 | yes |"],
+    ),
+    "spmv_uneven_cuda": (
+        [{"what": "A.T @ x", "seconds": 3e-4, "relative": 0.49, "target": None, "reached": None}],
+        ["| A.T @ x | 0.300 | 0.49 |  |  |"],
+    ),
+    "matmul_cpu": (
+        [{"n": 1024, "block": 16, "columns": 128, "dtype": "float32", "seconds": 2e-3, "peers": {"scipy bsr": 1e-2}}],
+        ["| n = 1,024, float32, blocks 16 x 16, 128 columns | 2.00 | scipy bsr 10.00 | 5.0 x |"],
+    ),
+    "spgemm_blocks_cuda": (
+        [{"what": "products alone", "n": 8192, "block": [128, 128], "seconds": 1e-4, "tflops": 411.0,
+          "peers": {"cuBLAS": 2e-3}, "target": 400.0, "reached": True}],
+        ["| n = 8192, 128 x 128, products alone | 0.100 | 411 | 400 | yes | 2.00 |"],
+    ),
+    "spgemm_mesh_cuda": (
+        [{"cells": 30, "n": 89373, "seconds": 2e-3, "peers": {"cupyx csr": 1.5e-2, "warp": 1.8e-2}, "ratio": 7.5,
+          "target": 5.0, "reached": True},
+         {"cells": 60, "n": 680943, "seconds": 2e-2, "peers": {"cupyx csr": None}, "ratio": None, "target": 5.0,
+          "reached": None}],
+        ["| 3 x 3 blocks, float64 | bsrgemm, ms | cupyx csr, ms | warp, ms | faster than all | wanted |",
+         "| 30^3 hexahedra, 89,373 rows | 2.00 | 15.00 | 18.00 | 7.5 x | 5 x cupyx csr yes |",
+         "| 60^3 hexahedra, 680,943 rows | 20.00 | - | - | - | 5 x cupyx csr  |"],
+    ),
+    "sddmm_table_cuda": (
+        [{"dtype": "float16", "block": [128, 128], "layout": "row", "seconds": 5e-4, "tflops": 500.0, "ratio": 0.66,
+          "peers": {"torch sampled_addmm": 0.25}, "target": 0.8, "reached": False}],
+        ["| float16, 128 x 128, Y row-major | 0.500 | 500.0 | 0.66 | 0.80 | **no** | 0.25 |"],
+    ),
+    "elasticity_cuda": (
+        [{"problem": "3d", "unknowns": 1000, "smoother": "jacobi", "good": True, "iterations": 22, "seconds": 0.06,
+          "products": {"A, P, R": 0.03}, "peers": {"cupyx csr": {"seconds": 0.08, "iterations": 22}}},
+         {"problem": "2d", "unknowns": 1000, "smoother": "jacobi", "good": False}],
+        ["| 3d, 1,000 unknowns, jacobi | 22 | 60.0 | 50% | 80.0 (22) | - |",
+         "| 2d, 1,000 unknowns, jacobi | **WRONG** |  |  |  |  |"],
+    ),
+    "llama_cuda": (
+        [{"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25}],
+        ["| decode of 248 tokens | 101.5 tokens/s | 25% |"],
+    ),
+}  # fmt: skip
+MARKERS = ("gemm", "attention", "calls", "vectors", "others", "sparse", "solver", "llama")
+BETWEEN = "\nbetween\n".join(f"<!-- results:{name} -->\nold\n<!-- /results:{name} -->" for name in MARKERS)
+README = f"before\n{BETWEEN}\nafter\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> tuple[Path, list[str]]:
+    """A README with markers and no results yet, and the options that name them."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "README.md").write_text(README)
+    return tmp_path, ["--readme", str(tmp_path / "README.md"), "--results", str(tmp_path / "results")]
+
+
+def keep(folder: Path, name: str, rows: list[dict[str, Any]], **more: Any) -> None:
+    about = {"machine": MACHINE, "rows": rows} | more
+    (folder / "results" / f"{name}.json").write_text(json.dumps(about))
+
+
+def test_every_kind_of_result_has_its_table(load: Any, project: tuple[Path, list[str]]) -> None:
+    folder, options = project
+    for name, (rows, _) in MADE_UP.items():
+        keep(folder, name, rows)
+    tables = load("tables")
+    assert {name for group in tables.GROUPS.values() for name, _, _ in group} == set(MADE_UP)
+    assert tables.main(options) == 0
+    text = (folder / "README.md").read_text()
+    for _, lines in MADE_UP.values():
+        for line in lines:
+            assert line in text
+    head = "NVIDIA Test, 2031-05-04, bsrgemm 9.8, CuPy 14.2, NVRTC 13.0, driver for CUDA 13.2, torch 2.9, cudnn 9.9."
+    assert text.count(head) == len(MARKERS)
+    assert text.startswith("before\n<!-- results:gemm -->\n") and text.endswith("<!-- /results:llama -->\nafter\n")
+    assert text.count("\nbetween\n") == len(MARKERS) - 1 and "\nold\n" not in text and tables.NOT_YET not in text
+    for block in text.split("\n\n"):
+        widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
+        assert len(widths) <= 1, block
+
+
+def test_what_is_missing_or_cut_is_said(load: Any, project: tuple[Path, list[str]]) -> None:
+    folder, options = project
+    tables = load("tables")
+    assert tables.main(options) == 0
+    for name in MADE_UP:
+        assert f"{tables.NOT_YET} (`bench/results/{name}.json`)" in (folder / "README.md").read_text()
+    keep(folder, "gemm_error_cuda", MADE_UP["gemm_error_cuda"][0], cut="interrupted")
+    assert tables.main(options) == 0
+    text = (folder / "README.md").read_text()
+    assert "(cut short: interrupted)" in text and "results/gemm_error_cuda.json" not in text
+
+
+def test_check_sees_a_difference_and_writes_nothing(load: Any, project: tuple[Path, list[str]]) -> None:
+    folder, options = project
+    tables, readme = load("tables"), folder / "README.md"
+    assert tables.main(["--check", *options]) == 1
+    assert readme.read_text() == README
+    assert tables.main(options) == tables.main(["--check", *options]) == 0
+    keep(folder, "llama_cuda", MADE_UP["llama_cuda"][0])
+    assert tables.main(["--check", *options]) == 1
+    readme.write_text("no markers\n")
+    assert tables.main(options) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"), [("README.md", ["calls", "others", "sparse", "llama"]), ("bench/RESULTS.md", [])]
+)
+def test_the_tables_agree_with_the_results(name: str, lacks: list[str], load: Any) -> None:
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "bench/results"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if changed.returncode == 0 and changed.stdout:
+        pytest.skip("benchmarks were run since: python bench/tables.py writes their tables")
+    tables = load("tables")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    filled, missing = tables.filled(text, BENCH / "results")
+    assert missing == lacks
+    assert filled == text, "run python bench/tables.py"
+
+
+# ------------------------------------------------------------------------------- bench/gemm.py
+class _Array(np.ndarray):
+    """NumPy's array with what else the sections ask of CuPy's."""
+
+    def get(self) -> Any:
+        return np.asarray(self)
+
+
+def _cupy() -> types.ModuleType:
+    """As much of CuPy as bench/gemm.py uses, on NumPy."""
+    module = types.ModuleType("cupy")
+    for name in ("empty", "zeros", "asarray", "ascontiguousarray", "empty_like", "sqrt", "abs"):
+
+        def call(*args: Any, name: str = name, **options: Any) -> Any:
+            return np.asanyarray(getattr(np, name)(*args, **options)).view(_Array)
+
+        setattr(module, name, call)
+    module.random = np.random  # type: ignore[attr-defined]
+    module.get_default_memory_pool = lambda: types.SimpleNamespace(free_all_blocks=lambda: None)  # type: ignore[attr-defined]
+    return module
+
+
+def _product(A: Any, B: Any, out: Any, *_: Any, **__: Any) -> Callable[[], Any]:
+    """A peer's product, in float64."""
+
+    def call() -> Any:
+        a = A.toarray() if hasattr(A, "blocksize") else A
+        out[...] = (a.astype(np.float64) @ B.astype(np.float64)).astype(out.dtype)
+        return out
+
+    return call
+
+
+@pytest.fixture
+def gemm(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """bench/gemm.py, much smaller and on NumPy."""
+    monkeypatch.setitem(sys.modules, "cupy", _cupy())
+    script, harness, cases, sections, ahead = map(
+        load, ("gemm", "harness", "gemm_cases", "gemm_sections", "gemm_ahead")
+    )
+
+    def seconds(*_: Any, **__: Any) -> float:
+        return 1e-3
+
+    small = [replace(case, n=480 if case.n == 8160 else 512, columns=32) for case in cases.TABLE]
+    for module, name, value in (
+        (script, "has_gpu", lambda: True),
+        (harness, "has_gpu", lambda: False),
+        (machine, "has_gpu", lambda: False),
+        (harness, "RESULTS", tmp_path / "results"),
+        (cases, "time_gpu", seconds),
+        (cases, "time_sustained", seconds),
+        (cases, "COOL", 0),
+        (cases, "TABLE", small),
+        (sections, "TABLE", small),
+        (sections, "SIDE", 256),
+        (sections, "ERROR_SIDE", 128),
+        (sections, "SIZES", [(512, 0.22, 32)]),
+        (sections, "DENSITIES", (0.2, 1.0)),
+        (sections, "COLUMNS", [1, 16]),
+        (product_peers, "dense_cublas", _product),
+        (product_peers, "cusparse_bsr", _product),
+        (ahead.jit, "device_target", lambda: "sm_90a"),
+        (ahead.jit, "build", lambda *_: ""),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return script
+
+
+def test_every_section_of_the_gemm_script_runs(
+    gemm: Any, load: Any, project: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, options = project
+    gemm.main(["all", "--json", str(folder / "all.json")])
+    said = capsys.readouterr().out
+    assert "WRONG" not in said
+    assert said.count("ModuleNotFoundError") <= 1
+    found = json.loads((folder / "all.json").read_text())
+    assert set(found) == {"machine", *gemm.SECTIONS}
+    assert {path.name for path in (folder / "results").iterdir()} == {
+        f"gemm_{name}_cuda.json" for name in gemm.SECTIONS
+    }
+    for name in gemm.SECTIONS:
+        rows = json.loads((folder / "results" / f"gemm_{name}_cuda.json").read_text())["rows"]
+        assert rows == found[name] and rows
+        assert not [row for row in rows if row.get("failed") or row.get("wrong")]
+    assert len(found["table"]) == len(load("gemm_cases").TABLE)
+    assert load("tables").main(options) == 0
+    text = (folder / "README.md").read_text()
+    assert text.count("x cuBLAS | yes") + text.count("x cuBLAS | **no**") > 10
+
+
+def test_a_quick_run_leaves_the_results_alone(gemm: Any, tmp_path: Path) -> None:
+    gemm.main(["density", "--quick", "--no-peers", "--json", str(tmp_path / "density.json")])
+    found = json.loads((tmp_path / "density.json").read_text())["density"]
+    assert {row["block"] for row in found} == {128, 64}
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_section_that_fails_or_is_stopped_leaves_what_it_has(gemm: Any, load: Any, tmp_path: Path) -> None:
+    def fails(bench: Any, table: Any) -> None:
+        table.add("one", what="one")
+        raise ValueError("no more")
+
+    def stopped(bench: Any, table: Any) -> None:
+        table.add("two", what="two")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    gemm.SECTIONS.clear()
+    gemm.SECTIONS.update(table=("fails", fails), size=("is stopped", stopped), error=("is not reached", fails))
+    with pytest.raises(SystemExit, match="interrupted"):
+        gemm.main(["all"])
+    written = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()}
+    assert {name: (found["cut"], len(found["rows"])) for name, found in written.items()} == {
+        "gemm_table_cuda": ("ValueError: no more", 1),
+        "gemm_size_cuda": ("interrupted", 1),
+    }
+
+
+def test_the_gemm_script_names_kernels_that_exist(load: Any) -> None:
+    ahead, sections = load("gemm_ahead"), load("gemm_sections")
+    found = ahead.specs(list(sections.SECTIONS), "sm_90a")
+    assert {"gemm_sm90", "gemm_sm80", "spmv", "match_rows"} <= {spec.entry for spec in found}
+    assert len(found) == len(set(found)) > 20
+
+
+def test_patterns_have_the_blocks_that_they_promise(load: Any) -> None:
+    for kind in patterns.PATTERNS:
+        made = patterns.pattern_of(kind, 1024, (16, 16), 0.22)
+        assert made.rows == made.columns == 64
+        for i in range(made.rows):
+            own = made.indices[made.indptr[i] : made.indptr[i + 1]]
+            assert (np.diff(own) > 0).all() and (len(own) == 0 or own[-1] < 64)
+    uniform, even = (patterns.pattern_of(kind, 1024, (16, 16), 0.22) for kind in ("uniform", "power-law"))
+    assert uniform.blocks == even.blocks == 64 * 14
+    assert load("gemm_sections").crossing([0.2, 0.4, 0.6], [0.5, 0.9, 1.3]) == 0.45
+
+
+def test_products_are_checked_where_they_are_wrong(gemm: Any, load: Any) -> None:
+    checks = load("gemm_checks")
+    pattern = patterns.pattern_of("uniform", 512, (64, 64), 0.22)
+    A = checks.sparse_operand(pattern, (64, 64), "float16")
+    B = checks.right_operand(512, 32, "float16")
+    C = bg.matmul(A, B)
+    assert checks.deviation_at_ends(A, pattern, B, C) <= checks.TOLERANCE["float16"]
+    for row in (0, 511):
+        wrong = C.copy()
+        wrong[row, 31] += 1
+        assert not checks.deviation_at_ends(A, pattern, B, wrong) <= checks.TOLERANCE["float16"]

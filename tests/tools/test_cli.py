@@ -1,0 +1,419 @@
+"""``python -m bsrgemm``: what it says, and that it can say no."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm.__main__ import main
+from bsrgemm._attention import decode_launch
+from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._backend.registry import Backend
+from bsrgemm._cli import compile as compile_command
+from bsrgemm._cli import info as info_command
+from bsrgemm._cli import verify as verify_command
+from bsrgemm._kernels import jit
+from bsrgemm._products import configs, heuristics
+from bsrgemm.dtypes import DEVICE_DTYPES
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "bsrgemm"
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Make every import of `package` fail as if it were not installed."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+# ---------------------------------------------------------------------------------------- info
+def test_info_knows_versions_folders_and_kernels(cache_dir: Path) -> None:
+    found = info_command.info()
+    assert found["versions"]["numpy"] == np.__version__
+    assert Path(found["sources"]) == ROOT / "cuda"
+    assert found["cache"] == {"folder": str(cache_dir), "entries": 0, "bytes": 0}
+    host = [dtype for row in found["kernels"] if row["device"] == "cpu" for dtype in row["dtypes"]]
+    assert sorted(host) == sorted(map(str, HOST.dtypes))
+
+
+def test_info_counts_the_cache(cache_dir: Path) -> None:
+    cache_dir.mkdir(parents=True)
+    (cache_dir / "a.cubin").write_bytes(b"12345")
+    (cache_dir / ".other.tmp").write_bytes(b"1")
+    cache = info_command.info()["cache"]
+    assert (cache["entries"], cache["bytes"]) == (1, 5)
+
+
+def test_info_without_cupy_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _without(monkeypatch, "cupy")
+    assert main(["info"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
+    assert "CuPy" in line and "bsrgemm[cuda12]" in line
+
+
+def test_info_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cupy")
+
+    def no_device(cupy: Any) -> None:
+        raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(info_command, "_device", no_device)
+    assert main(["info"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
+    assert "device" in line and "cudaErrorNoDevice" in line
+
+
+def test_info_with_a_device_shows_it_and_its_kernels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    card = {"name": "Some Card", "compute_capability": "9.0", "memory": 80 << 30}
+    monkeypatch.setattr(info_command, "_device", lambda cupy: card)
+    monkeypatch.setattr(jit, "device_target", lambda: "sm_90a")
+    found = info_command.info()
+    assert found["device"] == card and found["target"] == "sm_90a" and found["missing"] == []
+    device = [dtype for row in found["kernels"] if row["device"] == "cuda" for dtype in row["dtypes"]]
+    assert sorted(device) == sorted(map(str, DEVICE_DTYPES))
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert "Some Card, compute capability 9.0, 80 GiB" in text and "gemm_simt" in text
+
+
+def test_info_survives_a_broken_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+
+    def broken(*args: Any) -> Any:
+        raise OSError("libcuda.so.1: not\nthere")
+
+    for name in ("getDevice", "runtimeGetVersion", "driverGetVersion"):
+        monkeypatch.setattr(cupy.cuda.runtime, name, broken)
+    monkeypatch.setattr(jit, "nvrtc_version", broken)
+    found = info_command.info()
+    assert found["versions"]["nvrtc"] is None and found["target"] is None
+    assert all("\n" not in line for line in found["missing"])
+
+
+@pytest.mark.gpu
+def test_info_on_a_gpu_misses_nothing() -> None:
+    found = info_command.info()
+    assert found["missing"] == [] and found["device"] and found["target"]
+
+
+# -------------------------------------------------------------------------------------- verify
+def test_every_check_of_verify_passes(backend: Backend) -> None:
+    outcomes = list(verify_command.run(backend=backend, seed=5))
+    assert [str(outcome) for outcome in outcomes if not outcome.ok] == []
+    assert {outcome.dtype for outcome in outcomes} == {str(dtype) for dtype in backend.dtypes}
+    elsewhere = {"attention_decode"} if backend.name == "fake" else set()  # its kernel is for a real device
+    assert {outcome.name for outcome in outcomes} == {check.name for check in verify_command.CHECKS} - elsewhere
+
+
+def test_verify_prints_a_line_for_each_check_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--device", "cpu", "--seed", "11"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "seed 11" in lines[0]
+    checks = lines[2:-1]
+    assert all(line.startswith("ok  ") for line in checks)
+    assert lines[-1].startswith(f"{len(checks)} checks on cpu: {len(checks)} ok, 0 failed (seed 11,")
+
+
+def test_verify_looks_the_same_without_rich(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify_command, "CHECKS", verify_command.CHECKS[:2])
+
+    def lines() -> list[str]:
+        assert main(["verify", "--device", "cpu", "--seed", "1"]) == 0
+        return capsys.readouterr().out.splitlines()[:-1]  # the last line holds the time
+
+    with_rich = lines()
+    _without(monkeypatch, "rich")
+    assert lines() == with_rich
+
+
+def _almost(real: Any) -> Any:
+    def spmm(A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, **how: Any) -> None:
+        real(A, B, out, acc, alpha, beta, **how)
+        if out.dtype == np.float32:
+            out[-1] *= np.float32(1 + 2.0**-12)  # what a product in tf32 would be off by
+
+    return spmm
+
+
+def test_a_product_that_is_off_by_the_precision_of_tf32_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HOST, "spmm", _almost(HOST.spmm))
+    failed = {outcome.name for outcome in verify_command.run(dtypes=[FLOAT32]) if not outcome.ok}
+    assert failed >= {
+        "A @ x, small blocks",
+        "A @ x, large blocks",
+        *(f"A @ B, N = {n}" for n in (2, 3, 7, 13, 32, 40, 300)),
+        "A @ B, strided",
+        "A @ B, column-major",
+        "A @ B, int64 indices",
+        "A @ B, duplicate blocks",
+        "B @ A",
+        "A.T @ B",
+        "alpha, beta, out",
+    }
+
+
+def test_verify_ends_with_status_1_when_a_check_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HOST, "spmm", _almost(HOST.spmm))
+    monkeypatch.setattr(verify_command, "CHECKS", verify_command.CHECKS[:2])
+    assert main(["verify", "--device", "cpu"]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    failed = [line for line in lines if line.startswith("FAIL")]
+    assert len(failed) == 2 and all("float32" in line for line in failed)
+    assert "2 failed" in last
+
+
+#: A method of a backend done wrong, and the check that must notice.
+WRONG = {
+    "spmm": (lambda A, B, out, acc, alpha, beta: None, "A @ B, N = 7"),
+    "segment_reduce": (lambda op, values, order, starts: values[: len(starts)], "segment add"),
+    "expand": (lambda indptr, n: np.zeros(n, indptr.dtype), "dense -> bsr -> dense"),
+    "transpose": (lambda blocks, block_cols: blocks, "A.T"),
+}
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_a_home_with_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong, name = WRONG[method]
+    monkeypatch.setattr(HOST, method, wrong)
+    outcomes = list(verify_command.run([check for check in verify_command.CHECKS if check.name == name], HOST))
+    assert [outcome.dtype for outcome in outcomes] == [str(dtype) for dtype in HOST.dtypes]
+    assert not any(outcome.ok for outcome in outcomes)
+
+
+def test_a_check_that_raises_fails_with_the_reason() -> None:
+    def broken(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> list[verify_command.Case]:
+        raise OSError("no\nkernel")
+
+    outcome, *_ = verify_command.run([verify_command.Check("broken", broken)])
+    assert not outcome.ok
+    assert "OSError: no kernel" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        verify_command.Case("NaN", np.full(2, np.nan, np.float32), np.zeros(2), np.ones(2)),
+        verify_command.Case("beside an empty sum", np.ones(2, np.float32), np.zeros(2), np.zeros(2)),
+        verify_command.Case("wrong shape", np.zeros(2, np.float32), np.zeros(3), np.ones(3)),
+        verify_command.Case("wrong dtype", np.zeros(2, np.float16), np.zeros(2), np.ones(2)),
+        verify_command.Case("not equal", np.zeros(2, np.float32), np.ones(2)),
+    ],
+    ids=lambda case: case.label,
+)
+def test_a_wrong_case_fails(case: verify_command.Case) -> None:
+    outcomes = {
+        o.dtype: o for o in verify_command.run([verify_command.Check("case", lambda backend, rng, dtype: [case])])
+    }
+    assert not outcomes["float32"].ok
+
+
+def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the configs that tuning lists for float32: every value of every constant of each kernel."""
+    met: set[configs.Config] = set()
+    real = {name: getattr(HOST, name) for name in ("spmm", "segment_reduce")}
+
+    def spmm(
+        A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, *, transposed: bool = False, **how: Any
+    ) -> None:
+        if {A.dtype, B.dtype, out.dtype} == {FLOAT32}:
+            names = configs.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
+            met.add(heuristics.spmm(names, *(A.blocksize[::-1] if transposed else A.blocksize), B.shape[-1]))
+        real["spmm"](A, B, out, acc, alpha, beta, transposed=transposed, **how)
+
+    def segment_reduce(op: str, values: Any, order: Any, starts: Any) -> Any:
+        entries = len(values) if order is None else len(order)
+        if values.dtype == FLOAT32 and len(starts):
+            met.add(heuristics.segment(FLOAT32, op, entries // len(starts), int(np.prod(values.shape[1:]))))
+        return real["segment_reduce"](op, values, order, starts)
+
+    def multiply(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
+        if dtype == FLOAT32:
+            met.add(heuristics.spgemm_simt(configs.types(*[FLOAT32] * 4, INT64), *a.data.shape[1:], b.data.shape[2]))
+        return Backend.multiply(HOST, a, b, block_cols, dtype)
+
+    for name, replacement in (("spmm", spmm), ("segment_reduce", segment_reduce), ("multiply", multiply)):
+        monkeypatch.setattr(HOST, name, replacement)
+    assert all(outcome.ok for outcome in verify_command.run(dtypes=[FLOAT32]))
+
+    def constants(found: set[configs.Config], kind: type, *names: str) -> set[tuple[Any, ...]]:
+        return {tuple(getattr(c, n) for n in names) for c in found if isinstance(c, kind)}
+
+    every = set(heuristics.every_config((FLOAT32,)))
+    for kind, *names in (
+        (configs.GemmSimt, "lanes", "cols"),
+        (configs.GemmSimt, "rows"),
+        (configs.GemmSimt, "types"),
+        (configs.Spmv, "lanes"),
+        (configs.Spmv, "types"),
+        (configs.Segment, "operation", "lanes"),
+    ):
+        assert constants(met, kind, *names) == constants(every, kind, *names), (kind, names)
+    assert {any(c.block) for c in met if isinstance(c, configs.SpgemmSimt)} == {
+        False,
+        True,
+    }  # sizes compiled in, or not
+    run_time = {c.lanes for c in every if isinstance(c, configs.Spmv) and not c.block_r}
+    assert {c.lanes for c in met if isinstance(c, configs.Spmv) and not c.block_r} == run_time
+
+
+def test_verify_on_a_gpu_that_is_not_there_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify_command, "cuda_problem", lambda: "a CUDA device (none)")
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", "--device", "cuda"])
+    assert stop.value.code == 2
+    assert "missing a CUDA device" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------- compile
+def test_compile_fills_the_cache_once(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cupy")
+    command = ["compile", "--arch", "sm_80", "--arch", "sm_90a", "--kernel", "expand"]
+    assert main(command) == 0
+    assert "4 built, 0 cached" in capsys.readouterr().out
+    entries = sorted(cache_dir.iterdir())
+    assert len(entries) == 4
+    assert main(command) == 0
+    assert "0 built, 4 cached" in capsys.readouterr().out
+    assert sorted(cache_dir.iterdir()) == entries
+
+
+def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> None:
+    pytest.importorskip("cupy")
+    float64, int32 = np.dtype(np.float64), np.dtype(np.int32)
+    config = heuristics.spmm(configs.types(*[float64] * 4, int32), 3, 3, 1)
+    assert config.spec() in compile_command.specs()
+    compile_command.build_all([("sm_90a", config.spec())], lambda summary: None)
+    assert jit.build_report(config.spec(), "sm_90a").cached
+
+
+def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "--list", "--dtype", "float16", "--kernel", "pairs"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"{len(lines)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone"
+    assert lines and all(line.startswith("spgemm_simt.cu:pairs -DELEMENT_A=f16") for line in lines)
+    assert not cache_dir.exists()
+
+
+def test_all_means_every_config() -> None:
+    everything = compile_command.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
+    families = (heuristics.every_config(), attention_heuristics.every_config(), decode_launch.every_decode_config())
+    assert set(everything) == {config.spec() for family in families for config in family}
+    assert len(set(everything)) == len(everything)
+    assert set(compile_command.specs()) < set(everything)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--arch", "sm_91"], "'sm_91'"),
+        (["--arch", "hopper"], "'hopper'"),
+        (["--arch", "sm_80", "--dtype", "float17"], "'float17'"),
+        (["--arch", "sm_80", "--kernel", "gemm"], "'gemm'"),
+    ],
+)
+def test_compile_refuses_what_it_does_not_know(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    with pytest.raises(SystemExit) as stop:
+        main(["compile", *arguments])
+    assert stop.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_compile_without_a_gpu_asks_for_a_target(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compile_command, "cuda_problem", lambda: "a CUDA device (none)")
+    with pytest.raises(SystemExit):
+        main(["compile"])
+    assert "sm_90a" in capsys.readouterr().err
+
+
+def test_a_kernel_that_does_not_compile_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    broken = jit.KernelSpec("expand.cu", "expand", (("INDEX", "nonsense"),))
+    good = configs.Expand("i32").spec()
+    monkeypatch.setattr(compile_command, "specs", lambda *args, **kwargs: [broken, good])
+    assert main(["compile", "--arch", "sm_80"]) == 1
+    captured = capsys.readouterr()
+    assert "1 built, 0 cached, 1 failed" in captured.out
+    assert "nonsense" in captured.err
+
+
+def test_a_cache_that_cannot_be_written_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR"):
+        assert main(["compile", "--arch", "sm_80", "--kernel", "expand"]) == 1
+    assert "CUPY_CACHE_DIR" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_what_was_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cupy")
+    real = compile_command.build_all
+
+    def interrupted(jobs: Any, step: Any) -> compile_command.Summary:
+        def stop(summary: compile_command.Summary) -> None:
+            raise KeyboardInterrupt
+
+        return real(jobs, stop, threads=1)
+
+    monkeypatch.setattr(compile_command, "build_all", interrupted)
+    assert main(["compile", "--arch", "sm_80", "--kernel", "pairs", "--dtype", "float32"]) == 130
+    others = sum(isinstance(config, configs.SpgemmSimt) for config in heuristics.every_config((FLOAT32,))) - 1
+    assert f"1 built, 0 cached, stopped with {others} left" in capsys.readouterr().out
+    monkeypatch.setattr(compile_command, "build_all", real)
+    assert main(["compile", "--arch", "sm_80", "--kernel", "pairs", "--dtype", "float32"]) == 0
+    assert "0 built, 0 cached" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------- the command
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bsrgemm", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("bsrgemm ")
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    command = f"{sys.executable} -m bsrgemm verify --device cpu | head -1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("seed") and not done.stderr

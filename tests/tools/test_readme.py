@@ -1,0 +1,94 @@
+"""What README says is what happens: its commands, its example, its links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def _command(part: str) -> str:
+    """The one command line of README that contains `part`."""
+    (line,) = [line for block in _blocks("sh") for line in block.splitlines() if part in line]
+    return line
+
+
+def _extras() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["optional-dependencies"]
+
+
+def test_ci_runs_the_test_command_of_the_readme_in_an_environment_of_its_own() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    first, command = _command("pytest").split(" && ", 1)
+    assert first == "venv=.venv"
+    assert script.splitlines()[-1] == command
+    assert "venv=$(mktemp -d)" in script
+    assert "set -euo pipefail" in script
+
+
+def test_the_commands_of_the_readme_name_extras_that_exist() -> None:
+    extras = _extras()
+    for extra, command in (("test", _command("pytest")), ("bench", _command("bench --quick"))):
+        assert f'".[{extra}$(command -v nvidia-smi >/dev/null && echo ,cuda12)]"' in command
+    for name in ("test", "bench", "cuda12", "cuda13"):
+        assert extras[name]
+
+
+def test_the_main_command_of_the_readme_is_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    from bsrgemm.__main__ import main
+
+    program, *command = shlex.split(_command("bench --quick").split(" && ")[-1])
+    assert program == ".venv/bin/python" and command[:2] == ["-m", "bsrgemm"]
+    with pytest.raises(SystemExit) as stop:
+        main([*command[2:], "--help"])
+    assert stop.value.code == 0
+
+
+def test_the_example_of_the_readme_runs_and_is_right() -> None:
+    (example,) = _blocks("python")
+    assert sum(bool(line.strip()) for line in example.splitlines()) <= 11
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    A, B, C, G, H, S = (names[name] for name in "ABCGHS")
+    dense = A.toarray()
+    np.testing.assert_allclose(C, dense @ B)
+    np.testing.assert_allclose(G.toarray(), dense @ dense.T)
+    assert G.format == "bsr" and G.blocksize == (16, 16)
+    np.testing.assert_allclose(H, C)
+    assert S.format == "csr"
+    np.testing.assert_allclose(S.toarray(), dense[:16])
+    np.testing.assert_allclose(names["O"], 1)  # every value is
+
+
+@pytest.mark.parametrize("name", re.findall(r"python -m bsrgemm (\w+)", README))
+def test_the_readme_names_commands_that_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from bsrgemm.__main__ import main
+
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
+def test_the_links_of_the_readme_lead_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
+
+
+def test_the_changelog_has_an_entry_for_this_version() -> None:
+    import bsrgemm
+
+    assert f"## {bsrgemm.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
