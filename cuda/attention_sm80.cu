@@ -7,8 +7,8 @@
 //
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
-#include "attention.cuh"
-#include "mma.cuh"
+#include "common/attention.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
 constexpr int kStages = STAGES;                   // of the ring

@@ -13,9 +13,9 @@
 //
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
-#include "attention.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "common/attention.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // A warpgroup has 64 queries. One of them leaves room for a second CTA on the multiprocessor.
 constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;

@@ -3,7 +3,7 @@
 // thread that has the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 has four weights side by side.
 //
 // Sequences of different lengths begin at multiples of 16 places: number s, from key b on, at 16 (ceil(b / 16) + s).
-#include "types.cuh"
+#include "common/types.cuh"
 
 constexpr int kKeys = 128, kColumns = 64, kThreads = 256, kGroups = kKeys / 16;
 constexpr int kPitch = kColumns + 1;  // the same column of keys 16 apart lies in different banks

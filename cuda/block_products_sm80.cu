@@ -4,9 +4,9 @@
 // A CTA has a tile of kTileM rows by kParts parts of kPartN columns. Of BSR @ BSR a tile is (a piece of) one block; sampled,
 // its parts are neighbours in one block row, which share their rows of X: there is a CTA for each part, and those that do
 // not come first in their tile have nothing to do. Rows of A and lines of B are multiples of 16 bytes.
-#include "block_products.cuh"
-#include "bsr.cuh"
-#include "mma_tiles.cuh"
+#include "common/block_products.cuh"
+#include "common/bsr.cuh"
+#include "common/mma_tiles.cuh"
 
 using Index = INDEX;
 

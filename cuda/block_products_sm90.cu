@@ -6,10 +6,10 @@
 // one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one feeds a ring of stages.
 // The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
 // leaves. Rows and columns that a block does not have are zeros by the copy engine.
-#include "block_products.cuh"
-#include "bsr.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "common/block_products.cuh"
+#include "common/bsr.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;

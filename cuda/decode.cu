@@ -2,7 +2,7 @@
 // a long cache, each sequence with a length of its own. A CTA owns a piece of the keys of one KV head, and the rows
 // (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with copies, softmax
 // and sums of its own, and meet at the end only. The pieces of a head are joined by the CTA that comes last, in order.
-#include "mma.cuh"
+#include "ptx/mma.cuh"
 
 using Element = ELEMENT;  // f16 or bf16
 

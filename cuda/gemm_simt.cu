@@ -1,7 +1,7 @@
 // C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*kC + c, n] + beta * C[i*R + r, n],  p in block row i
 // Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns; the lanes
 // of a warp run along n, so that B is read in lines and A is broadcast. No shared memory, one fixed order of sums.
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 using A = ELEMENT_A;
 using B = ELEMENT_B;

@@ -4,8 +4,8 @@
 // lack: an absent block contributes nothing, whatever B holds. All warps meet after each stage, so those that share a
 // scheduler (warp % 4) should own all slots between them: then every scheduler has the same to do. Rows of stored
 // blocks and lines of B are multiples of 16 bytes; any N, any strides of C, one fixed order of sums.
-#include "bsr.cuh"
-#include "mma_tiles.cuh"
+#include "common/bsr.cuh"
+#include "common/mma_tiles.cuh"
 
 using B = ELEMENT_B;
 static_assert(Same<A, B>::value, "one element type");

@@ -5,9 +5,9 @@
 // Slots of 64 and 128 rows fill a warpgroup: A is copied by the copy engine and multiplied from shared memory, and a
 // warpgroup whose slot lacks a block sits the stage out. Smaller slots share a warpgroup: A goes through registers,
 // which are zero where a slot lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
-#include "bsr.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "common/bsr.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;

@@ -1,7 +1,7 @@
 // Which slots share a group? Those with many block columns in common: the panels of B that a group walks over are the
 // union. Windows of kWindow slots are matched on their own, level by level: the best pairs, then the best pairs of
 // pairs... Patterns are rows of bits. The result is a permutation and the same in every run.
-#include "coordinates.cuh"
+#include "common/coordinates.cuh"
 
 using Index = INDEX;
 

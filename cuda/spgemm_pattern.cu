@@ -2,7 +2,7 @@
 // pairs (block of A, block of B) that it is the sum of, in the order in which A and B store them.
 // A warp has a block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and deals
 // the pairs out. A row's columns wait behind the pairs of the rows before until it is known how many columns these have.
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 using Index = INDEX;
 

@@ -3,8 +3,8 @@
 // each, and 32 / kLanes of them above each other every so-many-th block. A lane keeps the sums of all rows of the block
 // for its columns, so that what it reads of B serves R products, and a value of A serves a whole group of lanes. Sums of
 // the groups are added in one fixed tree.
-#include "bsr.cuh"
-#include "stream.cuh"
+#include "common/bsr.cuh"
+#include "common/stream.cuh"
 
 using A = ELEMENT_A;
 using B = ELEMENT_B;

@@ -5,9 +5,9 @@
 // feed two of them and a lane ends with four neighbouring columns of C: nothing is added up across lanes. All is read
 // straight from memory, by many warps of short-lived CTAs: block rows that are computed at the same time are neighbours,
 // whose rows of B are in the caches.
-#include "chunks.cuh"
-#include "mma.cuh"
-#include "stream.cuh"
+#include "common/chunks.cuh"
+#include "ptx/mma.cuh"
+#include "common/stream.cuh"
 
 using Index = INDEX;
 using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // none is negative

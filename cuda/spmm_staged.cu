@@ -2,8 +2,8 @@
 // As spmm.cu: small blocks by few columns, on the plain cores, a warp to a block row. Blocks and their columns come through
 // shared memory: read straight from memory, by one group of lanes after the other, they keep the L1 busier than B does.
 // Warps of a CTA have neighbouring rows, which share some of B in the L1: the more warps, and the less shared memory, the more.
-#include "chunks.cuh"
-#include "stream.cuh"
+#include "common/chunks.cuh"
+#include "common/stream.cuh"
 
 using A = ELEMENT_A;
 using B = ELEMENT_B;

@@ -3,7 +3,7 @@
 // at a time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree.
 // Any block, any element type, any strides of x and y. Several columns are read at once: they divide K, and A starts at
 // a multiple of their bytes.
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 using A = ELEMENT_A;
 using B = ELEMENT_B;

@@ -3,8 +3,8 @@
 // a block, and as many blocks as there is room for lie side by side; a lane has kR / kRowLanes rows and kK / kColumnLanes
 // neighbouring columns. Rows of more than kLong blocks come at the end, cut into pieces that are dealt to many warps; who
 // comes last adds the pieces of a row.
-#include "bsr.cuh"
-#include "stream.cuh"
+#include "common/bsr.cuh"
+#include "common/stream.cuh"
 
 using A = ELEMENT_A;
 using B = ELEMENT_B;

@@ -2,7 +2,7 @@
 // groups, the longest first. A stored block has a key for each slot of its row, from high bits to low: group, column, slot
 // of the group, block. These are sorted between kSlotKeys and kCountEntries, so that the keys of an entry are neighbors;
 // blocks outside the matrix come last. One kernel for all steps: it is compiled and loaded once.
-#include "coordinates.cuh"
+#include "common/coordinates.cuh"
 
 using Index = INDEX;
 

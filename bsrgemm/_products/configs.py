@@ -42,13 +42,13 @@ _MAX_X, _MAX_YZ = 2**31 - 1, 65535
 
 
 def element(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in cuda/types.cuh."""
+    """The name of a dtype in cuda/common/types.cuh."""
     return CUDA_NAMES[dtype]
 
 
 @lru_cache(maxsize=256)
 def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
-    """What sums of `dtype` are kept in: its name in cuda/types.cuh and a NumPy dtype of the same bytes.
+    """What sums of `dtype` are kept in: its name in cuda/common/types.cuh and a NumPy dtype of the same bytes.
 
     Integers are summed modulo 2^32 or 2^64, whose low bits are those of the narrower type.
     """
@@ -397,7 +397,7 @@ class SpmmStaged:
 
     @property
     def shared_bytes(self) -> int:
-        """`Chunk` of cuda/chunks.cuh, so many for each warp."""
+        """`Chunk` of cuda/common/chunks.cuh, so many for each warp."""
         values = -(-self.chunk * self.block_r * self.block_c * BYTES[self.types.a] // 16) * 16 + 16
         return self.threads // 32 * self.stages * -(-(values + self.chunk * BYTES[self.types.index]) // 16) * 16
 
@@ -645,7 +645,7 @@ class RowMatching:
     threads = 256
     window = 512
     side = 64
-    #: kNeighbors of cuda/coordinates.cuh
+    #: kNeighbors of cuda/common/coordinates.cuh
     neighbors = 8
 
     def spec(self) -> KernelSpec:
@@ -680,7 +680,7 @@ class WorkListKernel:
     index: str = "i32"
 
     threads = 256
-    #: kNeighbors of cuda/coordinates.cuh
+    #: kNeighbors of cuda/common/coordinates.cuh
     neighbors = 8
 
     def spec(self) -> KernelSpec:

@@ -1,8 +1,8 @@
-// What cuda/mma.cuh wraps, on the CPU: copies that are there when they have been waited for, fragments from shared memory,
+// What cuda/ptx/mma.cuh wraps, on the CPU: copies that are there when they have been waited for, fragments from shared memory,
 // and products of which a lane works out its own sums from the registers of its warp.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 inline void copy_16(bool wanted, u32 to, const void* from, bool blank) {
   emulator::copy_some_if(wanted, to, from, blank ? 0 : 16);

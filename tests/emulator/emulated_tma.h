@@ -1,4 +1,4 @@
-// What cuda/tma.cuh wraps, on the CPU: barriers that count arrivals and bytes, copies that are done at once, and the moves
+// What cuda/ptx/tma.cuh wraps, on the CPU: barriers that count arrivals and bytes, copies that are done at once, and the moves
 // of 8 x 8 matrices. A tensor map is what tests/emulator/emulator.py makes of its arguments.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 struct alignas(64) TensorMap {
   u64 pointer;

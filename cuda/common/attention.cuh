@@ -2,7 +2,7 @@
 // query done exactly. A user can write to the arrays of a mask and to the bounds of sequences: what they say is clamped.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 using Element = ELEMENT;
 using Out = ELEMENT_O;

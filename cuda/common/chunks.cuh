@@ -2,7 +2,7 @@
 // them and their columns brought, so many at a time, a chunk or more ahead.
 #pragma once
 
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 

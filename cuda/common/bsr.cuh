@@ -2,7 +2,7 @@
 // skipped, so that no kernel reads or writes outside the arrays it was given.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 // C = alpha * A @ B + beta * C with A in BSR: the one argument of the product kernels. One argument costs the caller
 // a third of what twenty do. launch.py packs it field by field. R, K and the index arrays describe A as it is used: for

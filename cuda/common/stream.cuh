@@ -1,7 +1,7 @@
 // Loads of what is read once, and sums over lanes that are no power of two.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 template <bool kFirst, class T, class U> struct Choose { using Type = T; };
 template <class T, class U> struct Choose<false, T, U> { using Type = U; };

@@ -2,7 +2,7 @@
 // where it lies outside the matrix. A thread searches indptr once and walks on for kNeighbors blocks.
 #pragma once
 
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 constexpr int kNeighbors = 8;
 

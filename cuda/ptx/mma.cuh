@@ -1,7 +1,7 @@
 // Asynchronous copies, fragments and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 // ------------------------------------------------------------------------------- copies
 // 16 bytes to shared memory past the L1, zeros where `blank`; nothing unless `wanted`. Predicates and no branch, so

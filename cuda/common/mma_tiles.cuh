@@ -3,7 +3,7 @@
 // TILE_N columns, STAGES of 128 bytes along k, THREADS, and of their warps WARPS_M below each other.
 #pragma once
 
-#include "mma.cuh"
+#include "ptx/mma.cuh"
 
 using A = ELEMENT_A;
 using C = ELEMENT_C;

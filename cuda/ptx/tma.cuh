@@ -1,7 +1,7 @@
 // The copy engine and its barriers: one wrapper = one PTX instruction (sm_90 and newer).
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
