@@ -8,6 +8,7 @@
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
 #include "common/attention.cuh"
+#include "common/registers.cuh"
 #include "ptx/mma.cuh"
 
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
@@ -32,24 +33,11 @@ struct alignas(128) Shared {
   const Element *k, *v;              // of the tile's head
 };
 
-// ---------------------------------------------------------------------------------- one instruction each
-template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
-  u32 pair;
-  if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 // d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
 __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (Same<Element, bf16>::value) mma_bf16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
   else mma_f16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
 }
-// x, of which the compiler does not know where it comes from: what follows from it is computed again, not kept.
-__device__ __forceinline__ u32 again(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 // ---------------------------------------------------------------------------------- rows in shared memory
 // Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows lies in
@@ -67,7 +55,7 @@ template <int kDim> struct Lines {
   // The CTA copies kCount rows of which `rows` are there, with `columns` columns, and puts zeros in the others.
   template <int kCount>
   static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
-    const u32 thread = again(threadIdx.x);
+    const u32 thread = opaque(threadIdx.x);
     const auto bytes = [=](u32 piece) { return clamp(2 * columns - int(piece) * 16, 0, 16); };
     if constexpr (kThreads % kPieces == 0) {  // a thread has the same piece of each row
       constexpr u32 kStep = kThreads / kPieces;

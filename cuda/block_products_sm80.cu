@@ -14,7 +14,7 @@ constexpr bool kSampled = SAMPLED;
 constexpr int kPartN = PART_N, kParts = kTileN / kPartN;
 static_assert(kSlots == 1 && !kATransposed && (kSampled || kParts == 1), "tiles of blocks");
 
-struct Problem {
+struct BlockProductsSm80 {
   const A* a;
   const A* b;
   C* out;               // (blocks, R, N)
@@ -27,6 +27,10 @@ struct Problem {
   i64 a_block, b_block;    // elements from a block to the next
   int R, N, K;
 };
+#ifdef BLOCK_PRODUCTS_SM80_BYTES
+CHECK_LAYOUT(BlockProductsSm80, BLOCK_PRODUCTS_SM80, (a)(b)(out)(left)(right)(starts)(blocks)(pairs)(a_blocks)(b_blocks)
+             (a_line)(b_line)(a_block)(b_block)(R)(N)(K))
+#endif
 
 struct alignas(1024) Shared {
   u8 a[kStages][kTileM * kStageBytes];
@@ -40,10 +44,10 @@ struct Tile {
   int row;            // the first row within a block
 };
 
-__device__ __forceinline__ i64 parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
+__device__ __forceinline__ i64 parts_of(const BlockProductsSm80& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
 // The tile of this CTA, by every warp.
-__device__ __forceinline__ Tile own_tile(const Problem& problem) {
+__device__ __forceinline__ Tile own_tile(const BlockProductsSm80& problem) {
   const i64 heights = problem.R / kTileM, parts = parts_of(problem);
   const i64 part = blockIdx.x / heights, block = part / parts;
   const int row = int(blockIdx.x % heights) * kTileM;
@@ -65,7 +69,7 @@ __device__ __forceinline__ Tile own_tile(const Problem& problem) {
 // ---------------------------------------------------------------------------------- the copies
 // Brings the stages of a tile to shared memory, one after the other.
 struct Copier {
-  const Problem& problem;
+  const BlockProductsSm80& problem;
   Shared& shared;
   const Tile& tile;
   i64 pair;
@@ -73,7 +77,7 @@ struct Copier {
   i64 a, b;                    // where the blocks of this pair begin, or -1
   Index next_left, next_right;  // the next pair, asked for early
 
-  __device__ __forceinline__ Copier(const Problem& problem, Shared& shared, const Tile& tile)
+  __device__ __forceinline__ Copier(const BlockProductsSm80& problem, Shared& shared, const Tile& tile)
       : problem(problem), shared(shared), tile(tile), pair(tile.first), k(0),
         first_column(int(tile.part % parts_of(problem)) * kPartN) {
     if constexpr (kSampled) {
@@ -121,7 +125,7 @@ struct Copier {
   // All copies of the next stage; a group of them is committed even when none is left.
   __device__ __forceinline__ void copy(int stage) {
     if (pair < tile.last) {
-      const u32 thread = again(threadIdx.x);
+      const u32 thread = opaque(threadIdx.x);
       const int left = min(problem.K - k, kStageK);
       copy_a(thread, stage, left);
       copy_b(thread, stage, left);
@@ -136,7 +140,7 @@ struct Copier {
 };
 
 // ---------------------------------------------------------------------------------- the kernel
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm80(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm80(const __grid_constant__ BlockProductsSm80 problem) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const Tile tile = own_tile(problem);

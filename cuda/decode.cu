@@ -2,6 +2,9 @@
 // a long cache, each sequence with a length of its own. A CTA owns a piece of the keys of one KV head, and the rows
 // (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with copies, softmax
 // and sums of its own, and meet at the end only. The pieces of a head are joined by the CTA that comes last, in order.
+#include "common/layout.cuh"
+#include "common/registers.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
 
 using Element = ELEMENT;  // f16 or bf16
@@ -41,37 +44,21 @@ struct Decode {
   int piece_tiles;           // a piece has at least so many tiles, unless it is the only one
   f32 scale, softcap, inverse_softcap;  // in powers of two: times log2(e); softcap 0: none
 };
+#ifdef DECODE_BYTES
+CHECK_LAYOUT(Decode, DECODE, (q)(k)(v)(out)(lse)(lengths)(table)(blocks)(partial)(arrived)(q_batch)(q_head)(q_row)(q_col)
+             (out_batch)(out_head)(out_row)(out_col)(blocks_batch)(blocks_head)(blocks_entry)(kv_heads)(group)(queries)
+             (capacity)(pages)(page)(table_width)(entries)(block_tiles)(left)(piece_tiles)(scale)(softcap)
+             (inverse_softcap))
+#endif
 
-// ---------------------------------------------------------------------------------- one instruction each
-__device__ __forceinline__ u32 pack(f16, f32 low, f32 high) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-__device__ __forceinline__ u32 pack(bf16, f32 low, f32 high) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-__device__ __forceinline__ f32 exp2_approx(f32 x) {
-  f32 y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
   if constexpr (Same<Element, f16>::value) mma_f16(d, upper, lower, b);
   else mma_bf16(d, upper, lower, b);
 }
-// x, of which the compiler does not know where it comes from: what follows from it is computed again, not kept.
-__device__ __forceinline__ u32 again(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 constexpr f32 kLog2E = 1.44269504088896341f;
 // Within 5e-7; tanhf takes ten registers more.
-__device__ __forceinline__ f32 tanh_of(f32 x) { return 1 - __fdividef(2.f, exp2_approx(x * (2 * kLog2E)) + 1); }
+__device__ __forceinline__ f32 tanh_of(f32 x) { return 1 - __fdividef(2.f, exp2_of(x * (2 * kLog2E)) + 1); }
 __device__ __forceinline__ f32 minus_infinity() { return __uint_as_float(0xff800000u); }
 // What is subtracted from scores: the maximum, or 0 where nothing is seen.
 __device__ __forceinline__ f32 base_of(f32 maximum) { return maximum == minus_infinity() ? 0.f : maximum; }
@@ -95,7 +82,7 @@ template <int kDim> struct Tile {
   }
   template <class There>
   static __device__ __forceinline__ void copy_if(u32 to, const Element* from, u32 thread, There there) {
-    const u32 lane = again(thread) % 32;
+    const u32 lane = opaque(thread) % 32;
 #pragma unroll
     for (u32 i = 0; i < kPieces / 2; ++i) {
       const u32 p = i * 32 + lane, row = p / kPieces, piece = p % kPieces;
@@ -169,7 +156,7 @@ struct Rows {
 
   // Where the query of a row lies among the keys.
   __device__ __forceinline__ int place(const Decode& p, const Keys& keys, int m, int half, u32 lane) const {
-    return keys.length - p.queries + (first + m * 16 + half * 8 + int(again(lane) / 4)) % p.queries;
+    return keys.length - p.queries + (first + m * 16 + half * 8 + int(opaque(lane) / 4)) % p.queries;
   }
 
   // Rows from `first` on; those beyond the last one are zeros.
@@ -277,7 +264,7 @@ struct Rows {
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(fmaxf(top, shuffle_xor(top, 2)), maxima[m][half]);
         grew |= top > maxima[m][half];
-        factors[m][half] = exp2_approx(maxima[m][half] - base_of(top));
+        factors[m][half] = exp2_of(maxima[m][half] - base_of(top));
         maxima[m][half] = top;
       }
     if (__any_sync(kAll, grew)) {
@@ -295,7 +282,7 @@ struct Rows {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         f32& x = scores[m][e / 4][e % 4];
-        x = exp2_approx(x - base_of(maxima[m][e % 4 / 2]));
+        x = exp2_of(x - base_of(maxima[m][e % 4 / 2]));
         totals[m][e % 4 / 2] += x;
       }
   }
@@ -311,8 +298,8 @@ struct Rows {
 #pragma unroll
       for (int m = 0; m < kSlabs; ++m) {
         const f32(&w)[2][4] = weights[m];
-        const u32 upper[2] = {pack(Element{}, w[0][0], w[0][1]), pack(Element{}, w[1][0], w[1][1])};
-        const u32 lower[2] = {pack(Element{}, w[0][2], w[0][3]), pack(Element{}, w[1][2], w[1][3])};
+        const u32 upper[2] = {pack<Element>(w[0][0], w[0][1]), pack<Element>(w[1][0], w[1][1])};
+        const u32 lower[2] = {pack<Element>(w[0][2], w[0][3]), pack<Element>(w[1][2], w[1][3])};
         multiply(sums[m][2 * i], upper, lower, {four[0], four[1]});
         multiply(sums[m][2 * i + 1], upper, lower, {four[2], four[3]});
       }
@@ -330,8 +317,8 @@ struct Rows {
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
       const f32(&w)[2][4] = weights[m];
-      const u32 upper[2] = {pack(Element{}, w[0][0], w[0][1]), pack(Element{}, w[1][0], w[1][1])};
-      const u32 lower[2] = {pack(Element{}, w[0][2], w[0][3]), pack(Element{}, w[1][2], w[1][3])};
+      const u32 upper[2] = {pack<Element>(w[0][0], w[0][1]), pack<Element>(w[1][0], w[1][1])};
+      const u32 lower[2] = {pack<Element>(w[0][2], w[0][3]), pack<Element>(w[1][2], w[1][3])};
       const int places[2] = {place(p, keys, m, 0, lane), place(p, keys, m, 1, lane)};
 #pragma unroll
       for (int s = 0; s < kDv / 8; s += 2) {
@@ -485,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ends.maxima[w][row]);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const f32 weight = exp2_approx(shared.ends.maxima[w][row] - base_of(maximum));
+      const f32 weight = exp2_of(shared.ends.maxima[w][row] - base_of(maximum));
       const float4 x = *reinterpret_cast<const float4*>(&shared.ends.sums[w][row][column]);
       total = fmaf(weight, shared.ends.totals[w][row], total);
       sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
@@ -521,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
     for (int i = lane; i < pieces; i += 32) {
-      const f32 weight = exp2_approx(shared.join.weights[row][i] - base_of(maximum));
+      const f32 weight = exp2_of(shared.join.weights[row][i] - base_of(maximum));
       total = fmaf(weight, __ldcg(&ends[i * kRows + row]).y, total);
       shared.join.weights[row][i] = weight;
     }

@@ -25,6 +25,7 @@ struct alignas(1024) Shared {  // the longest line
 
 // ---------------------------------------------------------------------------------- the copies
 using Problem = Product<A, B, C, Acc, int>;
+CHECK_PRODUCT(Problem)
 
 // The first slot of a warp.
 __device__ __forceinline__ u32 warp_slot(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kSlotRows; }
@@ -41,7 +42,7 @@ struct Copier {
 
   // Indices of an entry, a word per thread.
   __device__ __forceinline__ void copy_indices(int e) const {
-    const u32 i = again(threadIdx.x);
+    const u32 i = opaque(threadIdx.x);
     if (i > kSlots || e >= last) return;
     const int* from = i < kSlots ? schedule.blocks + i64(e) * kSlots + i : schedule.columns + e;
     copy_4(true, shared_address(&shared.entries[u32(e) % kRing][i]), from);
@@ -107,7 +108,7 @@ struct Copier {
 
   // All copies of the next stage; a group of them is committed even when none is left.
   __device__ __forceinline__ void copy(int stage) {
-    const u32 thread = again(threadIdx.x), lane = thread % 32;
+    const u32 thread = opaque(threadIdx.x), lane = thread % 32;
     const int K = problem.K;
     const int* indices = shared.entries[u32(entry) % kRing];
     const int column = indices[kSlots];
@@ -133,11 +134,6 @@ struct Copier {
 };
 
 // ---------------------------------------------------------------------------------- the result
-__device__ __forceinline__ C finish(const Problem& problem, Sum sum, C old) {
-  const Acc before = problem.read_c ? multiply_add(problem.beta, load<Acc>(old), zero<Acc>()) : zero<Acc>();
-  return Store<C>::from(multiply_add(problem.alpha, Acc(sum), before));
-}
-
 // `line` is this lane's row of C at the tile's first column, `first` the run's first column there. `whole`: all columns
 // of the tile are inside C, side by side, and vectors are aligned.
 __device__ __forceinline__ void store_run(const Problem& problem, C* line, int first, int columns, bool whole,
@@ -149,7 +145,7 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
       Vector out = {};
       if (problem.read_c) out = *at;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) out.x[i] = finish(problem, run[v + i], out.x[i]);
+      for (int i = 0; i < kVector; ++i) out.x[i] = finish(problem, Acc(run[v + i]), out.x[i]);
       *at = out;
     }
   } else {
@@ -157,19 +153,22 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
     for (int i = 0; i < kRun; ++i) {
       if (first + i >= columns) continue;
       C* at = line + (first + i) * problem.c_col;
-      *at = finish(problem, run[i], problem.read_c ? *at : C{});
+      *at = finish(problem, Acc(run[i]), problem.read_c ? *at : C{});
     }
   }
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-struct Argument {  // one, since that costs the caller less than two
-  Problem problem;
+struct GemmSm80 {  // one argument, since that costs the caller less than two
+  Problem product;
   Schedule schedule;
 };
+#ifdef GEMM_SM80_BYTES
+CHECK_LAYOUT(GemmSm80, GEMM_SM80, (product)(schedule))
+#endif
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ Argument argument) {
-  const Problem& problem = argument.problem;
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ GemmSm80 argument) {
+  const Problem& problem = argument.product;
   const Schedule& schedule = argument.schedule;
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -234,12 +233,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       stage += forward;
     }
 
-    const int* places = &shared.places[warp_slot(again(threadIdx.x))];
+    const int* places = &shared.places[warp_slot(opaque(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
     item += gridDim.x;
     settle();
     if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
-    const u32 lane = again(threadIdx.x) % 32;
+    const u32 lane = opaque(threadIdx.x) % 32;
     const bool whole =
         columns == kTileN && problem.c_col == 1 &&
         (reinterpret_cast<u64>(problem.c) | (problem.c_row | problem.c_batch) * sizeof(C)) % sizeof(Vector) == 0;

@@ -6,7 +6,9 @@
 // warpgroup whose slot lacks a block sits the stage out. Smaller slots share a warpgroup: A goes through registers,
 // which are zero where a slot lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
 #include "common/bsr.cuh"
-#include "ptx/tma.cuh"
+#include "common/pipeline.cuh"
+#include "common/registers.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/wgmma.cuh"
 
 using Element = ELEMENT_A;
@@ -58,24 +60,21 @@ struct alignas(1024) Shared {
   int last[kConsumers];
 };
 
-struct alignas(64) Problem {
+using Operands = Product<Element, Element, C, f32, int>;
+CHECK_PRODUCT(Operands)
+
+struct alignas(64) GemmSm90 {
   TensorMap a, b, c;
-  Product<Element, Element, C, f32, int> product;
+  Operands product;
   Schedule schedule;
   int group;  // column tiles walked together, since their panels of B fit the L2
   int count;  // items, or -1: only the device knows
   int keep_a;  // is A small enough to stay in the L2 beside them?
 };
-
-// With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
-__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
-#ifdef STRESS
-  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
-  __nanosleep((noise >> 19) & 0x1fff);
+#ifdef GEMM_SM90_BYTES
+CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(keep_a))
 #endif
-  barrier_wait(shared_address(&barrier), parity);
-}
-__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
+
 
 // A place in a ring of kSize and the parity of its barriers.
 template <int kSize> struct Ring {
@@ -94,7 +93,7 @@ struct Walk {
   int count, tiles_n, column_tiles, group;
   int dealt;  // tiles that are dealt out, not claimed
 
-  __device__ __forceinline__ explicit Walk(const Problem& problem)
+  __device__ __forceinline__ explicit Walk(const GemmSm90& problem)
       : items(problem.schedule.items), claims(problem.schedule.counters),
         count(problem.count < 0 ? *problem.schedule.count : problem.count),
         tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
@@ -122,14 +121,11 @@ struct Walk {
   }
 };
 
-// The same in all lanes, and the compiler knows it: branches on it keep the warp together.
-__device__ __forceinline__ int uniform(int x) {
-  if constexpr (kFromRegisters) return x;  // small slots gain nothing by it, and have no registers to spare
-  return __shfl_sync(0xffffffffu, x, 0);
-}
-__device__ __forceinline__ Tile uniform(const Tile& x) {
-  return {uniform(x.group),  uniform(x.first), uniform(x.last),  uniform(x.piece),
-          uniform(x.column), uniform(x.batch), uniform(x.number)};
+// Row tiles of 16 and 32 rows gain nothing by uniform registers, and have no registers to spare.
+__device__ __forceinline__ int uniform_if_large(int x) { return kFromRegisters ? x : uniform(x); }
+__device__ __forceinline__ Tile uniform_if_large(const Tile& x) {
+  const auto each = [](int field) { return uniform_if_large(field); };
+  return {each(x.group), each(x.first), each(x.last), each(x.piece), each(x.column), each(x.batch), each(x.number)};
 }
 
 // Every warp but the claiming one learns from here what to do next, until it lets the tile go.
@@ -150,7 +146,7 @@ __device__ __forceinline__ void publish(Shared& shared, Ring<kTiles>& tiles, con
 }
 
 // kDepth rows of B from `row` on, by the tile's columns; `box` is the slab where they come one by one.
-__device__ __forceinline__ void copy_panel(const Problem& problem, u32 to, int box, int row, const Tile& tile, u32 full,
+__device__ __forceinline__ void copy_panel(const GemmSm90& problem, u32 to, int box, int row, const Tile& tile, u32 full,
                                            u64 policy) {
   if constexpr (kBTransposed) copy_tile(to, &problem.b, row, tile.column, 0, tile.batch, full, policy);
   else if constexpr (kWide) copy_tile(to, &problem.b, 0, row, tile.column / 64, tile.batch, full, policy);
@@ -163,13 +159,6 @@ __device__ __forceinline__ void clear(float (&sums)[kSums]) {
 }
 
 // ------------------------------------------------------------------------------------------------- tiles of C leave
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 both;
-  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
 // A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait, rounded, in registers, and leave one by
 // one while the next tile is multiplied; the others leave at once, through shared memory that is free at that moment.
 struct Leaving {
@@ -177,7 +166,7 @@ struct Leaving {
   int slabs = 0;  // waiting
   int row, column, batch;
 
-  __device__ __forceinline__ void take(const Problem& problem, Shared& shared, const float (&sums)[kSums], int at_row,
+  __device__ __forceinline__ void take(const GemmSm90& problem, Shared& shared, const float (&sums)[kSums], int at_row,
                                        const Tile& tile) {
     row = at_row, column = tile.column, batch = tile.batch;
     // A thread holds rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next.
@@ -185,7 +174,7 @@ struct Leaving {
     for (int slab = 0; slab < kSlabs; ++slab) {
       u32 now[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) now[i] = pack(sums[slab * 32 + 2 * i], sums[slab * 32 + 2 * i + 1]);
+      for (int i = 0; i < 16; ++i) now[i] = pack<C>(sums[slab * 32 + 2 * i], sums[slab * 32 + 2 * i + 1]);
       if (slab < kSlabs - kWaiting) {
         store(problem, shared, slab, now);
       } else {
@@ -195,7 +184,7 @@ struct Leaving {
     }
     slabs = kWaiting;
   }
-  __device__ __forceinline__ void store(const Problem& problem, Shared& shared, int slab, const u32* now) const {
+  __device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, int slab, const u32* now) const {
     const int lane = threadIdx.x % 32;
     const u32 out = shared_address(shared.out[threadIdx.x / 32 * 2 + slab % 2]);
     if (lane == 0) store_wait_read<kSlabs == 1 ? 0 : 1>();  // the store that used this place before has read it
@@ -218,7 +207,7 @@ struct Leaving {
     }
   }
   // One slab, if any waits.
-  __device__ __forceinline__ void step(const Problem& problem, Shared& shared) {
+  __device__ __forceinline__ void step(const GemmSm90& problem, Shared& shared) {
     if constexpr (kStore != kDirect) {
       if (slabs == 0) return;
 #pragma unroll
@@ -227,7 +216,7 @@ struct Leaving {
       --slabs;
     }
   }
-  __device__ __forceinline__ void finish(const Problem& problem, Shared& shared) {
+  __device__ __forceinline__ void finish(const GemmSm90& problem, Shared& shared) {
 #pragma unroll
     for (int slab = 0; slab < kWaiting; ++slab) step(problem, shared);
   }
@@ -236,7 +225,7 @@ struct Leaving {
 // --------------------------------------------------------------------------------------------- slots of 64 and 128
 // One warp: claims tiles and copies panels of B. Lanes hold the next 32 columns of the walk; what comes after them, in
 // this tile or the next, is on its way meanwhile.
-__device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) {
   const Walk walk(problem);
   const int K = problem.product.K, lane = threadIdx.x % 32;
   const u64 again = evict_last();
@@ -288,7 +277,7 @@ __device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
 }
 
 // One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all slots.
-__device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) {
   constexpr int kEntries = 32 / kSlots;
   const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
@@ -372,7 +361,7 @@ template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSu
 }
 
 // Returns whether anything was multiplied; if so, the first product wrote to the sums without reading them.
-__device__ __forceinline__ bool multiply_tile(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+__device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                               Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   bool any = false;
   const int K = problem.product.K;
@@ -415,7 +404,7 @@ __device__ __forceinline__ bool multiply_tile(const Problem& problem, Shared& sh
 // (chunk, slot) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
 // Otherwise the warp copies block after block, 16 bytes a lane: the pieces of a block's rows then lie column by column,
 // so that the 8 rows which ldmatrix reads at a time are neighbours either way.
-__device__ __forceinline__ void feed_small(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shared) {
   const Walk walk(problem);
   const Schedule& schedule = problem.schedule;
   const int R = problem.product.R, K = problem.product.K;
@@ -492,7 +481,7 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
   }
 }
 
-__device__ __forceinline__ void multiply_small(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+__device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                                Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row = warpgroup * 64 + warp * 16, slot = row / kSlotRows, m = row % kSlotRows;
@@ -582,7 +571,7 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
 // ------------------------------------------------------------------------------------------------------ the result
 // The sums of a group that came in pieces. Each warpgroup leaves its own in global memory; the one that comes last
 // adds all of them, in their order. False: another one will.
-__device__ __forceinline__ bool gather(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+__device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                        float (&sums)[kSums]) {
   const Schedule& schedule = problem.schedule;
   const int column_tiles = Walk(problem).column_tiles;
@@ -634,9 +623,14 @@ struct Spoiled {
   }
 };
 
+__device__ __forceinline__ void store_element(const Operands& product, C* target, f32 sum) {
+  const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
+  *target = Store<C>::from(fmaf(product.alpha, sum, old));
+}
+
 // A warp's 16 rows, scaled and added to what C holds, whatever C's strides: through shared memory, so that lanes run
 // along the rows or the columns of C, whichever are closer together. Sums that are not finite are left to be redone.
-__device__ __forceinline__ void store_elements(const Problem& problem, Shared& shared, const Tile& tile, i64 row0,
+__device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
                                                const float (&sums)[kSums]) {
   const auto& product = problem.product;
   const int lane = threadIdx.x % 32;
@@ -660,14 +654,13 @@ __device__ __forceinline__ void store_elements(const Problem& problem, Shared& s
       const i64 n = tile.column + slab * 64 + column;
       if (n >= product.N || (kFromRegisters && sum * 0.f != 0)) continue;
       C* target = corner + row * product.c_row + n * product.c_col;
-      const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
-      *target = Store<C>::from(fmaf(product.alpha, sum, old));
+      store_element(product, target, sum);
     }
   }
 }
 
 // One element, block by block: for sums that an absent block may have spoiled.
-__device__ __noinline__ float exact_sum(const Problem& problem, int first, int last, int slot, int row, i64 column,
+__device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int slot, int row, i64 column,
                                         int batch) {
   const auto& product = problem.product;
   const int R = product.R, K = product.K;
@@ -684,7 +677,7 @@ __device__ __noinline__ float exact_sum(const Problem& problem, int first, int l
   return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ GemmSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const auto& product = problem.product;
@@ -727,9 +720,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     Leaving leaving;
     while (true) {
       const Tile& found = next_tile(shared, tiles);
-      const Tile now = uniform(found);
+      const Tile now = uniform_if_large(found);
       if (now.group < 0) break;
-      const int slot_row = uniform(problem.schedule.slots[now.group * kSlots + slot]);
+      const int slot_row = uniform_if_large(problem.schedule.slots[now.group * kSlots + slot]);
       float sums[kSums];
       if constexpr (kFromRegisters) {
         clear(sums);
@@ -771,8 +764,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
             if (n >= product.N) continue;
             const float sum = exact_sum(problem, first, last, slot, int(row % product.R), n, now.batch);
             C* target = product.c + now.batch * product.c_batch + row * product.c_row + n * product.c_col;
-            const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
-            *target = Store<C>::from(fmaf(product.alpha, sum, old));
+            store_element(product, target, sum);
           }
         }
       }
@@ -780,14 +772,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     leaving.finish(problem, shared);
     if (kStore != kDirect && lane == 0) store_wait_read<0>();
   }
-  // The last CTA to end leaves the counters as it found them.
   __syncwarp();
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    if (atomicAdd(problem.schedule.counters + 1, 1) == gridDim.x - 1) {
-      problem.schedule.counters[0] = 0;
-      problem.schedule.counters[1] = 0;
-    }
-  }
+  if (threadIdx.x == 0) leave_counters(problem.schedule.counters);
 }

@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 
 // bits[row * per + sub] gets the columns of row `row`. Entries outside the pattern are left out.
 extern "C" __global__ void __launch_bounds__(kThreads)
-row_bits(const __grid_constant__ Stored<Index> stored, u32* __restrict__ bits, int per, int words) {
+row_bits(const __grid_constant__ StoredPattern<Index> stored, u32* __restrict__ bits, int per, int words) {
   for_blocks(stored, [&](i64, int row, int column) {
     if (row < 0) return;
     for (int sub = 0; sub < per; ++sub)

@@ -3,14 +3,11 @@
 // each, and 32 / kLanes of them above each other every so-many-th block. A lane keeps the sums of all rows of the block
 // for its columns, so that what it reads of B serves R products, and a value of A serves a whole group of lanes. Sums of
 // the groups are added in one fixed tree.
-#include "common/bsr.cuh"
+#include "common/elements.cuh"
 #include "common/stream.cuh"
 
-using A = ELEMENT_A;
-using B = ELEMENT_B;
-using C = ELEMENT_C;
-using Acc = ACCUMULATOR;
-using Index = INDEX;
+using Problem = Product<A, B, C, Acc, Index>;
+CHECK_PRODUCT(Problem)
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kLanes = LANES;
@@ -35,7 +32,7 @@ static_assert(kK % kDeep == 0, "whole steps");
 struct alignas(kWidth * sizeof(B)) Piece { B values[kWidth]; };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmm(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
+spmm(const __grid_constant__ Problem problem) {
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes;
   const i64 rows = problem.block_rows * problem.batches;
   const i64 row_step = i64(gridDim.x) * (kThreads / 32), column_step = i64(gridDim.y) * (kLanes * kWidth);
@@ -122,8 +119,7 @@ spmm(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) {
         C* target = corner + r * problem.c_row + w * problem.c_col;
-        const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
-        *target = Store<C>::from(multiply_add(problem.alpha, acc[r][w], old));
+        store_sum(problem, target, acc[r][w]);
       }
     }
   }

@@ -6,10 +6,13 @@
 // straight from memory, by many warps of short-lived CTAs: block rows that are computed at the same time are neighbours,
 // whose rows of B are in the caches.
 #include "common/chunks.cuh"
-#include "ptx/mma.cuh"
+#include "common/registers.cuh"
 #include "common/stream.cuh"
+#include "ptx/mma.cuh"
 
 using Index = INDEX;
+using Problem = Product<f64, f64, f64, f64, Index>;
+CHECK_PRODUCT(Problem)
 using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // none is negative
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
@@ -27,12 +30,6 @@ __device__ __forceinline__ void read_two(f64 (&x)[2], const u8* from, bool wante
       "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.f64 %0, 0d0000000000000000;\nmov.f64 %1, 0d0000000000000000;\n"
       "@p ld.global.nc.v2.f64 {%0, %1}, [%2];\n}"
       : "=&d"(x[0]), "=&d"(x[1]) : "l"(from), "r"(int(wanted)));
-}
-
-// The same number, of which the compiler does not know how to work it out again.
-__device__ __forceinline__ u32 kept(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
 }
 
 // Blocks of a row that a lane has before it: few enough that 32 bits tell where they are.
@@ -54,7 +51,7 @@ __device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&s
   f64 a[kTogether][kTiles], x[kTogether][kPairs][2];
 #pragma unroll
   for (int u = 0; u < kTogether; ++u) {
-    const u32 at = kWhole || k + 4 * u < behind ? k + 4 * u : 0, block = kept(at / kK);
+    const u32 at = kWhole || k + 4 * u < behind ? k + 4 * u : 0, block = opaque(at / kK);
     column[u] = read_global<Index>(line.indices + block * u32(sizeof(Index)));
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -95,14 +92,14 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
+spmm_f64(const __grid_constant__ Problem problem) {
   for (int batch = blockIdx.z; batch < problem.batches; batch += gridDim.z) {
-    const Place at(kept(threadIdx.x));
+    const Place at(opaque(threadIdx.x));
     if (at.row >= problem.block_rows) return;
     const Range range = blocks_of_row(problem.indptr, at.row, problem.blocks);
     const f64* b = problem.b + batch * problem.b_batch + at.n0 + 2 * at.across;
     // launch.py lets no row of B pass that takes more than 32 bits.
-    Line line{nullptr, {}, nullptr, ::kept(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
+    Line line{nullptr, {}, nullptr, opaque(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
     const auto row_of = [&](int t) { return (at.top + 8 * t < kR ? at.top + 8 * t : kR - 1) * (kK * 8); };
 #pragma unroll
     for (int t = 1; t < kTiles; ++t) line.below[t] = row_of(t) - row_of(0);
@@ -113,8 +110,8 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
     const int last = int(range.last);
 #pragma unroll 1
     for (int first = int(range.first); first < last; first += kSome) {
-      line.values = ::kept(reinterpret_cast<const u8*>(problem.data + i64(first) * (kR * kK)) + row_of(0));
-      line.indices = ::kept(reinterpret_cast<const u8*>(problem.indices + first));
+      line.values = opaque(reinterpret_cast<const u8*>(problem.data + i64(first) * (kR * kK)) + row_of(0));
+      line.indices = opaque(reinterpret_cast<const u8*>(problem.indices + first));
       const u32 behind = u32(last - first < kSome ? last - first : kSome) * kK;
       u32 k = at.deep;
 #pragma unroll 1
@@ -122,7 +119,7 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
       if (k < behind + at.deep) add<false>(line, k, behind, sums);
       if (last - first <= kSome) break;
     }
-    const Place to(kept(threadIdx.x));  // anew: what is kept of it takes registers
+    const Place to(opaque(threadIdx.x));  // anew: what is kept of it takes registers
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll

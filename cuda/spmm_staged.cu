@@ -3,13 +3,12 @@
 // shared memory: read straight from memory, by one group of lanes after the other, they keep the L1 busier than B does.
 // Warps of a CTA have neighbouring rows, which share some of B in the L1: the more warps, and the less shared memory, the more.
 #include "common/chunks.cuh"
+#include "common/elements.cuh"
+#include "common/registers.cuh"
 #include "common/stream.cuh"
 
-using A = ELEMENT_A;
-using B = ELEMENT_B;
-using C = ELEMENT_C;
-using Acc = ACCUMULATOR;
-using Index = INDEX;
+using Problem = Product<A, B, C, Acc, Index>;
+CHECK_PRODUCT(Problem)
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kLanes = LANES, kGroups = 32 / kLanes;  // lanes side by side; those above each other take blocks in turn
@@ -28,7 +27,6 @@ using Stage = Chunk<Index, kR * kK * int(sizeof(A)), kChunk, kChunk>;
 struct alignas(kWidth * sizeof(B)) Piece { B values[kWidth]; };
 struct alignas(kWidth * sizeof(C)) Result { C values[kWidth]; };
 
-template <class Problem>
 __device__ __forceinline__ void store(const Problem& problem, C* corner, int group, const Acc (&acc)[kR][kWidth]) {
 #pragma unroll
   for (int r0 = 0; r0 < kR; r0 += kGroups) {  // a group has one of so many rows
@@ -45,28 +43,25 @@ __device__ __forceinline__ void store(const Problem& problem, C* corner, int gro
     Result result;
     if (problem.read_c) result = target;
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) {
-      const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(result.values[w]), zero<Acc>()) : zero<Acc>();
-      result.values[w] = Store<C>::from(multiply_add(problem.alpha, sums[w], old));
-    }
+    for (int w = 0; w < kWidth; ++w) result.values[w] = finish(problem, sums[w], result.values[w]);
     target = result;
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmm_staged(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
+spmm_staged(const __grid_constant__ Problem problem) {
   extern __shared__ __align__(1024) u8 memory[];
   const auto stages = reinterpret_cast<Stage(*)[kStages]>(memory);  // of each warp
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes, warp = threadIdx.x / 32;
   const int rows = int(problem.block_rows), step = gridDim.x * kWarps;
-  const i64 line = kept(problem.b_row * i64(sizeof(B))), panel_bytes = kept(line * kK);
+  const i64 line = opaque(problem.b_row * i64(sizeof(B))), panel_bytes = opaque(line * kK);
   const Within<Index> columns(problem.block_cols);
   for (i64 batch = blockIdx.z; batch < problem.batches; batch += gridDim.z)
   for (int n0 = blockIdx.y * (kLanes * kWidth); n0 < problem.N; n0 += gridDim.y * (kLanes * kWidth)) {
     const int n = n0 + lane * kWidth;
     const bool mine = n < problem.N;  // all kWidth of them: they divide N
-    const u8* b = kept(reinterpret_cast<const u8*>(problem.b + batch * problem.b_batch + (mine ? n : 0)));
-    C* c = kept(problem.c + batch * problem.c_batch + n);
+    const u8* b = opaque(reinterpret_cast<const u8*>(problem.b + batch * problem.b_batch + (mine ? n : 0)));
+    C* c = opaque(problem.c + batch * problem.c_batch + n);
     Rest queue[kStages + 1];  // what is in the stages, and what comes then
     queue[0] = rest_of(problem, blockIdx.x * kWarps + warp);
 #pragma unroll
@@ -86,7 +81,7 @@ spmm_staged(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
       const Rest here = queue[0];
       const int left = here.last - here.first, count = left < kChunk ? left : kChunk;
       Stage& stage = stages[warp][at];
-      copies_wait<kStages - 1>();
+      copy_wait<kStages - 1>();
       __syncwarp();
       const A* blocks = stage.template blocks<A>(here.first);
 #pragma unroll 1
@@ -141,7 +136,7 @@ spmm_staged(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
       if (mine) store(problem, c + i64(here.row) * kR * problem.c_row, group, acc);
       clear();
     }
-    copies_wait<0>();
+    copy_wait<0>();
     __syncwarp();
   }
 }

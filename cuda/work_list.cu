@@ -11,8 +11,8 @@ constexpr int kWarps = kThreads / 32;
 
 enum Step { kPlaceSlots, kSlotKeys, kCountEntries, kFillEntries, kLengthKeys, kListItems };
 
-struct Merge {
-  Stored<Index> stored;
+struct WorkList {
+  StoredPattern<Index> stored;
   const int* order;   // place -> slot, a permutation; null: places are slots
   int* place;         // slot -> place; a group has per_group neighboring places
   int* slots;         // place -> slot, or -1 behind the last one
@@ -38,9 +38,13 @@ struct Merge {
     return own == before || own >> member_bits != before >> member_bits;
   }
 };
+#ifdef WORK_LIST_BYTES
+CHECK_LAYOUT(WorkList, WORK_LIST, (stored)(order)(place)(slots)(keys)(begun)(columns)(blocks)(bounds)(first)(last)(items)
+             (item_count)(count)(tile)(per_row)(per_group)(all_slots)(groups)(block_cols)(block_bits)(member_bits)
+             (column_bits)(step))
+#endif
 
 __device__ __forceinline__ u64 low(u64 x, int bits) { return x & ((1ull << bits) - 1); }
-__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
 // visit(i) for i below a number, by all threads of a grid together.
 template <class Visit> __device__ __forceinline__ void for_each(i64 number, Visit visit) {
@@ -59,7 +63,7 @@ __device__ __forceinline__ int sum_of_all(int x) {
   return smem_sum;
 }
 
-__device__ __forceinline__ void place_slots(const Merge& m) {
+__device__ __forceinline__ void place_slots(const WorkList& m) {
   for_each(i64(m.groups) * m.per_group, [&](i64 i) {
     const int slot = m.order ? m.order[i] : int(i);
     m.place[slot] = int(i);
@@ -67,7 +71,7 @@ __device__ __forceinline__ void place_slots(const Merge& m) {
   });
 }
 
-__device__ __forceinline__ void slot_keys(const Merge& m) {
+__device__ __forceinline__ void slot_keys(const WorkList& m) {
   for_blocks(m.stored, [&](i64 p, int row, int column) {
     for (int sub = 0; sub < m.per_row; ++sub) {
       const int place = row < 0 ? m.groups * m.per_group : m.place[row * m.per_row + sub];
@@ -79,7 +83,7 @@ __device__ __forceinline__ void slot_keys(const Merge& m) {
 }
 
 // Also: no entry has a column or a block yet.
-__device__ __forceinline__ void count_entries(const Merge& m) {
+__device__ __forceinline__ void count_entries(const WorkList& m) {
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count);
   int begun = 0;
   for (i64 i = tile.first + threadIdx.x; i < tile.last; i += kThreads) {
@@ -92,7 +96,7 @@ __device__ __forceinline__ void count_entries(const Merge& m) {
 }
 
 // Tiles end one behind the last key, where all groups have begun.
-__device__ __forceinline__ void fill_entries(const Merge& m) {
+__device__ __forceinline__ void fill_entries(const WorkList& m) {
   __shared__ int smem_begun[kWarps];
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count + 1);
   int before = 0;  // entries that begin before the keys at hand
@@ -132,11 +136,11 @@ __device__ __forceinline__ void fill_entries(const Merge& m) {
   }
 }
 
-__device__ __forceinline__ void length_keys(const Merge& m) {
+__device__ __forceinline__ void length_keys(const WorkList& m) {
   for_each(m.groups, [&](i64 g) { m.keys[g] = (i64(m.first[g]) - m.last[g]) * (1ll << 32) + g; });
 }
 
-__device__ __forceinline__ void list_items(const Merge& m) {
+__device__ __forceinline__ void list_items(const WorkList& m) {
   for_each(m.groups, [&](i64 i) {
     const int group = int(m.keys[i] & 0x7fffffff);
     m.items[i] = int4{group, m.first[group], m.last[group], -1};
@@ -145,7 +149,7 @@ __device__ __forceinline__ void list_items(const Merge& m) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-work_list(const __grid_constant__ Merge m) {
+work_list(const __grid_constant__ WorkList m) {
   switch (m.step) {
     case kPlaceSlots: return place_slots(m);
     case kSlotKeys: return slot_keys(m);

@@ -2,7 +2,7 @@
 // skipped, so that no kernel reads or writes outside the arrays it was given.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/layout.cuh"
 
 // C = alpha * A @ B + beta * C with A in BSR: the one argument of the product kernels. One argument costs the caller
 // a third of what twenty do. launch.py packs it field by field. R, K and the index arrays describe A as it is used: for
@@ -19,6 +19,25 @@ template <class A, class B, class C, class Acc, class Index> struct Product {
   i64 b_row, b_col, b_batch, c_row, c_col, c_batch;
   int R, K, read_c;
 };
+#ifdef PRODUCT_BYTES
+#define CHECK_PRODUCT(Type)                                                                                      \
+  CHECK_LAYOUT(Type, PRODUCT, (alpha)(beta)(data)(indices)(indptr)(places)(b)(c)(block_rows)(block_cols)(blocks) \
+               (N)(batches)(b_row)(b_col)(b_batch)(c_row)(c_col)(c_batch)(R)(K)(read_c))
+#else
+#define CHECK_PRODUCT(Type)
+#endif
+
+// alpha * sum + beta * old as an element of C; `old` is of no account where the old C is not read.
+template <class A, class B, class C, class Acc, class Index>
+__device__ __forceinline__ C finish(const Product<A, B, C, Acc, Index>& problem, Acc sum, C old) {
+  const Acc before = problem.read_c ? multiply_add(problem.beta, load<Acc>(old), zero<Acc>()) : zero<Acc>();
+  return Store<C>::from(multiply_add(problem.alpha, sum, before));
+}
+template <class A, class B, class C, class Acc, class Index>
+__device__ __forceinline__ void store_sum(const Product<A, B, C, Acc, Index>& problem, C* target, Acc sum) {
+  const Acc before = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
+  *target = Store<C>::from(multiply_add(problem.alpha, sum, before));
+}
 
 // The work list of a pattern for the tensor cores, made by schedule.py. A block row is cut into slots of equal height
 // that divide R; a group is a few slots that share a CTA, walked over the union of their block columns.
@@ -33,6 +52,9 @@ struct Schedule {
   f32* partial;         // sums of the pieces of groups that were split
   int* arrived;         // pieces that are there, per split group, column tile and warpgroup; zero before and after
 };
+#ifdef SCHEDULE_BYTES
+CHECK_LAYOUT(Schedule, SCHEDULE, (items)(splits)(count)(columns)(blocks)(slots)(counters)(partial)(arrived))
+#endif
 
 struct Range { i64 first, last; };
 

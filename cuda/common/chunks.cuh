@@ -3,28 +3,7 @@
 #pragma once
 
 #include "common/bsr.cuh"
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// ------------------------------------------------------------------------------- copies
-template <int kBytes> __device__ __forceinline__ void copy_if(bool wanted, u32 to, const void* from) {
-  if constexpr (kBytes == 16)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global [%1], [%2], 16;\n}"
-                 ::"r"(int(wanted)), "r"(to), "l"(from) : "memory");
-  else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], %3;\n}"
-                 ::"r"(int(wanted)), "r"(to), "l"(from), "n"(kBytes) : "memory");
-}
-// 16 bytes, of which only `bytes` are read; the others are zeros.
-__device__ __forceinline__ void copy_some_if(bool wanted, u32 to, const void* from, u32 bytes) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global [%1], [%2], 16, %3;\n}"
-               ::"r"(int(wanted)), "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the last kPending groups of this thread's copies are there.
-template <int kPending> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
+#include "ptx/cp_async.cuh"
 
 // ------------------------------------------------------------------------------- chunks
 // Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: behind the last one is rubbish.
@@ -38,12 +17,6 @@ template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
     return reinterpret_cast<const A*>(values + (u32(first) * u32(kBlockBytes) & 15));
   }
 };
-
-// The same value, of which the compiler does not know how to work it out again.
-template <class T> __device__ __forceinline__ T kept(T x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
 
 // Columns of blocks against their number, in 32 bits where they have no more.
 template <class Index> struct Within {
@@ -98,5 +71,5 @@ __device__ __forceinline__ void fetch(const Problem& problem, Chunk<Index, kBloc
     for (int at = 0; at < kMost; at += 512) copy_some_if(at < bytes, to + at, from + at, bytes - at < 16 ? bytes - at : 16);
   }
   copy_if<sizeof(Index)>(lane < count, shared_address(chunk.columns + lane), problem.indices + rest.first + lane);
-  copies_end_group();
+  copy_commit();
 }

@@ -7,16 +7,19 @@
 constexpr int kNeighbors = 8;
 
 // A pattern as it is stored.
-template <class Index> struct Stored {
+template <class Index> struct StoredPattern {
   const Index* indices;  // (blocks,)
   const Index* indptr;   // (rows + 1,)
   i64 rows, columns, blocks;
   i64 transposed;        // rows and columns change places as they are told
 };
+#ifdef STORED_PATTERN_BYTES
+CHECK_LAYOUT(StoredPattern<INDEX>, STORED_PATTERN, (indices)(indptr)(rows)(columns)(blocks)(transposed))
+#endif
 
 // For all threads of a grid together.
 template <class Index, class Visit>
-__device__ __forceinline__ void for_blocks(const Stored<Index>& a, Visit visit) {
+__device__ __forceinline__ void for_blocks(const StoredPattern<Index>& a, Visit visit) {
   const i64 begin = a.indptr[0], end = a.indptr[a.rows];
   const i64 stride = i64(gridDim.x) * blockDim.x * kNeighbors;
   for (i64 p0 = (blockIdx.x * i64(blockDim.x) + threadIdx.x) * kNeighbors; p0 < a.blocks; p0 += stride) {

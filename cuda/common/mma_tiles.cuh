@@ -3,6 +3,7 @@
 // TILE_N columns, STAGES of 128 bytes along k, THREADS, and of their warps WARPS_M below each other.
 #pragma once
 
+#include "common/registers.cuh"
 #include "ptx/mma.cuh"
 
 using A = ELEMENT_A;
@@ -276,17 +277,6 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
 using OperandA = Operand<true, kATransposed, kTileM, kWarpSlotRows>;
 using OperandB = Operand<false, !kBTransposed, kTileN, kWarpN>;
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// x, known by the compiler to be the same in the whole warp: it stays in a uniform register.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-
-// x, and the compiler does not know it: what follows from it is computed where it is needed, not kept in registers.
-__device__ __forceinline__ u32 again(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Where a lane finds its part of a stage.
 struct Fragments {
   u32 a, b;
@@ -327,7 +317,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 
     from.load_b(b_next, 0, first);
 #pragma unroll
     for (int slot = kWarpSlots - 2; slot >= 0; --slot)  // now, and not in front of each load
-      following[slot] = again(present >> slot & 2 ? from.slot_place(slot + 1) : following[slot + 1]);
+      following[slot] = opaque(present >> slot & 2 ? from.slot_place(slot + 1) : following[slot + 1]);
   }
 #pragma unroll
   for (int step = 0; step < kCount; ++step) {
