@@ -351,53 +351,25 @@ class Spmm:
     #: blocks of a lane under way
     together: int
     a_transposed: bool = False
-    #: CTAs that share a multiprocessor at least
+    #: CTAs that share a multiprocessor, at least
     at_least: int = 3
+    #: blocks that come through shared memory at a time; 0: they are read straight from memory
+    chunk: int = 0
+    threads: int = 128
 
-    threads, shared_bytes = 128, 0
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("BLOCK_R", self.block_r),
-            ("BLOCK_C", self.block_c),
-            ("LANES", self.lanes),
-            ("WIDTH", self.width),
-            ("TOGETHER", self.together),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-            ("CTAS", self.at_least),
-        )
-        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape))
-
-    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
-        """Block rows (of all batches) and columns."""
-        return min(_MAX_X, -(-block_rows // (self.threads // 32))), min(_MAX_YZ, -(-N // (self.lanes * self.width)))
-
-
-def _staged_grid(rows: int, columns: int, N: int, batches: int, ctas: int, warps: int) -> tuple[int, int, int]:
-    """CTAs of so many warps that stay, and walk over block rows; tiles of columns; batches."""
-    return min(ctas, -(-rows // warps)), min(_MAX_YZ, -(-N // columns)), min(_MAX_YZ, batches)
-
-
-@dataclass(frozen=True)
-class SpmmStaged:
-    """As `Spmm`; blocks and their columns come through shared memory, so many at a time."""
-
-    types: Types
-    block_r: int
-    block_c: int
-    lanes: int
-    width: int
-    together: int
-    chunk: int
-    threads: int
-    #: CTAs that share a multiprocessor
-    at_least: int
-
+    #: kStages of the kernel
     stages = 2
+
+    @property
+    def staged(self) -> bool:
+        """Do blocks come through shared memory?"""
+        return self.chunk > 0
 
     @property
     def shared_bytes(self) -> int:
         """`Chunk` of cuda/common/chunks.cuh, so many for each warp."""
+        if not self.staged:
+            return 0
         values = -(-self.chunk * self.block_r * self.block_c * BYTES[self.types.a] // 16) * 16 + 16
         return self.threads // 32 * self.stages * -(-(values + self.chunk * BYTES[self.types.index]) // 16) * 16
 
@@ -408,16 +380,19 @@ class SpmmStaged:
             ("LANES", self.lanes),
             ("WIDTH", self.width),
             ("TOGETHER", self.together),
+            ("A_TRANSPOSED", int(self.a_transposed)),
             ("CHUNK", self.chunk),
-            ("STAGES", self.stages),
             ("THREADS", self.threads),
             ("CTAS", self.at_least),
         )
-        return KernelSpec("spmm_staged.cu", "spmm_staged", (*self.types.defines(), *shape))
+        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape))
 
-    def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, int, int]:
-        ctas, columns = self.at_least * multiprocessors, self.lanes * self.width
-        return _staged_grid(block_rows, columns, N, batches, ctas, self.threads // 32)
+    def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, ...]:
+        """Block rows (of all batches) and tiles of columns; staged, CTAs that stay, tiles of columns and batches."""
+        warps, tiles = self.threads // 32, min(_MAX_YZ, -(-N // (self.lanes * self.width)))
+        if not self.staged:
+            return min(_MAX_X, -(-block_rows * batches // warps)), tiles
+        return min(self.at_least * multiprocessors, -(-block_rows // warps)), tiles, min(_MAX_YZ, batches)
 
 
 @dataclass(frozen=True)
@@ -695,7 +670,7 @@ class WorkListKernel:
         return -(-keys // tile), tile
 
 
-Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64
+Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
 Config = (
     Gemm
     | SpgemmSimt

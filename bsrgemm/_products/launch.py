@@ -294,7 +294,7 @@ def _plan(prepared: MatrixCache, problem: heuristics.Problem, wanted: configs.Ge
         if isinstance(config, configs.SpmvSmall):
             long, grid, rows = _long(prepared, problem, config, block_cols)
             kept = (*kept, rows)
-        elif isinstance(config, configs.SpmmStaged):
+        elif isinstance(config, configs.Spmm):
             grid = config.grid(problem.block_rows, problem.N, problem.batches, _multiprocessors())
         elif isinstance(config, configs.SpmmF64):
             grid = config.grid(problem.block_rows, problem.N, problem.batches)

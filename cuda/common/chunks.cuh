@@ -49,8 +49,8 @@ template <class Problem> __device__ __forceinline__ Rest rest_of(const Problem& 
   const Range range = blocks_of_row(problem.indptr, row, problem.blocks);
   return {row, int(range.first), int(range.last)};
 }
-// What comes behind a chunk: more of its row, or the row after so many.
-template <int kChunk, class Problem> __device__ __forceinline__ Rest behind(const Problem& problem, const Rest& x, int step) {
+// What comes after a chunk: more of its row, or the row after so many.
+template <int kChunk, class Problem> __device__ __forceinline__ Rest rest_after(const Problem& problem, const Rest& x, int step) {
   return x.last - x.first > kChunk ? Rest{x.row, x.first + kChunk, x.last} : rest_of(problem, x.row + step);
 }
 
