@@ -9,7 +9,6 @@
 
 using B = ELEMENT_B;
 static_assert(Same<A, B>::value, "one element type");
-static_assert(kTileM >= 32, "tiles of 16 rows are not served");
 
 constexpr int kRing = 16;  // entries whose indices are kept, kAhead of them in front of the products
 static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier between: indices must not meet");

@@ -162,6 +162,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
   static constexpr int kLinePieces = kLine / 16;
   static constexpr int kCopies = kExtent * kStageBytes / 16 / kThreads;  // of a thread
   static constexpr int kLineStep = kThreads / kLinePieces;               // lines from one copy to the next
+  static_assert(kCopies >= 1, "with more threads than pieces none would be copied: 16 rows take 128 threads at most");
   static_assert(kLinePieces >= 8, "the swizzle permutes 8 pieces");
   static_assert(kThreads % kLinePieces == 0 && (kLineStep & (kLineStep - 1)) == 0, "copies differ by constants");
 
