@@ -537,8 +537,8 @@ struct Multiplier {
     while (ahead || start()) {
       begin();
       tile = uniform(tile), entry = uniform(entry);
-      const u32 behind = entry + count() - 1;
-      while (entry != behind) {
+      const u32 last_entry = entry + count() - 1;
+      while (entry != last_entry) {
         wait_keys();
         issue_scores();
         issue_sums(entry - 1);
@@ -574,7 +574,7 @@ struct Multiplier {
         release_values(entry - 2);
         take_weights();
         if (rescale) fade_sums(fade);
-        if (kKeep && (behind - entry + 1) % kKeepTiles == 0) keep_sums();
+        if (kKeep && (last_entry - entry + 1) % kKeepTiles == 0) keep_sums();
       }
       ++tile;
       ahead = false;

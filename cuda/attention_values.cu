@@ -1,5 +1,5 @@
 // Values of fp8, (batches, heads, keys, columns), as attention_sm90 wants them: (batches, heads, columns, room), keys side
-// by side, zeros behind the last one. Of each 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a
+// by side, zeros after the last one. Of each 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a
 // thread that has the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 has four weights side by side.
 //
 // Sequences of different lengths begin at multiples of 16 places: number s, from key b on, at 16 (ceil(b / 16) + s).
@@ -19,7 +19,7 @@ struct AttentionValues {
 CHECK_LAYOUT(AttentionValues, ATTENTION_VALUES, (v)(to)(bounds)(batch)(head)(row)(heads)(keys)(columns)(room)(sequences))
 #endif
 
-// The keys of 16 places: the first one, and the one behind the last. A user can write to the bounds: what they say is
+// The keys of 16 places: the first one, and the end. A user can write to the bounds: what they say is
 // clamped.
 struct Group { int first, last; };
 

@@ -12,7 +12,7 @@ using Index = INDEX;
 
 constexpr bool kSampled = SAMPLED;
 constexpr int kPartN = PART_N, kParts = kTileN / kPartN;
-static_assert(kSlots == 1 && !kATransposed && (kSampled || kParts == 1), "tiles of blocks");
+static_assert(kRowTiles == 1 && !kATransposed && (kSampled || kParts == 1), "tiles of blocks");
 
 struct BlockProductsSm80 {
   const A* a;
@@ -40,7 +40,7 @@ struct alignas(1024) Shared {
 
 struct Tile {
   i64 first, last;    // of BSR @ BSR the pairs; sampled {block row, block row + 1}; none: first > last
-  i64 part, behind;   // the first part of the result: block * parts of a block + which of them; behind the last one
+  i64 part, end;      // parts of the result, numbered block * parts of a block + which of them
   int row;            // the first row within a block
 };
 
@@ -53,9 +53,9 @@ __device__ __forceinline__ Tile own_tile(const BlockProductsSm80& problem) {
   const int row = int(blockIdx.x % heights) * kTileM;
   if constexpr (kSampled) {
     const i64 block_row = block_row_of(problem.starts, problem.a_blocks, block, 0);
-    const i64 begin = i64(problem.starts[block_row]) * parts, behind = i64(problem.starts[block_row + 1]) * parts;
+    const i64 begin = i64(problem.starts[block_row]) * parts, row_end = i64(problem.starts[block_row + 1]) * parts;
     if ((part - begin) % kParts != 0) return {1, 0};
-    const i64 last = min(min(behind, problem.blocks * parts), part + kParts);
+    const i64 last = min(min(row_end, problem.blocks * parts), part + kParts);
     return {block_row, block_row + 1, part, max(part + 1, last), row};
   } else {
     const auto start = [&](i64 s) {
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
   if constexpr (kSampled) {
     for (u32 i = threadIdx.x; i < kParts; i += kThreads) {
       const i64 part = tile.part + i;
-      const Index column = part < tile.behind ? problem.right[part / parts] : Index(-1);
+      const Index column = part < tile.end ? problem.right[part / parts] : Index(-1);
       shared.parts[i] = in_range(column, problem.b_blocks)
           ? i64(column) * problem.b_block + part % parts * kPartN * (kBTransposed ? problem.b_line : 1) : -1;
     }
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
     for (int s = 0; s < kSlicesN; s += OperandB::kInterleave) {
       const int n = warp_n + OperandB::spread(s, lane % 4 * 2);
       const i64 part = tile.part + n / kPartN, column = part % parts * kPartN + n % kPartN;
-      if (part >= tile.behind || column >= problem.N) continue;
+      if (part >= tile.end || column >= problem.N) continue;
       Vector* to = reinterpret_cast<Vector*>(problem.out + (part / parts * problem.R + row) * problem.N + column);
 #pragma unroll
       for (int v = 0; v < kRun / kVector; ++v) {

@@ -40,7 +40,7 @@ struct Decode {
   int kv_heads, group, queries;
   int capacity, pages, page, table_width;
   int entries, block_tiles;  // block_tiles: 16 keys each
-  int left;                  // keys in front of its own place that a query sees; capacity or more: all of them
+  int left;                  // keys before its own place that a query sees; capacity or more: all of them
   int piece_tiles;           // a piece has at least so many tiles, unless it is the only one
   f32 scale, softcap, inverse_softcap;  // in powers of two: times log2(e); softcap 0: none
 };
@@ -247,10 +247,10 @@ struct Rows {
       for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int behind = place(p, keys, m, half, lane) - key - int(lane % 4) * 2;
+          const int distance = place(p, keys, m, half, lane) - key - int(lane % 4) * 2;
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            if (u32(behind - e / 2 * 8 - e % 2) > u32(p.left)) scores[m][e / 2][half * 2 + e % 2] = minus_infinity();
+            if (u32(distance - e / 2 * 8 - e % 2) > u32(p.left)) scores[m][e / 2][half * 2 + e % 2] = minus_infinity();
         }
     }
     f32 factors[kSlabs][2];
@@ -339,9 +339,9 @@ struct Rows {
       }
     }
   }
-  // Ones for those of two keys, `behind` and one less in front of a query, that it sees.
-  static __device__ __forceinline__ u32 seen_pair(const Decode& p, int behind) {
-    return (u32(behind) <= u32(p.left) ? 0xffffu : 0u) | (u32(behind - 1) <= u32(p.left) ? 0xffff0000u : 0u);
+  // Ones for those of two keys, `distance` and one less before a query, that it sees.
+  static __device__ __forceinline__ u32 seen_pair(const Decode& p, int distance) {
+    return (u32(distance) <= u32(p.left) ? 0xffffu : 0u) | (u32(distance - 1) <= u32(p.left) ? 0xffff0000u : 0u);
   }
 
   __device__ __forceinline__ void leave(Ends& ends, u32 warp, u32 lane) {

@@ -37,7 +37,7 @@ gemm_simt(const __grid_constant__ Problem problem) {
 #pragma unroll
       for (int n = 0; n < kCols; ++n) acc[r][n] = zero<Acc>();
 
-    // Rows and columns behind the edge repeat the last one; they are computed and not stored.
+    // Rows and columns beyond the edge repeat the last one; they are computed and not stored.
     i64 b_offset[kCols];
 #pragma unroll
     for (int n = 0; n < kCols; ++n) {

@@ -1,10 +1,10 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
-// Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of slots (see Schedule) by kTileN
-// columns, walked over the union of the slots' block columns. The last warpgroup feeds a ring of stages, the first two
+// Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of row tiles (see Schedule) by kTileN
+// columns, walked over the union of the row tiles' block columns. The last warpgroup feeds a ring of stages, the first two
 // multiply 64 rows each with wgmma.
-// Slots of 64 and 128 rows fill a warpgroup: A is copied by the copy engine and multiplied from shared memory, and a
-// warpgroup whose slot lacks a block sits the stage out. Smaller slots share a warpgroup: A goes through registers,
-// which are zero where a slot lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
+// Row tiles of 64 and 128 rows fill a warpgroup: A is copied by the copy engine and multiplied from shared memory, and a
+// warpgroup whose row tile lacks a block sits the stage out. Smaller row tiles share a warpgroup: A goes through registers,
+// which are zero where a row tile lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
@@ -19,17 +19,17 @@ constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the pro
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K runs fastest
 constexpr bool kWide = WIDE;                 // N is a multiple of 64: all slabs of a panel in one copy
 constexpr int kStore = STORE;
-constexpr int kSlotRows = SLOT_ROWS;
+constexpr int kRowTileHeight = ROW_TILE_HEIGHT;
 constexpr int kTileM = 128, kTileN = TILE_N;
-constexpr int kSlots = kTileM / kSlotRows;
+constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStages = STAGES;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
 // Columns of A per step of the ring. From shared memory: kDepth at a time, the last kTail of a block with them.
 // From registers: kChunk at a time, several chunks of the walk to a stage.
 constexpr int kDepth = DEPTH, kTail = TAIL;
-constexpr bool kFromRegisters = kSlotRows < 64;
+constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
-constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a slot is one piece of memory
+constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a row tile is one piece of memory
 
 constexpr int kTiles = 4;          // known ahead
 constexpr int kClaimedRounds = 2;  // of tiles, at the end, where items are of similar length
@@ -37,11 +37,11 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr bool kAhead = kSlotRows == 32 && kDepth == 32;  // fragments of A are loaded a stage ahead: 4 %; others lose
+constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;  // fragments of A are loaded a stage ahead: 4 %; others lose
 constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that leave late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
-constexpr u32 kPieceA = kSlotRows * kChunk * 2;  // of one block for one slot and chunk, where A goes through registers
+constexpr u32 kPieceA = kRowTileHeight * kChunk * 2;  // of one block for one row tile and chunk, where A goes through registers
 // What one step copies of B, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kSlabs;
 constexpr u32 kStepB = kBTransposed ? kTileN * (kFromRegisters ? kChunk * 2 : 128) : kDepth * kTileN * sizeof(Element);
@@ -55,7 +55,7 @@ struct alignas(1024) Shared {
   u8 b[kStages][kBytesB];
   u8 out[kConsumers * 4 * 2][kBytesOut];  // two slabs a warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
-  u32 present[kStages];  // bit chunk * kSlots + slot: that slot has a block there
+  u32 present[kStages];  // bit chunk * kRowTiles + row tile: that row tile has a block there
   Tile tiles[kTiles];
   int last[kConsumers];
 };
@@ -222,7 +222,7 @@ struct Leaving {
   }
 };
 
-// --------------------------------------------------------------------------------------------- slots of 64 and 128
+// --------------------------------------------------------------------------------------------- row tiles of 64 and 128
 // One warp: claims tiles and copies panels of B. Lanes hold the next 32 columns of the walk; what comes after them, in
 // this tile or the next, is on its way meanwhile.
 __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) {
@@ -276,20 +276,20 @@ __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) 
   }
 }
 
-// One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all slots.
+// One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all row tiles.
 __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) {
-  constexpr int kEntries = 32 / kSlots;
+  constexpr int kEntries = 32 / kRowTiles;
   const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
   const u64 once = problem.keep_a ? evict_last() : evict_first();
   Ring<kStages> ring;
   Ring<kTiles> tiles;
   const auto blocks_from = [&](const Tile& tile, int e) {
-    return tile.group >= 0 && e * kSlots + lane < tile.last * kSlots ? schedule.blocks[e * kSlots + lane] : -1;
+    return tile.group >= 0 && e * kRowTiles + lane < tile.last * kRowTiles ? schedule.blocks[e * kRowTiles + lane] : -1;
   };
-  const auto sub_of = [&](const Tile& tile) {  // the first row of the block that lane s's slot has
-    const int slot = tile.group < 0 || lane >= kSlots ? 0 : schedule.slots[tile.group * kSlots + lane];
-    return max(slot, 0) * kSlotRows % R;
+  const auto sub_of = [&](const Tile& tile) {  // the first row of the block that lane s's row tile has
+    const int row_tile = tile.group < 0 || lane >= kRowTiles ? 0 : schedule.row_tiles[tile.group * kRowTiles + lane];
+    return max(row_tile, 0) * kRowTileHeight % R;
   };
   Tile tile = next_tile(shared, tiles);
   let_go(shared, tiles);
@@ -309,11 +309,11 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) 
       const u32 all_present = __ballot_sync(0xffffffffu, blocks >= 0);
       if (from + kEntries < tile.last) ahead = blocks_from(tile, from + kEntries);
       for (int i = 0; i < count; ++i) {
-        const u32 present = all_present >> (i * kSlots) & ((1u << kSlots) - 1);
-        int block[kSlots], first[kSlots];
+        const u32 present = all_present >> (i * kRowTiles) & ((1u << kRowTiles) - 1);
+        int block[kRowTiles], first[kRowTiles];
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
-          block[s] = __shfl_sync(0xffffffffu, blocks, i * kSlots + s);
+        for (int s = 0; s < kRowTiles; ++s) {
+          block[s] = __shfl_sync(0xffffffffu, blocks, i * kRowTiles + s);
           first[s] = __shfl_sync(0xffffffffu, sub, s);
         }
         for (int k = 0; k < K; k += kDepth) {
@@ -321,18 +321,18 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) 
           const u32 full = shared_address(&shared.full[ring.at]), a = shared_address(shared.a[ring.at]);
           if (lane == 0) {
             shared.present[ring.at] = present;
-            constexpr u32 kBytes = kSlotRows * (kATransposed ? kDepth * sizeof(Element) : 128);
+            constexpr u32 kBytes = kRowTileHeight * (kATransposed ? kDepth * sizeof(Element) : 128);
             barrier_expect(full, __popc(present) * kBytes);
 #pragma unroll
-            for (int s = 0; s < kSlots; ++s) {
+            for (int s = 0; s < kRowTiles; ++s) {
               if (!(present >> s & 1)) continue;
               if constexpr (kATransposed) {
 #pragma unroll
-                for (int slab = 0; slab < kSlotRows / 64; ++slab)
+                for (int slab = 0; slab < kRowTileHeight / 64; ++slab)
                   copy_tile(a + (s + slab) * kDepth * 128, &problem.a, first[s] + slab * 64, block[s] * K + k, full,
                             once);
               } else {
-                copy_tile(a + s * kSlotRows * 128, &problem.a, k, block[s] * R + first[s], full, once);
+                copy_tile(a + s * kRowTileHeight * 128, &problem.a, k, block[s] * R + first[s], full, once);
               }
             }
           }
@@ -373,7 +373,7 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
       wait(shared.full[ring.at], ring.phase);
       const u32 a = shared_address(shared.a[ring.at]) + a_rows, b = shared_address(shared.b[ring.at]);
       bool mine = true;
-      if constexpr (kSlots > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
+      if constexpr (kRowTiles > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
       if (mine) {
         if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);
         else multiply<kDepth / MMA_K>(sums, a, b, any);
@@ -399,9 +399,9 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
   return any;
 }
 
-// --------------------------------------------------------------------------------------------- slots of 16 and 32
+// --------------------------------------------------------------------------------------------- row tiles of 16 and 32
 // Four warps, each of which feeds every fourth stage; the first also claims tiles. A lane knows the block of one
-// (chunk, slot) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
+// (chunk, row tile) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
 // Otherwise the warp copies block after block, 16 bytes a lane: the pieces of a block's rows then lie column by column,
 // so that the 8 rows which ldmatrix reads at a time are neighbours either way.
 __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shared) {
@@ -409,11 +409,11 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
   const Schedule& schedule = problem.schedule;
   const int R = problem.product.R, K = problem.product.K;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  constexpr int kPairs = kChunks * kSlots;
+  constexpr int kPairs = kChunks * kRowTiles;
   static_assert(kPairs <= 32 && kChunks * kBoxes <= 32, "one lane each");
   const int per_block = kFlat && !kATransposed ? 1 : K / kChunk;
   const u64 once = problem.keep_a ? evict_last() : evict_first(), again = evict_last();
-  const int slot = lane % kSlots;
+  const int row_tile = lane % kRowTiles;
   Ring<kTiles> claims, tiles;
   u32 stages = 0;  // of the tiles before
   int claimed = blockIdx.x;
@@ -424,11 +424,11 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
     if (tile.group < 0) break;
     if (threadIdx.x % 128 == 0) claimed = walk.after(claimed);
     const int chunks = (tile.last - tile.first) * per_block;
-    const int sub = max(schedule.slots[tile.group * kSlots + slot], 0) * kSlotRows % R;
+    const int sub = max(schedule.row_tiles[tile.group * kRowTiles + row_tile], 0) * kRowTileHeight % R;
     // What this lane copies for the stage that starts with chunk c: a block of A, and a panel of B.
     const auto block_at = [&](int c) {
-      c += lane / kSlots;
-      return lane < kPairs && c < chunks ? schedule.blocks[(tile.first + c / per_block) * kSlots + slot] : -1;
+      c += lane / kRowTiles;
+      return lane < kPairs && c < chunks ? schedule.blocks[(tile.first + c / per_block) * kRowTiles + row_tile] : -1;
     };
     const auto row_at = [&](int c) {
       c += lane / kBoxes;
@@ -445,7 +445,7 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
       const u32 number = stages + c / kChunks, at = number % kStages;
       const u32 full = shared_address(&shared.full[at]), a = shared_address(shared.a[at]);
       const u32 b = shared_address(shared.b[at]) + lane / kBoxes * kStepB;
-      const int k0 = (c + lane / kSlots) % per_block * kChunk;
+      const int k0 = (c + lane / kRowTiles) % per_block * kChunk;
       const int line = int((i64(my_block) * R * K + (kATransposed ? k0 * R : sub * K)) / 64);
       wait(shared.empty[at], number / kStages % 2 ^ 1);
       if (lane == 0) {
@@ -463,7 +463,7 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
           const i64 p = __shfl_sync(0xffffffffu, my_block, pair);
           const int first = __shfl_sync(0xffffffffu, sub, pair), k = __shfl_sync(0xffffffffu, k0, pair);
           // The stored piece has kHigh rows of kPieces * 16 bytes. A lane takes every kStride-th row of one column.
-          constexpr int kHigh = kATransposed ? kChunk : kSlotRows, kPieces = (kATransposed ? kSlotRows : kChunk) / 8;
+          constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kPieces = (kATransposed ? kRowTileHeight : kChunk) / 8;
           constexpr int kStride = 32 / kPieces;
           const int pitch = kATransposed ? R : K;
           const int x = (kATransposed ? first : k) + lane % kPieces * 8;
@@ -484,18 +484,18 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
 __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                                Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int row = warpgroup * 64 + warp * 16, slot = row / kSlotRows, m = row % kSlotRows;
+  const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
   constexpr int kSteps = kChunk / 16;
-  constexpr u32 kMine = (1u << kSlots / 2) - 1;  // the slots of one warpgroup
+  constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
   // Where the 16 bytes lie that this lane names to ldmatrix: 8 elements of row y of the stored piece, from x on.
   u32 fragment[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int y = kATransposed ? step * 16 + lane / 16 * 8 + lane % 8 : m + lane % 16;
     const int x = kATransposed ? m + lane / 8 % 2 * 8 : step * 16 + lane / 16 * 8;
-    constexpr int kHigh = kATransposed ? kChunk : kSlotRows, kWidth = kATransposed ? kSlotRows : kChunk;
-    const u32 line = slot * kPieceA + (y * kWidth + x) * 2;
-    fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : slot * kPieceA + (x / 8 * kHigh + y) * 16;
+    constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
+    const u32 line = row_tile * kPieceA + (y * kWidth + x) * 2;
+    fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / 8 * kHigh + y) * 16;
   }
   // A stage's part of A in registers, and which chunks have any.
   struct Fragments {
@@ -508,10 +508,10 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
     const u32 a = shared_address(shared.a[at.at]);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
-      if (f.present >> (q * kSlots + slot) & 1) {
+      if (f.present >> (q * kRowTiles + row_tile) & 1) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-          load_matrix_x4<kATransposed>(f.x[q][step], a + q * (kSlots * kPieceA) + fragment[step]);
+          load_matrix_x4<kATransposed>(f.x[q][step], a + q * (kRowTiles * kPieceA) + fragment[step]);
       } else {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -527,7 +527,7 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
                                   : wgmma_descriptor(b, kChunk * 128, 1024);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
-      if (!(f.present >> (q * kSlots + warpgroup * kSlots / 2) & kMine)) continue;
+      if (!(f.present >> (q * kRowTiles + warpgroup * kRowTiles / 2) & kMine)) continue;
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
@@ -660,14 +660,14 @@ __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& 
 }
 
 // One element, block by block: for sums that an absent block may have spoiled.
-__device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int slot, int row, i64 column,
+__device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int row_tile, int row, i64 column,
                                         int batch) {
   const auto& product = problem.product;
   const int R = product.R, K = product.K;
   const Element* b = product.b + batch * product.b_batch + column * product.b_col;
   float sum = 0;
   for (int e = first; e < last; ++e) {
-    const i64 p = problem.schedule.blocks[e * kSlots + slot];
+    const i64 p = problem.schedule.blocks[e * kRowTiles + row_tile];
     const i64 k0 = i64(problem.schedule.columns[e]) * K;
     if (p < 0 || k0 >= product.block_cols * K) continue;
     const Element* a = product.data + p * R * K + (kATransposed ? row : row * K);
@@ -697,7 +697,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
     barrier_init_fence();
   }
-#ifdef STRESS  // slots start as NaN, so that a product of what was never copied shows
+#ifdef STRESS  // stages start as NaN, so that a product of what was never copied shows
   for (u32 i = threadIdx.x; i < kStages * (kBytesA + kBytesB) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.a)[i] = 0xffffffffu;
   proxy_fence();
@@ -714,7 +714,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
   } else {
     more_registers<224>();
-    const int warp_row = warpgroup * 64 + warp * 16, slot = warp_row / kSlotRows;  // a warp's 16 rows are in one slot
+    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;  // a warp's 16 rows are in one row tile
     Ring<kStages> ring;
     Ring<kTiles> tiles;
     Leaving leaving;
@@ -722,7 +722,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
       const Tile& found = next_tile(shared, tiles);
       const Tile now = uniform_if_large(found);
       if (now.group < 0) break;
-      const int slot_row = uniform_if_large(problem.schedule.slots[now.group * kSlots + slot]);
+      const int row_tile_number = uniform_if_large(problem.schedule.row_tiles[now.group * kRowTiles + row_tile]);
       float sums[kSums];
       if constexpr (kFromRegisters) {
         clear(sums);
@@ -737,10 +737,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         const int4 split = problem.schedule.splits[now.piece];
         first = split.z, last = split.w;
       }
-      if (slot_row < 0) continue;
+      if (row_tile_number < 0) continue;
       Spoiled spoiled;
       if constexpr (kFromRegisters) spoiled.look_at(sums);
-      const i64 row0 = i64(slot_row) * kSlotRows + warp_row % kSlotRows;
+      const i64 row0 = i64(row_tile_number) * kRowTileHeight + warp_row % kRowTileHeight;
       if constexpr (kStore == kDirect) {
         store_elements(problem, shared, now, row0, sums);
       } else {
@@ -762,7 +762,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
             const int e = word * 32 + __ffs(left) - 1;
             const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = now.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
             if (n >= product.N) continue;
-            const float sum = exact_sum(problem, first, last, slot, int(row % product.R), n, now.batch);
+            const float sum = exact_sum(problem, first, last, row_tile, int(row % product.R), n, now.batch);
             C* target = product.c + now.batch * product.c_batch + row * product.c_row + n * product.c_col;
             store_element(product, target, sum);
           }

@@ -1,13 +1,13 @@
 // Which blocks of A and B meet in A @ B: for each block row of the result its columns, in order, and for each of these the
 // pairs (block of A, block of B) that it is the sum of, in the order in which A and B store them.
 // A warp has a block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and deals
-// the pairs out. A row's columns wait behind the pairs of the rows before until it is known how many columns these have.
+// the pairs out. A row's columns are kept from the place of its first pair on, until it is known how many columns these have.
 #include "common/bsr.cuh"
 
 using Index = INDEX;
 
 constexpr int kThreads = 128;
-constexpr u32 kNone = 0xffffffffu;  // no column: a free slot, or behind the last one
+constexpr u32 kNone = 0xffffffffu;  // no column: a free slot, or after the last one
 
 struct BlockPattern {
   const Index* indices;  // (blocks,)
@@ -145,7 +145,7 @@ list_pairs(const __grid_constant__ SpgemmPattern m) {
   u32* list = base + 2 * m.slots;
   for (i64 i = blockIdx.x * i64(warps) + warp; i < m.a.rows; i += i64(gridDim.x) * warps) {
     const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
-    const i64 first = m.before[i], behind = m.before[i + 1];
+    const i64 first = m.before[i], row_end = m.before[i + 1];
     table.clear();
     __syncwarp();
     for_pairs(m, row, [&](int, int, u32 column) {
@@ -172,7 +172,7 @@ list_pairs(const __grid_constant__ SpgemmPattern m) {
       const u32 slot = k < columns ? table.find(list[k]) : 0;
       const int own = k < columns ? table.values[slot] : 0;
       const int end = pairs + scanned(own);
-      if (k < columns && first + k < behind) {
+      if (k < columns && first + k < row_end) {
         table.values[slot] = end - own;
         m.column[first + k] = int(list[k]);
         m.start[first + k] = int(first) + end - own;
@@ -190,14 +190,14 @@ list_pairs(const __grid_constant__ SpgemmPattern m) {
       if (slot != kNone && earlier == 0) table.values[slot] = next + __popc(same);
       __syncwarp();
       const i64 place = first + next + __popc(earlier);
-      if (slot != kNone && place < behind) m.left[place] = p, m.right[place] = q;
+      if (slot != kNone && place < row_end) m.left[place] = p, m.right[place] = q;
     });
-    for (i64 k = first + pairs + lane_id(); k < behind; k += 32) m.left[k] = m.right[k] = -1;  // columns out of range
+    for (i64 k = first + pairs + lane_id(); k < row_end; k += 32) m.left[k] = m.right[k] = -1;  // columns out of range
     __syncwarp();
   }
 }
 
-// The columns of all rows, one behind the other.
+// The columns of all rows, one after the other.
 extern "C" __global__ void __launch_bounds__(kThreads)
 pack_columns(const __grid_constant__ SpgemmPattern m) {
   const i64 step = i64(gridDim.x) * (kThreads / 32);

@@ -17,7 +17,7 @@ using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // none is 
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kPairs = PAIRS;        // of instructions side by side
-constexpr int kTogether = TOGETHER;  // instructions one behind the other whose operands are under way
+constexpr int kTogether = TOGETHER;  // instructions in a row whose operands are under way
 constexpr int kCtas = CTAS;          // that share a multiprocessor at least
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTiles = (kR + 7) / 8 < TILES ? (kR + 7) / 8 : TILES;
@@ -40,18 +40,18 @@ struct Line {
   const u8* indices;  // of the blocks
   const u8* b;        // its columns of the first row of B
   u32 pitch;          // bytes from a row of B to the next
-  Number columns, read[kPairs];  // block columns that there are, and that this lane reads: none behind the last column
+  Number columns, read[kPairs];  // block columns that there are, and that this lane reads: none after the last column
 };
 
 // Adds what kTogether instructions from k on take; kWhole: there is as much.
 template <bool kWhole>
-__device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&sums)[kTiles][kPairs][4]) {
+__device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&sums)[kTiles][kPairs][4]) {
   u32 row[kTogether];
   Index column[kTogether];
   f64 a[kTogether][kTiles], x[kTogether][kPairs][2];
 #pragma unroll
   for (int u = 0; u < kTogether; ++u) {
-    const u32 at = kWhole || k + 4 * u < behind ? k + 4 * u : 0, block = opaque(at / kK);
+    const u32 at = kWhole || k + 4 * u < end ? k + 4 * u : 0, block = opaque(at / kK);
     column[u] = read_global<Index>(line.indices + block * u32(sizeof(Index)));
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -60,7 +60,7 @@ __device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&s
   }
 #pragma unroll
   for (int u = 0; u < kTogether; ++u) {
-    const bool inside = kWhole || k + 4 * u < behind;
+    const bool inside = kWhole || k + 4 * u < end;
     const u8* from = line.b + u64(u32(column[u]) * kK + row[u]) * line.pitch;
 #pragma unroll
     for (int w = 0; w < kPairs; ++w) read_two(x[u][w], from + 128 * w, inside && Number(column[u]) < line.read[w]);
@@ -112,11 +112,11 @@ spmm_f64(const __grid_constant__ Problem problem) {
     for (int first = int(range.first); first < last; first += kSome) {
       line.values = opaque(reinterpret_cast<const u8*>(problem.data + i64(first) * (kR * kK)) + row_of(0));
       line.indices = opaque(reinterpret_cast<const u8*>(problem.indices + first));
-      const u32 behind = u32(last - first < kSome ? last - first : kSome) * kK;
+      const u32 end = u32(last - first < kSome ? last - first : kSome) * kK;
       u32 k = at.deep;
 #pragma unroll 1
-      for (; k + 4 * kTogether <= behind + at.deep; k += 4 * kTogether) add<true>(line, k, behind, sums);
-      if (k < behind + at.deep) add<false>(line, k, behind, sums);
+      for (; k + 4 * kTogether <= end + at.deep; k += 4 * kTogether) add<true>(line, k, end, sums);
+      if (k < end + at.deep) add<false>(line, k, end, sums);
       if (last - first <= kSome) break;
     }
     const Place to(opaque(threadIdx.x));  // anew: what is kept of it takes registers

@@ -33,7 +33,7 @@ static_assert(32 % kLanes == 0 && kR % kRowLanes == 0 && kK % kColumnLanes == 0 
 
 // Rows of more than kLong blocks, and the shares of CTAs, made by schedule.py and launch.py.
 struct LongRows {
-  const int4* pieces;   // {block row, first block, behind the last one, number within the row}
+  const int4* pieces;   // {block row, first block, end, number within the row}
   const int2* parents;  // piece -> {first piece of its row, pieces of it}
   const int* count;     // pieces
   const i64* bounds;    // of the shares of CTAs that have neighbouring rows

@@ -26,7 +26,7 @@ struct Attention {
   Out* o;
   Sum* lse;  // (batches, heads, queries) or null
   Strides q_strides, k_strides, v_strides, o_strides;
-  // Sequences of different lengths, one behind the other: where they begin, and tile -> sequence. Else null.
+  // Sequences of different lengths, one after the other: where they begin, and tile -> sequence. Else null.
   const int *q_bounds, *k_bounds, *sequences;
   const int* order;  // place -> tile, for each pattern; null: as they come, or backwards
   // A mask by tiles: tile of queries -> first entry; entry -> tile of keys, and -1 if it is allowed whole or the place in
@@ -111,8 +111,8 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   // Keys that any of the queries sees.
   const int from = max(x.key, x.row + x.low), to = min(x.keys, last_row + x.high + 1);
   if (x.row > last_row || from >= to) return x;
-  const int low_tile = (from - x.key) / kTileK, behind = (to - x.key + kTileK - 1) / kTileK;
-  if (!a.first) return x.first = low_tile, x.last = behind, x;
+  const int low_tile = (from - x.key) / kTileK, end_tile = (to - x.key + kTileK - 1) / kTileK;
+  if (!a.first) return x.first = low_tile, x.last = end_tile, x;
   x.first = clamp(a.first[pattern * a.tiles + tile], 0, a.entries);
   x.last = clamp(a.first[pattern * a.tiles + tile + 1], x.first, a.entries);
   if (a.left < a.keys || a.right < a.keys) {  // entries are sorted: leave out those beyond both ends
@@ -120,7 +120,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
     for (int e = x.first + int(threadIdx.x % 32); __any_sync(0xffffffffu, e < x.last); e += 32) {
       const int column = e < x.last ? a.columns[e] : low_tile;
       under += __popc(__ballot_sync(0xffffffffu, column < low_tile));
-      over += __popc(__ballot_sync(0xffffffffu, column >= behind));
+      over += __popc(__ballot_sync(0xffffffffu, column >= end_tile));
     }
     x.first = min(x.first + under, x.last);
     x.last = max(x.last - over, x.first);

@@ -39,21 +39,21 @@ __device__ __forceinline__ void store_sum(const Product<A, B, C, Acc, Index>& pr
   *target = Store<C>::from(multiply_add(problem.alpha, sum, before));
 }
 
-// The work list of a pattern for the tensor cores, made by schedule.py. A block row is cut into slots of equal height
-// that divide R; a group is a few slots that share a CTA, walked over the union of their block columns.
+// The work list of a pattern for the tensor cores, made by schedule.py. A block row is cut into row tiles of equal height
+// that divide R; a group is a few row tiles that share a CTA, walked over the union of their block columns.
 struct Schedule {
-  const int4* items;    // {group, first entry, behind the last entry, piece or -1}, longest first
-  const int4* splits;   // piece -> {first piece of its group, pieces, the group's first entry, behind its last}
+  const int4* items;    // {group, first entry, end, piece or -1}, longest first
+  const int4* splits;   // piece -> {first piece of its group, pieces, the group's first entry and end}
   const int* count;     // items
   const int* columns;   // entry -> block column; block_cols for what lies outside
-  const int* blocks;    // entry * slots + slot -> block, or -1 where the slot's row lacks it
-  const int* slots;     // group * slots + slot -> first row / slot height, or -1
+  const int* blocks;    // entry * row tiles + row tile -> block, or -1 where the row tile's row lacks it
+  const int* row_tiles;     // group * row tiles + row tile -> first row / row tile height, or -1
   int* counters;        // {tiles claimed, CTAs that are done}, zero before and after
   f32* partial;         // sums of the pieces of groups that were split
   int* arrived;         // pieces that are there, per split group, column tile and warpgroup; zero before and after
 };
 #ifdef SCHEDULE_BYTES
-CHECK_LAYOUT(Schedule, SCHEDULE, (items)(splits)(count)(columns)(blocks)(slots)(counters)(partial)(arrived))
+CHECK_LAYOUT(Schedule, SCHEDULE, (items)(splits)(count)(columns)(blocks)(row_tiles)(counters)(partial)(arrived))
 #endif
 
 struct Range { i64 first, last; };

@@ -6,7 +6,7 @@
 #include "ptx/cp_async.cuh"
 
 // ------------------------------------------------------------------------------- chunks
-// Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: behind the last one is rubbish.
+// Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: what comes after the last one is rubbish.
 template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
   static constexpr int kBytes = (kRead * kBlockBytes + 15) / 16 * 16 + 16;
   alignas(16) u8 values[kBytes];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, Chunk<Index, kBloc
   if (rest.first + count < problem.blocks) {
 #pragma unroll
     for (int at = 0; at < kMost; at += 512) copy_if<16>(at < bytes, to + at, from + at);
-  } else {  // nothing is read behind the last block
+  } else {  // nothing is read beyond the last block
 #pragma unroll 1
     for (int at = 0; at < kMost; at += 512) copy_some_if(at < bytes, to + at, from + at, bytes - at < 16 ? bytes - at : 16);
   }

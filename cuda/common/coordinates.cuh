@@ -23,11 +23,11 @@ __device__ __forceinline__ void for_blocks(const StoredPattern<Index>& a, Visit 
   const i64 begin = a.indptr[0], end = a.indptr[a.rows];
   const i64 stride = i64(gridDim.x) * blockDim.x * kNeighbors;
   for (i64 p0 = (blockIdx.x * i64(blockDim.x) + threadIdx.x) * kNeighbors; p0 < a.blocks; p0 += stride) {
-    i64 row = 0, behind = a.rows;  // the last row that starts at or before p0
-    while (behind - row > 1) {
-      const i64 middle = (row + behind) / 2;
+    i64 row = 0, upper = a.rows;  // the last row that starts at or before p0
+    while (upper - row > 1) {
+      const i64 middle = (row + upper) / 2;
       if (i64(a.indptr[middle]) <= p0) row = middle;
-      else behind = middle;
+      else upper = middle;
     }
     for (i64 p = p0; p < p0 + kNeighbors && p < a.blocks; ++p) {
       while (row + 1 < a.rows && i64(a.indptr[row + 1]) <= p) ++row;
