@@ -97,6 +97,7 @@ template <int kDim> struct Tile {
 };
 
 constexpr u32 kStageBytes = Tile<kD>::kBytes + Tile<kDv>::kBytes;
+constexpr int kFours = kDv / 4;    // four columns of a row at a time
 constexpr int kPitch = kDv + 8;  // of sums in shared memory: lanes that write two floats meet no bank twice
 
 // What the warps leave to each other at the end, in the place of the tiles; then what joins pieces.
@@ -146,6 +147,38 @@ __device__ __forceinline__ void look(const Decode& p, const Keys& keys, int batc
   const int page = p.table ? min(max(p.table[i64(batch) * p.table_width + key / p.page], 0), p.pages - 1) : batch;
   row = (page * p.kv_heads + head) * p.page + key % p.page;
 }
+
+// Copies of a warp, which run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of one stage.
+struct Copier {
+  const Decode& p;
+  const Keys& keys;
+  int batch, head, first, last;
+  u32 warp, lane, ring;
+  int lane_key = -1, lane_row = 0, stage_key = -1, ahead_key = -1, ahead_row = 0;
+
+  __device__ __forceinline__ void advance(int step) {
+    if (step % 32 == 0) {
+      const int n = first + int(warp) + (step + int(lane)) * kWarps;
+      lane_key = -1;
+      if (n < last) look(p, keys, batch, head, n, lane_key, lane_row);
+    }
+    ahead_key = __shfl_sync(kAll, lane_key, step % 32);
+    ahead_row = __shfl_sync(kAll, lane_row, step % 32);
+  }
+  __device__ __forceinline__ void copy_keys(u32 stage) const {
+    if (ahead_key >= 0)
+      Tile<kD>::copy(ring + stage * kStageBytes, p.k + i64(ahead_row) * kD, lane, keys.begin - ahead_key,
+                     keys.end - ahead_key);
+    copy_commit();
+  }
+  __device__ __forceinline__ void copy_values(u32 stage) {
+    if (ahead_key >= 0)
+      Tile<kDv>::copy(ring + stage * kStageBytes + Tile<kD>::kBytes, p.v + i64(ahead_row) * kDv, lane,
+                      keys.begin - ahead_key, keys.end - ahead_key);
+    copy_commit();
+    if (lane == stage) stage_key = ahead_key;
+  }
+};
 
 // ---------------------------------------------------------------------------------- a warp's rows
 struct Rows {
@@ -376,94 +409,9 @@ __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int
         total == 0 ? minus_infinity() : (maximum + log2f(total)) / kLog2E;
 }
 
-// ---------------------------------------------------------------------------------- the kernel
-// Grid: pieces, KV heads by tiles of rows, batch.
-extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
-  extern __shared__ __align__(128) u8 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int batch = blockIdx.z, row_tiles = gridDim.y / p.kv_heads;
-  const int head = blockIdx.y / row_tiles, first_row = blockIdx.y % row_tiles * kRows;
-  const int rows = min(p.group * p.queries - first_row, kRows);
-  const Keys keys(p, batch);
-  const int wanted = (keys.steps + p.piece_tiles - 1) / p.piece_tiles;
-  const int pieces = min(max(wanted, 1), int(gridDim.x)), piece = blockIdx.x;
-  if (piece >= pieces) return;
-  const int each = keys.steps / pieces, more = keys.steps % pieces;
-  const int first = piece * each + min(piece, more), last = first + each + (piece < more ? 1 : 0);
-  const int count = (last - first - int(warp) + kWarps - 1) / kWarps;  // steps of this warp
-
-  // Copies run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of one stage.
-  const u32 ring = shared_address(shared.tiles[warp]), queries = shared_address(shared.queries);
-  int lane_key = -1, lane_row = 0, stage_key = -1, ahead_key = -1, ahead_row = 0;
-  const auto advance = [&](int step) {
-    if (step % 32 == 0) {
-      const int n = first + int(warp) + (step + int(lane)) * kWarps;
-      lane_key = -1;
-      if (n < last) look(p, keys, batch, head, n, lane_key, lane_row);
-    }
-    ahead_key = __shfl_sync(kAll, lane_key, step % 32);
-    ahead_row = __shfl_sync(kAll, lane_row, step % 32);
-  };
-  const auto copy_keys = [&](u32 stage) {
-    if (ahead_key >= 0)
-      Tile<kD>::copy(ring + stage * kStageBytes, p.k + i64(ahead_row) * kD, lane, keys.begin - ahead_key,
-                     keys.end - ahead_key);
-    copy_commit();
-  };
-  const auto copy_values = [&](u32 stage) {
-    if (ahead_key >= 0)
-      Tile<kDv>::copy(ring + stage * kStageBytes + Tile<kD>::kBytes, p.v + i64(ahead_row) * kDv, lane,
-                      keys.begin - ahead_key, keys.end - ahead_key);
-    copy_commit();
-    if (lane == stage) stage_key = ahead_key;
-  };
-#pragma unroll 1
-  for (int i = 0; i < kStages; ++i) {
-    advance(i);
-    copy_keys(i);
-    copy_values(i);
-  }
-
-  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries,
-           warp, lane);
-  const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // by all queries
-  u32 stage = 0;
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    const int key = __shfl_sync(kAll, stage_key, stage);
-    const bool masked = key < seen_from || key + kKeys - 1 > seen_to;
-    const u32 tile = ring + stage * kStageBytes;
-    f32 scores[kSlabs][2][4];
-    copy_wait<2 * kStages - 1>();
-    __syncwarp();
-    if (key >= 0) own.multiply_keys(scores, tile, queries, lane);
-    __syncwarp();
-    advance(i + kStages);
-    copy_keys(stage);
-    if (key >= 0) own.softmax(p, keys, scores, key, masked, lane);
-    copy_wait<2 * kStages - 1>();
-    __syncwarp();
-    if (key >= 0) {
-      if (masked && p.queries > 1)
-        own.multiply_values_apart(p, keys, scores, tile + Tile<kD>::kBytes, key, lane);
-      else
-        own.multiply_values(scores, tile + Tile<kD>::kBytes, lane);
-    }
-    __syncwarp();
-    copy_values(stage);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  copy_wait<0>();
-  __syncthreads();
-  own.leave(shared.ends, warp, lane);
-  __syncthreads();
-
-  // The warps' sums, in their order: the result, or a piece of it.
-  constexpr int kFours = kDv / 4;
-  const i64 tile_number = (i64(batch) * gridDim.y + blockIdx.y), all_pieces = i64(gridDim.z) * gridDim.y * gridDim.x;
-  f32* sums = p.partial + tile_number * gridDim.x * (kRows * kDv);
-  float2* ends = reinterpret_cast<float2*>(p.partial + all_pieces * (kRows * kDv)) + tile_number * gridDim.x * kRows;
+// The warps' sums, in their order: the result, or number `piece` of so many pieces of it.
+__device__ __forceinline__ void join_warps(const Decode& p, const Shared& shared, f32* sums, float2* ends, int pieces,
+                                           int piece, int batch, int head, int first_row, int rows) {
 #pragma unroll 1
   for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
     const int row = item / kFours, column = item % kFours * 4;
@@ -486,17 +434,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
       if (column == 0) ends[piece * kRows + row] = make_float2(maximum, total);
     }
   }
-  if (pieces == 1) return;
+}
 
+// Is this CTA the last of a head's pieces to come? Then it sees what the others wrote.
+__device__ __forceinline__ bool is_last_piece(int* arrived, int pieces) {
   __threadfence();
   __syncthreads();
   int is_last = 0;
   if (threadIdx.x == 0) {
-    is_last = atomicAdd(p.arrived + tile_number, 1) == pieces - 1;
-    if (is_last) p.arrived[tile_number] = 0;
+    is_last = atomicAdd(arrived, 1) == pieces - 1;
+    if (is_last) *arrived = 0;
   }
-  if (!__syncthreads_or(is_last)) return;
+  if (!__syncthreads_or(is_last)) return false;
   __threadfence();
+  return true;
+}
+
+// By the CTA that comes last: how much each piece of its rows counts. A piece has {maximum, total} of each row.
+__device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends, int pieces, int rows, u32 warp, u32 lane) {
 #pragma unroll 1
   for (int row = warp; row < rows; row += kWarps) {
     f32 maximum = minus_infinity(), total = 0;
@@ -516,6 +471,73 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
     if (lane == 0) shared.join.maxima[row] = maximum, shared.join.totals[row] = total;
   }
+}
+
+// ---------------------------------------------------------------------------------- the kernel
+// Grid: pieces, KV heads by tiles of rows, batch.
+extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
+  extern __shared__ __align__(128) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int batch = blockIdx.z, row_tiles = gridDim.y / p.kv_heads;
+  const int head = blockIdx.y / row_tiles, first_row = blockIdx.y % row_tiles * kRows;
+  const int rows = min(p.group * p.queries - first_row, kRows);
+  const Keys keys(p, batch);
+  const int wanted = (keys.steps + p.piece_tiles - 1) / p.piece_tiles;
+  const int pieces = min(max(wanted, 1), int(gridDim.x)), piece = blockIdx.x;
+  if (piece >= pieces) return;
+  const int each = keys.steps / pieces, more = keys.steps % pieces;
+  const int first = piece * each + min(piece, more), last = first + each + (piece < more ? 1 : 0);
+  const int count = (last - first - int(warp) + kWarps - 1) / kWarps;  // steps of this warp
+
+  const u32 ring = shared_address(shared.tiles[warp]), queries = shared_address(shared.queries);
+  Copier copier{p, keys, batch, head, first, last, warp, lane, ring};
+#pragma unroll 1
+  for (int i = 0; i < kStages; ++i) {
+    copier.advance(i);
+    copier.copy_keys(i);
+    copier.copy_values(i);
+  }
+
+  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries, warp, lane);
+  const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // by all queries
+  u32 stage = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const int key = __shfl_sync(kAll, copier.stage_key, stage);
+    const bool masked = key < seen_from || key + kKeys - 1 > seen_to;
+    const u32 tile = ring + stage * kStageBytes;
+    f32 scores[kSlabs][2][4];
+    copy_wait<2 * kStages - 1>();
+    __syncwarp();
+    if (key >= 0) own.multiply_keys(scores, tile, queries, lane);
+    __syncwarp();
+    copier.advance(i + kStages);
+    copier.copy_keys(stage);
+    if (key >= 0) own.softmax(p, keys, scores, key, masked, lane);
+    copy_wait<2 * kStages - 1>();
+    __syncwarp();
+    if (key >= 0) {
+      if (masked && p.queries > 1)
+        own.multiply_values_apart(p, keys, scores, tile + Tile<kD>::kBytes, key, lane);
+      else
+        own.multiply_values(scores, tile + Tile<kD>::kBytes, lane);
+    }
+    __syncwarp();
+    copier.copy_values(stage);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  copy_wait<0>();
+  __syncthreads();
+  own.leave(shared.ends, warp, lane);
+  __syncthreads();
+
+  const i64 tile_number = (i64(batch) * gridDim.y + blockIdx.y), all_pieces = i64(gridDim.z) * gridDim.y * gridDim.x;
+  f32* sums = p.partial + tile_number * gridDim.x * (kRows * kDv);
+  float2* ends = reinterpret_cast<float2*>(p.partial + all_pieces * (kRows * kDv)) + tile_number * gridDim.x * kRows;
+  join_warps(p, shared, sums, ends, pieces, piece, batch, head, first_row, rows);
+  if (pieces == 1 || !is_last_piece(p.arrived + tile_number, pieces)) return;
+  weigh_pieces(shared, ends, pieces, rows, warp, lane);
   __syncthreads();
 #pragma unroll 1
   for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {

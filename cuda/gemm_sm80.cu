@@ -105,6 +105,23 @@ struct Copier {
     }
   }
 
+  // The first stages of a tile, of entries `from` to `to` - 1 of a group.
+  __device__ __forceinline__ void start(int group, int from, int to, int stage) {
+    entry = from, last = to, k = 0;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) copy_indices(from + i);
+    copy_commit();
+    if (threadIdx.x < kRowTiles) {
+      const int place = schedule.row_tiles[i64(group) * kRowTiles + threadIdx.x];
+      shared.places[threadIdx.x] = place;
+      shared.starts[threadIdx.x] = u32(max(place, 0)) * kRowTileHeight % problem.R;
+    }
+    copy_wait<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < kAhead; ++i) copy(stage + i < kStages ? stage + i : stage + i - kStages);
+  }
+
   // All copies of the next stage; a group of them is committed even when none is left.
   __device__ __forceinline__ void copy(int stage) {
     const u32 thread = opaque(threadIdx.x), lane = thread % 32;
@@ -173,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const u32 thread = threadIdx.x, warp = uniform(thread / 32);
   const u32 warp_m = warp / kWarpsN * kWarpM, warp_n = warp % kWarpsN * kWarpN, first_row_tile = warp_m / kRowTileHeight;
-  const int R = problem.R, K = problem.K;
+  const int K = problem.K;
   const int column_tiles = int((problem.N + kTileN - 1) / kTileN), batches = int(problem.batches);
   if (*schedule.count == 0 || column_tiles == 0) return;
   Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
@@ -197,19 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     const int columns = int(min(problem.N - column, i64(kTileN)));
     copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col;
     copier.columns = columns;
-    copier.entry = first, copier.last = last, copier.k = 0;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) copier.copy_indices(first + i);
-    copy_commit();
-    if (threadIdx.x < kRowTiles) {
-      const int place = schedule.row_tiles[i64(group) * kRowTiles + threadIdx.x];
-      shared.places[threadIdx.x] = place;
-      shared.starts[threadIdx.x] = u32(max(place, 0)) * kRowTileHeight % R;
-    }
-    copy_wait<0>();
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) copier.copy(stage + i < kStages ? stage + i : stage + i - kStages);
+    copier.start(group, first, last, stage);
 
     Sums sums = {};
     int k = 0;

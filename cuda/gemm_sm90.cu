@@ -659,6 +659,21 @@ __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& 
   }
 }
 
+// A warp's 16 rows go to C, at once or one by one while the next tile is multiplied.
+__device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
+                                      float (&sums)[kSums], Leaving& leaving) {
+  if constexpr (kStore == kDirect) {
+    store_elements(problem, shared, tile, row0, sums);
+  } else {
+    if (problem.product.alpha != 1) {
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) sums[e] *= problem.product.alpha;
+    }
+    leaving.finish(problem, shared);
+    leaving.take(problem, shared, sums, int(row0), tile);
+  }
+}
+
 // One element, block by block: for sums that an absent block may have spoiled.
 __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int row_tile, int row, i64 column,
                                         int batch) {
@@ -677,25 +692,28 @@ __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int 
   return sum;
 }
 
+__device__ __forceinline__ void init_barriers(Shared& shared) {
+  for (int s = 0; s < kStages; ++s) {
+    barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 32);
+    barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
+  }
+  for (int s = 0; s < kTiles; ++s) {
+    barrier_init(shared_address(&shared.tile_full[s]), 1);
+    barrier_init(shared_address(&shared.tile_empty[s]), kConsumers * 4 + (kFromRegisters ? 4 : 1));
+  }
+  barrier_init_fence();
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ GemmSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-
   if (threadIdx.x == 0) {
     prefetch_map(&problem.a);
     prefetch_map(&problem.b);
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 32);
-      barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
-    }
-    for (int s = 0; s < kTiles; ++s) {
-      barrier_init(shared_address(&shared.tile_full[s]), 1);
-      barrier_init(shared_address(&shared.tile_empty[s]), kConsumers * 4 + (kFromRegisters ? 4 : 1));
-    }
-    barrier_init_fence();
+    init_barriers(shared);
   }
 #ifdef STRESS  // stages start as NaN, so that a product of what was never copied shows
   for (u32 i = threadIdx.x; i < kStages * (kBytesA + kBytesB) / 4; i += kThreads)
@@ -703,7 +721,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
   proxy_fence();
 #endif
   __syncthreads();
-
   if (warpgroup == kConsumers) {
     fewer_registers<56>();
     if constexpr (kFromRegisters) {
@@ -714,7 +731,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
   } else {
     more_registers<224>();
-    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;  // a warp's 16 rows are in one row tile
+    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;  // 16 rows in one
     Ring<kStages> ring;
     Ring<kTiles> tiles;
     Leaving leaving;
@@ -741,16 +758,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
       Spoiled spoiled;
       if constexpr (kFromRegisters) spoiled.look_at(sums);
       const i64 row0 = i64(row_tile_number) * kRowTileHeight + warp_row % kRowTileHeight;
-      if constexpr (kStore == kDirect) {
-        store_elements(problem, shared, now, row0, sums);
-      } else {
-        if (product.alpha != 1) {
-#pragma unroll
-          for (int e = 0; e < kSums; ++e) sums[e] *= product.alpha;
-        }
-        leaving.finish(problem, shared);
-        leaving.take(problem, shared, sums, int(row0), now);
-      }
+      store(problem, shared, now, row0, sums, leaving);
       if constexpr (kFromRegisters) {
         if (!__any_sync(0xffffffffu, spoiled.any)) continue;
         leaving.finish(problem, shared);
