@@ -260,7 +260,7 @@ def gemm_sm90() -> Picture:
     p.text(14, 6.4, "A", at="center")
     p.grid(5, 7.85, rows, 1.5, {"x": "multiply", "y": "sum"})
     p.arrow((23.6, 10.85), (29, 10.85))
-    p.text(26.3, 9.6, "row_matching.cu", at="center", size=8)
+    p.text(26.3, 9.6, "matched", at="center", size=8)
     for group, (columns, upper, lower, kind) in enumerate(
         [((0, 2, 5, 7, 8, 10), "xxxx.x", "xxx.xx", "multiply"), ((1, 3, 4, 6, 9, 11), "y.yyyy", "yy.yyy", "sum")]
     ):
@@ -327,9 +327,7 @@ def gemm_sm90() -> Picture:
 
 def gemm_sm80() -> Picture:
     p = Picture(45.5, "gemm_sm80: C = alpha A @ B + beta C by cp.async and mma.sync")
-    p.prose(
-        4, "A tile of 128 x 256, row tiles of 32 rows: warps w and w + 4, of one scheduler, own all of them."
-    )
+    p.prose(4, "A tile of 128 x 256, row tiles of 32 rows: warps w and w + 4, of one scheduler, own all of them.")
     colors = ["load", "softmax", "sum", "look"]
     for w in range(8):
         x, y = 12 + 11 * (w % 4), 6.5 + 4.8 * (w // 4)

@@ -140,7 +140,10 @@ def test_a_picture_is_small_and_readable_in_print(kernel: str) -> None:
 
 def test_every_kernel_is_drawn_and_no_text_may_leave_its_box() -> None:
     module = drawing()
-    assert list(module.PICTURES) == list(dict.fromkeys(module.PICTURES)) and set(module.PICTURES) == set(KERNELS) | MORE_PICTURES
+    assert (
+        list(module.PICTURES) == list(dict.fromkeys(module.PICTURES))
+        and set(module.PICTURES) == set(KERNELS) | MORE_PICTURES
+    )
     picture = module.Picture(10, "a page")
     with pytest.raises(ValueError, match="does not fit"):
         picture.box(1, 4, 2, 2, "much too long for it")
