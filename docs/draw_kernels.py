@@ -927,7 +927,8 @@ def work_list() -> Picture:
     p = Picture(44, "work_list: the entries of groups of row tiles, and the groups by length")
     p.prose(
         4.2,
-        "Two row tiles a group. Tile 0 has blocks 0, 1, 2 in columns 2, 0, 2; tile 1 has 3, 4 in 3, 2; tile 2 has 5 in 1. "
+        "Two row tiles a group. Tile 0 has blocks 0, 1, 2 in columns 2, 0, 2; tile 1 has 3, 4 in 3, 2; "
+        "tile 2 has 5 in 1. "
         "Block 6 lies outside.",
     )
     keys = ((0, 0, 0, 1), (0, 2, 0, 0), (0, 2, 0, 2), (0, 2, 1, 4), (0, 3, 1, 3), (1, 1, 0, 5), (2, 4, 0, 6))
@@ -1128,7 +1129,10 @@ def attention_simt() -> Picture:
     result = "out = sums / total, lse = ln 2 (top + log2 total); 0 and -inf if no key was seen"
     last = p.box(25, 21.6, 47, 2.4, result, "store", size=8)
     p.arrow((68, 16.2), (68, last.y))
-    about = "The function is attend_row of common/attention.cuh; the other two call it for queries that are to be done again."
+    about = (
+        "The function is attend_row of common/attention.cuh; the other two call it for queries that are to be done "
+        "again."
+    )
     p.prose(26, about, size=8)
     p.legend(28.4)
     return p
