@@ -88,8 +88,8 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             ),
         ),
     ),
-    "match": ("row_matching.cu", ("prepared.py:_matched", "merge_launch.py:stored", "configs.py:RowMatching")),
-    "merge": (
+    "row_matching": ("row_matching.cu", ("prepared.py:_matched", "merge_launch.py:stored", "configs.py:RowMatching")),
+    "work_list": (
         "work_list.cu",
         (*(f"merge_launch.py:{x}" for x in ("stored", "merged", "whole", "_start")), "configs.py:WorkListKernel"),
     ),
@@ -135,11 +135,11 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("device.py:CupyBackend.sampled", "configs.py:BlockProductsSm80", "tuning.py:block_products_sm80"),
         ),
     ),
-    "pairs": (
+    "spgemm_simt": (
         "spgemm_simt.cu",
         ("device.py:CupyBackend.pair_products", "prepared.py:run", "configs.py:SpgemmSimt", "tuning.py:pairs"),
     ),
-    "meet": (
+    "spgemm_pattern": (
         "spgemm_pattern.cu",
         ("meet_launch.py:product_pattern", "meet_launch.py:_table", "configs.py:SpgemmPattern"),
     ),
