@@ -1,0 +1,243 @@
+"""What attention and decode remember between calls, on kernels that only write down what they are given.
+
+A launch is the same whether other launches are remembered or none: whatever it depends on is a part of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from bsrgemm import BlockMask, KVCache
+from bsrgemm._attention import decode_launch
+from bsrgemm._attention import launch as attention_launch
+from bsrgemm._attention.call import AttentionCall, DecodeCall
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import device, forced_kernel, jit
+from bsrgemm.dtypes import BFLOAT16
+
+from ..emulator import emulator
+from ..emulator.emulator import Array, put
+
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+U8 = np.dtype(np.uint8)
+SHAPE = (2, 4, 256, 64)
+
+
+class Kernel:
+    """Starts nothing, and keeps its name, its launch and its argument."""
+
+    def __init__(self, name: str, started: list[Any]) -> None:
+        self.name, self.started = name, started
+
+    def __call__(self, grid: Any, threads: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
+        self.started.append((self.name, grid, threads, shared_mem, *(x.tobytes() for x in args)))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[Any]]:
+    found: list[Any] = []
+    counters = put(np.zeros(4096, np.int32))
+    with (
+        emulator.emulated(tmp_path, arch="sm_90a"),
+        patch.object(jit, "load", lambda spec, arch: Kernel(str(spec), found)),
+        patch.object(attention_launch, "counters", lambda count: counters),
+        patch.object(decode_launch.workspace, "counters", lambda count: counters),
+    ):
+        yield found
+
+
+#: Memory in which operands that begin at the same place lie.
+ROOMS = {name: put(np.ones(4 * 2 * 4 * 256 * 64, F16)) for name in ("q", "k", "v", "out")}
+
+
+def lying(room: str, shape: tuple[int, ...] = SHAPE, dtype: Any = F16, skip: int = 0, pitch: int = 0) -> Array:
+    """An array in a room, from an element on, whose rows are `pitch` elements apart."""
+    columns = shape[-1]
+    whole = (*shape[:-1], pitch or columns)
+    flat = ROOMS[room].view(dtype).reshape(-1)[skip : skip + int(np.prod(whole))]
+    return flat.reshape(whole)[..., :columns]
+
+
+def usual(**changes: Any) -> AttentionCall:
+    operands = {name: lying(name) for name in ROOMS}
+    options = {"lse": None, "acc": F32, "scale": 0.1, "softcap": None, "left": 2**30, "right": 2**30}
+    return AttentionCall(**{**operands, **options, "bottom_right": True, **changes})
+
+
+LSE = put(np.zeros(SHAPE[:3], F32))
+#: Each beside what is usual.
+CHANGES: dict[str, Callable[[], AttentionCall]] = {
+    **{f"place of {x}": lambda x=x: usual(**{x: lying(x, skip=64)}) for x in ROOMS},
+    **{f"alignment of {x}": lambda x=x: usual(**{x: lying(x, skip=1)}) for x in ROOMS},
+    **{f"strides of {x}": lambda x=x: usual(**{x: lying(x, pitch=72)}) for x in ROOMS},
+    "queries": lambda: usual(q=lying("q", (2, 4, 200, 64)), out=lying("out", (2, 4, 200, 64))),
+    "keys": lambda: usual(k=lying("k", (2, 4, 200, 64)), v=lying("v", (2, 4, 200, 64))),
+    "heads of keys": lambda: usual(k=lying("k", (2, 2, 256, 64)), v=lying("v", (2, 2, 256, 64))),
+    "head dim": lambda: usual(q=lying("q", (2, 4, 256, 32)), k=lying("k", (2, 4, 256, 32))),
+    "value dim": lambda: usual(v=lying("v", (2, 4, 256, 32)), out=lying("out", (2, 4, 256, 32))),
+    "dtype": lambda: usual(**{x: lying(x, dtype=BFLOAT16) for x in ROOMS}),
+    "dtype of out": lambda: usual(out=lying("out", dtype=BFLOAT16)),
+    "lse": lambda: usual(lse=LSE),
+    "scale": lambda: usual(scale=0.2),
+    "negative scale": lambda: usual(scale=-0.2),
+    "softcap": lambda: usual(softcap=3.0),
+    "left": lambda: usual(left=17),
+    "causal": lambda: usual(right=0),
+    "alignment of the band": lambda: usual(right=0, bottom_right=False),
+    "mask": lambda: usual(mask=MASK),
+    "mask of small blocks": lambda: usual(mask=FINE),
+    "mask for each head": lambda: usual(mask=PER_HEAD),
+}
+
+
+def placed(mask: BlockMask) -> BlockMask:
+    """A mask whose bits have an address, as on a card."""
+    object.__setattr__(mask, "bits", put(mask.bits))
+    return mask
+
+
+MASK = placed(BlockMask.causal(256, block=128, device="cpu"))
+FINE = placed(BlockMask.random(256, block=32, per_row=2, device="cpu", seed=1))
+PER_HEAD = placed(BlockMask.random(256, block=128, per_row=1, heads=(1, 4), device="cpu", seed=2))
+
+
+def launches(started: list[Any], call: AttentionCall) -> list[Any]:
+    started.clear()
+    attention_launch.forward(HOST, call)
+    return list(started)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attention_is_remembered_for_its_operands_only(change: str, started: list[Any]) -> None:
+    calls = [usual(), CHANGES[change](), usual()]
+    remembered = [launches(started, call) for call in calls]
+    fresh = []
+    for call in calls:
+        attention_launch._plans.clear()
+        fresh.append(launches(started, call))
+    assert remembered == fresh
+    assert remembered[0] == remembered[2] != remembered[1]
+
+
+def test_another_kernel_that_is_forced_counts_at_once(started: list[Any]) -> None:
+    first = launches(started, usual())
+    with forced_kernel.force_kernel("AttentionSm80"):
+        forced = launches(started, usual())
+    assert "attention_sm80" in forced[0][0] and launches(started, usual()) == first != forced
+
+
+def test_another_device_has_launches_of_its_own(started: list[Any]) -> None:
+    first = launches(started, usual())
+    with (
+        patch.object(attention_launch.cupy.cuda.runtime, "getDevice", lambda: "another"),
+        patch.object(device, "multiprocessors", lambda: 1),
+    ):
+        other = launches(started, usual())
+    assert other[0][1] != first[0][1]  # fewer CTAs for fewer multiprocessors
+    assert launches(started, usual()) == first
+
+
+def of_sequences(count: int) -> AttentionCall:
+    """fp8 attention of 256 tokens in so many sequences, its operands always at the same place."""
+    bounds = put(np.linspace(0, 256, count + 1).astype(np.int32))
+    operands = {name: lying(name, (1, 4, 256, 64), U8) for name in ("q", "k", "v")}
+    out = lying("out", (1, 4, 256, 64))
+    return usual(**operands, out=out, bounds=(bounds, bounds), fp8=True)
+
+
+def test_a_temporary_copy_at_the_same_place_has_the_map_of_its_own_shape(started: list[Any]) -> None:
+    """The transposed values of other sequences are longer; CuPy's pool gives them the memory of the last ones."""
+    temporary = put(np.zeros(1 << 20, U8))
+
+    def empty(shape: Any, dtype: Any) -> Array:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return temporary[:size].view(dtype).reshape(shape)
+
+    lists = put(np.zeros(64, np.int32))
+    sequences = attention_launch.mask_tiles.sequences
+
+    def at_one_place(*args: Any) -> list[Any]:
+        found = sequences(*args)
+        return [lists[:32][: len(found[0])], lists[32:][: len(found[1])]]
+
+    with (
+        patch.object(attention_launch.cupy, "empty", empty),
+        patch.object(attention_launch.mask_tiles, "sequences", at_one_place),
+    ):
+        calls = [of_sequences(1), of_sequences(3), of_sequences(1)]
+        remembered = [launches(started, call) for call in calls]
+        fresh = []
+        for call in calls:
+            attention_launch._plans.clear()
+            fresh.append(launches(started, call))
+    maps = [found[-1][4][2 * 128 : 3 * 128] for found in remembered]
+    assert maps == [found[-1][4][2 * 128 : 3 * 128] for found in fresh]
+    assert maps[0] == maps[2] != maps[1]
+
+
+# ------------------------------------------------------------------------------------------------- decode
+def cache_of(batch: int = 2, kv_heads: int = 2, head_dim: int = 64, value_dim: int = 64, tokens: int = 500) -> KVCache:
+    """A cache with so many tokens in each sequence, whose arrays have addresses."""
+    cache = KVCache(batch, kv_heads, 4096, head_dim, value_dim=value_dim, dtype="float16", device="cpu")
+    for name in ("k", "v", "_device_lengths"):
+        setattr(cache, name, put(getattr(cache, name)))
+    cache._lengths[:] = tokens
+    cache._longest, cache._total = tokens, batch * tokens
+    return cache
+
+
+CACHE = cache_of()
+
+
+def decoding(cache: KVCache = CACHE, heads: int = 4, queries: int = 1, **changes: Any) -> DecodeCall:
+    q = put(np.ones((cache.batch, heads, queries, cache.head_dim), F16))
+    out = put(np.ones((cache.batch, heads, queries, cache.value_dim), F16))
+    options = {"lse": None, "scale": 0.1, "softcap": None, "left": 4096}
+    return DecodeCall(**{"q": q, "cache": cache, "out": out, **options, **changes})
+
+
+BLOCKS = put(np.arange(8, dtype=np.int32).reshape(1, 1, 8))
+DECODES: dict[str, Callable[[], DecodeCall]] = {
+    "queries": lambda: decoding(queries=5),
+    "heads": lambda: decoding(heads=64),
+    "batch": lambda: decoding(cache_of(batch=3)),
+    "heads of the cache": lambda: decoding(cache_of(kv_heads=4)),
+    "head dim": lambda: decoding(cache_of(head_dim=128)),
+    "value dim": lambda: decoding(cache_of(value_dim=128)),
+    "tokens": lambda: decoding(cache_of(tokens=4000)),
+    "left": lambda: decoding(left=31),
+    "scale": lambda: decoding(scale=0.7),
+    "softcap": lambda: decoding(softcap=2.0),
+    "blocks": lambda: decoding(blocks=BLOCKS, block=32),
+    "size of blocks": lambda: decoding(blocks=BLOCKS, block=64),
+}
+
+
+@pytest.mark.parametrize("change", DECODES)
+def test_decode_is_remembered_for_its_operands_only(change: str, started: list[Any]) -> None:
+    temporary = put(np.zeros(1 << 22, F32))
+    with patch.object(decode_launch.workspace, "temporary", lambda count, dtype: temporary[:count]):
+        common = decoding()
+        calls = [common, DECODES[change](), replace(common)]
+
+        def launched(call: DecodeCall) -> Any:
+            started.clear()
+            decode_launch.decode(call)
+            return list(started)
+
+        remembered = [launched(call) for call in calls]
+        fresh = []
+        for call in calls:
+            decode_launch._plans.clear()
+            fresh.append(launched(call))
+    assert remembered == fresh
+    assert remembered[0] == remembered[2] != remembered[1]

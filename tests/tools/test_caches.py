@@ -1,0 +1,139 @@
+"""Every cache of the package is listed here with what its value depends on, and has that in its key.
+
+A cache that is not listed fails the first test: whoever adds one says what it depends on, and adds a test that changes
+one of these things at a time.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import bsrgemm
+
+PACKAGE = Path(bsrgemm.__file__).parent
+_DECORATORS = {"cache", "lru_cache", "remembered", "cached_property"}
+
+#: module: name -> what the value depends on, all of it in the key; where a test changes one at a time.
+CACHES: dict[str, dict[str, str]] = {
+    "_kernels/device.py": {"_attribute": "device and attribute: kernels/test_device.py"},
+    "_kernels/disk_cache.py": {"_memory": "the file name, which has a digest of sources, options and compiler"},
+    "_kernels/element_types.py": {
+        "accumulator": "the dtype",
+        "number": "the name of a type",
+        "types": "five dtypes",
+    },
+    "_kernels/jit.py": {
+        "_kernels": "spec with all definitions and structs, architecture, folder of sources: kernels/test_jit.py",
+        "_locks": "as _kernels",
+        "_device_targets": "the device: kernels/test_jit.py",
+        "_opaque": "a number of bytes",
+    },
+    "_kernels/structs.py": {
+        "Struct.offsets": "the fields",
+        "Struct.alignment": "the fields",
+        "Struct.size": "the fields",
+    },
+    "_kernels/tensor_map.py": {
+        "_encode": "address, dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
+        "_driver_function": "the process",
+    },
+    "_kernels/workspace.py": {
+        "_zeroed": "device, stream and, for the stream of each thread, the thread: kernels/test_workspace.py",
+        "_reserves": "device",
+        "_captures": "device, stream and number of the capture: kernels/test_workspace.py, gpu/test_memory.py",
+        "_capture_info": "the process",
+    },
+    "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
+    "_backend/threads.py": {"_blas": "the process"},
+    "_backend/array_kernels.py": {"segment": "dtype, operation, mean length and width"},
+    "_array/leaves.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
+    "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
+    "_products/heuristics.py": {
+        "wants_aligned_rows": "the problem",
+        "spmm": "types, sizes, transposed, aligned",
+        "spmv": "types, sizes, transposed, aligned",
+        "spgemm_simt": "types and sizes",
+    },
+    "_products/small_blocks.py": {
+        "spmv_small": "types, sizes, layout and row length",
+        "spmm_small": "types, sizes and layout",
+        "spmm_staged": "types, sizes and shared memory",
+        "spmm_f64": "index type and sizes",
+    },
+    "_products/matmul.py": {
+        "_check_held": "dtype, backend and name",
+        "product_dtypes": "three dtypes",
+        "_default_precision": "the environment variable as it was first read, as documented",
+    },
+    "_products/measured.py": {
+        "_loaded": "the file, whose name has the card: products/test_measured.py",
+        "_card_name": "device",
+    },
+    "_attention/arguments.py": {"attention": "the type of sums", "attention_sm90": "nothing"},
+    "_attention/attention.py": {"_dtypes": "five dtypes", "_fp8_dtypes": "five dtypes", "_sizes": "three shapes"},
+    "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
+    "_attention/launch.py": {
+        "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
+        "attention/test_launch.py",
+    },
+    "_attention/decode_launch.py": {"_plans": "device, dtype and sizes: attention/test_launch.py"},
+    "_attention/mask.py": {"_ones_of_16_bits": "nothing"},
+    "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
+    "dtypes.py": {
+        "_check_dtype": "dtype, list and name",
+        "result_dtype": "two dtypes",
+        "accumulator_dtype": "the dtype",
+    },
+}
+#: Rooms whose caches live as long as one command.
+COMMANDS = ("_benchmark", "_cli")
+
+
+def found() -> dict[str, set[str]]:
+    """Caches by module: decorated functions, and dictionaries and lists of modules that begin empty."""
+    caches: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name.split("/")[0] in COMMANDS:
+            continue
+        tree = ast.parse(path.read_text())
+        names = {f"{owner}{node.name}" for owner, node in functions(tree, "") if decorated(node)}
+        for node in tree.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                empty = isinstance(node.value, ast.Dict) and not node.value.keys
+                later = isinstance(node.value, ast.Constant) and node.value.value is None
+                if (empty or later) and node.target.id.startswith("_"):
+                    names.add(node.target.id)
+        if names:
+            caches[name] = names
+    return caches
+
+
+def functions(node: ast.AST, owner: str) -> list[tuple[str, ast.FunctionDef]]:
+    """Functions with the class that they are methods of."""
+    result: list[tuple[str, ast.FunctionDef]] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            result.append((owner, child))
+            result += functions(child, "")
+        else:
+            result += functions(child, f"{child.name}." if isinstance(child, ast.ClassDef) else owner)
+    return result
+
+
+def decorated(node: ast.FunctionDef) -> bool:
+    names = {d.func if isinstance(d, ast.Call) else d for d in node.decorator_list}
+    return any(isinstance(name, ast.Name) and name.id in _DECORATORS for name in names)
+
+
+def test_every_cache_is_listed_with_what_it_depends_on() -> None:
+    assert found() == {module: set(names) for module, names in CACHES.items()}
+
+
+def test_every_test_that_is_named_exists() -> None:
+    tests = PACKAGE.parent / "tests"
+    named = {
+        word.strip(",:") for names in CACHES.values() for text in names.values() for word in text.split() if "/" in word
+    }
+    assert named and all((tests / path).is_file() for path in named)
