@@ -50,6 +50,15 @@ INCLUDED = {
 _PAGE_OF = {ROOT / path: name for name, path in INCLUDED.items()} | {DOCS / "README.md": "index"}
 #: A link or a picture with a relative target: what stands before it, its words, the target.
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<words>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s:#][^()\s:]*)\)")
+#: The pages of the kernels, which the table of their index lists for readers without the site.
+_KERNELS = """
+```{toctree}
+:hidden:
+:glob:
+
+[a-z]*
+```
+"""
 _FENCE = re.compile(r"^ *(```|~~~)", re.MULTILINE)
 
 
@@ -82,7 +91,10 @@ def _read(app: Any, page: str, source: list[str]) -> None:
         source[0] = with_links_of_the_site(path.read_text(encoding="utf-8"), path.parent, page)
     else:
         source[0] = with_links_of_the_site(source[0], (DOCS / page).parent, page)
+    if page == "kernels/README":
+        source[0] += _KERNELS
 
 
-def setup(app: Any) -> None:
+def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

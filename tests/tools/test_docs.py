@@ -76,7 +76,11 @@ def _lines(text: str) -> Iterator[tuple[int, str, Fence | None]]:
         elif re.fullmatch(rf" *{opened['ticks'][0]}{{{len(opened['ticks'])},}}\s*", line):
             body = textwrap.dedent("\n".join(code)) + "\n"
             needs = _NEEDS.fullmatch(before)
-            yield number, "", Fence(opened["language"], body, start, tuple(needs["what"].split(" and ")) if needs else ())
+            yield (
+                number,
+                "",
+                Fence(opened["language"], body, start, tuple(needs["what"].split(" and ")) if needs else ()),
+            )
             opened, before = None, ""
         else:
             code.append(line)
