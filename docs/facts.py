@@ -8,6 +8,7 @@ stands for a value; wherever its words stand on its page, the values have to be 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -47,6 +48,29 @@ def record() -> dict[str, Any]:
 @cache
 def project() -> dict[str, Any]:
     found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+@cache
+def module_constants(path: Path) -> dict[str, Any]:
+    """The numbers, texts and tuples of them that a module assigns to names at its top level."""
+    found: dict[str, Any] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign) or any(isinstance(x, ast.Name | ast.Call) for x in ast.walk(node.value)):
+            continue
+        (target,) = node.targets
+        value = eval(compile(ast.Expression(node.value), str(path), "eval"), {"__builtins__": {}})
+        if isinstance(target, ast.Tuple):
+            found |= {name.id: x for name, x in zip(target.elts, value, strict=True) if isinstance(name, ast.Name)}
+        elif isinstance(target, ast.Name):
+            found[target.id] = value
+    return found
+
+
+def constants(room: str, *names: str) -> tuple[Any, ...]:
+    """The values of names that one module of a room has, wherever in the room it is."""
+    modules = [module_constants(path) for path in sorted((ROOT / "bsrgemm" / room).rglob("*.py"))]
+    (found,) = {tuple(module[name] for name in names) for module in modules if all(name in module for name in names)}
     return found
 
 
@@ -220,6 +244,30 @@ def rectangles() -> str:
     return table(["block", "rows that count", "TFLOP/s"], lines)
 
 
+def runs() -> str:
+    """The files of results, by the day and the card of their run."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))["machine"]
+        place = about.get("card") or f"a CPU with {about['cores']} cores"
+        found.setdefault((about["date"], place), []).append(f"`{path.stem}`")
+    lines = [(day, place, ", ".join(names)) for (day, place), names in sorted(found.items())]
+    return table(["date", "machine", "files in bench/results"], lines, text=3)
+
+
+def scripts() -> str:
+    """The scripts that measure, and the first lines of their docstrings."""
+    folder = ROOT / "bench" / "run"
+    if not folder.is_dir():
+        folder = folder.parent
+    lines = []
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if path.stem not in ("tables", "pictures") and "__main__" in ast.dump(tree):
+            lines.append((f"`{path.name}`", (ast.get_docstring(tree) or "").splitlines()[0].replace("|", "\\|")))
+    return table(["script", "measures"], lines, text=2)
+
+
 #: dtype, R, C and columns of a product
 _CHOICES = (
     ("float16", 64, 64, 256),
@@ -265,6 +313,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "other-dtypes": other_dtypes,
     "rectangles": rectangles,
     "kernel-choices": kernel_choices,
+    "runs": runs,
+    "scripts": scripts,
 }
 
 
@@ -316,22 +366,16 @@ def memcheck() -> tuple[Any, ...]:
     return found["passed"], len(found["kernels"]), kernels()
 
 
-def bounds_of_blocks() -> tuple[int, int]:
-    from bsrgemm._attention import mask
-
-    return mask._LEAST_BLOCK, mask._MOST_BLOCK
+def bounds_of_blocks() -> tuple[Any, ...]:
+    return constants("_attention", "_LEAST_BLOCK", "_MOST_BLOCK")
 
 
-def bounds_of_pages() -> tuple[int, int]:
-    from bsrgemm._attention import kv_cache
-
-    return kv_cache._LEAST_PAGE, kv_cache._MOST_PAGE
+def bounds_of_pages() -> tuple[Any, ...]:
+    return constants("_attention", "_LEAST_PAGE", "_MOST_PAGE")
 
 
-def most_queries() -> tuple[int]:
-    from bsrgemm._attention import decode
-
-    return (decode._MOST_QUERIES,)
+def most_queries() -> tuple[Any, ...]:
+    return constants("_attention", "_MOST_QUERIES")
 
 
 def power(n: int) -> str:
@@ -339,10 +383,22 @@ def power(n: int) -> str:
     return f"2^{n.bit_length() - 1}"
 
 
-def most_tokens() -> tuple[str, str]:
-    from bsrgemm._attention import kv_cache
+def most_tokens() -> tuple[str, ...]:
+    return tuple(power(n) for n in constants("_attention", "_MOST_CAPACITY", "_MOST_ROWS"))
 
-    return power(kv_cache._MOST_CAPACITY), power(kv_cache._MOST_ROWS)
+
+def timings() -> tuple[Any, ...]:
+    budget, least, most = constants("_benchmark", "_BUDGET", "_LEAST", "_MOST")
+    return least, most, budget
+
+
+def flushes() -> tuple[Any, ...]:
+    size, times = constants("_benchmark", "_FLUSH_BYTES", "_FLUSHES")
+    return size >> 20, {1: "once", 2: "twice", 3: "three"}[times]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:g}"
 
 
 def products_of_a_row() -> tuple[str]:
@@ -437,16 +493,28 @@ def small_blocks() -> tuple[str, ...]:
 
 
 def decode_on_a_gpu() -> tuple[Any, ...]:
-    from bsrgemm._attention import decode_launch
     from bsrgemm.dtypes import HALF_DTYPES
 
-    return *HALF_DTYPES, *decode_launch.HEAD_DIMS
+    (dims,) = constants("_attention", "HEAD_DIMS")
+    return *HALF_DTYPES, *dims
 
 
 def attention_dtypes() -> tuple[Any, ...]:
-    from bsrgemm._attention import attention
+    """The dtypes that attention accepts, asked by calling it."""
+    import numpy as np
 
-    return tuple(attention._DTYPES)
+    import bsrgemm as bg
+    from bsrgemm.dtypes import HOST_DTYPES
+
+    def accepted(dtype: Any) -> bool:
+        x = np.zeros((1, 1, 1, 8), dtype)
+        try:
+            bg.attention(x, x, x)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return tuple(dtype for dtype in HOST_DTYPES if accepted(dtype))
 
 
 SENTENCES: list[Fact] = [
@@ -473,6 +541,19 @@ SENTENCES: list[Fact] = [
     Fact("docs/numerics.md", "changes a number by at most {} of it", fp8_rounding),
     Fact("docs/numerics.md", "round the weights to fp8, each by at most {}", fp8_rounding),
     Fact("docs/numerics.md", "within {} units of tf32's last place", tf32_rounding),
+    Fact("docs/benchmarks.md", "CUDA events time {} to {} calls, as many as fit into {} s", timings),
+    Fact("docs/benchmarks.md", "by reading {} MiB {} times", flushes),
+    Fact(
+        "docs/benchmarks.md", "idles {} s before each timing ({} s with",
+        lambda: constants("_benchmark", "IDLE", "IDLE_QUICK"),
+    ),
+    Fact("docs/benchmarks.md", "{} queries at the start", lambda: constants("_benchmark", "_CHECKED")),
+    Fact("docs/benchmarks.md", "and at least {} %", lambda: (percent(constants("_benchmark", "_LEAST_NOISE")[0]),)),
+    Fact("docs/benchmarks.md", "busiest unit if it is at {} % of its peak", lambda: constants("_benchmark", "_BUSY")),
+    Fact(
+        "docs/benchmarks.md", "one group: {}, {}, {} or {}",
+        lambda: constants("_benchmark", "GROUPS")[0],
+    ),
     Fact("docs/masks.md", "sides are multiples of {} up to {}", bounds_of_blocks),
     Fact("docs/block-size.md", "from 1024 columns on ({} of {} TFLOP/s)", rates_by_columns),
     Fact("docs/block-size.md", "the rate is {} against {} of dense: {} of dense's time", lambda: small_problem()[:3]),

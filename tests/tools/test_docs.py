@@ -294,7 +294,13 @@ def test_a_row_that_is_too_wide_or_too_narrow_is_told(tmp_path: Path, row: str) 
     assert len(ragged_rows(page)) == 1
 
 
-def test_every_module_is_on_the_map_of_the_package() -> None:
+def test_every_room_and_module_is_on_the_map_of_the_package() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    modules = {path.stem for path in (ROOT / "bsrgemm").glob("*.py")} - {"__init__"}
-    assert {name for name in modules if f"`{name}`" not in text} == set()
+    tree = text.partition("## The rooms")[2].partition("```text\n")[2].partition("```")[0]
+    inside, outside = tree.removeprefix("bsrgemm/\n").partition("\ncuda/")[::2]
+    listed = set(re.findall(r"^  (\w+\.py|\w+/) ", inside, re.MULTILINE))
+    package = ROOT / "bsrgemm"
+    rooms = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert listed == rooms | {path.name for path in package.glob("*.py")}
+    for folder in re.findall(r"^(\w+)/", f"cuda/{outside}", re.MULTILINE):
+        assert (ROOT / folder).is_dir()
