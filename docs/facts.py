@@ -299,6 +299,38 @@ def kernel_choices() -> str:
     return table(header, lines, text=len(header))
 
 
+def mask_costs() -> str:
+    lines = [
+        (
+            found["what"].replace(" | ", " or "),
+            f"{found['make_seconds'] * 1e3:.2f}",
+            f"{found['list_seconds'] * 1e3:.2f}",
+            f"{found['nbytes']:,}",
+        )
+        for found in results("attention_host_cuda")
+        if "nbytes" in found
+    ]
+    return table(["mask", "made, ms", "listed, ms", "bytes"], lines)
+
+
+def long_sequences() -> str:
+    lines = [
+        (
+            f"{found['length']:,}",
+            found["mask"],
+            f"{found['seconds'] * 1e3:.2f}",
+            f"{found['tflops']:.0f}",
+            f"{found['mask_bytes'] / 1e6:.2f}",
+            f"{found['peak_bytes'] / 1e6:.2f}",
+            f"{found['speed_up']['ours']:.1f}, {found['speed_up']['cuDNN']:.1f}",
+        )
+        for found in results("attention_long_cuda")
+        if "speed_up" in found
+    ]
+    header = ["tokens", "mask", "ms", "TFLOP/s", "mask, MB", "first call, MB", "faster than dense causal: ours, cuDNN"]
+    return table(header, lines, text=2)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "sanitizers": sanitizers,
     "crossover": crossover,
@@ -313,6 +345,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "other-dtypes": other_dtypes,
     "rectangles": rectangles,
     "kernel-choices": kernel_choices,
+    "mask-costs": mask_costs,
+    "long-sequences": long_sequences,
     "runs": runs,
     "scripts": scripts,
 }
@@ -479,6 +513,42 @@ def first_ratio(a: int, b: int) -> str:
     return f"{rates[0] / rates[1]:.2f}"
 
 
+def square_rates() -> tuple[str, ...]:
+    rows = [row("gemm_table_cuda", dtype="float16", block=[n, n]) for n in (128, 64, 32, 16)]
+    return *(f"{r['tflops']:.0f}" for r in rows), f"{rows[0]['dense_tflops']:.0f}"
+
+
+def attention_calls() -> tuple[str, ...]:
+    kinds = ("attention, causal", "attention, window", "attention, mask", "attention, mask of 64-blocks")
+    return tuple(us(row("attention_host_cuda", what=kind)["seconds"]) for kind in kinds)
+
+
+def dense_causal() -> tuple[str, ...]:
+    seconds = next(r["seconds"] for r in results("attention_long_cuda") if isinstance(r["seconds"], dict))
+    return tuple(f"{seconds[name] * 1e3:.1f}" for name in ("ours", "cuDNN"))
+
+
+def attention_rate(mask: str) -> tuple[str]:
+    """TFLOP/s of attention with 16 heads of 128 and 16,384 tokens, by its mask."""
+    return (f"{row('attention_table_cuda', shape=[1, 16, 16384, 128], mask=mask, dtype='float16')['tflops']:.0f}",)
+
+
+def decode_times() -> tuple[str, ...]:
+    """Microseconds of a token that reads 128 blocks, and of one that reads all keys."""
+    rows = [r for r in results("attention_decode_cuda") if (r["keys"], r["page"]) == (131072, None)]
+    return tuple(f"{next(r['us'] for r in rows if r.get('blocks') == blocks):.1f}" for blocks in (128, None))
+
+
+def density_fit() -> tuple[str, ...]:
+    fit = next(r for r in results("attention_density_cuda") if "slope" in r)
+    return f"{fit['slope']:.3f}", f"{fit['start_seconds'] * 1e6:.0f}"
+
+
+def lowest_density() -> tuple[str, ...]:
+    found = results("attention_density_cuda")[0]
+    return f"{found['density']:.2f}", f"{found['ratio']:.2f}"
+
+
 def power_law() -> tuple[str]:
     return (f"{next(r for r in results('gemm_patterns_cuda') if 'power-law' in r['what'])['relative']:.2f}",)
 
@@ -554,7 +624,19 @@ SENTENCES: list[Fact] = [
         "docs/benchmarks.md", "one group: {}, {}, {} or {}",
         lambda: constants("_benchmark", "GROUPS")[0],
     ),
+    Fact("docs/masks.md", "{} us of the host with `causal=True`, {} us with `window`", lambda: attention_calls()[:2]),
+    Fact("docs/masks.md", "{} us with a mask, and {} us with a mask of 64-blocks", lambda: attention_calls()[2:]),
+    Fact("docs/masks.md", "took {} ms, with cuDNN {} ms", dense_causal),
+    Fact("docs/masks.md", "is {} x density x the time of dense attention, plus {} us", density_fit),
+    Fact("docs/masks.md", "at {} it is {} times what the density says", lowest_density),
+    Fact("docs/masks.md", "{} TFLOP/s with blocks of 128", lambda: attention_rate("26 of 128 blocks 128 per head")),
+    Fact("docs/masks.md", "{} with blocks of 64. Attention", lambda: attention_rate("51 of 256 blocks 64")),
+    Fact("docs/masks.md", "Attention without a mask runs at {} there", lambda: attention_rate("full")),
+    Fact("docs/masks.md", "blocks of 64 took {} us, and {} us for all of them", decode_times),
     Fact("docs/masks.md", "sides are multiples of {} up to {}", bounds_of_blocks),
+    Fact("docs/block-size.md", "128: {}, 64: {}, 32: {}, 16: {}", lambda: square_rates()[:4]),
+    Fact("docs/block-size.md", "dense cuBLAS: {}", lambda: square_rates()[4:]),
+    Fact("docs/block-size.md", "dense cuBLAS reaches {}", lambda: square_rates()[4:]),
     Fact("docs/block-size.md", "from 1024 columns on ({} of {} TFLOP/s)", rates_by_columns),
     Fact("docs/block-size.md", "the rate is {} against {} of dense: {} of dense's time", lambda: small_problem()[:3]),
     Fact("docs/block-size.md", "where n = 8192 takes {}", lambda: small_problem()[3:]),
