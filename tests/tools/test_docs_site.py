@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
+import io
 import re
 import shutil
 import subprocess
@@ -15,8 +17,9 @@ from types import ModuleType
 import pytest
 
 import bsrgemm as bg
+from bsrgemm.__main__ import main
 
-from .test_readme import ROOT
+from .test_readme import README, ROOT
 
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
@@ -88,6 +91,30 @@ def test_every_page_is_in_a_table_of_contents() -> None:
         path.with_suffix("") for pattern in ("*.md", "about/*.md", "reference/*.rst") for path in DOCS.glob(pattern)
     }
     assert pages - {DOCS / "README"} == listed_pages - {DOCS / "kernels" / "README"}
+
+
+def commands() -> set[str]:
+    """What ``python -m bsrgemm`` can be asked for."""
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        main(["--help"])
+    listed_below = said.getvalue().partition("commands:")[2]
+    return set(re.findall(r"^ {4}(\w+) ", listed_below, re.MULTILINE))
+
+
+def test_the_commands_on_the_pages_are_those_of_the_package() -> None:
+    table = (REFERENCE / "tools.rst").read_text(encoding="utf-8")
+    assert set(re.findall(r"^ {3}\* - ``python -m bsrgemm (\w+)``$", table, re.MULTILINE)) == commands()
+    sentence = re.search(r"`python -m bsrgemm (?P<rest>[^.]*) are the commands", README.replace("\n", " "))
+    assert sentence and set(re.findall(r"\w+(?=`)", sentence["rest"])) == commands()
+
+
+def test_the_changelog_names_every_kernel() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    table = text.partition("### Kernels\n")[2].partition("\n- ")[0]
+    named = {
+        name for line in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
+    }
+    assert named == {path.stem for path in (ROOT / "cuda").glob("*.cu")}
 
 
 # ------------------------------------------------------------------------------------------- links
