@@ -58,18 +58,18 @@ def module_constants(path: Path) -> dict[str, Any]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign) or any(isinstance(x, ast.Name | ast.Call) for x in ast.walk(node.value)):
             continue
-        (target,) = node.targets
         value = eval(compile(ast.Expression(node.value), str(path), "eval"), {"__builtins__": {}})
-        if isinstance(target, ast.Tuple):
-            found |= {name.id: x for name, x in zip(target.elts, value, strict=True) if isinstance(name, ast.Name)}
-        elif isinstance(target, ast.Name):
-            found[target.id] = value
+        for target in node.targets:
+            if isinstance(target, ast.Tuple):
+                found |= {name.id: x for name, x in zip(target.elts, value, strict=True) if isinstance(name, ast.Name)}
+            elif isinstance(target, ast.Name):
+                found[target.id] = value
     return found
 
 
-def constants(room: str, *names: str) -> tuple[Any, ...]:
-    """The values of names that one module of a room has, wherever in the room it is."""
-    modules = [module_constants(path) for path in sorted((ROOT / "bsrgemm" / room).rglob("*.py"))]
+def constants(*names: str) -> tuple[Any, ...]:
+    """The values of names that one module of the package has, wherever it is."""
+    modules = [module_constants(path) for path in sorted((ROOT / "bsrgemm").rglob("*.py"))]
     (found,) = {tuple(module[name] for name in names) for module in modules if all(name in module for name in names)}
     return found
 
@@ -281,13 +281,11 @@ _CHOICES = (
 
 
 def kernel_choices() -> str:
-    import numpy as np
-
-    from bsrgemm._products import configs, heuristics
+    from bsrgemm._products import heuristics
 
     def kernel(arch: str, name: str, R: int, C: int, columns: int) -> str:
-        dtype = np.dtype(name)
-        types = configs.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), np.dtype("int32"))
+        short = {"float16": "f16", "float32": "f32", "float64": "f64"}[name]
+        types = heuristics.Types(short, short, short, "f32" if name == "float16" else short)
         problem = heuristics.Problem(arch, types, R, C, columns, 1, 64, 64, 900, False, "C", "C", True, True)
         return f"`{heuristics.gemm(problem).spec().entry}`"
 
@@ -401,15 +399,15 @@ def memcheck() -> tuple[Any, ...]:
 
 
 def bounds_of_blocks() -> tuple[Any, ...]:
-    return constants("_attention", "_LEAST_BLOCK", "_MOST_BLOCK")
+    return constants("_LEAST_BLOCK", "_MOST_BLOCK")
 
 
 def bounds_of_pages() -> tuple[Any, ...]:
-    return constants("_attention", "_LEAST_PAGE", "_MOST_PAGE")
+    return constants("_LEAST_PAGE", "_MOST_PAGE")
 
 
 def most_queries() -> tuple[Any, ...]:
-    return constants("_attention", "_MOST_QUERIES")
+    return constants("_MOST_QUERIES")
 
 
 def power(n: int) -> str:
@@ -418,17 +416,16 @@ def power(n: int) -> str:
 
 
 def most_tokens() -> tuple[str, ...]:
-    return tuple(power(n) for n in constants("_attention", "_MOST_CAPACITY", "_MOST_ROWS"))
+    return tuple(power(n) for n in constants("_MOST_CAPACITY", "_MOST_ROWS"))
 
 
 def timings() -> tuple[Any, ...]:
-    budget, least, most = constants("_benchmark", "_BUDGET", "_LEAST", "_MOST")
+    budget, least, most = constants("_BUDGET", "_LEAST", "_MOST")
     return least, most, budget
 
 
-def flushes() -> tuple[Any, ...]:
-    size, times = constants("_benchmark", "_FLUSH_BYTES", "_FLUSHES")
-    return size >> 20, {1: "once", 2: "twice", 3: "three"}[times]
+def flushed() -> tuple[int]:
+    return (constants("_FLUSH_BYTES")[0] >> 20,)
 
 
 def percent(value: float) -> str:
@@ -437,9 +434,9 @@ def percent(value: float) -> str:
 
 def products_of_a_row() -> tuple[str]:
     """The most products in a row of A @ A2 whose hash table fits the shared memory of an H200."""
-    from bsrgemm._products import configs, spgemm_pattern
+    from bsrgemm._products import spgemm_pattern
 
-    room = 1024 * configs.shared_kb("sm_90a")
+    room = 227 << 10  # bytes of shared memory that a CTA can have there
 
     def fits(columns: int) -> bool:
         slots, listed = spgemm_pattern._table(columns)
@@ -565,7 +562,7 @@ def small_blocks() -> tuple[str, ...]:
 def decode_on_a_gpu() -> tuple[Any, ...]:
     from bsrgemm.dtypes import HALF_DTYPES
 
-    (dims,) = constants("_attention", "HEAD_DIMS")
+    (dims,) = constants("HEAD_DIMS")
     return *HALF_DTYPES, *dims
 
 
@@ -612,17 +609,14 @@ SENTENCES: list[Fact] = [
     Fact("docs/numerics.md", "round the weights to fp8, each by at most {}", fp8_rounding),
     Fact("docs/numerics.md", "within {} units of tf32's last place", tf32_rounding),
     Fact("docs/benchmarks.md", "CUDA events time {} to {} calls, as many as fit into {} s", timings),
-    Fact("docs/benchmarks.md", "by reading {} MiB {} times", flushes),
-    Fact(
-        "docs/benchmarks.md", "idles {} s before each timing ({} s with",
-        lambda: constants("_benchmark", "IDLE", "IDLE_QUICK"),
-    ),
-    Fact("docs/benchmarks.md", "{} queries at the start", lambda: constants("_benchmark", "_CHECKED")),
-    Fact("docs/benchmarks.md", "and at least {} %", lambda: (percent(constants("_benchmark", "_LEAST_NOISE")[0]),)),
-    Fact("docs/benchmarks.md", "busiest unit if it is at {} % of its peak", lambda: constants("_benchmark", "_BUSY")),
+    Fact("docs/benchmarks.md", "by reading {} MiB", flushed),
+    Fact("docs/benchmarks.md", "idles {} s before each timing", lambda: constants("IDLE")),
+    Fact("docs/benchmarks.md", "{} queries at the start", lambda: constants("_CHECKED")),
+    Fact("docs/benchmarks.md", "and at least {} %", lambda: (percent(constants("_LEAST_NOISE")[0]),)),
+    Fact("docs/benchmarks.md", "busiest unit if it is at {} % of its peak", lambda: constants("_BUSY")),
     Fact(
         "docs/benchmarks.md", "one group: {}, {}, {} or {}",
-        lambda: constants("_benchmark", "GROUPS")[0],
+        lambda: constants("GROUPS")[0],
     ),
     Fact("docs/masks.md", "{} us of the host with `causal=True`, {} us with `window`", lambda: attention_calls()[:2]),
     Fact("docs/masks.md", "{} us with a mask, and {} us with a mask of 64-blocks", lambda: attention_calls()[2:]),
