@@ -105,13 +105,11 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
             *(f"small_tuning.py:{x}" for x in ("_spmv_light", "_spmv_by_rows", "_spmv_whole")),
         ),
     ),
-    "spmm": ("spmm.cu", (*_PRODUCT, "configs.py:Spmm", "small_tuning.py:spmm_small", "tuning.py:plain")),
-    "spmm_staged": (
-        "spmm_staged.cu",
+    "spmm": (
+        "spmm.cu",
         (
-            *_PRODUCT,
-            *("configs.py:SpmmStaged", "configs.py:_staged_grid", *_FEW),
-            *("small_tuning.py:spmm_staged", "small_tuning.py:_chunk"),
+            *(*_PRODUCT, "configs.py:Spmm", "tuning.py:plain", *_FEW),
+            *(f"small_tuning.py:{x}" for x in ("spmm_small", "spmm_staged", "_chunk")),
         ),
     ),
     "spmm_f64": (
