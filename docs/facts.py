@@ -74,14 +74,15 @@ def constants(*names: str) -> tuple[Any, ...]:
     return found
 
 
-_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\s*\(.*?\)\s+)?(\w+)\s*\(', re.DOTALL)
+_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(')
 
 
 @cache
 def kernels() -> dict[str, set[str]]:
     """The kernels, one for each .cu file, and the functions of each that can be launched."""
     files = sorted((ROOT / "cuda").glob("*.cu"))
-    return {path.stem: set(_ENTRY.findall(path.read_text(encoding="utf-8"))) for path in files}
+    texts = {path.stem: re.sub(r"//.*", "", path.read_text(encoding="utf-8")) for path in files}
+    return {kernel: set(_ENTRY.findall(text)) for kernel, text in texts.items()}
 
 
 def launched(run: dict[str, Any]) -> int:
