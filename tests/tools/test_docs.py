@@ -1,12 +1,14 @@
 """What the pages say is what happens: their examples, links and tables.
 
 A ```python block with prompts is a doctest, one without is executed; the blocks of a page share their names, in order.
-A block behind a line `<!-- needs a GPU -->` runs where there is one, elsewhere it is only compiled.
+A block after a line `<!-- needs a GPU -->` runs where there is one, and a block after `<!-- needs torch -->`, or
+`<!-- needs torch and a GPU -->`, where that package can be imported; elsewhere such a block is only compiled.
 """
 
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import itertools
 import re
 import textwrap
@@ -28,7 +30,7 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(r" *(?P<ticks>`{3,}|~{3,})(?P<language>[\w+-]*)")
 _PROMPT = re.compile(r"^ *>>> ", re.MULTILINE)
-_NEEDS_GPU = "<!-- needs a GPU -->"
+_NEEDS = re.compile(r"<!-- needs (?P<what>[\w ]+) -->")
 _LINK = re.compile(
     r"\]\(\s*<?([^()<>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)|^ {0,3}\[[^\]]+\]:\s*(\S+)|(?:src|href)=\"([^\"]+)\""
 )
@@ -45,7 +47,13 @@ class Fence(NamedTuple):
     code: str
     #: of its first line of code in the file, from 1
     line: int
-    needs_gpu: bool
+    #: "a GPU" and names of packages
+    needs: tuple[str, ...]
+
+    @property
+    def runs_here(self) -> bool:
+        """Is everything here that the block needs?"""
+        return all(has_cuda() if what == "a GPU" else importlib.util.find_spec(what) is not None for what in self.needs)
 
 
 def _name(page: Path) -> str:
@@ -54,7 +62,7 @@ def _name(page: Path) -> str:
 
 def _lines(text: str) -> Iterator[tuple[int, str, Fence | None]]:
     """(number, line, None) for each line outside of code, (number, "", block) where a block of code ends."""
-    opened: re.RowMatching[str] | None = None
+    opened: re.Match[str] | None = None
     code: list[str] = []
     start, before = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -67,7 +75,12 @@ def _lines(text: str) -> Iterator[tuple[int, str, Fence | None]]:
                 code, start = [], number + 1
         elif re.fullmatch(rf" *{opened['ticks'][0]}{{{len(opened['ticks'])},}}\s*", line):
             body = textwrap.dedent("\n".join(code)) + "\n"
-            yield number, "", Fence(opened["language"], body, start, before == _NEEDS_GPU)
+            needs = _NEEDS.fullmatch(before)
+            yield (
+                number,
+                "",
+                Fence(opened["language"], body, start, tuple(needs["what"].split(" and ")) if needs else ()),
+            )
             opened, before = None, ""
         else:
             code.append(line)
@@ -81,14 +94,14 @@ def prose(text: str) -> list[tuple[int, str]]:
 
 # ------------------------------------------------------------------------------------------- examples
 def run_examples(page: Path) -> None:
-    """Run or, where they need a GPU that is not here, compile the Python blocks of a page."""
+    """Run or, where they need something that is not here, compile the Python blocks of a page."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for _, _, block in _lines(page.read_text(encoding="utf-8")):
         if block is None or block.language != "python":
             continue
         how = _doctest if _PROMPT.search(block.code) else _script
         try:
-            problem = how(page, block, names, run=has_cuda() or not block.needs_gpu)
+            problem = how(page, block, names, run=block.runs_here)
         except Exception as error:
             where = f"{_name(page)}:{_line_of(error, page, block)}"
             problem = f"{where}: {type(error).__name__}: {error}\n\n{block.code}"
@@ -237,6 +250,15 @@ def test_an_example_that_needs_a_gpu_is_not_run_without_one(tmp_path: Path, monk
         run_examples(page)
 
 
+def test_an_example_that_needs_a_package_runs_where_the_package_is(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- needs no_such_package -->\n```python\nassert False\n```\n")
+    run_examples(page)
+    page.write_text("<!-- needs numpy -->\n```python\nassert False\n```\n")
+    with pytest.raises(AssertionError, match=r"page.md:3"):
+        run_examples(page)
+
+
 @pytest.mark.parametrize(
     ("link", "told"),
     [
@@ -272,7 +294,13 @@ def test_a_row_that_is_too_wide_or_too_narrow_is_told(tmp_path: Path, row: str) 
     assert len(ragged_rows(page)) == 1
 
 
-def test_every_module_is_on_the_map_of_the_package() -> None:
+def test_every_room_and_module_is_on_the_map_of_the_package() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    modules = {path.stem for path in (ROOT / "bsrgemm").glob("*.py")} - {"__init__"}
-    assert {name for name in modules if f"`{name}`" not in text} == set()
+    tree = text.partition("## The rooms")[2].partition("```text\n")[2].partition("```")[0]
+    inside, outside = tree.removeprefix("bsrgemm/\n").partition("\ncuda/")[::2]
+    listed = set(re.findall(r"^  (\w+\.py|\w+/) ", inside, re.MULTILINE))
+    package = ROOT / "bsrgemm"
+    rooms = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert listed == rooms | {path.name for path in package.glob("*.py")} - {"_version.py"}
+    for folder in re.findall(r"^(\w+)/", f"cuda/{outside}", re.MULTILINE):
+        assert (ROOT / folder).is_dir()

@@ -1,10 +1,9 @@
-"""The pictures and numbers of docs/masks.md are those of the masks and of the results."""
+"""The pictures of docs/masks.md are of the masks above them. Its numbers are checked in test_docs_facts.py."""
 
 from __future__ import annotations
 
 import html
 import importlib.util
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,6 @@ SHOWN = re.findall(r"\(pictures/masks/(\w+)\.svg\)", PAGE)
 @pytest.fixture(scope="module")
 def pictures() -> dict[str, Any]:
     return {picture.name: picture for picture in draw_masks.pictures(PAGE)}
-
-
-def _result(name: str) -> list[dict[str, Any]]:
-    return json.loads((ROOT / "bench" / "results" / f"attention_{name}_cuda.json").read_text(encoding="utf-8"))["rows"]
 
 
 # ------------------------------------------------------------------------------------------- pictures
@@ -111,55 +106,3 @@ def test_pictures_are_of_the_code_above_them() -> None:
     assert (a.name, a.mask.allowed, a.legend) == ("a", 32 * 32, True)
     assert (b.name, b.mask.allowed, b.options, b.legend) == ("b", 32 * 33 // 2, {"head": 0}, False)
     assert a.description != b.description
-
-
-# -------------------------------------------------------------------------------------------- numbers
-def _cost_rows() -> list[str]:
-    """The rows of the page's tables, and what it says of them, as the files of results have it."""
-    rows = _result("host")
-    found = [
-        f"| {row['what'].replace(' | ', ' or ')} | {row['make_seconds'] * 1e3:.2f} | {row['list_seconds'] * 1e3:.2f} "
-        f"| {row['nbytes']:,} |"
-        for row in rows
-        if "nbytes" in row
-    ]
-    call = {row["what"]: f"{row['seconds'] * 1e6:.1f} us" for row in rows if "seconds" in row}
-    found.append(
-        f"took {call['attention, causal']} of the host with `causal=True`, {call['attention, window']} with `window`, "
-        f"{call['attention, mask']} with a mask, {call['attention, mask of 64-blocks']} with one of 64-blocks"
-    )
-    dense, *long = _result("long")
-    found.append(f"{dense['seconds']['ours'] * 1e3:.1f} ms, with cuDNN {dense['seconds']['cuDNN'] * 1e3:.1f} ms")
-    found += [
-        f"| {row['length']} | {row['mask']} | {row['seconds'] * 1e3:.2f} | {row['tflops']:.0f} "
-        f"| {row['mask_bytes'] / 1e6:.2f} | {row['peak_bytes'] / 1e6:.2f} "
-        f"| {row['speed_up']['ours']:.1f}, {row['speed_up']['cuDNN']:.1f} |"
-        for row in long
-    ]
-    return found
-
-
-@pytest.mark.parametrize("row", _cost_rows())
-def test_the_costs_on_the_page_are_those_measured(row: str) -> None:
-    assert row in " ".join(PAGE.split())
-
-
-def test_the_rates_on_the_page_are_those_measured() -> None:
-    text = " ".join(PAGE.split())
-    *densities, fit = _result("density")
-    first = densities[0]
-    assert (
-        f"{fit['slope']:.3f} x density x the time of dense attention, plus {fit['start_seconds'] * 1e6:.0f} us" in text
-    )
-    assert f"at {first['density']:.2f} it is {first['ratio']:.2f} times what the density says" in text
-    tables = (ROOT / "bench" / "RESULTS.md").read_text(encoding="utf-8")
-    for row, said in (
-        ("| 1, 16, 16384, 128, 26 of 128 blocks 128 per head |", "{} TFLOP/s with blocks of 128"),
-        ("| 1, 16, 16384, 128, 51 of 256 blocks 64 |", "{} with blocks of 64"),
-        ("| 1, 16, 16384, 128, full |", "Attention without a mask runs at {} there"),
-        ("| 1 x 131072 |", "{} us for all of them"),
-        ("| 1 x 131072, 128 of 2048 blocks of 64 |", "took {} us"),
-    ):
-        (line,) = [line for line in tables.splitlines() if line.startswith(row)]
-        number = line.removeprefix(row).split()[0]
-        assert said.format(number) in text

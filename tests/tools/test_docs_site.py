@@ -1,0 +1,169 @@
+"""The site: the reference lists every public name, pages reach it, and Sphinx builds it without a warning."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import bsrgemm as bg
+from bsrgemm.__main__ import main
+
+from .test_readme import README, ROOT
+
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+#: Classes whose methods and properties the reference lists one by one.
+CLASSES = (bg.bsr_array, bg.bsr_matrix, bg.BlockMask, bg.KVCache, bg.ProductPlan)
+
+_TABLE = re.compile(r"^\.\. autosummary::\n(?: {3}:.*\n)*\n((?: {3}\S+\n)+)", re.MULTILINE)
+_TOCTREE = re.compile(r"(?:^```\{toctree\}\n|^\.\. toctree::\n)((?:.*\n)*?)(?:```|\Z)", re.MULTILINE)
+
+
+def listed(text: str) -> list[str]:
+    """The names in the tables of a page of the reference."""
+    return [name for table in _TABLE.findall(text) for name in table.split()]
+
+
+@cache
+def reference() -> tuple[str, ...]:
+    return tuple(name for path in sorted(REFERENCE.glob("*.rst")) for name in listed(path.read_text(encoding="utf-8")))
+
+
+def own_names(kind: type) -> set[str]:
+    """Public methods and properties of a class; those that bsr_matrix shares with bsr_array are on the page of the
+    latter."""
+    names = {name for name in dir(kind) if not name.startswith("_")}
+    if kind is bg.bsr_matrix:
+        shared = {n for n in names if inspect.getattr_static(bg.bsr_array, n, None) is inspect.getattr_static(kind, n)}
+        names -= shared
+    if "__call__" in vars(kind):
+        names.add("__call__")
+    return {f"{kind.__name__}.{name}" for name in names}
+
+
+def test_the_reference_lists_every_public_name_once() -> None:
+    assert sorted(name for name in reference() if "." not in name) == sorted(set(bg.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_the_reference_lists_every_method_and_property_once(kind: type) -> None:
+    found = sorted(name for name in reference() if name.startswith(f"{kind.__name__}."))
+    assert found == sorted(own_names(kind))
+
+
+def test_every_public_class_is_one_whose_methods_are_listed() -> None:
+    assert {getattr(bg, name) for name in bg.__all__ if inspect.isclass(getattr(bg, name))} == set(CLASSES)
+
+
+@pytest.mark.parametrize("name", reference())
+def test_every_name_of_the_reference_says_what_it_is(name: str) -> None:
+    target = bg
+    for part in name.split("."):
+        target = getattr(target, part)
+    assert inspect.getdoc(target)
+
+
+def test_a_name_that_the_tables_lack_is_noticed() -> None:
+    text = (
+        ".. autosummary::\n   :toctree: generated\n   :nosignatures:\n\n   matmul\n   KVCache.append\n\nText\n   plan\n"
+    )
+    assert listed(text) == ["matmul", "KVCache.append"]
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed_pages: set[Path] = {DOCS / "index"}
+    for index in (DOCS / "index.md", REFERENCE / "index.rst"):
+        for body in _TOCTREE.findall(index.read_text(encoding="utf-8")):
+            entries = [line.strip() for line in body.splitlines() if line.strip() and not line.strip().startswith(":")]
+            listed_pages |= {index.parent / entry for entry in entries}
+    pages = {
+        path.with_suffix("") for pattern in ("*.md", "about/*.md", "reference/*.rst") for path in DOCS.glob(pattern)
+    }
+    assert pages - {DOCS / "README"} == listed_pages - {DOCS / "kernels" / "README"}
+
+
+def commands() -> set[str]:
+    """What ``python -m bsrgemm`` can be asked for."""
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        main(["--help"])
+    listed_below = said.getvalue().partition("commands:")[2]
+    return set(re.findall(r"^ {4}(\w+) ", listed_below, re.MULTILINE))
+
+
+def test_the_commands_on_the_pages_are_those_of_the_package() -> None:
+    table = (REFERENCE / "tools.rst").read_text(encoding="utf-8")
+    assert set(re.findall(r"^ {3}\* - ``python -m bsrgemm (\w+)``$", table, re.MULTILINE)) == commands()
+    sentence = re.search(r"`python -m bsrgemm (?P<rest>[^.]*) are the commands", README.replace("\n", " "))
+    assert sentence and set(re.findall(r"\w+(?=`)", sentence["rest"])) == commands()
+
+
+def test_the_changelog_names_every_kernel() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    table = text.partition("### Kernels\n")[2].partition("\n- ")[0]
+    named = {
+        name for line in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
+    }
+    assert named == {path.stem for path in (ROOT / "cuda").glob("*.cu")}
+
+
+# ------------------------------------------------------------------------------------------- links
+@cache
+def conf() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bsrgemm_docs_conf", DOCS / "conf.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[a](limits.md#time)", "[a](limits.md#time)"),
+        ("[a](../bench/RESULTS.md#attention)", "[a](about/results.md#attention)"),
+        ("[a](../CONTRIBUTING.md)", "[a](about/contributing.md)"),
+        ("![a](pictures/results/headline.svg)", "![a](pictures/results/headline.svg)"),
+        ("[`expand`](../cuda/expand.cu)", "{download}`expand <../cuda/expand.cu>`"),
+        ("[files](../bench/results)", "files"),
+        ("[a](https://example.org/x.md) [b](#here)", "[a](https://example.org/x.md) [b](#here)"),
+        ("```sh\n[a](../bench/RESULTS.md)\n```\n", "```sh\n[a](../bench/RESULTS.md)\n```\n"),
+    ],
+)
+def test_links_that_leave_the_folder_lead_somewhere_on_the_site(text: str, wanted: str) -> None:
+    assert conf().with_links_of_the_site(text, DOCS, "page") == wanted
+
+
+def test_links_of_an_included_file_are_those_of_the_file() -> None:
+    made = conf().with_links_of_the_site("[a](docs/limits.md) [b](README.md)", ROOT, "about/changes")
+    assert made == "[a](../limits.md) {download}`b <../../README.md>`"
+
+
+@pytest.mark.parametrize("page", sorted(conf().INCLUDED))
+def test_an_included_page_names_its_file(page: str) -> None:
+    path = conf().INCLUDED[page]
+    assert (ROOT / path).is_file()
+    assert f"[{path}](../../{path})" in (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------- build
+@pytest.mark.long
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "numpydoc", "furo"):
+        pytest.importorskip(package, reason="the site needs the extra 'docs'")
+    shutil.rmtree(REFERENCE / "generated", ignore_errors=True)  # pages of names that are gone
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", str(tmp_path / "html")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = {path.stem for path in (tmp_path / "html" / "reference" / "generated").glob("*.html")}
+    assert made == {f"bsrgemm.{name}" for name in reference()}
