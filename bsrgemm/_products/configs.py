@@ -50,7 +50,7 @@ class GemmSm90:
     """``A @ B`` on Hopper's tensor cores, tiles of 128 x `tile_n`."""
 
     types: Types
-    slot_rows: int
+    row_tile_height: int
     tile_n: int
     depth: int
     tail: int
@@ -60,7 +60,7 @@ class GemmSm90:
     store: str
     #: all slabs of 64 columns of a panel of B in one copy
     wide: bool
-    #: small slots: what a step takes of a block is one piece of memory
+    #: small row_tiles: what a step takes of a block is one piece of memory
     flat: bool
     #: columns of B that are walked together
     section: int = 1024
@@ -69,9 +69,9 @@ class GemmSm90:
     tile_m = 128
 
     @property
-    def slots(self) -> int:
-        """Slots that share a tile."""
-        return self.tile_m // self.slot_rows
+    def row_tiles(self) -> int:
+        """Row tiles that share a tile."""
+        return self.tile_m // self.row_tile_height
 
     @property
     def stages(self) -> int:
@@ -88,7 +88,7 @@ class GemmSm90:
                 ("ELEMENT_C", self.types.c),
                 ("MMA_TYPE", mma),
                 ("MMA_K", k),
-                ("ROW_TILE_HEIGHT", self.slot_rows),
+                ("ROW_TILE_HEIGHT", self.row_tile_height),
                 ("TILE_N", self.tile_n),
                 ("DEPTH", self.depth),
                 ("TAIL", self.tail),
@@ -118,16 +118,16 @@ class GemmSm90:
 
 @dataclass(frozen=True)
 class GemmSm80:
-    """``A @ B`` on the tensor cores of any card since Ampere: tiles of `slots` slots by `tile_n` columns."""
+    """``A @ B`` on the tensor cores of any card since Ampere: tiles of `row_tiles` row_tiles by `tile_n` columns."""
 
     types: Types
     #: how elements are multiplied: "MMA_F16", "MMA_3XTF32"...
     kind: str
-    slot_rows: int
-    #: slots that share a tile
-    slots: int
+    row_tile_height: int
+    #: row_tiles that share a tile
+    row_tiles: int
     tile_n: int
-    #: warps below each other, which divide the slots among them
+    #: warps below each other, which divide the row_tiles among them
     warps_m: int
     threads: int
     stages: int
@@ -137,8 +137,8 @@ class GemmSm80:
     def spec(self) -> KernelSpec:
         shape = (
             ("MMA", self.kind),
-            ("ROW_TILE_HEIGHT", self.slot_rows),
-            ("ROW_TILES", self.slots),
+            ("ROW_TILE_HEIGHT", self.row_tile_height),
+            ("ROW_TILES", self.row_tiles),
             ("TILE_N", self.tile_n),
             ("WARPS_M", self.warps_m),
             ("THREADS", self.threads),
@@ -152,11 +152,13 @@ class GemmSm80:
     @property
     def shared_bytes(self) -> int:
         """The struct Shared of the kernel at most."""
-        return self.stages * 128 * (self.slots * self.slot_rows + self.tile_n) + 1024
+        return self.stages * 128 * (self.row_tiles * self.row_tile_height + self.tile_n) + 1024
 
     def ctas(self, arch: str) -> int:
         """CTAs that share a multiprocessor: kCtas of the kernel."""
-        words = self.slots * self.slot_rows * self.tile_n // self.threads * (2 if self.kind == "MMA_F64" else 1)
+        words = (
+            self.row_tiles * self.row_tile_height * self.tile_n // self.threads * (2 if self.kind == "MMA_F64" else 1)
+        )
         light = self.threads < 256 or (words <= 64 and self.kind != "MMA_3XTF32")
         return 2 if light and 2 * (self.shared_bytes + 1024) <= (shared_kb(arch) + 1) * 1024 else 1
 
@@ -517,7 +519,7 @@ class SpgemmPattern:
 
 @dataclass(frozen=True)
 class WorkListKernel:
-    """Lists of the entries of groups of slots, and of the groups by length, step by step."""
+    """Lists of the entries of groups of row_tiles, and of the groups by length, step by step."""
 
     index: str = "i32"
 

@@ -166,15 +166,15 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
     first = gemm(problem)
     yield first
     if isinstance(first, GemmSm90):
-        heights = [h for h in (128, 64) if h <= first.slot_rows] or [first.slot_rows]
-        for slot_rows, tile_n, section in itertools.product(heights, (256, 128, 64), (512, 1024, 2048)):
-            other = replace(first, slot_rows=slot_rows, tile_n=tile_n, section=section)
+        heights = [h for h in (128, 64) if h <= first.row_tile_height] or [first.row_tile_height]
+        for row_tile_height, tile_n, section in itertools.product(heights, (256, 128, 64), (512, 1024, 2048)):
+            other = replace(first, row_tile_height=row_tile_height, tile_n=tile_n, section=section)
             if other != first and tile_n <= section:
                 yield other
     if _tensor_cores_serve(problem) and sm80_serves(problem):
-        for slot_rows in (128, 64, 32, 16):
-            for other80 in _sm80_of(problem, slot_rows):
-                if problem.R % slot_rows == 0 and other80 != first:
+        for row_tile_height in (128, 64, 32, 16):
+            for other80 in _sm80_of(problem, row_tile_height):
+                if problem.R % row_tile_height == 0 and other80 != first:
                     yield other80
     for simple in (plain(problem), spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)):
         if simple != first:
@@ -193,12 +193,12 @@ def _tensor_cores_serve(problem: Problem) -> bool:
     """Work lists and tiles are counted in 31 bits; few columns of a small matrix are left to the plain cores."""
     rows, cols = problem.block_rows * problem.R, problem.block_cols * problem.K
     fewest = 2 if problem.blocks * problem.R * problem.K >= _LARGE else _TENSOR_COLUMNS
-    slots = problem.blocks * max(1, problem.R // 16)
+    row_tiles = problem.blocks * max(1, problem.R // 16)
     return (
         problem.aligned
         and problem.types.a == problem.types.b
         and fewest <= problem.N
-        and 0 < slots < 2**28
+        and 0 < row_tiles < 2**28
         and max(rows, cols, problem.blocks * problem.R, problem.blocks * problem.K) < 2**31
         and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31
     )
@@ -240,15 +240,15 @@ _FEW_TILES = 66
 
 
 def gemm_sm90(problem: Problem) -> GemmSm90:
-    """Slots as high as the block allows: from 64 rows on A needs no registers, from 128 no merging.
+    """Row tiles as high as the block allows: from 64 rows on A needs no registers, from 128 no merging.
 
     A stage holds 128 bytes of K. Blocks whose K is no multiple of that are walked in equal steps where there are such,
     otherwise in full ones and a tail.
     """
     names, R, K, N = problem.types, problem.R, problem.K, problem.N
-    slot_rows = next(h for h in (128, 64, 32, 16) if R % h == 0)
+    row_tile_height = next(h for h in (128, 64, 32, 16) if R % h == 0)
     full = 128 // BYTES[names.a]
-    if slot_rows < 64:
+    if row_tile_height < 64:
         depth = next(d for d in (64, 32, 16) if K % d == 0)
         tail = 0
     else:
@@ -260,10 +260,10 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
         tile_n = 128  # narrow tiles rather than pieces of wide ones: 265 against 249 TFLOP/s at block 64, N = 256
     pieces = problem.overwrite and names.c in ("f16", "bf16")
     store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if pieces else "direct"
-    flat = slot_rows < 64 and (slot_rows == R if problem.transposed else depth == K)
+    flat = row_tile_height < 64 and (row_tile_height == R if problem.transposed else depth == K)
     wide = problem.b_order == "C" and N % 64 == 0
     return GemmSm90(
-        names, slot_rows, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat
+        names, row_tile_height, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat
     )  # fmt: skip
 
 
@@ -294,28 +294,28 @@ def sm80_serves(problem: Problem) -> bool:
     )
 
 
-def _sm80_tiles(kind: str, slot_rows: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """{slots, columns, warps below each other, threads, stages} of a tile, the usual one first.
+def _sm80_tiles(kind: str, row_tile_height: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """{row_tiles, columns, warps below each other, threads, stages} of a tile, the usual one first.
 
-    Measured on an H200 at density .22: rows of one slot win wherever an instruction takes long (tf32 109 against 82
-    TFLOP/s at block 32, float64 45 against 33), since no warp waits for the slots of another. 16-bit types want the
-    reuse of B by several slots.
+    Measured on an H200 at density .22: rows of one row_tile win wherever an instruction takes long (tf32 109 against 82
+    TFLOP/s at block 32, float64 45 against 33), since no warp waits for the row_tiles of another. 16-bit types want the
+    reuse of B by several row_tiles.
     """
-    if slot_rows < 64 and kind in ("MMA_TF32", "MMA_F64") and shared_kb > 99:
-        yield max(1, 32 // slot_rows), 256, 1, 256, 3 if shared_kb > 163 else 2
-    if kind == "MMA_3XTF32" and slot_rows < 128:
-        yield 64 // slot_rows, 128, 1, 128, 4 if shared_kb > 99 else 3
+    if row_tile_height < 64 and kind in ("MMA_TF32", "MMA_F64") and shared_kb > 99:
+        yield max(1, 32 // row_tile_height), 256, 1, 256, 3 if shared_kb > 163 else 2
+    if kind == "MMA_3XTF32" and row_tile_height < 128:
+        yield 64 // row_tile_height, 128, 1, 128, 4 if shared_kb > 99 else 3
     if kind not in ("MMA_3XTF32", "MMA_F64") and shared_kb > 99:
-        yield 128 // slot_rows, 256, 2, 256, 4 if shared_kb > 163 else 3
-    yield 128 // slot_rows, 128, 2, 256, 3
+        yield 128 // row_tile_height, 256, 2, 256, 4 if shared_kb > 163 else 3
+    yield 128 // row_tile_height, 128, 2, 256, 3
 
 
-def _sm80_of(problem: Problem, slot_rows: int) -> list[GemmSm80]:
+def _sm80_of(problem: Problem, row_tile_height: int) -> list[GemmSm80]:
     """float32 as three products of tf32, which keep its accuracy, unless one will do."""
     kind = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else _MMA[problem.types.a][0]
-    tiles = _sm80_tiles(kind, slot_rows, shared_kb(problem.arch))
+    tiles = _sm80_tiles(kind, row_tile_height, shared_kb(problem.arch))
     transposes = (problem.transposed, problem.b_order == "F")
-    return [GemmSm80(problem.types, kind, slot_rows, *tile, *transposes) for tile in tiles]
+    return [GemmSm80(problem.types, kind, row_tile_height, *tile, *transposes) for tile in tiles]
 
 
 #: Elements of a result that give each multiprocessor of the largest card two wide tiles.
@@ -324,9 +324,9 @@ _WIDE = 2 * 132 * 128 * 256
 
 def gemm_sm80(problem: Problem) -> GemmSm80:
     """Wide tiles where there are enough of them."""
-    slot_rows = next(h for h in (128, 64, 32, 16) if problem.R % h == 0)
+    row_tile_height = next(h for h in (128, 64, 32, 16) if problem.R % h == 0)
     few = problem.N <= 128 or problem.block_rows * problem.R * problem.N * problem.batches < _WIDE
-    return _sm80_of(problem, slot_rows)[-1 if few else 0]
+    return _sm80_of(problem, row_tile_height)[-1 if few else 0]
 
 
 #: Sides of blocks that products of pairs have compiled in.
@@ -438,7 +438,7 @@ def runs_on(config: Config, arch: str) -> bool:
 def skip_ahead_of_time(config: Config) -> bool:
     """Is this left out when kernels are compiled ahead, unless all are asked for?"""
     if isinstance(config, GemmSm90):
-        usual = config.depth * BYTES[config.types.a] == 128 if config.slot_rows >= 64 else config.flat
+        usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
         few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
         return not usual or few_columns or config.tail > 0 or config.store == "columns"
     return isinstance(config, GemmSimt | Spmv) and config.types.index == "i64"
@@ -451,23 +451,23 @@ def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
     results = ((name, "rows"), (name, "columns"), (name, "direct")) if half else ()
     for c, store in (*results, ("f32", "direct")):
         names = Types(name, name, c, "f32")
-        for slot_rows, tile_n, a_transposed, b_transposed in itertools.product(
+        for row_tile_height, tile_n, a_transposed, b_transposed in itertools.product(
             (128, 64, 32, 16), (256, 128, 64), (False, True), (False, True)
         ):
-            if half and slot_rows < 64:
+            if half and row_tile_height < 64:
                 steps = [(64, 0), (32, 0), (16, 0)]
             elif half:
                 steps = [(64, 0), (48, 0), (32, 0), (16, 0), (64, 16), (64, 32), (64, 48)]
-            elif slot_rows >= 64 and b_transposed and not a_transposed:
+            elif row_tile_height >= 64 and b_transposed and not a_transposed:
                 steps = [(32, tail) for tail in (0, 8, 16, 24)]
             else:
                 continue
             for depth, tail in steps:
                 for wide, flat in itertools.product((False, True), (False, True)):
-                    if (wide and b_transposed) or (flat and slot_rows >= 64):
+                    if (wide and b_transposed) or (flat and row_tile_height >= 64):
                         continue
                     yield GemmSm90(
-                        names, slot_rows, tile_n, depth, tail, a_transposed, b_transposed, store, wide, flat
+                        names, row_tile_height, tile_n, depth, tail, a_transposed, b_transposed, store, wide, flat
                     )  # fmt: skip
 
 
@@ -477,22 +477,22 @@ def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
     results = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}.get(name, (name,))
     sums = {"f64": "f64", "i8": "u32"}.get(name, "f32")
     kinds = (kind, "MMA_TF32") if name == "f32" else (kind,)
-    for c, how, slot_rows, a_transposed, b_transposed in itertools.product(
+    for c, how, row_tile_height, a_transposed, b_transposed in itertools.product(
         results, kinds, (128, 64, 32, 16), (False, True), (False, True)
     ):
-        tiles = {tile for room in (99, 163, 227) for tile in _sm80_tiles(how, slot_rows, room)}
+        tiles = {tile for room in (99, 163, 227) for tile in _sm80_tiles(how, row_tile_height, room)}
         for tile in sorted(tiles):
-            yield GemmSm80(Types(name, name, c, sums), how, slot_rows, *tile, a_transposed, b_transposed)
+            yield GemmSm80(Types(name, name, c, sums), how, row_tile_height, *tile, a_transposed, b_transposed)
 
 
 def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
     """The scaled products, which are asked for by `scale_a` and `scale_b` and not by a dtype."""
     for c in ("f16", "bf16", "f32"):
         names = Types("e4m3", "e4m3", c, "f32")
-        for store, slot_rows, tile_n, tail in itertools.product(
+        for store, row_tile_height, tile_n, tail in itertools.product(
             STORES if c != "f32" else ("direct",), (128, 64), (256, 128, 64), (0, 32, 64, 96)
         ):
-            yield GemmSm90(names, slot_rows, tile_n, 128, tail, False, True, store, False, False)
+            yield GemmSm90(names, row_tile_height, tile_n, 128, tail, False, True, store, False, False)
         yield spmm(names, 8, 8, 128)
         yield spmm(names, 8, 8, 1)
 

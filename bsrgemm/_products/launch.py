@@ -243,11 +243,11 @@ def _plan_plain(cache: MatrixCache, problem: Problem, config: Gemm, kernel: Any)
 def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: Any) -> Plan:
     """Tiles of row tiles on the tensor cores of any card since Ampere, by a work list."""
     pattern = cache.pattern(_stored_columns(problem), problem.transposed)
-    shape = (problem.R // config.slot_rows, config.slots)
+    shape = (problem.R // config.row_tile_height, config.row_tiles)
     groups, items = cache.groups(pattern, *shape), cache.whole_items(pattern, *shape)
     tiles = groups.count * -(-problem.N // config.tile_n) * problem.batches
     grid = (min(tiles, device.multiprocessors() * config.ctas(problem.arch)),)
-    kept = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.slots)
+    kept = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
     layout = arguments.gemm_sm80(problem.types.acc)
     template = layout.pack(product=_product(cache, problem), schedule=_schedule(kept))
     return _filled_plan(config, kernel, grid, layout, template, kept)
@@ -256,7 +256,7 @@ def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: A
 def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90, kernel: Any) -> Plan:
     """Tiles of row tiles on Hopper's tensor cores, by a work list whose long groups come in pieces."""
     pattern = cache.pattern(_stored_columns(problem), problem.transposed)
-    shape = (problem.R // config.slot_rows, config.slots)
+    shape = (problem.R // config.row_tile_height, config.row_tiles)
     multiprocessors = device.multiprocessors()
     column_tiles = -(-problem.N // config.tile_n) * problem.batches
     groups = cache.groups(pattern, *shape)
@@ -264,7 +264,7 @@ def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90, kernel: A
     tiles = groups.count * column_tiles
     # As few CTAs as finish in the same number of rounds: the rest would only draw power.
     grid = (multiprocessors if items.pieces else -(-tiles // -(-tiles // multiprocessors)),)
-    kept = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.slots)
+    kept = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
     layout = arguments.gemm_sm90()
     template = layout.pack(
         a=_block_map(cache, config),
@@ -377,12 +377,12 @@ def _block_map(cache: MatrixCache, config: GemmSm90) -> bytes:
     """How the copy engine sees A's blocks: one below the other, those of low row tiles as lines of 128 bytes."""
     data = cache.source[0]
     blocks, rows, cols = data.shape
-    if config.slot_rows < 64:
+    if config.row_tile_height < 64:
         if not config.flat:
             return bytes(TENSOR_MAP_BYTES)
-        dims, box = (64, data.size // 64), (64, config.slot_rows * config.depth // 64)
+        dims, box = (64, data.size // 64), (64, config.row_tile_height * config.depth // 64)
         return tensor_map.encode(cache.pointer, str(data.dtype), dims, (128,), box, swizzle="128B").tobytes()
-    box = (64, config.depth) if config.a_transposed else (128 // data.itemsize, config.slot_rows)
+    box = (64, config.depth) if config.a_transposed else (128 // data.itemsize, config.row_tile_height)
     dims, strides = (cols, blocks * rows), (cols * data.itemsize,)
     return tensor_map.encode(cache.pointer, str(data.dtype), dims, strides, box, swizzle="128B").tobytes()
 
@@ -390,7 +390,7 @@ def _block_map(cache: MatrixCache, config: GemmSm90) -> bytes:
 def _operand_maps(config: GemmSm90, B: Array, out: Array) -> bytes:
     """How the copy engine sees B and, where it is written in tiles, the result."""
     if config.b_transposed:
-        row = 2 * config.depth if config.slot_rows < 64 else 128
+        row = 2 * config.depth if config.row_tile_height < 64 else 128
         found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
     else:
         found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)

@@ -4,8 +4,8 @@ Written over ``backend.xp`` and without a wait, so that a product on the GPU can
 work_list_launch.py does what `merged` and `whole` do, in fewer launches; they stay what it is held against. All arrays
 are int32. `Schedule` of cuda/common/bsr.cuh is what the kernels see of it.
 
-A block row is cut into *slots* of equal height; a *group* is a few slots that one tile of a kernel covers; an *entry*
-is a block column that at least one of them has, with the block of each slot or -1.
+A block row is cut into *row tiles* of equal height; a *group* is a few row tiles that one tile of a kernel covers; an
+*entry* is a block column that at least one of them has, with the block of each row tile or -1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Groups:
     last: Array
     columns: Array
     blocks: Array
-    slots: Array
+    row_tiles: Array
     per_group: int
 
     @property
@@ -98,7 +98,7 @@ def coordinates(backend: Backend, pattern: Pattern) -> tuple[Array, Array]:
 
 
 def single(backend: Backend, pattern: Pattern, per_row: int) -> Groups:
-    """Groups of one slot: each of the `per_row` slots of a block row walks over the row's own blocks."""
+    """Groups of one row_tile: each of the `per_row` row_tiles of a block row walks over the row's own blocks."""
     xp = backend.xp
     rows, _ = pattern.shape
     if pattern.transposed:
@@ -120,26 +120,26 @@ def single(backend: Backend, pattern: Pattern, per_row: int) -> Groups:
 
 
 def merged(backend: Backend, pattern: Pattern, per_row: int, per_group: int, order: Array | None = None) -> Groups:
-    """Groups of `per_group` slots over the union of their columns, a column's duplicates in entries of their own.
+    """Groups of `per_group` row_tiles over the union of their columns, a column's duplicates in entries of their own.
 
-    `order` is a permutation of the slots, padded to a multiple of `per_group`; without it neighbours share a group.
+    `order` is a permutation of the row_tiles, padded to a multiple of `per_group`; without it neighbours share a group.
     """
     xp = backend.xp
     rows, cols = pattern.shape
-    slots = rows * per_row
-    groups = -(-slots // per_group)
+    row_tiles = rows * per_row
+    groups = -(-row_tiles // per_group)
     if order is None:
         order = xp.arange(groups * per_group, dtype=_INT32)
     row, col = coordinates(backend, pattern)
     block = xp.arange(len(row), dtype=np.int64)
-    slot = row.astype(np.int64)
+    row_tile = row.astype(np.int64)
     if per_row > 1:
         sub = xp.arange(per_row, dtype=np.int64)
-        slot = xp.where(slot[:, None] < 0, -1, slot[:, None] * per_row + sub).reshape(-1)
+        row_tile = xp.where(row_tile[:, None] < 0, -1, row_tile[:, None] * per_row + sub).reshape(-1)
         col, block = xp.repeat(col, per_row), xp.repeat(block, per_row)
     place = xp.empty(groups * per_group, np.int64)
     place[order] = xp.arange(groups * per_group, dtype=np.int64)
-    place = xp.where(slot < 0, groups * per_group, place[slot])
+    place = xp.where(row_tile < 0, groups * per_group, place[row_tile])
     key = (place // per_group * (cols + 1) + xp.where(col < 0, cols, col)) * per_group + place % per_group
     sorting = xp.argsort(key, kind="stable")
     key = key[sorting]
@@ -154,8 +154,8 @@ def merged(backend: Backend, pattern: Pattern, per_row: int, per_group: int, ord
     starts = xp.searchsorted(key, xp.arange(groups + 1, dtype=np.int64) * ((cols + 1) * per_group))
     counts = xp.concatenate([entry, entry[-1:] + 1]) if len(key) else xp.zeros(1, np.int64)
     bounds = counts[starts].astype(_INT32)
-    slots_of = xp.where(order < slots, order, -1).astype(_INT32)
-    return Groups(bounds[:-1], bounds[1:], columns, blocks, slots_of, per_group)
+    row_tiles_of = xp.where(order < row_tiles, order, -1).astype(_INT32)
+    return Groups(bounds[:-1], bounds[1:], columns, blocks, row_tiles_of, per_group)
 
 
 def whole(backend: Backend, groups: Groups) -> Items:
@@ -169,7 +169,7 @@ def whole(backend: Backend, groups: Groups) -> Items:
 def may_split(groups: Groups, pattern: Pattern, share: Share) -> bool:
     """Could a group be longer than its fair share? Judged by sizes alone; duplicates may make one longer still."""
     _, cols = pattern.shape
-    entries = len(groups.blocks) // groups.per_group**2  # at least: every slot has every entry
+    entries = len(groups.blocks) // groups.per_group**2  # at least: every row_tile has every entry
     if groups.per_group == 1:
         entries *= groups.count // max(1, pattern.shape[0])
     fair = max(-(-_LEAST_COLUMNS // share.K), int(entries * share.column_tiles / share.ctas * _SLACK))

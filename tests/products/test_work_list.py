@@ -43,7 +43,7 @@ def blocks_of(groups: Groups, items: Items) -> list[tuple[int, int, int]]:
             for s in range(groups.per_group):
                 block = int(groups.blocks[e * groups.per_group + s])
                 if block >= 0:
-                    done.append((int(groups.slots[group * groups.per_group + s]), int(groups.columns[e]), block))
+                    done.append((int(groups.row_tiles[group * groups.per_group + s]), int(groups.columns[e]), block))
     return sorted(done)
 
 
@@ -55,7 +55,7 @@ def test_every_block_is_done_once_for_each_of_its_slots(case: Any, column_tiles:
         for block, (row, col) in enumerate(zip(rows, pattern.indices, strict=True))
         for sub in range(per_row)
     )
-    assert {a.dtype for a in (groups.first, groups.last, groups.columns, groups.blocks, groups.slots)} == {
+    assert {a.dtype for a in (groups.first, groups.last, groups.columns, groups.blocks, groups.row_tiles)} == {
         np.dtype(np.int32)
     }
     for items in (work_list.whole(HOST, groups), work_list.split(HOST, groups, Share(K, column_tiles, ctas))):
@@ -123,7 +123,7 @@ def test_entries_come_by_column_with_duplicates_and_blocks_outside_on_their_own(
     indices, indptr = np.array([2, 2, 9, 0, 2, 1], np.int32), np.array([0, 3, 5, 6], np.int32)
     pattern = Pattern(indices, indptr, 3, 3, False)
     groups = work_list.merged(HOST, pattern, 1, 2, np.array([1, 0, 3, 2], np.int32))
-    assert groups.slots.tolist() == [1, 0, -1, 2]
+    assert groups.row_tiles.tolist() == [1, 0, -1, 2]
     assert (groups.first.tolist(), groups.last.tolist()) == ([0, 3], [3, 4])
     assert groups.columns.tolist() == [0, 2, 2, 1, 3, 3]
     assert groups.blocks.reshape(-1, 2).tolist() == [[3, -1], [4, 0], [-1, 1], [-1, 5], [2, -1], [-1, -1]]
