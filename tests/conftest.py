@@ -16,6 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Processes share the cores: threads of BLAS in each would wait for those of the others. Read when NumPy is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 
@@ -77,7 +81,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for reason, count in sorted(config.stash.get(_WAITING, Counter()).items()):
-        terminalreporter.write_line(f"{count:,} tests wait for {reason}")
+        tests = "1 test waits" if count == 1 else f"{count:,} tests wait"
+        terminalreporter.write_line(f"{tests} for {reason}")
 
 
 #: Every backend, for ``pytest.mark.parametrize("backend", BACKENDS, indirect=True)`` or the fixture alone.
