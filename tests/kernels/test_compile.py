@@ -13,7 +13,7 @@ import pytest
 
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._attention.heuristics import AttentionSm90
-from bsrgemm._kernels import jit
+from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
 from bsrgemm.dtypes import BFLOAT16
 
@@ -99,7 +99,7 @@ def test_the_span_gives_every_constant_every_value_for_the_measured_card(kernel:
 
 def test_the_span_compiles_every_element_type_in_a_product() -> None:
     met = {dict(spec.defines)["ELEMENT_A"] for spec in variants.quick("gemm_simt", variants.MEASURED)}
-    assert met == {configs.element(dtype) for dtype in heuristics.DEVICE_DTYPES} | {"e4m3"}
+    assert met == {element_types.element(dtype) for dtype in heuristics.DEVICE_DTYPES} | {"e4m3"}
 
 
 # --------------------------------------------------------------------------------- kept outcomes
@@ -191,10 +191,10 @@ def test_tuning_returns_only_listed_configs() -> None:
     listed = set(heuristics.every_config())
     for R, C in itertools.product((1, 3, 16, 32, 33, 48, 64, 96, 128, 192), (1, 2, 8, 15, 16, 32, 48, 64, 80, 144)):
         for N, dtype in itertools.product((1, 2, 9, 16, 64, 100, 4096), heuristics.DEVICE_DTYPES):
-            wide = heuristics.np.dtype(heuristics.np.int32) if configs.element(dtype) == "i8" else dtype
+            wide = heuristics.np.dtype(heuristics.np.int32) if element_types.element(dtype) == "i8" else dtype
             for transposed, index in ((False, "i4"), (False, "i8"), (True, "i4")):
                 acc = heuristics.accumulator_dtype(wide)
-                names = configs.types(dtype, dtype, wide, acc, heuristics.np.dtype(index))
+                names = element_types.types(dtype, dtype, wide, acc, heuristics.np.dtype(index))
                 for order, tf32 in itertools.product(("C", "F", ""), (False, True)):
                     problem = heuristics.Problem(
                         "sm_90a", names, R, C, N, 1, 10, 10, 30, transposed, order, order, True, True, tf32
@@ -224,7 +224,7 @@ def test_tuning_returns_only_listed_configs() -> None:
 )
 def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plain, vector) -> None:
     dtype = heuristics.np.dtype(dtype)
-    names = configs.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
+    names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
     problem = heuristics.Problem("sm_90a", names, *block, 100, 1, 10, 10, 30, False, b_order, "C", True, True)
     assert heuristics.gemm(problem).spec().entry == kernel
     assert heuristics.gemm(replace(problem, N=1)).spec().entry == vector
@@ -249,7 +249,7 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
 )
 def test_few_columns_read_blocks_once(dtype, block, entries) -> None:
     dtype = heuristics.np.dtype(dtype)
-    names = configs.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
+    names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
     problem = heuristics.Problem("sm_90a", names, *block, 1, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
     assert {N: heuristics.gemm(replace(problem, N=N)).spec().entry for N in entries} == entries
     for other in (replace(problem, transposed=True), replace(problem, c_order="F")):
