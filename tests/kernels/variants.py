@@ -18,9 +18,8 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MEASURED = "sm_90a"
 #: The oldest target of the kernels whose source asks for the architecture.
 AMPERE = "sm_80"
-#: Constants with at most so many values (a layout, a type of the tensor cores) are tried together with each other.
-_CHOICES = 3
-_CHOICES_LONG = 6
+#: In the long profile, constants with at most so many values (a layout, a type) are tried together with each other.
+_CHOICES = 6
 
 _BOUNDS = r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)"
 _KERNEL = re.compile(rf'extern "C"\s+__global__\s+void\s+(?:{_BOUNDS}\s+)?(\w+)\(')
@@ -73,12 +72,13 @@ def _runs_on(spec: KernelSpec, target: str) -> bool:
     return module.runs_on(config, target)
 
 
-def spanning(specs: list[KernelSpec], choices: int = 0) -> list[KernelSpec]:
+def spanning(specs: list[KernelSpec], choices: int = 0, largest: bool = True, types: bool = False) -> list[KernelSpec]:
     """A few of `specs`, such that every definition (name and value) that one of them has is in one of the few.
 
-    Two definitions that one of `specs` has are together in one of the few, if both have at most `choices` values. The
-    one with the most that is still missing comes next; among equals it is the one with the largest numbers, which needs
-    the most registers.
+    Two definitions that one of `specs` has are together in one of the few, if both have at most `choices` values. With
+    `types` only definitions that are names count, not numbers. The one with the most that is still missing comes next;
+    among equals it is the one with the largest numbers, which needs the most registers, or the smallest, which is
+    compiled in the least time.
     """
     values: dict[str, set[str | int]] = {}
     for spec in specs:
@@ -87,10 +87,11 @@ def spanning(specs: list[KernelSpec], choices: int = 0) -> list[KernelSpec]:
     bits: dict[Any, int] = {}
     masks = []
     for spec in specs:
-        wanted: list[Any] = [spec.entry, *spec.defines]
+        wanted: list[Any] = [spec.entry, *(d for d in spec.defines if isinstance(d[1], str) or not types)]
         wanted += itertools.combinations([d for d in spec.defines if 2 <= len(values[d[0]]) <= choices], 2)
         masks.append(sum(1 << bits.setdefault(item, len(bits)) for item in wanted))
-    sizes = [sum(value for _, value in spec.defines if isinstance(value, int)) for spec in specs]
+    sign = 1 if largest else -1
+    sizes = [sign * sum(value for _, value in spec.defines if isinstance(value, int)) for spec in specs]
     missing, chosen = (1 << len(bits)) - 1, []
     while missing:
         best = max(range(len(specs)), key=lambda i: ((masks[i] & missing).bit_count(), sizes[i]))
@@ -100,24 +101,23 @@ def spanning(specs: list[KernelSpec], choices: int = 0) -> list[KernelSpec]:
 
 
 @cache
-def _span(kernel: str, target: str) -> list[KernelSpec]:
-    return spanning(every(kernel, target), _CHOICES if "mma" in text_of(kernel) else 0)
-
-
 def quick(kernel: str, target: str) -> list[KernelSpec]:
     """The variants of `kernel` that the quick profile compiles for `target`: none where the kernel does not run.
 
-    All that span it for the measured card, and for Ampere where the source differs between architectures. Each other
-    target has one variant, and not the same one.
+    They give every constant every value on the measured card. A kernel whose source differs between architectures does
+    so on Ampere, and has every type on the measured card. Every other target has one variant, and not the same one.
     """
-    if target == MEASURED or (target == AMPERE and "__CUDA_ARCH__" in text_of(kernel)):
-        return _span(kernel, target)
-    span, turn = _span(kernel, MEASURED), TARGETS.index(target)
-    here = [spec for spec in span[turn % len(span) :] + span if _runs_on(spec, target)]
-    return (here or every(kernel, target))[:1]
+    specs, differs = every(kernel, target), "__CUDA_ARCH__" in text_of(kernel)
+    if target == MEASURED:
+        return spanning(specs, types=differs)
+    if target == AMPERE and differs:
+        return spanning(specs, largest=False)
+    few = spanning(specs, largest=False, types=True)
+    turn = TARGETS.index(target) % max(1, len(few))
+    return few[turn : turn + 1]
 
 
 @cache
 def long(target: str) -> list[KernelSpec]:
     """What the long profile compiles for `target`: every kernel, with more definitions together."""
-    return [spec for kernel in kernels() for spec in spanning(every(kernel, target), _CHOICES_LONG)]
+    return [spec for kernel in kernels() for spec in spanning(every(kernel, target), _CHOICES)]
