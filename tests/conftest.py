@@ -1,4 +1,8 @@
-"""What every test may ask for: a backend to run in, hypothesis profiles, and no GPU test without a GPU."""
+"""What every test may ask for: a backend to run in, hypothesis profiles, and no GPU test without a GPU.
+
+Tests that need a GPU that is not there, or a longer profile than the one that runs, are not selected. One line at the
+end says how many wait for what.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,24 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Processes share the cores: threads of BLAS in each would wait for those of the others. Read when NumPy is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
 
 from bsrgemm._backend.registry import Backend, by_name
 
-LONG = os.environ.get("BSRGEMM_LONG") == "1"
+#: "1" for the long profile, "all" for the one that compiles every variant of every kernel too, which takes hours.
+PROFILE = os.environ.get("BSRGEMM_LONG", "")
+LONG = PROFILE in ("1", "all")
 
 # The quick profile draws the same examples every time, so that a change is judged by what it changed.
 settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
@@ -34,12 +45,44 @@ def has_cuda() -> bool:
     return cupy.cuda.is_available()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("long") and not LONG:
-        pytest.skip("the long profile: BSRGEMM_LONG=1")
+# --------------------------------------------------------------------------------- tests that wait
+_WAITING = pytest.StashKey[Counter[str]]()
+
+
+def waits_for(item: pytest.Item) -> str | None:
+    """What `item` needs and this run lacks; None if it can run."""
     if item.get_closest_marker("gpu") and not has_cuda():
-        pytest.skip("needs a CUDA device")
+        return "a CUDA device"
+    if item.get_closest_marker("every_variant") and PROFILE != "all":
+        return "BSRGEMM_LONG=all"
+    if item.get_closest_marker("long") and not LONG:
+        return "BSRGEMM_LONG=1"
+    return None
+
+
+@pytest.hookimpl(trylast=True)  # what -k and -m have left out waits for nothing
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reasons = [waits_for(item) for item in items]
+    config.stash[_WAITING] = Counter(reason for reason in reasons if reason)
+    config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
+    items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist tells the one that started it what was left out; each of them left out the same."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["waiting"] = dict(session.config.stash.get(_WAITING, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_WAITING] = Counter(getattr(node, "workeroutput", {}).get("waiting", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for reason, count in sorted(config.stash.get(_WAITING, Counter()).items()):
+        tests = "1 test waits" if count == 1 else f"{count:,} tests wait"
+        terminalreporter.write_line(f"{tests} for {reason}")
 
 
 #: Every backend, for ``pytest.mark.parametrize("backend", BACKENDS, indirect=True)`` or the fixture alone.

@@ -852,19 +852,21 @@ def test_tensor_core_product_spreads_nan_only_through_stored_blocks(block, bad, 
         stored = dense(A, np.dtype(np.float64))
         present = np.zeros((9, 6), bool)
         present[np.repeat(np.arange(9), np.diff(A[2])), A[1]] = True
-        want = np.zeros((A[3][0], 64))
+        want, size = np.zeros((A[3][0], 64)), np.zeros((A[3][0], 64))
         R, C = block
         for i, j in zip(*np.nonzero(present), strict=True):
-            part = stored[i * R : (i + 1) * R, j * C : (j + 1) * C] @ B[j * C : (j + 1) * C].astype(np.float64)
-            want[i * R : (i + 1) * R] += part
+            left, right = stored[i * R : (i + 1) * R, j * C : (j + 1) * C], B[j * C : (j + 1) * C].astype(np.float64)
+            want[i * R : (i + 1) * R] += left @ right
+            size[i * R : (i + 1) * R] += np.abs(left) @ np.abs(right)
     for alpha, beta, order in [(1, 0, "C"), (1, 0, "F"), (2, -1, "C")]:
         old = values(rng, want.shape, np.dtype("float16"))
         out = cupy.asarray(old, order=order)
         bg.matmul(device(A), cupy.asarray(B), out=out, alpha=alpha, beta=beta)
         whole = alpha * want + (beta * old if beta else 0)
-        got = out.get().astype(np.float64)
-        np.testing.assert_array_equal(np.isfinite(got), np.isfinite(whole))
-        np.testing.assert_allclose(got[np.isfinite(got)], whole[np.isfinite(whole)], rtol=0.01, atol=0.5)
+        weight = alpha * size + abs(beta) * np.abs(old.astype(np.float64))
+        got, finite = out.get(), np.isfinite(whole)
+        np.testing.assert_array_equal(np.isfinite(got.astype(np.float64)), finite)
+        assert_close(got[finite], whole[finite], weight[finite], 2 * A[3][1], np.float32)
 
 
 def uneven(rng: np.random.Generator, kind: str, rows: int, cols: int, block: tuple[int, int]) -> Matrix:

@@ -4,57 +4,42 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bsrgemm._attention import decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.heuristics import PLAIN, AttentionSm80, AttentionSm90, AttentionValues
+from bsrgemm._attention.heuristics import AttentionSm90
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
 from bsrgemm.dtypes import BFLOAT16
 
 from ..conftest import LONG
+from . import outcomes, variants
+from .variants import TARGETS
 
 pytest.importorskip("cupy")
 
-TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 #: A variant is to take 3 s on a quiet core, which the long profile asks for. A shared one takes longer (3.1 s was seen
 #: where 2.8 is usual): there it is only to end.
 SECONDS = 3.0 if LONG else 10.0
+#: Tests that share the variants of a kernel, where these take more than about 8 s together.
+PARTS = {
+    "attention_sm80": 4,
+    "gemm_sm80": 4,
+    "attention_sm90": 3,
+    "gemm_sm90": 3,
+    "decode": 3,
+    "block_products_sm80": 2,
+}
+#: Tests that share the variants of all kernels for one target.
+LONG_PARTS, ALL_PARTS = 16, 64
 
-
-#: Of blocks of up to 16 x 16, whose sizes are compiled in, some stand for the others.
+#: Kernels for blocks of up to 16 x 16, whose sizes are compiled in.
 _SMALL = configs.SpmvSmall | configs.Spmm | configs.SpmmF64
-
-
-def _kind(config: configs.Config) -> tuple[str, ...]:
-    """What sets a config apart for the compiler: kernel, element type and the largest tile of it."""
-    types = getattr(config, "types", None)
-    element = types.a if types else getattr(config, "element", getattr(config, "entry", ""))
-    detail = getattr(config, "operation", "")
-    if isinstance(config, configs.GemmSm90):
-        layout = (config.slot_rows, config.a_transposed, config.b_transposed, config.store, config.types.c)
-        # bfloat16 differs from float16 in the names of instructions
-        detail = str(layout if element != "bf16" else (config.slot_rows, config.store))
-    elif isinstance(config, configs.GemmSm80):
-        detail = str((config.kind, config.slot_rows in (16, 32), config.a_transposed == config.b_transposed))
-    elif isinstance(config, configs.GemmSimt | configs.Spmv):
-        detail = str(config.a_transposed)
-    elif isinstance(config, configs.SpmvSmall):
-        detail = str(config.eager)
-    elif isinstance(config, configs.Spmm):
-        detail = str(config.staged)
-    elif isinstance(config, configs.BlockProductsSm80):
-        detail = str((config.kind, config.sampled, config.b_transposed))
-    elif isinstance(config, configs.BlockProductsSm90):
-        detail = str((config.sampled, config.b_transposed, config.tile_m, config.out))
-    return type(config).__name__, element, detail
 
 
 def _name(config: configs.Gemm) -> str:
@@ -62,95 +47,138 @@ def _name(config: configs.Gemm) -> str:
     return "spmm, staged" if isinstance(config, configs.Spmm) and config.staged else config.spec().entry
 
 
-def spanning() -> Iterator[configs.Config]:
-    """One config of each kernel, element type and operation: the one with the most registers at stake, and one with
-    64-bit indices."""
-    largest: dict[tuple[str, ...], configs.Config] = {}
-    for config in heuristics.every_config():
-        size = sum(v for v in vars(config).values() if isinstance(v, int))
-        best = largest.get(_kind(config))
-        if best is None or size >= sum(v for v in vars(best).values() if isinstance(v, int)):
-            largest[_kind(config)] = config
-    for kind, config in largest.items():
-        # min/max over segments differ in one comparison: a few types stand for all
-        if kind[0] != "Segment" or kind[2] == "kAdd" or kind[1] in ("i8", "u64", "bf16", "f64", "c128", "boolean"):
-            yield config
+def check(spec: jit.KernelSpec, arch: str) -> None:
+    """Refuse what the compiler should not have had to say."""
+    found = outcomes.outcome(spec, arch)
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", found.log)]
+    assert spills, f"no resource report in the log:\n{found.log}"
+    assert not any(spills), f"{spec} for {arch}\n{found.log}"
+    assert "warning" not in found.log.lower(), f"{spec} for {arch}\n{found.log}"
+    assert not re.search(r"C75\d\d", found.log), f"{spec} for {arch}\n{found.log}"
+    assert found.seconds <= SECONDS, f"{spec} for {arch} took {found.seconds:.1f} s"
 
 
-def check(config: configs.Config, arch: str) -> None:
-    if heuristics.runs_on(config, arch):
-        check_spec(config.spec(), arch)
-
-
-def check_spec(spec: jit.KernelSpec, arch: str) -> None:
-    start = time.thread_time()  # of this thread alone: the machine may have other work
-    compiled = jit.compile_cubin(spec, arch)
-    seconds = time.thread_time() - start
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
-    assert spills, f"no resource report in the log:\n{compiled.log}"
-    assert not any(spills), f"{spec}\n{compiled.log}"
-    assert "warning" not in compiled.log.lower(), f"{spec}\n{compiled.log}"
-    assert not re.search(r"C75\d\d", compiled.log), f"{spec}\n{compiled.log}"
-    assert seconds <= SECONDS, f"{spec} for {arch} took {seconds:.1f} s"
-
-
-def _chunks(items: list[Any], size: int) -> list[list[Any]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
-_SPANNING = list(spanning())
-
-
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("part", range(len(_chunks(_SPANNING, 16))))
-def test_spanning_configs_compile_cleanly(arch: str, part: int) -> None:
-    for config in _chunks(_SPANNING, 16)[part]:
-        check(config, arch)
+@pytest.mark.parametrize(("kernel", "part"), [(k, part) for k in variants.kernels() for part in range(PARTS.get(k, 1))])
+def test_spanning_variants_compile_cleanly(kernel: str, part: int) -> None:
+    jobs = [(spec, target) for target in TARGETS for spec in variants.quick(kernel, target)]
+    mine = jobs[part :: PARTS.get(kernel, 1)]
+    assert mine
+    for spec, target in mine:
+        check(spec, target)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("part", range(32))
-def test_every_config_compiles_cleanly(arch: str, part: int) -> None:
-    for config in list(heuristics.every_config())[part::32]:
-        check(config, arch)
+@pytest.mark.parametrize("part", range(LONG_PARTS))
+@pytest.mark.parametrize("target", TARGETS)
+def test_many_variants_compile_cleanly(target: str, part: int) -> None:
+    for spec in variants.long(target)[part::LONG_PARTS]:
+        check(spec, target)
 
 
-def _fp8_stands_for_others(config: AttentionSm90) -> bool:
-    """Results of float16, and float32 of heads of 128; other scores, and values of another dim, at one size."""
-    sizes = (config.head_dim, config.value_dim)
-    if config.scores != PLAIN:
-        return sizes == (128, 128) and config.tiles and config.out == "f16"
-    if config.out == "f32" or not config.tiles:
-        return sizes == (128, 128)
-    return config.out == "f16" and (sizes[0] == sizes[1] or sizes in ((96, 80), (192, 128), (128, 256)))
+@pytest.mark.every_variant
+@pytest.mark.parametrize("part", range(ALL_PARTS))
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_variant_compiles_cleanly(target: str, part: int) -> None:
+    for spec in [spec for kernel in variants.kernels() for spec in variants.every(kernel, target)][part::ALL_PARTS]:
+        check(spec, target)
 
 
-def _attention_stands_for_others(config: Any) -> bool:
-    """Of attention's kernels: every size with equal heads, and each other choice at one size."""
-    if isinstance(config, AttentionValues):
-        return True
-    if getattr(config, "fp8", False):
-        return _fp8_stands_for_others(config)
-    if config.head_dim != config.value_dim:
-        return config.dtype == "f16" and config.scores == PLAIN and (config.head_dim, config.value_dim) == (192, 128)
-    if isinstance(config, AttentionSm80):
-        return config.scores == PLAIN and config.dtype == config.out == "f16"
-    if not isinstance(config, AttentionSm90):
-        return config.head_dim == 64
-    if config.dtype == "f16" and config.scores == PLAIN:
-        return config.tiles or config.out == "f32"
-    return config.tiles and config.head_dim in (64, 128) if config.dtype == "f16" else config.head_dim == 128
+def test_every_kernel_of_the_sources_is_listed_and_every_listed_one_is_there() -> None:
+    assert variants.listed_kernels() == set(variants.kernels())
 
 
-@pytest.mark.parametrize("arch", TARGETS)
-def test_attention_compiles_cleanly(arch: str) -> None:
-    for config in attention_heuristics.every_config():
-        if attention_heuristics.runs_on(config, arch) and _attention_stands_for_others(config):
-            check_spec(config.spec(), arch)
+def test_the_span_compiles_every_kernel_for_every_target_that_it_runs_on() -> None:
+    for kernel, target in itertools.product(variants.kernels(), TARGETS):
+        assert bool(variants.quick(kernel, target)) == bool(variants.every(kernel, target)), (kernel, target)
 
 
-def test_fp8_attention_is_listed_and_stands_for_every_shape() -> None:
+@pytest.mark.parametrize("kernel", variants.kernels())
+def test_the_span_gives_every_constant_every_value(kernel: str) -> None:
+    def defines(specs: list[jit.KernelSpec], kind: type = object) -> set[tuple[str, str | int]]:
+        return {(name, value) for spec in specs for name, value in spec.defines if isinstance(value, kind)}
+
+    own = variants.MEASURED
+    if "__CUDA_ARCH__" in variants.text_of(kernel):  # every path on Ampere, every type on the measured card
+        assert defines(variants.quick(kernel, own), str) == defines(variants.every(kernel, own), str)
+        own = variants.AMPERE
+    assert defines(variants.quick(kernel, own)) == defines(variants.every(kernel, own))
+
+
+def test_the_span_compiles_every_element_type_in_a_product() -> None:
+    met = {dict(spec.defines)["ELEMENT_A"] for spec in variants.quick("gemm_simt", variants.MEASURED)}
+    assert met == {element_types.element(dtype) for dtype in heuristics.DEVICE_DTYPES} | {"e4m3"}
+
+
+# --------------------------------------------------------------------------------- kept outcomes
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A source of one small kernel, and a cache of its own."""
+    root = tmp_path / "cuda"
+    root.mkdir()
+    (root / "tiny.cu").write_text('extern "C" __global__ void tiny(int* x) { x[threadIdx.x] = SIZE; }\n')
+    monkeypatch.setenv(outcomes.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr("bsrgemm._kernels.jit.cuda_root", lambda: root)
+    monkeypatch.setattr("bsrgemm._kernels.sources.cuda_root", lambda: root)
+    yield root / "tiny.cu"
+
+
+TINY = jit.KernelSpec("tiny.cu", "tiny", (("SIZE", 3),))
+
+
+def test_an_outcome_is_compiled_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(TINY, "sm_80")
+    monkeypatch.setattr(jit, "compile_cubin", lambda *args: pytest.fail("compiled again"))
+    check(TINY, "sm_80")
+
+
+def test_a_spill_fails_from_the_cache_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "ptxas info: 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
+    monkeypatch.setattr(jit, "compile_cubin", lambda *args: jit.Compiled(b"", said, 0.0))
+    with pytest.raises(AssertionError, match="8 bytes spill"):
+        check(TINY, "sm_80")
+    monkeypatch.setattr(jit, "compile_cubin", lambda *args: pytest.fail("compiled again"))
+    with pytest.raises(AssertionError, match="8 bytes spill"):
+        check(TINY, "sm_80")
+
+
+@pytest.mark.parametrize("change", ["source", "target", "define", "options", "compiler", "damage"])
+def test_an_outcome_of_anything_else_is_compiled(change: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = outcomes.outcome(TINY, "sm_80")
+    spec, target = TINY, "sm_80"
+    if change == "source":
+        tiny.write_text(tiny.read_text().replace("threadIdx.x", "blockIdx.x"))
+    elif change == "target":
+        target = "sm_86"
+    elif change == "define":
+        spec = replace(TINY, defines=(("SIZE", 4),))
+    elif change == "options":
+        monkeypatch.setattr(jit, "options", lambda *args, was=jit.options: (*was(*args), "--use_fast_math"))
+    elif change == "compiler":
+        monkeypatch.setattr(outcomes, "compiler", lambda: ("another",))
+    else:
+        where = outcomes.folder()
+        assert where is not None
+        (entry,) = where.glob("*.json")
+        entry.write_text(entry.read_text().replace("bytes spill", "bytes spelt"))
+    done: list[str] = []
+
+    def compiled(spec: jit.KernelSpec, arch: str) -> jit.Compiled:
+        done.append(arch)
+        return jit.Compiled(b"", first.log, 0.0)
+
+    monkeypatch.setattr(jit, "compile_cubin", compiled)
+    outcomes.outcome(spec, target)
+    assert done == [target]
+
+
+def test_an_empty_variable_keeps_no_outcome(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(outcomes.VARIABLE, "")
+    outcomes.outcome(TINY, "sm_80")
+    assert outcomes.folder() is None and not (tmp_path / "cache").exists()
+
+
+# ----------------------------------------------------------------------------------- the choices
+def test_fp8_attention_is_listed() -> None:
     listed = set(attention_heuristics.every_config())
     names = [np.dtype(x) for x in ("uint8", "float32")]
     for D, D_v in itertools.product((1, 16, 64, 80, 96, 128, 160, 256), repeat=2):
@@ -164,31 +192,6 @@ def test_fp8_attention_is_listed_and_stands_for_every_shape() -> None:
                 assert config.tiles == (writes and out != "float32")
                 for change in ({"arch": "sm_89"}, {"reads": False}, {"head_dim": 257}):
                     assert attention_heuristics.forward(replace(problem, **change)).spec().entry == "attention_simt"
-    chosen = [c for c in listed if getattr(c, "fp8", False) and _attention_stands_for_others(c)]
-    for shape in {(c.consumers, c.tile_k) for c in listed if getattr(c, "fp8", False)}:
-        assert any((c.consumers, c.tile_k) == shape for c in chosen)
-
-
-@pytest.mark.parametrize("arch", TARGETS)
-def test_decode_compiles_cleanly(arch: str) -> None:
-    for config in decode_config.every_decode_config():
-        if (
-            decode_config.runs_on(config, arch)
-            and not decode_config.skip_ahead_of_time(config)
-            and (config.element == "f16" or config.head_dim == 128)
-        ):
-            check_spec(config.spec(), arch)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arch", TARGETS)
-def test_every_attention_compiles_cleanly(arch: str) -> None:
-    for config in attention_heuristics.every_config():
-        if attention_heuristics.runs_on(config, arch):
-            check_spec(config.spec(), arch)
-    for other in decode_config.every_decode_config():
-        if decode_config.runs_on(other, arch):
-            check_spec(other.spec(), arch)
 
 
 def test_tuning_returns_only_listed_configs() -> None:
@@ -258,21 +261,3 @@ def test_few_columns_read_blocks_once(dtype, block, entries) -> None:
     assert {N: _name(heuristics.gemm(replace(problem, N=N))) for N in entries} == entries
     for other in (replace(problem, transposed=True), replace(problem, c_order="F")):
         assert _name(heuristics.gemm(replace(other, N=16))) not in ("spmm, staged", "spmm_f64")
-
-
-def test_span_covers_every_kernel_and_dtype() -> None:
-    kinds = {_kind(c)[:2] for c in _SPANNING}
-    kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmF64"}
-    kernels |= {
-        "SpgemmSimt",
-        "BlockProductsSm90",
-        "BlockProductsSm80",
-        "Segment",
-        "Expand",
-        "RowMatching",
-        "SpgemmPattern",
-        "WorkListKernel",
-    }
-    assert {k[0] for k in kinds} == kernels
-    elements = {element_types.element(d) for d in heuristics.DEVICE_DTYPES} | {"e4m3"}
-    assert {k[1] for k in kinds if k[0] == "GemmSimt"} == elements

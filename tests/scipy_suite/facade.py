@@ -17,7 +17,7 @@ from scipy.sparse.tests import test_base as tb
 from bsrgemm._backend.registry import Backend, by_name, host
 from bsrgemm.bsr import leaf
 
-from .point import SCIPY_CLASSES, point
+from .point import SCIPY_CLASSES, Difference, point
 from .test_scipy_bsr import DIFFERS, NONCANONICAL_DIFFERS
 
 #: scipy's own mixin, by which two min/max tests decide whether to run (`point` widens the name they look up).
@@ -136,7 +136,7 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
             result = self._received(getattr(device.astype(np.float64), name)(*args, **kwargs))
             return result.astype(wanted[1]) if np.dtype(wanted[1]) in host().foreign_dtypes else result
         except NotImplementedError as error:
-            if "copy to the host first" not in str(error):
+            if "copy to the host" not in str(error):
                 raise
             return getattr(device.get(), name)(*args, **kwargs)
 
@@ -244,10 +244,11 @@ def point_at(
     backend: Backend,
     prefix: str,
     module: str,
-    differs: Mapping[str, str] | None = None,
-    array_differs: Mapping[str, str] | None = None,
+    differs: Mapping[str, Difference] | None = None,
+    array_differs: Mapping[str, Difference] | None = None,
+    dtypes: frozenset[np.dtype[Any]] | None = None,
 ) -> dict[str, type]:
-    """scipy's four BSR test classes on our classes in `backend`.
+    """scipy's four BSR test classes on our classes in `backend`, with `dtypes` or with all that it holds.
 
     Beyond what differs on the host, `differs` names what differs here, `array_differs` for bsr_array alone.
     """
@@ -258,5 +259,5 @@ def point_at(
             is_array = "Matrix" not in name
             reasons = DIFFERS | (NONCANONICAL_DIFFERS if "NonCanonical" in name else {})
             reasons |= (differs or {}) | ((array_differs or {}) if is_array else {})
-            classes[name] = point(test_class, name, facade(backend, is_array), reasons, module)
+            classes[name] = point(test_class, name, facade(backend, is_array), reasons, module, dtypes)
     return classes

@@ -8,10 +8,11 @@ import pytest
 
 from ..fake_device import install
 from .facade import device_suite, point_at
+from .point import FEW_DTYPES
 
 HOME = install()
 
-globals().update(point_at(HOME, "TestFake", __name__))
+globals().update(point_at(HOME, "TestFake", __name__, dtypes=FEW_DTYPES))
 
 
 @pytest.fixture(autouse=True)

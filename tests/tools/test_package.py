@@ -158,5 +158,9 @@ start = time.process_time()  # not the clock: the machine may have other work
 import bsrgemm
 print(time.process_time() - start)
 """
-    best = min(float(_last_line(code)) for _ in range(7))
+    best = float("inf")
+    for _ in range(7):
+        best = min(best, float(_last_line(code)))
+        if best <= IMPORT_SECONDS:
+            break
     assert best <= IMPORT_SECONDS
