@@ -1,4 +1,4 @@
-"""What each test does in a tree without errors: its outcome, its duration, the lines and the kernels that it executes."""
+"""What each test does in a tree without errors: its outcome, its duration, the lines and kernels that it executes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Baseline:
         return ordered(chosen, site), ordered([t for t in tests if t.id not in ids], site)
 
     def places(self, site: Site, text: str) -> dict[str, set[int]]:
-        """Where a test passes if the error can matter to it: the statement itself or, of a constant, where it is used."""
+        """Where a test passes if the error can matter to it: the statement or, if it makes a constant, its uses."""
         lines = set(range(site.first_line, site.last_line + 1))
         names = module_level_names(text, site.first_line)
         if not names:
@@ -94,7 +94,7 @@ _NONE: set[int] = set()
 
 
 def ordered(tests: list[Test], site: Site) -> list[Test]:
-    """One case of each test function first, the quick ones before the slow ones; those that are named as the module before."""
+    """One case of each test function first, quick ones before slow ones; files with the module's name come first."""
     stem = Path(site.file).stem
 
     def rank(test: Test) -> tuple[bool, float]:
@@ -108,7 +108,7 @@ def ordered(tests: list[Test], site: Site) -> list[Test]:
 
 
 def module_level_names(text: str, line: int) -> list[str]:
-    """The names that a statement outside of functions defines: constants, fields and classes; none inside a function."""
+    """The names that a statement outside of functions defines: constants, fields, classes; none in a function."""
     names: list[str] = []
     body: list[ast.stmt] = ast.parse(text).body
     while True:
@@ -119,7 +119,9 @@ def module_level_names(text: str, line: int) -> list[str]:
             names.append(node.name)
             body = node.body
             continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         found = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
         return found or names
 

@@ -1,4 +1,4 @@
-"""Small semantic errors in CUDA, by rule: tokens of the source, without comments, strings, assembly and preprocessor lines."""
+"""Small semantic errors in CUDA, by rule: in tokens, not in comments, strings, assembly and preprocessor lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OPERATORS = {
 }
 #: Operators stand between blanks; what does not is a pointer, a template or a sign.
 _OPERATOR = re.compile(r"(?<=\s)(<<|>>|<=|>=|==|!=|&&|\|\||[-+*|&]=|[-+*/%<>&|^])(?=\s)")
-_KINDS = {"+": "operator", "-": "operator", "*": "operator", "/": "operator", "%": "operator", "<<": "shift", ">>": "shift"}  # fmt: skip
+_KINDS = {**dict.fromkeys(("+", "-", "*", "/", "%", "+=", "-=", "*="), "operator"), "<<": "shift", ">>": "shift"}
 _MASKS = {"&", "|", "^", "|=", "&="}
 _NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F]+|\d+)([uUlL]*)(?![\w.])")
 _EXTREMES = re.compile(r"\b(f?)(min|max)(f?)(?=\()")
@@ -87,7 +87,6 @@ def _found(text: str) -> Iterator[tuple[str, int, int, str]]:
         if old in "<>" and "template" in text[text.rfind("\n", 0, found.start()) : found.start()]:
             continue
         rule = "mask" if old in _MASKS else _KINDS.get(old, "and, or" if old in ("&&", "||") else "comparison")
-        rule = "operator" if old in ("+=", "-=", "*=") else rule
         for new in _OPERATORS[old]:
             yield rule, *found.span(), new
     for found in _NUMBER.finditer(text):
@@ -99,7 +98,9 @@ def _found(text: str) -> Iterator[tuple[str, int, int, str]]:
         yield "min, max", *found.span(2), "max" if found.group(2) == "min" else "min"
     for found in _GUARD.finditer(text):
         end = _closing(text, found.end() - 1)
-        if "constexpr" not in text[found.start() : found.end()] and "=" not in text[found.end() : end].replace("==", ""):
+        if "constexpr" not in text[found.start() : found.end()] and "=" not in text[found.end() : end].replace(
+            "==", ""
+        ):
             yield "remove a guard", found.end(), end - 1, "true"
     for found in _BARRIER.finditer(text):
         yield "remove a barrier", *found.span(), ";"

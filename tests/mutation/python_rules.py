@@ -1,6 +1,7 @@
 """Small semantic errors in Python, by rule: exact source positions come from the syntax tree.
 
-Docstrings, messages of errors and warnings, type hints, decorators, imports, assertions, `__repr__` and `__str__` are left alone.
+Docstrings, messages of errors and warnings, type hints, decorators, imports, assertions, `__repr__` and `__str__` are
+left alone.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _OPERATORS: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
     ast.BitOr: ("|", ("&",)),
 }
 #: Names that are exchanged for each other: dtypes, and functions with an opposite.
+_PAIRS = (("int32", "int64"), ("float32", "float64"), ("complex64", "complex128"), ("FLOAT16", "BFLOAT16"))
 _EXCHANGED = {
-    **{a: b for pair in (("int32", "int64"), ("float32", "float64"), ("complex64", "complex128")) for a, b in (pair, pair[::-1])},
+    **{a: b for pair in _PAIRS for a, b in (pair, pair[::-1])},
     **{"uint8": "int8", "uint16": "int16", "uint32": "int32", "uint64": "int64", "float16": "float32", "bool_": "int8"},
-    **{"FLOAT16": "BFLOAT16", "BFLOAT16": "FLOAT16"},
-}  # fmt: skip
+}
 _OPPOSITES = {
     **{"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"},
     **{"zeros": "ones", "ones": "zeros", "floor": "ceil", "ceil": "floor"},
@@ -83,7 +84,9 @@ class _Finder:
         """Exchange an operator that stands between two operands."""
         start, end = self.span(left)[1], self.span(right)[0]
         gap = re.sub(r"#[^\n]*", lambda found: " " * len(found.group()), self.text[start:end])
-        pattern = r"(?<!\w)" + r"\s+".join(map(re.escape, old.split())) + r"(?!\w)" if old[0].isalpha() else re.escape(old)
+        pattern = (
+            r"(?<!\w)" + r"\s+".join(map(re.escape, old.split())) + r"(?!\w)" if old[0].isalpha() else re.escape(old)
+        )
         found = re.search(pattern, gap)
         if found is not None:
             self.add(rule, start + found.start(), start + found.end(), *news)
@@ -190,7 +193,12 @@ class _Finder:
                     self.between("comparison", left, right, *_COMPARISONS[type(op)])
             case ast.BinOp():
                 known = _OPERATORS.get(type(node.op))
-                if known is not None and not _is_text(node.left) and not _is_text(node.right) and not self.is_union(node):
+                if (
+                    known is not None
+                    and not _is_text(node.left)
+                    and not _is_text(node.right)
+                    and not self.is_union(node)
+                ):
                     self.between("operator", node.left, node.right, *known)
             case ast.BoolOp():
                 old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
@@ -233,7 +241,8 @@ class _Finder:
         """Is this a union of classes, `int | str`?"""
         if not isinstance(node.op, ast.BitOr):
             return False
-        return any(isinstance(x, ast.Name | ast.Attribute) and _last(x)[:1].isupper() or _last(x) in ("int", "float", "str", "list", "tuple", "complex", "bool") for x in (node.left, node.right))  # fmt: skip
+        names = [_last(x) for x in (node.left, node.right)]
+        return any(name[:1].isupper() or name in ("int", "float", "str", "list", "tuple", "bool") for name in names)
 
     def constant(self, node: ast.Constant) -> None:
         value = node.value
@@ -270,6 +279,8 @@ class _Finder:
         if name in _OPPOSITES:
             end = self.span(node.func)[1]
             self.add("opposite function", end - len(name), end, _OPPOSITES[name])
+        if isinstance(node.func, ast.Name | ast.Attribute):
+            self.name(node.func)
         for keyword in node.keywords:
             self.drop_keyword(node, keyword)
         for left, right in zip(node.args, node.args[1:], strict=False):

@@ -1,7 +1,8 @@
 """Which sources belong to a room, and which tests can notice an error in it.
 
-Paths that do not exist are left out, so that a room may be named before it is built. An error in a kernel counts as noticed only if a
-test fails that executes the kernel: compiling it, hashing it or comparing it with a record is no proof.
+Paths that do not exist are left out, so that a room may be named before it is built. An error in a kernel counts as
+noticed only if a test fails that executes the kernel: compiling it, hashing it or comparing it with a record is no
+proof.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Room:
             path = root / name
             paths = sorted(path.rglob("test_*.py")) if path.is_dir() else [path] if path.is_file() else []
             found.update(dict.fromkeys(str(p.relative_to(root)) for p in paths))
-        doctests = [f for f in self.files(root) if f.endswith(".py") and ">>> " in (root / f).read_text(encoding="utf-8")]
+        doctests = [
+            f for f in self.files(root) if f.endswith(".py") and ">>> " in (root / f).read_text(encoding="utf-8")
+        ]
         return [name for name in (*doctests, *found) if not name.startswith(NEVER)]
 
 
@@ -48,12 +51,20 @@ ROOMS = {
         Room(
             "backend",
             ("bsrgemm/_backend/*.py",),
-            ("tests/products", "tests/array", "tests/attention", "tests/scipy_suite", "tests/tools/test_fake_device.py"),
+            (
+                "tests/products",
+                "tests/array",
+                "tests/attention",
+                "tests/scipy_suite",
+                "tests/tools/test_fake_device.py",
+            ),
         ),
         Room("dtypes", ("bsrgemm/dtypes.py",), ("tests/products", "tests/array", "tests/attention", "tests/kernels")),
         Room("plotting", ("bsrgemm/_plotting/*.py",), ("tests/array/test_spy.py", "tests/plotting", "tests/attention")),
         Room("products", ("bsrgemm/_products/*.py",), ("tests/products", "tests/kernels", "tests/array", _EMULATOR)),
-        Room("attention", ("bsrgemm/_attention/*.py",), ("tests/attention", "tests/kernels", "tests/products", _EMULATOR)),
+        Room(
+            "attention", ("bsrgemm/_attention/*.py",), ("tests/attention", "tests/kernels", "tests/products", _EMULATOR)
+        ),
         Room("kernels", ("bsrgemm/_kernels/*.py",), ("tests/kernels", "tests/products", _EMULATOR)),
         Room("linalg", ("bsrgemm/linalg/*.py",), ("tests/linalg",)),
         Room("interop", ("bsrgemm/interop/*.py",), ("tests/interop",)),
@@ -65,7 +76,7 @@ ROOMS = {
             ("cuda/ptx/*", "cuda/**/tma.cuh", "cuda/**/wgmma.cuh", "cuda/**/mma.cuh"),
         ),
     )
-}  # fmt: skip
+}
 
 
 def room_of(root: Path, file: str) -> Room | None:

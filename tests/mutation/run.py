@@ -1,8 +1,9 @@
 """How many small errors the tests notice: ``python -m tests.mutation.run --seed 1 --count 120``.
 
-Errors are made one at a time in a copy of the tree, by rule (`python_rules`, `cuda_rules`) and from a list written by hand (`by_hand`).
-For each, the tests of its room run until the first failure, those first that execute the changed line. An error that makes an import or a
-compilation fail is trivial: it is not counted, and another one is drawn. Errors that change no result are listed in `equivalent.toml`.
+Errors are made one at a time in a copy of the tree, by rule (`python_rules`, `cuda_rules`) and from a list written by
+hand (`by_hand`). For each, the tests of its room that execute the changed line run until the first failure. An error
+that makes an import or a compilation fail is trivial: it is not counted, and another one is drawn. Errors that change
+no result are listed in `equivalent.toml`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
@@ -127,7 +128,8 @@ class Copy:
         diff = "".join(difflib.unified_diff(*lines, site.file, site.file, n=2))
         number = text.count("\n", 0, site.start) + 1
         seconds = round(time.monotonic() - began, 1)
-        return Result(room.name, site.file, number, site.rule, site.line(text), site.changed_line(text), diff, outcome, by, ran, seconds)  # fmt: skip
+        lines_of = (site.line(text), site.changed_line(text))
+        return Result(room.name, site.file, number, site.rule, *lines_of, diff, outcome, by, ran, seconds)
 
     def request(self, site: Site, tests: list[baseline.Test], most: float) -> dict[str, Any]:
         python = site.file.endswith(".py")
@@ -148,11 +150,13 @@ def tracked(root: Path) -> list[str]:
     command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"]
     with suppress(OSError, subprocess.CalledProcessError):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    found = [p for name in ("bsrgemm", "cuda", "tests") for p in (root / name).rglob("*") if "__pycache__" not in p.parts]
+    found = [
+        p for name in ("bsrgemm", "cuda", "tests") for p in (root / name).rglob("*") if "__pycache__" not in p.parts
+    ]
     return [str(p.relative_to(root)) for p in (*found, root / "pyproject.toml") if p.is_file()]
 
 
-# ------------------------------------------------------------------------------------------------------------ what is drawn
+# -------------------------------------------------------------------------------- what is drawn
 def equivalents(path: Path | None = None) -> list[dict[str, str]]:
     """Errors that change no result, with the reason."""
     path = path or Path(__file__).with_name("equivalent.toml")
@@ -224,7 +228,7 @@ def quotas(root: Path, rooms: list[Room], count: int) -> dict[str, int]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- the report
+# -------------------------------------------------------------------------------- the report
 def table(results: list[Result]) -> str:
     """A line for each room."""
     names = list(dict.fromkeys(r.room for r in results))
@@ -254,12 +258,17 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=120, help="errors of all rooms together that are counted")
-    parser.add_argument("--room", action="append", choices=sorted(ROOMS), help="may be given several times; all by default")
+    parser.add_argument(
+        "--room", action="append", choices=sorted(ROOMS), help="may be given several times; all by default"
+    )
     parser.add_argument("--file", default="*", help="only in files that match this pattern")
+    parser.add_argument("--tests", action="append", help="these tests instead of those of the room")
     parser.add_argument("--kind", choices=("both", "rule", "hand"), default="both")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=900, help="the most that one error may take")
-    parser.add_argument("--thorough", action="store_true", help="of survivors run the tests too that do not pass by the line")
+    parser.add_argument(
+        "--thorough", action="store_true", help="of survivors run the tests too that do not pass by the line"
+    )
     parser.add_argument("--least", type=float, default=0.0, help="exit with 1 below this score")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--again", type=Path, help="only the survivors of this earlier JSON file")
@@ -291,63 +300,76 @@ def again(root: Path, path: Path) -> dict[str, list[Site]]:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(arguments)
-    rooms = [ROOMS[name] for name in options.room or ROOMS]
+    rooms = {name: ROOMS[name] for name in options.room or ROOMS}
+    if options.tests:
+        rooms = {name: replace(room, tests=tuple(options.tests)) for name, room in rooms.items()}
+    # All are drawn now: the tree may change while this runs.
     if options.again is not None:
-        kept = again(ROOT, options.again)
-        wanted = {name: len(sites) for name, sites in kept.items()}
-        streams = {name: iter(sites) for name, sites in kept.items()}
+        sites = {name: found for name, found in again(ROOT, options.again).items() if name in rooms}
+        wanted = {name: len(found) for name, found in sites.items()}
     else:
-        wanted = quotas(ROOT, rooms, options.count)
-        streams = {  # drawn now: the tree may change while this runs
-            name: iter(list(islice(drawn(ROOT, ROOMS[name], random.Random(f"{options.seed} {name}"), n, options), _SPARE * n)))
-            for name, n in wanted.items()
-        }
+        wanted = quotas(ROOT, list(rooms.values()), options.count)
+        sites = {}
+        for name, count in wanted.items():
+            rng = random.Random(f"{options.seed} {name}")
+            sites[name] = list(islice(drawn(ROOT, rooms[name], rng, count, options), _SPARE * count))
     if options.list:
-        for name, stream in streams.items():
-            for site in islice(stream, wanted[name]):
+        for name, count in wanted.items():
+            for site in sites[name][:count]:
                 text = (ROOT / site.file).read_text(encoding="utf-8")
-                say(f"{name:<10} {site.rule:<20} {site.file}:{site.first_line}\n  - {site.line(text)}\n  + {site.changed_line(text)}")
+                say(f"{name:<10} {site.rule:<20} {site.file}:{site.first_line}")
+                say(f"  - {site.line(text)}\n  + {site.changed_line(text)}")
         return 0
     results: list[Result] = []
     with ExitStack() as stack:
         copies = [stack.enter_context(Copy(ROOT)) for _ in range(options.jobs)]
         pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
-        free: SimpleQueue[Copy] = SimpleQueue()
-        for copy in copies:
-            free.put(copy)
-        for name, stream in streams.items():
-            room = ROOMS[name]
-            known = baseline.measured(copies[0].root, room.test_files(copies[0].root), copies[0].ask, say)
-            for failing in known.failing:
-                say(f"fails without any error, left out: {failing}")
-            counted = 0
-
-            def one(site: Site, room: Room = room, known: baseline.Baseline = known) -> Result:
-                copy = free.get()
-                try:
-                    return copy.try_out(site, room, known, options)
-                finally:
-                    free.put(copy)
-
-            while counted < wanted[name]:
-                sites = list(islice(stream, wanted[name] - counted))
-                if not sites:
-                    break
-                for result in pool.map(one, sites):
-                    counted += result.outcome != "trivial"
-                    results.append(result)
-                    say(
-                        f"{counted:>4} of {wanted[name]:<4} {result.outcome:<9}{result.seconds:>7.1f} s {result.tests:>5} tests  "
-                        f"{result.rule}  {result.file}:{result.line}\n       - {result.old}\n       + {result.new}"
-                        + (f"\n       by {result.by}" if result.by else "")
-                    )
-                    if options.json is not None:
-                        write(options.json, options, results)
+        for name, count in wanted.items():
+            for result in tried(rooms[name], sites[name], count, copies, pool, options):
+                results.append(result)
+                if options.json is not None:
+                    write(options.json, options, results)
     say("\n" + table(results))
     survivors = [r for r in results if r.outcome == "survived"]
     if survivors:
         say("\nSurvivors:\n" + "\n".join(r.diff for r in survivors))
     return int(score(results) < options.least)
+
+
+def tried(
+    room: Room,
+    sites: list[Site],
+    count: int,
+    copies: list[Copy],
+    pool: ThreadPoolExecutor,
+    options: argparse.Namespace,
+) -> Iterator[Result]:
+    """The results of so many errors of a room; for each that is trivial another one is taken."""
+    first = copies[0]
+    known = baseline.measured(first.root, room.test_files(first.root), first.ask, say)
+    for failing in known.failing:
+        say(f"fails without any error, left out: {failing}")
+    free: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def one(site: Site) -> Result:
+        copy = free.get()
+        try:
+            return copy.try_out(site, room, known, options)
+        finally:
+            free.put(copy)
+
+    stream, counted = iter(sites), 0
+    while some := list(islice(stream, count - counted)):
+        for result in pool.map(one, some):
+            counted += result.outcome != "trivial"
+            say(
+                f"{room.name} {counted:>3} of {count:<3} {result.outcome:<9}{result.seconds:>6.1f} s"
+                f"{result.tests:>5} tests  {result.rule}  {result.file}:{result.line}"
+                f"\n       - {result.old}\n       + {result.new}" + (f"\n       by {result.by}" if result.by else "")
+            )
+            yield result
 
 
 def write(path: Path, options: argparse.Namespace, results: list[Result]) -> None:

@@ -1,9 +1,11 @@
 """Runs tests in children that are forked with the large libraries imported, one child for each error.
 
-Started as a script in the root of a copy of the tree. Each line of its input is a request in JSON, each line of its output an answer:
+Started as a script in the root of a copy of the tree. Each line of its input is a request in JSON, each line of its
+output an answer:
 
-    {"import": module or null, "tests": [ids or files], "order": bool, "limits": {id: seconds}, "seconds": n, "measure": bool}
-    -> {"outcome": "passed" | "failed" | "timeout" | "trivial", "by": id, "tests": {id: [outcome, seconds, {file: lines}, [kernels]]}}
+    {"import": module, "tests": [ids or files], "order": bool, "limits": {id: seconds}, "seconds": n, "measure": bool}
+    -> {"outcome": "passed", "failed", "timeout" or "trivial", "by": id,
+        "tests": {id: [outcome, seconds, {file: lines}, [kernels]]}}
 
 Neither the package nor its tests are imported here.
 """
@@ -29,13 +31,13 @@ from typing import Any
 
 import pytest
 
-#: Seconds that a single test may take at least, and how many times as long as usual.
-_LEAST_SECONDS, _TIMES = 30, 20
+#: Seconds that a single test may take at least, and how many times as long as usual: the machine may be busy.
+_LEAST_SECONDS, _TIMES = 120, 30
 _MOST_BYTES = 12 << 30
 _PARENT = os.getppid()
 
 
-# ------------------------------------------------------------------------------------------- which lines a test executes
+# ------------------------------------------------------------ which lines a test executes
 class _Counting(ast.NodeTransformer):
     """Puts a note of its line in front of every statement inside a function."""
 
@@ -134,7 +136,7 @@ class _Measuring:
             kept[0] = report.outcome
 
 
-# ----------------------------------------------------------------------------------------------- until the first failure
+# ------------------------------------------------------------ until the first failure
 class _Noticing:
     """Runs the tests asked for in the order given, and remembers which one failed."""
 
@@ -185,7 +187,9 @@ def _hypothesis(measure: bool) -> None:
 
     usual = settings.get_profile(settings.get_current_profile_name())
     phases = (Phase.explicit, Phase.generate)
-    settings.register_profile("mutation", parent=usual, phases=phases, database=None, derandomize=True, print_blob=False)
+    settings.register_profile(
+        "mutation", parent=usual, phases=phases, database=None, derandomize=True, print_blob=False
+    )
     settings.load_profile("mutation")
 
 
@@ -203,7 +207,18 @@ def _child(request: dict[str, Any]) -> dict[str, Any]:
     os.environ["PYTHONPATH"] = os.getcwd()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     files = list(dict.fromkeys(name.split("::")[0] for name in request["tests"]))
-    args = [*files, "-o", "addopts=", "--doctest-modules", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-n0"]
+    args = [
+        *files,
+        "-o",
+        "addopts=",
+        "--doctest-modules",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:faulthandler",
+        "-n0",
+    ]
     if request.get("measure"):
         measuring = _Measuring()
         pytest.main(args, plugins=[measuring, _Quiet()])
@@ -279,7 +294,14 @@ def _end(child: int) -> None:
 
 def main() -> None:
     sys.path[:] = [os.getcwd(), *(p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent)]
-    for name in ("numpy", "scipy.sparse", "scipy.sparse.linalg", "hypothesis.strategies", "hypothesis.extra.numpy", "cupy"):
+    for name in (
+        "numpy",
+        "scipy.sparse",
+        "scipy.sparse.linalg",
+        "hypothesis.strategies",
+        "hypothesis.extra.numpy",
+        "cupy",
+    ):
         if importlib.util.find_spec(name.split(".")[0]) is not None:
             importlib.import_module(name)
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
