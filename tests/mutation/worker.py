@@ -206,6 +206,7 @@ def _child(request: dict[str, Any]) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     os.environ["PYTHONPATH"] = os.getcwd()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    assert request["tests"]  # or pytest would collect the whole tree
     files = list(dict.fromkeys(name.split("::")[0] for name in request["tests"]))
     args = [
         *files,
