@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import ctypes
 import functools
 import importlib
 import importlib.abc
@@ -245,6 +247,8 @@ def _forked(request: dict[str, Any]) -> dict[str, Any]:
     if child == 0:
         os.close(read)
         os.setpgid(0, 0)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that waits for this one
         log = os.open(request.get("log") or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
