@@ -154,3 +154,24 @@ def test_numbers_of_the_same_kind_are_scaled_in_place(dtype: Any, backend: Backe
     A *= 2
     A /= 4
     assert A.data is data and A.dtype == dtype and (back(backend, A).data.astype(np.complex128) == 3).all()
+
+
+# ------------------------------------------------------------------------------------------- the ends of arrays
+def test_prune_keeps_every_block_and_cuts_what_lies_after_the_last(backend: Backend) -> None:
+    A = matrix(backend, np.arange(8.0).reshape(2, 2, 2), [1, 0], [0, 1, 2], (4, 4))
+    dense = back(backend, A).toarray()
+    A.data = backend.from_host(np.concatenate([back(backend, A).data, np.full((3, 2, 2), 9.0)]))
+    A.indices = backend.from_host(np.array([1, 0, 1, 1, 1], np.int32))
+    A.prune()
+    assert len(A.data) == len(A.indices) == 2
+    A.check_format()
+    np.testing.assert_array_equal(back(backend, A).toarray(), dense)
+
+
+def test_an_array_that_toarray_is_given_holds_nothing_of_before(backend: Backend) -> None:
+    A = matrix(backend, np.ones((1, 2, 2)), [1], [0, 1, 1], (4, 4))
+    out = backend.from_host(np.full((4, 4), 7.0))
+    assert A.toarray(out=out) is out
+    wanted = np.zeros((4, 4))
+    wanted[:2, 2:] = 1
+    np.testing.assert_array_equal(backend.to_host(out), wanted)
