@@ -1,0 +1,224 @@
+"""Errors written by hand: those that a review once made and no test noticed, and others of their kind.
+
+Each has a pattern of files, the text that is replaced, which stands once in them, and what it becomes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from .sites import Site
+
+
+class Error(NamedTuple):
+    """In the one file that has `old`, `new` in its place."""
+
+    what: str
+    files: str
+    old: str
+    new: str
+
+
+ERRORS: tuple[Error, ...] = (
+    # ------------------------------------------------------------------------------------------------- the array
+    Error(
+        "an integer matrix takes quotients in place",
+        "bsrgemm/_array/*.py",
+        'self.dtype, "same_kind")',
+        'self.dtype, "unsafe")',
+    ),
+    Error(
+        "a column with duplicates is said to have none",
+        "bsrgemm/_array/*.py",
+        "return self._new(other._blocks, other._shape)",
+        "return self._new(other._blocks, other._shape, canonical=True)",
+    ),
+    Error(
+        "a Kronecker product forgets the other index dtype",
+        "bsrgemm/_array/*.py",
+        "structure.index_dtype(max(*shape, total), a.indices, a.indptr, b.indices, b.indptr)",
+        "structure.index_dtype(max(*shape, total), a.indices, a.indptr)",
+    ),
+    Error(
+        "a Kronecker product with many columns has narrow indices",
+        "bsrgemm/_array/*.py",
+        "structure.index_dtype(max(*shape, total), a.indices",
+        "structure.index_dtype(total, a.indices",
+    ),
+    Error(
+        "a Kronecker product with a dense matrix has narrow indices",
+        "bsrgemm/_array/*.py",
+        "structure.index_dtype(max(*shape, n), a.indices, a.indptr)",
+        "structure.index_dtype(n)",
+    ),
+    # ------------------------------------------------------------------------------------- structure and the host
+    Error(
+        "a sum forgets the other index dtype",
+        "bsrgemm/_backend/structure.py",
+        "dtype = index_dtype(len(keys), a.indices, b.indices)",
+        "dtype = index_dtype(len(keys), a.indices)",
+    ),
+    Error(
+        "duplicates are added in any order",
+        "bsrgemm/_backend/structure.py",
+        'order = xp.argsort(keys, kind="stable")\n    keys = keys[order]\n'
+        "    starts = first_of_runs(backend, keys)\n    summed",
+        "order = xp.argsort(keys[::-1])[::-1]\n    order = len(keys) - 1 - order[::-1]\n    keys = keys[order]\n"
+        "    starts = first_of_runs(backend, keys)\n    summed",
+    ),
+    Error(
+        "elements at one place are added backwards",
+        "bsrgemm/_backend/structure.py",
+        'order = xp.argsort(element, kind="stable")',
+        'order = len(element) - 1 - xp.argsort(element[::-1], kind="stable")',
+    ),
+    Error("beta = -1 is taken for 1 in the loops", "bsrgemm/_*/*.py", "if beta != 1:", "if beta not in (1, -1):"),
+    Error("alpha = -1 is taken for 1 in the loops", "bsrgemm/_*/*.py", "(flat if alpha == 1 else -flat)", "flat"),
+    Error(
+        "elements of a wide matrix are counted in 32 bits",
+        "bsrgemm/_*/*.py",
+        "np.iinfo(indices.dtype).max else np.dtype(np.int64)",
+        "np.iinfo(indices.dtype).max else np.dtype(np.int32)",
+    ),
+    Error(
+        "a result may lie over indptr",
+        "bsrgemm/_backend/numpy_backend.py",
+        "enumerate((X, A.data, A.indices, A.indptr))",
+        "enumerate((X, A.data, A.indices))",
+    ),
+    # --------------------------------------------------------------------------------------------------- products
+    Error(
+        "a plan compares no row pointers",
+        "bsrgemm/_products/spgemm.py",
+        'zip(("indices", "indptr"), found[2:], wanted[2:], strict=True)',
+        'zip(("indices",), found[2:], wanted[2:], strict=False)',
+    ),
+    Error(
+        "a pattern compares no row pointers",
+        "bsrgemm/_products/sddmm.py",
+        'for name in ("indices", "indptr"):',
+        'for name in ("indices",):',
+    ),
+    Error(
+        "pieces of long rows leave the blocks",
+        "bsrgemm/_products/work_list.py",
+        "start = xp.clip(indptr.astype(np.int64), 0, blocks)",
+        "start = indptr.astype(np.int64)",
+    ),
+    Error(
+        "more tiles than 31 bits count",
+        "bsrgemm/_products/*.py",
+        "and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31",
+        "",
+    ),
+    Error("the tail of K is forgotten", "bsrgemm/_products/*.py", "tail = K % depth", "tail = 0"),
+    Error(
+        "a measured choice forgets the last field",
+        "bsrgemm/_products/measured.py",
+        "for x in astuple(problem))",
+        "for x in astuple(problem)[:-1])",
+    ),
+    # ----------------------------------------------------------------------------------------------------- launches
+    Error(
+        "nobody waits for the event of another stream",
+        "bsrgemm/_*/*.py",
+        "                cupy.cuda.get_current_stream().wait_event(self._event)\n",
+        "                pass\n",
+    ),
+    Error(
+        "an event is forgotten before it is done",
+        "bsrgemm/_*/*.py",
+        "            if self._event.done:\n",
+        "            if True:\n",
+    ),
+    Error(
+        "the extent of the indices is not known",
+        "bsrgemm/_*/*.py",
+        "self.extents = tuple(backend.extent(x) for x in self.source)",
+        "self.extents = tuple(backend.extent(x) for x in (self.source[0], self.source[0], self.source[2]))",
+    ),
+    Error(
+        "rows may be any number of bytes apart",
+        "bsrgemm/_*/*.py",
+        "if col == size and row % 16 == 0 and size * cols <= row < _MOST_PITCH:",
+        "if col == size and row % 16 == 0 and size * cols <= row:",
+    ),
+    Error(
+        "columns may be any number of bytes apart",
+        "bsrgemm/_*/*.py",
+        "if row == size and col % 16 == 0 and size * rows <= col < _MOST_PITCH:",
+        "if row == size and col % 16 == 0 and size * rows <= col:",
+    ),
+    Error(
+        "rows may lie over each other",
+        "bsrgemm/_*/*.py",
+        "if col == size and row % 16 == 0 and size * cols <= row < _MOST_PITCH:",
+        "if col == size and row % 16 == 0 and row < _MOST_PITCH:",
+    ),
+    # ---------------------------------------------------------------------------------------------------- attention
+    Error(
+        "attention forgets the strides of its result",
+        "bsrgemm/_attention/*.py",
+        "q.strides, k.strides, v.strides, out.strides, how,",
+        "q.strides, k.strides, v.strides, how,",
+    ),
+    Error(
+        "attention forgets the dtype of its result",
+        "bsrgemm/_attention/*.py",
+        "        q.dtype, out.dtype, call.acc, q.shape",
+        "        q.dtype, call.acc, q.shape",
+    ),
+    Error(
+        "every head has its own pattern",
+        "bsrgemm/_attention/*.py",
+        "0 if H == 1 else plan.sizes[1] // H",
+        "0 if H == 1 else 1",
+    ),
+    Error("batches share a pattern", "bsrgemm/_attention/*.py", "shared = (H, int(B > 1),", "shared = (H, 0,"),
+    Error(
+        "one list of blocks is walked by sequences",
+        "bsrgemm/_attention/decode*.py",
+        "return batch if B > 1 else 0, head if H > 1 else 0, entry",
+        "return batch, head if H > 1 else 0, entry",
+    ),
+    Error(
+        "one list of blocks is walked by heads",
+        "bsrgemm/_attention/decode*.py",
+        "return batch if B > 1 else 0, head if H > 1 else 0, entry",
+        "return batch if B > 1 else 0, head, entry",
+    ),
+    Error(
+        "too few counters for pieces",
+        "bsrgemm/_attention/decode*.py",
+        "B * heads if pieces > 1 else 0, workspace",
+        "heads if pieces > 1 else 0, workspace",
+    ),
+    Error(
+        "too little room for pieces",
+        "bsrgemm/_attention/decode*.py",
+        "B * heads * pieces * config.rows * (D_v + 2) if pieces > 1 else 0",
+        "B * heads * config.rows * (D_v + 2) if pieces > 1 else 0",
+    ),
+)
+
+
+def place(root: Path, error: Error) -> Site | None:
+    """Where an error is made; None if its text is not there exactly once."""
+    found = []
+    for path in sorted(root.glob(error.files)):
+        text = path.read_text(encoding="utf-8")
+        if error.old in text:
+            found.append((path, text))
+    if len(found) != 1 or found[0][1].count(error.old) != 1:
+        return None
+    path, text = found[0]
+    start = text.index(error.old)
+    end = start + len(error.old)
+    lines = (text.count("\n", 0, start) + 1, text.count("\n", 0, end) + 1)
+    return Site(str(path.relative_to(root)), f"by hand: {error.what}", start, end, error.new, *lines)
+
+
+def sites(root: Path) -> list[Site]:
+    """The errors that can be made in this tree."""
+    return [site for error in ERRORS if (site := place(root, error)) is not None]

@@ -1,0 +1,144 @@
+"""Which kernel may serve a product: what is counted in 31 bits, how K is walked, what a measured choice depends on."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._products import configs, heuristics, measured, work_list
+
+F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
+TENSOR = (configs.GemmSm90, configs.GemmSm80)
+
+
+def problem(a: Any = F16, arch: str = "sm_90a", **changes: Any) -> heuristics.Problem:
+    acc = F64 if a == F64 else np.dtype(np.int32) if a == np.int8 else F32
+    c = np.dtype(np.int32) if a == np.int8 else a
+    usual = heuristics.Problem(
+        arch,
+        configs.types(np.dtype(a), np.dtype(a), c, acc, np.dtype(np.int32)),
+        *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
+    )
+    return replace(usual, **changes)
+
+
+#: Each counts something in 31 bits or less: the last value that fits, and the first that does not.
+LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tiles": (
+        {"block_rows": 4, "batches": (2**31 - 1) // (17 * 9)},
+        {"block_rows": 4, "batches": 2**31 // (17 * 9) + 1},
+    ),
+    "tiles of many columns": ({"N": 64 * (2**31 // 401 - 1)}, {"N": 64 * (2**31 // 401 + 1)}),
+    "rows": ({"block_rows": 2**25 - 1, "N": 64 * 14}, {"block_rows": 2**25, "N": 64 * 14}),
+    "columns": ({"block_cols": 2**25 - 1}, {"block_cols": 2**25}),
+    "rows of blocks": ({"blocks": 2**25 - 1, "K": 16}, {"blocks": 2**25, "K": 16}),
+    "columns of blocks": ({"blocks": 2**25 - 1, "R": 16}, {"blocks": 2**25, "R": 16}),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_what_the_tensor_cores_count_fits_their_integers(limit: str, arch: str) -> None:
+    fits, too_large = LIMITS[limit]
+    assert isinstance(heuristics.gemm(problem(arch=arch, **fits)), TENSOR)
+    assert not isinstance(heuristics.gemm(problem(arch=arch, **too_large)), TENSOR)
+
+
+def test_a_product_without_blocks_is_left_to_the_plain_cores() -> None:
+    assert not isinstance(heuristics.gemm(problem(blocks=0)), TENSOR)
+
+
+@pytest.mark.parametrize("a", [F16, np.dtype(np.uint8)], ids=str)
+@pytest.mark.parametrize("R", [16, 32, 64, 128, 192])
+def test_steps_and_tail_cover_k(a: Any, R: int) -> None:
+    """A block is walked in steps of `depth` and one of `tail`; a kernel that reads registers knows no tail."""
+    fp8 = a == np.uint8
+    names = configs.scaled(configs.types(a, a, F16, F32, np.dtype(np.int32))) if fp8 else None
+    unit = 32 if fp8 else 16
+    served = 0
+    for K in range(unit, 577, unit):
+        one = problem(R=R, K=K, b_order="F") if names is None else replace(problem(R=R, K=K, b_order="F"), types=names)
+        if not heuristics.sm90_serves(one):
+            continue
+        served += 1
+        config = heuristics.gemm_sm90(one)
+        assert config.slot_rows == max(h for h in (16, 32, 64, 128) if R % h == 0)
+        assert 0 <= config.tail < config.depth and (K - config.tail) % config.depth == 0
+        if config.slot_rows < 64:
+            assert config.tail == 0
+    assert served or (fp8 and R % 64)
+
+
+def test_a_kernel_with_a_tail_is_told_how_long_it_is() -> None:
+    assert heuristics.gemm_sm90(problem(K=80)).tail == 80 % heuristics.gemm_sm90(problem(K=80)).depth > 0
+    assert heuristics.gemm_sm90(problem(K=96)).tail == 0
+
+
+@pytest.mark.parametrize("a", [F16, F32, F64, np.dtype(np.int8)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gemm_sm80_reads_whole_pieces_of_16_bytes(a: Any, transposed: bool) -> None:
+    for R in range(8, 65, 8):
+        for K in range(4, 65, 4):
+            one = problem(a, "sm_80", R=R, K=K, transposed=transposed)
+            if heuristics.sm80_serves(one):
+                assert (R if transposed else K) * a.itemsize % 16 == 0 and R % 16 == 0
+
+
+# ------------------------------------------------------------------------------------------ measured choices
+#: A value other than the usual one for each field of a problem.
+OTHERS: dict[str, Any] = {
+    "arch": "sm_80",
+    "types": configs.types(F32, F32, F32, F32, np.dtype(np.int32)),
+    "b_order": "F",
+    "c_order": "F",
+}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(heuristics.Problem)])
+def test_a_measured_choice_is_for_one_problem_in_every_field(name: str) -> None:
+    usual = problem()
+    value = getattr(usual, name)
+    other = OTHERS.get(name, (not value) if isinstance(value, bool) else value + 1 if isinstance(value, int) else None)
+    assert other is not None and other != value
+    assert measured.signature(replace(usual, **{name: other})) != measured.signature(usual)
+
+
+# ------------------------------------------------------------------------------------------------- work lists
+@pytest.mark.parametrize(
+    "indptr",
+    [
+        [0, 900, 20, 30, 40],
+        [0, -50, 5, 40, 40],
+        [-7, 10, 35, 20, 1000],
+        [2**31 - 1, 0, 0, 0, 40],
+        [0, 0, 40, 40, 10**6],
+    ],
+    ids=str,
+)
+def test_pieces_of_long_rows_stay_inside_the_blocks_whatever_indptr_holds(indptr: list[int]) -> None:
+    """A kernel reads the blocks that the pieces name; a user may have spoiled the index pointer."""
+    blocks, longest = 40, 8
+    found = work_list.long_rows(HOST, np.array(indptr, np.int32), blocks, longest)
+    count = int(found.count[0])
+    assert 0 <= count <= found.bound == len(found.pieces)
+    row, first, last, _ = found.pieces[:count].T
+    assert (row >= 0).all() and (row < len(indptr) - 1).all()
+    assert (first >= 0).all() and (last <= blocks).all() and (last - first <= longest).all()
+
+
+def test_pieces_of_long_rows_cover_them_once() -> None:
+    indptr = np.array([0, 3, 25, 25, 33, 50], np.int32)
+    found = work_list.long_rows(HOST, indptr, 50, 8)
+    count = int(found.count[0])
+    covered = [(int(r), list(range(a, b))) for r, a, b, _ in found.pieces[:count].tolist()]
+    for row, (start, stop) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        mine = [block for r, some in covered if r == row for block in some]
+        assert mine == (list(range(start, stop)) if stop - start > 8 else [])
+    within = found.pieces[:count, 3]
+    parents = found.parents[:count]
+    np.testing.assert_array_equal(parents[:, 0], np.arange(count) - within)
+    np.testing.assert_array_equal(parents[:, 1], [3] * 6)  # rows of 22 and 17 blocks, three pieces each
