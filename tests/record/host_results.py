@@ -1,0 +1,268 @@
+"""What the kernels would have computed, from the host: the results of every engine method on the stand-in.
+
+Each method of the GPU's engines is run first, which makes its launches; then the host's method is given the same call on
+the same memory and writes the result. Where the launch code waits for numbers of a kernel, these come from the host too.
+This file alone knows the names of those methods.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bsrgemm._attention import decode, decode_launch
+from bsrgemm._backend import cupy_backend, structure
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import workspace
+from bsrgemm._products import launch, spgemm_pattern
+
+from . import log, stand_in
+
+#: Results of calls that were made before: tests repeat a call a thousand times to see the same bits.
+_results: dict[Any, Any] = {}
+_MOST_RESULTS = 64
+#: Of launches that `matmul` remembers: what the host computes for them.
+_replays: dict[int, tuple[Any, Callable[[Any, Any], None]]] = {}
+
+
+def begin_test() -> None:
+    """Forget what other tests left: memory for captures has places that depend on all captures before."""
+    _results.clear()
+    _replays.clear()
+
+
+def fresh_workspace() -> None:
+    """Counters and the memory of captures as in a new process: where they lie depends on what ran before."""
+    for name in ("_zeroed", "_reserves", "_captures"):
+        setattr(workspace, name, {})
+
+
+def install() -> None:
+    """Let the GPU's engines deliver what the host computes."""
+    log.install(stand_in.load, stand_in.encode_tensor_map)
+    workspace._capture_info = stand_in.capture_info
+    backend = cupy_backend.CupyBackend
+    for name in ("expand", "segment_reduce", "pair_products", "sampled"):
+        setattr(backend, name, _returning(getattr(backend, name), getattr(HOST, name)))
+    backend.spmm = _spmm(backend.spmm)  # type: ignore[method-assign]
+    backend.attention = _attention(backend.attention)  # type: ignore[method-assign]
+    launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
+    decode_launch._on_device = _decode(decode_launch._on_device)
+    spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
+    stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+def _host(x: Any) -> Any:
+    """Memory of the device as an array of NumPy; whatever else, as it is."""
+    if isinstance(x, stand_in.ndarray):
+        return x._memory
+    if isinstance(x, tuple) and not hasattr(x, "_fields"):
+        return tuple(map(_host, x))
+    return x
+
+
+def _value(x: Any) -> Any:
+    """Something that tells equal arguments of a call from others."""
+    if isinstance(x, np.ndarray):
+        data = np.ascontiguousarray(x).view(np.uint8).reshape(-1) if x.size else x.reshape(-1)
+        return x.shape, x.dtype.str, zlib.crc32(data), zlib.adler32(data)
+    if isinstance(x, tuple | list):
+        return tuple(map(_value, x))
+    return repr(x)
+
+
+def _once(key: Any, compute: Callable[[], Any]) -> Any:
+    """The result for these arguments, computed when it is first asked for."""
+    key = _value(key)
+    if key not in _results:
+        if len(_results) >= _MOST_RESULTS:
+            _results.clear()
+        with np.errstate(all="ignore"):
+            try:
+                _results[key] = compute()
+            except (IndexError, OverflowError, ValueError):  # garbage in index arrays, which kernels clamp
+                _results[key] = None
+    return _results[key]
+
+
+def _returning(original: Callable[..., Any], host: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that returns an array."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+
+        def work() -> None:
+            given = tuple(map(_host, args))
+            found = _once((original.__name__, given, sorted(kwargs.items())), lambda: host(*given, **kwargs))
+            result._memory[...] = 0 if found is None else found
+
+        stand_in.do(work)
+        return result
+
+    return method
+
+
+# ------------------------------------------------------------------------------------------------ products
+def _spmm(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def spmm(self: Any, A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, **how: Any) -> Any:
+        before = out._memory.copy()
+        started = original(self, A, B, out, acc, alpha, beta, **how)
+        out._memory[...] = before
+
+        def compute(alpha: Any, beta: Any) -> None:
+            memory = out._memory
+            arrays = (A.data, A.indices, A.indptr, B)
+            key = (*map(_host, arrays), A._shape, memory if beta != 0 else memory.shape, memory.dtype, acc)
+
+            def product() -> Any:
+                result = memory.copy()
+                HOST.spmm(A.get(), B._memory, result, acc, alpha, beta, **how)
+                return result
+
+            found = _once(("spmm", key, alpha, beta, sorted(how.items())), product)
+            memory[...] = 0 if found is None else found
+
+        if started is not None:
+            _replays[id(started)] = (started, compute)
+        stand_in.do(lambda: compute(alpha, beta))
+        return started
+
+    return spmm
+
+
+def _start(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def start(self: Any, plan: Any, alpha: Any, beta: Any) -> None:
+        original(self, plan, alpha, beta)
+        known = _replays.get(id(self))
+        if known is not None:
+            stand_in.do(lambda: known[1](alpha, beta))
+
+    return start
+
+
+# ----------------------------------------------------------------------------------------------- attention
+def _attention(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def attention(self: Any, call: Any) -> None:
+        original(self, call)
+
+        def work() -> None:
+            outputs = [call.out._memory, None if call.lse is None else call.lse._memory]
+            arrays = {name: _host(getattr(call, name)) for name in ("q", "k", "v", "scales", "bounds")}
+            mask = None if call.mask is None else call.mask.get()
+            masked = () if mask is None else (mask.indptr, mask.indices, mask.kinds, mask.bits, mask.heads, mask.block)
+            numbers = (call.scale, call.softcap, call.left, call.right, call.bottom_right, call.fp8, call.value_scale)
+
+            def compute() -> Any:
+                results = [None if x is None else np.empty_like(x) for x in outputs]
+                HOST.attention(replace(call, **arrays, mask=mask, out=results[0], lse=results[1]))
+                return results
+
+            key = ("attention", list(arrays.values()), masked, numbers, [None if x is None else x.dtype for x in outputs])
+            for x, result in zip(outputs, _once(key, compute) or (0, 0), strict=True):
+                if x is not None:
+                    x[...] = result
+
+        stand_in.do(work)
+
+    return attention
+
+
+def _decode(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_device(
+        q: Any, cache: Any, blocks: Any, block: int, left: int, scale: float, softcap: Any, out: Any, lse: Any
+    ) -> None:
+        original(q, cache, blocks, block, left, scale, softcap, out, lse)
+
+        def work() -> None:
+            moved = copy.copy(cache)
+            moved._backend = HOST
+            for name in ("k", "v", "table", "_device_lengths"):
+                setattr(moved, name, _host(getattr(cache, name)))
+
+            def compute() -> Any:
+                results = np.empty(out.shape, out.dtype), None if lse is None else np.empty(lse.shape, lse.dtype)
+                decode._on_host(_host(q), moved, _host(blocks), block, left, scale, softcap, *results)
+                return results
+
+            arrays = (q, blocks, cache.k, cache.v, cache.table, cache._device_lengths)
+            key = ("decode", tuple(map(_host, arrays)), cache._lengths, block, left, scale, softcap, lse is None)
+            for x, result in zip((out, lse), _once(key, compute) or (0, 0), strict=True):
+                if x is not None:
+                    x._memory[...] = result
+
+        stand_in.do(work)
+
+    return on_device
+
+
+# ------------------------------------------------------------------------------- which blocks of a product meet
+#: Pairs and columns of each row of the product that is being made, and the dtype of its indices.
+_expected: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Any]] = []
+
+
+def _pattern(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def product_pattern(a: Any, b: Any, block_cols: int) -> Any:
+        if not len(a.indptr) - 1 or max(len(a.indices), len(b.indices), block_cols) >= 2**31:
+            return original(a, b, block_cols)
+        (left, left_places), (right, right_places) = (
+            _in_range(*(x._memory for x in matrix[1:]), n) for matrix, n in ((a, len(b.indptr) - 1), (b, block_cols))
+        )
+        found = _once(
+            ("pattern", left[1:], right[1:], block_cols), lambda: structure.product_pattern(HOST, left, right, block_cols)
+        )
+        found = found._replace(left=left_places[found.left], right=right_places[found.right])
+        ends = np.append(found.starts, len(found.left))
+        pairs = np.diff(ends[found.indptr]) if len(found.indptr) else np.zeros(0, np.int64)
+        _expected.append((pairs, np.diff(found.indptr), structure.index_dtype(0, *a[1:], *b[1:])))
+        try:
+            result = original(a, b, block_cols)
+        finally:
+            _expected.pop()
+        if result is not None:
+            for x, value in zip(result, found, strict=True):
+                x._memory[...] = value
+        return result
+
+    return product_pattern
+
+
+def _in_range(indices: Any, indptr: Any, columns: int) -> tuple[structure.Blocks, np.ndarray[Any, Any]]:
+    """The blocks whose columns exist, as kernels see them, and where they are among all."""
+    fine = (indices >= 0) & (indices < columns)
+    before = np.concatenate([[0], np.cumsum(fine)]).astype(indptr.dtype)
+    return structure.Blocks(None, indices[fine], before[indptr]), np.flatnonzero(fine)
+
+
+def _at(pointer: int, dtype: Any, count: int) -> np.ndarray[Any, Any]:
+    """Numbers at an address of the device."""
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
+
+
+def _argument(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return spgemm_pattern._LAYOUT.unpack(args[0].tobytes())
+
+
+def _count_pairs(args: tuple[Any, ...]) -> None:
+    pairs, _, _ = _expected[-1]
+    before = _at(_argument(args)[9], np.int64, len(pairs) + 2)
+    before[1:-1], before[-1] = pairs, pairs.max(initial=0)
+
+
+def _count_columns(args: tuple[Any, ...]) -> None:
+    _, columns, index = _expected[-1]
+    _at(_argument(args)[15], index, len(columns) + 1)[1:] = columns
