@@ -50,7 +50,7 @@ def install() -> None:
     workspace._capture_info = stand_in.capture_info
     backend = cupy_backend.CupyBackend
     for name in ("expand", "segment_reduce", "pair_products", "sampled"):
-        setattr(backend, name, _returning(getattr(backend, name), getattr(HOST, name)))
+        setattr(backend, name, _returning(getattr(backend, name), _HOST.get(name) or getattr(HOST, name)))
     backend.spmm = _spmm(backend.spmm)  # type: ignore[method-assign]
     backend.attention = _attention(backend.attention)  # type: ignore[method-assign]
     launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
@@ -109,6 +109,19 @@ def _returning(original: Callable[..., Any], host: Callable[..., Any]) -> Callab
         return result
 
     return method
+
+
+def _pair_products(a: Any, ia: Any, b: Any, ib: Any, *args: Any) -> Any:
+    """As the host has it; pairs with a block that does not exist add nothing, as in the kernels."""
+    fine = (ia >= 0) & (ia < len(a)) & (ib >= 0) & (ib < len(b))
+    if not fine.all():
+        a, b = (np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]) for x in (a, b))
+        ia, ib = np.where(fine, ia, len(a) - 1), np.where(fine, ib, len(b) - 1)
+    return HOST.pair_products(a, ia, b, ib, *args)
+
+
+#: Methods of the host that need garbage taken out first.
+_HOST: dict[str, Callable[..., Any]] = {"pair_products": _pair_products}
 
 
 # ------------------------------------------------------------------------------------------------ products
