@@ -15,6 +15,7 @@ import bsrgemm as bg
 from bsrgemm._benchmark import random_data
 from bsrgemm._benchmark.attention_check import TOLERANCE, Reference, Seen
 from bsrgemm._benchmark.timing import Call
+from bsrgemm._kernels import forced_kernel
 
 WINDOW = 2048
 
@@ -188,9 +189,8 @@ def forced(kernel: str | None) -> Iterator[None]:
     if kernel is None:
         yield
         return
-    from bsrgemm._products import measured
 
-    with measured.force_kernel(kernel):
+    with forced_kernel.force_kernel(kernel):
         yield
 
 

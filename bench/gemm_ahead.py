@@ -15,7 +15,7 @@ from gemm_cases import TABLE, Bench, Case
 from gemm_sections import COLUMNS, CROSSOVERS, DENSITIES, ERROR_SIDE, PATTERN_DENSITY, SIDE, SIZES
 from harness import Table
 
-from bsrgemm._kernels import jit
+from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
 from bsrgemm.dtypes import accumulator_dtype
 
@@ -25,10 +25,10 @@ def problem_of(case: Case, arch: str) -> heuristics.Problem:
     fp8 = case.dtype == "e4m3"
     dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8}.get(case.dtype, case.dtype))
     result = np.dtype(np.float16) if fp8 else dtype
-    names = configs.types(dtype, dtype, result, accumulator_dtype(result), np.dtype(np.int32))
+    names = element_types.types(dtype, dtype, result, accumulator_dtype(result), np.dtype(np.int32))
     rows, columns = case.n // case.block[0], case.n // case.block[1]
     return heuristics.Problem(
-        arch, configs.scaled(names) if fp8 else names, *case.block, case.columns, 1, rows, columns,
+        arch, element_types.scaled(names) if fp8 else names, *case.block, case.columns, 1, rows, columns,
         rows * max(1, round(case.density * columns)), False, "F" if fp8 else "C", "C", True, True,
         case.precision == "tf32",
     )  # fmt: skip

@@ -27,7 +27,7 @@ from bsrgemm._benchmark import product_peers as peers
 from bsrgemm._benchmark.patterns import pattern_of
 from bsrgemm._benchmark.random_data import widen
 from bsrgemm._benchmark.timing import Call, time_gpu, time_sustained
-from bsrgemm._products import measured
+from bsrgemm._kernels import forced_kernel
 
 #: Seconds of idling before a timing; before one that heats little: a short call, or a peer far from the power limit
 IDLE, IDLE_LIGHT = 0.25, 0.12
@@ -101,7 +101,7 @@ def multiply(A: Any, B: Any, out: Any, precision: str | None = None, kernel: str
     if kernel is not None:
 
         def forced() -> Any:
-            with measured.force_kernel(kernel):
+            with forced_kernel.force_kernel(kernel):
                 return bg.matmul(A, B, out=out)
 
         return forced

@@ -9,17 +9,18 @@ from ._attention.mask import BlockMask
 from ._backend.registry import default_device
 from ._cli.info import info
 from ._products.autotune import tune
+from ._products.gradients import matmul_backward
 from ._products.matmul import matmul
-from ._products.sddmm import matmul_backward, sddmm
+from ._products.sddmm import sddmm
 from ._products.spgemm import ProductPlan, plan
+from ._version import __version__
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BlockMask",
     "KVCache",
     "ProductPlan",
+    "__version__",
     "attention",
     "attention_decode",
     "block_array",

@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import __version__
 from ._cli import bench as bench_command
 from ._cli import compile as compile_command
 from ._cli import info as info_command
 from ._cli import profile as profile_command
 from ._cli import report as report_command
 from ._cli import verify as verify_command
+from ._version import __version__
 
 #: What a shell reports for a process that an interrupt ended: 128 + SIGINT.
 _INTERRUPTED = 130

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
 
+from ._array.arithmetic import Arithmetic
 from ._array.base import check_shape
 from ._array.blocks import BlockTools
 from ._array.construct import check_blocksize, find_backend, parse
 from ._array.convert import full_shape
+from ._array.index import Indexing
+from ._array.leaves import leaf, register_leaf, register_public
+from ._array.reduce import Reductions
 from ._backend import structure
-from ._backend.base import Array, Backend
+from ._backend.base import Array, Backend, Blocks
 from ._backend.registry import backend_of, by_name, foreign_backend, host
+from ._products.matmul import Products
+from ._products.scaling import BlockScaling
 from .dtypes import check_dtype
 
 _FORMS = """
@@ -44,7 +49,7 @@ _FORMS = """
 """
 
 
-class _BSR(BlockTools):
+class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling):
     """Construction and pickling, shared by arrays and matrices."""
 
     def __new__(cls, arg1: Any = None, *args: Any, **kwargs: Any) -> Self:
@@ -75,7 +80,7 @@ class _BSR(BlockTools):
         check_dtype(self.dtype, backend.dtypes)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
         return object.__new__(leaf(backend, self._is_array))._set(
-            structure.Blocks(*arrays),
+            Blocks(*arrays),
             self._shape,
             canonical=self._known_canonical or self._has_canonical_format,
             sorted_=self._has_sorted_indices,
@@ -102,6 +107,7 @@ class _BSR(BlockTools):
         return _move, (self.get(), self._backend.name)
 
 
+@register_public
 class bsr_array(_BSR):
     __doc__ = (
         """Block Sparse Row array on the CPU (NumPy) or the GPU (CuPy), with scipy's interface.
@@ -127,6 +133,7 @@ class bsr_array(_BSR):
     _is_array = True
 
 
+@register_public
 class bsr_matrix(_BSR):
     __doc__ = (
         """Block Sparse Row matrix: `bsr_array` with the older matrix manners.
@@ -162,7 +169,7 @@ class bsr_matrix(_BSR):
         return result if result is not self else self.copy()
 
     def _identity(self) -> Self:
-        eye = self._new(structure.Blocks(self.data[:0], self.indices[:0], self.indptr * 0))
+        eye = self._new(Blocks(self.data[:0], self.indices[:0], self.indptr * 0))
         eye.setdiag(1)
         return eye
 
@@ -221,7 +228,7 @@ class bsr_matrix(_BSR):
         first = j - j % C
         block = self[:, first : first + C]
         column = block.data[:, :, j - first : j - first + 1]
-        blocks = structure.Blocks(self._backend.xp.ascontiguousarray(column), block.indices, block.indptr)
+        blocks = Blocks(self._backend.xp.ascontiguousarray(column), block.indices, block.indptr)
         return self._new(blocks, (self._shape[0], 1), canonical=block._known_canonical or None)
 
 
@@ -235,6 +242,7 @@ def _move(A: Any, device: str) -> Any:
     return A.to_device(device)
 
 
+@register_leaf
 class host_bsr_array(bsr_array, *host().bases(True)):  # type: ignore[misc]
     """`bsr_array` with NumPy arrays."""
 
@@ -242,26 +250,12 @@ class host_bsr_array(bsr_array, *host().bases(True)):  # type: ignore[misc]
     __array_priority__ = _backend.array_priority
 
 
+@register_leaf
 class host_bsr_matrix(bsr_matrix, *host().bases(False)):  # type: ignore[misc]
     """`bsr_matrix` with NumPy arrays."""
 
     _backend = host()
     __array_priority__ = _backend.array_priority
-
-
-@cache
-def leaf(backend: Backend, is_array: bool) -> type[Any]:
-    """The class whose data lives in `backend`."""
-    if backend is host():
-        return host_bsr_array if is_array else host_bsr_matrix
-    base = bsr_array if is_array else bsr_matrix
-    body = {
-        "__doc__": f"`{base.__name__}` with {backend.xp.__name__} arrays.",
-        "__module__": __name__,
-        "__array_priority__": backend.array_priority,
-        "_backend": backend,
-    }
-    return type(f"{backend.name}_{base.__name__}", (base, *backend.bases(is_array)), body)
 
 
 def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, device: str | None = None) -> Any:

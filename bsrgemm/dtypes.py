@@ -16,6 +16,8 @@ BOOL = np.dtype(np.bool_)
 UINT8 = np.dtype(np.uint8)
 #: Read and multiplied, never held: a matrix of fp8 numbers is one of uint8.
 FLOAT8 = np.dtype(_float8)
+#: The number that each of the 256 bytes stands for, as fp8 (e4m3).
+FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
 
 #: Every dtype that a matrix may hold on a GPU; the host also takes NumPy's long double types.
 DEVICE_DTYPES: tuple[np.dtype[Any], ...] = (

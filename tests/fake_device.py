@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 
 import bsrgemm._backend.registry
-from bsrgemm._backend.base import AttentionCall
+from bsrgemm._attention.call import AttentionCall
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._backend.registry import Backend
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES

@@ -11,12 +11,12 @@ import numpy as np
 from scipy.sparse import SparseEfficiencyWarning
 
 from .._backend import structure
-from .._backend.base import Array
-from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
-from .._backend.structure import Blocks
-from ..dtypes import BFLOAT16, BOOL, result_dtype, scalar_result_dtype
+from .._backend.base import Array, Blocks
+from .._backend.registry import host_scalar
+from ..dtypes import BFLOAT16, BOOL, scalar_result_dtype
+from .base import BsrBase
 from .construct import from_sparse
-from .index import Indexing
+from .convert import Conversions
 
 #: Comparison -> (its symbol, that of the opposite).
 _SYMBOLS = {
@@ -29,43 +29,8 @@ _SYMBOLS = {
 }
 
 
-class Arithmetic(Indexing):
-    """Arithmetic on the layer of `Indexing`."""
-
-    # ---------------------------------------------------------------------------------- operands
-    def _is_scalar(self, x: Any) -> bool:
-        return x.ndim == 0 if self._backend.is_dense(x) else host_scalar(x)
-
-    def _operand(self, other: Any, what: str = "other") -> Any:
-        """`other` as a dense array or sparse matrix of this backend; None if it is neither.
-
-        An operand that lives elsewhere is a TypeError that says how to move it.
-        """
-        if self._backend.is_dense(other):
-            return other
-        backend = backend_of(other)
-        if backend is self._backend:
-            return other
-        if backend is None:
-            backend = foreign_backend(other)
-            if backend is self._backend:
-                return backend.adopt(other)
-            if backend is None:
-                if self._backend is not host() and not isinstance(other, list | tuple):
-                    return None
-                array = np.asanyarray(other)
-                if array.ndim == 0 and array.dtype == np.object_:
-                    return None
-                if self._backend is host():
-                    return array
-        raise elsewhere(other, what, self._backend)
-
-    def _promoted(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Two arrays in their common dtype, where NumPy's own promotion would not do (bfloat16)."""
-        if BFLOAT16 in (a.dtype, b.dtype) and a.dtype != b.dtype:
-            dtype = result_dtype(a.dtype, b.dtype)
-            return a.astype(dtype), b.astype(dtype)
-        return a, b
+class Arithmetic(Conversions):
+    """Arithmetic, element by element."""
 
     def _scaled(self, values: Array, op: Callable[[Any, Any], Any], scalar: Any) -> Array:
         """``op(values, scalar)`` with Python numbers weak, also for bfloat16."""
@@ -220,7 +185,7 @@ class Arithmetic(Indexing):
 
     def _coerce_columns(self, other: Any) -> Self:
         """Another sparse matrix as one of this class, in blocks of its own."""
-        if isinstance(other, Arithmetic):
+        if isinstance(other, BsrBase):
             return self._new(other._blocks, other._shape)
         parts = from_sparse(self._backend, other, None, False, (1, 1))
         return self._new(parts.blocks, parts.shape, canonical=True)

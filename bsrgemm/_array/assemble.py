@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend
+from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of
-from .._backend.structure import Blocks
-from .._products.matmul import Products
-from ..bsr import leaf
 from ..dtypes import BFLOAT16, check_dtype, result_dtype
-from .base import check_shape
+from .base import BsrBase, check_shape
 from .construct import parse
+from .leaves import leaf
 
 
 class _Place(NamedTuple):
@@ -203,14 +201,14 @@ def _entries(x: Any, name: str) -> list[Any]:
 
 def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype: Any) -> Any:
     """The matrix with each operand in its place; `places` go row by row, from left to right."""
-    first = next((place for place in places if isinstance(place.value, Products)), None)
+    first = next((place for place in places if isinstance(place.value, BsrBase)), None)
     if first is None:
         got = ", ".join(type(place.value).__name__ for place in places) or "nothing"
         raise TypeError(f"{what}: wanted at least one bsr_array or bsr_matrix, got {got}")
     backend, blocksize = first.value._backend, first.value.blocksize
     places = [place._replace(value=_operand(first.value, place.value, place.name)) for place in places]
     for place in places:
-        if isinstance(place.value, Products) and place.value.blocksize != blocksize:
+        if isinstance(place.value, BsrBase) and place.value.blocksize != blocksize:
             raise ValueError(
                 f"{what}: wanted one block size, got {blocksize} in {first.name} and {place.value.blocksize} in "
                 f"{place.name}; convert one, for example {place.name}.tobsr({blocksize})"
@@ -230,7 +228,7 @@ def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype
     lefts = list(accumulate((width // C for width in widths), initial=0))
     rows: list[list[_Piece]] = [[] for _ in heights]
     for place, matrix in zip(places, matrices, strict=True):
-        rows[place.row].append(_Piece(matrix._sound, lefts[place.column]))
+        rows[place.row].append(_Piece(matrix._validated, lefts[place.column]))
     canonical = all(matrix._known_canonical for matrix in matrices)
     return object.__new__(leaf(backend, _any_array(backend, places)))._set(
         _joined(backend, rows, shape, blocksize, wanted),
@@ -287,7 +285,7 @@ def _sizes(places: Sequence[_Place], count: int, what: str, axis: int) -> list[i
 
 
 # -------------------------------------------------------------------------------------- operands
-def _operand(A: Products, x: Any, name: str) -> Any:
+def _operand(A: BsrBase, x: Any, name: str) -> Any:
     """`x` as a sparse matrix or a dense 2-D array in the place of `A`; TypeError or ValueError otherwise."""
     operand = A._operand(x, name)
     if operand is None:
@@ -306,9 +304,9 @@ def _promoted(backend: Backend, places: Sequence[_Place]) -> np.dtype[Any]:
     return check_dtype(np.result_type(*dtypes), backend.dtypes) if dtypes else BFLOAT16
 
 
-def _converted(A: Products, x: Any, blocksize: tuple[int, int], dtype: np.dtype[Any]) -> Products:
+def _converted(A: BsrBase, x: Any, blocksize: tuple[int, int], dtype: np.dtype[Any]) -> Any:
     """`x` in blocks of this size and in this dtype; duplicates are added up before a cast."""
-    if not isinstance(x, Products):
+    if not isinstance(x, BsrBase):
         parts = parse(A._backend, x, None, None, False, blocksize, A._is_array)  # synchronize!
         x = A._new(parts.blocks, parts.shape, canonical=parts.canonical)
     if x.dtype == dtype:
@@ -366,8 +364,8 @@ def kron(A: Any, B: Any) -> Any:
     >>> K.blocksize, bg.kron(np.eye(3), K).blocksize
     ((2, 2), (2, 2))
     """
-    ours = A if isinstance(A, Products) else B
-    if not isinstance(ours, Products):
+    ours = A if isinstance(A, BsrBase) else B
+    if not isinstance(ours, BsrBase):
         raise TypeError(
             f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
         )
@@ -380,13 +378,13 @@ def kron(A: Any, B: Any) -> Any:
     a = _canonical_in(ours, A, dtype)
     if backend.is_sparse(B):
         b = _canonical_in(ours, B, dtype)
-        blocks = _kron_sparse(backend, a._sound, b._sound, (a._block_shape[1], b._block_shape[1]), shape)
+        blocks = _kron_sparse(backend, a._validated, b._validated, (a._block_shape[1], b._block_shape[1]), shape)
     else:
-        blocks = _kron_dense(backend, a._sound, backend.xp.asarray(B, dtype), shape)
+        blocks = _kron_dense(backend, a._validated, backend.xp.asarray(B, dtype), shape)
     return object.__new__(leaf(backend, _any_array(backend, places)))._set(blocks, shape, canonical=True, sorted_=True)
 
 
-def _canonical_in(ours: Products, x: Any, dtype: np.dtype[Any]) -> Products:
+def _canonical_in(ours: BsrBase, x: Any, dtype: np.dtype[Any]) -> Any:
     """`x` in a dtype, without duplicates; what is not one of our matrices is in blocks of 1 x 1."""
     x = _converted(ours, x, (1, 1), dtype)
     return x._new(x._canonical(), canonical=True)  # synchronize!

@@ -8,11 +8,16 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend
-from .._backend.structure import Blocks
-from ..dtypes import check_dtype
+from .._backend.base import Array, Backend, Blocks
+from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
+from .._plotting import spy as spy_picture
+from ..dtypes import BFLOAT16, check_dtype, result_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
+#: The attributes that make a matrix; what it remembers for its kernels, and of its transposes, is not copied along.
+_STATE = frozenset(
+    (*Blocks._fields, "_shape", "maxprint", "_has_sorted_indices", "_has_canonical_format", "_canonical_indices")
+)
 
 
 class Origin(NamedTuple):
@@ -36,7 +41,7 @@ class _Stored:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: Base | None, owner: type) -> Any:
+    def __get__(self, instance: BsrBase | None, owner: type) -> Any:
         if instance is None:
             return self
         instance._build()
@@ -46,7 +51,7 @@ class _Stored:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}") from None
 
 
-class Base:
+class BsrBase:
     """What every BSR class has. Written once over ``self._backend.xp``.
 
     A transpose begins as an `Origin` without arrays of its own: products read the origin, and `data`, `indices` and
@@ -120,6 +125,41 @@ class Base:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
 
+    # ---------------------------------------------------------------------------------- operands
+    def _is_scalar(self, x: Any) -> bool:
+        return x.ndim == 0 if self._backend.is_dense(x) else host_scalar(x)
+
+    def _operand(self, other: Any, what: str = "other") -> Any:
+        """`other` as a dense array or sparse matrix of this backend; None if it is neither.
+
+        An operand that lives elsewhere is a TypeError that says how to move it.
+        """
+        if self._backend.is_dense(other):
+            return other
+        backend = backend_of(other)
+        if backend is self._backend:
+            return other
+        if backend is None:
+            backend = foreign_backend(other)
+            if backend is self._backend:
+                return backend.adopt(other)
+            if backend is None:
+                if self._backend is not host() and not isinstance(other, list | tuple):
+                    return None
+                array = np.asanyarray(other)
+                if array.ndim == 0 and array.dtype == np.object_:
+                    return None
+                if self._backend is host():
+                    return array
+        raise elsewhere(other, what, self._backend)
+
+    def _promoted(self, a: Array, b: Array) -> tuple[Array, Array]:
+        """Two arrays in their common dtype, where NumPy's own promotion would not do (bfloat16)."""
+        if BFLOAT16 in (a.dtype, b.dtype) and a.dtype != b.dtype:
+            dtype = result_dtype(a.dtype, b.dtype)
+            return a.astype(dtype), b.astype(dtype)
+        return a, b
+
     # ------------------------------------------------------------------------------ transposes
     def _transposed(self) -> Self:
         """The transpose, to be built when its arrays are asked for."""
@@ -147,7 +187,7 @@ class Base:
     def _transpose_now(self) -> Self:
         """The transpose with arrays of its own, now."""
         M, N = self._shape
-        blocks = self._backend.transpose(self._sound, self._block_shape[1])
+        blocks = self._backend.transpose(self._validated, self._block_shape[1])
         return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
     def _source(self) -> tuple[Self, bool]:
@@ -170,7 +210,7 @@ class Base:
         if origin is None:
             return
         (M, N), (_, R, C) = origin.shape, origin.blocks.data.shape
-        blocks = self._backend.transpose(self._backend.sound(origin.blocks, M // R, N // C), N // C)
+        blocks = self._backend.transpose(self._backend.validated(origin.blocks, M // R, N // C), N // C)
         for name, array in zip(Blocks._fields, blocks, strict=True):
             self.__dict__.setdefault(name, array)
         if origin.canonical:
@@ -279,9 +319,18 @@ class Base:
         [1, 1, 1]
         >>> plt.close(pattern.figure)
         """
-        from .._plotting.spy import spy
+        row, col = self._places()
+        pattern = spy_picture.Pattern(self._shape, self.blocksize, row, col)
+        return spy_picture.draw(pattern, ax, histogram)
 
-        return spy(self, ax, histogram)
+    def _places(self) -> tuple[Any, Any]:
+        """Block row and block column of every stored block, on the host; of a transpose without building it."""
+        stored, transposed = self._source()
+        structure.check_arrays(*stored._blocks, stored._shape)
+        indices, indptr = (stored._backend.to_host(x) for x in (stored.indices, stored.indptr))  # synchronize!
+        count = structure.check_values(host(), indices, indptr, stored._block_shape[1])
+        row, col = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), indices[:count].astype(np.int64, copy=False)
+        return (col, row) if transposed else (row, col)
 
     def __repr__(self) -> str:
         kind = "array" if self._is_array else "matrix"
@@ -319,7 +368,7 @@ class Base:
 
     def __getstate__(self) -> dict[str, Any]:
         self._build()
-        return {name: value for name, value in self.__dict__.items() if name not in ("_origin", "_transposes")}
+        return {name: value for name, value in self.__dict__.items() if name in _STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -380,7 +429,7 @@ class Base:
     def sum_duplicates(self) -> None:
         """Add up blocks stored at the same place, in place."""
         if not self.has_canonical_format:
-            self._replace(structure.sum_duplicates(self._backend, self._sound, self._block_shape[1]))
+            self._replace(structure.sum_duplicates(self._backend, self._validated, self._block_shape[1]))
             self.has_canonical_format = True
 
     @property
@@ -391,15 +440,15 @@ class Base:
 
     def _canonical(self) -> Blocks:
         """Sorted blocks without duplicates; this matrix keeps its own."""
-        blocks = self._sound
+        blocks = self._validated
         if self.has_canonical_format:
             return blocks
         return structure.sum_duplicates(self._backend, blocks, self._block_shape[1])
 
     @property
-    def _sound(self) -> Blocks:
-        """The blocks as they are, looked at where looking is cheap."""
-        return self._backend.sound(self._blocks, *self._block_shape)
+    def _validated(self) -> Blocks:
+        """The blocks; checked on the host, not on the GPU, where a check would synchronise."""
+        return self._backend.validated(self._blocks, *self._block_shape)
 
     def eliminate_zeros(self) -> None:
         """Drop the blocks that hold nothing but zeros, in place."""

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend
+from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of, by_name, foreign_backend, host
-from .._backend.structure import Blocks
 from ..dtypes import BFLOAT16, check_dtype, is_float
-from .base import check_shape
+from .base import BsrBase, check_shape
 
 #: How much of its blocks unblocked input must fill for a block size to be guessed.
 _FILL = 0.7
@@ -129,7 +128,7 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         blocks = Blocks(*(_bring(backend, source, a, copy) for a in (S.data, S.indices, S.indptr)))
         canonical = getattr(S, "_known_canonical", None) or None
         shape = check_shape(S.shape)
-        if not hasattr(type(S), "_backend"):
+        if not isinstance(S, BsrBase):
             structure.check_arrays(*blocks, shape)
             structure.check_values(backend, blocks.indices, blocks.indptr, shape[1] // blocks.data.shape[2])
         parts = Parts(blocks._replace(data=_cast(backend, blocks.data, dtype)), shape, canonical)

@@ -11,15 +11,15 @@ from .._backend import structure
 from .._backend.base import Array
 from .._backend.registry import host
 from ..dtypes import BOOL, check_dtype
-from .base import Base
+from .base import BsrBase
 from .construct import Parts, check_blocksize, check_cast, from_sparse, reblock
 
 _INDEX64 = np.dtype(np.int64)
 _FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
 
 
-class Conversions(Base):
-    """Conversions on the layer of `Base`."""
+class Conversions(BsrBase):
+    """Conversions, and what other parts of the class ask of them."""
 
     # ------------------------------------------------------------------------------ other formats
     def _other_class(self, format: str) -> Any:
@@ -48,13 +48,15 @@ class Conversions(Base):
 
     def tocoo(self, copy: bool = True) -> Any:
         """Coordinate format: every element of every stored block. ``copy=False`` shares the values."""
-        row, col = structure.to_coo(self._backend, self._sound, structure.index_dtype(max(*self._shape, 0)))
+        row, col = structure.to_coo(self._backend, self._validated, structure.index_dtype(max(*self._shape, 0)))
         values = self.data.reshape(-1)
         return self._foreign("coo", (values.copy() if copy else values, (row, col)), self._shape, self.dtype)
 
     def tocsr(self, copy: bool = False) -> Any:
         """Compressed Sparse Row format, with arrays of its own."""
-        values, columns, indptr = self._backend.to_csr(self._sound, self._block_shape[1], self._element_index(self.nnz))
+        values, columns, indptr = self._backend.to_csr(
+            self._validated, self._block_shape[1], self._element_index(self.nnz)
+        )
         if self.blocksize[0] == 1:  # storage order is row order: the values are still ours
             values = values.copy()
         return self._foreign("csr", (values, columns, indptr), self._shape, self.dtype)
@@ -90,7 +92,7 @@ class Conversions(Base):
         blocksize = self.blocksize if blocksize is None else check_blocksize(blocksize, self._shape)
         if blocksize == self.blocksize:
             return self.copy() if copy else self
-        parts = reblock(self._backend, Parts(self._sound, self._shape, self.has_canonical_format), blocksize)
+        parts = reblock(self._backend, Parts(self._validated, self._shape, self.has_canonical_format), blocksize)
         return self._new(parts.blocks, canonical=True)
 
     def asformat(self, format: str | None, copy: bool = False) -> Any:
@@ -256,7 +258,7 @@ class Conversions(Base):
     def _coords_in(self, shape: tuple[int, ...], order: str) -> tuple[Array, ...]:
         """Coordinates of every stored element in a matrix of another shape."""
         M, N = self._shape
-        row, col = structure.to_coo(self._backend, self._sound, _INDEX64)
+        row, col = structure.to_coo(self._backend, self._validated, _INDEX64)
         return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:
@@ -278,7 +280,7 @@ class Conversions(Base):
 
     def _coerce(self, other: Any) -> Self:
         """Another sparse matrix of this backend and shape, in this matrix's blocks, without duplicates."""
-        if not isinstance(other, Conversions):
+        if not isinstance(other, BsrBase):
             parts = from_sparse(self._backend, other, None, False, self.blocksize)
             return self._new(parts.blocks, parts.shape, canonical=parts.canonical)
         same = other if isinstance(other, type(self)) else self._new(other._blocks, other._shape)

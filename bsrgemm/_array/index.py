@@ -7,9 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array
+from .._backend.base import Array, Blocks
 from .._backend.registry import backend_of, elsewhere, foreign_backend, host_scalar
-from .._backend.structure import Blocks
 from .construct import check_cast
 from .convert import Conversions
 
@@ -17,7 +16,7 @@ _INDEX64 = np.dtype(np.int64)
 
 
 class Indexing(Conversions):
-    """Indexing on the layer of `Conversions`."""
+    """Blocks by position, and diagonals."""
 
     def _window(self, key: Any) -> tuple[int, int, int, int]:
         """The block rows and block columns (first, last + 1) that a pair of slices names."""

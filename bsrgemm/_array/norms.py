@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array
-from .._backend.structure import Blocks
+from .._backend.base import Array, Blocks
 from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
-from .base import Base
+from .base import BsrBase
 from .reduce import _sum_dtype
 
 _FROBENIUS = (None, "fro", "f")
@@ -67,7 +66,7 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
     >>> bg.norm(A, axis=1), bg.norm(A, 1, axis=0)
     (array([ 5., 12.]), array([ 3.,  4.,  0., 12.]))
     """
-    if not isinstance(A, Base):
+    if not isinstance(A, BsrBase):
         raise TypeError(
             f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; scipy, cupyx, NumPy and CuPy have norms of "
             "their own"
@@ -100,7 +99,7 @@ def _is(ord: Any, *orders: float) -> bool:
 
 
 # ---------------------------------------------------------------------------------------- the matrix
-def _matrix_norm(A: Base, ord: Any, axes: tuple[int, ...]) -> Any:
+def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
     xp = A._backend.xp
     if ord is None or (isinstance(ord, str) and ord in _FROBENIUS):
         values = _squares(A._canonical().data)
@@ -120,7 +119,7 @@ def _matrix_norm(A: Base, ord: Any, axes: tuple[int, ...]) -> Any:
 
 
 # ------------------------------------------------------------------------------------------ its lines
-def _line_norms(A: Base, ord: Any, axis: int) -> Array:
+def _line_norms(A: BsrBase, ord: Any, axis: int) -> Array:
     """Norms of the columns (axis 0) or rows (axis 1)."""
     xp = A._backend.xp
     if _is(ord, math.inf, -math.inf):
@@ -141,7 +140,7 @@ def _line_norms(A: Base, ord: Any, axis: int) -> Array:
     return (sums ** (1 / p)).astype(_root_dtype(A.dtype), copy=False)
 
 
-def _line_sums(A: Base, axis: int) -> Array:
+def _line_sums(A: BsrBase, axis: int) -> Array:
     """Sums of absolute values, in what they are summed in."""
     blocks = A._canonical()
     dtype = _sum_dtype(A.dtype)
@@ -152,13 +151,13 @@ def _line_sums(A: Base, axis: int) -> Array:
     return _sum_over_lines(A, blocks, axis, values, values.dtype)
 
 
-def _sum_over_lines(A: Base, blocks: Blocks, axis: int, values: Array, dtype: np.dtype[Any]) -> Array:
+def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype: np.dtype[Any]) -> Array:
     lines, starts, order = _group(A, blocks, axis)
     within = values.sum(axis=1 + axis, dtype=dtype)
     return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
 
 
-def _line_extremes(A: Base, axis: int, largest: bool) -> Array:
+def _line_extremes(A: BsrBase, axis: int, largest: bool) -> Array:
     """The largest or smallest absolute values; what is not stored is 0."""
     xp = A._backend.xp
     if not A._shape[axis]:
@@ -176,7 +175,7 @@ def _line_extremes(A: Base, axis: int, largest: bool) -> Array:
     return _spread(A, axis, lines, best).astype(_real(A.dtype), copy=False)
 
 
-def _group(A: Base, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | None]:
+def _group(A: BsrBase, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | None]:
     """The block columns (axis 0) or block rows (axis 1) that have blocks: (which, where each begins, their order)."""
     backend, xp = A._backend, A._backend.xp
     order = None
@@ -189,7 +188,7 @@ def _group(A: Base, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | No
     return keys[starts], starts, order
 
 
-def _spread(A: Base, axis: int, lines: Array, values: Array) -> Array:
+def _spread(A: BsrBase, axis: int, lines: Array, values: Array) -> Array:
     """The values of some block columns or block rows among zeros for all others."""
     side = 1 - axis
     out = A._backend.xp.zeros((A._block_shape[side], A.blocksize[side]), values.dtype)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array
+from .._backend.base import Array, Blocks
 from .._backend.registry import elsewhere
 from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES
-from .arithmetic import Arithmetic
+from .convert import Conversions
 
 
 def _axis(axis: Any) -> int | None:
@@ -42,11 +42,11 @@ def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-class Reductions(Arithmetic):
-    """Reductions on the layer of `Arithmetic`."""
+class Reductions(Conversions):
+    """Reductions over rows, columns or everything."""
 
     # ---------------------------------------------------------------------------------- lines
-    def _lines(self, axis: int) -> tuple[structure.Blocks, int, int]:
+    def _lines(self, axis: int) -> tuple[Blocks, int, int]:
         """Blocks whose rows are the lines along which `axis` is reduced: (blocks, lines, length)."""
         M, N = self._shape
         blocks = self._canonical()
@@ -54,14 +54,14 @@ class Reductions(Arithmetic):
             return blocks, M, N
         return self._backend.transpose(blocks, self._block_shape[1]), N, M
 
-    def _reduce_lines(self, op: str, blocks: structure.Blocks, within: Array) -> tuple[Array, Array]:
+    def _reduce_lines(self, op: str, blocks: Blocks, within: Array) -> tuple[Array, Array]:
         """Reduce (blocks, R) values over the blocks of each row: (rows that have any, (rows, R) values)."""
         xp = self._backend.xp
         filled = xp.flatnonzero(xp.diff(blocks.indptr) > 0)  # synchronize!
         values = self._backend.segment_reduce(op, within, None, blocks.indptr[filled])
         return filled, values
 
-    def _dense_lines(self, blocks: structure.Blocks, filled: Array, values: Array, lines: int) -> Array:
+    def _dense_lines(self, blocks: Blocks, filled: Array, values: Array, lines: int) -> Array:
         """Values of the filled block rows spread over all lines, zero elsewhere."""
         R = blocks.data.shape[1]
         out = self._backend.xp.zeros((lines // R, R), values.dtype)

@@ -1,4 +1,4 @@
-"""Attention: checks, the band of keys that each query sees, output; then the backend of the data does the work."""
+"""Attention: checks, the band of keys that each query sees, output; then the engine of the backend does the work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._backend.base import Array, AttentionCall, Backend
+from .._backend.base import Array, Backend
 from .._backend.registry import backend_of, foreign_backend
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
+from .call import AttentionCall
+from .engine import ENGINES
 from .mask import BlockMask
 
 #: What q, k, v and the result may hold.
@@ -146,8 +148,8 @@ def attention(
         raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
     if not isinstance(align, str) or align not in _ALIGNMENTS:
         raise ValueError(f"align: wanted 'bottom-right' or 'top-left', got {align!r}")
-    causal, return_lse = _flag(causal, "causal"), _flag(return_lse, "return_lse")
-    left, right = _check_window(window)
+    causal, return_lse = checked_flag(causal, "causal"), checked_flag(return_lse, "return_lse")
+    left, right = check_window(window)
     if causal:
         right = 0
     variable = cu_seqlens_q is not None or cu_seqlens_k is not None
@@ -178,8 +180,8 @@ def attention(
         bounds = (q_bounds, k_bounds)
     else:
         _check_mask(backend, mask, sizes)
-    factor = sizes.scale if scale is None else _number(scale, "scale", acc)
-    cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
+    factor = sizes.scale if scale is None else checked_number(scale, "scale", acc)
+    cap = None if softcap is None else checked_number(softcap, "softcap", acc, positive=True)
     scales: tuple[Any, Any, Any] = (None, None, None)
     value_scale = 1.0
     if fp8:
@@ -203,7 +205,7 @@ def attention(
     right = UNBOUNDED if right < 0 else min(right, UNBOUNDED)
     result4 = _sequences_view(result) if variable else result if layout == "bhsd" else _swapped(result)
     what = (q4, k4, v4, result4, lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
-    backend.attention(AttentionCall(*what, fp8, scales, value_scale))
+    ENGINES.of(backend).forward(AttentionCall(*what, fp8, scales, value_scale))
     if lse is None:
         return result
     return result, lse[0] if variable else lse
@@ -303,7 +305,7 @@ def _head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) ->
             raise TypeError(
                 f"{name}: wanted a number or a dense array on {backend.name!r}, where q is, got {_named(x)}"
             )
-        return _number(x, name, np.dtype(np.float32), positive=True), None
+        return checked_number(x, name, np.dtype(np.float32), positive=True), None
     if x.dtype != np.float32 or tuple(x.shape) not in ((heads,), (batch, heads)):
         raise ValueError(
             f"{name}: wanted a number or float32 of shape ({heads},) or ({batch}, {heads}), "
@@ -360,7 +362,7 @@ def _check_mask(backend: Backend, mask: Any, sizes: _Sizes) -> None:
         raise ValueError(f"mask: wanted {counts} patterns along the heads, got {H}")
 
 
-def _check_window(window: Any) -> tuple[int, int]:
+def check_window(window: Any) -> tuple[int, int]:
     """(left, right), -1 where there is no bound."""
     if window is None:
         return -1, -1
@@ -397,7 +399,7 @@ def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Arr
     return backend.from_host(bounds.astype(np.int32))
 
 
-def _flag(x: Any, name: str) -> bool:
+def checked_flag(x: Any, name: str) -> bool:
     if x is True or x is False:
         return x
     if not isinstance(x, bool | np.bool_):
@@ -405,7 +407,7 @@ def _flag(x: Any, name: str) -> bool:
     return bool(x)
 
 
-def _number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) -> float:
+def checked_number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) -> float:
     """scale or softcap, if the dtype that is computed in can hold it."""
     wanted = f"a finite number{' above 0' if positive else ''} that {acc} can hold"
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):

@@ -1,4 +1,4 @@
-"""Attention of a few queries at the end of a `KVCache`: checks, output; then NumPy or the kernel of cuda/decode.cu."""
+"""Attention of a few queries at the end of a `KVCache`: checks and output; then an engine does the work."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .._backend.registry import host
 from ..dtypes import accumulator_dtype
-from .attention import _check_window, _flag, _number, attention
+from .attention import check_window, checked_flag, checked_number
+from .call import DecodeCall
+from .decode_config import TILE
+from .engine import ENGINES
 from .kv_cache import KVCache, dense_of
 
 _LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
 _MOST_QUERIES = 16
-#: Keys of a tile of the kernel; pages and blocks are made of whole tiles, of which it counts so many at most.
-_TILE, _MOST_STEPS = 16, 2**30
+#: Tiles of keys that the kernel counts at most.
+_MOST_STEPS = 2**30
 
 
 def attention_decode(
@@ -82,8 +84,7 @@ def attention_decode(
     Examples
     --------
     >>> import numpy as np
-    >>> from bsrgemm.decode import attention_decode
-    >>> from bsrgemm.kvcache import KVCache
+    >>> from bsrgemm import KVCache, attention_decode
     >>> cache = KVCache(1, 2, 64, 8, value_dim=1, dtype="float32", device="cpu")
     >>> k, v = np.ones((1, 2, 32, 8), np.float32), np.arange(64, dtype=np.float32).reshape(1, 2, 32, 1)
     >>> cache.append(k, v)
@@ -115,25 +116,18 @@ def attention_decode(
         raise ValueError(f"q: wanted a multiple of the {cache.kv_heads} heads of the cache, got {H_q} heads")
     if not 1 <= S_q <= _MOST_QUERIES:
         raise ValueError(f"q: wanted 1 to {_MOST_QUERIES} queries for each sequence, got {S_q}; attention takes more")
-    left = _check_window(window)[0]
+    left = check_window(window)[0]
     left = cache.capacity if left < 0 else min(left, cache.capacity)
     acc = accumulator_dtype(cache.dtype)
-    factor = 1 / math.sqrt(D) if scale is None else _number(scale, "scale", acc)
-    cap = None if softcap is None else _number(softcap, "softcap", acc, positive=True)
+    factor = 1 / math.sqrt(D) if scale is None else checked_number(scale, "scale", acc)
+    cap = None if softcap is None else checked_number(softcap, "softcap", acc, positive=True)
     if blocks is not None or block is not None:
         blocks, block = _check_blocks(blocks, block, cache)
     shape = (*q.shape[:-1], cache.value_dim)
     result = backend.xp.empty(shape, cache.dtype) if out is None else _check_out(out, shape, q, cache)
     out4 = result if layout == "bhsd" else result.swapaxes(1, 2)
-    lse = backend.xp.empty((B, H_q, S_q), acc) if _flag(return_lse, "return_lse") else None
-    if backend.name == "cuda":
-        from .decode_launch import _on_device  # not before there is a GPU: it takes time to import
-
-        _on_device(q4, cache, blocks, block or _TILE, left, factor, cap, out4, lse)
-    elif backend is host():
-        _on_host(q4, cache, blocks, block or 0, left, factor, cap, out4, lse)
-    else:
-        raise TypeError(f"cache: wanted one on 'cpu' or 'cuda', got {backend.name!r}")
+    lse = backend.xp.empty((B, H_q, S_q), acc) if checked_flag(return_lse, "return_lse") else None
+    ENGINES.of(backend).decode(DecodeCall(q4, cache, out4, lse, factor, cap, left, blocks, block or 0))
     return result if lse is None else (result, lse)
 
 
@@ -148,8 +142,8 @@ def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
         block = cache.page
     if isinstance(block, bool) or not isinstance(block, int | np.integer):
         raise TypeError(f"block: wanted an integer, got {block!r}")
-    if block < _TILE or block % _TILE:
-        raise ValueError(f"block: wanted a multiple of {_TILE}, got {block}")
+    if block < TILE or block % TILE:
+        raise ValueError(f"block: wanted a multiple of {TILE}, got {block}")
     if cache.page not in (None, block):
         raise ValueError(f"block: wanted {cache.page}, a page of the cache, got {block}")
     blocks = dense_of(cache._backend, blocks, "blocks")
@@ -158,7 +152,7 @@ def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
     B, H = cache.batch, cache.kv_heads
     if blocks.ndim != 3 or blocks.shape[0] not in (1, B) or blocks.shape[1] not in (1, H):
         raise ValueError(f"blocks: wanted shape ({B} or 1, {H} or 1, n), got {blocks.shape}")
-    if blocks.shape[2] * (block // _TILE) >= _MOST_STEPS:
+    if blocks.shape[2] * (block // TILE) >= _MOST_STEPS:
         raise ValueError(f"blocks: wanted fewer than 2**34 keys in all, got {blocks.shape[2]} blocks of {block}")
     return blocks, int(block)
 
@@ -179,32 +173,3 @@ def _check_out(out: Any, shape: tuple[int, ...], q: Array, cache: KVCache) -> Ar
         if start < last and first < stop:
             raise ValueError(f"out: overlaps {name}")
     return out
-
-
-# ------------------------------------------------------------------------------------------------- on the host
-def _on_host(
-    q: Array, cache: KVCache, blocks: Any, block: int, left: int, scale: float, softcap: Any, out: Array, lse: Any
-) -> None:
-    """One sequence after the other; with blocks also one head and query after the other."""
-    H, group, queries = cache.kv_heads, q.shape[1] // cache.kv_heads, q.shape[2]
-    how: dict[str, Any] = {"scale": scale, "softcap": softcap, "return_lse": True}
-    for b in range(cache.batch):
-        k, v = cache.gathered(b)
-        if blocks is None:
-            window = (left, 0)
-            _, sums = attention(q[b : b + 1], k[None], v[None], window=window, out=out[b : b + 1], **how)
-            if lse is not None:
-                lse[b] = sums[0]
-            continue
-        for h in range(H):
-            numbers = blocks[b % len(blocks), h % blocks.shape[1]].astype(np.int64)
-            numbers = numbers[(numbers >= 0) & (numbers * block < cache.capacity)]
-            kept = (numbers[:, None] * block + np.arange(block)).ravel()
-            heads = slice(h * group, (h + 1) * group)
-            for i in range(queries):
-                place = int(cache._lengths[b]) - queries + i
-                seen = kept[(kept <= place) & (kept >= place - left)]
-                where = (slice(b, b + 1), heads, slice(i, i + 1))
-                _, sums = attention(q[where], k[None, h : h + 1, seen], v[None, h : h + 1, seen], out=out[where], **how)
-                if lse is not None:
-                    lse[where] = sums

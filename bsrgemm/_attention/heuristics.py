@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from .._kernels.element_types import element, shared_kb, tensor_arch
 from .._kernels.jit import KernelSpec
-from .._products.configs import element, shared_kb, tensor_arch
 from ..dtypes import BFLOAT16, FLOAT16
+from . import arguments
 
 #: Head sizes that the kernels for tensor cores are compiled for; others are filled up with zeros.
 _DIMS = (64, 80, 96, 128, 192, 256)
@@ -117,7 +118,8 @@ class AttentionSm90:
             ("MMA_TYPE", self.dtype),
             ("MMA_K", 32 if self.fp8 else 16),
         )
-        return KernelSpec("attention_sm90.cu", "attention_sm90", (*_types(self, "f32"), *shape))
+        layout = arguments.attention_sm90()
+        return KernelSpec("attention_sm90.cu", "attention_sm90", (*_types(self, "f32"), *shape), (layout,))
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class AttentionValues:
         return heads, -(-room // 128), -(-columns // 64)
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("attention_values.cu", "attention_values", ())
+        return KernelSpec("attention_values.cu", "attention_values", (), (arguments.ATTENTION_VALUES,))
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,8 @@ class AttentionSm80:
             ("CTAS", self.ctas),
             ("Q_IN_REGISTERS", int(self.from_registers)),
         )
-        return KernelSpec("attention_sm80.cu", "attention_sm80", (*_types(self, "f32"), *shape))
+        layout = arguments.attention("f32")
+        return KernelSpec("attention_sm80.cu", "attention_sm80", (*_types(self, "f32"), *shape), (layout,))
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,8 @@ class AttentionSimt:
 
     def spec(self) -> KernelSpec:
         shape = (("TILE_Q", self.tile_q), ("TILE_K", self.tile_k), ("SCORES", self.scores))
-        return KernelSpec("attention_simt.cu", "attention_simt", (*_types(self, self.acc), *shape))
+        layout = arguments.attention(self.acc)
+        return KernelSpec("attention_simt.cu", "attention_simt", (*_types(self, self.acc), *shape), (layout,))
 
 
 Attention = AttentionSm90 | AttentionSm80 | AttentionSimt
@@ -353,7 +357,7 @@ def runs_on(config: Attention | AttentionValues, arch: str) -> bool:
     return arch == "sm_90a" or not isinstance(config, AttentionSm90 | AttentionValues)
 
 
-def rare(config: Attention | AttentionValues) -> bool:
+def skip_ahead_of_time(config: Attention | AttentionValues) -> bool:
     """Is this kernel met so rarely that compiling it ahead is a waste?"""
     if isinstance(config, AttentionValues):
         return False

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cupy
 import numpy as np
 
-from .._backend.base import Array, AttentionCall, Backend
-from .._kernels import jit, tensor_map
-from .._kernels.workspace import counters, retain_for_graph
-from .._products import measured
-from .._products.launch import _multiprocessors
-from .._products.matrix_cache import StreamOrdered
-from . import heuristics, mask_tiles
+from .._backend.base import Array, Backend
+from .._kernels import device, forced_kernel, jit, tensor_map
+from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
+from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
+from . import arguments, heuristics, mask_tiles
+from .call import AttentionCall
 from .heuristics import AttentionSm80, AttentionSm90, AttentionValues
 from .mask import BlockMask
 
-#: `Attention` of cuda/attention.cuh behind its pointers and strides and in front of its integers: its factors.
-_FACTORS = {"f": "3f", "d": "3d"}
-_POINTERS = "5P16q13P"
-_INTEGERS = "24i"
-_MAP_BYTES = 128
-#: `Values` of cuda/attention_values.cu.
-_VALUES = struct.Struct("@3P3q5i4x")
 _MOST_STRIDE = 2**40
 #: Kinds of problems remembered, and places of operands of each.
 _MOST_PLANS, _MOST_MAPS = 256, 64
 #: Blocks of fewer queries or keys than this are small, and no more of them than this are few.
 _SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
+
+#: Neighbouring fields of the argument that change from call to call.
+_OPERANDS = ("q", "k", "v", "o", "lse")
+_LISTS = ("q_bounds", "k_bounds", "sequences", "order", *arguments.MASK_POINTERS, "counters")
+_FACTORS = ("q_scale", "k_scale", "v_scale", "scale", "cap", "value_scale")
+_BAND = ("sequence_count", "left", "right", "bottom_right", "tiles")
 
 
 @dataclass(slots=True)
@@ -39,27 +36,29 @@ class Plan:
 
     config: heuristics.Attention
     kernel: Any
-    layout: struct.Struct
-    strides: tuple[int, ...]
-    #: batches, heads, heads that share keys, queries, keys, columns
-    sizes: tuple[int, ...]
-    #: heads of all batches; those walked together
+    #: the argument without what changes from call to call, and where that is written
+    template: bytes
+    operands: Patch
+    lists: Patch
+    factors: Patch
+    band: Patch
+    backwards: Patch
+    mask_sizes: Patch
+    #: heads of all batches, and query heads
+    all_heads: int
     heads: int
-    section: int
     tiles: int
     #: CTAs of a launch at most
     ctas: int
-    threads: tuple[int]
-    shared_bytes: int
+    #: tensor maps by the operands that they describe; None for kernels that take none
     maps: dict[Any, bytes] | None
-    by_columns: bool
     #: operands are to be copied first, so that the copy engine can read them
     copied: bool
 
 
 _plans: dict[Any, Plan] = {}
-_NO_MASK: tuple[int, ...] = (0,) * 5
-_NO_INTEGERS: tuple[int, ...] = (0,) * 10
+_NO_POINTERS = (0,) * len(arguments.MASK_POINTERS)
+_NO_SIZES = (0,) * len(arguments.MASK_SIZES)
 
 
 def forward(backend: Backend, call: AttentionCall) -> None:
@@ -73,92 +72,139 @@ def forward(backend: Backend, call: AttentionCall) -> None:
         if lse is not None:
             lse.fill(-np.inf)
         return
-    how, factor, cap = heuristics.scores(call.scale, call.softcap, call.fp8)
-    fine = mask is not None and _is_fine(mask)
-    places = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
-    key = (
-        q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides, how,
-        fine, (places[0] | places[1] | places[2]) % 16, places[3] % 16, cupy.cuda.runtime.getDevice(), measured.forced,
-        bounds is None,
-    )  # fmt: skip
-    plan = _plans.get(key)
-    if plan is None:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        plan = _plans[key] = _plan(call, how, fine)
+    score_mode, factor, cap = heuristics.scores(call.scale, call.softcap, call.fp8)
+    plan = _plan_for(call, score_mode)
     if plan.copied:
         q, k, v = retain_for_graph(lambda: tuple(_readable(x) for x in (q, k, v)))
         forward(backend, replace(call, q=q, k=k, v=v))
         return
     tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
-    masked, integers = _NO_MASK, _NO_INTEGERS
+    masked, sizes = _NO_POINTERS, _NO_SIZES
     lists: Any = None
     if mask is not None:
-        masked, order, integers = _mask_tiles(backend, mask, plan)
+        masked, order, sizes = _mask_fields(backend, mask, plan)
     elif bounds is not None:
-        config = plan.config
-        lists = retain_for_graph(
-            lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], config.tile_q, call.right < keys)
-        )
+        tile_q = plan.config.tile_q
+        lists = retain_for_graph(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], tile_q, call.right < keys))
         sequence, order = (x.data.ptr for x in lists)
         q_bounds, k_bounds = (x.data.ptr for x in bounds)
         sequences, tiles = len(bounds[0]) - 1, len(lists[0])
     scales = [0 if x is None else x.data.ptr for x in call.scales] if call.fp8 else (0, 0, 0)
-    packed = plan.layout.pack(
-        *places, 0 if lse is None else lse.data.ptr, *plan.strides,
-        q_bounds, k_bounds, sequence, order, *masked, counters(2).data.ptr, *scales,
-        factor, cap, call.value_scale,
-        *plan.sizes, sequences, call.left, call.right, call.bottom_right, tiles, plan.section, call.right < keys,
-        *integers,
-    )  # fmt: skip
+    packed = bytearray(plan.template)
+    plan.operands.write(packed, q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr)
+    plan.lists.write(packed, q_bounds, k_bounds, sequence, order, *masked, counters(2).data.ptr)
+    plan.factors.write(packed, *scales, factor, cap, call.value_scale)
+    plan.band.write(packed, sequences, call.left, call.right, call.bottom_right, tiles)
+    plan.backwards.write(packed, call.right < keys)
+    plan.mask_sizes.write(packed, *sizes)
     if plan.maps is not None:
-        values = (
-            retain_for_graph(lambda: _by_columns(v, None if bounds is None else bounds[1])) if plan.by_columns else v
-        )
-        packed = _maps(plan, q, k, values, out) + packed
-    grid = (min(tiles * plan.heads, plan.ctas),)
-    plan.kernel(grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
+        k_bounds_array = None if bounds is None else bounds[1]
+        values = retain_for_graph(lambda: _by_columns(v, k_bounds_array)) if call.fp8 else v
+        packed[: 4 * TENSOR_MAP_BYTES] = _maps(plan, q, k, values, out)
+    grid = (min(tiles * plan.all_heads, plan.ctas),)
+    config = plan.config
+    plan.kernel(grid, (config.threads,), (jit.argument(packed),), shared_mem=config.shared_bytes)
 
 
-def _plan(call: AttentionCall, how: int, fine: bool) -> Plan:
+def _plan_for(call: AttentionCall, score_mode: int) -> Plan:
+    """The plan for operands of this kind, remembered for the next call. The key has everything it depends on."""
+    q, k, v, out, mask = call.q, call.k, call.v, call.out, call.mask
+    fine = mask is not None and _is_fine(mask)
+    aligned = (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16
+    key = (
+        q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides,
+        score_mode, fine, aligned, cupy.cuda.runtime.getDevice(), forced_kernel.name, call.bounds is None,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _plan(call, score_mode, fine)
+    return plan
+
+
+def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
     arch = jit.device_target()
-    q, k, v, out, acc = call.q, call.k, call.v, call.out, call.acc
-    reads, rows = all(map(_mappable, (q, k, v))), q.size // max(1, q.shape[3])
+    q, k, v, out = call.q, call.k, call.v, call.out
     problem = heuristics.Problem(
-        *(arch, q.dtype, out.dtype, acc, q.shape[3], v.shape[3], how, reads, _mappable(out), rows, k.shape[2], fine),
-        call.fp8,
+        arch=arch,
+        dtype=q.dtype,
+        out_dtype=out.dtype,
+        acc=call.acc,
+        head_dim=q.shape[3],
+        value_dim=v.shape[3],
+        scores=score_mode,
+        reads=all(map(_mappable, (q, k, v))),
+        writes=_mappable(out),
+        rows=q.size // max(1, q.shape[3]),
+        keys=k.shape[2],
+        fine=fine,
+        fp8=call.fp8,
     )
     copied = heuristics.wants_copies(problem)
-    config = heuristics.forward(replace(problem, reads=True) if copied else problem, measured.forced)
+    config = heuristics.forward(replace(problem, reads=True) if copied else problem, forced_kernel.name)
     kernel = jit.load(config.spec(), arch)
     if config.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-    hopper = isinstance(config, AttentionSm90)
-    before = 4 * _MAP_BYTES if hopper else 0
-    fields = f"@{_POINTERS}{_FACTORS[acc.char]}{_INTEGERS}"
-    size = struct.calcsize(fields)
-    padding = -(before + size) % (64 if before else 8)
-    batches, heads, queries, head_dim = q.shape
-    _, kv_heads, keys, value_dim = v.shape
-    group, total = heads // kv_heads, heads if call.bounds is not None else batches * heads
-    # attention_sm80 has a CTA for each tile, the others stay and take the next
-    ctas = 2**31 - 1 if isinstance(config, AttentionSm80) else _multiprocessors() * config.ctas
+    heads, kv_heads = q.shape[1], k.shape[1]
+    all_heads = heads if call.bounds is not None else q.shape[0] * heads
+    width = (q.shape[3] + v.shape[3]) * q.itemsize
+    section = heuristics.section(all_heads, heads // kv_heads, k.shape[2], width)
+    layout, template = _argument(call, config, section)
+    inner = "attention." if layout.name == "AttentionSm90" else ""
+
+    def patch(names: tuple[str, ...]) -> Patch:
+        return layout.patch(*(inner + name for name in names))
+
     return Plan(
         config=config,
         kernel=kernel,
-        layout=struct.Struct(f"{fields}{padding}x"),
-        strides=tuple(step // x.itemsize for x in (q, k, v, out) for step in x.strides),
-        sizes=(batches, heads, group, queries, keys, head_dim, value_dim),
-        heads=total,
-        section=heuristics.section(total, group, keys, (head_dim + value_dim) * q.itemsize),
-        tiles=-(-queries // config.tile_q),
-        ctas=ctas,
-        threads=(config.threads,),
-        shared_bytes=config.shared_bytes,
-        maps={} if hopper else None,
-        by_columns=isinstance(config, AttentionSm90) and config.fp8,
+        template=template,
+        operands=patch(_OPERANDS),
+        lists=patch(_LISTS),
+        factors=patch(_FACTORS),
+        band=patch(_BAND),
+        backwards=patch(("backwards",)),
+        mask_sizes=patch(arguments.MASK_SIZES),
+        all_heads=all_heads,
+        heads=heads,
+        tiles=-(-q.shape[2] // config.tile_q),
+        # attention_sm80 has a CTA for each tile, the others stay and take the next
+        ctas=2**31 - 1 if isinstance(config, AttentionSm80) else device.multiprocessors() * config.ctas,
+        maps={} if isinstance(config, AttentionSm90) else None,
         copied=copied,
     )
+
+
+def _argument(call: AttentionCall, config: heuristics.Attention, section: int) -> tuple[Struct, bytes]:
+    """The argument of a kernel, with what does not change from call to call."""
+    layout = arguments.attention("f64" if call.acc == np.float64 else "f32")
+    batches, heads, queries, head_dim = call.q.shape
+    _, kv_heads, keys, value_dim = call.v.shape
+    inner = layout.pack(
+        **dict.fromkeys((*_OPERANDS, *_LISTS, *_FACTORS, *_BAND, "backwards", *arguments.MASK_SIZES), 0),
+        q_strides=_strides(call.q),
+        k_strides=_strides(call.k),
+        v_strides=_strides(call.v),
+        o_strides=_strides(call.out),
+        batches=batches,
+        heads=heads,
+        group=heads // kv_heads,
+        queries=queries,
+        keys=keys,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        section=section,
+    )
+    if not isinstance(config, AttentionSm90):
+        return layout, bytes(inner)
+    outer, no_map = arguments.attention_sm90(), bytes(TENSOR_MAP_BYTES)
+    return outer, bytes(outer.pack(q=no_map, k=no_map, v=no_map, o=no_map, attention=inner))
+
+
+def _strides(x: Array) -> bytearray:
+    batch, head, row, column = (step // x.itemsize for step in x.strides)
+    return arguments.STRIDES.pack(batch=batch, head=head, row=row, column=column)
 
 
 def _mappable(x: Array) -> bool:
@@ -169,17 +215,21 @@ def _mappable(x: Array) -> bool:
 
 
 def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
-    """q, k, v and the result as the copy engine sees them: 128 bytes by the rows of a tile at a time."""
+    """q, k, v and the result as the copy engine sees them: 128 bytes by the rows of a tile at a time.
+
+    The plan is of one shape and one set of strides of its operands. `v` may be a temporary copy with others, which are
+    therefore a part of the key.
+    """
     config, maps = plan.config, plan.maps
     assert isinstance(config, AttentionSm90) and maps is not None
-    key = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
+    key = (q.data.ptr, k.data.ptr, v.data.ptr, v.shape, v.strides, out.data.ptr)
     found = maps.get(key)
     if found is None:
         if len(maps) >= _MOST_MAPS:
             maps.clear()
         found = _map(q, config.tile_q) + _map(k, config.tile_k)
         found += _map(v, config.value_dim, config.tile_k) if config.fp8 else _map(v, config.tile_k)
-        found += _map(out, 64) if config.tiles else bytes(_MAP_BYTES)
+        found += _map(out, 64) if config.tiles else bytes(TENSOR_MAP_BYTES)
         maps[key] = found
     return found
 
@@ -210,11 +260,13 @@ def _by_columns(v: Array, bounds: Array | None) -> Array:
     sequences = 0 if bounds is None else len(bounds) - 1
     room = config.room(keys, sequences)
     values = cupy.empty((batches, heads, columns, room), v.dtype)
-    grid = config.grid(batches * heads, room, columns)
-    places = (v.data.ptr, values.data.ptr, 0 if bounds is None else bounds.data.ptr)
-    packed = _VALUES.pack(*places, *v.strides[:3], heads, keys, columns, room, sequences)
+    batch, head, row = v.strides[:3]
+    packed = arguments.ATTENTION_VALUES.pack(
+        v=v.data.ptr, to=values.data.ptr, bounds=0 if bounds is None else bounds.data.ptr, batch=batch, head=head,
+        row=row, heads=heads, keys=keys, columns=columns, room=room, sequences=sequences,
+    )  # fmt: skip
     kernel = jit.load(config.spec(), jit.device_target())
-    kernel(grid, (config.threads,), (jit.argument(packed),))
+    kernel(config.grid(batches * heads, room, columns), (config.threads,), (jit.argument(packed),))
     return values
 
 
@@ -226,16 +278,16 @@ def _is_fine(mask: BlockMask) -> bool:
     return len(mask.indices) <= _FEW_BLOCKS * rows * cols * mask.heads[0] * mask.heads[1]
 
 
-def _mask_tiles(backend: Backend, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """The mask by tiles, made once and kept on it: places of its arrays, of the order of tiles, and its sizes."""
+def _mask_fields(backend: Backend, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """The mask by tiles, made once and kept on it: addresses of its lists, of the order of tiles, and its sizes."""
     kept = mask.__dict__.setdefault("_tiles", {})
     shape = (plan.config.tile_q, plan.config.tile_k)
     made = kept.get(shape)
     if made is None:
-        made = kept[shape] = StreamOrdered(mask_tiles.tiles(backend, mask, *shape))
+        made = kept.setdefault(shape, StreamOrdered(mask_tiles.tiles(backend, mask, *shape)))
     found = made.get()
     arrays = (found.first, found.columns, found.parts, found.kinds, mask.bits)
     B, H = mask.heads
-    shared = (H, int(B > 1), 0 if H == 1 else plan.sizes[1] // H)
+    shared = (H, int(B > 1), 0 if H == 1 else plan.heads // H)
     sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
     return tuple(x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)

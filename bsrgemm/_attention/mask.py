@@ -14,8 +14,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from .._array.base import BsrBase
+from .._array.construct import from_sparse
+from .._array.leaves import leaf
 from .._backend import registry, structure
 from .._backend.base import Array, Backend
+from .._plotting import mask_picture
 from .mask_intervals import BlockRows, Line, distinct_rows, documents, flat, lines
 
 _INT32 = np.dtype(np.int32)
@@ -298,10 +302,9 @@ class BlockMask:
         grid = _Grid(A.shape[0], A.shape[1], A.blocksize, backend.name)
         if A.dtype != np.bool_:
             return cls._from_whole(grid, (1, 1), A.indptr, A.indices)
-        if not hasattr(A, "_canonical"):  # SciPy's own class
-            from ..bsr import bsr_array
-
-            A = bsr_array(A)
+        if not isinstance(A, BsrBase):  # SciPy's own class
+            parts = from_sparse(backend, A, None, False, None)
+            A = leaf(backend, True)((0, 0), dtype=A.dtype)._new(parts.blocks, parts.shape)
         data, indices, indptr = A._canonical()
         key = structure.block_keys(backend, indices, indptr, grid.counts[1])
         return cls._from_masks(grid, (1, 1), key, _pack(backend.xp, data))
@@ -445,8 +448,6 @@ class BlockMask:
 
     def to_bsr(self) -> Any:
         """A boolean BSR array of one pattern whose lengths are multiples of the block."""
-        from ..bsr import leaf
-
         if self.heads != (1, 1):
             raise ValueError(f"to_bsr: wanted one pattern, got {self.heads[0]} x {self.heads[1]}")
         if any(n % b for n, b in zip(self.shape, self.block, strict=True)):
@@ -488,14 +489,28 @@ class BlockMask:
         ax : matplotlib.axes.Axes
             With up to 64 blocks a side as shapes, labelled for ``ax.legend()``, otherwise as an image.
         """
-        from .._plotting.mask_picture import draw
-
-        return draw(self, ax, batch, head, elements)
+        for name, value, count in (("batch", batch, self.heads[0]), ("head", head, self.heads[1])):
+            if count > 1 and not 0 <= value < count:  # one pattern stands for all
+                raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
+        mask = self._pattern(batch % self.heads[0] * self.heads[1] + head % self.heads[1])
+        blocks = np.zeros(mask._grid.counts, np.uint8)
+        blocks[mask._rows(), mask.indices] = np.where(mask.kinds < 0, mask_picture.WHOLE, mask_picture.PART)
+        seen = mask.to_dense() if elements else None
+        return mask_picture.draw(mask_picture.MaskPattern(mask.shape, mask.block, blocks, mask.density, seen), ax)
 
     # ------------------------------------------------------------------------------------ inside
     @property
     def _grid(self) -> _Grid:
         return _Grid(self.shape[0], self.shape[1], self.block, self._backend.name)
+
+    def _pattern(self, number: int) -> BlockMask:
+        """One pattern of the mask, on the host."""
+        mask = self.get()
+        rows = mask._grid.counts[0]
+        indptr = mask.indptr[number * rows : (number + 1) * rows + 1]
+        stored = slice(int(indptr[0]), int(indptr[-1]))
+        arrays = (indptr - indptr[0], mask.indices[stored], mask.kinds[stored], mask.bits)
+        return type(mask)(mask._backend, mask.shape, mask.block, (1, 1), *arrays)
 
     def _rows(self) -> Array:
         """The block row of every stored block, counted through all patterns."""

@@ -1,4 +1,4 @@
-"""The GPU backend: CuPy arrays, cupyx's sparse classes, our kernels."""
+"""The GPU: CuPy arrays, cupyx's sparse classes, and two array primitives by kernels of our own."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from .._attention import launch as attention_launch
-from .._kernels import workspace
-from .._products import block_products, complex_gemm, configs, heuristics, launch, spgemm_pattern
-from .._products.matrix_cache import flat, prepare, run
+from .._kernels.element_types import element
+from .._kernels.launching import contiguous, run
 from ..dtypes import DEVICE_DTYPES
-from .base import Array, AttentionCall, Backend
-from .structure import Blocks, ProductPattern
+from . import structure
+from .array_kernels import Expand, segment
+from .base import Array, Backend, Blocks
 
+#: A null pointer: the rows of `segment_reduce` come in the order in which they are stored.
 _NO_ORDER = np.uintp(0)
-#: Work lists count in 32 bits.
-_MOST_INT32 = 2**31
 
 
 class CupyBackend(Backend):
@@ -71,119 +69,36 @@ class CupyBackend(Backend):
     def device_of(self, x: Array) -> Any:
         return x.device
 
-    # ------------------------------------------------------------------------------------ kernels
     def expand(self, indptr: Array, n: int) -> Array:
         out = cupy.empty(n, indptr.dtype)
         if n:
-            config = configs.Expand(configs.element(indptr.dtype))
-            args = (flat(indptr), out, np.int64(len(indptr) - 1), np.int64(n))
-            run(config, config.grid(n), args)
+            config = Expand(element(indptr.dtype))
+            run(config, config.grid(n), (contiguous(indptr), out, np.int64(len(indptr) - 1), np.int64(n)))
         return out
 
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
-        rows = len(values)
-        segments = len(starts)
+        rows, segments = len(values), len(starts)
         width = int(np.prod(values.shape[1:]))
         out = cupy.empty((segments, *values.shape[1:]), values.dtype)
         if not out.size:
             return out
         entries = rows if order is None else len(order)
-        config = heuristics.segment(values.dtype, op, entries // segments, width)
+        config = segment(values.dtype, op, entries // segments, width)
         args = (
-            flat(values),
-            _NO_ORDER if order is None else flat(order.astype(np.int64, copy=False)),
-            flat(starts.astype(np.int64, copy=False)),
+            contiguous(values),
+            _NO_ORDER if order is None else contiguous(order.astype(np.int64, copy=False)),
+            contiguous(starts.astype(np.int64, copy=False)),
             out,
             *(np.int64(v) for v in (segments, entries, rows, width)),
         )
         run(config, config.grid(segments), args)
         return out
 
-    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
-        memory, other = out.data.mem, X.data.mem  # allocations of their own share nothing
-        first, last = memory.ptr, memory.ptr + memory.size
-        if other.ptr >= last or first >= other.ptr + other.size:
-            for start, stop in self.operand_extents(A):
-                if start < last and first < stop:
-                    break
-            else:
-                return None
-        return super().overlapping(out, X, A)
+    def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
+        return blocks  # a look at the values would mean waiting; kernels clamp instead
 
-    def operand_extents(self, A: Any) -> tuple[tuple[int, int], ...]:
-        return prepare(self, A).extents
+    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+        return structure.transpose(self, blocks, block_cols)
 
-    def spmm(
-        self,
-        A: Any,
-        B: Array,
-        out: Array,
-        acc: np.dtype[Any],
-        alpha: Any,
-        beta: Any,
-        *,
-        transposed: bool = False,
-        precision: str | None = None,
-        fp8: bool = False,
-    ) -> launch.Launch | None:
-        operands = A, B
-        if transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
-            A, transposed = self.transposed_copy(A), False
-        if fp8 and launch.wants_columns(B):
-            B = workspace.retain_for_graph(lambda: _by_columns(B))
-        tf32 = precision == "tf32"
-        if complex_gemm.serves(A, B, out, acc, transposed):
-            workspace.retain_for_graph(
-                lambda: complex_gemm.product(self, A, B, out, alpha, beta, transposed=transposed, tf32=tf32)
-            )
-            return None
-        prepared = prepare(self, A)
-        started = launch.product(
-            prepared, A._shape, B, out, acc, alpha, beta, transposed=transposed, tf32=tf32, fp8=fp8, copies=not fp8
-        )  # fmt: skip
-        return started if A is operands[0] and B is operands[1] else None  # copies are made for every product
-
-    def attention(self, call: AttentionCall) -> None:
-        attention_launch.forward(self, call)
-
-    def product_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
-        found = spgemm_pattern.product_pattern(a, b, block_cols)
-        return super().product_pattern(a, b, block_cols) if found is None else found
-
-    def pair_products(
-        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
-    ) -> Array:
-        found = block_products.pair_products(a, ia, b, ib, starts, dtype, rows)
-        if found is not None:
-            return found
-        R, K = a.shape[1:]
-        N = b.shape[2]
-        out = cupy.empty((len(starts), R, N), dtype)
-        if out.size:
-            config = heuristics.spgemm_simt(configs.types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
-            arrays = (flat(x) for x in (a, ia, b, ib, starts))
-            sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
-            args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
-            run(config, config.grid(len(starts)), args)
-        return out
-
-    def sampled(
-        self,
-        X: Array,
-        Y: Array,
-        indices: Array,
-        indptr: Array,
-        block: tuple[int, int],
-        dtype: np.dtype[Any],
-        precision: str | None = None,
-    ) -> Array:
-        if len(indices) and X.shape[1]:
-            found = block_products.sampled(X, Y, indices, indptr, block, dtype, tf32=precision == "tf32")
-            if found is not None:
-                return found
-        return super().sampled(X, Y, indices, indptr, block, dtype)
-
-
-def _by_columns(B: Array) -> Array:
-    """A matrix, or each of a batch, in columns."""
-    return cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
+    def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        return structure.to_csr(self, blocks, dtype)

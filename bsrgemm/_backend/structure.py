@@ -6,22 +6,13 @@ No function loops over rows, looks at a matrix class or changes its arguments. A
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .base import Array, Backend
+from .base import Array, Backend, Blocks
 
 INT32_MAX = np.iinfo(np.int32).max
-
-
-class Blocks(NamedTuple):
-    """The three arrays of a BSR matrix: data (nblocks, R, C), indices (nblocks,), indptr (rows + 1,)."""
-
-    data: Any
-    indices: Any
-    indptr: Any
 
 
 def index_dtype(maxval: int, *arrays: Array) -> np.dtype[Any]:
@@ -236,46 +227,6 @@ def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Arra
         spread.append(wide)
     dtype = index_dtype(len(keys), a.indices, b.indices)
     return (*spread, *keys_to_index(backend, keys, len(a.indptr) - 1, block_cols, dtype))
-
-
-# ----------------------------------------------------------------------------------- products
-class ProductPattern(NamedTuple):
-    """Which blocks meet in ``A @ B``, and where the result has blocks.
-
-    Pair k multiplies block ``left[k]`` of A with block ``right[k]`` of B. Pairs are grouped by blocks of the result:
-    those of block s begin at ``starts[s]``, in the order of A's storage. `indices` and `indptr` are the result's.
-    """
-
-    left: Any
-    right: Any
-    starts: Any
-    indices: Any
-    indptr: Any
-
-
-def multiply(backend: Backend, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
-    """Blocks of ``A @ B``, sorted: which pairs meet, then their products added up in order."""
-    left, right, starts, *index = backend.product_pattern(a, b, block_cols)
-    return Blocks(backend.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
-
-
-def product_pattern(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
-    """Which blocks meet in ``A @ B``, by sorting all pairs."""
-    xp = backend.xp
-    a_rows = backend.expand(a.indptr, len(a.indices)).astype(np.int64, copy=False)
-    first = b.indptr[a.indices].astype(np.int64, copy=False)
-    count = b.indptr[a.indices + 1].astype(np.int64, copy=False) - first
-    offsets = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(count, dtype=np.int64)])
-    total = int(offsets[-1])  # synchronize!
-    left = backend.expand(offsets, total)
-    right = first[left] + (xp.arange(total, dtype=np.int64) - offsets[left])
-    keys = a_rows[left] * max(block_cols, 1) + b.indices[right]
-    order = xp.argsort(keys, kind="stable")
-    keys = keys[order]
-    starts = first_of_runs(backend, keys)
-    index = index_dtype(len(starts), a.indices, b.indices)
-    found = keys_to_index(backend, keys[starts], len(a.indptr) - 1, block_cols, index)
-    return ProductPattern(left[order], right[order], starts, *found)
 
 
 # -------------------------------------------------------------------------------------- checks

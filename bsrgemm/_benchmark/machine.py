@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import scipy
 
-from .. import __version__
 from .._backend.threads import cores
 from .._kernels import jit
+from .._version import __version__
 
 #: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
 _PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from .._kernels.timing import samples_gpu, time_gpu
+
 Call = Callable[[], Any]
 
-#: Read between timings, so that no case finds its operands in the L2 cache. A memset would leave dirty lines there.
-_FLUSH_BYTES, _FLUSHES = 512 << 20, 3
+__all__ = ["Call", "Timing", "samples_cpu", "samples_gpu", "time_cpu", "time_gpu", "time_sustained"]
 
 
 @dataclass(frozen=True)
@@ -51,39 +52,9 @@ def samples_cpu(call: Call, repeats: int = 7) -> list[float]:
     return times
 
 
-def samples_gpu(call: Call, repeats: int = 20, idle: float = 0.0) -> list[float]:
-    """Seconds of some calls between two events, L2 flushed before each.
-
-    The flush is long enough for the host to have launched the call before it ends: a slow host is not to be measured.
-    """
-    import cupy
-
-    flush = cupy.ones(_FLUSH_BYTES // 4, np.float32)
-    for _ in range(3):
-        call()
-    cupy.cuda.Device().synchronize()
-    time.sleep(idle)
-    events = []
-    for _ in range(repeats):
-        for _ in range(_FLUSHES):
-            flush.sum()
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        call()
-        stop.record()
-        events.append((start, stop))
-    cupy.cuda.Device().synchronize()
-    return [cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in events]
-
-
 def time_cpu(call: Call, repeats: int = 7) -> float:
     """Median seconds of a call."""
     return statistics.median(samples_cpu(call, repeats))
-
-
-def time_gpu(call: Call, repeats: int = 20, idle: float = 0.0) -> float:
-    """Median seconds of a call, L2 flushed."""
-    return statistics.median(samples_gpu(call, repeats, idle))
 
 
 def time_sustained(call: Call, seconds: float = 1.0) -> float:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._attention import decode_launch
+from .._attention import decode_config
 from .._attention import heuristics as attention_heuristics
-from .._kernels import disk_cache, jit
-from .._products import configs, heuristics
+from .._kernels import disk_cache, element_types, jit
+from .._products import heuristics
 from ..dtypes import DEVICE_DTYPES
 from .info import cuda_problem
 
@@ -58,21 +58,21 @@ def specs(
     dtypes, kernels : names, optional
         Element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
     every : bool
-        Also what is rarely met: int64 index arrays, shapes of the tensor-core kernels that `rare` tells apart.
+        Also what is rarely met: int64 index arrays, and what `skip_ahead_of_time` says of kernels for tensor cores.
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
-    elements = {configs.element(dtype) for dtype in chosen}
+    elements = {element_types.element(dtype) for dtype in chosen}
     if "u8" in elements:  # bytes may be fp8
         elements.add("e4m3")
     families: tuple[tuple[Any, Iterator[Any]], ...] = (
         (heuristics, heuristics.every_config(chosen)),
         (attention_heuristics, (c for c in attention_heuristics.every_config() if c.dtype in elements)),
-        (decode_launch, (c for c in decode_launch.every_decode_config() if c.element in elements)),
+        (decode_config, (c for c in decode_config.every_decode_config() if c.element in elements)),
     )
     found: dict[jit.KernelSpec, None] = {}
     for family, members in families:
         for config in members:
-            if (every or not family.rare(config)) and (arch is None or family.runs_on(config, arch)):
+            if (every or not family.skip_ahead_of_time(config)) and (arch is None or family.runs_on(config, arch)):
                 spec = config.spec()
                 if kernels is None or spec.entry in kernels:
                     found[spec] = None

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import scipy
 
+from .._kernels import element_types
 from ..dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype, result_dtype
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def info() -> dict[str, Any]:
     >>> info()["versions"]["bsrgemm"] == bg.__version__
     True
     """
-    from .. import __version__
+    from .._version import __version__
 
     missing: list[str] = []
     cuda = _cuda(missing)
@@ -172,7 +173,7 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
     served = []
     for dtype in DEVICE_DTYPES:
         acc = accumulator_dtype(result_dtype(dtype, dtype))
-        names = configs.types(dtype, dtype, dtype, acc, index)
+        names = element_types.types(dtype, dtype, dtype, acc, index)
         plain: tuple[configs.Config, ...] = (
             heuristics.spmm(names, block, block, 1),
             heuristics.spmm(names, block, block, columns),
@@ -180,7 +181,7 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
         )
         entries = [config.spec().entry for config in plain]
         wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
-        names = configs.types(dtype, dtype, wide, accumulator_dtype(wide), index)
+        names = element_types.types(dtype, dtype, wide, accumulator_dtype(wide), index)
         problem = heuristics.Problem(
             arch, names, _TENSOR_BLOCK, _TENSOR_BLOCK, columns, 1, 1, 1, 1, False, "C", "C", True, True
         )

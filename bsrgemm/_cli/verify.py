@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._array.leaves import leaf
 from .._attention.attention import attention
 from .._attention.decode import attention_decode
 from .._attention.kv_cache import KVCache
 from .._attention.mask import BlockMask
-from .._backend.registry import Backend, cuda, host
-from .._products.configs import OPERATIONS
+from .._backend.array_kernels import OPERATIONS
+from .._backend.base import Backend
+from .._backend.registry import cuda, host
 from .._products.matmul import matmul
-from ..bsr import leaf
 from ..dtypes import BFLOAT16, BOOL, FLOAT8, HALF_DTYPES, accumulator_dtype, is_float, result_dtype
 from .info import cuda_problem
 

@@ -20,10 +20,13 @@ import numpy as np
 
 from . import disk_cache
 from .sources import cuda_root, digest, gather
+from .structs import Struct
 
 #: Part of every cache key: raise it when the meaning of an entry changes.
 _CACHE_FORMAT = 1
 _OLDEST = 75
+#: The largest grid along x, and along y and z.
+MAX_GRID_X, MAX_GRID_YZ = 2**31 - 1, 65535
 #: Integrated (Jetson) chips: their binaries and those of the cards do not run on each other.
 _INTEGRATED = frozenset({72, 87, 101, 110})
 
@@ -34,15 +37,21 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel to build: a file of the cuda folder, its extern "C" entry, and -D definitions."""
+    """One kernel to build: a file of the cuda folder, its extern "C" entry, -D definitions, and argument structs."""
 
     source: str
     entry: str
     defines: tuple[tuple[str, str | int], ...] = ()
+    #: what the kernel takes; the compiler asserts that both sides lay it out in the same way
+    structs: tuple[Struct, ...] = ()
 
     def __str__(self) -> str:
-        defines = "".join(f" {option}" for option in _define_options(self))
+        defines = "".join(f" -D{name}={value}" for name, value in self.defines)
         return f"{self.source}:{self.entry}{defines}"
+
+    def all_defines(self) -> tuple[tuple[str, str | int], ...]:
+        """The definitions, and those that describe the argument structs."""
+        return (*self.defines, *(define for layout in self.structs for define in layout.defines()))
 
 
 @dataclass(frozen=True)
@@ -217,7 +226,7 @@ def _cache_key(spec: KernelSpec, arch: str, texts: Mapping[str, str]) -> str:
 
 
 def _define_options(spec: KernelSpec) -> tuple[str, ...]:
-    return tuple(f"-D{name}={value}" for name, value in spec.defines)
+    return tuple(f"-D{name}={value}" for name, value in spec.all_defines())
 
 
 def _failure(spec: KernelSpec, arch: str, root: Path, reason: str) -> str:

@@ -1,8 +1,9 @@
-"""What launches need beside their operands: counters that are zero, room for pieces; and how long that lives.
+"""Memory that launches need beside their operands, how long it lives, and values that a stream has yet to make.
 
-A stream runs one launch at a time, so its launches share their counters, and take room from CuPy's pool, which gives
-it to others only behind them. A graph runs again, beside anything: what is captured has memory of its own, for all
-launches of a stream within one capture together, and keeps it, since nobody tells when a graph is gone.
+A stream runs one launch after the other, so its launches share their counters and take temporary memory from CuPy's
+pool, which hands it to others only after them. A captured graph runs again at any time, beside anything: what is
+captured has memory of its own, shared by all launches of a stream within one capture, and keeps it, since CUDA does not
+tell when a graph is gone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,31 @@ from typing import Any
 import cupy
 import numpy as np
 
-from .._backend.base import Array
-
 #: Counters of a stream: enough for most launches on most cards.
 _LEAST_COUNTERS = 1024
 #: Those of all captures: some hundreds.
 _RESERVE = 1 << 18
 #: The address by which CUDA knows the stream that each thread has for itself.
 _PER_THREAD = 2
+
+
+class StreamOrdered:
+    """Something made on a stream; another stream that asks for it waits until it is there."""
+
+    __slots__ = ("__weakref__", "_event", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._event = cupy.cuda.get_current_stream().record()
+
+    def get(self) -> Any:
+        """The value, after the current stream has been told to wait for it."""
+        if self._event is not None:
+            if self._event.done:
+                self._event = None
+            else:
+                cupy.cuda.get_current_stream().wait_event(self._event)
+        return self.value
 
 
 @dataclass
@@ -35,6 +53,8 @@ class _Capture:
     counters: Array | None = None
     room: Array | None = None
 
+
+Array = Any
 
 _zeroed: dict[tuple[int, int, int], Array] = {}
 #: Per device: zeros for captured launches, and how many of them are given away.

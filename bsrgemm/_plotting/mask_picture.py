@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .drawing import DARK, FEW, LIGHT, MIDDLE, Ints, frame, grid, rectangles
 
-if TYPE_CHECKING:
-    from .._attention.mask import BlockMask
-
-#: Of a block: not allowed, allowed in part, whole
-_PART, _WHOLE = 1, 2
+#: What a block of a pattern is: allowed in part, or whole; 0 is not allowed.
+PART, WHOLE = 1, 2
 
 
-def draw(mask: BlockMask, ax: Any, batch: int, head: int, elements: bool) -> Any:
+class MaskPattern(NamedTuple):
+    """What is drawn of one pattern of a mask."""
+
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    #: for each block row and block column 0, `PART` or `WHOLE`
+    blocks: Ints
+    #: the share of pairs of a query and a key that is allowed
+    density: float
+    #: booleans of the shape of the mask, or None if elements are not drawn
+    elements: Ints | None = None
+
+
+def draw(pattern: MaskPattern, ax: Any) -> Any:
     """Draw one pattern; see `BlockMask.plot`."""
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
 
-    for name, value, count in (("batch", batch, mask.heads[0]), ("head", head, mask.heads[1])):
-        if count > 1 and not 0 <= value < count:  # one pattern stands for all
-            raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
-    mask = _pattern(mask, batch % mask.heads[0] * mask.heads[1] + head % mask.heads[1])
-    (S_q, S_k), (bq, bk) = mask.shape, mask.block
-    rows, cols = mask._grid.counts
-    blocks = np.zeros((rows, cols), np.uint8)
-    blocks[mask._rows(), mask.indices] = np.where(mask.kinds < 0, _WHOLE, _PART)
+    (S_q, S_k), (bq, bk), blocks = pattern.shape, pattern.block, pattern.blocks
+    rows, cols = blocks.shape
     if ax is None:
         _, ax = plt.subplots()
-    frame(ax, mask.shape, mask.block)
+    frame(ax, pattern.shape, pattern.block)
     if max(rows, cols) <= FEW:
-        _fill(ax, blocks == _WHOLE, mask.block, mask.shape, DARK, "whole block")
-        _fill(ax, blocks == _PART, mask.block, mask.shape, LIGHT, "block in part")
-        grid(ax, mask.shape, mask.block)
+        _fill(ax, blocks == WHOLE, pattern.block, pattern.shape, DARK, "whole block")
+        _fill(ax, blocks == PART, pattern.block, pattern.shape, LIGHT, "block in part")
+        grid(ax, pattern.shape, pattern.block)
     else:
         extent, colors = (0, cols * bk, rows * bq, 0), ListedColormap(["white", LIGHT, DARK])
         aspect = ax.get_aspect()
         ax.imshow(blocks, cmap=colors, vmin=0, vmax=2, extent=extent, interpolation="nearest", aspect=aspect)
         ax.set(xlim=(0, max(1, S_k)), ylim=(max(1, S_q), 0))
-    if elements:
-        part = (blocks == _PART).repeat(bq, axis=0).repeat(bk, axis=1)[:S_q, :S_k]
-        _fill(ax, mask.to_dense() & part, (1, 1), mask.shape, MIDDLE, "seen of it")
-    ax.set(xlabel="key", ylabel="query", title=f"{mask.density:.1%} of the pairs, blocks {bq} x {bk}")
+    if pattern.elements is not None:
+        part = (blocks == PART).repeat(bq, axis=0).repeat(bk, axis=1)[:S_q, :S_k]
+        _fill(ax, pattern.elements & part, (1, 1), pattern.shape, MIDDLE, "seen of it")
+    ax.set(xlabel="key", ylabel="query", title=f"{pattern.density:.1%} of the pairs, blocks {bq} x {bk}")
     return ax
-
-
-def _pattern(mask: BlockMask, number: int) -> BlockMask:
-    """One pattern of a mask, on the host."""
-    mask = mask.get()
-    rows = mask._grid.counts[0]
-    indptr = mask.indptr[number * rows : (number + 1) * rows + 1]
-    stored = slice(int(indptr[0]), int(indptr[-1]))
-    arrays = (indptr - indptr[0], mask.indices[stored], mask.kinds[stored], mask.bits)
-    return type(mask)(mask._backend, mask.shape, mask.block, (1, 1), *arrays)
 
 
 def _fill(ax: Any, cells: Ints, cell: tuple[int, int], shape: tuple[int, int], color: str, label: str) -> None:

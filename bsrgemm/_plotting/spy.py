@@ -5,16 +5,11 @@ Takes memory for the stored blocks and for the cells of the picture, never for a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._backend import structure
-from .._backend.registry import host
 from .drawing import DARK, FEW, MIDDLE, SHADES, Ints, frame, grid, rectangles
-
-if TYPE_CHECKING:
-    from .._array.base import Base
 
 #: Cells of an image a side, whatever the axes have room for; and a bar of shades takes some of that room.
 _LEAST_CELLS, _MOST_CELLS, _LEFT_BY_BAR = 64, 2048, 0.85
@@ -22,8 +17,24 @@ _LEAST_CELLS, _MOST_CELLS, _LEFT_BY_BAR = 64, 2048, 0.85
 _MOST_BARS, _UNEVEN = 60, 100
 
 
-def spy(A: Base, ax: Any, histogram: bool) -> Any:
-    """Draw `A`; see `Base.spy`."""
+class Pattern(NamedTuple):
+    """What is drawn of a matrix: its shape, that of a block, and where blocks are stored."""
+
+    shape: tuple[int, int]
+    blocksize: tuple[int, int]
+    #: block row and block column of every stored block
+    row: Ints
+    col: Ints
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Block rows and block columns."""
+        (M, N), (R, C) = self.shape, self.blocksize
+        return M // R, N // C
+
+
+def draw(pattern: Pattern, ax: Any, histogram: bool) -> Any:
+    """Draw a pattern; see `bsr_array.spy`."""
     try:
         import matplotlib.pyplot as plt
         from matplotlib.axes import Axes
@@ -31,31 +42,20 @@ def spy(A: Base, ax: Any, histogram: bool) -> Any:
         raise ImportError('spy draws with matplotlib: pip install "bsrgemm[bench]"') from error
     if ax is not None and not isinstance(ax, Axes):
         raise TypeError(f"ax: wanted a matplotlib.axes.Axes or None, got {type(ax).__name__}")
-    row, col = _places(A)
     if ax is not None:
-        return _pattern(A, ax, row, col)
+        return _blocks(pattern, ax)
     if not histogram:
-        return _pattern(A, plt.subplots(figsize=(5.6, 5), layout="constrained")[1], row, col)
+        return _blocks(pattern, plt.subplots(figsize=(5.6, 5), layout="constrained")[1])
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.8), width_ratios=(3, 2), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12)
-    return _pattern(A, left, row, col), _histogram(right, np.bincount(row, minlength=A._block_shape[0]))
-
-
-def _places(A: Base) -> tuple[Ints, Ints]:
-    """Block row and block column of every stored block; of a transpose without building it."""
-    stored, transposed = A._source()
-    structure.check_arrays(*stored._blocks, stored._shape)
-    indices, indptr = (stored._backend.to_host(x) for x in (stored.indices, stored.indptr))  # synchronize!
-    count = structure.check_values(host(), indices, indptr, stored._block_shape[1])
-    row, col = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), indices[:count].astype(np.int64, copy=False)
-    return (col, row) if transposed else (row, col)
+    return _blocks(pattern, left), _histogram(right, np.bincount(pattern.row, minlength=pattern.counts[0]))
 
 
 # ---------------------------------------------------------------------------------------- pattern
-def _pattern(A: Base, ax: Any, row: Ints, col: Ints) -> Any:
-    (M, N), (R, C), (rows, cols) = A._shape, A.blocksize, A._block_shape
-    found = np.sort(row * max(1, cols) + col)
-    found = found[structure.first_of_runs(host(), found)]  # a block that is stored twice is seen once
+def _blocks(pattern: Pattern, ax: Any) -> Any:
+    (M, N), (R, C), row, col = pattern
+    rows, cols = pattern.counts
+    found = np.unique(row * max(1, cols) + col)  # a block that is stored twice is seen once
     title = f"{M:,} x {N:,}, blocks {R} x {C}\n{len(row):,} blocks"
     if len(found) < len(row):
         title += f" at {len(found):,} places"

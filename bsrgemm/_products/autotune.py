@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .._array.base import BsrBase
+from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
-from .matmul import Products
+from .call import ProductCall
+from .configs import Gemm
 
 _REPEATS = 10
 
@@ -43,7 +48,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     ...
     TypeError: A: wanted a BSR matrix on the GPU, got one on 'cpu': there is one kernel there and nothing to choose
     """
-    if not isinstance(A, Products):
+    if not isinstance(A, BsrBase):
         raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}")
     if A._backend.name != "cuda":
         raise TypeError(
@@ -57,9 +62,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     dtype = A.dtype if dtype is None else check_dtype(dtype, A._backend.dtypes)
     import cupy
 
-    from .._benchmark.timing import time_gpu
-    from . import configs, heuristics, launch, measured
-    from .matrix_cache import prepare
+    from . import heuristics, launch, measured
+    from .matrix_cache import matrix_cache_of
 
     rng = cupy.random.default_rng(0)
     K = A.shape[1]
@@ -67,19 +71,14 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     result = result_dtype(A.dtype, np.dtype(dtype))
     out = cupy.empty((A.shape[0], int(N)), result)
     matrix, transposed = A._source()
-    prepared = prepare(A._backend, matrix)
-    tf32 = precision == "tf32"
-    acc = accumulator_dtype(result)
-    sizes = (matrix.shape, B.dtype, result, acc, int(N))
-    problem = launch.problem_of(prepared, *sizes, transposed=transposed, tf32=tf32)
-    times: list[tuple[configs.Gemm, float]] = []
+    cache = matrix_cache_of(matrix)
+    call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
+    problem = launch.problem_of(cache, call)
+    times: list[tuple[Gemm, float]] = []
     for config in heuristics.candidates(problem):
-
-        def call(config: configs.Gemm = config) -> None:
-            launch.product(prepared, matrix.shape, B, out, acc, 1, 0, transposed=transposed, tf32=tf32, config=config)
-
-        times.append((config, time_gpu(call, _REPEATS)))
+        wanted = replace(call, config=config, may_copy=False)
+        times.append((config, time_gpu(partial(launch.product, wanted), _REPEATS)))
     times.sort(key=lambda pair: pair[1])
     measured.keep(problem, times[0][0])
-    prepared.plans.clear()
+    cache.plans.clear()
     return [(str(config.spec()), seconds) for config, seconds in times]

@@ -6,7 +6,7 @@ and a right-hand side twice as high, four real products for each complex one and
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
@@ -14,8 +14,10 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._kernels import jit
-from . import configs, launch
-from .matrix_cache import MatrixCache, prepare
+from .._kernels.element_types import tensor_arch
+from . import launch
+from .call import ProductCall
+from .matrix_cache import MatrixCache, matrix_cache_of
 
 _REAL: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.complex64): np.dtype(np.float32),
@@ -25,27 +27,38 @@ _REAL: dict[np.dtype[Any], np.dtype[Any]] = {
 _LEAST_COLUMNS = 64
 
 
-def serves(A: Any, B: Array, out: Array, acc: np.dtype[Any], transposed: bool) -> bool:
+@dataclass(slots=True)
+class _RealMatrix:
+    """The real matrix that stands for a complex one: what a product reads of a matrix, and no more."""
+
+    data: Array
+    indices: Array
+    indptr: Array
+    _shape: tuple[int, int]
+    _backend: Backend
+    _matrix_cache: MatrixCache | None = None
+
+
+def serves(call: ProductCall) -> bool:
     """Is this a complex product that is worth it?"""
-    if acc not in _REAL or not acc == B.dtype == out.dtype == A.data.dtype or B.ndim != 2:
+    A, B, acc = call.matrix, call.B, call.acc
+    if acc not in _REAL or not acc == B.dtype == call.out.dtype == A.data.dtype or B.ndim != 2:
         return False
-    R, K = A.data.shape[2:0:-1] if transposed else A.data.shape[1:]
+    R, K = A.data.shape[2:0:-1] if call.transposed else A.data.shape[1:]
     return (
         R % 16 == 0
         and K % 8 == 0
         and B.shape[1] >= _LEAST_COLUMNS
         and 0 < 2 * A.data.size < 2**31
-        and configs.tensor_arch(jit.device_target())
+        and tensor_arch(jit.device_target())
     )
 
 
-def product(
-    backend: Backend, A: Any, B: Array, out: Array, alpha: Any, beta: Any, *, transposed: bool, tf32: bool
-) -> None:
-    """``out = alpha * A @ B + beta * out``, in room for a copy of A (kept with it) and two of B."""
+def product(call: ProductCall) -> None:
+    """Carry out the call in temporary memory for a copy of A, which is kept with it, and two of B."""
+    A, B, out, alpha, beta = call.matrix, call.B, call.out, call.alpha, call.beta
     real = _REAL[B.dtype]
-    wide = _wide(backend, prepare(backend, A), A, real, transposed)
-    K = A.data.shape[1] if transposed else A.data.shape[2]
+    K = A.data.shape[1] if call.transposed else A.data.shape[2]
     rows, N = B.shape
     panels = cupy.empty((rows // K, 2, K, N, 2), real)  # B and iB, block column by block column
     parts = B.reshape(rows // K, K, N)
@@ -55,28 +68,32 @@ def product(
     straight = out.flags.c_contiguous and beta == 0 and isinstance(alpha, int | float)
     result = out if straight else cupy.empty(out.shape, out.dtype)
     launch.product(
-        *(prepare(backend, wide), wide._shape, panels.reshape(2 * rows, 2 * N), result.view(real), real),
-        *(alpha if straight else 1, 0),
-        transposed=transposed,
-        tf32=tf32,
+        ProductCall(
+            *(_real_matrix(A, real, call.transposed), panels.reshape(2 * rows, 2 * N), result.view(real), real),
+            alpha=alpha if straight else 1,
+            transposed=call.transposed,
+            tf32=call.tf32,
+            may_copy=False,
+        )
     )
     if not straight:
         result *= alpha
         out[...] = result if beta == 0 else result + beta * out
 
 
-def _wide(backend: Backend, prepared: MatrixCache, A: Any, real: np.dtype[Any], transposed: bool) -> Any:
+def _real_matrix(A: Any, real: np.dtype[Any], transposed: bool) -> _RealMatrix:
     """A real matrix with blocks [Re, Im], its work list kept; its values are taken anew, for they may have changed."""
+    cache = matrix_cache_of(A)
     axis = 1 if transposed else 2
-    wide = prepared.wide.get(axis)
+    wide: _RealMatrix | None = cache.wide.get(axis)
     blocks, *sides = A.data.shape
     if wide is None:
         sides[axis - 1] *= 2
         shape = list(A._shape)
         shape[axis - 1] *= 2
         data = cupy.empty((blocks, *sides), real)
-        wide = SimpleNamespace(data=data, indices=A.indices, indptr=A.indptr, _shape=tuple(shape))
-        prepared.wide[axis] = wide
+        wide = _RealMatrix(data, A.indices, A.indptr, (shape[0], shape[1]), A._backend)
+        cache.wide[axis] = wide
     left, right = cupy.split(wide.data, 2, axis=axis)
     left[...] = A.data.real
     right[...] = A.data.imag

@@ -1,112 +1,17 @@
-"""The kernels and their constants: a config is a small frozen dataclass, whose `spec()` is what the loader compiles."""
+"""The kernels of products and their constants: small frozen dataclasses, whose `spec()` is what the loader compiles."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
+from .._backend.array_kernels import Expand, Segment
+from .._kernels.element_types import BYTES, Types, shared_kb
+from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ, KernelSpec
+from . import arguments
 
-from .._kernels.jit import KernelSpec
-from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
-
-CUDA_NAMES = {
-    BOOL: "boolean",
-    np.dtype("i1"): "i8",
-    np.dtype("u1"): "u8",
-    np.dtype("i2"): "i16",
-    np.dtype("u2"): "u16",
-    np.dtype("i4"): "i32",
-    np.dtype("u4"): "u32",
-    np.dtype("i8"): "i64",
-    np.dtype("u8"): "u64",
-    np.dtype("f2"): "f16",
-    BFLOAT16: "bf16",
-    np.dtype("f4"): "f32",
-    np.dtype("f8"): "f64",
-    np.dtype("c8"): "c64",
-    np.dtype("c16"): "c128",
-}
-
-#: Bytes of an element.
-BYTES = {name: dtype.itemsize for dtype, name in CUDA_NAMES.items()} | {"e4m3": 1}
 #: What wgmma calls an element, and how many it takes along K.
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
 STORES = ("direct", "rows", "columns")
-
-OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax": "kFmax", "fmin": "kFmin"}
-
-#: The largest grid along x, and along y and z.
-_MAX_X, _MAX_YZ = 2**31 - 1, 65535
-
-
-def element(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in cuda/types.cuh."""
-    return CUDA_NAMES[dtype]
-
-
-@lru_cache(maxsize=256)
-def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
-    """What sums of `dtype` are kept in: its name in cuda/types.cuh and a NumPy dtype of the same bytes.
-
-    Integers are summed modulo 2^32 or 2^64, whose low bits are those of the narrower type.
-    """
-    dtype = accumulator_dtype(dtype)
-    if dtype.kind in "iu":
-        dtype = np.dtype(np.uint32 if dtype.itemsize <= 4 else np.uint64)
-    return element(dtype), dtype
-
-
-@cache
-def number(acc: str) -> np.dtype[Any]:
-    """The NumPy dtype of an accumulator, by its CUDA name."""
-    return next(dtype for dtype, name in CUDA_NAMES.items() if name == acc)
-
-
-def tensor_arch(arch: str) -> bool:
-    """Has the card what gemm_sm80 needs? Those before Ampere have no asynchronous copies."""
-    return int("".join(c for c in arch if c.isdigit())) >= 80
-
-
-def shared_kb(arch: str) -> int:
-    """What a CTA can have of the shared memory; a multiprocessor has 1 KB more."""
-    number = int("".join(c for c in arch if c.isdigit()))
-    return 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
-
-
-@dataclass(frozen=True)
-class Types:
-    """Element types of the two operands, the result and the sums, and the index type, by their CUDA names."""
-
-    a: str
-    b: str
-    c: str
-    acc: str
-    index: str = "i32"
-
-    def defines(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("ELEMENT_A", self.a),
-            ("ELEMENT_B", self.b),
-            ("ELEMENT_C", self.c),
-            ("ACCUMULATOR", self.acc),
-            ("INDEX", self.index),
-        )
-
-    def of_one(self, name: str) -> bool:
-        """Are operands, result and sums all of this type?"""
-        return self.a == self.b == self.c == self.acc == name
-
-
-@lru_cache(maxsize=4096)
-def types(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[Any], index: np.dtype[Any]) -> Types:
-    return Types(element(a), element(b), element(c), accumulator(acc)[0], element(index))
-
-
-def scaled(names: Types) -> Types:
-    """The same with operands that are bytes of fp8."""
-    return replace(names, a="e4m3", b="e4m3")
 
 
 @dataclass(frozen=True)
@@ -128,14 +33,15 @@ class GemmSimt:
             ("LANES", self.lanes),
             ("A_TRANSPOSED", int(self.a_transposed)),
         )
-        return KernelSpec("gemm_simt.cu", "gemm_simt", (*self.types.defines(), *shape))
+        layout = arguments.product(self.types.acc)
+        return KernelSpec("gemm_simt.cu", "gemm_simt", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int, int]:
         """Block rows (of all batches), columns and rows of a block along x, y and z; the kernel loops over the rest."""
         return (
-            min(_MAX_X, -(-block_rows // (self.threads // self.lanes))),
-            min(_MAX_YZ, -(-N // (self.lanes * self.cols))),
-            min(_MAX_YZ, -(-R // self.rows)),
+            min(MAX_GRID_X, -(-block_rows // (self.threads // self.lanes))),
+            min(MAX_GRID_YZ, -(-N // (self.lanes * self.cols))),
+            min(MAX_GRID_YZ, -(-R // self.rows)),
         )
 
 
@@ -193,6 +99,7 @@ class GemmSm90:
                 ("FLAT", int(self.flat)),
                 ("STAGES", self.stages),
             ),
+            (arguments.gemm_sm90(),),
         )
 
     @property
@@ -240,7 +147,7 @@ class GemmSm80:
             ("STAGES", self.stages),
         )
         names = tuple(d for d in self.types.defines() if d[0] != "INDEX")
-        return KernelSpec("gemm_sm80.cu", "gemm_sm80", (*names, *shape))
+        return KernelSpec("gemm_sm80.cu", "gemm_sm80", (*names, *shape), (arguments.gemm_sm80(self.types.acc),))
 
     @property
     def shared_bytes(self) -> int:
@@ -278,11 +185,12 @@ class Spmv:
             ("A_TRANSPOSED", int(self.a_transposed)),
             ("VECTOR", self.vector),
         )
-        return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape))
+        layout = arguments.product(self.types.acc)
+        return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
         """Block rows along x, the rows of a block along y."""
-        return min(_MAX_X, -(-block_rows // (self.threads // self.lanes))), min(_MAX_YZ, -(-R // self.rows))
+        return min(MAX_GRID_X, -(-block_rows // (self.threads // self.lanes))), min(MAX_GRID_YZ, -(-R // self.rows))
 
 
 @dataclass(frozen=True)
@@ -330,13 +238,14 @@ class SpmvSmall:
             ("EAGER", int(self.eager)),
             ("ROWS_TOGETHER", self.rows_together),
         )
-        return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape))
+        layouts = (arguments.product(self.types.acc), arguments.LONG_ROWS)
+        return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape), layouts)
 
     def ctas(self, block_rows: int, multiprocessors: int) -> int:
         """CTAs for all rows; where each has many, few rows are dealt to all of them."""
         if self.in_chunks:
             return max(1, min(-(-block_rows // (32 // self.lanes)), self.at_least * multiprocessors))
-        return max(1, min(_MAX_X // 2, -(-block_rows // (self.threads // self.lanes * self.rows_together))))
+        return max(1, min(MAX_GRID_X // 2, -(-block_rows // (self.threads // self.lanes * self.rows_together))))
 
 
 @dataclass(frozen=True)
@@ -366,16 +275,19 @@ class Spmm:
             ("A_TRANSPOSED", int(self.a_transposed)),
             ("CTAS", self.at_least),
         )
-        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape))
+        layout = arguments.product(self.types.acc)
+        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
         """Block rows (of all batches) and columns."""
-        return min(_MAX_X, -(-block_rows // (self.threads // 32))), min(_MAX_YZ, -(-N // (self.lanes * self.width)))
+        return min(MAX_GRID_X, -(-block_rows // (self.threads // 32))), min(
+            MAX_GRID_YZ, -(-N // (self.lanes * self.width))
+        )
 
 
 def _staged_grid(rows: int, columns: int, N: int, batches: int, ctas: int, warps: int) -> tuple[int, int, int]:
     """CTAs of so many warps that stay, and walk over block rows; tiles of columns; batches."""
-    return min(ctas, -(-rows // warps)), min(_MAX_YZ, -(-N // columns)), min(_MAX_YZ, batches)
+    return min(ctas, -(-rows // warps)), min(MAX_GRID_YZ, -(-N // columns)), min(MAX_GRID_YZ, batches)
 
 
 @dataclass(frozen=True)
@@ -413,7 +325,8 @@ class SpmmStaged:
             ("THREADS", self.threads),
             ("CTAS", self.at_least),
         )
-        return KernelSpec("spmm_staged.cu", "spmm_staged", (*self.types.defines(), *shape))
+        layout = arguments.product(self.types.acc)
+        return KernelSpec("spmm_staged.cu", "spmm_staged", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, int, int]:
         ctas, columns = self.at_least * multiprocessors, self.lanes * self.width
@@ -446,15 +359,15 @@ class SpmmF64:
             ("TOGETHER", self.together),
             ("CTAS", self.at_least),
         )
-        return KernelSpec("spmm_f64.cu", "spmm_f64", shape)
+        return KernelSpec("spmm_f64.cu", "spmm_f64", shape, (arguments.product("f64"),))
 
     def grid(self, block_rows: int, N: int, batches: int) -> tuple[int, int, int]:
         """A warp has a block row, or a part of one."""
         warps = block_rows * -(-self.block_r // (8 * min(self.tiles, -(-self.block_r // 8))))
         return (
-            min(_MAX_X, -(-warps // (self.threads // 32))),
-            min(_MAX_YZ, -(-N // (16 * self.pairs))),
-            min(_MAX_YZ, batches),
+            min(MAX_GRID_X, -(-warps // (self.threads // 32))),
+            min(MAX_GRID_YZ, -(-N // (16 * self.pairs))),
+            min(MAX_GRID_YZ, batches),
         )
 
 
@@ -474,7 +387,7 @@ class SpgemmSimt:
         return KernelSpec("spgemm_simt.cu", "spgemm_simt", (*self.types.defines(), ("LANES", self.lanes), *sizes))
 
     def grid(self, segments: int) -> tuple[int]:
-        return (min(_MAX_X, -(-segments // (self.threads // self.lanes))),)
+        return (min(MAX_GRID_X, -(-segments // (self.threads // self.lanes))),)
 
 
 @dataclass(frozen=True)
@@ -527,6 +440,7 @@ class BlockProductsSm90:
                 ("PARTS", self.parts),
                 ("STAGES", self.stages),
             ),
+            (arguments.BLOCK_PRODUCTS_SM90,),
         )
 
 
@@ -587,52 +501,8 @@ class BlockProductsSm80:
                 ("B_TRANSPOSED", int(self.b_transposed)),
                 ("STAGES", self.stages),
             ),
+            (arguments.BLOCK_PRODUCTS_SM80,),
         )
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Reductions over segments of rows."""
-
-    element: str
-    acc: str
-    operation: str
-    lanes: int
-    columns: int
-
-    threads = 128
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec(
-            "segment.cu",
-            "segment",
-            (
-                ("ELEMENT_A", self.element),
-                ("ACCUMULATOR", self.acc),
-                ("OPERATION", self.operation),
-                ("LANES", self.lanes),
-                ("COLUMNS", self.columns),
-            ),
-        )
-
-    def grid(self, segments: int) -> tuple[int]:
-        return (min(_MAX_X, -(-segments // (self.threads // (self.lanes * self.columns)))),)
-
-
-@dataclass(frozen=True)
-class Expand:
-    """Rows of the entries of a compressed index."""
-
-    index: str
-
-    threads = 128
-    entries = 8
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("expand.cu", "expand", (("INDEX", self.index),))
-
-    def grid(self, entries: int) -> tuple[int]:
-        return (min(_MAX_X, -(-entries // (self.threads * self.entries))),)
 
 
 @dataclass(frozen=True)
@@ -649,11 +519,11 @@ class RowMatching:
     neighbors = 8
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("row_matching.cu", self.entry, (("INDEX", self.index),))
+        return KernelSpec("row_matching.cu", self.entry, (("INDEX", self.index),), (arguments.STORED_PATTERN,))
 
     def grid(self, blocks: int) -> tuple[int]:
         """Of `row_bits`: a thread for some neighbors."""
-        return (min(_MAX_X, -(-blocks // (self.threads * self.neighbors))),)
+        return (min(MAX_GRID_X, -(-blocks // (self.threads * self.neighbors))),)
 
 
 @dataclass(frozen=True)
@@ -666,11 +536,11 @@ class SpgemmPattern:
     threads = 128
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("spgemm_pattern.cu", self.entry, (("INDEX", self.index),))
+        return KernelSpec("spgemm_pattern.cu", self.entry, (("INDEX", self.index),), (arguments.SPGEMM_PATTERN,))
 
     def grid(self, rows: int, warps: int) -> tuple[int]:
         """A warp for each block row."""
-        return (min(_MAX_X, -(-rows // warps)),)
+        return (min(MAX_GRID_X, -(-rows // warps)),)
 
 
 @dataclass(frozen=True)
@@ -684,10 +554,10 @@ class WorkListKernel:
     neighbors = 8
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("work_list.cu", "work_list", (("INDEX", self.index),))
+        return KernelSpec("work_list.cu", "work_list", (("INDEX", self.index),), (arguments.WORK_LIST,))
 
     def grid(self, threads: int) -> tuple[int]:
-        return (min(_MAX_X, -(-threads // self.threads)),)
+        return (min(MAX_GRID_X, -(-threads // self.threads)),)
 
     def tiles(self, keys: int) -> tuple[int, int]:
         """CTAs that share so many keys, and keys of each: all CTAs look at what the ones before found."""

@@ -15,22 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from .._backend.array_kernels import OPERATIONS, Expand, segment
+from .._kernels.element_types import BYTES, CUDA_NAMES, Types, element, shared_kb, tensor_arch, types
 from ..dtypes import DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
 from .configs import (
-    BYTES,
-    CUDA_NAMES,
-    OPERATIONS,
     STORES,
     BlockProductsSm80,
     BlockProductsSm90,
     Config,
-    Expand,
     Gemm,
     GemmSimt,
     GemmSm80,
     GemmSm90,
     RowMatching,
-    Segment,
     SpgemmPattern,
     SpgemmSimt,
     Spmm,
@@ -38,13 +35,7 @@ from .configs import (
     SpmmStaged,
     Spmv,
     SpmvSmall,
-    Types,
     WorkListKernel,
-    accumulator,
-    element,
-    shared_kb,
-    tensor_arch,
-    types,
 )
 from .small_blocks import (
     _DMMA_ROWS,
@@ -381,29 +372,37 @@ def spgemm_simt(names: Types, R: int, K: int, N: int) -> SpgemmSimt:
     return SpgemmSimt(names, _ceil_power_of_two(R * N, 128))
 
 
-def block_products_sm90(
-    arch: str,
-    a: np.dtype[Any],
-    b: np.dtype[Any],
-    out: np.dtype[Any],
-    R: int,
-    K: int,
-    N: int,
-    order: str | None = None,
-) -> BlockProductsSm90 | None:
-    """The tensor-core kernel for blocks of R x N, or None if it cannot do them.
+@dataclass(frozen=True)
+class BlockProblem:
+    """What decides the kernel for blocks of R x N that are sums of products of R x K and K x N."""
 
-    `order` is that of the dense right-hand side of a sampled product, "C" or "F"; None: ``BSR @ BSR``. Tiles are as
-    high as the block allows. Sampled, neighbours in a block row fill 256 columns, since they share what they read of
-    X; where columns run fastest, a part of them is 32 wide at least: with parts of 16, whose rows have 32 bytes in
-    shared memory, a call took 8.5 ms, and 3.7 with a copy of Y.
+    arch: str
+    a: np.dtype[Any]
+    b: np.dtype[Any]
+    out: np.dtype[Any]
+    R: int
+    K: int
+    N: int
+    #: the order of the dense right-hand side of a sampled product, "C" or "F"; None for ``BSR @ BSR``
+    order: str | None = None
+    #: for float32: may its products be rounded to tf32?
+    tf32: bool = False
+
+
+def block_products_sm90(problem: BlockProblem) -> BlockProductsSm90 | None:
+    """Hopper's kernel for blocks of a product, or None if it cannot make them.
+
+    Tiles are as high as the block allows. In a sampled product, neighbours in a block row fill 256 columns, since they
+    share what they read of X; where columns run fastest, a part of them is 32 wide at least: with parts of 16, whose
+    rows have 32 bytes in shared memory, a call took 8.5 ms, and 3.7 ms with a copy of Y.
     """
-    names = CUDA_NAMES[a], CUDA_NAMES[out]
-    if arch != "sm_90a" or a != b or a not in HALF_DTYPES or names[1] not in (names[0], "f32"):
+    a, order, N = problem.a, problem.order, problem.N
+    names = CUDA_NAMES[a], CUDA_NAMES[problem.out]
+    if problem.arch != "sm_90a" or a != problem.b or a not in HALF_DTYPES or names[1] not in (names[0], "f32"):
         return None
-    if R % 16 or N % 16 or K % 8 or not K:
+    if problem.R % 16 or N % 16 or problem.K % 8 or not problem.K:
         return None
-    tile_m = 128 if R % 128 == 0 else 64
+    tile_m = 128 if problem.R % 128 == 0 else 64
     if order is None:
         return BlockProductsSm90(*names, False, False, tile_m, 128 if N % 128 == 0 else 64, 1)
     part_n = next(n for n in (128, 64, 32, 16) if N % n == 0)
@@ -412,43 +411,20 @@ def block_products_sm90(
     return BlockProductsSm90(*names, True, order == "F", tile_m, part_n, 256 // part_n)
 
 
-def block_products_sm80(
-    arch: str,
-    a: np.dtype[Any],
-    b: np.dtype[Any],
-    out: np.dtype[Any],
-    R: int,
-    K: int,
-    N: int,
-    order: str | None = None,
-    tf32: bool = False,
-) -> BlockProductsSm80 | None:
-    """As `block_products_sm90`, for all floats; float32 by three products of tf32, as accurate, or by one."""
-    name, to = CUDA_NAMES[a], CUDA_NAMES[out]
-    if not tensor_arch(arch) or a != b or name not in _MMA or name == "i8" or to not in (name, "f32"):
+def block_products_sm80(problem: BlockProblem) -> BlockProductsSm80 | None:
+    """The same since Ampere, for all floats; float32 by three products of tf32, as accurate, or by one."""
+    a, R, N = problem.a, problem.R, problem.N
+    name, to = CUDA_NAMES[a], CUDA_NAMES[problem.out]
+    if not tensor_arch(problem.arch) or a != problem.b or name not in _MMA or name == "i8" or to not in (name, "f32"):
         return None
-    if R % 16 or N % 16 or K * a.itemsize % 16 or not K or (name == "f64" and to != "f64"):
+    if R % 16 or N % 16 or problem.K * a.itemsize % 16 or not problem.K or (name == "f64" and to != "f64"):
         return None
-    kind = "MMA_TF32" if name == "f32" and tf32 else _MMA[name][0]
+    kind = "MMA_TF32" if name == "f32" and problem.tf32 else _MMA[name][0]
     tile_m, part_n = (next(n for n in (128, 64, 32, 16) if side % n == 0) for side in (R, N))
-    if order is not None:
-        return BlockProductsSm80(name, to, kind, True, order == "F", tile_m, 128, part_n)
+    if problem.order is not None:
+        return BlockProductsSm80(name, to, kind, True, problem.order == "F", tile_m, 128, part_n)
     tile_n = max(part_n, 32, 128 // a.itemsize)
     return BlockProductsSm80(name, to, kind, False, False, tile_m, tile_n, tile_n)
-
-
-@lru_cache(maxsize=1024)
-def segment(dtype: np.dtype[Any], operation: str, average: int, width: int) -> Segment:
-    """The kernel for segments of `average` rows of `width`: a warp for long ones, a thread for short ones."""
-    lanes = 32 if average >= 32 else 1
-    columns = 1 if lanes == 32 else _ceil_power_of_two(width, 32)
-    acc = accumulator(dtype)[0] if operation == "add" else _ordered(dtype)
-    return Segment(element(dtype), acc, OPERATIONS[operation], lanes, columns)
-
-
-def _ordered(dtype: np.dtype[Any]) -> str:
-    """A type in which the values of `dtype` are compared: its own sign must survive."""
-    return "f32" if accumulator_dtype(dtype) != dtype else element(dtype)
 
 
 def runs_on(config: Config, arch: str) -> bool:
@@ -460,7 +436,7 @@ def runs_on(config: Config, arch: str) -> bool:
     return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlockProductsSm90)
 
 
-def rare(config: Config) -> bool:
+def skip_ahead_of_time(config: Config) -> bool:
     """Is this left out when kernels are compiled ahead, unless all are asked for?"""
     if isinstance(config, GemmSm90):
         usual = config.depth * BYTES[config.types.a] == 128 if config.slot_rows >= 64 else config.flat
@@ -527,11 +503,11 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlockProductsSm90 | BlockPr
     orders = (None, "C", "F")
     for R, N, order in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), orders):
         for tf32 in (False, True) if dtype == np.float32 else (False,):
-            config = block_products_sm80("sm_80", dtype, dtype, dtype, R, 64, N, order, tf32)
+            config = block_products_sm80(BlockProblem("sm_80", dtype, dtype, dtype, R, 64, N, order, tf32))
             if config is not None:
                 yield config if order is None else replace(config, index="i32")
     for out, R, N, order in itertools.product((dtype, np.dtype(np.float32)), (64, 128), (16, 32, 64, 128), orders):
-        wide = block_products_sm90("sm_90a", dtype, dtype, out, R, 64, N, order)
+        wide = block_products_sm90(BlockProblem("sm_90a", dtype, dtype, out, R, 64, N, order))
         if wide is not None and (order is not None or N >= 64):
             yield wide
             if order is not None:

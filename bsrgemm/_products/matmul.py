@@ -1,24 +1,43 @@
-"""Products: checks, result dtype and output, then the backend of the data does the work."""
+"""Products: checks, result dtype and output; then the engine of the data's backend does the work."""
 
 from __future__ import annotations
 
 import numbers
+import operator
 import os
 from functools import cache, lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._array.base import BsrBase
 from .._array.construct import from_sparse
-from .._array.reduce import Reductions
-from .._backend.base import Array, Backend
-from .._backend.registry import backend_of
-from .._backend.structure import Blocks
+from .._array.convert import Conversions
+from .._backend.base import Array, Backend, Blocks
 from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
+from .call import ProductCall
+from .engine import ENGINES
 
 _PRECISIONS = (None, "float32", "tf32")
 #: Factors that can be compared with 0 before they are checked.
 _PLAIN = (int, float, complex)
+
+
+class _Options(NamedTuple):
+    """What `matmul` is asked for beside its operands."""
+
+    out: Any = None
+    out_dtype: Any = None
+    alpha: Any = 1
+    beta: Any = 0
+    precision: str | None = None
+    #: the product of the scales of fp8 operands; None for operands that are no fp8
+    scale: float | None = None
+
+
+_PLAIN_PRODUCT = _Options()
+#: How messages name the matrix and the dense operand of an operator.
+_SELF_AND_OTHER = ("self", "other")
 
 
 def matmul(
@@ -89,47 +108,44 @@ def matmul(
            [ 70. , 110. ]], dtype=float32)
     """
     if precision is not None:
-        _check_precision(precision)
+        check_precision(precision)
     scale = None
     if scale_a is not None or scale_b is not None:
         scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
-    if isinstance(A, Products):
-        return _product(A, B, out, out_dtype, alpha, beta, precision, scale, names=("A", "B"))
-    if not isinstance(B, Products):
+    options = _Options(out, out_dtype, alpha, beta, precision, scale)
+    if isinstance(A, BsrBase):
+        return _product(A, B, options, names=("A", "B"))
+    if not isinstance(B, BsrBase):
         raise TypeError(
             f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
         )
-    return _product(B, A, out, out_dtype, alpha, beta, precision, scale, left=True, names=("B", "A"))
+    return _product(B, A, options, left=True, names=("B", "A"))
 
 
 def _product(
-    A: Products,
+    A: Any,
     x: Any,
-    out: Any = None,
-    out_dtype: Any = None,
-    alpha: Any = 1,
-    beta: Any = 0,
-    precision: str | None = None,
-    scale: float | None = None,
+    options: _Options = _PLAIN_PRODUCT,
     *,
     left: bool = False,
-    names: tuple[str, str] = ("self", "other"),
+    names: tuple[str, str] = _SELF_AND_OTHER,
 ) -> Array:
-    """``A @ x``, or ``x @ A`` with the dense operand on the `left`; `scale` is that of fp8 operands."""
+    """``A @ x``, or ``x @ A`` with the dense operand on the `left`."""
+    out, out_dtype, alpha, beta, precision, scale = options
     backend = A._backend
     source, lazy = (A, False) if A._origin is None else A._source()
     ready = source._matrix_cache
-    call = None
+    key = None
     if ready is not None and out is not None and out_dtype is None and type(beta) in _PLAIN:
-        call = ready.call(source, x, out, (left, lazy, precision, scale is None, beta == 0))
-        launch = ready.launches.get(call)
+        key = ready.call_key(source, x, out, (left, lazy, precision, scale is None, beta == 0))
+        launch = ready.launches.get(key)
         plan = None if launch is None else launch.plan()
         if plan is not None:  # everything but the factors was looked at when this was remembered
             dtype = out.dtype
-            alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+            alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
             launch.start(plan, alpha if scale is None else scale * alpha, beta)
             return out
-    X = _dense_operand(A, x, names[1], scale is not None)
+    X = dense_operand(A, x, names[1], scale is not None)
     M, K = A._shape[::-1] if left else A._shape
     sides = X.shape
     ndim = len(sides)
@@ -142,11 +158,11 @@ def _product(
     if out_dtype is not None:
         wanted = check_dtype(out_dtype, backend.dtypes, "out_dtype")
     if scale is None:
-        dtype, acc, single = _dtypes(A.data.dtype, X.dtype, wanted)
-        precision = _precision(precision, single, A.data.dtype, X.dtype, acc)
+        dtype, acc, single = product_dtypes(A.data.dtype, X.dtype, wanted)
+        precision = checked_precision(precision, single, A.data.dtype, X.dtype, acc)
     else:
         dtype, acc = _fp8_dtypes(A, names[0], wanted, precision)
-    alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+    alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
     if left and ndim > 1:  # the transposed product, seen from the other side
         X = X.T if ndim == 2 else X.swapaxes(1, 2)
         sides = X.shape
@@ -162,13 +178,14 @@ def _product(
             inner = out.T if ndim == 2 else out.swapaxes(1, 2)
     if inner.size:
         X2, out2 = (X, inner) if ndim > 1 else (X[:, None], inner[:, None])
-        if scale is None:
-            summed = A._for_product(acc)
-            launch = backend.spmm(summed, X2, out2, acc, alpha, beta, transposed=transposed, precision=precision)
-        else:
-            launch = backend.spmm(A, X2, out2, acc, scale * alpha, beta, transposed=transposed, fp8=True)
-        if call is not None and launch is not None and (scale is not None or A._adds_duplicates(acc)):
-            ready.remember(call, launch)
+        matrix = for_product(A, acc) if scale is None else A
+        if scale is not None:
+            alpha = scale * alpha
+        launch = ENGINES.of(backend).multiply_dense(
+            ProductCall(matrix, X2, out2, acc, alpha, beta, transposed, precision == "tf32", scale is not None)
+        )
+        if key is not None and launch is not None and (scale is not None or adds_duplicates(A, acc)):
+            ready.remember(key, launch)
     if out is not None:
         return out
     if left and ndim > 1:
@@ -176,7 +193,8 @@ def _product(
     return inner
 
 
-def _dense_operand(A: Products, x: Any, name: str, fp8: bool) -> Array:
+def dense_operand(A: BsrBase, x: Any, name: str, fp8: bool = False) -> Array:
+    """A dense operand as an array of the matrix's backend, of a dtype that it holds and of 1 to 3 dimensions."""
     X = A._operand(x, name)
     if X is None or A._backend.is_sparse(X):
         raise TypeError(f"{name}: wanted a dense array on {A._backend.name!r}, got {type(x).__name__}")
@@ -198,7 +216,7 @@ def _check_held(dtype: np.dtype[Any], backend: Backend, name: str) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _dtypes(
+def product_dtypes(
     a: np.dtype[Any], x: np.dtype[Any], wanted: np.dtype[Any] | None
 ) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
     """The dtype of a product, that of its sums, and whether they may run as tf32."""
@@ -210,13 +228,14 @@ def _dtypes(
     return dtype, acc, promoted.char in "fF" and acc.char in "fF"
 
 
-def _check_precision(precision: Any) -> None:
+def check_precision(precision: Any) -> None:
+    """ValueError or TypeError unless `precision` is one of those that `matmul` takes."""
     if precision not in _PRECISIONS:
         wrong = ValueError if isinstance(precision, str) else TypeError
         raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
 
 
-def _precision(
+def checked_precision(
     precision: str | None, single: bool, a: np.dtype[Any], b: np.dtype[Any], acc: np.dtype[Any]
 ) -> str | None:
     """What was asked for, or the environment's choice; an error if the product is not `single`."""
@@ -240,7 +259,7 @@ def _default_precision() -> str | None:
 
 
 def _fp8_dtypes(
-    A: Products, name: str, wanted: np.dtype[Any] | None, precision: str | None
+    A: BsrBase, name: str, wanted: np.dtype[Any] | None, precision: str | None
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """The dtype of an fp8 product and that of its sums."""
     if A.data.dtype != UINT8:
@@ -274,7 +293,7 @@ def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
     return order.index(kinds[0]) <= order.index(kinds[1])
 
 
-def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
+def checked_factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
     """alpha or beta as a Python number that the result's dtype can carry."""
     kind = dtype.kind
     if (type(x) is int and kind != "b") or (type(x) is float and kind in "fcV"):  # "V": bfloat16
@@ -293,7 +312,7 @@ def _factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
 
 
 def _check_out(
-    A: Products, X: Array, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], names: tuple[str, str]
+    A: BsrBase, X: Array, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], names: tuple[str, str]
 ) -> None:
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
@@ -301,16 +320,30 @@ def _check_out(
         raise ValueError("out: array is read-only")
     if 0 in out.strides and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
-    k = A._backend.overlapping(out, X, A)
+    k = ENGINES.of(A._backend).overlapping(out, X, A)
     if k is not None:
         array = ("", ".data", ".indices", ".indptr")[k]
         raise ValueError(f"out: overlaps {names[0 if k else 1]}{array}")
 
 
-class Products(Reductions):
-    """``@`` on the layer of `Reductions`."""
+def adds_duplicates(A: BsrBase, dtype: np.dtype[Any]) -> bool:
+    """May a product in `dtype` add up duplicates itself? True and True is True, int8 wraps: not in a wider one."""
+    own = A.data.dtype
+    return own.kind not in "biu" or dtype == own
 
-    #: what prepared.py remembers of a matrix on the GPU; by name, as asking for __dict__ makes all attributes slower
+
+def for_product(A: Any, dtype: np.dtype[Any]) -> Any:
+    """The matrix, with duplicates of integers and booleans added up in their own dtype first."""
+    if adds_duplicates(A, dtype) or not A._has_duplicates:
+        return A
+    return A._new(A._canonical(), canonical=True)
+
+
+class Products(Conversions):
+    """The operator ``@``."""
+
+    #: what matrix_cache.py remembers of a matrix on the GPU; by name, since asking for __dict__ makes all attributes
+    #: slower
     _matrix_cache: Any = None
 
     def __matmul__(self, other: Any) -> Any:
@@ -345,18 +378,7 @@ class Products(Reductions):
 
     def dot(self, other: Any) -> Any:
         """``A * other`` for a number, ``A @ other`` for anything else."""
-        return self * other if self._is_scalar(other) else self @ other
-
-    def _for_product(self, dtype: np.dtype[Any]) -> Self:
-        """This matrix, with duplicates of integers and booleans added up in their own dtype first."""
-        if self._adds_duplicates(dtype) or not self._has_duplicates:
-            return self
-        return self._new(self._canonical(), canonical=True)
-
-    def _adds_duplicates(self, dtype: np.dtype[Any]) -> bool:
-        """May a product in `dtype` add up duplicates itself? True and True is True, int8 wraps: not in a wider one."""
-        own = self.data.dtype
-        return own.kind not in "biu" or dtype == own
+        return operator.mul(self, other) if self._is_scalar(other) else self @ other
 
     def _matmul_sparse(self, other: Any) -> Any:
         """BSR with blocks (R of self, C of other); other formats count as blocks of one column."""
@@ -364,15 +386,9 @@ class Products(Reductions):
         if other.ndim != 2 or self._shape[1] != other.shape[0]:
             raise ValueError(f"matmul: dimension mismatch: {self._shape} and {tuple(other.shape)}")
         C = other.blocksize[1] if other.format == "bsr" else 1
-        B = _reblocked(self, other, (inner, C))
+        B = from_sparse(self._backend, other, None, False, (inner, C)).blocks
         M, N = self._shape[0], other.shape[1]
         dtype = result_dtype(self.dtype, B.data.dtype)
-        A = self._for_product(dtype)
-        B = self._new(B, tuple(other.shape))._for_product(dtype)._blocks
-        return self._new(self._backend.multiply(A._sound, B, N // C, dtype), (M, N))
-
-
-def _reblocked(A: Products, other: Any, blocksize: tuple[int, int]) -> Blocks:
-    """Blocks of another sparse matrix of the same backend in the size asked for."""
-    assert backend_of(other) is A._backend
-    return from_sparse(A._backend, other, None, False, blocksize).blocks
+        left = for_product(self, dtype)._validated
+        right: Blocks = for_product(self._new(B, tuple(other.shape)), dtype)._blocks
+        return self._new(ENGINES.of(self._backend).multiply_sparse(left, right, N // C, dtype), (M, N))

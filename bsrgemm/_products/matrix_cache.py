@@ -10,39 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import cupy
-import numpy as np
 
 from .._backend.base import Array, Backend
-from .._kernels import jit
-from . import configs, measured, work_list, work_list_launch
+from .._kernels import forced_kernel
+from .._kernels.launching import contiguous
+from .._kernels.workspace import StreamOrdered
+from . import row_matching, work_list, work_list_launch
 from .work_list import Groups, Items, LongRows, Pattern
 
 #: Different widths and dtypes of B remembered per matrix.
 _MOST_PLANS = 64
-#: Names of launches remembered per matrix: two for each place of operands.
+#: Keys of launches remembered per matrix: two for each set of operand addresses.
 _MOST_LAUNCHES = 512
-#: Rows of bits that are compared to find rows which go well together, in bytes; beyond it neighbours share a group.
-_MOST_PATTERN_BYTES = 64 << 20
-#: Slots as they come.
-_NO_ORDER = np.uintp(0)
-
-
-class StreamOrdered:
-    """Something made on a stream; another stream that asks for it waits until it is there."""
-
-    __slots__ = ("__weakref__", "_event", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self._event = cupy.cuda.get_current_stream().record()
-
-    def get(self) -> Any:
-        if self._event is not None:
-            if self._event.done:
-                self._event = None
-            else:
-                cupy.cuda.get_current_stream().wait_event(self._event)
-        return self.value
 
 
 class MatrixCache:
@@ -56,22 +35,22 @@ class MatrixCache:
         *("plans", "pointer", "source", "whole", "wide"),
     )  # fmt: skip
 
-    def __init__(self, backend: Backend, A: Any) -> None:
+    def __init__(self, A: Any) -> None:
         data, indices, indptr = self.source = (A.data, A.indices, A.indptr)
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
-        self._backend = backend
-        self._kept = tuple(flat(x) for x in (data, indices, indptr))
+        self._backend: Backend = A._backend
+        self._kept = tuple(contiguous(x) for x in (data, indices, indptr))
         self.blocks = len(data)
         self.indices_dtype = indices.dtype
         self.pointer = self._kept[0].data.ptr
-        self.extents = tuple(backend.extent(x) for x in self.source)
+        self.extents = tuple(self._backend.extent(x) for x in self.source)
         self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
         self._made: dict[Any, StreamOrdered] = {}
         self.plans: dict[Any, StreamOrdered] = {}
-        #: what launch.py knows of operands in one place, by itself and by `call`; points to plans, does not keep them
+        #: launches by the addresses of their operands, and by `call_key`; they point to plans and do not keep them
         self.launches: dict[Any, Any] = {}
-        #: of complex matrices: real ones that stand for them, see as_real.py
+        #: for a complex matrix the real ones that stand for it, see complex_gemm.py
         self.wide: dict[int, Any] = {}
 
     def fits(self, A: Any) -> bool:
@@ -79,19 +58,21 @@ class MatrixCache:
         data, indices, indptr = self.source
         return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
 
-    def call(self, A: Any, x: Array, out: Array, how: tuple[Any, ...]) -> Any:
+    def call_key(self, A: Any, x: Array, out: Array, options: tuple[Any, ...]) -> Any:
         """The key of `launches` for a product as its caller asks for it, or None if this is not of A as it is now.
 
-        What is checked of operands follows from it: dtypes, shapes and, by places and strides, that none overlap.
+        Everything that is checked of operands follows from it: dtypes, shapes and, by addresses and strides, that none
+        overlap.
         """
         if not type(x) is type(out) is type(self.source[0]) or not self.fits(A):
             return None
         return (
-            how, x.data.ptr, x.shape, x.strides, x.dtype, out.data.ptr, out.shape, out.strides, out.dtype,
-            measured.forced,
+            options, x.data.ptr, x.shape, x.strides, x.dtype, out.data.ptr, out.shape, out.strides, out.dtype,
+            forced_kernel.name,
         )  # fmt: skip
 
     def remember(self, key: Any, launch: Any) -> None:
+        """Keep a launch under its key; all are forgotten when there are too many."""
         if len(self.launches) >= _MOST_LAUNCHES:
             self.launches.clear()
         self.launches[key] = launch
@@ -102,10 +83,11 @@ class MatrixCache:
         if made is None:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
-            made = self.plans[key] = StreamOrdered(make())
+            made = self.plans.setdefault(key, StreamOrdered(make()))
         return made
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
+        """The structure of the matrix, or of its transpose, which has `block_cols` block columns as it is stored."""
         _, indices, indptr = self._kept
         return Pattern(indices, indptr, len(indptr) - 1, block_cols, transposed)
 
@@ -114,85 +96,58 @@ class MatrixCache:
         if not transposed:
             return (*self._kept[1:], None)
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
-        bounds = self._remember(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
+        bounds = self.remembered(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
         return groups.columns, bounds, groups.blocks
 
     def long_rows(self, block_cols: int, transposed: bool, longest: int) -> LongRows:
         """Pieces of block rows with more than `longest` blocks."""
         indptr = self.index(block_cols, transposed)[1]
         key = ("long rows", block_cols, transposed, longest)
-        return self._remember(key, lambda: work_list.long_rows(self._backend, indptr, self.blocks, longest))
+        return self.remembered(key, lambda: work_list.long_rows(self._backend, indptr, self.blocks, longest))
+
+    def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
+        """Where `count` shares of neighbouring block rows begin, and where the last one ends."""
+        indptr = self.index(block_cols, transposed)[1]
+        key = ("shares", block_cols, transposed, longest, count)
+        return self.remembered(key, lambda: work_list.shares(self._backend, indptr, longest, count))
 
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
-        """Slots in groups, `per_row` slots to a block row and `per_group` to a group."""
+        """Row tiles in groups, `per_row` of them to a block row and `per_group` to a group."""
         key = ("groups", pattern.block_cols, pattern.transposed, per_row, per_group)
-        return self._remember(key, lambda: self._groups(pattern, per_row, per_group))
+        return self.remembered(key, lambda: self._groups(pattern, per_row, per_group))
 
     def _groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         if per_group == 1:
             return work_list.single(self._backend, pattern, per_row)
-        order = _matched(pattern, per_row, per_group)
+        order = row_matching.matched(pattern, per_row, per_group)
         groups = work_list_launch.merged(pattern, per_row, per_group, order)
         return work_list.merged(self._backend, pattern, per_row, per_group, order) if groups is None else groups
 
-    def items(self, pattern: Pattern, groups: Groups, K: int = 0, column_tiles: int = 0, ctas: int = 0) -> Items:
-        """What is to be done: whole groups, or pieces of them for so many tiles side by side on so many CTAs."""
-        key = ("items", pattern.block_cols, pattern.transposed, id(groups))
-        if not ctas or not work_list.may_split(groups, pattern, K, column_tiles, ctas):
-            return self._remember(key, lambda: work_list_launch.whole(groups) or work_list.whole(self._backend, groups))
-        return self._remember(
-            (*key, column_tiles, ctas), lambda: work_list.split(self._backend, groups, K, column_tiles, ctas)
-        )
+    def whole_items(self, pattern: Pattern, per_row: int, per_group: int) -> Items:
+        """What is to be done of `groups` with the same arguments: whole groups, longest first."""
+        groups = self.groups(pattern, per_row, per_group)
+        key = ("whole items", pattern.block_cols, pattern.transposed, per_row, per_group)
+        return self.remembered(key, lambda: work_list_launch.whole(groups) or work_list.whole(self._backend, groups))
 
-    def _remember(self, key: Any, make: Callable[[], Any]) -> Any:
+    def split_items(self, pattern: Pattern, per_row: int, per_group: int, share: work_list.Share) -> Items:
+        """The same in pieces, where a group could be longer than the fair share of a CTA; whole groups otherwise."""
+        groups = self.groups(pattern, per_row, per_group)
+        if not work_list.may_split(groups, pattern, share):
+            return self.whole_items(pattern, per_row, per_group)
+        key = ("split items", pattern.block_cols, pattern.transposed, per_row, per_group, share)
+        return self.remembered(key, lambda: work_list.split(self._backend, groups, share))
+
+    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returned when that key was first asked for. The key names everything that `make` depends on."""
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = StreamOrdered(make())
+            made = self._made.setdefault(key, StreamOrdered(make()))
         return made.get()
 
 
-def prepare(backend: Backend, A: Any) -> MatrixCache:
+def matrix_cache_of(A: Any) -> MatrixCache:
     """What the matrix remembers for its kernels, made anew when its arrays are others."""
-    prepared: MatrixCache | None = getattr(A, "_matrix_cache", None)
-    if prepared is None or not prepared.fits(A):
-        prepared = A._matrix_cache = MatrixCache(backend, A)
-    return prepared
-
-
-def _matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:
-    """An order of the slots in which those of a group have many columns in common: pairs, pairs of pairs and so on."""
-    rows, cols = pattern.shape
-    padded = -(-rows * per_row // per_group) * per_group
-    words = -(-cols // 32)
-    if padded <= per_group or padded * words * 4 > _MOST_PATTERN_BYTES or not len(pattern.indices):
-        return None
-    window, side = configs.RowMatching.window, configs.RowMatching.side
-    config = configs.RowMatching("row_bits", configs.element(pattern.indices.dtype))
-    bits = cupy.zeros((padded, words), np.uint32)
-    stored = jit.argument(work_list_launch.stored(pattern))
-    run(config, config.grid(len(pattern.indices)), (stored, bits, np.int32(per_row), np.int32(words)))
-    order: Any = _NO_ORDER
-    nodes, members = min(window, padded), 1
-    overlap = cupy.empty((-(-padded // nodes), nodes, nodes), np.uint16)  # later rounds need a quarter
-    while members < per_group:
-        all_nodes = padded // members
-        windows, tiles = -(-all_nodes // nodes), -(-nodes // side)
-        counts = (np.int32(nodes), np.int32(all_nodes))
-        run(configs.RowMatching("overlaps"), (tiles, tiles, windows), (bits, overlap, *counts, np.int32(words)))
-        merged = cupy.empty((all_nodes // 2, words), np.uint32)
-        new_order = cupy.empty(padded, np.int32)
-        args = (overlap, bits, merged, order, new_order, *counts, np.int32(members), np.int32(words))
-        run(configs.RowMatching("match_rows"), (windows,), args, threads=window)
-        bits, order = merged, new_order
-        nodes, members = nodes // 2, members * 2
-    return order
-
-
-def run(config: configs.Config, grid: tuple[int, ...], args: tuple[Any, ...], threads: int | None = None) -> None:
-    """Start a kernel with separate arguments on CuPy's current device and stream."""
-    jit.load(config.spec(), jit.device_target())(grid, (threads or config.threads,), args)
-
-
-def flat(x: Array) -> Array:
-    """Kernels read these arrays as one piece of memory."""
-    return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)
+    cache: MatrixCache | None = getattr(A, "_matrix_cache", None)
+    if cache is None or not cache.fits(A):
+        cache = A._matrix_cache = MatrixCache(A)
+    return cache

@@ -8,40 +8,25 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
-from .._kernels import disk_cache
+from .._kernels import disk_cache, forced_kernel
 from . import configs, heuristics
-
-#: The class of the kernel that `force_kernel` asks for.
-forced: str | None = None
 
 _lock = threading.Lock()
 _loaded: dict[Path, dict[str, Any]] = {}
 
 
-@contextlib.contextmanager
-def force_kernel(kernel: str) -> Iterator[None]:
-    """Inside this block products run on one kernel ("GemmSm80"...), or raise ValueError: for tests and benchmarks."""
-    global forced
-    before, forced = forced, kernel
-    try:
-        yield
-    finally:
-        forced = before
-
-
 def choice(problem: heuristics.Problem) -> configs.Gemm | None:
     """What was measured to be best for this very problem on this card, if anything was."""
-    if forced is not None:
+    if forced_kernel.name is not None:
         for config in heuristics.candidates(problem):
-            if type(config).__name__ == forced:
+            if type(config).__name__ == forced_kernel.name:
                 return config
-        raise ValueError(f"{forced} cannot multiply this: {problem}")
+        raise ValueError(f"{forced_kernel.name} cannot multiply this: {problem}")
     kept = _read(path()).get(signature(problem))
     if kept is None:
         return None

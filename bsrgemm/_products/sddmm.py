@@ -1,12 +1,14 @@
-"""Sampled products: the blocks of a dense product that a pattern has, and with them the backward pass of `matmul`."""
+"""Sampled products: the blocks of a dense product that a pattern has."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .._array.base import BsrBase
 from .._backend.base import Array
 from ..dtypes import check_dtype
-from .matmul import Products, _check_precision, _dense_operand, _dtypes, _factor, _precision, matmul
+from .engine import ENGINES
+from .matmul import check_precision, checked_factor, checked_precision, dense_operand, product_dtypes
 
 
 def sddmm(
@@ -63,23 +65,23 @@ def sddmm(
            [ 9.,  9.,  9.,  9.],
            [13., 13., 13., 13.]])
     """
-    if not isinstance(pattern, Products):
+    if not isinstance(pattern, BsrBase):
         raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {type(pattern).__name__}")
     backend = pattern._backend
-    X, Y = (_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
+    X, Y = (dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
     if (X.shape[0], Y.shape[1]) != pattern._shape or X.shape[1] != Y.shape[0]:
         raise ValueError(
             f"sddmm: dimension mismatch: X is {tuple(X.shape)}, Y is {tuple(Y.shape)}, pattern is {pattern._shape}"
         )
-    if out is not None and (not isinstance(out, Products) or out._backend is not backend):
+    if out is not None and (not isinstance(out, BsrBase) or out._backend is not backend):
         raise TypeError(f"out: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {type(out).__name__}")
     wanted = None if out is None else out.dtype
     if out_dtype is not None:
         wanted = check_dtype(out_dtype, backend.dtypes, "out_dtype")
-    _check_precision(precision)
-    dtype, acc, single = _dtypes(X.dtype, Y.dtype, wanted)
-    precision = _precision(precision, single, X.dtype, Y.dtype, acc)
-    alpha, beta = _factor(alpha, dtype, "alpha"), _factor(beta, dtype, "beta")
+    check_precision(precision)
+    dtype, acc, single = product_dtypes(X.dtype, Y.dtype, wanted)
+    precision = checked_precision(precision, single, X.dtype, Y.dtype, acc)
+    alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
     if out is None and beta != 0:
         raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
     if out is not None:
@@ -92,9 +94,9 @@ def sddmm(
     elif pattern._has_duplicates:
         pattern = pattern._new(pattern._canonical(), canonical=True)
     plain = alpha == 1 and beta == 0
-    _, indices, indptr = backend.sound(pattern._blocks, *pattern._block_shape)
+    _, indices, indptr = pattern._validated
     block = pattern.blocksize
-    data = backend.sampled(X, Y, indices, indptr, block, dtype if plain else acc, precision)
+    data = ENGINES.of(backend).sampled(X, Y, indices, indptr, block, dtype if plain else acc, precision == "tf32")
     if not plain:
         data = data * acc.type(alpha)
         if out is not None and beta != 0:
@@ -107,56 +109,15 @@ def sddmm(
     return out
 
 
-def matmul_backward(dC: Any, A: Any, B: Any) -> tuple[Any, Array]:
-    """Gradients of ``C = A @ B`` for a BSR `A` and a dense `B`.
-
-    Parameters
-    ----------
-    dC : array (M, N)
-        The gradient of a scalar by C.
-    A : bsr_array or bsr_matrix of shape (M, K)
-    B : array (K, N)
-
-    Returns
-    -------
-    dA : bsr_array or bsr_matrix
-        ``dC @ B.conj().T`` on the blocks of `A`.
-    dB : array (K, N)
-        ``A.conj().T @ dC``.
-
-    Examples
-    --------
-    >>> import numpy as np, bsrgemm as bg
-    >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
-    >>> dA, dB = bg.matmul_backward(np.ones((4, 3)), A, np.ones((4, 3)))
-    >>> dA.toarray()
-    array([[3., 3., 0., 0.],
-           [3., 3., 0., 0.],
-           [0., 0., 3., 3.],
-           [0., 0., 3., 3.]])
-    >>> dB[0]
-    array([1., 1., 1.])
-    """
-    if not isinstance(A, Products):
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}")
-    dC, B = (_matrix(A, x, name) for x, name in ((dC, "dC"), (B, "B")))
-    if A._shape[1] != B.shape[0] or tuple(dC.shape) != (A._shape[0], B.shape[1]):
-        raise ValueError(
-            f"matmul_backward: dimension mismatch: dC is {tuple(dC.shape)}, A is {A._shape}, B is {tuple(B.shape)}"
-        )
-    turned = A.conj().T if A.dtype.kind == "c" else A.T
-    return sddmm(dC, B.conj().T if B.dtype.kind == "c" else B.T, A), matmul(turned, dC)
-
-
-def _matrix(pattern: Products, x: Any, name: str) -> Array:
+def dense_matrix(pattern: BsrBase, x: Any, name: str) -> Array:
     """A dense matrix in the place of the pattern."""
-    X = _dense_operand(pattern, x, name, False)
+    X = dense_operand(pattern, x, name)
     if X.ndim != 2:
         raise ValueError(f"{name}: wanted 2 dimensions, got {X.ndim} in shape {tuple(X.shape)}")
     return X
 
 
-def _check_out(out: Products, pattern: Products, dtype: Any) -> None:
+def _check_out(out: BsrBase, pattern: BsrBase, dtype: Any) -> None:
     """ValueError unless `out` has the structure of the pattern and this dtype."""
     if out.dtype != dtype:
         raise ValueError(f"out: wanted dtype {dtype}, got {out.dtype}")

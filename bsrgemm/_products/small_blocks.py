@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from .configs import BYTES, Spmm, SpmmF64, SpmmStaged, SpmvSmall, Types, number
+from .._kernels.element_types import BYTES, Types, number
+from .configs import Spmm, SpmmF64, SpmmStaged, SpmvSmall
 
 #: Sides of blocks, and columns, that the kernels for small ones take.
 _MOST_SMALL, _FEW_COLUMNS = 16, 128

@@ -1,12 +1,14 @@
-"""Products of two sparse matrices whose patterns stay: which blocks meet is found once, the numbers come many times."""
+"""BsrBase of two sparse matrices whose patterns stay: which blocks meet is found once, the numbers come many times."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .._array.base import BsrBase
 from .._backend.base import Blocks
 from ..dtypes import result_dtype
-from .matmul import Products
+from .engine import ENGINES
+from .matmul import for_product
 
 _NAMES = ("A", "B")
 
@@ -22,10 +24,10 @@ class ProductPlan:
         Blocks of the result, and products of blocks that they are sums of.
     """
 
-    def __init__(self, A: Products, B: Products) -> None:
+    def __init__(self, A: BsrBase, B: BsrBase) -> None:
         self._backend, self._structures = A._backend, tuple(_structure(x) for x in (A, B))
-        a, b = A._sound, B._sound
-        self._pattern = self._backend.product_pattern(a, b, B._block_shape[1])
+        a, b = A._validated, B._validated
+        self._pattern = ENGINES.of(self._backend).product_pattern(a, b, B._block_shape[1])
         self.shape, self.blocksize = (A._shape[0], B._shape[1]), (A.blocksize[0], B.blocksize[1])
         self.blocks, self.pairs = len(self._pattern.starts), len(self._pattern.left)
 
@@ -50,10 +52,11 @@ class ProductPlan:
             _check(name, x, self._backend, wanted)
         dtype = result_dtype(A.dtype, B.dtype)
         for name, x in zip(_NAMES, (A, B), strict=True):
-            if x._for_product(dtype) is not x:
+            if for_product(x, dtype) is not x:
                 raise ValueError(f"{name}: holds a block twice, in {x.dtype}; call {name}.sum_duplicates() first")
         left, right, starts, *index = self._pattern
-        data = self._backend.pair_products(A.data, left, B.data, right, starts, dtype, len(index[1]) - 1)
+        engine = ENGINES.of(self._backend)
+        data = engine.pair_products(A.data, left, B.data, right, starts, dtype, len(index[1]) - 1)
         return A._new(Blocks(data, *index), self.shape, canonical=True)
 
 
@@ -88,7 +91,7 @@ def plan(A: Any, B: Any) -> ProductPlan:
     True
     """
     for name, x in zip(_NAMES, (A, B), strict=True):
-        if not isinstance(x, Products):
+        if not isinstance(x, BsrBase):
             raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {type(x).__name__}")
     if A._backend is not B._backend:
         raise TypeError(f"B: wanted a matrix on {A._backend.name!r}, as A is, got one on {B._backend.name!r}")
@@ -102,13 +105,13 @@ def plan(A: Any, B: Any) -> ProductPlan:
     return ProductPlan(A, B)
 
 
-def _structure(x: Products) -> tuple[tuple[int, int], tuple[int, int], Any, Any]:
+def _structure(x: BsrBase) -> tuple[tuple[int, int], tuple[int, int], Any, Any]:
     return x._shape, x.blocksize, x._blocks.indices, x._blocks.indptr
 
 
 def _check(name: str, x: Any, backend: Any, wanted: tuple[Any, ...]) -> None:
     """An error unless `x` has the structure that was planned for."""
-    if not isinstance(x, Products) or x._backend is not backend:
+    if not isinstance(x, BsrBase) or x._backend is not backend:
         raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {type(x).__name__}")
     found = _structure(x)
     for what, mine, theirs in zip(("shape", "blocksize"), found, wanted, strict=False):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import struct
-from functools import cache
-
 import cupy
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array
-from .._backend.structure import Blocks, ProductPattern
-from .._kernels import jit
-from . import configs
-from .matrix_cache import flat
+from .._backend.base import Array, Blocks
+from .._kernels import device, jit
+from .._kernels.element_types import element
+from .._kernels.launching import contiguous
+from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
+from .call import ProductPattern
+from .configs import SpgemmPattern
 
-#: `ProductPattern` of cuda/spgemm_pattern.cu.
-_LAYOUT = struct.Struct("@2P2q2P2qq9P2i")
 #: Blocks, pairs and columns are counted in 31 bits.
 _MOST = 2**31
 #: Shared memory of a CTA with more than one warp, and warps of a CTA.
@@ -29,19 +26,19 @@ def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | N
     if not rows or max(len(a.indices), len(b.indices), block_cols) >= _MOST:
         return None
     index = structure.index_dtype(0, *a[1:], *b[1:])
-    patterns = [tuple(flat(x.astype(index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
-    sizes = [(len(indptr) - 1, len(indices)) for indices, indptr in patterns]
+    patterns = [tuple(contiguous(x.astype(index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
+    sides = [_packed(indices, indptr) for indices, indptr in patterns]
     before = cupy.zeros(rows + 2, np.int64)
-    made: list[Array | None] = [before, before[-1:], *[None] * 7]
+    #: the arrays that the kernels write; a null pointer as long as they do not exist
+    made: dict[str, Array | None] = dict.fromkeys(("left", "right", "column", "start", "count", "indices", "starts"))
+    made |= {"before": before, "most": before[-1:]}
 
     def start(entry: str, warps: int = _WARPS, table: tuple[int, int] = (0, 0), shared_bytes: int = 0) -> None:
-        sides = (
-            value
-            for arrays, counts in zip(patterns, sizes, strict=True)
-            for value in (*(x.data.ptr for x in arrays), *counts)
+        pointers = {name: 0 if x is None else x.data.ptr for name, x in made.items()}
+        packed = SPGEMM_PATTERN.pack(
+            a=sides[0], b=sides[1], columns=block_cols, slots=table[0], listed=table[1], **pointers
         )
-        packed = _LAYOUT.pack(*sides, block_cols, *(0 if x is None else x.data.ptr for x in made), *table)
-        config = configs.SpgemmPattern(entry, configs.element(index))
+        config = SpgemmPattern(entry, element(index))
         kernel = jit.load(config.spec(), jit.device_target())
         if shared_bytes > _SHARED_BYTES:
             kernel.max_dynamic_shared_size_bytes = shared_bytes
@@ -52,29 +49,31 @@ def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | N
     pairs, most = before[-2:].tolist()  # synchronize!
     slots, listed = _table(min(most, block_cols))
     bytes_of_warp = 4 * (2 * slots + listed)
-    if not 0 < pairs < _MOST or bytes_of_warp > _room():
+    if not 0 < pairs < _MOST or bytes_of_warp > device.shared_bytes_per_block():
         return None
-    left, right, *_ = made[2:6] = [cupy.empty(pairs, np.int32) for _ in range(4)]
-    indptr = made[6] = cupy.zeros(rows + 1, index)
+    left, right, made["column"], made["start"] = (cupy.empty(pairs, np.int32) for _ in range(4))
+    indptr = cupy.zeros(rows + 1, index)
+    made |= {"left": left, "right": right, "count": indptr}
     warps = max(1, min(_WARPS, _SHARED_BYTES // bytes_of_warp))
     start("list_pairs", warps, (slots, listed), warps * bytes_of_warp)
     cupy.cumsum(indptr, out=indptr)
     blocks = int(indptr[-1])  # synchronize!
-    indices, starts = made[7:] = cupy.empty(blocks, index), cupy.empty(blocks, np.int32)
+    indices, starts = cupy.empty(blocks, index), cupy.empty(blocks, np.int32)
+    made |= {"indices": indices, "starts": starts}
     start("pack_columns")
     return ProductPattern(left, right, starts, indices, indptr)
 
 
+def _packed(indices: Array, indptr: Array) -> bytearray:
+    return BLOCK_PATTERN.pack(
+        indices=indices.data.ptr, indptr=indptr.data.ptr, rows=len(indptr) - 1, blocks=len(indices)
+    )
+
+
 def _table(columns: int) -> tuple[int, int]:
-    """Slots for so many columns, a fifth of them free, and places where columns are sorted."""
+    """Slots of a hash table for so many columns, a fifth of them free, and places where columns are sorted."""
     return (_power(max(32, columns * 5 // 4 + 1)), _power(max(1, columns)))
 
 
 def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-@cache
-def _room() -> int:
-    """Shared memory that a CTA may ask for."""
-    return int(cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])

@@ -1,8 +1,8 @@
 """The work list of a pattern for the tensor-core kernels: groups of rows, the union of their columns, items to do.
 
 Written over ``backend.xp`` and without a wait, so that a product on the GPU can make it on its first call. There
-merge_launch.py does what `merged` and `whole` do, in fewer launches; they stay what it is held against. All arrays are
-int32. `Schedule` of cuda/bsr.cuh is what the kernels see of it.
+work_list_launch.py does what `merged` and `whole` do, in fewer launches; they stay what it is held against. All arrays
+are int32. `Schedule` of cuda/common/bsr.cuh is what the kernels see of it.
 
 A block row is cut into *slots* of equal height; a *group* is a few slots that one tile of a kernel covers; an *entry*
 is a block column that at least one of them has, with the block of each slot or -1.
@@ -11,7 +11,7 @@ is a block column that at least one of them has, with the block of each slot or 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,21 @@ class Items:
     count: Array
     splits: Array
     pieces: int
+
+
+class Share(NamedTuple):
+    """What the fair share of a CTA follows from."""
+
+    #: columns of a block
+    K: int
+    #: tiles side by side that the result has
+    column_tiles: int
+    ctas: int
+
+    @property
+    def most_pieces(self) -> int:
+        """Pieces that `split` makes of groups it cuts, at most: each is longer than half of a CTA's fair share."""
+        return 2 * self.ctas // self.column_tiles + 2
 
 
 def coordinates(backend: Backend, pattern: Pattern) -> tuple[Array, Array]:
@@ -151,30 +166,25 @@ def whole(backend: Backend, groups: Groups) -> Items:
     return Items(xp.ascontiguousarray(items), xp.full(1, groups.count, _INT32), items[:0], 0)
 
 
-def most_pieces(column_tiles: int, ctas: int) -> int:
-    """Pieces that `split` makes of groups it cuts, at most: each is longer than half of a CTA's fair share."""
-    return 2 * ctas // column_tiles + 2
-
-
-def may_split(groups: Groups, pattern: Pattern, K: int, column_tiles: int, ctas: int) -> bool:
+def may_split(groups: Groups, pattern: Pattern, share: Share) -> bool:
     """Could a group be longer than its fair share? Judged by sizes alone; duplicates may make one longer still."""
     _, cols = pattern.shape
     entries = len(groups.blocks) // groups.per_group**2  # at least: every slot has every entry
     if groups.per_group == 1:
         entries *= groups.count // max(1, pattern.shape[0])
-    share = max(-(-_LEAST_COLUMNS // K), int(entries * column_tiles / ctas * _SLACK))
-    return most_pieces(column_tiles, ctas) > 2 and cols > share
+    fair = max(-(-_LEAST_COLUMNS // share.K), int(entries * share.column_tiles / share.ctas * _SLACK))
+    return share.most_pieces > 2 and cols > fair
 
 
-def split(backend: Backend, groups: Groups, K: int, column_tiles: int, ctas: int) -> Items:
+def split(backend: Backend, groups: Groups, share: Share) -> Items:
     """Items of at most a CTA's fair share of all entries, so that one long row does not keep one CTA busy alone."""
     xp = backend.xp
     first = groups.first.astype(np.int64)
     length = xp.maximum(groups.last - first, 0)  # index arrays that were spoiled may run backwards
     total = length.sum()
-    share = xp.maximum(-(-_LEAST_COLUMNS // K), xp.ceil(total * (column_tiles / ctas * _SLACK)).astype(np.int64))
-    pieces = xp.maximum(-(-length // share), 1)
-    most = most_pieces(column_tiles, ctas)
+    entries = xp.ceil(total * (share.column_tiles / share.ctas * _SLACK)).astype(np.int64)
+    pieces = xp.maximum(-(-length // xp.maximum(-(-_LEAST_COLUMNS // share.K), entries)), 1)
+    most = share.most_pieces
     cut = xp.where(pieces > 1, pieces, 0)
     behind, cut_behind = xp.cumsum(pieces), xp.cumsum(cut)
     bound = groups.count + most

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsrgemm._attention import decode_launch
+from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention.attention import attention
 from bsrgemm._attention.decode import attention_decode
 from bsrgemm._attention.kv_cache import KVCache
@@ -301,7 +301,7 @@ def test_bad_arguments_of_decode_are_told() -> None:
 
 # ------------------------------------------------------------------------------------------ the kernel's choices
 def test_configs_fit_every_card_and_are_all_listed() -> None:
-    configs = set(decode_launch.every_decode_config())
+    configs = set(decode_config.every_decode_config())
     assert len(configs) == 2 * (36 + 16)
     for config in configs:
         assert config.shared_bytes <= 99 << 10
@@ -309,14 +309,14 @@ def test_configs_fit_every_card_and_are_all_listed() -> None:
         assert config.ctas("sm_90a") == 2 and config.ctas("sm_89") == 1
     for rows in (1, 16, 17, 64):
         assert (
-            decode_launch.decode_config(F16, 256, 64, rows) in configs
-            and decode_launch.decode_config(F16, 128, 80, rows) in configs
+            decode_config.decode_config(F16, 256, 64, rows) in configs
+            and decode_config.decode_config(F16, 128, 80, rows) in configs
         )
 
 
 @given(st.integers(0, 10**5), st.integers(1, 64), st.integers(1, 64), st.sampled_from([1, 40, 132, 264]))
 def test_pieces_cover_the_longest_sequence(longest: int, batch: int, heads: int, slots: int) -> None:
-    pieces, tiles = decode_launch.pieces_of(longest, longest * batch, batch, heads, slots)
+    pieces, tiles = decode_config.pieces_of(longest, longest * batch, batch, heads, slots)
     assert 1 <= pieces <= 128 and tiles >= 1
     assert pieces * tiles >= longest
     assert pieces == 1 or tiles >= 8

@@ -22,8 +22,8 @@ import numpy as np
 
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention import mask_tiles
+from bsrgemm._attention.call import AttentionCall
 from bsrgemm._backend import cupy_backend
-from bsrgemm._backend.base import AttentionCall
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import jit, tensor_map, workspace
 from bsrgemm._kernels.jit import KernelSpec

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._backend.base import AttentionCall
+from bsrgemm._attention.call import AttentionCall
 from bsrgemm._backend.numpy_backend import HOST
 
 from . import emulator

@@ -20,9 +20,9 @@ import scipy.sparse
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend import cupy_backend
+from bsrgemm._backend import array_kernels, cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import workspace
+from bsrgemm._kernels import element_types, workspace
 from bsrgemm._products import configs, launch, matrix_cache
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
@@ -188,7 +188,7 @@ def test_rows_under_way_together_change_nothing(
 ) -> None:  # fmt: skip
     """Rows of none, of one, of many and of too many blocks, in numbers that no group of lanes divides: bit for bit."""
     f64 = np.dtype(np.float64)
-    names = configs.types(f64, f64, f64, f64, np.dtype("i4"))
+    names = element_types.types(f64, f64, f64, f64, np.dtype("i4"))
     how = {"threads": 64, "at_least": 1, "x_adjacent": True} | how
     config = configs.SpmvSmall(names, *block, *lanes, together, **how)
     some = ([1] * 45, [0] * 3, rng.integers(0, 9, 83), [1, 0, 300, 2, 256, 0, 257, 1])
@@ -281,7 +281,7 @@ def test_products_of_pairs_of_blocks(dtype: np.dtype[Any], rng: np.random.Genera
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
-@pytest.mark.parametrize("operation", list(configs.OPERATIONS))
+@pytest.mark.parametrize("operation", list(array_kernels.OPERATIONS))
 def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
     ufunc = getattr(np, operation)
     values, order, starts = (

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("cupy")
 
 from bsrgemm._backend import structure
+from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._backend.structure import Blocks
 from bsrgemm._products import spgemm_pattern
 
 from . import emulator

@@ -11,7 +11,9 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import element_types
 from bsrgemm._products import configs, matrix_cache, work_list, work_list_launch
 from bsrgemm._products.work_list import Groups, Pattern
 
@@ -40,7 +42,7 @@ class Backend:
 
     @staticmethod
     def expand(indptr: Any, n: int) -> Any:
-        out, config = put(np.empty(n, indptr.dtype)), configs.Expand(configs.element(indptr.dtype))
+        out, config = put(np.empty(n, indptr.dtype)), array_kernels.Expand(element_types.element(indptr.dtype))
         if n:
             matrix_cache.run(config, config.grid(n), (put(indptr), out, np.int64(len(indptr) - 1), np.int64(n)))
         return out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bsrgemm import attention
-from bsrgemm._products import measured
+from bsrgemm._kernels import forced_kernel
 from bsrgemm.dtypes import BFLOAT16
 
 from .test_attention import (  # noqa: F401  (fixtures)
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.kernel(SM80)]
 
 @pytest.fixture(autouse=True)
 def _only() -> Iterator[None]:
-    with measured.force_kernel("AttentionSm80"):
+    with forced_kernel.force_kernel("AttentionSm80"):
         yield
 
 

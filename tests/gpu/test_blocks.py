@@ -9,7 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._backend import registry, structure
-from bsrgemm._kernels import jit
+from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import heuristics, spgemm_pattern
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
@@ -53,7 +53,7 @@ def without_sm90(monkeypatch) -> None:
 def assert_served(launched: list[str], name: str = "block_products_sm90") -> None:
     """By that kernel alone. Only Hopper has block_products_sm90; cards before Ampere have neither."""
     if jit.device_target() == "sm_90a" or (
-        name == "block_products_sm80" and heuristics.tensor_arch(jit.device_target())
+        name == "block_products_sm80" and element_types.tensor_arch(jit.device_target())
     ):
         assert name in launched and "pairs" not in launched
 

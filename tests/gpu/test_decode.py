@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bsrgemm._attention import decode_launch
+from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention.decode import attention_decode
 from bsrgemm._attention.kv_cache import KVCache
 from bsrgemm.dtypes import BFLOAT16
@@ -88,7 +88,7 @@ def test_each_sequence_is_seen_to_its_own_length(rng, checksum, dtype, page) -> 
 
 
 @pytest.mark.parametrize("value_dim", [None, 64, 128])
-@pytest.mark.parametrize("head_dim", decode_launch.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", decode_config.HEAD_DIMS)
 def test_every_head_dim(rng, checksum, head_dim, value_dim) -> None:
     case = Case(rng, [77, 300], head_dim=head_dim, value_dim=value_dim, page=32, queries=2)
     checksum(case.check())

@@ -14,6 +14,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._backend import registry
+from bsrgemm._kernels import forced_kernel
 from bsrgemm.dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, HALF_DTYPES, result_dtype
 
 pytestmark = pytest.mark.gpu
@@ -713,12 +714,10 @@ def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum,
 def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checksum, nothing_is_small) -> None:
     import cupy
 
-    from bsrgemm._products import measured
-
     A = pattern(rng, 5, 4, 32, 32, np.dtype(dtype))
     B = values(rng, (A[3][1], N), np.dtype(dtype))
     want, size = exact_product(A, B)
-    with measured.force_kernel("GemmSm80"):
+    with forced_kernel.force_kernel("GemmSm80"):
         dA = device(A)
         out = dA @ cupy.asarray(B)
         assert served_by(dA, "gemm_sm80")
@@ -1029,9 +1028,8 @@ SM80 = [
 
 def on_sm80() -> Any:
     """Inside, products run on gemm_sm80, also where gemm_sm90 would be faster."""
-    from bsrgemm._products import measured
 
-    return measured.force_kernel("GemmSm80")
+    return forced_kernel.force_kernel("GemmSm80")
 
 
 @kernel("gemm_sm80", "match")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._attention import decode_launch
+from bsrgemm._attention import decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._attention.heuristics import PLAIN, AttentionSm80, AttentionSm90, AttentionValues
-from bsrgemm._kernels import jit
+from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
 from bsrgemm.dtypes import BFLOAT16
 
@@ -164,10 +164,10 @@ def test_fp8_attention_is_listed_and_stands_for_every_shape() -> None:
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_decode_compiles_cleanly(arch: str) -> None:
-    for config in decode_launch.every_decode_config():
+    for config in decode_config.every_decode_config():
         if (
-            decode_launch.runs_on(config, arch)
-            and not decode_launch.rare(config)
+            decode_config.runs_on(config, arch)
+            and not decode_config.skip_ahead_of_time(config)
             and (config.element == "f16" or config.head_dim == 128)
         ):
             check_spec(config.spec(), arch)
@@ -179,8 +179,8 @@ def test_every_attention_compiles_cleanly(arch: str) -> None:
     for config in attention_heuristics.every_config():
         if attention_heuristics.runs_on(config, arch):
             check_spec(config.spec(), arch)
-    for other in decode_launch.every_decode_config():
-        if decode_launch.runs_on(other, arch):
+    for other in decode_config.every_decode_config():
+        if decode_config.runs_on(other, arch):
             check_spec(other.spec(), arch)
 
 
@@ -188,10 +188,10 @@ def test_tuning_returns_only_listed_configs() -> None:
     listed = set(heuristics.every_config())
     for R, C in itertools.product((1, 3, 16, 32, 33, 48, 64, 96, 128, 192), (1, 2, 8, 15, 16, 32, 48, 64, 80, 144)):
         for N, dtype in itertools.product((1, 2, 9, 16, 64, 100, 4096), heuristics.DEVICE_DTYPES):
-            wide = heuristics.np.dtype(heuristics.np.int32) if configs.element(dtype) == "i8" else dtype
+            wide = heuristics.np.dtype(heuristics.np.int32) if element_types.element(dtype) == "i8" else dtype
             for transposed, index in ((False, "i4"), (False, "i8"), (True, "i4")):
                 acc = heuristics.accumulator_dtype(wide)
-                names = configs.types(dtype, dtype, wide, acc, heuristics.np.dtype(index))
+                names = element_types.types(dtype, dtype, wide, acc, heuristics.np.dtype(index))
                 for order, tf32 in itertools.product(("C", "F", ""), (False, True)):
                     problem = heuristics.Problem(
                         "sm_90a", names, R, C, N, 1, 10, 10, 30, transposed, order, order, True, True, tf32
@@ -221,7 +221,7 @@ def test_tuning_returns_only_listed_configs() -> None:
 )
 def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plain, vector) -> None:
     dtype = heuristics.np.dtype(dtype)
-    names = configs.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
+    names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
     problem = heuristics.Problem("sm_90a", names, *block, 100, 1, 10, 10, 30, False, b_order, "C", True, True)
     assert heuristics.gemm(problem).spec().entry == kernel
     assert heuristics.gemm(replace(problem, N=1)).spec().entry == vector
@@ -246,7 +246,7 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
 )
 def test_few_columns_read_blocks_once(dtype, block, entries) -> None:
     dtype = heuristics.np.dtype(dtype)
-    names = configs.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
+    names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
     problem = heuristics.Problem("sm_90a", names, *block, 1, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
     assert {N: heuristics.gemm(replace(problem, N=N)).spec().entry for N in entries} == entries
     for other in (replace(problem, transposed=True), replace(problem, c_order="F")):
@@ -267,5 +267,5 @@ def test_span_covers_every_kernel_and_dtype() -> None:
         "WorkListKernel",
     }
     assert {k[0] for k in kinds} == kernels
-    elements = {configs.element(d) for d in heuristics.DEVICE_DTYPES} | {"e4m3"}
+    elements = {element_types.element(d) for d in heuristics.DEVICE_DTYPES} | {"e4m3"}
     assert {k[1] for k in kinds if k[0] == "GemmSimt"} == elements

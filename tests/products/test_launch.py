@@ -16,10 +16,9 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm import bsr
 from bsrgemm._backend import cupy_backend
-from bsrgemm._backend.base import Backend
+from bsrgemm._backend.base import Backend, Blocks
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._backend.structure import Blocks
-from bsrgemm._kernels import jit, workspace
+from bsrgemm._kernels import forced_kernel, jit, workspace
 from bsrgemm._products import complex_gemm, configs, heuristics, launch, matrix_cache, measured, work_list_launch
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
@@ -170,8 +169,8 @@ def test_another_choice_of_kernel_counts_at_once(started, monkeypatch) -> None:
     B, out = dense(), dense()
 
     multiply(ready, B, out)
-    monkeypatch.setattr(measured, "choice", lambda problem: plain(problem) if measured.forced else None)
-    with measured.force_kernel("GemmSimt"):
+    monkeypatch.setattr(measured, "choice", lambda problem: plain(problem) if forced_kernel.name else None)
+    with forced_kernel.force_kernel("GemmSimt"):
         multiply(ready, B, out)
     multiply(ready, B, out)
     monkeypatch.setattr(measured, "choice", plain)
@@ -320,7 +319,7 @@ def asking(*operands: Any, **options: Any) -> Callable[[Any], Any]:
 
 
 def only_simt(A: Any) -> None:
-    with measured.force_kernel("GemmSimt"), patch.object(measured, "choice", plain):
+    with forced_kernel.force_kernel("GemmSimt"), patch.object(measured, "choice", plain):
         usual(A)
 
 

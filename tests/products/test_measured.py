@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm._kernels import element_types, forced_kernel
 from bsrgemm._products import configs, heuristics, measured
 
 FLOAT16 = np.dtype(np.float16)
 PROBLEM = heuristics.Problem(
     "sm_90a",
-    configs.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
+    element_types.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
     *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
 )
 
@@ -73,7 +74,7 @@ def test_a_damaged_file_is_as_good_as_none(folder: Path, damage: str) -> None:
 
 
 def test_only_asks_for_one_kernel_and_says_so_where_it_cannot() -> None:
-    with measured.force_kernel("GemmSm80"):
+    with forced_kernel.force_kernel("GemmSm80"):
         assert isinstance(measured.choice(PROBLEM), configs.GemmSm80)
         with pytest.raises(ValueError, match="GemmSm80 cannot multiply this"):
             measured.choice(replace(PROBLEM, R=7))

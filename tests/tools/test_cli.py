@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import decode_launch
+from bsrgemm._attention import decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._backend.registry import Backend
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli import info as info_command
 from bsrgemm._cli import verify as verify_command
-from bsrgemm._kernels import jit
+from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
 from bsrgemm.dtypes import DEVICE_DTYPES
 
@@ -246,19 +247,21 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
         A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, *, transposed: bool = False, **how: Any
     ) -> None:
         if {A.dtype, B.dtype, out.dtype} == {FLOAT32}:
-            names = configs.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
+            names = element_types.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
             met.add(heuristics.spmm(names, *(A.blocksize[::-1] if transposed else A.blocksize), B.shape[-1]))
         real["spmm"](A, B, out, acc, alpha, beta, transposed=transposed, **how)
 
     def segment_reduce(op: str, values: Any, order: Any, starts: Any) -> Any:
         entries = len(values) if order is None else len(order)
         if values.dtype == FLOAT32 and len(starts):
-            met.add(heuristics.segment(FLOAT32, op, entries // len(starts), int(np.prod(values.shape[1:]))))
+            met.add(array_kernels.segment(FLOAT32, op, entries // len(starts), int(np.prod(values.shape[1:]))))
         return real["segment_reduce"](op, values, order, starts)
 
     def multiply(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
         if dtype == FLOAT32:
-            met.add(heuristics.spgemm_simt(configs.types(*[FLOAT32] * 4, INT64), *a.data.shape[1:], b.data.shape[2]))
+            met.add(
+                heuristics.spgemm_simt(element_types.types(*[FLOAT32] * 4, INT64), *a.data.shape[1:], b.data.shape[2])
+            )
         return Backend.multiply(HOST, a, b, block_cols, dtype)
 
     for name, replacement in (("spmm", spmm), ("segment_reduce", segment_reduce), ("multiply", multiply)):
@@ -275,7 +278,7 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
         (configs.GemmSimt, "types"),
         (configs.Spmv, "lanes"),
         (configs.Spmv, "types"),
-        (configs.Segment, "operation", "lanes"),
+        (array_kernels.Segment, "operation", "lanes"),
     ):
         assert constants(met, kind, *names) == constants(every, kind, *names), (kind, names)
     assert {any(c.block) for c in met if isinstance(c, configs.SpgemmSimt)} == {
@@ -312,7 +315,7 @@ def test_compile_fills_the_cache_once(cache_dir: Path, capsys: pytest.CaptureFix
 def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> None:
     pytest.importorskip("cupy")
     float64, int32 = np.dtype(np.float64), np.dtype(np.int32)
-    config = heuristics.spmm(configs.types(*[float64] * 4, int32), 3, 3, 1)
+    config = heuristics.spmm(element_types.types(*[float64] * 4, int32), 3, 3, 1)
     assert config.spec() in compile_command.specs()
     compile_command.build_all([("sm_90a", config.spec())], lambda summary: None)
     assert jit.build_report(config.spec(), "sm_90a").cached
@@ -328,7 +331,7 @@ def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.Capture
 
 def test_all_means_every_config() -> None:
     everything = compile_command.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
-    families = (heuristics.every_config(), attention_heuristics.every_config(), decode_launch.every_decode_config())
+    families = (heuristics.every_config(), attention_heuristics.every_config(), decode_config.every_decode_config())
     assert set(everything) == {config.spec() for family in families for config in family}
     assert len(set(everything)) == len(everything)
     assert set(compile_command.specs()) < set(everything)
@@ -367,7 +370,7 @@ def test_a_kernel_that_does_not_compile_fails_the_command(
 ) -> None:
     pytest.importorskip("cupy")
     broken = jit.KernelSpec("expand.cu", "expand", (("INDEX", "nonsense"),))
-    good = configs.Expand("i32").spec()
+    good = array_kernels.Expand("i32").spec()
     monkeypatch.setattr(compile_command, "specs", lambda *args, **kwargs: [broken, good])
     assert main(["compile", "--arch", "sm_80"]) == 1
     captured = capsys.readouterr()

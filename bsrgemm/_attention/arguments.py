@@ -1,0 +1,58 @@
+"""The argument structs of the attention kernels, as cuda/common/attention.cuh and the kernels declare them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from .._kernels.structs import Struct, TensorMap, fields
+
+#: From a batch, head, row and column to the next, in elements.
+STRIDES = Struct("Strides", fields("q", "batch head row column"))
+
+#: Values of fp8 that are to be transposed.
+ATTENTION_VALUES = Struct(
+    "AttentionValues",
+    (*fields("P", "v to bounds"), *fields("q", "batch head row"), *fields("i", "heads keys columns room sequences")),
+)
+
+DECODE = Struct(
+    "Decode",
+    (
+        *fields("P", "q k v out lse lengths table blocks partial arrived"),
+        *fields("q", "q_batch q_head q_row q_col out_batch out_head out_row out_col"),
+        *fields("q", "blocks_batch blocks_head blocks_entry"),
+        *fields("i", "kv_heads group queries capacity pages page table_width entries block_tiles left piece_tiles"),
+        *fields("f", "scale softcap inverse_softcap"),
+    ),
+)
+
+#: What a mask adds to `Attention`: its lists, and its sizes.
+MASK_POINTERS = ("first", "columns", "parts", "kinds", "bits")
+MASK_SIZES = (
+    *("entries", "masks", "block_q", "block_k", "parts_q", "parts_k", "bit_words"),
+    *("patterns", "pattern_batch", "pattern_group"),
+)
+
+
+@cache
+def attention(acc: str) -> Struct:
+    """The argument of attention that is computed in float32 ("f32") or float64 ("f64")."""
+    return Struct(
+        "Attention",
+        (
+            *fields("P", "q k v o lse"),
+            *fields(STRIDES, "q_strides k_strides v_strides o_strides"),
+            *fields("P", f"q_bounds k_bounds sequences order {' '.join(MASK_POINTERS)} counters"),
+            *fields("P", "q_scale k_scale v_scale"),
+            *fields({"f32": "f", "f64": "d"}[acc], "scale cap value_scale"),
+            *fields("i", "batches heads group queries keys head_dim value_dim sequence_count"),
+            *fields("i", "left right bottom_right tiles section backwards"),
+            *fields("i", " ".join(MASK_SIZES)),
+        ),
+    )
+
+
+@cache
+def attention_sm90() -> Struct:
+    """The argument of attention_sm90: tensor maps of the operands before the rest."""
+    return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), ("attention", attention("f32"))))

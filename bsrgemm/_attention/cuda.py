@@ -1,0 +1,21 @@
+"""Attention on the GPU: which launches it takes."""
+
+from __future__ import annotations
+
+from .._backend import registry
+from . import decode_launch, launch
+from .call import AttentionCall, DecodeCall
+from .engine import AttentionEngine
+
+
+class CudaAttention(AttentionEngine):
+    """Attention of CuPy arrays."""
+
+    def forward(self, call: AttentionCall) -> None:
+        launch.forward(self.backend, call)
+
+    def decode(self, call: DecodeCall) -> None:
+        decode_launch.decode(call)
+
+
+ENGINE = CudaAttention(registry.cuda())

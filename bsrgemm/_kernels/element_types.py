@@ -1,0 +1,100 @@
+"""Names of element types in CUDA code, what sums are kept in, and what an architecture has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
+
+CUDA_NAMES = {
+    BOOL: "boolean",
+    np.dtype("i1"): "i8",
+    np.dtype("u1"): "u8",
+    np.dtype("i2"): "i16",
+    np.dtype("u2"): "u16",
+    np.dtype("i4"): "i32",
+    np.dtype("u4"): "u32",
+    np.dtype("i8"): "i64",
+    np.dtype("u8"): "u64",
+    np.dtype("f2"): "f16",
+    BFLOAT16: "bf16",
+    np.dtype("f4"): "f32",
+    np.dtype("f8"): "f64",
+    np.dtype("c8"): "c64",
+    np.dtype("c16"): "c128",
+}
+
+#: Bytes of an element.
+BYTES = {name: dtype.itemsize for dtype, name in CUDA_NAMES.items()} | {"e4m3": 1}
+
+
+def element(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype in cuda/types.cuh."""
+    return CUDA_NAMES[dtype]
+
+
+@lru_cache(maxsize=256)
+def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
+    """What sums of `dtype` are kept in: its name in cuda/types.cuh and a NumPy dtype of the same bytes.
+
+    Integers are summed modulo 2^32 or 2^64, whose low bits are those of the narrower type.
+    """
+    dtype = accumulator_dtype(dtype)
+    if dtype.kind in "iu":
+        dtype = np.dtype(np.uint32 if dtype.itemsize <= 4 else np.uint64)
+    return element(dtype), dtype
+
+
+@cache
+def number(acc: str) -> np.dtype[Any]:
+    """The NumPy dtype of an accumulator, by its CUDA name."""
+    return next(dtype for dtype, name in CUDA_NAMES.items() if name == acc)
+
+
+def tensor_arch(arch: str) -> bool:
+    """Has the card what gemm_sm80 needs? Those before Ampere have no asynchronous copies."""
+    return int("".join(c for c in arch if c.isdigit())) >= 80
+
+
+def shared_kb(arch: str) -> int:
+    """What a CTA can have of the shared memory; a multiprocessor has 1 KB more."""
+    number = int("".join(c for c in arch if c.isdigit()))
+    return 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
+
+
+@dataclass(frozen=True)
+class Types:
+    """Element types of the two operands, the result and the sums, and the index type, by their CUDA names."""
+
+    a: str
+    b: str
+    c: str
+    acc: str
+    index: str = "i32"
+
+    def defines(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("ELEMENT_A", self.a),
+            ("ELEMENT_B", self.b),
+            ("ELEMENT_C", self.c),
+            ("ACCUMULATOR", self.acc),
+            ("INDEX", self.index),
+        )
+
+    def of_one(self, name: str) -> bool:
+        """Are operands, result and sums all of this type?"""
+        return self.a == self.b == self.c == self.acc == name
+
+
+@lru_cache(maxsize=4096)
+def types(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[Any], index: np.dtype[Any]) -> Types:
+    return Types(element(a), element(b), element(c), accumulator(acc)[0], element(index))
+
+
+def scaled(names: Types) -> Types:
+    """The same with operands that are bytes of fp8."""
+    return replace(names, a="e4m3", b="e4m3")

@@ -1,0 +1,157 @@
+"""Arguments of kernels as named structs: packed here by name, and checked by the compiler on the device side.
+
+A `Struct` is declared once, with the fields of its C twin in the same order. `KernelSpec.structs` hands its size and
+the offsets of its fields to the compiler, where ``CHECK_LAYOUT`` of cuda/common/layout.cuh asserts that they agree.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+#: A map of the copy engine: its bytes, and the multiple of which its address must be.
+TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
+#: Formats of the module struct: pointers, integers, floats and booleans, each with its own alignment.
+_TYPES = "PqQiIfd?"
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """The type of a field that holds a tensor map."""
+
+    size: int = TENSOR_MAP_BYTES
+    alignment: int = _TENSOR_MAP_ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Complex:
+    """The type of a field that holds two numbers side by side and is aligned to both of them."""
+
+    part: str
+
+    @property
+    def size(self) -> int:
+        return 2 * struct.calcsize(self.part)
+
+    @property
+    def alignment(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A struct of C: its name there, and its fields in order with a type for each.
+
+    A type is a character of the module `struct` (pointer "P", "q", "Q", "i", "I", "f", "d", "?"), a `Complex`, a
+    `TensorMap` or another `Struct`.
+
+    >>> point = Struct("Point", (("x", "d"), ("y", "d"), ("tag", "i")))
+    >>> point.size, point.offsets
+    (24, {'x': 0, 'y': 8, 'tag': 16})
+    >>> point.defines()
+    (('POINT_BYTES', 24), ('POINT_OFFSETS', '0,8,16'))
+    """
+
+    name: str
+    fields: tuple[tuple[str, Any], ...]
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each field begins."""
+        found, end = {}, 0
+        for field, kind in self.fields:
+            end = -(-end // _alignment(kind)) * _alignment(kind)
+            found[field] = end
+            end += _size(kind)
+        return found
+
+    @cached_property
+    def alignment(self) -> int:
+        """The multiple of which the struct's address must be."""
+        return max(_alignment(kind) for _, kind in self.fields)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes, with what fills up the last of them."""
+        last, kind = self.fields[-1]
+        return -(-(self.offsets[last] + _size(kind)) // self.alignment) * self.alignment
+
+    def pack(self, **values: Any) -> bytearray:
+        """The bytes of the struct. Every field is named; one that holds a struct or a tensor map takes its bytes."""
+        if values.keys() != self.offsets.keys():
+            wrong = sorted(values.keys() ^ self.offsets.keys())
+            raise TypeError(f"{self.name}: wanted a value for each field and no other, these differ: {wrong}")
+        packed = bytearray(self.size)
+        for field, kind in self.fields:
+            at, value = self.offsets[field], values[field]
+            if isinstance(kind, str):
+                struct.pack_into(f"={_portable(kind)}", packed, at, value)
+            elif isinstance(kind, Complex):
+                struct.pack_into(f"=2{kind.part}", packed, at, value.real, value.imag)
+            else:
+                packed[at : at + kind.size] = value
+        return packed
+
+    def patch(self, *names: str) -> Patch:
+        """Fields that are written together into bytes that `pack` has made; those of an inner struct as "inner.x"."""
+        places = [self._place(name) for name in names]
+        format_, end = "=", places[0][0]
+        for at, kind in places:
+            if not 0 <= at - end < _alignment(kind):
+                raise ValueError(f"{self.name}: {', '.join(names)} are not neighbours in this order")
+            format_ += f"{at - end}x" + (f"2{kind.part}" if isinstance(kind, Complex) else _portable(kind))
+            end = at + _size(kind)
+        return Patch(struct.Struct(format_), places[0][0])
+
+    def defines(self) -> tuple[tuple[str, str | int], ...]:
+        """What the compiler is told: the size, the offsets of all fields, and the same of structs inside."""
+        macro = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.name).upper()
+        own = ((f"{macro}_BYTES", self.size), (f"{macro}_OFFSETS", ",".join(map(str, self.offsets.values()))))
+        inner = {kind: None for _, kind in self.fields if isinstance(kind, Struct)}
+        return (*own, *(define for kind in inner for define in kind.defines()))
+
+    def _place(self, name: str) -> tuple[int, Any]:
+        outer, _, inner = name.partition(".")
+        kind = dict(self.fields)[outer]
+        if not inner:
+            return self.offsets[outer], kind
+        at, kind = kind._place(inner)
+        return self.offsets[outer] + at, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Some neighbouring fields of a struct, written at once."""
+
+    layout: struct.Struct
+    at: int
+
+    def write(self, packed: bytearray, *values: Any) -> None:
+        """Put the values of the fields into the bytes of a struct; a complex number is two values."""
+        self.layout.pack_into(packed, self.at, *values)
+
+
+def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of one type, their names separated by blanks.
+
+    >>> fields("i", "R K")
+    (('R', 'i'), ('K', 'i'))
+    """
+    return tuple((name, kind) for name in names.split())
+
+
+def _portable(kind: str) -> str:
+    """A type of the module struct whose size does not depend on the machine: a pointer is 64 bits."""
+    assert kind in _TYPES
+    return "Q" if kind == "P" else kind
+
+
+def _size(kind: Any) -> int:
+    return struct.calcsize(f"={_portable(kind)}") if isinstance(kind, str) else int(kind.size)
+
+
+def _alignment(kind: Any) -> int:
+    return _size(kind) if isinstance(kind, str) else int(kind.alignment)

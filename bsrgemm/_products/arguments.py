@@ -1,0 +1,95 @@
+"""The argument structs of the product kernels, as cuda/common/bsr.cuh and the kernels declare them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from .._kernels.element_types import number
+from .._kernels.structs import Complex, Struct, TensorMap, fields
+
+#: alpha and beta by the dtype in which sums are kept.
+_FACTORS: dict[str, Any] = {
+    "f": "f", "d": "d", "F": Complex("f"), "D": Complex("d"), "I": "I", "L": "Q", "Q": "Q", "?": "?",
+}  # fmt: skip
+
+#: The work list of a pattern; the last three are scratch memory, which each launch has of its own.
+SCHEDULE = Struct("Schedule", fields("P", "items splits count columns blocks row_tiles counters partial arrived"))
+
+#: Rows of spmv_small that are too long for one CTA, in pieces, and the block rows of each CTA.
+LONG_ROWS = Struct("LongRows", fields("P", "pieces parents count bounds partial arrived"))
+
+BLOCK_PRODUCTS_SM90 = Struct(
+    "BlockProductsSm90",
+    (
+        *fields(TensorMap(), "a b"),
+        *fields("P", "out left right starts counters"),
+        *fields("q", "blocks pairs a_blocks b_blocks"),
+        *fields("i", "R N K narrow row_blocks"),
+    ),
+)
+
+BLOCK_PRODUCTS_SM80 = Struct(
+    "BlockProductsSm80",
+    (
+        *fields("P", "a b out left right starts"),
+        *fields("q", "blocks pairs a_blocks b_blocks a_line b_line a_block b_block"),
+        *fields("i", "R N K"),
+    ),
+)
+
+BLOCK_PATTERN = Struct("BlockPattern", (*fields("P", "indices indptr"), *fields("q", "rows blocks")))
+
+SPGEMM_PATTERN = Struct(
+    "SpgemmPattern",
+    (
+        *fields(BLOCK_PATTERN, "a b"),
+        *fields("q", "columns"),
+        *fields("P", "before most left right column start count indices starts"),
+        *fields("i", "slots listed"),
+    ),
+)
+
+#: A pattern whose arrays lie in one piece each and have one dtype.
+STORED_PATTERN = Struct(
+    "StoredPattern", (*fields("P", "indices indptr"), *fields("q", "rows columns blocks transposed"))
+)
+
+WORK_LIST = Struct(
+    "WorkList",
+    (
+        *fields(STORED_PATTERN, "stored"),
+        *fields("P", "order place row_tiles keys begun columns blocks bounds first last items item_count"),
+        *fields("q", "count tile"),
+        *fields("i", "per_row per_group all_row_tiles groups block_cols block_bits member_bits column_bits"),
+        *fields("q", "step"),
+    ),
+)
+
+
+@cache
+def product(acc: str) -> Struct:
+    """The argument of a product whose sums are kept in `acc`, by its CUDA name."""
+    return Struct(
+        "Product",
+        (
+            *fields(_FACTORS[number(acc).char], "alpha beta"),
+            *fields("P", "data indices indptr places b c"),
+            *fields("q", "block_rows block_cols blocks N batches b_row b_col b_batch c_row c_col c_batch"),
+            *fields("i", "R K read_c"),
+        ),
+    )
+
+
+@cache
+def gemm_sm80(acc: str) -> Struct:
+    """The argument of gemm_sm80."""
+    return Struct("GemmSm80", (("product", product(acc)), ("schedule", SCHEDULE)))
+
+
+@cache
+def gemm_sm90() -> Struct:
+    """The argument of gemm_sm90, whose sums are always float32."""
+    maps = fields(TensorMap(), "a b c")
+    parts = (("product", product("f32")), ("schedule", SCHEDULE))
+    return Struct("GemmSm90", (*maps, *parts, *fields("i", "group count keep_a")))

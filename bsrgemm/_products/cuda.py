@@ -1,0 +1,110 @@
+"""Products on the GPU: which launches a product takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .._backend import registry
+from .._backend.base import Array, Blocks
+from .._kernels import workspace
+from .._kernels.element_types import types
+from .._kernels.launching import contiguous, run
+from . import block_products, complex_gemm, heuristics, launch, spgemm_pattern
+from .call import ProductCall, ProductPattern
+from .engine import ProductEngine
+from .launch import Launch
+from .matrix_cache import matrix_cache_of
+
+#: Work lists count in 32 bits.
+_MOST_INT32 = 2**31
+
+
+class CudaProducts(ProductEngine):
+    """Products of CuPy arrays."""
+
+    def multiply_dense(self, call: ProductCall) -> Launch | None:
+        A, B = call.matrix, call.B
+        if call.transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
+            call = replace(call, matrix=_transposed_copy(A), transposed=False)
+        if call.fp8 and launch.wants_columns(B):
+            call = replace(call, B=workspace.retain_for_graph(lambda: _by_columns(B)))
+        if complex_gemm.serves(call):
+            workspace.retain_for_graph(lambda: complex_gemm.product(call))
+            return None
+        started = launch.product(call)
+        return started if call.matrix is A and call.B is B else None  # copies are made for every product
+
+    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
+        memory, other = out.data.mem, X.data.mem  # allocations of their own share nothing
+        first, last = memory.ptr, memory.ptr + memory.size
+        if other.ptr >= last or first >= other.ptr + other.size:
+            for start, stop in matrix_cache_of(A).extents:
+                if start < last and first < stop:
+                    break
+            else:
+                return None
+        return super().overlapping(out, X, A)
+
+    def product_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
+        found = spgemm_pattern.product_pattern(a, b, block_cols)
+        return super().product_pattern(a, b, block_cols) if found is None else found
+
+    def pair_products(
+        self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
+    ) -> Array:
+        found = block_products.pair_products(a, ia, b, ib, starts, dtype, rows)
+        if found is not None:
+            return found
+        R, K = a.shape[1:]
+        N = b.shape[2]
+        out = cupy.empty((len(starts), R, N), dtype)
+        if out.size:
+            config = heuristics.spgemm_simt(types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
+            arrays = (contiguous(x) for x in (a, ia, b, ib, starts))
+            sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
+            args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
+            run(config, config.grid(len(starts)), args)
+        return out
+
+    def sampled(
+        self,
+        X: Array,
+        Y: Array,
+        indices: Array,
+        indptr: Array,
+        block: tuple[int, int],
+        dtype: np.dtype[Any],
+        tf32: bool = False,
+    ) -> Array:
+        if len(indices) and X.shape[1]:
+            found = block_products.sampled(X, Y, indices, indptr, block, dtype, tf32)
+            if found is not None:
+                return found
+        return super().sampled(X, Y, indices, indptr, block, dtype)
+
+
+def _by_columns(B: Array) -> Array:
+    """A matrix, or each of a batch, in columns."""
+    return cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
+
+
+def _transposed_copy(A: Any) -> Any:
+    """The transpose of `A` in arrays of its own, for a kernel that cannot read `A` along its columns.
+
+    It is kept on `A` while that has the same arrays. Its values are taken anew each time: a user may have written some.
+    """
+    blocks, kept = A._blocks, A.__dict__.get("_transposed_copy")
+    if kept is None or any(a is not b for a, b in zip(kept[0], blocks, strict=True)) or kept[1] != A._shape:
+        order = cupy.argsort(blocks.indices, kind="stable")  # as `structure.transpose` has it
+        kept = A._transposed_copy = (blocks, A._shape, A._transpose_now(), order)
+        return kept[2]
+    _, _, T, order = kept
+    T.data[...] = blocks.data[order].transpose(0, 2, 1)
+    return T
+
+
+ENGINE = CudaProducts(registry.cuda())

@@ -1,0 +1,53 @@
+"""Which block rows go well together in a group: launches of cuda/row_matching.cu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .._backend.base import Array
+from .._kernels import jit
+from .._kernels.element_types import element
+from .._kernels.launching import run
+from . import work_list_launch
+from .configs import RowMatching
+from .work_list import Pattern
+
+#: Rows of bits that are compared to find rows which go well together, in bytes; beyond it neighbours share a group.
+_MOST_PATTERN_BYTES = 64 << 20
+#: A null pointer: row tiles in the order in which they come.
+_NO_ORDER = np.uintp(0)
+
+
+def matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:
+    """An order of the row tiles in which those of a group have many columns in common, or None for their own order.
+
+    Tiles are put together in pairs, then pairs of pairs, and so on, as long as a group takes more.
+    """
+    rows, cols = pattern.shape
+    padded = -(-rows * per_row // per_group) * per_group
+    words = -(-cols // 32)
+    if padded <= per_group or padded * words * 4 > _MOST_PATTERN_BYTES or not len(pattern.indices):
+        return None
+    window, side = RowMatching.window, RowMatching.side
+    config = RowMatching("row_bits", element(pattern.indices.dtype))
+    bits = cupy.zeros((padded, words), np.uint32)
+    stored = jit.argument(work_list_launch.stored(pattern))
+    run(config, config.grid(len(pattern.indices)), (stored, bits, np.int32(per_row), np.int32(words)))
+    order: Any = _NO_ORDER
+    nodes, members = min(window, padded), 1
+    overlap = cupy.empty((-(-padded // nodes), nodes, nodes), np.uint16)  # later rounds need a quarter
+    while members < per_group:
+        all_nodes = padded // members
+        windows, tiles = -(-all_nodes // nodes), -(-nodes // side)
+        counts = (np.int32(nodes), np.int32(all_nodes))
+        run(RowMatching("overlaps"), (tiles, tiles, windows), (bits, overlap, *counts, np.int32(words)))
+        merged = cupy.empty((all_nodes // 2, words), np.uint32)
+        new_order = cupy.empty(padded, np.int32)
+        args = (overlap, bits, merged, order, new_order, *counts, np.int32(members), np.int32(words))
+        run(RowMatching("match_rows"), (windows,), args, threads=window)
+        bits, order = merged, new_order
+        nodes, members = nodes // 2, members * 2
+    return order
