@@ -1,8 +1,8 @@
 """What the kernels would have computed, from the host: the results of every engine method on the stand-in.
 
-Each method of the GPU's engines is run first, which makes its launches; then the host's method is given the same call on
-the same memory and writes the result. Where the launch code waits for numbers of a kernel, these come from the host too.
-This file alone knows the names of those methods.
+Each method of the GPU's engines is run first, which makes its launches; then the host's method is given the same call
+on the same memory and writes the result. Where the launch code waits for numbers of a kernel, these come from the host
+too. This file alone knows the names of those methods.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from bsrgemm._attention import decode, decode_launch
+from bsrgemm._attention import cuda as cuda_attention
+from bsrgemm._attention import host as host_attention
 from bsrgemm._backend import cupy_backend, structure
+from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import workspace
-from bsrgemm._products import launch, spgemm_pattern
+from bsrgemm._products import arguments, launch, spgemm_pattern
+from bsrgemm._products import cuda as cuda_products
+from bsrgemm._products import host as host_products
 
 from . import log, stand_in
 
@@ -48,13 +53,19 @@ def install() -> None:
     """Let the GPU's engines deliver what the host computes."""
     log.install(stand_in.load, stand_in.encode_tensor_map)
     workspace._capture_info = stand_in.capture_info
-    backend = cupy_backend.CupyBackend
-    for name in ("expand", "segment_reduce", "pair_products", "sampled"):
-        setattr(backend, name, _returning(getattr(backend, name), _HOST.get(name) or getattr(HOST, name)))
-    backend.spmm = _spmm(backend.spmm)  # type: ignore[method-assign]
-    backend.attention = _attention(backend.attention)  # type: ignore[method-assign]
+    backend, products = cupy_backend.CupyBackend, cuda_products.CudaProducts
+    for where, name, host in (
+        (backend, "expand", _expand),
+        (backend, "segment_reduce", HOST.segment_reduce),
+        (products, "pair_products", _pair_products),
+        (products, "sampled", host_products.ENGINE.sampled),
+    ):
+        setattr(where, name, _returning(getattr(where, name), host))
+    products.multiply_dense = _multiply_dense(products.multiply_dense)  # type: ignore[method-assign]
     launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
-    decode_launch._on_device = _decode(decode_launch._on_device)
+    attention = cuda_attention.CudaAttention
+    attention.forward = _forward(attention.forward)  # type: ignore[method-assign]
+    attention.decode = _decode(attention.decode)  # type: ignore[method-assign]
     spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
     stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
 
@@ -117,7 +128,7 @@ def _pair_products(a: Any, ia: Any, b: Any, ib: Any, *args: Any) -> Any:
     if not fine.all():
         a, b = (np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]) for x in (a, b))
         ia, ib = np.where(fine, ia, len(a) - 1), np.where(fine, ib, len(b) - 1)
-    return HOST.pair_products(a, ia, b, ib, *args)
+    return host_products.ENGINE.pair_products(a, ia, b, ib, *args)
 
 
 def _expand(indptr: Any, n: int) -> Any:
@@ -126,37 +137,35 @@ def _expand(indptr: Any, n: int) -> Any:
     return rows.astype(indptr.dtype)
 
 
-#: Methods of the host that take no garbage, as they take it here.
-_HOST: dict[str, Callable[..., Any]] = {"pair_products": _pair_products, "expand": _expand}
-
-
 # ------------------------------------------------------------------------------------------------ products
-def _spmm(original: Callable[..., Any]) -> Callable[..., Any]:
+def _multiply_dense(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def spmm(self: Any, A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, **how: Any) -> Any:
+    def multiply_dense(self: Any, call: Any) -> Any:
+        A, B, out = call.matrix, call.B, call.out
         before = out._memory.copy()
-        started = original(self, A, B, out, acc, alpha, beta, **how)
+        started = original(self, call)
         out._memory[...] = before
 
         def compute(alpha: Any, beta: Any) -> None:
             memory = out._memory
             arrays = (A.data, A.indices, A.indptr, B)
-            key = (*map(_host, arrays), A._shape, memory if beta != 0 else memory.shape, memory.dtype, acc)
+            how = (alpha, beta, A._shape, call.transposed, call.tf32, call.fp8, call.acc, memory.dtype)
 
             def product() -> Any:
                 result = memory.copy()
-                HOST.spmm(A.get(), B._memory, result, acc, alpha, beta, **how)
+                moved = replace(call, matrix=A.get(), B=B._memory, out=result, alpha=alpha, beta=beta, config=None)
+                host_products.ENGINE.multiply_dense(moved)
                 return result
 
-            found = _once(("spmm", key, alpha, beta, sorted(how.items())), product)
+            found = _once(("product", *map(_host, arrays), memory if beta != 0 else memory.shape, how), product)
             memory[...] = 0 if found is None else found
 
         if started is not None:
             _replays[id(started)] = (started, compute)
-        stand_in.do(lambda: compute(alpha, beta))
+        stand_in.do(lambda: compute(call.alpha, call.beta))
         return started
 
-    return spmm
+    return multiply_dense
 
 
 def _start(original: Callable[..., None]) -> Callable[..., None]:
@@ -171,9 +180,9 @@ def _start(original: Callable[..., None]) -> Callable[..., None]:
 
 
 # ----------------------------------------------------------------------------------------------- attention
-def _attention(original: Callable[..., None]) -> Callable[..., None]:
+def _forward(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def attention(self: Any, call: Any) -> None:
+    def forward(self: Any, call: Any) -> None:
         original(self, call)
 
         def work() -> None:
@@ -185,25 +194,30 @@ def _attention(original: Callable[..., None]) -> Callable[..., None]:
 
             def compute() -> Any:
                 results = [None if x is None else np.empty_like(x) for x in outputs]
-                HOST.attention(replace(call, **arrays, mask=mask, out=results[0], lse=results[1]))
+                host_attention.ENGINE.forward(replace(call, **arrays, mask=mask, out=results[0], lse=results[1]))
                 return results
 
-            key = ("attention", list(arrays.values()), masked, numbers, [None if x is None else x.dtype for x in outputs])
+            key = (
+                "attention",
+                list(arrays.values()),
+                masked,
+                numbers,
+                [None if x is None else x.dtype for x in outputs],
+            )
             for x, result in zip(outputs, _once(key, compute) or (0, 0), strict=True):
                 if x is not None:
                     x[...] = result
 
         stand_in.do(work)
 
-    return attention
+    return forward
 
 
 def _decode(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_device(
-        q: Any, cache: Any, blocks: Any, block: int, left: int, scale: float, softcap: Any, out: Any, lse: Any
-    ) -> None:
-        original(q, cache, blocks, block, left, scale, softcap, out, lse)
+    def decode(self: Any, call: Any) -> None:
+        original(self, call)
+        q, cache, out, lse = call.q, call.cache, call.out, call.lse
 
         def work() -> None:
             moved = copy.copy(cache)
@@ -213,18 +227,20 @@ def _decode(original: Callable[..., None]) -> Callable[..., None]:
 
             def compute() -> Any:
                 results = np.empty(out.shape, out.dtype), None if lse is None else np.empty(lse.shape, lse.dtype)
-                decode._on_host(_host(q), moved, _host(blocks), block, left, scale, softcap, *results)
+                arrays = {"q": _host(q), "blocks": _host(call.blocks), "out": results[0], "lse": results[1]}
+                host_attention.ENGINE.decode(replace(call, cache=moved, **arrays))
                 return results
 
-            arrays = (q, blocks, cache.k, cache.v, cache.table, cache._device_lengths)
-            key = ("decode", tuple(map(_host, arrays)), cache._lengths, block, left, scale, softcap, lse is None)
-            for x, result in zip((out, lse), _once(key, compute) or (0, 0), strict=True):
+            arrays = (q, call.blocks, cache.k, cache.v, cache.table, cache._device_lengths)
+            numbers = (cache._lengths, call.block, call.left, call.scale, call.softcap, lse is None)
+            found = _once(("decode", tuple(map(_host, arrays)), numbers), compute) or (0, 0)
+            for x, result in zip((out, lse), found, strict=True):
                 if x is not None:
                     x._memory[...] = result
 
         stand_in.do(work)
 
-    return on_device
+    return decode
 
 
 # ------------------------------------------------------------------------------- which blocks of a product meet
@@ -240,9 +256,7 @@ def _pattern(original: Callable[..., Any]) -> Callable[..., Any]:
         (left, left_places), (right, right_places) = (
             _in_range(*(x._memory for x in matrix[1:]), n) for matrix, n in ((a, len(b.indptr) - 1), (b, block_cols))
         )
-        found = _once(
-            ("pattern", left[1:], right[1:], block_cols), lambda: structure.product_pattern(HOST, left, right, block_cols)
-        )
+        found = _once(("pattern", left[1:], right[1:], block_cols), lambda: _host_pattern(left, right, block_cols))
         found = found._replace(left=left_places[found.left], right=right_places[found.right])
         ends = np.append(found.starts, len(found.left))
         pairs = np.diff(ends[found.indptr]) if len(found.indptr) else np.zeros(0, np.int64)
@@ -259,11 +273,15 @@ def _pattern(original: Callable[..., Any]) -> Callable[..., Any]:
     return product_pattern
 
 
-def _in_range(indices: Any, indptr: Any, columns: int) -> tuple[structure.Blocks, np.ndarray[Any, Any]]:
+def _host_pattern(left: Blocks, right: Blocks, block_cols: int) -> Any:
+    return host_products.ENGINE.product_pattern(left, right, block_cols)
+
+
+def _in_range(indices: Any, indptr: Any, columns: int) -> tuple[Blocks, np.ndarray[Any, Any]]:
     """The blocks whose columns exist, as kernels see them, and where they are among all."""
     fine = (indices >= 0) & (indices < columns)
     before = np.concatenate([[0], np.cumsum(fine)]).astype(indptr.dtype)
-    return structure.Blocks(None, indices[fine], before[indptr]), np.flatnonzero(fine)
+    return Blocks(None, indices[fine], before[indptr]), np.flatnonzero(fine)
 
 
 def _at(pointer: int, dtype: Any, count: int) -> np.ndarray[Any, Any]:
@@ -272,16 +290,17 @@ def _at(pointer: int, dtype: Any, count: int) -> np.ndarray[Any, Any]:
     return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
 
 
-def _argument(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return spgemm_pattern._LAYOUT.unpack(args[0].tobytes())
+def _pointer(args: tuple[Any, ...], name: str) -> int:
+    """A pointer of the argument of spgemm_pattern.cu."""
+    return int(struct.unpack_from("=Q", args[0].tobytes(), arguments.SPGEMM_PATTERN.offsets[name])[0])
 
 
 def _count_pairs(args: tuple[Any, ...]) -> None:
     pairs, _, _ = _expected[-1]
-    before = _at(_argument(args)[9], np.int64, len(pairs) + 2)
+    before = _at(_pointer(args, "before"), np.int64, len(pairs) + 2)
     before[1:-1], before[-1] = pairs, pairs.max(initial=0)
 
 
 def _count_columns(args: tuple[Any, ...]) -> None:
     _, columns, index = _expected[-1]
-    _at(_argument(args)[15], index, len(columns) + 1)[1:] = columns
+    _at(_pointer(args, "count"), index, len(columns) + 1)[1:] = columns

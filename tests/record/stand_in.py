@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -394,7 +394,7 @@ class Kernel:
     """What `jit.load` returns: a launch runs nothing."""
 
     #: By entry: what the host does in place of a kernel whose result the launch code reads.
-    results: dict[str, Callable[[tuple[Any, ...]], None]] = {}
+    results: ClassVar[dict[str, Callable[[tuple[Any, ...]], None]]] = {}
     max_dynamic_shared_size_bytes = 0
 
     def __init__(self, entry: str) -> None:
@@ -500,7 +500,9 @@ def _asarray(a: Any, dtype: Any = None, order: Any = None, *, blocking: bool = F
     return found
 
 
-def _array(obj: Any, dtype: Any = None, copy: bool = True, order: Any = "K", subok: bool = False, ndmin: int = 0) -> Any:
+def _array(
+    obj: Any, dtype: Any = None, copy: bool = True, order: Any = "K", subok: bool = False, ndmin: int = 0
+) -> Any:
     found = _asarray(obj, dtype)
     if found is obj and copy:
         found = found.copy()
