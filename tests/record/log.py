@@ -106,11 +106,12 @@ class TestLog:
         return [link for _, links in self._ordered() for link in links]
 
     def digest(self) -> str:
-        """A digest of all launches and of which share their operands; empty where there are none."""
-        names, links = self.launches(), self.links()
-        if not names:
-            return ""
-        return _digest("\n".join(f"{name} {link}" for name, link in zip(names, links, strict=True)))
+        """A digest of all launches; empty where there are none."""
+        return _digest(" ".join(self.launches())) if self._threads else ""
+
+    def sharing(self) -> str:
+        """A digest of which launches share their operands and streams; empty where there are none."""
+        return _digest(" ".join(self.links())) if self._threads else ""
 
     def entries(self) -> list[str]:
         """Names of the kernels."""

@@ -87,13 +87,12 @@ class Recorder:
         if ON_STAND_IN and isinstance(error, stand_in.NotOnStandIn):
             report.outcome, report.longrepr = "skipped", (__file__, 0, f"Skipped: only on a card: {error}")
         if report.when == "call" and self.log is not None:
-            names, links = self.log.launches(), self.log.links()
-            found = [(k, len(list(g))) for k, g in itertools.groupby(names)]
+            found = [(name, len(list(same))) for name, same in itertools.groupby(self.log.launches())]
             launches = {
                 "digest": self.log.digest(),
                 "entries": self.log.entries(),
                 "names": [name if n == 1 else f"{name}*{n}" for name, n in found],
-                "links": links if len(links) < 200 else [],
+                "sharing": self.log.sharing(),
             }
             item.user_properties.append(("launches", launches))
             report.user_properties = [*report.user_properties, ("launches", launches)]

@@ -26,6 +26,8 @@ from .. import fake_device
 from . import log
 
 _ALIGNMENT = 512
+#: Larger allocations are left to a card.
+_MOST_BYTES = 1 << 30
 #: What a launch asks a card about: those of an H200.
 ATTRIBUTES: dict[str, int] = {
     "MultiProcessorCount": 132,
@@ -83,6 +85,8 @@ def _allocate(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, 
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
+    if size > _MOST_BYTES:
+        raise NotOnStandIn(f"an allocation of {size} bytes")
     rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
     owner = np.empty(rounded + _ALIGNMENT, np.uint8)
     skip = -owner.ctypes.data % _ALIGNMENT
