@@ -1,8 +1,9 @@
 """What the kernels would have computed, from the host: the results of every engine method on the stand-in.
 
-Each method of the GPU's engines is run first, which makes its launches; then the host's method is given the same call
-on the same memory and writes the result. Where the launch code waits for numbers of a kernel, these come from the host
-too. This file alone knows the names of those methods.
+Each function that starts kernels is run first; then the host's engine is given the same call on the same memory and
+writes the result. That is done as far below as possible, so that copies and conversions on the way are real ones and
+the tests see an error in them. Where the launch code waits for numbers of a kernel, these come from the host too. This
+file alone knows the names of those functions.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+import bsrgemm
 from bsrgemm._attention import cuda as cuda_attention
 from bsrgemm._attention import host as host_attention
+from bsrgemm._attention import launch as attention_launch
 from bsrgemm._backend import cupy_backend, structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
@@ -61,10 +64,10 @@ def install() -> None:
         (products, "sampled", host_products.ENGINE.sampled),
     ):
         setattr(where, name, _returning(getattr(where, name), host))
-    products.multiply_dense = _multiply_dense(products.multiply_dense)  # type: ignore[method-assign]
+    launch.product = _product(launch.product)
     launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
+    attention_launch.forward = _forward(attention_launch.forward)
     attention = cuda_attention.CudaAttention
-    attention.forward = _forward(attention.forward)  # type: ignore[method-assign]
     attention.decode = _decode(attention.decode)  # type: ignore[method-assign]
     spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
     stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
@@ -138,34 +141,49 @@ def _expand(indptr: Any, n: int) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ products
-def _multiply_dense(original: Callable[..., Any]) -> Callable[..., Any]:
+def _innermost(original: Callable[..., Any], result: Callable[..., None]) -> Callable[..., Any]:
+    """A function that may call itself with copies of its operands: the host does the innermost call, on the copies."""
+    calls: list[bool] = []  # of each call under way: has it called itself?
+
     @functools.wraps(original)
-    def multiply_dense(self: Any, call: Any) -> Any:
+    def function(*args: Any) -> Any:
+        if calls:
+            calls[-1] = True
+        calls.append(False)
+        try:
+            returned = original(*args)
+        finally:
+            again = calls.pop()
+        if not again:
+            result(returned, *args)
+        return returned
+
+    return function
+
+
+def _product(original: Callable[..., Any]) -> Callable[..., Any]:
+    def multiply(started: Any, call: Any) -> None:
         A, B, out = call.matrix, call.B, call.out
-        before = out._memory.copy()
-        started = original(self, call)
-        out._memory[...] = before
 
         def compute(alpha: Any, beta: Any) -> None:
             memory = out._memory
-            arrays = (A.data, A.indices, A.indptr, B)
+            arrays = tuple(map(_host, (A.data, A.indices, A.indptr)))
             how = (alpha, beta, A._shape, call.transposed, call.tf32, call.fp8, call.acc, memory.dtype)
 
             def product() -> Any:
-                result = memory.copy()
-                moved = replace(call, matrix=A.get(), B=B._memory, out=result, alpha=alpha, beta=beta, config=None)
+                result, matrix = memory.copy(), bsrgemm.bsr_array(arrays, shape=A._shape)
+                moved = replace(call, matrix=matrix, B=B._memory, out=result, alpha=alpha, beta=beta, config=None)
                 host_products.ENGINE.multiply_dense(moved)
                 return result
 
-            found = _once(("product", *map(_host, arrays), memory if beta != 0 else memory.shape, how), product)
+            found = _once(("product", arrays, B._memory, memory if beta != 0 else memory.shape, how), product)
             memory[...] = 0 if found is None else found
 
         if started is not None:
             _replays[id(started)] = (started, compute)
         stand_in.do(lambda: compute(call.alpha, call.beta))
-        return started
 
-    return multiply_dense
+    return _innermost(original, multiply)
 
 
 def _start(original: Callable[..., None]) -> Callable[..., None]:
@@ -181,36 +199,29 @@ def _start(original: Callable[..., None]) -> Callable[..., None]:
 
 # ----------------------------------------------------------------------------------------------- attention
 def _forward(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def forward(self: Any, call: Any) -> None:
-        original(self, call)
+    def attend(_: None, backend: Any, call: Any) -> None:
+        outputs = [call.out._memory, None if call.lse is None else call.lse._memory]
+        arrays = {name: _host(getattr(call, name)) for name in ("q", "k", "v", "scales", "bounds")}
+        numbers = (call.scale, call.softcap, call.left, call.right, call.bottom_right, call.fp8, call.value_scale)
 
         def work() -> None:
-            outputs = [call.out._memory, None if call.lse is None else call.lse._memory]
-            arrays = {name: _host(getattr(call, name)) for name in ("q", "k", "v", "scales", "bounds")}
             mask = None if call.mask is None else call.mask.get()
             masked = () if mask is None else (mask.indptr, mask.indices, mask.kinds, mask.bits, mask.heads, mask.block)
-            numbers = (call.scale, call.softcap, call.left, call.right, call.bottom_right, call.fp8, call.value_scale)
 
             def compute() -> Any:
                 results = [None if x is None else np.empty_like(x) for x in outputs]
                 host_attention.ENGINE.forward(replace(call, **arrays, mask=mask, out=results[0], lse=results[1]))
                 return results
 
-            key = (
-                "attention",
-                list(arrays.values()),
-                masked,
-                numbers,
-                [None if x is None else x.dtype for x in outputs],
-            )
-            for x, result in zip(outputs, _once(key, compute) or (0, 0), strict=True):
+            dtypes = [None if x is None else x.dtype for x in outputs]
+            found = _once(("attention", list(arrays.values()), masked, numbers, dtypes), compute) or (0, 0)
+            for x, result in zip(outputs, found, strict=True):
                 if x is not None:
                     x[...] = result
 
         stand_in.do(work)
 
-    return forward
+    return _innermost(original, attend)
 
 
 def _decode(original: Callable[..., None]) -> Callable[..., None]:

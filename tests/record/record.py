@@ -85,7 +85,7 @@ def build(report: dict[str, Any], table: dict[str, dict[str, Any]], partial: boo
     tests = report.pop("tests")
     head, dirty = commit()
     counts = counted(tests)
-    cut_off = report["collected"] is None or report["collected"] != len(tests) != 0
+    cut_off = report["collected"] != len(tests)
     record = {key: value for key, value in report.items() if key != "collected"}
     record |= {"commit": head, "dirty": dirty, "partial": partial or cut_off}
     record["suite"] = {"collected": report["collected"], **counts}
@@ -114,6 +114,8 @@ def build(report: dict[str, Any], table: dict[str, dict[str, Any]], partial: boo
             sequence += [numbers[name]] if count == 1 else [[numbers[name], count]]
         entry |= {"digest": found["digest"], "sharing": found["sharing"], "kernels": found["entries"]}
         entry["launches"] = sequence
+        if found["drawn"]:
+            entry["drawn"] = True  # hypothesis has drawn its inputs, others in another version
     record |= {"kernels": [list(kernel) for kernel in kernels], "launches": launches, "tests": entries}
     return record
 
@@ -212,7 +214,10 @@ def chosen(record: dict[str, Any], seconds: dict[str, float], budget: float) -> 
     waiting = {
         name: features(record, test)
         for name, test in record["tests"].items()
-        if test["outcome"] == "passed" and test.get("launches") and name not in left_out and name in seconds
+        if test["outcome"] == "passed"
+        and test.get("launches")
+        and not (test.get("drawn") or name in left_out)
+        and name in seconds
     }
     found: list[str] = []
     met: set[Any] = set()

@@ -72,8 +72,7 @@ def suite(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """A record of the tests marked `gpu`, or of some of them, and the seconds that each took."""
     report = folder / ("stand_in.json" if stand_in else "suite.json")
-    paths = only or ["tests"]
-    found, table, said = run_tests("-n", workers, "-m", "gpu", *paths, report=report, stand_in=stand_in)
+    found, table, said = run_tests("-n", workers, "-m", "gpu", *(only or ["tests"]), report=report, stand_in=stand_in)
     print("\n".join(said.splitlines()[-40:]), flush=True)
     seconds = {test["name"]: test["seconds"] for test in found["tests"]}
     return records.build(found, table, partial=bool(only)), seconds
@@ -129,13 +128,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=records.PATH)
     parser.add_argument("--logs", type=Path, help="a folder in which to keep all that the runs have said")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others are left as recorded")
-    parser.add_argument(
-        "--only", nargs="+", default=[], help="paths and options for pytest; the record is partial then"
-    )
+    parser.add_argument("--paths", nargs="+", default=[], help="some tests alone: the record says that it is partial")
+    parser.add_argument("-k", dest="keyword", help="as that of pytest: the record says that it is partial")
     parser.add_argument(
         "--card", choices=("real", "stand-in"), default="real", help="stand-in: a rehearsal of the suite"
     )
     options = parser.parse_args()
+    only = [*options.paths, *(["-k", options.keyword] if options.keyword else [])]
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     before = records.load(options.out) if options.out.exists() else {}
@@ -144,7 +143,7 @@ def main() -> int:
         folder = Path(name)
         record = dict(before)
         if "suite" in options.parts:
-            record, _ = suite(folder, options.workers, options.only, stand_in=options.card == "stand-in")
+            record, _ = suite(folder, options.workers, only, stand_in=options.card == "stand-in")
             # What other parts have seen is of the code that they ran on, which they name.
             record |= {key: before.get(key, {}) for key in ("sanitizer", "stand_in")} | {"sample": []}
             records.write(options.out, record)  # should what follows be cut off
@@ -157,7 +156,7 @@ def main() -> int:
             record["sanitizer"] = record.get("sanitizer", {}) | {tool: part.result()}
             records.write(options.out, record)
         if "stand-in" in options.parts:
-            rehearsed, seconds = suite(folder, options.workers, options.only, stand_in=True)
+            rehearsed, seconds = suite(folder, options.workers, only, stand_in=True)
             record["stand_in"] = excused(record, rehearsed)
             record["sample"] = records.chosen(record, seconds, _SAMPLE_SECONDS)
             records.write(options.out, record)

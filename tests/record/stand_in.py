@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 30
 #: What a launch asks a card about: those of an H200.
 ATTRIBUTES: dict[str, int] = {
     "MultiProcessorCount": 132,
-    "L2CacheSize": 62914560,
+    "L2CacheSize": 52428800,
     "MaxSharedMemoryPerBlockOptin": 232448,
     "MaxSharedMemoryPerMultiprocessor": 233472,
     "MaxThreadsPerBlock": 1024,
@@ -530,8 +530,14 @@ class _Random:
         return lambda *args, **kwargs: _call(method, *args, **kwargs)
 
 
-def install() -> types.ModuleType:
-    """Put the stand-in in the place of CuPy, before anything imports it; the module."""
+def install(record: dict[str, Any] | None = None) -> types.ModuleType:
+    """Put the stand-in in the place of CuPy, before anything imports it; the module.
+
+    It answers as the card of a record did, where there is one.
+    """
+    if record is not None and record.get("attributes") and record["card"] != "stand-in":
+        ATTRIBUTES.update(record["attributes"])
+        ABOUT.update({key: record[key] for key in ("card", "nvrtc", "driver")})
     if "cupy" in sys.modules:
         raise RuntimeError("CuPy is imported already")
     fake_device.ndarray = ndarray  # type: ignore[misc]
