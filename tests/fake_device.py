@@ -16,10 +16,17 @@ from typing import Any, NoReturn
 import numpy as np
 import scipy.sparse
 
-import bsrgemm._backend.registry
-from bsrgemm._attention.call import AttentionCall
+from bsrgemm._attention import host as attention_host
+from bsrgemm._attention.call import AttentionCall, DecodeCall
+from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
+from bsrgemm._attention.engine import AttentionEngine
+from bsrgemm._backend import registry, structure
+from bsrgemm._backend.base import Backend, Blocks
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._backend.registry import Backend
+from bsrgemm._products import host as products_host
+from bsrgemm._products.call import ProductCall
+from bsrgemm._products.engine import ENGINES as PRODUCT_ENGINES
+from bsrgemm._products.engine import ProductEngine
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
 Scalar = bool | int | float | complex | np.generic
@@ -758,7 +765,7 @@ class _Foreign(_spbase):
         elif not isinstance(arg1, tuple):
             raise TypeError("invalid input format")
         self._host = self._host_class(arg1, shape=shape, dtype=dtype, copy=copy)
-        if self.format != "dia" and self._host.dtype not in FakeHome.foreign_dtypes:
+        if self.format != "dia" and self._host.dtype not in FakeBackend.foreign_dtypes:
             raise ValueError("Only bool, float32, float64, complex64 and complex128 are supported")
 
     @classmethod
@@ -830,7 +837,7 @@ class _Foreign(_spbase):
         else:
             other = _operand(other)
         product = self._host.multiply(other).tocsr()
-        if product.dtype not in FakeHome.foreign_dtypes:
+        if product.dtype not in FakeBackend.foreign_dtypes:
             product = product.astype(np.float64)
         return self._around(product)
 
@@ -866,7 +873,7 @@ sparse.sparray, sparse.spmatrix = sparray, spmatrix  # type: ignore[attr-defined
 
 
 # ------------------------------------------------------------------------------------- the backend
-class FakeHome(Backend):
+class FakeBackend(Backend):
     """A device whose memory is NumPy's; the work that has a code of its own is done by the host's."""
 
     name = "fake"
@@ -915,10 +922,34 @@ class FakeHome(Backend):
         order = None if order is None else _array(order)
         return ndarray(_compute(HOST.segment_reduce, op, _array(values), order, _array(starts)))
 
-    def spmm(self, A: Any, B: Any, out: Any, acc: np.dtype[Any], alpha: Any, beta: Any, **how: Any) -> None:
-        _compute(HOST.spmm, A.get(), _array(B), _array(out), acc, alpha, beta, **how)
+    def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
+        return blocks
 
-    def attention(self, call: AttentionCall) -> None:
+    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+        return structure.transpose(self, blocks, block_cols)
+
+    def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
+        return structure.to_csr(self, blocks, dtype)
+
+
+class FakeProducts(ProductEngine):
+    """The products of the host on the memory of the fake device; what is generic runs on the fake device itself."""
+
+    def multiply_dense(self, call: ProductCall) -> None:
+        arrays = {"matrix": call.matrix.get(), "B": _array(call.B), "out": _array(call.out)}
+        _compute(products_host.ENGINE.multiply_dense, replace(call, **arrays))
+
+    def pair_products(
+        self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any], rows: int = 0
+    ) -> ndarray:
+        arrays = (_array(x) for x in (a, ia, b, ib, starts))
+        return ndarray(_compute(products_host.ENGINE.pair_products, *arrays, dtype))
+
+
+class FakeAttention(AttentionEngine):
+    """The attention of the host on the memory of the fake device."""
+
+    def forward(self, call: AttentionCall) -> None:
         def on_host(x: Any) -> Any:
             return None if x is None else _array(x)
 
@@ -926,22 +957,21 @@ class FakeHome(Backend):
         mask = None if call.mask is None else call.mask.get()
         bounds = None if call.bounds is None else tuple(map(on_host, call.bounds))
         scales = tuple(map(on_host, call.scales))
-        _compute(HOST.attention, replace(call, **arrays, mask=mask, bounds=bounds, scales=scales))
+        _compute(attention_host.ENGINE.forward, replace(call, **arrays, mask=mask, bounds=bounds, scales=scales))
 
-    def pair_products(
-        self, a: Any, ia: Any, b: Any, ib: Any, starts: Any, dtype: np.dtype[Any], rows: int = 0
-    ) -> ndarray:
-        arrays = (_array(x) for x in (a, ia, b, ib, starts))
-        return ndarray(_compute(HOST.pair_products, *arrays, dtype))
+    def decode(self, call: DecodeCall) -> NoReturn:
+        raise TypeError("cache: wanted one on 'cpu' or 'cuda', got 'fake'")
 
 
-_installed: FakeHome | None = None
+_installed: FakeBackend | None = None
 
 
-def install() -> FakeHome:
+def install() -> FakeBackend:
     """The one fake backend, registered so that its arrays are recognised."""
     global _installed
     if _installed is None:
-        _installed = FakeHome()
-        bsrgemm._backend.registry.register(_installed)
+        _installed = FakeBackend()
+        registry.register(_installed)
+        PRODUCT_ENGINES.register(_installed.name, FakeProducts(_installed))
+        ATTENTION_ENGINES.register(_installed.name, FakeAttention(_installed))
     return _installed

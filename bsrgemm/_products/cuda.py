@@ -18,6 +18,7 @@ from .call import ProductCall, ProductPattern
 from .engine import ProductEngine
 from .launch import Launch
 from .matrix_cache import matrix_cache_of
+from .transposed import transposed_copy
 
 #: Work lists count in 32 bits.
 _MOST_INT32 = 2**31
@@ -29,7 +30,7 @@ class CudaProducts(ProductEngine):
     def multiply_dense(self, call: ProductCall) -> Launch | None:
         A, B = call.matrix, call.B
         if call.transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
-            call = replace(call, matrix=_transposed_copy(A), transposed=False)
+            call = replace(call, matrix=transposed_copy(A), transposed=False)
         if call.fp8 and launch.wants_columns(B):
             call = replace(call, B=workspace.retain_for_graph(lambda: _by_columns(B)))
         if complex_gemm.serves(call):
@@ -90,21 +91,6 @@ class CudaProducts(ProductEngine):
 def _by_columns(B: Array) -> Array:
     """A matrix, or each of a batch, in columns."""
     return cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
-
-
-def _transposed_copy(A: Any) -> Any:
-    """The transpose of `A` in arrays of its own, for a kernel that cannot read `A` along its columns.
-
-    It is kept on `A` while that has the same arrays. Its values are taken anew each time: a user may have written some.
-    """
-    blocks, kept = A._blocks, A.__dict__.get("_transposed_copy")
-    if kept is None or any(a is not b for a, b in zip(kept[0], blocks, strict=True)) or kept[1] != A._shape:
-        order = cupy.argsort(blocks.indices, kind="stable")  # as `structure.transpose` has it
-        kept = A._transposed_copy = (blocks, A._shape, A._transpose_now(), order)
-        return kept[2]
-    _, _, T, order = kept
-    T.data[...] = blocks.data[order].transpose(0, 2, 1)
-    return T
 
 
 ENGINE = CudaProducts(registry.cuda())

@@ -561,7 +561,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fake_device.ndarray, name, waits)
     for name in ("nonzero", "flatnonzero", "unique"):
         monkeypatch.setattr(fake_device.xp, name, waits)
-    monkeypatch.setattr(fake_device.FakeHome, "to_host", waits)
+    monkeypatch.setattr(fake_device.FakeBackend, "to_host", waits)
 
 
 def on_fake(**how: Any) -> list[Any]:

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bsrgemm as bg
-from bsrgemm._backend import numpy_backend
+from bsrgemm._products import host as products_host
+from bsrgemm._products.transposed import transposed_copy
 
 from ..strategies import (
     FLAVOURS,
@@ -161,7 +162,7 @@ def test_the_transpose_of_a_transpose_has_the_first_arrays(place: Place) -> None
 def test_a_transposed_product_on_the_host_needs_little_memory(
     block: int, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numpy_backend, "_LOOP_BYTES", 1 << 14)
+    monkeypatch.setattr(products_host, "_LOOP_BYTES", 1 << 14)
     n = 960
     rng = np.random.default_rng(0)
     i, j = np.nonzero(rng.random((n // block, n // block)) < 0.3)
@@ -348,12 +349,12 @@ def test_transposes_without_elements_multiply(place: Place, a: Sample, b: Sample
 def test_a_transposed_copy_is_kept_and_its_values_are_fresh(place: Place) -> None:
     s = sample()
     A = place.bsr(s)
-    first = place.backend.transposed_copy(A)
+    first = transposed_copy(A)
     assert_values(place.blocks(first).dense, s.dense.T)
     data = first.data
     A.data[...] = place.put(3 * s.data)
-    assert place.backend.transposed_copy(A) is first and first.data is data
+    assert transposed_copy(A) is first and first.data is data
     assert_values(place.blocks(first).dense, 3 * s.dense.T)
     A.sum_duplicates()
-    assert place.backend.transposed_copy(A) is not first
-    assert_values(place.blocks(place.backend.transposed_copy(A)).dense, 3 * s.dense.T)
+    assert transposed_copy(A) is not first
+    assert_values(place.blocks(transposed_copy(A)).dense, 3 * s.dense.T)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsrgemm import BlockMask
-from bsrgemm._attention import host as attention_host
+from bsrgemm._attention import host_tiles
 from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16, FLOAT8
 
@@ -35,7 +35,7 @@ TILES = ((512, 512, 64, 1 << 20), (8, 5, 2, 1 << 20), (3, 1, 1, 1), (16, 16, 16,
 @contextmanager
 def tiles(sizes: tuple[int, int, int, int]) -> Iterator[None]:
     names = ("_TILE_ROWS", "_TILE_KEYS", "_LEAST_QUERIES", "_GATHERED")
-    with mock.patch.multiple(attention_host, **dict(zip(names, sizes, strict=True))):
+    with mock.patch.multiple(host_tiles, **dict(zip(names, sizes, strict=True))):
         yield
 
 

@@ -234,7 +234,7 @@ def test_masks_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("__getitem__", "__setitem__", "astype", "get", "item", "__bool__", "__int__"):
         count(fake_device.ndarray, name)
     for name in ("from_host", "to_host", "expand"):
-        count(fake_device.FakeHome, name)
+        count(fake_device.FakeBackend, name)
     waits = {"get", "item", "__bool__", "__int__", "to_host", "nonzero", "flatnonzero", "unique"}
     common = {"block": 16, "device": "fake"}
     parametric = {

@@ -20,15 +20,25 @@ from unittest.mock import patch
 
 import numpy as np
 
+from bsrgemm._attention import decode_launch, mask_tiles
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.call import AttentionCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import jit, tensor_map, workspace
+from bsrgemm._kernels import device, jit, launching, tensor_map, workspace
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
-from bsrgemm._products import launch, matrix_cache, measured, spgemm_pattern, work_list_launch
+from bsrgemm._products import (
+    block_products,
+    complex_gemm,
+    launch,
+    matrix_cache,
+    measured,
+    row_matching,
+    spgemm_pattern,
+    work_list_launch,
+)
+from bsrgemm._products import cuda as products_cuda
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -103,7 +113,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
         sequences=lambda xp, *args: place(sequences(np, *args)),
     )
-    index, shares = matrix_cache.MatrixCache.index, launch._shares
+    index, shares = matrix_cache.MatrixCache.index, matrix_cache.MatrixCache.shares
 
     def placed(make: Callable[..., Any]) -> Callable[..., Any]:
         """Lists that are made of arrays, with arrays that have pointers."""
@@ -119,20 +129,22 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         *(
             patch.object(module, "cupy", stand_in)
             for module in (
-                *(launch, matrix_cache, cupy_backend, attention_launch, workspace, spgemm_pattern, work_list_launch),
+                *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
+                *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
             )
         ),
-        patch.object(spgemm_pattern, "_room", lambda: 96 << 10),
+        patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
+        patch.object(device, "multiprocessors", lambda: 2),
+        patch.object(device, "l2_bytes", lambda: 50 << 20),
         patch.object(workspace, "_zeroed", {}),
         patch.object(attention_launch, "mask_tiles", lists),
-        patch.object(attention_launch, "_multiprocessors", lambda: 1),
         patch.object(attention_launch, "_plans", {}),
-        patch.object(launch, "_multiprocessors", lambda: 2),
+        patch.object(decode_launch, "_plans", {}),
         *(
             patch.object(matrix_cache.MatrixCache, name, placed(getattr(matrix_cache.MatrixCache, name)))
-            for name in ("long_rows", "groups", "items")
+            for name in ("long_rows", "groups", "whole_items", "split_items")
         ),
-        patch.object(launch, "_shares", lambda *args: put(shares(*args))),
+        patch.object(matrix_cache.MatrixCache, "shares", lambda *args: put(shares(*args))),
         patch.object(measured, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: arch),
         patch.object(tensor_map, "encode", encode),
@@ -157,7 +169,8 @@ def run_attention(call: AttentionCall) -> None:
         mask.__dict__.pop("_tiles", None)
     bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
     scales = tuple(None if x is None else put(x) for x in call.scales) if call.fp8 else call.scales
-    attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
+    with patch.object(device, "multiprocessors", lambda: 1):
+        attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
     call.out[...] = arrays["out"]
     if lse is not None:
         call.lse[...] = lse
@@ -271,7 +284,7 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
     name = hashlib.sha256(repr(spec).encode()).hexdigest()[:16]
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(text)
-    defines = [f"-D{key}={value}" for key, value in spec.defines]
+    defines = [f"-D{key}={value}" for key, value in spec.all_defines()]
     # Tensor cores are worked out element by element, which wants some optimization.
     level = "-O1" if {"wgmma.cuh", "mma_tiles.cuh"} & gather(spec.source).keys() else "-O0"
     command = [COMPILER, "-std=c++20", level, "-w", "-fPIC", "-shared", "-pthread", f"-I{folder}", f"-I{HERE}"]

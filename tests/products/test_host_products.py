@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import bsrgemm as bg
-from bsrgemm._backend import numpy_backend
+from bsrgemm._products import host as products_host
 
 
 def matrix(block: tuple[int, int], dtype: str, *, rows: int = 9, cols: int = 7, seed: int = 0) -> bg.bsr_array:
@@ -40,9 +40,9 @@ def check(A: bg.bsr_array, B: np.ndarray, got: np.ndarray, alpha: float = 1.0) -
 @pytest.mark.parametrize("block", [(16, 16), (33, 8), (7, 64), (64, 48)], ids=str)
 @pytest.mark.parametrize("panel_bytes", [1, 1 << 14, 4 << 20])
 def test_panels_of_any_width_give_the_product(dtype, block, panel_bytes, monkeypatch) -> None:
-    monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", 0)
-    monkeypatch.setattr(numpy_backend, "_PANEL_BYTES", panel_bytes)
-    monkeypatch.setattr(numpy_backend, "_LEAST_PANEL_COLUMNS", 3)
+    monkeypatch.setattr(products_host, "_PANEL_FLOPS", 0)
+    monkeypatch.setattr(products_host, "_PANEL_BYTES", panel_bytes)
+    monkeypatch.setattr(products_host, "_LEAST_PANEL_COLUMNS", 3)
     A = matrix(block, dtype)
     rng = np.random.default_rng(1)
     for B in (rng.standard_normal((A.shape[1], 70)), rng.standard_normal((71, A.shape[1])).T[:, ::2]):
@@ -53,7 +53,7 @@ def test_panels_of_any_width_give_the_product(dtype, block, panel_bytes, monkeyp
 
 
 def test_panels_keep_nan_out_of_rows_that_lack_the_block(monkeypatch) -> None:
-    monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", 0)
+    monkeypatch.setattr(products_host, "_PANEL_FLOPS", 0)
     A = matrix((16, 16), "float32")
     B = np.ones((A.shape[1], 40), np.float32)
     B[16 * 3] = np.nan

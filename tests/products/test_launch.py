@@ -14,12 +14,24 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm import bsr
+from bsrgemm._array.leaves import leaf
 from bsrgemm._backend import cupy_backend
-from bsrgemm._backend.base import Backend, Blocks
+from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import forced_kernel, jit, workspace
-from bsrgemm._products import complex_gemm, configs, heuristics, launch, matrix_cache, measured, work_list_launch
+from bsrgemm._products import (
+    arguments,
+    complex_gemm,
+    configs,
+    heuristics,
+    launch,
+    matrix_cache,
+    measured,
+    work_list_launch,
+)
+from bsrgemm._products import cuda as products_cuda
+from bsrgemm._products.call import ProductCall
+from bsrgemm._products.engine import ENGINES, ProductEngine
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
 from ..emulator import emulator
@@ -57,6 +69,7 @@ class Matrix:
         self.data = put(np.ones((4, block, block), dtype))
         self.indices, self.indptr = (put(np.array(x, np.int32)) for x in ([0, 1, 0, 1], [0, 2, 4]))
         self._shape = (2 * block, 2 * block)
+        self._backend = HOST
 
 
 def dense(N: int = 64, dtype: Any = F16, rows: int = 128) -> Array:
@@ -76,17 +89,18 @@ def by_columns(room: Array) -> Array:
     return room.reshape(-1)[: 64 * 128].reshape(64, 128).T
 
 
-def multiply(ready: matrix_cache.MatrixCache, B: Array, out: Array, alpha: Any = 1, beta: Any = 0, **how: Any) -> None:
-    launch.product(ready, ready.whole, B, out, accumulator_dtype(B.dtype), alpha, beta, **how)
+def multiply(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 0, **options: Any) -> None:
+    options = {"may_copy": False, **options}
+    launch.product(ProductCall(A, B, out, accumulator_dtype(B.dtype), alpha, beta, **options))
 
 
 def test_the_same_places_again_are_neither_planned_nor_packed(started, monkeypatch) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     B, out = dense(), dense()
-    multiply(ready, B, out)
-    monkeypatch.setattr(launch, "_launch", None)
-    multiply(ready, B, out)
-    multiply(ready, B[:], out[:])  # other arrays, the same memory
+    multiply(A, B, out)
+    monkeypatch.setattr(launch, "_template", None)
+    multiply(A, B, out)
+    multiply(A, B[:], out[:])  # other arrays, the same memory
     assert started[0] == started[1] == started[2]
 
 
@@ -113,28 +127,28 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_launch_is_remembered_for_its_operands_only(change: str, started) -> None:
     """What a kernel is given is the same whether other launches are remembered or none."""
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     usual: dict[str, Any] = {"B": lying(ROOM_B), "out": lying(ROOM_C)}
     calls = [usual, {**usual, **CHANGES[change]}, usual]
     for call in calls:
-        multiply(ready, **call)
+        multiply(A, **call)
     for call in calls:
-        ready.launches.clear()
-        multiply(ready, **call)
+        A._matrix_cache.launches.clear()
+        multiply(A, **call)
     assert started[:3] == started[3:]
     assert started[0] == started[2] != started[1]
 
 
 @pytest.mark.parametrize("dtype", ["?", "i4", "u8", "f4", "f8", "c8", "c16"])
 def test_alpha_and_beta_of_every_dtype_are_those_of_the_call(dtype: str, started) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix(3, dtype))
+    A = Matrix(3, dtype)
     B, out = (dense(4, dtype, rows=6) for _ in range(2))
     factors = [(1, 1), (0, 1)] if dtype == "?" else [(1, 1), (-2, 3), (-2, 5), (7, -1)]
     if np.dtype(dtype).kind == "c":
         factors.append((1 - 2j, 3j))
     for alpha, beta in factors:
-        multiply(ready, B, out, alpha, beta)
-    assert len(ready.launches) == 1
+        multiply(A, B, out, alpha, beta)
+    assert len(A._matrix_cache.launches) == 1
     number = np.dtype(dtype.replace("i", "u"))
     for (alpha, beta), (*_, argument) in zip(factors, started, strict=True):
         want = np.array([alpha, beta]).astype(dtype).view(number)
@@ -145,18 +159,18 @@ def test_an_argument_belongs_to_one_launch(started, monkeypatch) -> None:
     """Another thread may fill in its own before the first kernel has started."""
     kept: list[Any] = []
     monkeypatch.setattr(jit, "load", lambda spec, arch: lambda *launch, shared_mem: kept.append(launch[2][0]))
-    ready = matrix_cache.MatrixCache(HOST, Matrix(3, F32))
+    A = Matrix(3, F32)
     B, out = dense(4, F32, 6), dense(4, F32, 6)
     for alpha in (1, 2):
-        multiply(ready, B, out, alpha)
+        multiply(A, B, out, alpha)
     assert [np.frombuffer(x.tobytes(), F32, 1)[0] for x in kept] == [1, 2]
 
 
 def test_tf32_is_asked_for_by_the_call(started) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix(64, F32))
+    A = Matrix(64, F32)
     B, out = dense(dtype=F32), dense(dtype=F32)
     for tf32 in (False, True, False, True):
-        multiply(ready, B, out, tf32=tf32)
+        multiply(A, B, out, tf32=tf32)
     assert started[0] == started[2] and started[1] == started[3] and started[0][0] != started[1][0]
 
 
@@ -165,31 +179,31 @@ def plain(problem: heuristics.Problem) -> configs.Gemm:
 
 
 def test_another_choice_of_kernel_counts_at_once(started, monkeypatch) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     B, out = dense(), dense()
 
-    multiply(ready, B, out)
+    multiply(A, B, out)
     monkeypatch.setattr(measured, "choice", lambda problem: plain(problem) if forced_kernel.name else None)
     with forced_kernel.force_kernel("GemmSimt"):
-        multiply(ready, B, out)
-    multiply(ready, B, out)
+        multiply(A, B, out)
+    multiply(A, B, out)
     monkeypatch.setattr(measured, "choice", plain)
-    multiply(ready, B, out)
-    ready.plans.clear()  # as `tune` does
-    multiply(ready, B, out)
-    multiply(ready, B, out, config=heuristics.gemm(launch.problem_of(ready, ready.whole, F16, F16, F32, 64)))
+    multiply(A, B, out)
+    A._matrix_cache.plans.clear()  # as `tune` does
+    multiply(A, B, out)
+    multiply(A, B, out, config=heuristics.gemm(launch.problem_of(A._matrix_cache, ProductCall(A, B, out, F32))))
     names = [name.split(":")[1].split()[0] for name, *_ in started]
     assert names == ["gemm_sm90", "gemm_simt", "gemm_sm90", "gemm_sm90", "gemm_simt", "gemm_sm90"]
 
 
 def test_no_more_than_so_many_places_are_remembered(started, monkeypatch) -> None:
     monkeypatch.setattr(matrix_cache, "_MOST_LAUNCHES", 2)
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     places = [dense() for _ in range(5)]
     for out in places:
-        multiply(ready, dense(), out)
-        assert len(ready.launches) <= 2
-    assert len(ready.plans) == 1 and len(started) == 5
+        multiply(A, dense(), out)
+        assert len(A._matrix_cache.launches) <= 2
+    assert len(A._matrix_cache.plans) == 1 and len(started) == 5
 
 
 def test_each_launch_has_scratch_memory_of_its_own(started, monkeypatch) -> None:
@@ -197,30 +211,29 @@ def test_each_launch_has_scratch_memory_of_its_own(started, monkeypatch) -> None
     given = [put(np.zeros(8, np.int32)) for _ in range(2)]
     counters = iter(given)
     monkeypatch.setattr(workspace, "counters", lambda count: next(counters))
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     B, out = dense(), dense()
     for _ in given:
-        multiply(ready, B, out)
-    (made,) = ready.plans.values()
-    at = made.value.tensor.scratch_at
+        multiply(A, B, out)
+    at = arguments.gemm_sm90().patch("schedule.counters").at
     for x, (*_, argument) in zip(given, started, strict=True):
         assert list(np.frombuffer(argument, np.uint64, 3, at)) == [x.data.ptr, 0, x.data.ptr + 8]
 
 
 def test_rows_are_copied_for_each_product_that_wants_it_and_for_no_other(started, monkeypatch) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     B, out = dense(63), dense(63)
     monkeypatch.setattr(heuristics, "wants_aligned_rows", lambda problem: True)
     made: list[Array] = []
     empty = launch.cupy.empty
     monkeypatch.setattr(launch.cupy, "empty", lambda *args: made.append(empty(*args)) or made[-1])
-    multiply(ready, B, out)
+    multiply(A, B, out)
     for value in (1, 2):
         B[...] = value
-        multiply(ready, B, out, copies=True)
+        multiply(A, B, out, may_copy=True)
         assert len(made) == value and (made[-1][:, :63] == value).all() and made[-1].strides == (128, 2)
-    multiply(ready, B, out)
-    multiply(ready, dense(64), dense(64), copies=True)
+    multiply(A, B, out)
+    multiply(A, dense(64), dense(64), may_copy=True)
     assert len(made) == 2
     assert [name.split(":")[1].split()[0] for name, *_ in started] == [
         *("gemm_simt", "gemm_sm90", "gemm_sm90", "gemm_simt", "gemm_sm90"),
@@ -228,23 +241,23 @@ def test_rows_are_copied_for_each_product_that_wants_it_and_for_no_other(started
 
 
 def test_zeros_of_both_signs_are_told_apart(started) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix(3, F32))
+    A = Matrix(3, F32)
     B, out = dense(4, F32, 6), dense(4, F32, 6)
     factors = [(0, 1), (-0.0, 1), (0.0, 1), (1, 0), (1, -0.0), (1.0, 0.0)]
     for alpha, beta in factors:
-        multiply(ready, B, out, alpha, beta)
+        multiply(A, B, out, alpha, beta)
     packed = [argument[:8] for *_, argument in started]
     assert packed == [np.array(pair, F32).tobytes() for pair in factors]
 
 
 def test_what_is_filled_in_again_is_not_packed_again(started, monkeypatch) -> None:
-    ready = matrix_cache.MatrixCache(HOST, Matrix())
+    A = Matrix()
     B, out = dense(), dense()
     packed: list[int] = []
     argument = jit.argument
     monkeypatch.setattr(jit, "argument", lambda data: packed.append(len(data)) or argument(data))
     for alpha, fresh in ((1, 1), (1, 0), (2, 1), (2, 0), (2.0, 1), (1, 1), (1, 0)):
-        multiply(ready, B, out, alpha)
+        multiply(A, B, out, alpha)
         assert len(packed) == fresh
         packed.clear()
     assert started[0] == started[1] == started[5] == started[6] and started[2] == started[3] == started[4]
@@ -253,23 +266,24 @@ def test_what_is_filled_in_again_is_not_packed_again(started, monkeypatch) -> No
 def test_room_for_pieces_is_that_of_the_launch(started, monkeypatch) -> None:
     given = [put(np.zeros(8, F32)) for _ in range(3)]
     rooms = iter((given[0], given[0], given[1], given[2]))
-    monkeypatch.setattr(workspace, "room", lambda count, dtype: next(rooms))
-    ready = matrix_cache.MatrixCache(HOST, Matrix(3, F32))
+    monkeypatch.setattr(workspace, "temporary", lambda count, dtype: next(rooms))
+    A = Matrix(3, F32)
     B, out = dense(1, F32, 6), dense(1, F32, 6)
-    long_rows = SimpleNamespace(pieces=None, parents=None, count=None, bound=1)
+    nowhere = SimpleNamespace(data=SimpleNamespace(ptr=0))
+    long_rows = SimpleNamespace(pieces=nowhere, parents=nowhere, count=nowhere, bound=1)
     monkeypatch.setattr(matrix_cache.MatrixCache, "long_rows", lambda *how: long_rows)
     for _ in range(4):
-        multiply(ready, B, out)
+        multiply(A, B, out)
     counters = workspace.counters(1).data.ptr
     places = [tuple(np.frombuffer(rows, np.uint64)[-2:]) for *_, rows in started]
     assert places == [(x.data.ptr, counters) for x in (given[0], given[0], given[1], given[2])]
 
 
 def test_a_product_without_long_rows_asks_for_no_scratch_memory(started, monkeypatch) -> None:
-    for name in ("room", "counters"):
+    for name in ("temporary", "counters"):
         monkeypatch.setattr(workspace, name, None)
-    ready = matrix_cache.MatrixCache(HOST, Matrix(3, F32))
-    multiply(ready, dense(1, F32, 6), dense(1, F32, 6))
+    A = Matrix(3, F32)
+    multiply(A, dense(1, F32, 6), dense(1, F32, 6))
     ((name, *_, rows),) = started
     assert "spmv_small" in name and not any(np.frombuffer(rows, np.uint64)[-2:])
 
@@ -278,8 +292,8 @@ def test_a_product_without_long_rows_asks_for_no_scratch_memory(started, monkeyp
 class Card(cupy_backend.CupyBackend):
     """The GPU's backend, for arrays of the emulator."""
 
+    name = "card"
     xp = np  # type: ignore[assignment]
-    overlapping = Backend.overlapping
 
     def is_dense(self, x: Any) -> bool:
         return isinstance(x, Array)
@@ -288,7 +302,15 @@ class Card(cupy_backend.CupyBackend):
         return HOST.expand(indptr, n)
 
 
-LEAF = bsr.leaf(Card(), True)
+class CardProducts(products_cuda.CudaProducts):
+    """The GPU's products, for arrays of the emulator, which know nothing of allocations."""
+
+    overlapping = ProductEngine.overlapping
+
+
+CARD = Card()
+ENGINES.register(CARD.name, CardProducts(CARD))
+LEAF = leaf(CARD, True)
 
 
 def matrix(block: int = 64, dtype: Any = F16, canonical: bool | None = True) -> Any:
@@ -368,7 +390,7 @@ def test_a_call_is_remembered_for_its_operands_and_options_only(change: str, sta
     other = CALLS[change]
     calls = (usual, other, other, other, usual)
     found = [answer(started, A, call) for call in calls]
-    with patch.object(matrix_cache.MatrixCache, "call", lambda *args: None):
+    with patch.object(matrix_cache.MatrixCache, "call_key", lambda *args: None):
         for call, before in zip(calls, found, strict=True):
             A._matrix_cache.launches.clear()
             assert answer(started, A, call) == before
@@ -377,7 +399,7 @@ def test_a_call_is_remembered_for_its_operands_and_options_only(change: str, sta
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Whatever goes the long way fails from now on."""
-    return lambda: monkeypatch.setattr(Card, "spmm", None)
+    return lambda: monkeypatch.setattr(CardProducts, "multiply_dense", None)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -459,12 +481,12 @@ def test_copies_are_made_for_each_call(why: str, started, monkeypatch) -> None:
         monkeypatch.setattr(launch.cupy, "empty", lambda *args: made.append(args) or empty(*args))
     elif why == "transpose":
         A, B, out, copy = matrix().T, dense(), dense(), matrix()
-        monkeypatch.setattr(cupy_backend, "_MOST_INT32", 1)
-        monkeypatch.setattr(Card, "transposed_copy", lambda backend, x: made.append(x) or copy)
+        monkeypatch.setattr(products_cuda, "_MOST_INT32", 1)
+        monkeypatch.setattr(products_cuda, "transposed_copy", lambda x: made.append(x) or copy)
     else:
         A, B, out = matrix(64, np.uint8), dense(64, np.uint8), dense(dtype=F32)
         options = {"scale_a": 2}
-        monkeypatch.setattr(cupy_backend, "_by_columns", lambda x: made.append(x) or put(x.T).T)
+        monkeypatch.setattr(products_cuda, "_by_columns", lambda x: made.append(x) or put(x.T).T)
     for count in range(1, 5):
         bg.matmul(A, B, out=out, **options)
         assert len(made) == count

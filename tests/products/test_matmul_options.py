@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 import bsrgemm as bg
 from bsrgemm._backend import numpy_backend
+from bsrgemm._products import host as products_host
+from bsrgemm._products.call import ProductCall
+from bsrgemm._products.engine import ENGINES
 from bsrgemm._products.matmul import _check_held, _default_precision
 from bsrgemm.dtypes import BFLOAT16, FLOAT8
 
@@ -107,9 +110,9 @@ def test_a_batch_is_scaled_and_added_into_out_of_any_layout(
 def test_batches_multiplied_together_on_the_host_are_those_multiplied_apart(
     columns: int, dtype: str, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", 0)
-    monkeypatch.setattr(numpy_backend, "_PANEL_WIDTH", 2)
-    monkeypatch.setattr(numpy_backend, "_BATCH_COLUMNS", columns)
+    monkeypatch.setattr(products_host, "_PANEL_FLOPS", 0)
+    monkeypatch.setattr(products_host, "_PANEL_WIDTH", 2)
+    monkeypatch.setattr(products_host, "_BATCH_COLUMNS", columns)
     rng = np.random.default_rng(0)
     A = bg.bsr_array(rng.integers(-3, 4, (12, 20)).astype(dtype), blocksize=(3, 4))
     A = A.T if transposed else A
@@ -131,14 +134,14 @@ def test_a_batch_may_be_one_matrix_many_times(place: Place) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What the fake device is asked for, with CUPY_TF32 unset."""
     seen: list[Any] = []
-    backend = Place("fake").backend
-    spmm = type(backend).spmm
+    engine = ENGINES.of(Place("fake").backend)
+    multiply = engine.multiply_dense
 
-    def spy(self: Any, *args: Any, precision: str | None = None, **options: Any) -> None:
-        seen.append(precision)
-        spmm(self, *args, precision=precision, **options)
+    def spy(call: ProductCall) -> None:
+        seen.append(call.tf32)
+        multiply(call)
 
-    monkeypatch.setattr(type(backend), "spmm", spy)
+    monkeypatch.setattr(engine, "multiply_dense", spy)
     monkeypatch.delenv("CUPY_TF32", raising=False)
     _default_precision.cache_clear()
     yield seen
@@ -152,19 +155,19 @@ def _operands(dtype: Any, other: Any = None) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-def test_the_precision_asked_for_reaches_the_home(asked: list[Any], dtype: str) -> None:
+def test_the_precision_asked_for_reaches_the_engine(asked: list[Any], dtype: str) -> None:
     A, X = _operands(dtype)
     for precision in (None, "float32", "tf32"):
         bg.matmul(A, X, precision=precision)
         bg.matmul(X.T, A, precision=precision)
-        assert [asked.pop(), asked.pop()] == [precision, precision]
+        assert [asked.pop(), asked.pop()] == [precision == "tf32"] * 2
     A @ X
-    assert asked.pop() is None
+    assert asked.pop() is False
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("1", "tf32"), (" 2 ", "tf32"), ("0", None), ("-1", None), ("00", None)])
+@pytest.mark.parametrize(("text", "wanted"), [("1", True), (" 2 ", True), ("0", False), ("-1", False), ("00", False)])
 def test_the_environment_variable_of_cupy_decides_where_nothing_is_asked(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, text: str, wanted: str | None
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, text: str, wanted: bool
 ) -> None:
     monkeypatch.setenv("CUPY_TF32", text)
     A, X = _operands("float32")
@@ -172,12 +175,12 @@ def test_the_environment_variable_of_cupy_decides_where_nothing_is_asked(
         product()
         assert asked.pop() == wanted
     bg.matmul(A, X, precision="float32")
-    assert asked.pop() == "float32"
+    assert asked.pop() is False
     bg.matmul(*_operands("float16", "float32"))
     assert asked.pop() == wanted
     for dtypes in (("float64",), ("float16",), ("int8",), ("float32", "float64")):
         bg.matmul(*_operands(*dtypes))
-        assert asked.pop() is None
+        assert asked.pop() is False
 
 
 def test_an_environment_variable_that_is_no_number_is_named(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +264,8 @@ def test_fp8_products_are_scaled_and_summed_in_float32(
 def test_every_byte_means_the_number_that_ml_dtypes_says(
     place: Place, panel_flops: int, loop_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", panel_flops)
-    monkeypatch.setattr(numpy_backend, "_LOOP_BYTES", loop_bytes)
+    monkeypatch.setattr(products_host, "_PANEL_FLOPS", panel_flops)
+    monkeypatch.setattr(products_host, "_LOOP_BYTES", loop_bytes)
     numbers = np.array([b for b in range(256) if b & 0x7F != 0x7F], np.uint8)
     values = np.concatenate([numbers, numbers[:2]]).reshape(16, 16)
     one = np.float32(1).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)

@@ -11,6 +11,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._backend import numpy_backend
 from bsrgemm._backend.registry import Backend
+from bsrgemm._products import host as products_host
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [
@@ -138,9 +139,9 @@ def test_panels_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     P = pattern_of(numpy_backend.HOST, 12, 30, (8, 4), density=0.7)
     X, Y = numbers((96, 50), np.float32), numbers((50, 120), np.float32, 1)
     want = bg.sddmm(X, Y, P).data
-    monkeypatch.setattr(numpy_backend, "_PANEL_BYTES", 3 * 4 * 50 * 4)
+    monkeypatch.setattr(products_host, "_PANEL_BYTES", 3 * 4 * 50 * 4)
     for name in ("_PANEL_SHARED", "_CALL_SHARED"):
-        monkeypatch.setattr(numpy_backend, name, 0)
+        monkeypatch.setattr(products_host, name, 0)
     np.testing.assert_allclose(bg.sddmm(X, Y, P).data, want, rtol=1e-5, atol=1e-5)
 
 

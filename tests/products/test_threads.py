@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import bsrgemm as bg
-from bsrgemm._attention import host as attention_host
-from bsrgemm._backend import numpy_backend, threads
+from bsrgemm._attention import host_tiles
+from bsrgemm._backend import threads
+from bsrgemm._products import host as products_host
 
 
 def blas_threads() -> list[int]:
@@ -31,8 +32,8 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threads, "_crew", crew)
     for name in ("_LOOP_SHARED", "_PANEL_SHARED", "_CALL_SHARED"):
-        monkeypatch.setattr(numpy_backend, name, 0)
-    monkeypatch.setattr(attention_host, "_SHARED", 0)
+        monkeypatch.setattr(products_host, name, 0)
+    monkeypatch.setattr(host_tiles, "_SHARED", 0)
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 20))

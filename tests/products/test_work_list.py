@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bsrgemm._backend import registry
 from bsrgemm._products import work_list
-from bsrgemm._products.work_list import Groups, Items, Pattern
+from bsrgemm._products.work_list import Groups, Items, Pattern, Share
 
 HOST = registry.host()
 
@@ -58,7 +58,7 @@ def test_every_block_is_done_once_for_each_of_its_slots(case: Any, column_tiles:
     assert {a.dtype for a in (groups.first, groups.last, groups.columns, groups.blocks, groups.slots)} == {
         np.dtype(np.int32)
     }
-    for items in (work_list.whole(HOST, groups), work_list.split(HOST, groups, K, column_tiles, ctas)):
+    for items in (work_list.whole(HOST, groups), work_list.split(HOST, groups, Share(K, column_tiles, ctas))):
         assert blocks_of(groups, items) == want
         lengths = [last - first for _, first, last, _ in items.items[: int(items.count[0])].tolist()]
         assert lengths == sorted(lengths, reverse=True)
@@ -68,12 +68,12 @@ def test_every_block_is_done_once_for_each_of_its_slots(case: Any, column_tiles:
 @given(cases(), st.integers(1, 5), st.integers(1, 20))
 def test_pieces_know_their_group_and_fit_the_room_made_for_them(case: Any, column_tiles: int, ctas: int) -> None:
     groups = case[-1]
-    items = work_list.split(HOST, groups, 256, column_tiles, ctas)
+    items = work_list.split(HOST, groups, Share(256, column_tiles, ctas))
     seen: dict[int, list[int]] = {}
     for group, _, _, piece in items.items[: int(items.count[0])].tolist():
         if piece >= 0:
             first_piece, pieces, first, last = items.splits[piece].tolist()
-            assert piece < items.pieces == work_list.most_pieces(column_tiles, ctas)
+            assert piece < items.pieces == Share(256, column_tiles, ctas).most_pieces
             assert first_piece <= piece < first_piece + pieces
             assert (first, last) == (groups.first[group], groups.last[group])
             seen.setdefault(first_piece, []).append(piece)
@@ -87,12 +87,12 @@ def test_a_long_row_is_cut_to_a_fair_share() -> None:
     indices = np.array([*range(cols), *range(rows - 1)])
     pattern = Pattern(indices, indptr, rows, cols, False)
     groups = work_list.single(HOST, pattern, 1)
-    assert work_list.may_split(groups, pattern, 128, 1, 100)
-    items = work_list.split(HOST, groups, 128, 1, 100)
+    assert work_list.may_split(groups, pattern, Share(128, 1, 100))
+    items = work_list.split(HOST, groups, Share(128, 1, 100))
     lengths = [last - first for _, first, last, _ in items.items[: int(items.count[0])].tolist()]
     assert max(lengths) <= 1.15 * len(indices) / 100 + 1
     assert work_list.describe(groups, items)["items"] == len(lengths)
-    assert not work_list.may_split(groups, pattern, 128, 64, 8)  # eight CTAs have work enough
+    assert not work_list.may_split(groups, pattern, Share(128, 64, 8))  # eight CTAs have work enough
 
 
 @pytest.mark.parametrize("damage", [-1, 7, 2**31 - 1, -(2**31)])
@@ -113,7 +113,7 @@ def test_spoiled_index_arrays_name_no_block_or_column_outside(damage: int) -> No
                     (pattern, work_list.single(HOST, pattern, 2)),
                 ]
         for pattern, groups in cases:
-            for items in (work_list.whole(HOST, groups), work_list.split(HOST, groups, 64, 2, 9)):
+            for items in (work_list.whole(HOST, groups), work_list.split(HOST, groups, Share(64, 2, 9))):
                 rows, cols = pattern.shape
                 for slot, column, block in blocks_of(groups, items):
                     assert 0 <= slot < 2 * rows and 0 <= column <= cols and 0 <= block < 20

@@ -22,6 +22,9 @@ from bsrgemm._cli import info as info_command
 from bsrgemm._cli import verify as verify_command
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
+from bsrgemm._products.call import ProductCall
+from bsrgemm._products.engine import ProductEngine
+from bsrgemm._products.host import ENGINE
 from bsrgemm.dtypes import DEVICE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,17 +158,19 @@ def test_verify_looks_the_same_without_rich(
     assert lines() == with_rich
 
 
-def _almost(real: Any) -> Any:
-    def spmm(A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, **how: Any) -> None:
-        real(A, B, out, acc, alpha, beta, **how)
-        if out.dtype == np.float32:
-            out[-1] *= np.float32(1 + 2.0**-12)  # what a product in tf32 would be off by
+def _almost(real: Callable[[ProductCall], None]) -> Callable[[ProductCall], None]:
+    """A product that is right to 12 bits in its last row, as one in tf32 would be."""
 
-    return spmm
+    def multiply_dense(call: ProductCall) -> None:
+        real(call)
+        if call.out.dtype == np.float32:
+            call.out[-1] *= np.float32(1 + 2.0**-12)
+
+    return multiply_dense
 
 
 def test_a_product_that_is_off_by_the_precision_of_tf32_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HOST, "spmm", _almost(HOST.spmm))
+    monkeypatch.setattr(ENGINE, "multiply_dense", _almost(ENGINE.multiply_dense))
     failed = {outcome.name for outcome in verify_command.run(dtypes=[FLOAT32]) if not outcome.ok}
     assert failed >= {
         "A @ x, small blocks",
@@ -184,7 +189,7 @@ def test_a_product_that_is_off_by_the_precision_of_tf32_fails(monkeypatch: pytes
 def test_verify_ends_with_status_1_when_a_check_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(HOST, "spmm", _almost(HOST.spmm))
+    monkeypatch.setattr(ENGINE, "multiply_dense", _almost(ENGINE.multiply_dense))
     monkeypatch.setattr(verify_command, "CHECKS", verify_command.CHECKS[:2])
     assert main(["verify", "--device", "cpu"]) == 1
     *lines, last = capsys.readouterr().out.splitlines()
@@ -241,31 +246,31 @@ def test_a_wrong_case_fails(case: verify_command.Case) -> None:
 def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the configs that tuning lists for float32: every value of every constant of each kernel."""
     met: set[configs.Config] = set()
-    real = {name: getattr(HOST, name) for name in ("spmm", "segment_reduce")}
+    multiply_dense, reduce_segments = ENGINE.multiply_dense, HOST.segment_reduce
 
-    def spmm(
-        A: Any, B: Any, out: Any, acc: Any, alpha: Any, beta: Any, *, transposed: bool = False, **how: Any
-    ) -> None:
+    def multiply(call: ProductCall) -> None:
+        A, B, out = call.matrix, call.B, call.out
         if {A.dtype, B.dtype, out.dtype} == {FLOAT32}:
-            names = element_types.types(A.dtype, B.dtype, out.dtype, acc, A.indices.dtype)
-            met.add(heuristics.spmm(names, *(A.blocksize[::-1] if transposed else A.blocksize), B.shape[-1]))
-        real["spmm"](A, B, out, acc, alpha, beta, transposed=transposed, **how)
+            names = element_types.types(A.dtype, B.dtype, out.dtype, call.acc, A.indices.dtype)
+            met.add(heuristics.spmm(names, *(A.blocksize[::-1] if call.transposed else A.blocksize), B.shape[-1]))
+        multiply_dense(call)
 
     def segment_reduce(op: str, values: Any, order: Any, starts: Any) -> Any:
         entries = len(values) if order is None else len(order)
         if values.dtype == FLOAT32 and len(starts):
             met.add(array_kernels.segment(FLOAT32, op, entries // len(starts), int(np.prod(values.shape[1:]))))
-        return real["segment_reduce"](op, values, order, starts)
+        return reduce_segments(op, values, order, starts)
 
-    def multiply(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
+    def multiply_sparse(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
         if dtype == FLOAT32:
             met.add(
                 heuristics.spgemm_simt(element_types.types(*[FLOAT32] * 4, INT64), *a.data.shape[1:], b.data.shape[2])
             )
-        return Backend.multiply(HOST, a, b, block_cols, dtype)
+        return ProductEngine.multiply_sparse(ENGINE, a, b, block_cols, dtype)
 
-    for name, replacement in (("spmm", spmm), ("segment_reduce", segment_reduce), ("multiply", multiply)):
-        monkeypatch.setattr(HOST, name, replacement)
+    monkeypatch.setattr(HOST, "segment_reduce", segment_reduce)
+    monkeypatch.setattr(ENGINE, "multiply_dense", multiply)
+    monkeypatch.setattr(ENGINE, "multiply_sparse", multiply_sparse)
     assert all(outcome.ok for outcome in verify_command.run(dtypes=[FLOAT32]))
 
     def constants(found: set[configs.Config], kind: type, *names: str) -> set[tuple[Any, ...]]:
