@@ -62,3 +62,26 @@ def test_blocks_may_begin_at_any_address(side: int, dtype: str, columns: int, rn
     checksum(got)
     stored, wide = dense(host, np.float64), B.astype(np.float64)
     assert_close(got.get(), stored @ wide, np.abs(stored) @ np.abs(wide), 2 * host[3][1], acc_of(np.dtype(dtype)))
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 96), (16, 16)], ids=str)
+@pytest.mark.parametrize("columns", [40, 64])
+def test_batches_of_fp8_are_read_in_rows_and_in_columns(block: tuple[int, int], columns: int, rng: Any) -> None:
+    """Tensor cores read fp8 along columns alone: operands in rows are copied first."""
+    import cupy
+    from ml_dtypes import float8_e4m3fn
+
+    def fp8(shape: tuple[int, ...]) -> np.ndarray:
+        return values(rng, shape, np.dtype(np.float32)).astype(float8_e4m3fn)
+
+    data, indices, indptr, shape = pattern(rng, 5, 4, *block, np.uint8)
+    data, B = fp8(data.shape), fp8((3, shape[1], columns))
+    A = bg.bsr_array(tuple(map(cupy.asarray, (data.view(np.uint8), indices, indptr))), shape=shape)
+    rows = cupy.asarray(B.view(np.uint8))
+    in_columns = cupy.asarray(np.ascontiguousarray(B.view(np.uint8).transpose(0, 2, 1))).transpose(0, 2, 1)
+    stored = dense((data.astype(np.float64), indices, indptr, shape), np.float64)
+    want, size = stored @ B.astype(np.float64), np.abs(stored) @ np.abs(B.astype(np.float64))
+    for x in (rows, in_columns):
+        got = bg.matmul(A, x, scale_a=1.0).get()
+        # The tensor cores keep some 13 bits of each product when they add fp8.
+        assert (np.abs(got - want) <= 2**-10 * size + 1e-6).all()

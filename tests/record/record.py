@@ -273,6 +273,10 @@ def _field(key: str, x: Any, y: Any) -> str:
         return f"{key}: {x} in the record, {y} now"
     if key == "source":
         return f"{key}: the CUDA source has changed ({x} in the record, {y} now)"
+    if key == "options":
+        sets = [set(text.split()) for text in (x, y)]
+        gone, come = (" ".join(sorted(a - b)) or "nothing" for a, b in (sets, sets[::-1]))
+        return f"{key}: {gone} in the record, {come} now"
     old, new = (list(_words(text)) for text in (x, y))
     places = [n for n in range(max(len(old), len(new))) if old[n : n + 1] != new[n : n + 1]]
     shown = ", ".join(
