@@ -162,6 +162,13 @@ class ndarray(fake_device.ndarray):
             "version": 3,
         }
 
+    def __getitem__(self, key: Any) -> Any:
+        parts = fake_device._key(key)
+        found = self._memory[parts]
+        if any(isinstance(part, np.ndarray | list) for part in parts):
+            found = np.array(found, order="C")  # gathered elements come row by row
+        return ndarray(found)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
@@ -463,6 +470,27 @@ class _Fallback(types.ModuleType):
         return lambda *args, **kwargs: _call(found, *args, **kwargs)
 
 
+#: Further functions whose results CuPy writes row by row, where NumPy may keep the order of an operand.
+_IN_ROWS = (
+    *(
+        "all",
+        "any",
+        "argsort",
+        "around",
+        "concatenate",
+        "cumsum",
+        "diff",
+        "max",
+        "mean",
+        "min",
+        "prod",
+        "repeat",
+        "sort",
+    ),
+    *("stack", "sum", "take", "where"),
+)
+
+
 def _in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """CuPy's element-wise functions write their results row by row."""
 
@@ -551,7 +579,7 @@ def install(record: dict[str, Any] | None = None) -> types.ModuleType:
     sys.modules["cupy"] = cupy
     for name in (*fake_device.FUNCTIONS, *fake_device.UFUNCS):
         function = getattr(xp, name)
-        setattr(cupy, name, _in_rows(function) if name in fake_device.UFUNCS else function)
+        setattr(cupy, name, _in_rows(function) if name in (*fake_device.UFUNCS, *_IN_ROWS) else function)
         setattr(xp, name, getattr(cupy, name))
     for name, value in {
         "ndarray": ndarray,
