@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import hashlib
+import itertools
 import struct
 import threading
 from collections.abc import Callable, Iterable
@@ -76,6 +77,18 @@ ALLOCATIONS = Allocations()
 
 
 # --------------------------------------------------------------------------------------------- launches
+class _Thread(threading.local):
+    """A number for each thread; those that the system has are used again."""
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.number = next(self._numbers)
+
+
+_thread = _Thread()
+
+
 class TestLog:
     """The launches of one test. Threads have lists of their own, which are ordered by what they hold."""
 
@@ -83,12 +96,12 @@ class TestLog:
 
     def __init__(self) -> None:
         self._threads: dict[int, tuple[list[str], list[str], dict[int, int], dict[int, int]]] = {}
-        self._main = threading.get_ident()
+        self._main = _thread.number
         #: name of a launch -> its description
         self.table: dict[str, dict[str, Any]] = {}
 
     def add(self, description: dict[str, Any], operands: list[int], stream: int) -> None:
-        thread = threading.get_ident()
+        thread = _thread.number
         names, links, numbers, streams = self._threads.setdefault(thread, ([], [], {}, {0: 0}))
         name = launch_name(description)
         self.table.setdefault(name, description)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import hashlib
 import io
 import json
@@ -59,7 +60,7 @@ def commit() -> tuple[str | None, bool]:
         changed = [line[3:] for line in _git("status", "--porcelain", "--untracked-files=no").splitlines()]
     except (OSError, subprocess.CalledProcessError):
         return None, True
-    return head, any(name != str(PATH.relative_to(ROOT)) for name in changed)
+    return head, any(name not in (str(path.relative_to(ROOT)) for path in (PATH, _beside(PATH))) for name in changed)
 
 
 def _git(*args: str) -> str:
@@ -127,10 +128,19 @@ def _runs(names: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """As JSON with a line for each kernel, launch and test, so that changes can be read."""
+    """As JSON with a line for each test, so that changes can be read; all launches beside it, compressed."""
+    about = {key: value for key, value in record.items() if key not in ("kernels", "launches", "tests")}
+    sequences = {name: test["launches"] for name, test in record["tests"].items() if "launches" in test}
+    tables = {"kernels": record["kernels"], "launches": record["launches"], "tests": sequences}
+    packed = gzip.compress(_json(tables).encode(), mtime=0)
+    _beside(path).write_bytes(packed)
+    about["launches_digest"] = hashlib.sha256(packed).hexdigest()
+    about["tests"] = {
+        name: {key: value for key, value in test.items() if key != "launches"} for name, test in record["tests"].items()
+    }
     lines = []
-    for key in sorted(record):
-        value = record[key]
+    for key in sorted(about):
+        value = about[key]
         if isinstance(value, dict) and value:
             inner = ",\n".join(f"{json.dumps(k)}: {_json(value[k])}" for k in sorted(value))
             lines.append(f"{json.dumps(key)}: {{\n{inner}\n}}")
@@ -142,13 +152,27 @@ def write(path: Path, record: dict[str, Any]) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
+def _beside(path: Path) -> Path:
+    """Where the launches of a record lie."""
+    return path.with_name(f"{path.stem}_launches.json.gz")
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
 def load(path: Path = PATH) -> dict[str, Any]:
+    """A record with its launches; ValueError if these are not the ones that were written with it."""
     record: dict[str, Any] = json.loads(path.read_text())
-    return record
+    if "launches_digest" not in record:
+        return {"card": record.get("card"), "partial": True}  # of an older program: it says nothing about launches
+    packed = _beside(path).read_bytes()
+    if hashlib.sha256(packed).hexdigest() != record.pop("launches_digest"):
+        raise ValueError(f"{_beside(path).name} does not belong to {path.name}")
+    tables = json.loads(gzip.decompress(packed))
+    for name, sequence in tables.pop("tests").items():
+        record["tests"][name]["launches"] = sequence
+    return record | tables
 
 
 # ------------------------------------------------------------------------------------------- what it must say
