@@ -1,6 +1,6 @@
 // Attention on the plain cores: any head size, dtype and strides. A CTA walks over tiles of queries, a warp does one
 // query at a time.
-#include "attention.cuh"
+#include "common/attention.cuh"
 
 constexpr int kWarps = 8;
 

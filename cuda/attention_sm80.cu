@@ -7,8 +7,9 @@
 //
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
-#include "attention.cuh"
-#include "mma.cuh"
+#include "common/attention.cuh"
+#include "common/registers.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
 constexpr int kStages = STAGES;                   // of the ring
@@ -16,40 +17,27 @@ constexpr int kRows = kTileQ / kWarps;            // queries of a warp
 constexpr int kSlabs = kRows / 16;                // of queries, one mma high
 constexpr bool kFromRegisters = Q_IN_REGISTERS;   // queries; otherwise they are loaded for each tile of keys
 constexpr int kMostDim = kHeadDim > kValueDim ? kHeadDim : kValueDim;
-constexpr u32 kSlot = kTileK * kMostDim * 2;      // bytes
+constexpr u32 kTurnBytes = kTileK * kMostDim * 2;      // bytes
 constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a key that is not seen: -2^127, exact times any scale
-constexpr f32 kLag = 8.f;                         // behind the maximum, in powers of two
+constexpr f32 kLag = 8.f;                         // how far the maximum may lag, in powers of two
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kRows % 16 == 0 && kRows <= 32 && kTileK % 32 == 0, "whole fragments and words");
 static_assert(kStages == 2 || kStages == 3, "a turn or two ahead");
 
 struct alignas(128) Shared {
   u8 q[kTileQ * kMostDim * 2];       // then the result on its way out
-  u8 ring[kStages][kSlot];           // keys, values, keys...
+  u8 ring[kStages][kTurnBytes];           // keys, values, keys...
   u8 seeing[kTileQ];                 // has the query seen any key?
-  int columns[2][32], parts[2][32];  // of 32 entries, and of the 32 behind them
+  int columns[2][32], parts[2][32];  // of 32 entries, and of the next 32
   Tile tile;
   const Element *k, *v;              // of the tile's head
 };
 
-// ---------------------------------------------------------------------------------- one instruction each
-template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
-  u32 pair;
-  if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 // d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
 __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (Same<Element, bf16>::value) mma_bf16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
   else mma_f16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
 }
-// x, of which the compiler does not know where it comes from: what follows from it is computed again, not kept.
-__device__ __forceinline__ u32 again(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 // ---------------------------------------------------------------------------------- rows in shared memory
 // Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows lies in
@@ -67,7 +55,7 @@ template <int kDim> struct Lines {
   // The CTA copies kCount rows of which `rows` are there, with `columns` columns, and puts zeros in the others.
   template <int kCount>
   static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
-    const u32 thread = again(threadIdx.x);
+    const u32 thread = opaque(threadIdx.x);
     const auto bytes = [=](u32 piece) { return clamp(2 * columns - int(piece) * 16, 0, 16); };
     if constexpr (kThreads % kPieces == 0) {  // a thread has the same piece of each row
       constexpr u32 kStep = kThreads / kPieces;
@@ -421,12 +409,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     return entry_at(a, x, shared.columns[n / 32 % 2][n % 32], shared.parts[n / 32 % 2][n % 32]);
   };
   const auto key_number = [&](int n) { return entry_number(n).key; };
-  const auto copy_keys = [&](u32 slot, int key) {
-    Keys::copy<kTileK>(shared_address(shared.ring[slot]), shared.k + key * a.k_strides.row, a.k_strides.row,
+  const auto copy_keys = [&](u32 stage, int key) {
+    Keys::copy<kTileK>(shared_address(shared.ring[stage]), shared.k + key * a.k_strides.row, a.k_strides.row,
                        x.keys - key, a.head_dim);
   };
-  const auto copy_values = [&](u32 slot, int key) {
-    Values::copy<kTileK>(shared_address(shared.ring[slot]), shared.v + key * a.v_strides.row, a.v_strides.row,
+  const auto copy_values = [&](u32 stage, int key) {
+    Values::copy<kTileK>(shared_address(shared.ring[stage]), shared.v + key * a.v_strides.row, a.v_strides.row,
                          x.keys - key, a.value_dim);
   };
   Multiplier multiplier(a, shared);
@@ -446,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     multiplier.load_queries();
 #pragma unroll 1
     for (int n = 0; n < count(); ++n) {
-      // Turn 2 n: keys. The slot of the turn before is free, all warps are done with it.
+      // Turn 2 n: keys. The stage of the turn before is free, all warps are done with it.
       const u32 turn = 2 * n;
       copy_wait<kStages - 2>();
       __syncthreads();

@@ -13,9 +13,11 @@
 //
 // Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
 // by one, by attend_row.
-#include "attention.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "common/attention.cuh"
+#include "common/pipeline.cuh"
+#include "common/registers.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/wgmma.cuh"
 
 // A warpgroup has 64 queries. One of them leaves room for a second CTA on the multiprocessor.
 constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
@@ -65,30 +67,14 @@ struct alignas(1024) Shared {
   f32 kept[kKept];  // sums so far
 };
 
-struct alignas(64) Problem {
+struct alignas(64) AttentionSm90 {
   TensorMap q, k, v, o;
   Attention attention;
 };
-
-// With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
-__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
-#ifdef STRESS
-  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
-  __nanosleep((noise >> 19) & 0x1fff);
+#ifdef ATTENTION_SM90_BYTES
+CHECK_LAYOUT(AttentionSm90, ATTENTION_SM90, (q)(k)(v)(o)(attention))
 #endif
-  barrier_wait(shared_address(&barrier), parity);
-}
-__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
 
-// Number n has place n % kSize in a ring; the parity of its barriers.
-template <int kSize> __device__ __forceinline__ u32 parity(u32 n) {
-  static_assert((kSize & (kSize - 1)) == 0, "a power of two");
-  return n / kSize % 2;
-}
-
-// The same in all lanes, and the compiler knows it: branches on it keep the warp together, and what depends on it stays in
-// uniform registers, where descriptors are wanted. Products would be six instructions apart otherwise.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 __device__ __forceinline__ void release(u64& barrier) {
   __syncwarp();
@@ -122,7 +108,7 @@ __device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int w
 }
 
 // The result of tile n, once all have let it go, leaves the place of its queries.
-__device__ __forceinline__ void send(const Problem& problem, Shared& shared, u32 n) {
+__device__ __forceinline__ void send(const AttentionSm90& problem, Shared& shared, u32 n) {
   if constexpr (!kStoreTiles) return;
   const Tile& x = shared.tiles[n % kTiles];
   if (threadIdx.x % 32 == 0 && x.first < x.last) {
@@ -142,7 +128,7 @@ __device__ __forceinline__ void send(const Problem& problem, Shared& shared, u32
 
 // One warp: claims the next tile when it is soon needed, looks it up, sends out the result that is in the way of its
 // queries, and has them copied.
-__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
   int t = blockIdx.x;
@@ -175,15 +161,14 @@ __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared)
     send(problem, shared, n - 1);
   }
   if (lane == 0) {  // the last CTA leaves the counters as they were
-    __threadfence();
-    if (atomicAdd(a.counters + 1, 1) == gridDim.x - 1) a.counters[0] = a.counters[1] = 0;
+    leave_counters(a.counters);
     store_wait();
   }
 }
 
 // One warp: has keys and values copied. The values of an entry go after the keys of the next one, as they are used.
 // Tiles and their queries have one number, keys and values of an entry have one.
-__device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
   int row = -1, head = 0, batch = 0;  // of the last entry, whose values are still to be copied
@@ -239,7 +224,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
 
 // kShaders warps: which query sees which key, where not all see all.
 constexpr int kShaders = 2;
-__device__ __forceinline__ void shade(const Problem& problem, Shared& shared, int thread) {
+__device__ __forceinline__ void shade(const AttentionSm90& problem, Shared& shared, int thread) {
   for (u32 n = 0;; ++n) {
     const u32 at = n % kStages;
     wait(shared.shade_wanted[at], parity<kStages>(n));
@@ -258,56 +243,15 @@ __device__ __forceinline__ void shade(const Problem& problem, Shared& shared, in
 }
 
 // ---------------------------------------------------------------------------------------------------- the multipliers
-template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
-  u32 pair;
-  if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-// The numbers of a pair; in assembly, as the compiler would rather keep the pair too.
-template <class T> __device__ __forceinline__ f32 low_of(u32 pair) {
-  f32 number;
-  if constexpr (Same<T, bf16>::value) asm("shl.b32 %0, %1, 16;" : "=f"(number) : "r"(pair));
-  else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(number) : "r"(pair));
-  return number;
-}
-template <class T> __device__ __forceinline__ f32 high_of(u32 pair) {
-  f32 number;
-  if constexpr (Same<T, bf16>::value) asm("and.b32 %0, %1, 0xffff0000;" : "=f"(number) : "r"(pair));
-  else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(number) : "r"(pair));
-  return number;
-}
-__device__ __forceinline__ u32 pack_fp8(f32 a, f32 b, f32 c, f32 d) {
-  u32 four;
-  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}" : "=r"(four) : "f"(a), "f"(b), "f"(c), "f"(d));
-  return four;
-}
-// The registers of sums are another thing after a wait than before it.
-template <int kCount> __device__ __forceinline__ void settle(f32 (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
 template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] = 0.f;
 }
-__device__ __forceinline__ void multiply_16x8(f32 (&d)[kScoreSums], int i, const u32 (&x)[4], u32 b0, u32 b1) {
-  if constexpr (Same<Element, bf16>::value)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
-  else if constexpr (kFp8)
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
-  else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(b0), "r"(b1));
+// d[16, 8] += x[16, 32 bytes] * y[32 bytes, 8], by one warp
+__device__ __forceinline__ void multiply_16x8(f32 (&d)[4], const u32 (&x)[4], u32 y0, u32 y1) {
+  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
+  else if constexpr (kFp8) mma_e4m3(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
+  else mma_f16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
 }
 
 // What a thread knows of its two queries, 8 rows apart.
@@ -324,7 +268,7 @@ __device__ __forceinline__ Two over_quad_max(Two m) {
 }
 
 struct Multiplier {
-  const Problem& problem;
+  const AttentionSm90& problem;
   Shared& shared;
   const int group;          // of warps; the compiler knows it to be the same in all lanes
   u32 tile = 0, entry = 0;  // numbers: of the tile, and of the entry whose keys are next or in use
@@ -337,7 +281,7 @@ struct Multiplier {
   bool has_kept = false;
   Two kept_fade = {1.f, 1.f};  // a factor of sums that are kept
 
-  __device__ __forceinline__ Multiplier(const Problem& problem, Shared& shared, int group)
+  __device__ __forceinline__ Multiplier(const AttentionSm90& problem, Shared& shared, int group)
       : problem(problem), shared(shared), group(group) {}
 
   // Not kept in registers.
@@ -413,8 +357,8 @@ struct Multiplier {
 #pragma unroll
       for (int j = 0; j < kTileK / 16; ++j) {
         load_matrix_x4<false>(y, at + j * 2048);
-        multiply_16x8(scores, 8 * j, x, y[0], y[1]);
-        multiply_16x8(scores, 8 * j + 4, x, y[2], y[3]);
+        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + 8 * j), x, y[0], y[1]);
+        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + 8 * j + 4), x, y[2], y[3]);
       }
     }
   }
@@ -593,8 +537,8 @@ struct Multiplier {
     while (ahead || start()) {
       begin();
       tile = uniform(tile), entry = uniform(entry);
-      const u32 behind = entry + count() - 1;
-      while (entry != behind) {
+      const u32 last_entry = entry + count() - 1;
+      while (entry != last_entry) {
         wait_keys();
         issue_scores();
         issue_sums(entry - 1);
@@ -630,7 +574,7 @@ struct Multiplier {
         release_values(entry - 2);
         take_weights();
         if (rescale) fade_sums(fade);
-        if (kKeep && (behind - entry + 1) % kKeepTiles == 0) keep_sums();
+        if (kKeep && (last_entry - entry + 1) % kKeepTiles == 0) keep_sums();
       }
       ++tile;
       ahead = false;
@@ -787,7 +731,7 @@ struct Multiplier {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(const __grid_constant__ AttentionSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {

@@ -1,26 +1,29 @@
 // Values of fp8, (batches, heads, keys, columns), as attention_sm90 wants them: (batches, heads, columns, room), keys side
-// by side, zeros behind the last one. Of each 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a
+// by side, zeros after the last one. Of each 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a
 // thread that has the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 has four weights side by side.
 //
 // Sequences of different lengths begin at multiples of 16 places: number s, from key b on, at 16 (ceil(b / 16) + s).
-#include "types.cuh"
+#include "common/layout.cuh"
 
 constexpr int kKeys = 128, kColumns = 64, kThreads = 256, kGroups = kKeys / 16;
 constexpr int kPitch = kColumns + 1;  // the same column of keys 16 apart lies in different banks
 
-struct Values {
+struct AttentionValues {
   const u8* v;
   u8* to;
   const int* bounds;     // of sequences of different lengths, or null
   i64 batch, head, row;  // strides of v; its columns lie together
   int heads, keys, columns, room, sequences;
 };
+#ifdef ATTENTION_VALUES_BYTES
+CHECK_LAYOUT(AttentionValues, ATTENTION_VALUES, (v)(to)(bounds)(batch)(head)(row)(heads)(keys)(columns)(room)(sequences))
+#endif
 
-// The keys of 16 places: the first one, and the one behind the last. A user can write to the bounds: what they say is
+// The keys of 16 places: the first one, and the end. A user can write to the bounds: what they say is
 // clamped.
 struct Group { int first, last; };
 
-__device__ __forceinline__ Group group_at(const Values& p, int number) {
+__device__ __forceinline__ Group group_at(const AttentionValues& p, int number) {
   if (!p.bounds) return {16 * number, p.keys};
   const auto bound = [&](int s) { return min(max(p.bounds[s], 0), p.keys); };
   const auto place = [&](int s) { return (bound(s) + 15) / 16 + s; };
@@ -33,7 +36,7 @@ __device__ __forceinline__ Group group_at(const Values& p, int number) {
 }
 
 // Grid: batches by heads, tiles of places, tiles of columns.
-extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __grid_constant__ Values p) {
+extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __grid_constant__ AttentionValues p) {
   __shared__ u8 tile[kKeys * kPitch];
   __shared__ Group groups[kGroups];
   const int place = blockIdx.y * kKeys, column = blockIdx.z * kColumns;

@@ -4,17 +4,17 @@
 // A CTA has a tile of kTileM rows by kParts parts of kPartN columns. Of BSR @ BSR a tile is (a piece of) one block; sampled,
 // its parts are neighbours in one block row, which share their rows of X: there is a CTA for each part, and those that do
 // not come first in their tile have nothing to do. Rows of A and lines of B are multiples of 16 bytes.
-#include "block_products.cuh"
-#include "bsr.cuh"
-#include "mma_tiles.cuh"
+#include "common/block_products.cuh"
+#include "common/bsr.cuh"
+#include "common/mma_tiles.cuh"
 
 using Index = INDEX;
 
 constexpr bool kSampled = SAMPLED;
 constexpr int kPartN = PART_N, kParts = kTileN / kPartN;
-static_assert(kSlots == 1 && !kATransposed && (kSampled || kParts == 1), "tiles of blocks");
+static_assert(kRowTiles == 1 && !kATransposed && (kSampled || kParts == 1), "tiles of blocks");
 
-struct Problem {
+struct BlockProductsSm80 {
   const A* a;
   const A* b;
   C* out;               // (blocks, R, N)
@@ -27,6 +27,10 @@ struct Problem {
   i64 a_block, b_block;    // elements from a block to the next
   int R, N, K;
 };
+#ifdef BLOCK_PRODUCTS_SM80_BYTES
+CHECK_LAYOUT(BlockProductsSm80, BLOCK_PRODUCTS_SM80, (a)(b)(out)(left)(right)(starts)(blocks)(pairs)(a_blocks)(b_blocks)
+             (a_line)(b_line)(a_block)(b_block)(R)(N)(K))
+#endif
 
 struct alignas(1024) Shared {
   u8 a[kStages][kTileM * kStageBytes];
@@ -36,22 +40,22 @@ struct alignas(1024) Shared {
 
 struct Tile {
   i64 first, last;    // of BSR @ BSR the pairs; sampled {block row, block row + 1}; none: first > last
-  i64 part, behind;   // the first part of the result: block * parts of a block + which of them; behind the last one
+  i64 part, end;      // parts of the result, numbered block * parts of a block + which of them
   int row;            // the first row within a block
 };
 
-__device__ __forceinline__ i64 parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
+__device__ __forceinline__ i64 parts_of(const BlockProductsSm80& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
 // The tile of this CTA, by every warp.
-__device__ __forceinline__ Tile own_tile(const Problem& problem) {
+__device__ __forceinline__ Tile own_tile(const BlockProductsSm80& problem) {
   const i64 heights = problem.R / kTileM, parts = parts_of(problem);
   const i64 part = blockIdx.x / heights, block = part / parts;
   const int row = int(blockIdx.x % heights) * kTileM;
   if constexpr (kSampled) {
     const i64 block_row = block_row_of(problem.starts, problem.a_blocks, block, 0);
-    const i64 begin = i64(problem.starts[block_row]) * parts, behind = i64(problem.starts[block_row + 1]) * parts;
+    const i64 begin = i64(problem.starts[block_row]) * parts, row_end = i64(problem.starts[block_row + 1]) * parts;
     if ((part - begin) % kParts != 0) return {1, 0};
-    const i64 last = min(min(behind, problem.blocks * parts), part + kParts);
+    const i64 last = min(min(row_end, problem.blocks * parts), part + kParts);
     return {block_row, block_row + 1, part, max(part + 1, last), row};
   } else {
     const auto start = [&](i64 s) {
@@ -65,7 +69,7 @@ __device__ __forceinline__ Tile own_tile(const Problem& problem) {
 // ---------------------------------------------------------------------------------- the copies
 // Brings the stages of a tile to shared memory, one after the other.
 struct Copier {
-  const Problem& problem;
+  const BlockProductsSm80& problem;
   Shared& shared;
   const Tile& tile;
   i64 pair;
@@ -73,7 +77,7 @@ struct Copier {
   i64 a, b;                    // where the blocks of this pair begin, or -1
   Index next_left, next_right;  // the next pair, asked for early
 
-  __device__ __forceinline__ Copier(const Problem& problem, Shared& shared, const Tile& tile)
+  __device__ __forceinline__ Copier(const BlockProductsSm80& problem, Shared& shared, const Tile& tile)
       : problem(problem), shared(shared), tile(tile), pair(tile.first), k(0),
         first_column(int(tile.part % parts_of(problem)) * kPartN) {
     if constexpr (kSampled) {
@@ -121,7 +125,7 @@ struct Copier {
   // All copies of the next stage; a group of them is committed even when none is left.
   __device__ __forceinline__ void copy(int stage) {
     if (pair < tile.last) {
-      const u32 thread = again(threadIdx.x);
+      const u32 thread = opaque(threadIdx.x);
       const int left = min(problem.K - k, kStageK);
       copy_a(thread, stage, left);
       copy_b(thread, stage, left);
@@ -136,7 +140,7 @@ struct Copier {
 };
 
 // ---------------------------------------------------------------------------------- the kernel
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm80(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm80(const __grid_constant__ BlockProductsSm80 problem) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const Tile tile = own_tile(problem);
@@ -147,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
   if constexpr (kSampled) {
     for (u32 i = threadIdx.x; i < kParts; i += kThreads) {
       const i64 part = tile.part + i;
-      const Index column = part < tile.behind ? problem.right[part / parts] : Index(-1);
+      const Index column = part < tile.end ? problem.right[part / parts] : Index(-1);
       shared.parts[i] = in_range(column, problem.b_blocks)
           ? i64(column) * problem.b_block + part % parts * kPartN * (kBTransposed ? problem.b_line : 1) : -1;
     }
@@ -181,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
     for (int s = 0; s < kSlicesN; s += OperandB::kInterleave) {
       const int n = warp_n + OperandB::spread(s, lane % 4 * 2);
       const i64 part = tile.part + n / kPartN, column = part % parts * kPartN + n % kPartN;
-      if (part >= tile.behind || column >= problem.N) continue;
+      if (part >= tile.end || column >= problem.N) continue;
       Vector* to = reinterpret_cast<Vector*>(problem.out + (part / parts * problem.R + row) * problem.N + column);
 #pragma unroll
       for (int v = 0; v < kRun / kVector; ++v) {

@@ -6,10 +6,12 @@
 // one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one feeds a ring of stages.
 // The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
 // leaves. Rows and columns that a block does not have are zeros by the copy engine.
-#include "block_products.cuh"
-#include "bsr.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "common/block_products.cuh"
+#include "common/bsr.cuh"
+#include "common/pipeline.cuh"
+#include "common/registers.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/wgmma.cuh"
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
@@ -37,7 +39,7 @@ static_assert(sizeof(Element) == 2, "16-bit floats");
 struct Tile {
   int first, last;  // of BSR @ BSR the pairs; sampled {0, 1}; no tile: first > last
   int part;         // the first part of the result: block * parts of a block + which of them; no more tiles: -1
-  int behind;       // parts of the result that may be written end here
+  int end;       // parts of the result that may be written end here
   int row, top;     // the first row within a block, and sampled, of X
 };
 
@@ -51,7 +53,7 @@ struct alignas(1024) Shared {
   Tile tiles[kTiles];
 };
 
-struct alignas(64) Problem {
+struct alignas(64) BlockProductsSm90 {
   TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest first
   C* out;             // (blocks, R, N)
   const Index* left;    // of BSR @ BSR: pair -> block of a
@@ -64,23 +66,16 @@ struct alignas(64) Problem {
   int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs; a multiple of kParts
   int row_blocks;  // of BSR @ BSR: of a row of the result, on average; 0 if its blocks are in no such order
 };
-
-__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
-#ifdef STRESS
-  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
-  __nanosleep((noise >> 19) & 0x1fff);
+#ifdef BLOCK_PRODUCTS_SM90_BYTES
+CHECK_LAYOUT(BlockProductsSm90, BLOCK_PRODUCTS_SM90, (a)(b)(out)(left)(right)(starts)(counters)(blocks)(pairs)(a_blocks)
+             (b_blocks)(R)(N)(K)(narrow)(row_blocks))
 #endif
-  barrier_wait(shared_address(&barrier), parity);
-}
-__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
-// Number n has place n % kSize in a ring; the parity of its barriers.
-template <int kSize> __device__ __forceinline__ u32 parity(u32 n) { return n / kSize % 2; }
 
-__device__ __forceinline__ int parts_of(const Problem& problem) { return (problem.N + kPartN - 1) / kPartN; }
+__device__ __forceinline__ int parts_of(const BlockProductsSm90& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
 // Which block of the result is computed n-th: those of kStrip rows one below the other, so that what CTAs read of B at
 // the same time lies in few columns and is found in the L2. Where rows differ the columns do; each block comes once all the same.
-__device__ __forceinline__ u32 in_strips(const Problem& problem, u32 n) {
+__device__ __forceinline__ u32 in_strips(const BlockProductsSm90& problem, u32 n) {
   const u32 width = problem.row_blocks, strip = kStrip * width;
   if (strip == 0) return n;
   const u32 first = n / strip * strip, place = n - first;
@@ -88,7 +83,7 @@ __device__ __forceinline__ u32 in_strips(const Problem& problem, u32 n) {
 }
 
 // What a claim of BSR @ BSR stands for.
-__device__ __forceinline__ Tile pairs_at(const Problem& problem, u32 t) {
+__device__ __forceinline__ Tile pairs_at(const BlockProductsSm90& problem, u32 t) {
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
   if (number / parts >= problem.blocks) return {0, 0, -1};
   const u32 block = in_strips(problem, number / parts), part = block * parts + number % parts;
@@ -99,21 +94,21 @@ __device__ __forceinline__ Tile pairs_at(const Problem& problem, u32 t) {
 
 // What a sampled claim stands for, by a whole warp; `block_row` goes with it from one to the next. The first claims are
 // windows of as many parts as a tile has, the others block rows. At most one whole tile begins in a window, one of the row
-// that the window's last part is in. What a row has left behind its whole tiles is a tile of its own, and comes at the end.
-__device__ __forceinline__ Tile parts_at(const Problem& problem, u32 t, i64& block_row) {
+// that the window's last part is in. What a row has left after its whole tiles is a tile of its own, and comes at the end.
+__device__ __forceinline__ Tile parts_at(const BlockProductsSm90& problem, u32 t, i64& block_row) {
   constexpr Tile kNone{1, 0}, kEnd{0, 0, -1};
   constexpr int kFew = kShared ? kNarrow / kPartN : kParts;
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
   const i64 all = problem.blocks * parts, narrow = kShared ? i64(problem.narrow) : all;
   const i64 wide_windows = (narrow + kParts - 1) / kParts, windows = wide_windows + (all - narrow + kFew - 1) / kFew;
-  // Parts of a block row, those in front of `narrow` or those behind it.
-  struct Stretch { i64 begin, behind; };
+  // Parts of a block row, those before `narrow` or those after it.
+  struct Stretch { i64 begin, end; };
   const auto stretch = [&](i64 r, bool wide) {
     const auto bound = [&](i64 i) { return min(max(i64(problem.starts[i]), i64(0)), problem.blocks) * parts; };
     return wide ? Stretch{bound(r), min(bound(r + 1), narrow)} : Stretch{max(bound(r), narrow), bound(r + 1)};
   };
-  const auto tile = [&](i64 r, i64 part, i64 behind) {
-    return Tile{0, 1, int(part), int(behind), int(t % heights) * kTileM, int(r * problem.R)};
+  const auto tile = [&](i64 r, i64 part, i64 end) {
+    return Tile{0, 1, int(part), int(end), int(t % heights) * kTileM, int(r * problem.R)};
   };
   if (number < windows) {
     const bool wide = number < wide_windows;
@@ -123,23 +118,23 @@ __device__ __forceinline__ Tile parts_at(const Problem& problem, u32 t, i64& blo
     block_row = block_row_of(problem.starts, problem.a_blocks, last / parts, block_row);
     const Stretch x = stretch(block_row, wide);
     const i64 part = x.begin >= first ? x.begin : x.begin + (first - x.begin + width - 1) / width * width;
-    return part <= last && part + width <= x.behind ? tile(block_row, part, part + width) : kNone;
+    return part <= last && part + width <= x.end ? tile(block_row, part, part + width) : kNone;
   }
   const i64 left = number - windows;
   if (left > problem.a_blocks) return kEnd;
-  const bool is_cut = left == problem.a_blocks;  // the row that goes on behind `narrow`: what it has left in front
+  const bool is_cut = left == problem.a_blocks;  // the row that goes on after `narrow`: what it has left before
   if (is_cut && narrow == all) return kNone;
   const i64 r = is_cut ? block_row_of(problem.starts, problem.a_blocks, narrow / parts, 0) : left;
-  const bool wide = is_cut || stretch(r, false).behind <= narrow;
+  const bool wide = is_cut || stretch(r, false).end <= narrow;
   const Stretch x = stretch(r, wide);
-  const i64 rest = max(i64(0), x.behind - x.begin) % (wide ? kParts : kFew);
-  return rest ? tile(r, x.behind - rest, x.behind) : kNone;
+  const i64 rest = max(i64(0), x.end - x.begin) % (wide ? kParts : kFew);
+  return rest ? tile(r, x.end - rest, x.end) : kNone;
 }
 
-__device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.behind - x.part) * kPartN <= kNarrow; }
+__device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.end - x.part) * kPartN <= kNarrow; }
 
 // One warp: claims a tile when it is soon needed. Who claims early takes work from others: a tile can be long.
-__device__ __forceinline__ void schedule(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Shared& shared) {
   const bool leads = threadIdx.x % 32 == 0;
   const i64 pairs_of_tile = kSampled ? 1 : max(i64(1), problem.pairs / max(i64(1), problem.blocks));
   const i64 steps = pairs_of_tile * ((problem.K + kDepth - 1) / kDepth);
@@ -166,7 +161,7 @@ __device__ __forceinline__ void schedule(const Problem& problem, Shared& shared)
 }
 
 // One warp: copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
-__device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& shared) {
   const int lane = threadIdx.x % 32, parts = parts_of(problem), steps_of_pair = (problem.K + kDepth - 1) / kDepth;
   u32 step = 0;
   for (u32 n = 0;; ++n) {
@@ -175,17 +170,17 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
     __syncwarp();
     if (lane == 0) arrive(shared.tile_empty[n % kTiles]);
     if (x.part < 0) break;
-    const u32 behind = step + u32(x.last - x.first) * steps_of_pair;
-    if (lane == 0 && behind - step <= kEarly) arrive(shared.wanted[n % kTiles]);
+    const u32 end = step + u32(x.last - x.first) * steps_of_pair;
+    if (lane == 0 && end - step <= kEarly) arrive(shared.wanted[n % kTiles]);
     for (int from = x.first; from < x.last; from += 32) {
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
       if constexpr (kSampled) {
         const int part = x.part + lane % kParts;
-        const Index at = part < x.behind ? problem.right[part / parts] : Index(-1);  // none: zeros behind the last one
+        const Index at = part < x.end ? problem.right[part / parts] : Index(-1);  // none: zeros after the last one
         column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * problem.N + part % parts * kPartN;
       } else if (from + lane < x.last) {
         const Index left = problem.left[from + lane], right = problem.right[from + lane];
-        block_a = int(in_range(left, problem.a_blocks) ? i64(left) : problem.a_blocks);  // zeros behind the last one
+        block_a = int(in_range(left, problem.a_blocks) ? i64(left) : problem.a_blocks);  // zeros after the last one
         block_b = int(in_range(right, problem.b_blocks) ? i64(right) : problem.b_blocks);
       }
       const bool narrow = is_narrow(x);
@@ -197,7 +192,7 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
           wait(shared.empty[at], step / kStages % 2 ^ 1);
           const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
           if (lane == 0) {
-            if (behind - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
+            if (end - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
             barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
             copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
           }
@@ -218,26 +213,19 @@ __device__ __forceinline__ void feed(const Problem& problem, Shared& shared) {
   }
 }
 
-__device__ __forceinline__ u32 pack(f32 low, f32 high) {
-  u32 both;
-  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
 // Where column c of row `top` of a tile goes, or null. Rows follow N apart; how many there are is told by `rows_from`.
-__device__ __forceinline__ C* target_of(const Problem& problem, const Tile& x, int top, int c) {
+__device__ __forceinline__ C* target_of(const BlockProductsSm90& problem, const Tile& x, int top, int c) {
   const int parts = parts_of(problem), part = x.part + c / kPartN, block = parts == 1 ? part : part / parts;
   const int column = (part - block * parts) * kPartN + c % kPartN;
-  if (part >= x.behind || column >= problem.N) return nullptr;
+  if (part >= x.end || column >= problem.N) return nullptr;
   return problem.out + (i64(block) * problem.R + x.row + top) * problem.N + column;
 }
-__device__ __forceinline__ int rows_from(const Problem& problem, const Tile& x, int top) { return problem.R - x.row - top; }
+__device__ __forceinline__ int rows_from(const BlockProductsSm90& problem, const Tile& x, int top) { return problem.R - x.row - top; }
 
 // A warp has 16 rows from `top` on: a thread rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next. 16-bit
 // results leave 16 bytes at a time, through shared memory. Places are found once for all rows: until a result has left,
 // its warpgroup multiplies nothing, and a tile may be three pairs long.
-__device__ __forceinline__ void store(const Problem& problem, Shared& shared, const Tile& x, int top,
+__device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& shared, const Tile& x, int top,
                                       const f32 (&sums)[kSums]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if constexpr (sizeof(C) == 2) {
@@ -250,8 +238,8 @@ __device__ __forceinline__ void store(const Problem& problem, Shared& shared, co
       for (int i = 0; i < 4; ++i) {  // 16 columns: two 8 x 8 matrices above two others
         const f32* s = sums + slab * 32 + i * 8;
         const u32 at = lane % 16 * 128 + (i * 2 + lane / 16) * 16;
-        store_matrix_x4<false>(shared_address(out) + (at ^ (at >> 3 & 112)), pack(s[0], s[1]), pack(s[2], s[3]),
-                               pack(s[4], s[5]), pack(s[6], s[7]));
+        store_matrix_x4<false>(shared_address(out) + (at ^ (at >> 3 & 112)), pack<C>(s[0], s[1]), pack<C>(s[2], s[3]),
+                               pack<C>(s[4], s[5]), pack<C>(s[6], s[7]));
       }
       C* target = target_of(problem, x, top + line, slab * 64 + lane % 8 * 8);
       __syncwarp();
@@ -274,11 +262,11 @@ __device__ __forceinline__ void store(const Problem& problem, Shared& shared, co
   }
 }
 
-// The products of stages `begin` to `behind` - 1. A stage is free when those of the next one have begun.
+// The products of stages `begin` to `end` - 1. A stage is free when those of the next one have begun.
 template <int kColumns>
-__device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 behind, int warpgroup,
+__device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 end, int warpgroup,
                                                 f32 (&sums)[kHeights][kSums]) {
-  for (u32 i = begin; i != behind; ++i) {
+  for (u32 i = begin; i != end; ++i) {
     const u32 at = i % kStages;
     wait(shared.full[at], i / kStages % 2);
     const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
@@ -299,7 +287,7 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 b
   }
 }
 
-__device__ __forceinline__ void multiply(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Shared& shared) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const bool signals = threadIdx.x % 32 == 0;
   const int steps_of_pair = (problem.K + kDepth - 1) / kDepth;
@@ -312,11 +300,11 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
       __syncwarp();
       if (signals) arrive(shared.tile_empty[n % kTiles]);
     };
-    const bool end = __shfl_sync(0xffffffffu, x.part < 0, 0);
-    if (end) break;
+    const bool is_done = __shfl_sync(0xffffffffu, x.part < 0, 0);
+    if (is_done) break;
     const u32 begin = __shfl_sync(0xffffffffu, step, 0);
-    const u32 behind = __shfl_sync(0xffffffffu, step + u32(x.last - x.first) * steps_of_pair, 0);
-    step = behind;
+    const u32 end = __shfl_sync(0xffffffffu, step + u32(x.last - x.first) * steps_of_pair, 0);
+    step = end;
     if (!kShared && n % kConsumers != warpgroup) {  // the other one's
       let_go();
       continue;
@@ -327,29 +315,28 @@ __device__ __forceinline__ void multiply(const Problem& problem, Shared& shared)
       ++own;
     }
     if (kShared && __shfl_sync(0xffffffffu, is_narrow(x), 0))
-      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, behind, warpgroup, sums);
+      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, end, warpgroup, sums);
     else
-      multiply_stages<kTileN>(shared, begin, behind, warpgroup, sums);
+      multiply_stages<kTileN>(shared, begin, end, warpgroup, sums);
     if (!kShared) {
       __syncwarp();
       if (signals) arrive(shared.turn[1 - warpgroup]);
     }
     wgmma_wait<0>();
-    if (signals && begin != behind) arrive(shared.empty[(behind - 1) % kStages]);
+    if (signals && begin != end) arrive(shared.empty[(end - 1) % kStages]);
 #pragma unroll
     for (int h = 0; h < kHeights; ++h) {
+      settle(sums[h]);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        asm volatile("" : "+f"(sums[h][i])::"memory");
-        if (begin == behind) sums[h][i] = 0;
-      }
+      for (int i = 0; i < kSums; ++i)
+        if (begin == end) sums[h][i] = 0;
       store(problem, shared, x, (kShared ? warpgroup : h) * 64 + threadIdx.x / 32 % 4 * 16, sums[h]);
     }
     let_go();
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) block_products_sm90(const __grid_constant__ Problem problem) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) block_products_sm90(const __grid_constant__ BlockProductsSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
@@ -374,8 +361,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_products_sm90(co
   }
   __syncwarp();
   __syncthreads();
-  if (threadIdx.x == 0) {  // the last CTA leaves the counters as they were
-    __threadfence();
-    if (atomicAdd(problem.counters + 1, 1) == int(gridDim.x) - 1) problem.counters[0] = problem.counters[1] = 0;
-  }
+  if (threadIdx.x == 0) leave_counters(problem.counters);
 }

@@ -2,7 +2,10 @@
 // a long cache, each sequence with a length of its own. A CTA owns a piece of the keys of one KV head, and the rows
 // (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with copies, softmax
 // and sums of its own, and meet at the end only. The pieces of a head are joined by the CTA that comes last, in order.
-#include "mma.cuh"
+#include "common/layout.cuh"
+#include "common/registers.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/mma.cuh"
 
 using Element = ELEMENT;  // f16 or bf16
 
@@ -37,41 +40,25 @@ struct Decode {
   int kv_heads, group, queries;
   int capacity, pages, page, table_width;
   int entries, block_tiles;  // block_tiles: 16 keys each
-  int left;                  // keys in front of its own place that a query sees; capacity or more: all of them
+  int left;                  // keys before its own place that a query sees; capacity or more: all of them
   int piece_tiles;           // a piece has at least so many tiles, unless it is the only one
   f32 scale, softcap, inverse_softcap;  // in powers of two: times log2(e); softcap 0: none
 };
+#ifdef DECODE_BYTES
+CHECK_LAYOUT(Decode, DECODE, (q)(k)(v)(out)(lse)(lengths)(table)(blocks)(partial)(arrived)(q_batch)(q_head)(q_row)(q_col)
+             (out_batch)(out_head)(out_row)(out_col)(blocks_batch)(blocks_head)(blocks_entry)(kv_heads)(group)(queries)
+             (capacity)(pages)(page)(table_width)(entries)(block_tiles)(left)(piece_tiles)(scale)(softcap)
+             (inverse_softcap))
+#endif
 
-// ---------------------------------------------------------------------------------- one instruction each
-__device__ __forceinline__ u32 pack(f16, f32 low, f32 high) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-__device__ __forceinline__ u32 pack(bf16, f32 low, f32 high) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-__device__ __forceinline__ f32 exp2_approx(f32 x) {
-  f32 y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
   if constexpr (Same<Element, f16>::value) mma_f16(d, upper, lower, b);
   else mma_bf16(d, upper, lower, b);
 }
-// x, of which the compiler does not know where it comes from: what follows from it is computed again, not kept.
-__device__ __forceinline__ u32 again(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 constexpr f32 kLog2E = 1.44269504088896341f;
 // Within 5e-7; tanhf takes ten registers more.
-__device__ __forceinline__ f32 tanh_of(f32 x) { return 1 - __fdividef(2.f, exp2_approx(x * (2 * kLog2E)) + 1); }
+__device__ __forceinline__ f32 tanh_of(f32 x) { return 1 - __fdividef(2.f, exp2_of(x * (2 * kLog2E)) + 1); }
 __device__ __forceinline__ f32 minus_infinity() { return __uint_as_float(0xff800000u); }
 // What is subtracted from scores: the maximum, or 0 where nothing is seen.
 __device__ __forceinline__ f32 base_of(f32 maximum) { return maximum == minus_infinity() ? 0.f : maximum; }
@@ -95,7 +82,7 @@ template <int kDim> struct Tile {
   }
   template <class There>
   static __device__ __forceinline__ void copy_if(u32 to, const Element* from, u32 thread, There there) {
-    const u32 lane = again(thread) % 32;
+    const u32 lane = opaque(thread) % 32;
 #pragma unroll
     for (u32 i = 0; i < kPieces / 2; ++i) {
       const u32 p = i * 32 + lane, row = p / kPieces, piece = p % kPieces;
@@ -110,6 +97,7 @@ template <int kDim> struct Tile {
 };
 
 constexpr u32 kStageBytes = Tile<kD>::kBytes + Tile<kDv>::kBytes;
+constexpr int kFours = kDv / 4;    // four columns of a row at a time
 constexpr int kPitch = kDv + 8;  // of sums in shared memory: lanes that write two floats meet no bank twice
 
 // What the warps leave to each other at the end, in the place of the tiles; then what joins pieces.
@@ -160,6 +148,38 @@ __device__ __forceinline__ void look(const Decode& p, const Keys& keys, int batc
   row = (page * p.kv_heads + head) * p.page + key % p.page;
 }
 
+// Copies of a warp, which run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of one stage.
+struct Copier {
+  const Decode& p;
+  const Keys& keys;
+  int batch, head, first, last;
+  u32 warp, lane, ring;
+  int lane_key = -1, lane_row = 0, stage_key = -1, ahead_key = -1, ahead_row = 0;
+
+  __device__ __forceinline__ void advance(int step) {
+    if (step % 32 == 0) {
+      const int n = first + int(warp) + (step + int(lane)) * kWarps;
+      lane_key = -1;
+      if (n < last) look(p, keys, batch, head, n, lane_key, lane_row);
+    }
+    ahead_key = __shfl_sync(kAll, lane_key, step % 32);
+    ahead_row = __shfl_sync(kAll, lane_row, step % 32);
+  }
+  __device__ __forceinline__ void copy_keys(u32 stage) const {
+    if (ahead_key >= 0)
+      Tile<kD>::copy(ring + stage * kStageBytes, p.k + i64(ahead_row) * kD, lane, keys.begin - ahead_key,
+                     keys.end - ahead_key);
+    copy_commit();
+  }
+  __device__ __forceinline__ void copy_values(u32 stage) {
+    if (ahead_key >= 0)
+      Tile<kDv>::copy(ring + stage * kStageBytes + Tile<kD>::kBytes, p.v + i64(ahead_row) * kDv, lane,
+                      keys.begin - ahead_key, keys.end - ahead_key);
+    copy_commit();
+    if (lane == stage) stage_key = ahead_key;
+  }
+};
+
 // ---------------------------------------------------------------------------------- a warp's rows
 struct Rows {
   u32 q[kSharedQ ? 1 : kSlabs][kSharedQ ? 1 : kD / 16][4];  // fragments: upper, lower, upper, lower rows
@@ -169,7 +189,7 @@ struct Rows {
 
   // Where the query of a row lies among the keys.
   __device__ __forceinline__ int place(const Decode& p, const Keys& keys, int m, int half, u32 lane) const {
-    return keys.length - p.queries + (first + m * 16 + half * 8 + int(again(lane) / 4)) % p.queries;
+    return keys.length - p.queries + (first + m * 16 + half * 8 + int(opaque(lane) / 4)) % p.queries;
   }
 
   // Rows from `first` on; those beyond the last one are zeros.
@@ -260,10 +280,10 @@ struct Rows {
       for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int behind = place(p, keys, m, half, lane) - key - int(lane % 4) * 2;
+          const int distance = place(p, keys, m, half, lane) - key - int(lane % 4) * 2;
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            if (u32(behind - e / 2 * 8 - e % 2) > u32(p.left)) scores[m][e / 2][half * 2 + e % 2] = minus_infinity();
+            if (u32(distance - e / 2 * 8 - e % 2) > u32(p.left)) scores[m][e / 2][half * 2 + e % 2] = minus_infinity();
         }
     }
     f32 factors[kSlabs][2];
@@ -277,7 +297,7 @@ struct Rows {
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(fmaxf(top, shuffle_xor(top, 2)), maxima[m][half]);
         grew |= top > maxima[m][half];
-        factors[m][half] = exp2_approx(maxima[m][half] - base_of(top));
+        factors[m][half] = exp2_of(maxima[m][half] - base_of(top));
         maxima[m][half] = top;
       }
     if (__any_sync(kAll, grew)) {
@@ -295,7 +315,7 @@ struct Rows {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         f32& x = scores[m][e / 4][e % 4];
-        x = exp2_approx(x - base_of(maxima[m][e % 4 / 2]));
+        x = exp2_of(x - base_of(maxima[m][e % 4 / 2]));
         totals[m][e % 4 / 2] += x;
       }
   }
@@ -311,8 +331,8 @@ struct Rows {
 #pragma unroll
       for (int m = 0; m < kSlabs; ++m) {
         const f32(&w)[2][4] = weights[m];
-        const u32 upper[2] = {pack(Element{}, w[0][0], w[0][1]), pack(Element{}, w[1][0], w[1][1])};
-        const u32 lower[2] = {pack(Element{}, w[0][2], w[0][3]), pack(Element{}, w[1][2], w[1][3])};
+        const u32 upper[2] = {pack<Element>(w[0][0], w[0][1]), pack<Element>(w[1][0], w[1][1])};
+        const u32 lower[2] = {pack<Element>(w[0][2], w[0][3]), pack<Element>(w[1][2], w[1][3])};
         multiply(sums[m][2 * i], upper, lower, {four[0], four[1]});
         multiply(sums[m][2 * i + 1], upper, lower, {four[2], four[3]});
       }
@@ -330,8 +350,8 @@ struct Rows {
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
       const f32(&w)[2][4] = weights[m];
-      const u32 upper[2] = {pack(Element{}, w[0][0], w[0][1]), pack(Element{}, w[1][0], w[1][1])};
-      const u32 lower[2] = {pack(Element{}, w[0][2], w[0][3]), pack(Element{}, w[1][2], w[1][3])};
+      const u32 upper[2] = {pack<Element>(w[0][0], w[0][1]), pack<Element>(w[1][0], w[1][1])};
+      const u32 lower[2] = {pack<Element>(w[0][2], w[0][3]), pack<Element>(w[1][2], w[1][3])};
       const int places[2] = {place(p, keys, m, 0, lane), place(p, keys, m, 1, lane)};
 #pragma unroll
       for (int s = 0; s < kDv / 8; s += 2) {
@@ -352,9 +372,9 @@ struct Rows {
       }
     }
   }
-  // Ones for those of two keys, `behind` and one less in front of a query, that it sees.
-  static __device__ __forceinline__ u32 seen_pair(const Decode& p, int behind) {
-    return (u32(behind) <= u32(p.left) ? 0xffffu : 0u) | (u32(behind - 1) <= u32(p.left) ? 0xffff0000u : 0u);
+  // Ones for those of two keys, `distance` and one less before a query, that it sees.
+  static __device__ __forceinline__ u32 seen_pair(const Decode& p, int distance) {
+    return (u32(distance) <= u32(p.left) ? 0xffffu : 0u) | (u32(distance - 1) <= u32(p.left) ? 0xffff0000u : 0u);
   }
 
   __device__ __forceinline__ void leave(Ends& ends, u32 warp, u32 lane) {
@@ -389,6 +409,70 @@ __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int
         total == 0 ? minus_infinity() : (maximum + log2f(total)) / kLog2E;
 }
 
+// The warps' sums, in their order: the result, or number `piece` of so many pieces of it.
+__device__ __forceinline__ void join_warps(const Decode& p, const Shared& shared, f32* sums, float2* ends, int pieces,
+                                           int piece, int batch, int head, int first_row, int rows) {
+#pragma unroll 1
+  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
+    const int row = item / kFours, column = item % kFours * 4;
+    f32 maximum = minus_infinity(), total = 0, sum[4] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ends.maxima[w][row]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const f32 weight = exp2_of(shared.ends.maxima[w][row] - base_of(maximum));
+      const float4 x = *reinterpret_cast<const float4*>(&shared.ends.sums[w][row][column]);
+      total = fmaf(weight, shared.ends.totals[w][row], total);
+      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
+      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
+    }
+    if (pieces == 1) {
+      finish(p, batch, head, first_row + row, column, sum, maximum, total);
+    } else {
+      *reinterpret_cast<float4*>(sums + (i64(piece) * kRows + row) * kDv + column) =
+          make_float4(sum[0], sum[1], sum[2], sum[3]);
+      if (column == 0) ends[piece * kRows + row] = make_float2(maximum, total);
+    }
+  }
+}
+
+// Is this CTA the last of a head's pieces to come? Then it sees what the others wrote.
+__device__ __forceinline__ bool is_last_piece(int* arrived, int pieces) {
+  __threadfence();
+  __syncthreads();
+  int is_last = 0;
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(arrived, 1) == pieces - 1;
+    if (is_last) *arrived = 0;
+  }
+  if (!__syncthreads_or(is_last)) return false;
+  __threadfence();
+  return true;
+}
+
+// By the CTA that comes last: how much each piece of its rows counts. A piece has {maximum, total} of each row.
+__device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends, int pieces, int rows, u32 warp, u32 lane) {
+#pragma unroll 1
+  for (int row = warp; row < rows; row += kWarps) {
+    f32 maximum = minus_infinity(), total = 0;
+    for (int i = lane; i < pieces; i += 32) {
+      const float2 end = __ldcg(&ends[i * kRows + row]);
+      shared.join.weights[row][i] = end.x;
+      maximum = fmaxf(maximum, end.x);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
+    for (int i = lane; i < pieces; i += 32) {
+      const f32 weight = exp2_of(shared.join.weights[row][i] - base_of(maximum));
+      total = fmaf(weight, __ldcg(&ends[i * kRows + row]).y, total);
+      shared.join.weights[row][i] = weight;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
+    if (lane == 0) shared.join.maxima[row] = maximum, shared.join.totals[row] = total;
+  }
+}
+
 // ---------------------------------------------------------------------------------- the kernel
 // Grid: pieces, KV heads by tiles of rows, batch.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
@@ -406,45 +490,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   const int first = piece * each + min(piece, more), last = first + each + (piece < more ? 1 : 0);
   const int count = (last - first - int(warp) + kWarps - 1) / kWarps;  // steps of this warp
 
-  // Copies run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of one stage.
   const u32 ring = shared_address(shared.tiles[warp]), queries = shared_address(shared.queries);
-  int lane_key = -1, lane_row = 0, stage_key = -1, ahead_key = -1, ahead_row = 0;
-  const auto advance = [&](int step) {
-    if (step % 32 == 0) {
-      const int n = first + int(warp) + (step + int(lane)) * kWarps;
-      lane_key = -1;
-      if (n < last) look(p, keys, batch, head, n, lane_key, lane_row);
-    }
-    ahead_key = __shfl_sync(kAll, lane_key, step % 32);
-    ahead_row = __shfl_sync(kAll, lane_row, step % 32);
-  };
-  const auto copy_keys = [&](u32 stage) {
-    if (ahead_key >= 0)
-      Tile<kD>::copy(ring + stage * kStageBytes, p.k + i64(ahead_row) * kD, lane, keys.begin - ahead_key,
-                     keys.end - ahead_key);
-    copy_commit();
-  };
-  const auto copy_values = [&](u32 stage) {
-    if (ahead_key >= 0)
-      Tile<kDv>::copy(ring + stage * kStageBytes + Tile<kD>::kBytes, p.v + i64(ahead_row) * kDv, lane,
-                      keys.begin - ahead_key, keys.end - ahead_key);
-    copy_commit();
-    if (lane == stage) stage_key = ahead_key;
-  };
+  Copier copier{p, keys, batch, head, first, last, warp, lane, ring};
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) {
-    advance(i);
-    copy_keys(i);
-    copy_values(i);
+    copier.advance(i);
+    copier.copy_keys(i);
+    copier.copy_values(i);
   }
 
-  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries,
-           warp, lane);
+  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries, warp, lane);
   const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // by all queries
   u32 stage = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    const int key = __shfl_sync(kAll, stage_key, stage);
+    const int key = __shfl_sync(kAll, copier.stage_key, stage);
     const bool masked = key < seen_from || key + kKeys - 1 > seen_to;
     const u32 tile = ring + stage * kStageBytes;
     f32 scores[kSlabs][2][4];
@@ -452,8 +512,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     __syncwarp();
     if (key >= 0) own.multiply_keys(scores, tile, queries, lane);
     __syncwarp();
-    advance(i + kStages);
-    copy_keys(stage);
+    copier.advance(i + kStages);
+    copier.copy_keys(stage);
     if (key >= 0) own.softmax(p, keys, scores, key, masked, lane);
     copy_wait<2 * kStages - 1>();
     __syncwarp();
@@ -464,7 +524,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
         own.multiply_values(scores, tile + Tile<kD>::kBytes, lane);
     }
     __syncwarp();
-    copy_values(stage);
+    copier.copy_values(stage);
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   copy_wait<0>();
@@ -472,63 +532,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   own.leave(shared.ends, warp, lane);
   __syncthreads();
 
-  // The warps' sums, in their order: the result, or a piece of it.
-  constexpr int kFours = kDv / 4;
   const i64 tile_number = (i64(batch) * gridDim.y + blockIdx.y), all_pieces = i64(gridDim.z) * gridDim.y * gridDim.x;
   f32* sums = p.partial + tile_number * gridDim.x * (kRows * kDv);
   float2* ends = reinterpret_cast<float2*>(p.partial + all_pieces * (kRows * kDv)) + tile_number * gridDim.x * kRows;
-#pragma unroll 1
-  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
-    const int row = item / kFours, column = item % kFours * 4;
-    f32 maximum = minus_infinity(), total = 0, sum[4] = {};
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ends.maxima[w][row]);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const f32 weight = exp2_approx(shared.ends.maxima[w][row] - base_of(maximum));
-      const float4 x = *reinterpret_cast<const float4*>(&shared.ends.sums[w][row][column]);
-      total = fmaf(weight, shared.ends.totals[w][row], total);
-      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
-      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
-    }
-    if (pieces == 1) {
-      finish(p, batch, head, first_row + row, column, sum, maximum, total);
-    } else {
-      *reinterpret_cast<float4*>(sums + (i64(piece) * kRows + row) * kDv + column) =
-          make_float4(sum[0], sum[1], sum[2], sum[3]);
-      if (column == 0) ends[piece * kRows + row] = make_float2(maximum, total);
-    }
-  }
-  if (pieces == 1) return;
-
-  __threadfence();
-  __syncthreads();
-  int is_last = 0;
-  if (threadIdx.x == 0) {
-    is_last = atomicAdd(p.arrived + tile_number, 1) == pieces - 1;
-    if (is_last) p.arrived[tile_number] = 0;
-  }
-  if (!__syncthreads_or(is_last)) return;
-  __threadfence();
-#pragma unroll 1
-  for (int row = warp; row < rows; row += kWarps) {
-    f32 maximum = minus_infinity(), total = 0;
-    for (int i = lane; i < pieces; i += 32) {
-      const float2 end = __ldcg(&ends[i * kRows + row]);
-      shared.join.weights[row][i] = end.x;
-      maximum = fmaxf(maximum, end.x);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
-    for (int i = lane; i < pieces; i += 32) {
-      const f32 weight = exp2_approx(shared.join.weights[row][i] - base_of(maximum));
-      total = fmaf(weight, __ldcg(&ends[i * kRows + row]).y, total);
-      shared.join.weights[row][i] = weight;
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
-    if (lane == 0) shared.join.maxima[row] = maximum, shared.join.totals[row] = total;
-  }
+  join_warps(p, shared, sums, ends, pieces, piece, batch, head, first_row, rows);
+  if (pieces == 1 || !is_last_piece(p.arrived + tile_number, pieces)) return;
+  weigh_pieces(shared, ends, pieces, rows, warp, lane);
   __syncthreads();
 #pragma unroll 1
   for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {

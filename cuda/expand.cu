@@ -1,6 +1,6 @@
 // out[e] = i where indptr[i] <= e < indptr[i+1]: the row of every entry of a compressed index.
 // A thread searches once and walks on for kEntries neighbours.
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 using Index = INDEX;
 

@@ -1,13 +1,10 @@
 // C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*kC + c, n] + beta * C[i*R + r, n],  p in block row i
 // Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns; the lanes
 // of a warp run along n, so that B is read in lines and A is broadcast. No shared memory, one fixed order of sums.
-#include "bsr.cuh"
+#include "common/elements.cuh"
 
-using A = ELEMENT_A;
-using B = ELEMENT_B;
-using C = ELEMENT_C;
-using Acc = ACCUMULATOR;
-using Index = INDEX;
+using Problem = Product<A, B, C, Acc, Index>;
+CHECK_PRODUCT(Problem)
 
 constexpr int kRows = ROWS;    // rows of a block per thread
 constexpr int kCols = COLS;    // columns per thread, kLanes apart
@@ -19,7 +16,7 @@ constexpr int kGroups = kThreads / kLanes;  // block rows per CTA
 static_assert(32 % kLanes == 0, "a block row must not straddle warps");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
+gemm_simt(const __grid_constant__ Problem problem) {
   const int R = problem.R, K = problem.K;
   const i64 N = problem.N, b_row = problem.b_row;
   const int lane = threadIdx.x % kLanes;
@@ -40,7 +37,7 @@ gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
 #pragma unroll
       for (int n = 0; n < kCols; ++n) acc[r][n] = zero<Acc>();
 
-    // Rows and columns behind the edge repeat the last one; they are computed and not stored.
+    // Rows and columns beyond the edge repeat the last one; they are computed and not stored.
     i64 b_offset[kCols];
 #pragma unroll
     for (int n = 0; n < kCols; ++n) {
@@ -77,8 +74,7 @@ gemm_simt(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
         const i64 column = n0 + n * kLanes;
         if (r0 + r >= R || column >= N) continue;
         C* target = problem.c + batch * problem.c_batch + (i * R + r0 + r) * problem.c_row + column * problem.c_col;
-        const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
-        *target = Store<C>::from(multiply_add(problem.alpha, acc[r][n], old));
+        store_sum(problem, target, acc[r][n]);
       }
     }
   }

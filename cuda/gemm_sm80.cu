@@ -1,33 +1,33 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
-// Ampere and newer: mma.sync fed by cp.async. A CTA owns the rows of kSlots slots of the schedule by kTileN columns and
-// walks the union of the slots' block columns. A warp owns part of one slot, or several whole ones, and skips what they
+// Ampere and newer: mma.sync fed by cp.async. A CTA owns the rows of kRowTiles row tiles of the schedule by kTileN columns and
+// walks the union of the row tiles' block columns. A warp owns part of one row tile, or several whole ones, and skips what they
 // lack: an absent block contributes nothing, whatever B holds. All warps meet after each stage, so those that share a
-// scheduler (warp % 4) should own all slots between them: then every scheduler has the same to do. Rows of stored
+// scheduler (warp % 4) should own all row tiles between them: then every scheduler has the same to do. Rows of stored
 // blocks and lines of B are multiples of 16 bytes; any N, any strides of C, one fixed order of sums.
-#include "bsr.cuh"
-#include "mma_tiles.cuh"
+#include "common/bsr.cuh"
+#include "common/mma_tiles.cuh"
 
 using B = ELEMENT_B;
 static_assert(Same<A, B>::value, "one element type");
-static_assert(kTileM >= 32, "tiles of 16 rows are not served");
 
-constexpr int kRing = 16;  // entries whose indices are kept, kAhead of them in front of the products
+constexpr int kRing = 16;  // entries whose indices are kept, kAhead of them before the products
 static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier between: indices must not meet");
 
 struct alignas(1024) Shared {  // the longest line
   u8 a[kStages][kTileM * kStageBytes];
   u8 b[kStages][kTileN * kStageBytes];
   int4 item;
-  int places[kSlots];              // of the slots: row of C / kSlotRows, or -1
-  int starts[kSlots];              // of the slots: first row in a block
-  int entries[kRing][kSlots + 1];  // by entry % kRing: the blocks of the slots, the block column
+  int places[kRowTiles];              // of the row tiles: row of C / kRowTileHeight, or -1
+  int starts[kRowTiles];              // of the row tiles: first row in a block
+  int entries[kRing][kRowTiles + 1];  // by entry % kRing: the blocks of the row tiles, the block column
 };
 
 // ---------------------------------------------------------------------------------- the copies
 using Problem = Product<A, B, C, Acc, int>;
+CHECK_PRODUCT(Problem)
 
-// The first slot of a warp.
-__device__ __forceinline__ u32 warp_slot(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kSlotRows; }
+// The first row tile of a warp.
+__device__ __forceinline__ u32 warp_row_tile(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kRowTileHeight; }
 
 // Brings the stages of one tile to shared memory, one after the other.
 struct Copier {
@@ -37,45 +37,45 @@ struct Copier {
   const B* panel;  // B at the tile's first column
   int columns;     // of the tile that lie inside B
   int entry, last, k;
-  u32 plan;        // of the stage that is this lane's number: a bit for each slot that has the block
+  u32 plan;        // of the stage that is this lane's number: a bit for each row tile that has the block
 
   // Indices of an entry, a word per thread.
   __device__ __forceinline__ void copy_indices(int e) const {
-    const u32 i = again(threadIdx.x);
-    if (i > kSlots || e >= last) return;
-    const int* from = i < kSlots ? schedule.blocks + i64(e) * kSlots + i : schedule.columns + e;
+    const u32 i = opaque(threadIdx.x);
+    if (i > kRowTiles || e >= last) return;
+    const int* from = i < kRowTiles ? schedule.blocks + i64(e) * kRowTiles + i : schedule.columns + e;
     copy_4(true, shared_address(&shared.entries[u32(e) % kRing][i]), from);
   }
 
-  // Of a stage that has an entry; kWhole: all of its k and its columns are inside. `present`: the slots that have it.
+  // Of a stage that has an entry; kWhole: all of its k and its columns are inside. `present`: the row tiles that have it.
   template <bool kWhole>
   __device__ __forceinline__ void copy_a(u32 thread, int stage, const int* indices, u32 present, int left) const {
     const int R = problem.R, K = problem.K, needed = (left + kStepK - 1) / kStepK * kStepK;
     const u32 to = shared_address(shared.a[stage]) + OperandA::copy_place(thread);
-    // A thread's pieces belong to one slot, or each to another.
-    constexpr int kSlotCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kSlots - 1) / kSlots;
-    const auto copy_slot = [&](u32 slot, int i, u32 place, bool wanted) {
-      const int block = indices[slot], row = shared.starts[slot] + u32(OperandA::copy_mn(thread, i)) % kSlotRows;
+    // A thread's pieces belong to one row tile, or each to another.
+    constexpr int kTileCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kRowTiles - 1) / kRowTiles;
+    const auto copy_row_tile = [&](u32 row_tile, int i, u32 place, bool wanted) {
+      const int block = indices[row_tile], row = shared.starts[row_tile] + u32(OperandA::copy_mn(thread, i)) % kRowTileHeight;
       const int first = k + OperandA::copy_k(thread, i);
       const A* from = problem.data + i64(block) * (R * K) + (kATransposed ? first * R + row : row * K + first);
 #pragma unroll
-      for (int j = 0; j < kSlotCopies; ++j) {
+      for (int j = 0; j < kTileCopies; ++j) {
         const int at = OperandA::copy_k(thread, i + j);
         copy_16(wanted && (kWhole || at < needed), OperandA::copy_place(place, j),
                 from + j * OperandA::kLineStep * (kATransposed ? R : K), !kWhole && at >= left);
       }
     };
-    if constexpr (!kATransposed && kSlotRows % OperandA::kLineStep == 0) {  // the same slot for all threads
+    if constexpr (!kATransposed && kRowTileHeight % OperandA::kLineStep == 0) {  // the same row tile for all threads
 #pragma unroll 1
       for (u32 rest = present; rest != 0; rest &= rest - 1) {
-        const u32 slot = kSlots > 1 ? __ffs(rest) - 1 : 0;
-        copy_slot(slot, 0, to + slot * (kSlotRows * OperandA::kLine), true);
+        const u32 row_tile = kRowTiles > 1 ? __ffs(rest) - 1 : 0;
+        copy_row_tile(row_tile, 0, to + row_tile * (kRowTileHeight * OperandA::kLine), true);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < OperandA::kCopies; i += kSlotCopies) {
-        const u32 slot = u32(OperandA::copy_mn(thread, i)) / kSlotRows;
-        copy_slot(slot, i, OperandA::copy_place(to, i), present >> slot & 1);
+      for (int i = 0; i < OperandA::kCopies; i += kTileCopies) {
+        const u32 row_tile = u32(OperandA::copy_mn(thread, i)) / kRowTileHeight;
+        copy_row_tile(row_tile, i, OperandA::copy_place(to, i), present >> row_tile & 1);
       }
     }
   }
@@ -105,16 +105,33 @@ struct Copier {
     }
   }
 
+  // The first stages of a tile, of entries `from` to `to` - 1 of a group.
+  __device__ __forceinline__ void start(int group, int from, int to, int stage) {
+    entry = from, last = to, k = 0;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) copy_indices(from + i);
+    copy_commit();
+    if (threadIdx.x < kRowTiles) {
+      const int place = schedule.row_tiles[i64(group) * kRowTiles + threadIdx.x];
+      shared.places[threadIdx.x] = place;
+      shared.starts[threadIdx.x] = u32(max(place, 0)) * kRowTileHeight % problem.R;
+    }
+    copy_wait<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < kAhead; ++i) copy(stage + i < kStages ? stage + i : stage + i - kStages);
+  }
+
   // All copies of the next stage; a group of them is committed even when none is left.
   __device__ __forceinline__ void copy(int stage) {
-    const u32 thread = again(threadIdx.x), lane = thread % 32;
+    const u32 thread = opaque(threadIdx.x), lane = thread % 32;
     const int K = problem.K;
     const int* indices = shared.entries[u32(entry) % kRing];
-    const int column = indices[kSlots];
+    const int column = indices[kRowTiles];
     const bool inside = entry < last && in_range(column, problem.block_cols);
-    const u32 present = __ballot_sync(0xffffffffu, inside && lane < kSlots && indices[lane < kSlots ? lane : 0] >= 0);
+    const u32 present = __ballot_sync(0xffffffffu, inside && lane < kRowTiles && indices[lane < kRowTiles ? lane : 0] >= 0);
     if (lane == u32(stage)) plan = present;
-    // Behind K, up to a whole step, both operands are zero.
+    // Beyond K, up to a whole step, both operands are zero.
     const int left = min(K - k, kStageK);
     if (present != 0) {
       if (left == kStageK && columns == kTileN) {
@@ -133,11 +150,6 @@ struct Copier {
 };
 
 // ---------------------------------------------------------------------------------- the result
-__device__ __forceinline__ C finish(const Problem& problem, Sum sum, C old) {
-  const Acc before = problem.read_c ? multiply_add(problem.beta, load<Acc>(old), zero<Acc>()) : zero<Acc>();
-  return Store<C>::from(multiply_add(problem.alpha, Acc(sum), before));
-}
-
 // `line` is this lane's row of C at the tile's first column, `first` the run's first column there. `whole`: all columns
 // of the tile are inside C, side by side, and vectors are aligned.
 __device__ __forceinline__ void store_run(const Problem& problem, C* line, int first, int columns, bool whole,
@@ -149,7 +161,7 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
       Vector out = {};
       if (problem.read_c) out = *at;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) out.x[i] = finish(problem, run[v + i], out.x[i]);
+      for (int i = 0; i < kVector; ++i) out.x[i] = finish(problem, Acc(run[v + i]), out.x[i]);
       *at = out;
     }
   } else {
@@ -157,25 +169,28 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
     for (int i = 0; i < kRun; ++i) {
       if (first + i >= columns) continue;
       C* at = line + (first + i) * problem.c_col;
-      *at = finish(problem, run[i], problem.read_c ? *at : C{});
+      *at = finish(problem, Acc(run[i]), problem.read_c ? *at : C{});
     }
   }
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-struct Argument {  // one, since that costs the caller less than two
-  Problem problem;
+struct GemmSm80 {  // one argument, since that costs the caller less than two
+  Problem product;
   Schedule schedule;
 };
+#ifdef GEMM_SM80_BYTES
+CHECK_LAYOUT(GemmSm80, GEMM_SM80, (product)(schedule))
+#endif
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ Argument argument) {
-  const Problem& problem = argument.problem;
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ GemmSm80 argument) {
+  const Problem& problem = argument.product;
   const Schedule& schedule = argument.schedule;
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const u32 thread = threadIdx.x, warp = uniform(thread / 32);
-  const u32 warp_m = warp / kWarpsN * kWarpM, warp_n = warp % kWarpsN * kWarpN, first_slot = warp_m / kSlotRows;
-  const int R = problem.R, K = problem.K;
+  const u32 warp_m = warp / kWarpsN * kWarpM, warp_n = warp % kWarpsN * kWarpN, first_row_tile = warp_m / kRowTileHeight;
+  const int K = problem.K;
   const int column_tiles = int((problem.N + kTileN - 1) / kTileN), batches = int(problem.batches);
   if (*schedule.count == 0 || column_tiles == 0) return;
   Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
@@ -199,30 +214,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     const int columns = int(min(problem.N - column, i64(kTileN)));
     copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col;
     copier.columns = columns;
-    copier.entry = first, copier.last = last, copier.k = 0;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) copier.copy_indices(first + i);
-    copy_commit();
-    if (threadIdx.x < kSlots) {
-      const int place = schedule.slots[i64(group) * kSlots + threadIdx.x];
-      shared.places[threadIdx.x] = place;
-      shared.starts[threadIdx.x] = u32(max(place, 0)) * kSlotRows % R;
-    }
-    copy_wait<0>();
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) copier.copy(stage + i < kStages ? stage + i : stage + i - kStages);
+    copier.start(group, first, last, stage);
 
     Sums sums = {};
     int k = 0;
     for (int left = (last - first) * ((K + kStageK - 1) / kStageK); left > 0; --left) {
       const u32 plan = __shfl_sync(0xffffffffu, copier.plan, stage);
-      const u32 present = uniform(plan >> first_slot & ((1u << kWarpSlots) - 1));
+      const u32 present = uniform(plan >> first_row_tile & ((1u << kWarpRowTiles) - 1));
       const int steps = min((K - k + kStepK - 1) / kStepK, kSteps);
       k = k + kStageK < K ? k + kStageK : 0;
       copy_wait<kAhead - 1>();
       __syncthreads();
-      // Of the warps of a scheduler one copies before its products and one behind, so that there are always products.
+      // One warp of a scheduler copies before its products, another one after them, so that there are always products.
 #pragma unroll 1
       for (u32 turn = 0; turn < 2; ++turn) {
         if (turn == warp / 4 % 2) copier.copy(stage == 0 ? kStages - 1 : stage - 1);
@@ -234,20 +237,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       stage += forward;
     }
 
-    const int* places = &shared.places[warp_slot(again(threadIdx.x))];
+    const int* places = &shared.places[warp_row_tile(opaque(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
     item += gridDim.x;
     settle();
     if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
-    const u32 lane = again(threadIdx.x) % 32;
+    const u32 lane = opaque(threadIdx.x) % 32;
     const bool whole =
         columns == kTileN && problem.c_col == 1 &&
         (reinterpret_cast<u64>(problem.c) | (problem.c_row | problem.c_batch) * sizeof(C)) % sizeof(Vector) == 0;
 #pragma unroll
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
-      const int place = places[slice * 8 / kSlotRows];
+      const int place = places[slice * 8 / kRowTileHeight];
       if (place < 0) continue;
-      const i64 row = i64(place) * kSlotRows + warp_m % kSlotRows + OperandA::spread(slice, lane / 4) % kWarpSlotRows;
+      const i64 row = i64(place) * kRowTileHeight + warp_m % kRowTileHeight + OperandA::spread(slice, lane / 4) % kWarpTileHeight;
 #pragma unroll
       for (int s = 0; s < kSlicesN; s += OperandB::kInterleave) {
         Sum run[kRun];

@@ -1,13 +1,15 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
-// Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of slots (see Schedule) by kTileN
-// columns, walked over the union of the slots' block columns. The last warpgroup feeds a ring of stages, the first two
+// Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of row tiles (see Schedule) by kTileN
+// columns, walked over the union of the row tiles' block columns. The last warpgroup feeds a ring of stages, the first two
 // multiply 64 rows each with wgmma.
-// Slots of 64 and 128 rows fill a warpgroup: A is copied by the copy engine and multiplied from shared memory, and a
-// warpgroup whose slot lacks a block sits the stage out. Smaller slots share a warpgroup: A goes through registers,
-// which are zero where a slot lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
-#include "bsr.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+// Row tiles of 64 and 128 rows fill a warpgroup: A is copied by the copy engine and multiplied from shared memory, and a
+// warpgroup whose row tile lacks a block sits the stage out. Smaller row tiles share a warpgroup: A goes through registers,
+// which are zero where a row tile lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
+#include "common/bsr.cuh"
+#include "common/pipeline.cuh"
+#include "common/registers.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/wgmma.cuh"
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
@@ -17,17 +19,17 @@ constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the pro
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K runs fastest
 constexpr bool kWide = WIDE;                 // N is a multiple of 64: all slabs of a panel in one copy
 constexpr int kStore = STORE;
-constexpr int kSlotRows = SLOT_ROWS;
+constexpr int kRowTileHeight = ROW_TILE_HEIGHT;
 constexpr int kTileM = 128, kTileN = TILE_N;
-constexpr int kSlots = kTileM / kSlotRows;
+constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStages = STAGES;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
 // Columns of A per step of the ring. From shared memory: kDepth at a time, the last kTail of a block with them.
 // From registers: kChunk at a time, several chunks of the walk to a stage.
 constexpr int kDepth = DEPTH, kTail = TAIL;
-constexpr bool kFromRegisters = kSlotRows < 64;
+constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
-constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a slot is one piece of memory
+constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a row tile is one piece of memory
 
 constexpr int kTiles = 4;          // known ahead
 constexpr int kClaimedRounds = 2;  // of tiles, at the end, where items are of similar length
@@ -35,11 +37,11 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr bool kAhead = kSlotRows == 32 && kDepth == 32;  // fragments of A are loaded a stage ahead: 4 %; others lose
+constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;  // fragments of A are loaded a stage ahead: 4 %; others lose
 constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that leave late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
-constexpr u32 kPieceA = kSlotRows * kChunk * 2;  // of one block for one slot and chunk, where A goes through registers
+constexpr u32 kPieceA = kRowTileHeight * kChunk * 2;  // of one block for one row tile and chunk, where A goes through registers
 // What one step copies of B, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kSlabs;
 constexpr u32 kStepB = kBTransposed ? kTileN * (kFromRegisters ? kChunk * 2 : 128) : kDepth * kTileN * sizeof(Element);
@@ -53,29 +55,26 @@ struct alignas(1024) Shared {
   u8 b[kStages][kBytesB];
   u8 out[kConsumers * 4 * 2][kBytesOut];  // two slabs a warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
-  u32 present[kStages];  // bit chunk * kSlots + slot: that slot has a block there
+  u32 present[kStages];  // bit chunk * kRowTiles + row tile: that row tile has a block there
   Tile tiles[kTiles];
   int last[kConsumers];
 };
 
-struct alignas(64) Problem {
+using Operands = Product<Element, Element, C, f32, int>;
+CHECK_PRODUCT(Operands)
+
+struct alignas(64) GemmSm90 {
   TensorMap a, b, c;
-  Product<Element, Element, C, f32, int> product;
+  Operands product;
   Schedule schedule;
   int group;  // column tiles walked together, since their panels of B fit the L2
   int count;  // items, or -1: only the device knows
   int keep_a;  // is A small enough to stay in the L2 beside them?
 };
-
-// With -DSTRESS every wait is preceded by a pause of 0 to 8 us that differs from warp to warp and from wait to wait.
-__device__ __forceinline__ void wait(u64& barrier, u32 parity) {
-#ifdef STRESS
-  const u32 noise = (clock() / 64 + threadIdx.x / 32 * 2654435761u) * 2246822519u;
-  __nanosleep((noise >> 19) & 0x1fff);
+#ifdef GEMM_SM90_BYTES
+CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(keep_a))
 #endif
-  barrier_wait(shared_address(&barrier), parity);
-}
-__device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
+
 
 // A place in a ring of kSize and the parity of its barriers.
 template <int kSize> struct Ring {
@@ -94,7 +93,7 @@ struct Walk {
   int count, tiles_n, column_tiles, group;
   int dealt;  // tiles that are dealt out, not claimed
 
-  __device__ __forceinline__ explicit Walk(const Problem& problem)
+  __device__ __forceinline__ explicit Walk(const GemmSm90& problem)
       : items(problem.schedule.items), claims(problem.schedule.counters),
         count(problem.count < 0 ? *problem.schedule.count : problem.count),
         tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
@@ -122,14 +121,11 @@ struct Walk {
   }
 };
 
-// The same in all lanes, and the compiler knows it: branches on it keep the warp together.
-__device__ __forceinline__ int uniform(int x) {
-  if constexpr (kFromRegisters) return x;  // small slots gain nothing by it, and have no registers to spare
-  return __shfl_sync(0xffffffffu, x, 0);
-}
-__device__ __forceinline__ Tile uniform(const Tile& x) {
-  return {uniform(x.group),  uniform(x.first), uniform(x.last),  uniform(x.piece),
-          uniform(x.column), uniform(x.batch), uniform(x.number)};
+// Row tiles of 16 and 32 rows gain nothing by uniform registers, and have no registers to spare.
+__device__ __forceinline__ int uniform_if_large(int x) { return kFromRegisters ? x : uniform(x); }
+__device__ __forceinline__ Tile uniform_if_large(const Tile& x) {
+  const auto each = [](int field) { return uniform_if_large(field); };
+  return {each(x.group), each(x.first), each(x.last), each(x.piece), each(x.column), each(x.batch), each(x.number)};
 }
 
 // Every warp but the claiming one learns from here what to do next, until it lets the tile go.
@@ -150,7 +146,7 @@ __device__ __forceinline__ void publish(Shared& shared, Ring<kTiles>& tiles, con
 }
 
 // kDepth rows of B from `row` on, by the tile's columns; `box` is the slab where they come one by one.
-__device__ __forceinline__ void copy_panel(const Problem& problem, u32 to, int box, int row, const Tile& tile, u32 full,
+__device__ __forceinline__ void copy_panel(const GemmSm90& problem, u32 to, int box, int row, const Tile& tile, u32 full,
                                            u64 policy) {
   if constexpr (kBTransposed) copy_tile(to, &problem.b, row, tile.column, 0, tile.batch, full, policy);
   else if constexpr (kWide) copy_tile(to, &problem.b, 0, row, tile.column / 64, tile.batch, full, policy);
@@ -163,13 +159,6 @@ __device__ __forceinline__ void clear(float (&sums)[kSums]) {
 }
 
 // ------------------------------------------------------------------------------------------------- tiles of C leave
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 both;
-  if constexpr (Same<C, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
 // A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait, rounded, in registers, and leave one by
 // one while the next tile is multiplied; the others leave at once, through shared memory that is free at that moment.
 struct Leaving {
@@ -177,7 +166,7 @@ struct Leaving {
   int slabs = 0;  // waiting
   int row, column, batch;
 
-  __device__ __forceinline__ void take(const Problem& problem, Shared& shared, const float (&sums)[kSums], int at_row,
+  __device__ __forceinline__ void take(const GemmSm90& problem, Shared& shared, const float (&sums)[kSums], int at_row,
                                        const Tile& tile) {
     row = at_row, column = tile.column, batch = tile.batch;
     // A thread holds rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next.
@@ -185,7 +174,7 @@ struct Leaving {
     for (int slab = 0; slab < kSlabs; ++slab) {
       u32 now[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) now[i] = pack(sums[slab * 32 + 2 * i], sums[slab * 32 + 2 * i + 1]);
+      for (int i = 0; i < 16; ++i) now[i] = pack<C>(sums[slab * 32 + 2 * i], sums[slab * 32 + 2 * i + 1]);
       if (slab < kSlabs - kWaiting) {
         store(problem, shared, slab, now);
       } else {
@@ -195,7 +184,7 @@ struct Leaving {
     }
     slabs = kWaiting;
   }
-  __device__ __forceinline__ void store(const Problem& problem, Shared& shared, int slab, const u32* now) const {
+  __device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, int slab, const u32* now) const {
     const int lane = threadIdx.x % 32;
     const u32 out = shared_address(shared.out[threadIdx.x / 32 * 2 + slab % 2]);
     if (lane == 0) store_wait_read<kSlabs == 1 ? 0 : 1>();  // the store that used this place before has read it
@@ -218,7 +207,7 @@ struct Leaving {
     }
   }
   // One slab, if any waits.
-  __device__ __forceinline__ void step(const Problem& problem, Shared& shared) {
+  __device__ __forceinline__ void step(const GemmSm90& problem, Shared& shared) {
     if constexpr (kStore != kDirect) {
       if (slabs == 0) return;
 #pragma unroll
@@ -227,16 +216,16 @@ struct Leaving {
       --slabs;
     }
   }
-  __device__ __forceinline__ void finish(const Problem& problem, Shared& shared) {
+  __device__ __forceinline__ void finish(const GemmSm90& problem, Shared& shared) {
 #pragma unroll
     for (int slab = 0; slab < kWaiting; ++slab) step(problem, shared);
   }
 };
 
-// --------------------------------------------------------------------------------------------- slots of 64 and 128
+// --------------------------------------------------------------------------------------------- row tiles of 64 and 128
 // One warp: claims tiles and copies panels of B. Lanes hold the next 32 columns of the walk; what comes after them, in
 // this tile or the next, is on its way meanwhile.
-__device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) {
   const Walk walk(problem);
   const int K = problem.product.K, lane = threadIdx.x % 32;
   const u64 again = evict_last();
@@ -287,20 +276,20 @@ __device__ __forceinline__ void feed_b(const Problem& problem, Shared& shared) {
   }
 }
 
-// One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all slots.
-__device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
-  constexpr int kEntries = 32 / kSlots;
+// One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all row tiles.
+__device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) {
+  constexpr int kEntries = 32 / kRowTiles;
   const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
   const u64 once = problem.keep_a ? evict_last() : evict_first();
   Ring<kStages> ring;
   Ring<kTiles> tiles;
   const auto blocks_from = [&](const Tile& tile, int e) {
-    return tile.group >= 0 && e * kSlots + lane < tile.last * kSlots ? schedule.blocks[e * kSlots + lane] : -1;
+    return tile.group >= 0 && e * kRowTiles + lane < tile.last * kRowTiles ? schedule.blocks[e * kRowTiles + lane] : -1;
   };
-  const auto sub_of = [&](const Tile& tile) {  // the first row of the block that lane s's slot has
-    const int slot = tile.group < 0 || lane >= kSlots ? 0 : schedule.slots[tile.group * kSlots + lane];
-    return max(slot, 0) * kSlotRows % R;
+  const auto sub_of = [&](const Tile& tile) {  // the first row of the block that lane s's row tile has
+    const int row_tile = tile.group < 0 || lane >= kRowTiles ? 0 : schedule.row_tiles[tile.group * kRowTiles + lane];
+    return max(row_tile, 0) * kRowTileHeight % R;
   };
   Tile tile = next_tile(shared, tiles);
   let_go(shared, tiles);
@@ -320,11 +309,11 @@ __device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
       const u32 all_present = __ballot_sync(0xffffffffu, blocks >= 0);
       if (from + kEntries < tile.last) ahead = blocks_from(tile, from + kEntries);
       for (int i = 0; i < count; ++i) {
-        const u32 present = all_present >> (i * kSlots) & ((1u << kSlots) - 1);
-        int block[kSlots], first[kSlots];
+        const u32 present = all_present >> (i * kRowTiles) & ((1u << kRowTiles) - 1);
+        int block[kRowTiles], first[kRowTiles];
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
-          block[s] = __shfl_sync(0xffffffffu, blocks, i * kSlots + s);
+        for (int s = 0; s < kRowTiles; ++s) {
+          block[s] = __shfl_sync(0xffffffffu, blocks, i * kRowTiles + s);
           first[s] = __shfl_sync(0xffffffffu, sub, s);
         }
         for (int k = 0; k < K; k += kDepth) {
@@ -332,18 +321,18 @@ __device__ __forceinline__ void feed_a(const Problem& problem, Shared& shared) {
           const u32 full = shared_address(&shared.full[ring.at]), a = shared_address(shared.a[ring.at]);
           if (lane == 0) {
             shared.present[ring.at] = present;
-            constexpr u32 kBytes = kSlotRows * (kATransposed ? kDepth * sizeof(Element) : 128);
+            constexpr u32 kBytes = kRowTileHeight * (kATransposed ? kDepth * sizeof(Element) : 128);
             barrier_expect(full, __popc(present) * kBytes);
 #pragma unroll
-            for (int s = 0; s < kSlots; ++s) {
+            for (int s = 0; s < kRowTiles; ++s) {
               if (!(present >> s & 1)) continue;
               if constexpr (kATransposed) {
 #pragma unroll
-                for (int slab = 0; slab < kSlotRows / 64; ++slab)
+                for (int slab = 0; slab < kRowTileHeight / 64; ++slab)
                   copy_tile(a + (s + slab) * kDepth * 128, &problem.a, first[s] + slab * 64, block[s] * K + k, full,
                             once);
               } else {
-                copy_tile(a + s * kSlotRows * 128, &problem.a, k, block[s] * R + first[s], full, once);
+                copy_tile(a + s * kRowTileHeight * 128, &problem.a, k, block[s] * R + first[s], full, once);
               }
             }
           }
@@ -372,7 +361,7 @@ template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSu
 }
 
 // Returns whether anything was multiplied; if so, the first product wrote to the sums without reading them.
-__device__ __forceinline__ bool multiply_tile(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+__device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                               Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   bool any = false;
   const int K = problem.product.K;
@@ -384,7 +373,7 @@ __device__ __forceinline__ bool multiply_tile(const Problem& problem, Shared& sh
       wait(shared.full[ring.at], ring.phase);
       const u32 a = shared_address(shared.a[ring.at]) + a_rows, b = shared_address(shared.b[ring.at]);
       bool mine = true;
-      if constexpr (kSlots > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
+      if constexpr (kRowTiles > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
       if (mine) {
         if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);
         else multiply<kDepth / MMA_K>(sums, a, b, any);
@@ -410,21 +399,21 @@ __device__ __forceinline__ bool multiply_tile(const Problem& problem, Shared& sh
   return any;
 }
 
-// --------------------------------------------------------------------------------------------- slots of 16 and 32
+// --------------------------------------------------------------------------------------------- row tiles of 16 and 32
 // Four warps, each of which feeds every fourth stage; the first also claims tiles. A lane knows the block of one
-// (chunk, slot) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
+// (chunk, row tile) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
 // Otherwise the warp copies block after block, 16 bytes a lane: the pieces of a block's rows then lie column by column,
 // so that the 8 rows which ldmatrix reads at a time are neighbours either way.
-__device__ __forceinline__ void feed_small(const Problem& problem, Shared& shared) {
+__device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shared) {
   const Walk walk(problem);
   const Schedule& schedule = problem.schedule;
   const int R = problem.product.R, K = problem.product.K;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  constexpr int kPairs = kChunks * kSlots;
+  constexpr int kPairs = kChunks * kRowTiles;
   static_assert(kPairs <= 32 && kChunks * kBoxes <= 32, "one lane each");
   const int per_block = kFlat && !kATransposed ? 1 : K / kChunk;
   const u64 once = problem.keep_a ? evict_last() : evict_first(), again = evict_last();
-  const int slot = lane % kSlots;
+  const int row_tile = lane % kRowTiles;
   Ring<kTiles> claims, tiles;
   u32 stages = 0;  // of the tiles before
   int claimed = blockIdx.x;
@@ -435,11 +424,11 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
     if (tile.group < 0) break;
     if (threadIdx.x % 128 == 0) claimed = walk.after(claimed);
     const int chunks = (tile.last - tile.first) * per_block;
-    const int sub = max(schedule.slots[tile.group * kSlots + slot], 0) * kSlotRows % R;
+    const int sub = max(schedule.row_tiles[tile.group * kRowTiles + row_tile], 0) * kRowTileHeight % R;
     // What this lane copies for the stage that starts with chunk c: a block of A, and a panel of B.
     const auto block_at = [&](int c) {
-      c += lane / kSlots;
-      return lane < kPairs && c < chunks ? schedule.blocks[(tile.first + c / per_block) * kSlots + slot] : -1;
+      c += lane / kRowTiles;
+      return lane < kPairs && c < chunks ? schedule.blocks[(tile.first + c / per_block) * kRowTiles + row_tile] : -1;
     };
     const auto row_at = [&](int c) {
       c += lane / kBoxes;
@@ -456,7 +445,7 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
       const u32 number = stages + c / kChunks, at = number % kStages;
       const u32 full = shared_address(&shared.full[at]), a = shared_address(shared.a[at]);
       const u32 b = shared_address(shared.b[at]) + lane / kBoxes * kStepB;
-      const int k0 = (c + lane / kSlots) % per_block * kChunk;
+      const int k0 = (c + lane / kRowTiles) % per_block * kChunk;
       const int line = int((i64(my_block) * R * K + (kATransposed ? k0 * R : sub * K)) / 64);
       wait(shared.empty[at], number / kStages % 2 ^ 1);
       if (lane == 0) {
@@ -474,7 +463,7 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
           const i64 p = __shfl_sync(0xffffffffu, my_block, pair);
           const int first = __shfl_sync(0xffffffffu, sub, pair), k = __shfl_sync(0xffffffffu, k0, pair);
           // The stored piece has kHigh rows of kPieces * 16 bytes. A lane takes every kStride-th row of one column.
-          constexpr int kHigh = kATransposed ? kChunk : kSlotRows, kPieces = (kATransposed ? kSlotRows : kChunk) / 8;
+          constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kPieces = (kATransposed ? kRowTileHeight : kChunk) / 8;
           constexpr int kStride = 32 / kPieces;
           const int pitch = kATransposed ? R : K;
           const int x = (kATransposed ? first : k) + lane % kPieces * 8;
@@ -492,21 +481,21 @@ __device__ __forceinline__ void feed_small(const Problem& problem, Shared& share
   }
 }
 
-__device__ __forceinline__ void multiply_small(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+__device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                                Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int row = warpgroup * 64 + warp * 16, slot = row / kSlotRows, m = row % kSlotRows;
+  const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
   constexpr int kSteps = kChunk / 16;
-  constexpr u32 kMine = (1u << kSlots / 2) - 1;  // the slots of one warpgroup
+  constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
   // Where the 16 bytes lie that this lane names to ldmatrix: 8 elements of row y of the stored piece, from x on.
   u32 fragment[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int y = kATransposed ? step * 16 + lane / 16 * 8 + lane % 8 : m + lane % 16;
     const int x = kATransposed ? m + lane / 8 % 2 * 8 : step * 16 + lane / 16 * 8;
-    constexpr int kHigh = kATransposed ? kChunk : kSlotRows, kWidth = kATransposed ? kSlotRows : kChunk;
-    const u32 line = slot * kPieceA + (y * kWidth + x) * 2;
-    fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : slot * kPieceA + (x / 8 * kHigh + y) * 16;
+    constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
+    const u32 line = row_tile * kPieceA + (y * kWidth + x) * 2;
+    fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / 8 * kHigh + y) * 16;
   }
   // A stage's part of A in registers, and which chunks have any.
   struct Fragments {
@@ -519,10 +508,10 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
     const u32 a = shared_address(shared.a[at.at]);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
-      if (f.present >> (q * kSlots + slot) & 1) {
+      if (f.present >> (q * kRowTiles + row_tile) & 1) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-          load_matrix_x4<kATransposed>(f.x[q][step], a + q * (kSlots * kPieceA) + fragment[step]);
+          load_matrix_x4<kATransposed>(f.x[q][step], a + q * (kRowTiles * kPieceA) + fragment[step]);
       } else {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -538,7 +527,7 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
                                   : wgmma_descriptor(b, kChunk * 128, 1024);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {
-      if (!(f.present >> (q * kSlots + warpgroup * kSlots / 2) & kMine)) continue;
+      if (!(f.present >> (q * kRowTiles + warpgroup * kRowTiles / 2) & kMine)) continue;
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
@@ -582,7 +571,7 @@ __device__ __forceinline__ void multiply_small(const Problem& problem, Shared& s
 // ------------------------------------------------------------------------------------------------------ the result
 // The sums of a group that came in pieces. Each warpgroup leaves its own in global memory; the one that comes last
 // adds all of them, in their order. False: another one will.
-__device__ __forceinline__ bool gather(const Problem& problem, Shared& shared, const Tile& tile, int warpgroup,
+__device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                        float (&sums)[kSums]) {
   const Schedule& schedule = problem.schedule;
   const int column_tiles = Walk(problem).column_tiles;
@@ -634,9 +623,14 @@ struct Spoiled {
   }
 };
 
+__device__ __forceinline__ void store_element(const Operands& product, C* target, f32 sum) {
+  const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
+  *target = Store<C>::from(fmaf(product.alpha, sum, old));
+}
+
 // A warp's 16 rows, scaled and added to what C holds, whatever C's strides: through shared memory, so that lanes run
 // along the rows or the columns of C, whichever are closer together. Sums that are not finite are left to be redone.
-__device__ __forceinline__ void store_elements(const Problem& problem, Shared& shared, const Tile& tile, i64 row0,
+__device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
                                                const float (&sums)[kSums]) {
   const auto& product = problem.product;
   const int lane = threadIdx.x % 32;
@@ -660,21 +654,35 @@ __device__ __forceinline__ void store_elements(const Problem& problem, Shared& s
       const i64 n = tile.column + slab * 64 + column;
       if (n >= product.N || (kFromRegisters && sum * 0.f != 0)) continue;
       C* target = corner + row * product.c_row + n * product.c_col;
-      const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
-      *target = Store<C>::from(fmaf(product.alpha, sum, old));
+      store_element(product, target, sum);
     }
   }
 }
 
+// A warp's 16 rows go to C, at once or one by one while the next tile is multiplied.
+__device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
+                                      float (&sums)[kSums], Leaving& leaving) {
+  if constexpr (kStore == kDirect) {
+    store_elements(problem, shared, tile, row0, sums);
+  } else {
+    if (problem.product.alpha != 1) {
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) sums[e] *= problem.product.alpha;
+    }
+    leaving.finish(problem, shared);
+    leaving.take(problem, shared, sums, int(row0), tile);
+  }
+}
+
 // One element, block by block: for sums that an absent block may have spoiled.
-__device__ __noinline__ float exact_sum(const Problem& problem, int first, int last, int slot, int row, i64 column,
+__device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int row_tile, int row, i64 column,
                                         int batch) {
   const auto& product = problem.product;
   const int R = product.R, K = product.K;
   const Element* b = product.b + batch * product.b_batch + column * product.b_col;
   float sum = 0;
   for (int e = first; e < last; ++e) {
-    const i64 p = problem.schedule.blocks[e * kSlots + slot];
+    const i64 p = problem.schedule.blocks[e * kRowTiles + row_tile];
     const i64 k0 = i64(problem.schedule.columns[e]) * K;
     if (p < 0 || k0 >= product.block_cols * K) continue;
     const Element* a = product.data + p * R * K + (kATransposed ? row : row * K);
@@ -684,33 +692,35 @@ __device__ __noinline__ float exact_sum(const Problem& problem, int first, int l
   return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ Problem problem) {
+__device__ __forceinline__ void init_barriers(Shared& shared) {
+  for (int s = 0; s < kStages; ++s) {
+    barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 32);
+    barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
+  }
+  for (int s = 0; s < kTiles; ++s) {
+    barrier_init(shared_address(&shared.tile_full[s]), 1);
+    barrier_init(shared_address(&shared.tile_empty[s]), kConsumers * 4 + (kFromRegisters ? 4 : 1));
+  }
+  barrier_init_fence();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ GemmSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-
   if (threadIdx.x == 0) {
     prefetch_map(&problem.a);
     prefetch_map(&problem.b);
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 32);
-      barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
-    }
-    for (int s = 0; s < kTiles; ++s) {
-      barrier_init(shared_address(&shared.tile_full[s]), 1);
-      barrier_init(shared_address(&shared.tile_empty[s]), kConsumers * 4 + (kFromRegisters ? 4 : 1));
-    }
-    barrier_init_fence();
+    init_barriers(shared);
   }
-#ifdef STRESS  // slots start as NaN, so that a product of what was never copied shows
+#ifdef STRESS  // stages start as NaN, so that a product of what was never copied shows
   for (u32 i = threadIdx.x; i < kStages * (kBytesA + kBytesB) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.a)[i] = 0xffffffffu;
   proxy_fence();
 #endif
   __syncthreads();
-
   if (warpgroup == kConsumers) {
     fewer_registers<56>();
     if constexpr (kFromRegisters) {
@@ -721,15 +731,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
   } else {
     more_registers<224>();
-    const int warp_row = warpgroup * 64 + warp * 16, slot = warp_row / kSlotRows;  // a warp's 16 rows are in one slot
+    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;  // 16 rows in one
     Ring<kStages> ring;
     Ring<kTiles> tiles;
     Leaving leaving;
     while (true) {
       const Tile& found = next_tile(shared, tiles);
-      const Tile now = uniform(found);
+      const Tile now = uniform_if_large(found);
       if (now.group < 0) break;
-      const int slot_row = uniform(problem.schedule.slots[now.group * kSlots + slot]);
+      const int row_tile_number = uniform_if_large(problem.schedule.row_tiles[now.group * kRowTiles + row_tile]);
       float sums[kSums];
       if constexpr (kFromRegisters) {
         clear(sums);
@@ -744,20 +754,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         const int4 split = problem.schedule.splits[now.piece];
         first = split.z, last = split.w;
       }
-      if (slot_row < 0) continue;
+      if (row_tile_number < 0) continue;
       Spoiled spoiled;
       if constexpr (kFromRegisters) spoiled.look_at(sums);
-      const i64 row0 = i64(slot_row) * kSlotRows + warp_row % kSlotRows;
-      if constexpr (kStore == kDirect) {
-        store_elements(problem, shared, now, row0, sums);
-      } else {
-        if (product.alpha != 1) {
-#pragma unroll
-          for (int e = 0; e < kSums; ++e) sums[e] *= product.alpha;
-        }
-        leaving.finish(problem, shared);
-        leaving.take(problem, shared, sums, int(row0), now);
-      }
+      const i64 row0 = i64(row_tile_number) * kRowTileHeight + warp_row % kRowTileHeight;
+      store(problem, shared, now, row0, sums, leaving);
       if constexpr (kFromRegisters) {
         if (!__any_sync(0xffffffffu, spoiled.any)) continue;
         leaving.finish(problem, shared);
@@ -769,10 +770,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
             const int e = word * 32 + __ffs(left) - 1;
             const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = now.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
             if (n >= product.N) continue;
-            const float sum = exact_sum(problem, first, last, slot, int(row % product.R), n, now.batch);
+            const float sum = exact_sum(problem, first, last, row_tile, int(row % product.R), n, now.batch);
             C* target = product.c + now.batch * product.c_batch + row * product.c_row + n * product.c_col;
-            const f32 old = product.read_c ? product.beta * load<f32>(*target) : 0;
-            *target = Store<C>::from(fmaf(product.alpha, sum, old));
+            store_element(product, target, sum);
           }
         }
       }
@@ -780,14 +780,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     leaving.finish(problem, shared);
     if (kStore != kDirect && lane == 0) store_wait_read<0>();
   }
-  // The last CTA to end leaves the counters as it found them.
   __syncwarp();
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    if (atomicAdd(problem.schedule.counters + 1, 1) == gridDim.x - 1) {
-      problem.schedule.counters[0] = 0;
-      problem.schedule.counters[1] = 0;
-    }
-  }
+  if (threadIdx.x == 0) leave_counters(problem.schedule.counters);
 }

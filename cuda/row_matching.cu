@@ -1,7 +1,7 @@
-// Which slots share a group? Those with many block columns in common: the panels of B that a group walks over are the
-// union. Windows of kWindow slots are matched on their own, level by level: the best pairs, then the best pairs of
+// Which row tiles share a group? Those with many block columns in common: the panels of B that a group walks over are the
+// union. Windows of kWindow row tiles are matched on their own, level by level: the best pairs, then the best pairs of
 // pairs... Patterns are rows of bits. The result is a permutation and the same in every run.
-#include "coordinates.cuh"
+#include "common/coordinates.cuh"
 
 using Index = INDEX;
 
@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 
 // bits[row * per + sub] gets the columns of row `row`. Entries outside the pattern are left out.
 extern "C" __global__ void __launch_bounds__(kThreads)
-row_bits(const __grid_constant__ Stored<Index> stored, u32* __restrict__ bits, int per, int words) {
+row_bits(const __grid_constant__ StoredPattern<Index> stored, u32* __restrict__ bits, int per, int words) {
   for_blocks(stored, [&](i64, int row, int column) {
     if (row < 0) return;
     for (int sub = 0; sub < per; ++sub)
@@ -59,7 +59,7 @@ overlaps(const u32* __restrict__ bits, u16* __restrict__ overlap, int nodes, int
 }
 
 // One CTA per window: pair nodes that are each other's best until none is left, write the pairs' members one after the
-// other and the union of their bits. `nodes` is even; a node has `members` slots, those of `order`, or as they come.
+// other and the union of their bits. `nodes` is even; a node has `members` row tiles, those of `order`, or as they come.
 extern "C" __global__ void __launch_bounds__(kWindow, 1)
 match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* __restrict__ merged,
            const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members,

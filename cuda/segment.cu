@@ -1,7 +1,7 @@
 // out[s, e] = OPERATION over k in [starts[s], starts[s+1]) of values[order[k], e], in a fixed order
 // kColumns threads take the columns of a segment, kLanes of them share its rows; with one lane the sum runs strictly
 // left to right.
-#include "bsr.cuh"
+#include "common/bsr.cuh"
 
 using T = ELEMENT_A;
 using Acc = ACCUMULATOR;

@@ -1,23 +1,26 @@
 // Which blocks of A and B meet in A @ B: for each block row of the result its columns, in order, and for each of these the
 // pairs (block of A, block of B) that it is the sum of, in the order in which A and B store them.
 // A warp has a block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and deals
-// the pairs out. A row's columns wait behind the pairs of the rows before until it is known how many columns these have.
-#include "bsr.cuh"
+// the pairs out. A row's columns are kept from the place of its first pair on, until it is known how many columns these have.
+#include "common/bsr.cuh"
 
 using Index = INDEX;
 
 constexpr int kThreads = 128;
-constexpr u32 kNone = 0xffffffffu;  // no column: a free slot, or behind the last one
+constexpr u32 kNone = 0xffffffffu;  // no column: a free slot, or after the last one
 
-struct Pattern {
+struct BlockPattern {
   const Index* indices;  // (blocks,)
   const Index* indptr;   // (rows + 1,)
   i64 rows, blocks;
 };
+#ifdef BLOCK_PATTERN_BYTES
+CHECK_LAYOUT(BlockPattern, BLOCK_PATTERN, (indices)(indptr)(rows)(blocks))
+#endif
 
 // What kernels need besides the patterns, and what they make.
-struct Meeting {
-  Pattern a, b;
+struct SpgemmPattern {
+  BlockPattern a, b;
   i64 columns;       // block columns of B
   i64* before;       // (rows + 1,): pairs before each row; pairs of each row, one place on, until they are added up
   i64* most;         // pairs of a row
@@ -29,8 +32,11 @@ struct Meeting {
   int slots;         // of a table, a power of two and more than a row has columns
   int listed;        // columns that are sorted, a power of two, at most
 };
+#ifdef SPGEMM_PATTERN_BYTES
+CHECK_LAYOUT(SpgemmPattern, SPGEMM_PATTERN, (a)(b)(columns)(before)(most)(left)(right)(column)(start)(count)(indices)
+             (starts)(slots)(listed))
+#endif
 
-__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
 __device__ __forceinline__ int scanned(int x) {  // with those of the lanes before
 #pragma unroll
@@ -42,13 +48,13 @@ __device__ __forceinline__ int scanned(int x) {  // with those of the lanes befo
 }
 
 // Blocks of B that a block of A meets.
-__device__ __forceinline__ Range met(const Meeting& m, i64 p) {
+__device__ __forceinline__ Range met(const SpgemmPattern& m, i64 p) {
   const Index row = m.a.indices[p];
   return in_range(row, m.b.rows) ? blocks_of_row(m.b.indptr, i64(row), m.b.blocks) : Range{0, 0};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-count_pairs(const __grid_constant__ Meeting m) {
+count_pairs(const __grid_constant__ SpgemmPattern m) {
   const i64 step = i64(gridDim.x) * (kThreads / 32);
   for (i64 i = blockIdx.x * i64(kThreads / 32) + threadIdx.x / 32; i < m.a.rows; i += step) {
     const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
@@ -93,7 +99,7 @@ struct Table {
 };
 
 // visit(p, q, column) for the pairs of a row in order, 32 at a time, by all lanes; those without one have column kNone.
-template <class Visit> __device__ __forceinline__ void for_pairs(const Meeting& m, const Range& row, Visit visit) {
+template <class Visit> __device__ __forceinline__ void for_pairs(const SpgemmPattern& m, const Range& row, Visit visit) {
   for (i64 p0 = row.first; p0 < row.last; p0 += 32) {
     const Range other = p0 + lane_id() < row.last ? met(m, p0 + lane_id()) : Range{0, 0};
     const int length = other.last > other.first ? int(other.last - other.first) : 0;
@@ -131,7 +137,7 @@ __device__ __forceinline__ void sort(u32* list, int size) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 8)  // 64 registers: by itself ptxas takes 40 on sm_120 and spills
-list_pairs(const __grid_constant__ Meeting m) {
+list_pairs(const __grid_constant__ SpgemmPattern m) {
   extern __shared__ __align__(1024) u8 memory[];
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
   u32* base = reinterpret_cast<u32*>(memory) + warp * (2 * m.slots + m.listed);
@@ -139,7 +145,7 @@ list_pairs(const __grid_constant__ Meeting m) {
   u32* list = base + 2 * m.slots;
   for (i64 i = blockIdx.x * i64(warps) + warp; i < m.a.rows; i += i64(gridDim.x) * warps) {
     const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
-    const i64 first = m.before[i], behind = m.before[i + 1];
+    const i64 first = m.before[i], row_end = m.before[i + 1];
     table.clear();
     __syncwarp();
     for_pairs(m, row, [&](int, int, u32 column) {
@@ -166,7 +172,7 @@ list_pairs(const __grid_constant__ Meeting m) {
       const u32 slot = k < columns ? table.find(list[k]) : 0;
       const int own = k < columns ? table.values[slot] : 0;
       const int end = pairs + scanned(own);
-      if (k < columns && first + k < behind) {
+      if (k < columns && first + k < row_end) {
         table.values[slot] = end - own;
         m.column[first + k] = int(list[k]);
         m.start[first + k] = int(first) + end - own;
@@ -184,16 +190,16 @@ list_pairs(const __grid_constant__ Meeting m) {
       if (slot != kNone && earlier == 0) table.values[slot] = next + __popc(same);
       __syncwarp();
       const i64 place = first + next + __popc(earlier);
-      if (slot != kNone && place < behind) m.left[place] = p, m.right[place] = q;
+      if (slot != kNone && place < row_end) m.left[place] = p, m.right[place] = q;
     });
-    for (i64 k = first + pairs + lane_id(); k < behind; k += 32) m.left[k] = m.right[k] = -1;  // columns out of range
+    for (i64 k = first + pairs + lane_id(); k < row_end; k += 32) m.left[k] = m.right[k] = -1;  // columns out of range
     __syncwarp();
   }
 }
 
-// The columns of all rows, one behind the other.
+// The columns of all rows, one after the other.
 extern "C" __global__ void __launch_bounds__(kThreads)
-pack_columns(const __grid_constant__ Meeting m) {
+pack_columns(const __grid_constant__ SpgemmPattern m) {
   const i64 step = i64(gridDim.x) * (kThreads / 32);
   for (i64 i = blockIdx.x * i64(kThreads / 32) + threadIdx.x / 32; i < m.a.rows; i += step) {
     const i64 from = m.before[i], to = m.count[i];

@@ -1,13 +1,7 @@
 // out[s, r, c] = sum over pairs k of segment s, in order, of sum_j a[ia[k], r, j] * b[ib[k], j, c]
 // The numeric half of BSR @ BSR: kLanes threads share a block of the result, one element each at a time. Small blocks have
 // their sizes compiled in; otherwise these are zero here.
-#include "bsr.cuh"
-
-using A = ELEMENT_A;
-using B = ELEMENT_B;
-using C = ELEMENT_C;
-using Acc = ACCUMULATOR;
-using Index = INDEX;
+#include "common/elements.cuh"
 
 constexpr int kR = BLOCK_R, kK = BLOCK_K, kN = BLOCK_N;
 constexpr int kLanes = LANES;

@@ -5,16 +5,19 @@
 // feed two of them and a lane ends with four neighbouring columns of C: nothing is added up across lanes. All is read
 // straight from memory, by many warps of short-lived CTAs: block rows that are computed at the same time are neighbours,
 // whose rows of B are in the caches.
-#include "chunks.cuh"
-#include "mma.cuh"
-#include "stream.cuh"
+#include "common/chunks.cuh"
+#include "common/registers.cuh"
+#include "common/stream.cuh"
+#include "ptx/mma.cuh"
 
 using Index = INDEX;
+using Problem = Product<f64, f64, f64, f64, Index>;
+CHECK_PRODUCT(Problem)
 using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // none is negative
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kPairs = PAIRS;        // of instructions side by side
-constexpr int kTogether = TOGETHER;  // instructions one behind the other whose operands are under way
+constexpr int kTogether = TOGETHER;  // instructions in a row whose operands are under way
 constexpr int kCtas = CTAS;          // that share a multiprocessor at least
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTiles = (kR + 7) / 8 < TILES ? (kR + 7) / 8 : TILES;
@@ -29,12 +32,6 @@ __device__ __forceinline__ void read_two(f64 (&x)[2], const u8* from, bool wante
       : "=&d"(x[0]), "=&d"(x[1]) : "l"(from), "r"(int(wanted)));
 }
 
-// The same number, of which the compiler does not know how to work it out again.
-__device__ __forceinline__ u32 kept(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Blocks of a row that a lane has before it: few enough that 32 bits tell where they are.
 constexpr int kSome = (1 << 30) / (kR * kK * 8);
 struct Line {
@@ -43,18 +40,18 @@ struct Line {
   const u8* indices;  // of the blocks
   const u8* b;        // its columns of the first row of B
   u32 pitch;          // bytes from a row of B to the next
-  Number columns, read[kPairs];  // block columns that there are, and that this lane reads: none behind the last column
+  Number columns, read[kPairs];  // block columns that there are, and that this lane reads: none after the last column
 };
 
 // Adds what kTogether instructions from k on take; kWhole: there is as much.
 template <bool kWhole>
-__device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&sums)[kTiles][kPairs][4]) {
+__device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&sums)[kTiles][kPairs][4]) {
   u32 row[kTogether];
   Index column[kTogether];
   f64 a[kTogether][kTiles], x[kTogether][kPairs][2];
 #pragma unroll
   for (int u = 0; u < kTogether; ++u) {
-    const u32 at = kWhole || k + 4 * u < behind ? k + 4 * u : 0, block = kept(at / kK);
+    const u32 at = kWhole || k + 4 * u < end ? k + 4 * u : 0, block = opaque(at / kK);
     column[u] = read_global<Index>(line.indices + block * u32(sizeof(Index)));
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -63,7 +60,7 @@ __device__ __forceinline__ void add(const Line& line, u32 k, u32 behind, f64 (&s
   }
 #pragma unroll
   for (int u = 0; u < kTogether; ++u) {
-    const bool inside = kWhole || k + 4 * u < behind;
+    const bool inside = kWhole || k + 4 * u < end;
     const u8* from = line.b + u64(u32(column[u]) * kK + row[u]) * line.pitch;
 #pragma unroll
     for (int w = 0; w < kPairs; ++w) read_two(x[u][w], from + 128 * w, inside && Number(column[u]) < line.read[w]);
@@ -95,14 +92,14 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
+spmm_f64(const __grid_constant__ Problem problem) {
   for (int batch = blockIdx.z; batch < problem.batches; batch += gridDim.z) {
-    const Place at(kept(threadIdx.x));
+    const Place at(opaque(threadIdx.x));
     if (at.row >= problem.block_rows) return;
     const Range range = blocks_of_row(problem.indptr, at.row, problem.blocks);
     const f64* b = problem.b + batch * problem.b_batch + at.n0 + 2 * at.across;
     // launch.py lets no row of B pass that takes more than 32 bits.
-    Line line{nullptr, {}, nullptr, ::kept(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
+    Line line{nullptr, {}, nullptr, opaque(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
     const auto row_of = [&](int t) { return (at.top + 8 * t < kR ? at.top + 8 * t : kR - 1) * (kK * 8); };
 #pragma unroll
     for (int t = 1; t < kTiles; ++t) line.below[t] = row_of(t) - row_of(0);
@@ -113,16 +110,16 @@ spmm_f64(const __grid_constant__ Product<f64, f64, f64, f64, Index> problem) {
     const int last = int(range.last);
 #pragma unroll 1
     for (int first = int(range.first); first < last; first += kSome) {
-      line.values = ::kept(reinterpret_cast<const u8*>(problem.data + i64(first) * (kR * kK)) + row_of(0));
-      line.indices = ::kept(reinterpret_cast<const u8*>(problem.indices + first));
-      const u32 behind = u32(last - first < kSome ? last - first : kSome) * kK;
+      line.values = opaque(reinterpret_cast<const u8*>(problem.data + i64(first) * (kR * kK)) + row_of(0));
+      line.indices = opaque(reinterpret_cast<const u8*>(problem.indices + first));
+      const u32 end = u32(last - first < kSome ? last - first : kSome) * kK;
       u32 k = at.deep;
 #pragma unroll 1
-      for (; k + 4 * kTogether <= behind + at.deep; k += 4 * kTogether) add<true>(line, k, behind, sums);
-      if (k < behind + at.deep) add<false>(line, k, behind, sums);
+      for (; k + 4 * kTogether <= end + at.deep; k += 4 * kTogether) add<true>(line, k, end, sums);
+      if (k < end + at.deep) add<false>(line, k, end, sums);
       if (last - first <= kSome) break;
     }
-    const Place to(kept(threadIdx.x));  // anew: what is kept of it takes registers
+    const Place to(opaque(threadIdx.x));  // anew: what is kept of it takes registers
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll

@@ -3,13 +3,10 @@
 // at a time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree.
 // Any block, any element type, any strides of x and y. Several columns are read at once: they divide K, and A starts at
 // a multiple of their bytes.
-#include "bsr.cuh"
+#include "common/elements.cuh"
 
-using A = ELEMENT_A;
-using B = ELEMENT_B;
-using C = ELEMENT_C;
-using Acc = ACCUMULATOR;
-using Index = INDEX;
+using Problem = Product<A, B, C, Acc, Index>;
+CHECK_PRODUCT(Problem)
 
 constexpr int kLanes = LANES;
 constexpr int kRows = ROWS;        // rows of a block summed at a time
@@ -25,7 +22,7 @@ static_assert(32 % kLanes == 0, "block rows must not straddle warps");
 struct alignas(kVector * sizeof(A)) Piece { A values[kVector]; };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
+spmv(const __grid_constant__ Problem problem) {
   const i64 block_rows = problem.block_rows, x_step = problem.b_row;
   const int R = kBlockR ? kBlockR : problem.R;
   const int K = kBlockC ? kBlockC : problem.K;
@@ -76,8 +73,7 @@ spmv(const __grid_constant__ Product<A, B, C, Acc, Index> problem) {
         for (int mask = kLanes / 2; mask > 0; mask /= 2) acc[r] = add(acc[r], shuffle_xor(acc[r], mask));
         if (lane == r % kLanes && r0 + r < R && i < block_rows) {
           C* target = problem.c + batch * problem.c_batch + (i * R + r0 + r) * problem.c_row;
-          const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
-          *target = Store<C>::from(multiply_add(problem.alpha, acc[r], old));
+          store_sum(problem, target, acc[r]);
         }
       }
     }

@@ -3,14 +3,12 @@
 // a block, and as many blocks as there is room for lie side by side; a lane has kR / kRowLanes rows and kK / kColumnLanes
 // neighbouring columns. Rows of more than kLong blocks come at the end, cut into pieces that are dealt to many warps; who
 // comes last adds the pieces of a row.
-#include "bsr.cuh"
-#include "stream.cuh"
+#include "common/elements.cuh"
+#include "common/registers.cuh"
+#include "common/stream.cuh"
 
-using A = ELEMENT_A;
-using B = ELEMENT_B;
-using C = ELEMENT_C;
-using Acc = ACCUMULATOR;
-using Index = INDEX;
+using Problem = Product<A, B, C, Acc, Index>;
+CHECK_PRODUCT(Problem)
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kLanes = LANES, kRowLanes = ROW_LANES, kColumnLanes = COLUMN_LANES;
@@ -35,13 +33,16 @@ static_assert(32 % kLanes == 0 && kR % kRowLanes == 0 && kK % kColumnLanes == 0 
 
 // Rows of more than kLong blocks, and the shares of CTAs, made by schedule.py and launch.py.
 struct LongRows {
-  const int4* pieces;   // {block row, first block, behind the last one, number within the row}
+  const int4* pieces;   // {block row, first block, end, number within the row}
   const int2* parents;  // piece -> {first piece of its row, pieces of it}
   const int* count;     // pieces
   const i64* bounds;    // of the shares of CTAs that have neighbouring rows
   Acc* partial;         // (pieces, R)
   int* arrived;         // by the first piece of a row, zero before and after
 };
+#ifdef LONG_ROWS_BYTES
+CHECK_LAYOUT(LongRows, LONG_ROWS, (pieces)(parents)(count)(bounds)(partial)(arrived))
+#endif
 
 struct Lane {
   int block, row, column;  // which of the blocks side by side; first row, in steps of kRowLanes; first column
@@ -51,17 +52,6 @@ struct Lane {
         column(lane % kColumnLanes * kColumns), works(block < kBlocks) {}
   __device__ __forceinline__ bool leads() const { return works && block == 0 && column == 0; }
 };
-
-// The same pointer, worked out here and not again in front of each load.
-template <class T> __device__ __forceinline__ const T* settled(const T* p) {
-  asm volatile("" : "+l"(p));
-  return p;
-}
-// The same number, of which the compiler knows nothing.
-__device__ __forceinline__ int settled(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 template <int kBytes> struct Unsigned { using Type = u32; };
 template <> struct Unsigned<8> { using Type = u64; };
@@ -81,14 +71,13 @@ struct Blocks {
   Index column[kTogether];
 
   // Those of a row, which are none here if they are more than kLong.
-  template <class Problem>
   __device__ __forceinline__ void start(const Problem& problem, const Lane& lane, const Row& row) {
     first = row.first + lane.block;
     left = row.count > kLong ? kElsewhere : lane.works ? row.count - lane.block : 0;
     ask(problem);
   }
-  template <class Problem> __device__ __forceinline__ void ask(const Problem& problem) {
-    const Index* index = settled(problem.indices + first);
+  __device__ __forceinline__ void ask(const Problem& problem) {
+    const Index* index = opaque(problem.indices + first);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u)
       if (asked(u)) column[u] = streamed(index + place(u));
@@ -107,10 +96,9 @@ struct Parts {
   Elements<B, kColumns, kAlignX> x[kTogether];
   bool there[kTogether];
 
-  template <class Problem>
   __device__ __forceinline__ void ask_values(const Problem& problem, const Lane& lane, const Blocks& blocks) {
     const int corner = kTransposed ? lane.column * kR + lane.row : lane.row * kK + lane.column;
-    const A* data = settled(problem.data + (kTransposed ? 0 : i64(blocks.first) * (kR * kK)) + corner);
+    const A* data = opaque(problem.data + (kTransposed ? 0 : i64(blocks.first) * (kR * kK)) + corner);
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       there[u] = blocks.has(u);
@@ -128,7 +116,6 @@ struct Parts {
       }
     }
   }
-  template <class Problem>
   __device__ __forceinline__ void ask_x(const Problem& problem, const B* vector, Number columns, const Blocks& blocks) {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
@@ -159,14 +146,14 @@ struct Parts {
 };
 
 // The sums of this lane over its blocks of some rows; what is next of all of them is asked for before it is used.
-template <int kCount, class Problem>
+template <int kCount>
 __device__ __forceinline__ void sum_blocks(
     const Problem& problem, const Lane& lane, Blocks (&rows)[kCount], Acc (&acc)[kCount][kRows]) {
 #pragma unroll
   for (int n = 0; n < kCount; ++n)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) acc[n][r] = zero<Acc>();
-  const B* vector = settled(problem.b + (kAdjacent ? lane.column : lane.column * problem.b_row));
+  const B* vector = opaque(problem.b + (kAdjacent ? lane.column : lane.column * problem.b_row));
   const Number columns = Number(min(u64(problem.block_cols), u64(Number(-1) / 2 + 1)));
   const auto most_left = [&] {
     int most = rows[0].left;
@@ -184,7 +171,7 @@ __device__ __forceinline__ void sum_blocks(
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       rows[n].first += kStep;
-      rows[n].left = settled(rows[n].left - kStep);  // or turns are counted ahead and unrolled, which takes registers
+      rows[n].left = opaque(rows[n].left - kStep);  // or turns are counted ahead and unrolled, which takes registers
       if (kEager && rows[n].left > 0) rows[n].ask(problem);
     }
 #pragma unroll
@@ -199,16 +186,14 @@ __device__ __forceinline__ void gather(const Lane& lane, Acc (&acc)[kRows]) {
   sum_over_places<kBlocks, kBlockLanes>(acc, lane.block);
   sum_over_places<kColumnLanes, 1>(acc, lane.column / kColumns);
 }
-template <class Problem> __device__ __forceinline__ void store(const Problem& problem, i64 row, Acc sum) {
+__device__ __forceinline__ void store(const Problem& problem, i64 row, Acc sum) {
   C* target = problem.c + row * problem.c_row;
-  const Acc old = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
-  *target = Store<C>::from(multiply_add(problem.alpha, sum, old));
+  store_sum(problem, target, sum);
 }
 
 // A warp has a piece, each group of its lanes a part of that.
-template <class Problem>
 __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows& rows, int piece) {
-  const Lane lane(settled(threadIdx.x % kLanes));  // anew: what is kept of it takes registers
+  const Lane lane(opaque(threadIdx.x % kLanes));  // anew: what is kept of it takes registers
   const int4 x = rows.pieces[piece];
   if (!in_range(x.x, problem.block_rows)) return;
   const int first = max(x.y, 0), last = min(x.z, int(problem.blocks));
@@ -247,7 +232,7 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
-spmv_small(const __grid_constant__ Product<A, B, C, Acc, Index> problem, const __grid_constant__ LongRows rows) {
+spmv_small(const __grid_constant__ Problem problem, const __grid_constant__ LongRows rows) {
   const Lane lane(threadIdx.x % kLanes);
   constexpr int kTurn = kGroups * kAtOnce;                   // block rows that a CTA has under way
   using Count = typename Choose<kInChunks, int, i64>::Type;  // of the block rows of a CTA

@@ -1,46 +1,50 @@
-// The union of the block columns of each group of slots: entries {column, block of each slot or -1}, in order; and the
-// groups, the longest first. A stored block has a key for each slot of its row, from high bits to low: group, column, slot
-// of the group, block. These are sorted between kSlotKeys and kCountEntries, so that the keys of an entry are neighbors;
+// The union of the block columns of each group of row tiles: entries {column, block of each row tile or -1}, in order; and the
+// groups, the longest first. A stored block has a key for each row tile of its row, from high bits to low: group, column, row tile
+// of the group, block. These are sorted between kRowTileKeys and kCountEntries, so that the keys of an entry are neighbors;
 // blocks outside the matrix come last. One kernel for all steps: it is compiled and loaded once.
-#include "coordinates.cuh"
+#include "common/coordinates.cuh"
 
 using Index = INDEX;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-enum Step { kPlaceSlots, kSlotKeys, kCountEntries, kFillEntries, kLengthKeys, kListItems };
+enum Step { kPlaceRowTiles, kRowTileKeys, kCountEntries, kFillEntries, kLengthKeys, kListItems };
 
-struct Merge {
-  Stored<Index> stored;
-  const int* order;   // place -> slot, a permutation; null: places are slots
-  int* place;         // slot -> place; a group has per_group neighboring places
-  int* slots;         // place -> slot, or -1 behind the last one
+struct WorkList {
+  StoredPattern<Index> stored;
+  const int* order;   // place -> row tile, a permutation; null: places are row tiles
+  int* place;         // row tile -> place; a group has per_group neighboring places
+  int* row_tiles;         // place -> row tile, or -1 after the last one
   i64* keys;          // (count,); (groups,) for items: {entries, negated; group}
   int* begun;         // entries that begin in each tile
   int* columns;       // (count,): entry -> column; block_cols where there is none
   int* blocks;        // (count * per_group,)
   int* bounds;        // (groups + 1,): first entry of each group
   const int *first, *last;  // of items: entries of each group
-  int4* items;        // {group, first entry, behind the last, -1}
+  int4* items;        // {group, first entry, end, -1}
   int* item_count;
   i64 count, tile;    // keys, and those that a CTA has
-  int per_row, per_group, all_slots, groups, block_cols;
+  int per_row, per_group, all_row_tiles, groups, block_cols;
   int block_bits, member_bits, column_bits;
   i64 step;
 
-  __device__ __forceinline__ u64 slot_of(i64 i) const { return u64(keys[i]) >> block_bits; }  // group, column, slot
-  __device__ __forceinline__ int group_of(i64 i) const { return int(slot_of(i) >> (member_bits + column_bits)); }
-  // Does an entry begin with key i? A slot that has a column twice has it in two entries.
+  __device__ __forceinline__ u64 row_tile_of(i64 i) const { return u64(keys[i]) >> block_bits; }  // group, column, row tile
+  __device__ __forceinline__ int group_of(i64 i) const { return int(row_tile_of(i) >> (member_bits + column_bits)); }
+  // Does an entry begin with key i? A row tile that has a column twice has it in two entries.
   __device__ __forceinline__ bool begins(i64 i) const {
     if (i == 0) return true;
-    const u64 own = slot_of(i), before = slot_of(i - 1);
+    const u64 own = row_tile_of(i), before = row_tile_of(i - 1);
     return own == before || own >> member_bits != before >> member_bits;
   }
 };
+#ifdef WORK_LIST_BYTES
+CHECK_LAYOUT(WorkList, WORK_LIST, (stored)(order)(place)(row_tiles)(keys)(begun)(columns)(blocks)(bounds)(first)(last)(items)
+             (item_count)(count)(tile)(per_row)(per_group)(all_row_tiles)(groups)(block_cols)(block_bits)(member_bits)
+             (column_bits)(step))
+#endif
 
 __device__ __forceinline__ u64 low(u64 x, int bits) { return x & ((1ull << bits) - 1); }
-__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
 // visit(i) for i below a number, by all threads of a grid together.
 template <class Visit> __device__ __forceinline__ void for_each(i64 number, Visit visit) {
@@ -59,15 +63,15 @@ __device__ __forceinline__ int sum_of_all(int x) {
   return smem_sum;
 }
 
-__device__ __forceinline__ void place_slots(const Merge& m) {
+__device__ __forceinline__ void place_row_tiles(const WorkList& m) {
   for_each(i64(m.groups) * m.per_group, [&](i64 i) {
-    const int slot = m.order ? m.order[i] : int(i);
-    m.place[slot] = int(i);
-    m.slots[i] = slot < m.all_slots ? slot : -1;
+    const int row_tile = m.order ? m.order[i] : int(i);
+    m.place[row_tile] = int(i);
+    m.row_tiles[i] = row_tile < m.all_row_tiles ? row_tile : -1;
   });
 }
 
-__device__ __forceinline__ void slot_keys(const Merge& m) {
+__device__ __forceinline__ void row_tile_keys(const WorkList& m) {
   for_blocks(m.stored, [&](i64 p, int row, int column) {
     for (int sub = 0; sub < m.per_row; ++sub) {
       const int place = row < 0 ? m.groups * m.per_group : m.place[row * m.per_row + sub];
@@ -79,7 +83,7 @@ __device__ __forceinline__ void slot_keys(const Merge& m) {
 }
 
 // Also: no entry has a column or a block yet.
-__device__ __forceinline__ void count_entries(const Merge& m) {
+__device__ __forceinline__ void count_entries(const WorkList& m) {
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count);
   int begun = 0;
   for (i64 i = tile.first + threadIdx.x; i < tile.last; i += kThreads) {
@@ -91,8 +95,8 @@ __device__ __forceinline__ void count_entries(const Merge& m) {
   if (threadIdx.x == 0) m.begun[blockIdx.x] = begun;
 }
 
-// Tiles end one behind the last key, where all groups have begun.
-__device__ __forceinline__ void fill_entries(const Merge& m) {
+// Tiles end one after the last key, where all groups have begun.
+__device__ __forceinline__ void fill_entries(const WorkList& m) {
   __shared__ int smem_begun[kWarps];
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count + 1);
   int before = 0;  // entries that begin before the keys at hand
@@ -113,9 +117,9 @@ __device__ __forceinline__ void fill_entries(const Merge& m) {
     __syncthreads();
     if (i < m.count) {
       const i64 own = begins ? entry : entry - 1;
-      const u64 slot = m.slot_of(i);
-      if (begins) m.columns[own] = int(low(slot >> m.member_bits, m.column_bits));
-      m.blocks[own * m.per_group + i64(low(slot, m.member_bits))] = int(low(u64(m.keys[i]), m.block_bits));
+      const u64 row_tile = m.row_tile_of(i);
+      if (begins) m.columns[own] = int(low(row_tile >> m.member_bits, m.column_bits));
+      m.blocks[own * m.per_group + i64(low(row_tile, m.member_bits))] = int(low(u64(m.keys[i]), m.block_bits));
     }
     // Groups that begin here, and empty ones before them. A warp writes many together.
     int last = -1, known = -1;
@@ -132,11 +136,11 @@ __device__ __forceinline__ void fill_entries(const Merge& m) {
   }
 }
 
-__device__ __forceinline__ void length_keys(const Merge& m) {
+__device__ __forceinline__ void length_keys(const WorkList& m) {
   for_each(m.groups, [&](i64 g) { m.keys[g] = (i64(m.first[g]) - m.last[g]) * (1ll << 32) + g; });
 }
 
-__device__ __forceinline__ void list_items(const Merge& m) {
+__device__ __forceinline__ void list_items(const WorkList& m) {
   for_each(m.groups, [&](i64 i) {
     const int group = int(m.keys[i] & 0x7fffffff);
     m.items[i] = int4{group, m.first[group], m.last[group], -1};
@@ -145,10 +149,10 @@ __device__ __forceinline__ void list_items(const Merge& m) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-work_list(const __grid_constant__ Merge m) {
+work_list(const __grid_constant__ WorkList m) {
   switch (m.step) {
-    case kPlaceSlots: return place_slots(m);
-    case kSlotKeys: return slot_keys(m);
+    case kPlaceRowTiles: return place_row_tiles(m);
+    case kRowTileKeys: return row_tile_keys(m);
     case kCountEntries: return count_entries(m);
     case kFillEntries: return fill_entries(m);
     case kLengthKeys: return length_keys(m);

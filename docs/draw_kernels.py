@@ -260,22 +260,22 @@ def gemm_sm90() -> Picture:
     p.text(14, 6.4, "A", at="center")
     p.grid(5, 7.85, rows, 1.5, {"x": "multiply", "y": "sum"})
     p.arrow((23.6, 10.85), (29, 10.85))
-    p.text(26.3, 9.6, "row_matching.cu", at="center", size=8)
+    p.text(26.3, 9.6, "matched", at="center", size=8)
     for group, (columns, upper, lower, kind) in enumerate(
         [((0, 2, 5, 7, 8, 10), "xxxx.x", "xxx.xx", "multiply"), ((1, 3, 4, 6, 9, 11), "y.yyyy", "yy.yyy", "sum")]
     ):
         y = 7.4 + 6 * group
         for i, column in enumerate(columns):
             p.text(38.9 + 1.8 * i, y - 0.9, str(column), at="center", size=8)
-        p.text(29.6, y + 0.8, f"slot 0: row {group}", size=8)
-        p.text(29.6, y + 2.4, f"slot 1: row {group + 2}", size=8)
+        p.text(29.6, y + 0.8, f"tile 0: row {group}", size=8)
+        p.text(29.6, y + 2.4, f"tile 1: row {group + 2}", size=8)
         p.grid(38, y, [upper, lower], 1.8, {"x": kind, "y": kind}, high=1.6)
         if group == 0:
             tops = [p.box(56, y + 1.6 * w, 18, 1.6, f"warpgroup {w}: 64 x 256 of C", "store", size=8) for w in range(2)]
             p.arrow((48.8, y + 0.8), tops[0].left)
             p.arrow((48.8, y + 2.4), tops[1].left)
         else:
-            p.text(50.5, y + 1.6, "entries: the union of the columns,\nwith the block of each slot or -1", size=8)
+            p.text(50.5, y + 1.6, "entries: the union of the columns,\nwith the block of each row tile or -1", size=8)
 
     p.prose(
         20.2, "One CTA over time, for the upper group (K = 64: an entry is one stage; a ring of 4 stages, 64 k each)."
@@ -314,11 +314,11 @@ def gemm_sm90() -> Picture:
     p.arrow((lanes.x(66.5), lanes.tops[3] + 3.4), slabs[0].above(0.3))
     p.prose(
         47.8,
-        "e3: slot 1 lacks the block, and warpgroup 1 sits the stage out; e4: warpgroup 0 does. Nothing is "
+        "e3: row tile 1 lacks the block, and warpgroup 1 sits the stage out; e4: warpgroup 0 does. Nothing is "
         "multiplied by zero. full: the bytes of A and of B have arrived. empty: all eight multiplying warps are "
         "through with the stage. claim: the next tile is taken with an atomic, a tile ahead. Half of C waits as "
         "16-bit words in registers, and leaves slab by slab (64 columns) while the next tile (') is multiplied. "
-        "Slots of 16 and 32 rows: each of four warps feeds every fourth stage, and A goes from shared memory "
+        "Row tiles of 16 and 32 rows: each of four warps feeds every fourth stage, and A goes from shared memory "
         "through registers.",
     )
     p.legend(58.2)
@@ -327,17 +327,15 @@ def gemm_sm90() -> Picture:
 
 def gemm_sm80() -> Picture:
     p = Picture(45.5, "gemm_sm80: C = alpha A @ B + beta C by cp.async and mma.sync")
-    p.prose(
-        4, "A tile of 128 x 256, slots of 32 rows: warps w and w + 4, of one scheduler, own all slots between them."
-    )
+    p.prose(4, "A tile of 128 x 256, row tiles of 32 rows: warps w and w + 4, of one scheduler, own all of them.")
     colors = ["load", "softmax", "sum", "look"]
     for w in range(8):
         x, y = 12 + 11 * (w % 4), 6.5 + 4.8 * (w // 4)
         p.box(x, y, 11, 4.8, f"warp {w}\n64 x 64", colors[w % 4], legend=False)
     for s in range(4):
-        p.text(11.2, 7.7 + 2.4 * s, f"slot {s}", at="right")
-    p.text(58, 9, "A warp skips a slot that\nlacks the block: nothing\nis multiplied by zero.", size=8)
-    p.text(58, 13.6, "B's fragments serve all\nslots of the warp.", size=8)
+        p.text(11.2, 7.7 + 2.4 * s, f"row tile {s}", at="right")
+    p.text(58, 9, "A warp skips a row tile that\nlacks the block: nothing\nis multiplied by zero.", size=8)
+    p.text(58, 13.6, "B's fragments serve all\nrow tiles of the warp.", size=8)
     p.text(1, 18.4, "One CTA over time: a stage is 128 bytes of k; a ring of 3 stages, two of them under way.")
     lanes = Lanes(p, 20, ["warps 0 to 3", "warps 4 to 7", "ring, stage 0", "ring, stage 1", "ring, stage 2"], step=3.6)
     for i in range(4):
@@ -360,7 +358,7 @@ def gemm_sm80() -> Picture:
     p.prose(
         39.6,
         "Dashed: copy_wait and __syncthreads, once a stage. Half of the warps copy before their products, half "
-        "behind them, so that each scheduler always has products. Indices come by cp.async too, kAhead entries "
+        "after them, so that each scheduler always has products. Indices come by cp.async too, kAhead entries "
         "ahead.",
     )
     p.legend(43.8)
@@ -438,7 +436,7 @@ def spmv_small() -> Picture:
         p.arrow(tree.bottom, (tree.bottom[0], 26.9))
     p.box(8, 27, 62.6, 2, "y: one lane for each row writes", "store", legend=False)
     p.text(1, 30.2, "Blue: the first row of a lane; orange: its second. A lane reads 8 bytes of a row.", size=8)
-    p.prose(33, "A row of 1000 blocks comes behind all others, as four pieces for four warps of any CTAs.")
+    p.prose(33, "A row of 1000 blocks comes after all others, as four pieces for four warps of any CTAs.")
     for piece in range(4):
         stop = min(256 * piece + 256, 1000) - 1
         box = p.box(8 + 16.2 * piece, 34.6, 14, 3.4, f"a warp: blocks\n{256 * piece} to {stop}", "load", legend=False)
@@ -604,8 +602,8 @@ def spmm_f64() -> Picture:
     return p
 
 
-def meet() -> Picture:
-    p = Picture(54.5, "meet: which blocks meet in A @ B, for BSR matrices A and B")
+def spgemm_pattern() -> Picture:
+    p = Picture(54.5, "spgemm_pattern: which blocks meet in A @ B, for BSR matrices A and B")
     p.prose(
         4.2,
         "list_pairs: a warp has a block row. Here its blocks 4, 5 and 6 of A lie in block columns 0, 2 and 3, and meet "
@@ -660,7 +658,7 @@ def meet() -> Picture:
         ("sum; the host\nwaits: pairs", "wait", 11.5),
         ("list_pairs:\nas above", "look", 11),
         ("sum; the host\nwaits: columns", "wait", 11.5),
-        ("pack_columns: rows one\nbehind the other", "store", 18.5),
+        ("pack_columns: rows one\nafter the other", "store", 18.5),
     )
     x = 1.0
     for i, (text, kind, wide) in enumerate(steps):
@@ -670,14 +668,14 @@ def meet() -> Picture:
         x += wide + 1.5
     p.prose(
         52.2,
-        "The columns of a row wait behind the pairs of the rows before, until it is known how many columns these have.",
+        "The columns of a row wait after the pairs of the rows before, until it is known how many columns these have.",
         size=8,
     )
     return p
 
 
-def pairs() -> Picture:
-    p = Picture(22, "pairs: the blocks of A @ B for BSR matrices A and B")
+def spgemm_simt() -> Picture:
+    p = Picture(22, "spgemm_simt: the blocks of A @ B for BSR matrices A and B")
     p.prose(
         4.2,
         "Which blocks meet was found before (spgemm_pattern.cu): pairs in order, grouped by the block of the result.",
@@ -875,16 +873,16 @@ def expand() -> Picture:
     return p
 
 
-def match() -> Picture:
-    p = Picture(33, "match: which slots share a group")
+def row_matching() -> Picture:
+    p = Picture(33, "row_matching: which row tiles share a group")
     p.text(1, 4.2, "1  row_bits", bold=True)
-    p.text(1, 6.6, "a row of bits for each\nslot: its block columns", size=8)
+    p.text(1, 6.6, "a row of bits for each\nrow tile: its block columns", size=8)
     rows = ["x.x..x.x", ".y.yy..y", "x.x..xx.", ".y.y.y.y"]
     for i in range(4):
-        p.text(2, 10 + 1.8 * i, f"slot {i}", size=8)
+        p.text(2, 10 + 1.8 * i, f"tile {i}", size=8)
     p.grid(6.5, 9.1, rows, 1.5, {"x": "multiply", "y": "sum"}, high=1.8)
     p.text(24, 4.2, "2  overlaps", bold=True)
-    p.text(24, 6.6, "columns that two slots\nshare: popc of the ands", size=8)
+    p.text(24, 6.6, "columns that two row tiles\nshare: popc of the ands", size=8)
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
             count = "-" if i == j else str(sum(a != "." and b != "." for a, b in zip(one, other, strict=True)))
@@ -892,8 +890,8 @@ def match() -> Picture:
             p.box(25 + 3 * j, 9.1 + 1.8 * i, 3, 1.8, count, "look" if best else "plain", size=8, legend=False)
     p.text(42, 4.2, "3  match_rows", bold=True)
     p.text(42, 6.6, "pairs that are each\nother's best; the rest again", size=8)
-    first = p.box(43, 9.1, 12, 2.4, "slots 0 and 2", "multiply", legend=False)
-    second = p.box(43, 13.4, 12, 2.4, "slots 1 and 3", "sum", legend=False)
+    first = p.box(43, 9.1, 12, 2.4, "row tiles 0, 2", "multiply", legend=False)
+    second = p.box(43, 13.4, 12, 2.4, "row tiles 1, 3", "sum", legend=False)
     p.text(62, 4.2, "4  again", bold=True)
     p.text(62, 6.6, "with the pairs as\nnodes, bits or-ed", size=8)
     last = p.box(62, 11.2, 12, 2.6, "0, 2, 1, 3", "store", legend=False)
@@ -925,17 +923,18 @@ def match() -> Picture:
     return p
 
 
-def merge() -> Picture:
-    p = Picture(44, "merge: the entries of groups of slots, and the groups by length")
+def work_list() -> Picture:
+    p = Picture(44, "work_list: the entries of groups of row tiles, and the groups by length")
     p.prose(
         4.2,
-        "Two slots a group. Slot 0 has blocks 0, 1, 2 in columns 2, 0, 2; slot 1 has 3, 4 in 3, 2; slot 2 has 5 in 1. "
+        "Two row tiles a group. Tile 0 has blocks 0, 1, 2 in columns 2, 0, 2; tile 1 has 3, 4 in 3, 2; "
+        "tile 2 has 5 in 1. "
         "Block 6 lies outside.",
     )
     keys = ((0, 0, 0, 1), (0, 2, 0, 0), (0, 2, 0, 2), (0, 2, 1, 4), (0, 3, 1, 3), (1, 1, 0, 5), (2, 4, 0, 6))
     kinds = ("look", "load", "sum", "sum", "softmax", "store", "absent")
-    p.text(1, 9.4, "1  slot_keys, sorted: those of an entry are neighbors", bold=True)
-    for row, name in enumerate(("group", "column", "slot", "block")):
+    p.text(1, 9.4, "1  row_tile_keys, sorted: those of an entry are neighbors", bold=True)
+    for row, name in enumerate(("group", "column", "row tile", "block")):
         p.text(12.4, 11.9 + 2.2 * row, name, at="right", size=8)
         for i, key in enumerate(keys):
             p.box(13.4 + 5 * i, 10.8 + 2.2 * row, 5, 2.2, str(key[row]), kinds[i], size=8, legend=False)
@@ -949,7 +948,7 @@ def merge() -> Picture:
         p.box(13.4 + 5 * i, 25.6, 5, 2.2, str(entry), kinds[i], size=8, legend=False)
     p.text(50, 24.5, "another group or column, or a duplicate", size=8)
     p.text(50, 26.7, "sum of what begins, tile by tile", size=8)
-    for name, y in (("column", 31.5), ("slot 0", 33.7), ("slot 1", 35.9)):
+    for name, y in (("column", 31.5), ("row tile 0", 33.7), ("row tile 1", 35.9)):
         p.text(12.4, y, name, at="right", size=8)
     entries = ((0, 1, -1), (2, 0, -1), (2, 2, 4), (3, -1, 3), (1, 5, -1), (4, 6, -1), (4, -1, -1))
     for i, (numbers, kind) in enumerate(zip(entries, (*kinds[:3], *kinds[4:], "absent"), strict=True)):
@@ -960,7 +959,7 @@ def merge() -> Picture:
     p.text(50, 34.8, "columns and blocks of the work list", size=8)
     p.prose(
         39.4,
-        "3  length_keys, sorted, then list_items: {group, first entry, behind the last, -1}, the longest group first; "
+        "3  length_keys, sorted, then list_items: {group, first entry, end, -1}, the longest group first; "
         "of equal ones the first.",
     )
     return p
@@ -1024,7 +1023,7 @@ def attention_sm90() -> Picture:
         "S1 and O0 are issued together: while the weighted values of entry 0 are added to the sums, the threads "
         "take the exponentials of entry 1, and the other warpgroup's products fill the tensor cores meanwhile. At a "
         "tile's end the first scores of the next tile (') take the place of the next entry, and the result goes out "
-        "while its second scores are multiplied. Dashed: k_empty (the slot may be filled again), wanted (feed asks "
+        "while its second scores are multiplied. Dashed: k_empty (the stage may be filled again), wanted (feed asks "
         "for the next tile, kEarly entries before the end of this one, here at once).",
     )
     p.text(1, 52.6, "Shared memory", bold=True)
@@ -1052,7 +1051,7 @@ def attention_sm90() -> Picture:
 def attention_sm80() -> Picture:
     p = Picture(42, "attention_sm80: the same by cp.async and mma.sync")
     p.prose(4, "A CTA has one tile of 128 queries. Tiles of keys and of values take turns in a ring; all threads copy.")
-    names = ["a warp: copies", "a warp: works", "another warp", "ring, slot 0", "ring, slot 1", "ring, slot 2"]
+    names = ["a warp: copies", "a warp: works", "another warp", "ring, stage 0", "ring, stage 1", "ring, stage 2"]
     lanes = Lanes(p, 6, names, step=3.4)
     lanes.do(0, 0, 14, "Q, K0, V0", "load")
     turns = ("K0", "V0", "K1", "V1", "K2")
@@ -1081,7 +1080,7 @@ def attention_sm80() -> Picture:
     for slot, turn in enumerate(("K0", "V0")):
         lanes.do(3 + slot, 4, 15.6 + 17 * slot, turn, "wait", size=8)
     p.prose(
-        28.4, "Dashed: copy_wait and __syncthreads, once a turn; the slot of the turn before is then free for a copy."
+        28.4, "Dashed: copy_wait and __syncthreads, once a turn; the stage of the turn before is then free for a copy."
     )
     p.text(1, 31, "Within a turn of values:", bold=True)
     p.box(1, 34.8, 14, 2.2, "exp, keys 0 to 15", "softmax", size=8)
@@ -1130,7 +1129,10 @@ def attention_simt() -> Picture:
     result = "out = sums / total, lse = ln 2 (top + log2 total); 0 and -inf if no key was seen"
     last = p.box(25, 21.6, 47, 2.4, result, "store", size=8)
     p.arrow((68, 16.2), (68, last.y))
-    about = "The function is attend_row of attention.cuh; the other two call it for queries that are to be done again."
+    about = (
+        "The function is attend_row of common/attention.cuh; the other two call it for queries that are to be done "
+        "again."
+    )
     p.prose(26, about, size=8)
     p.legend(28.4)
     return p
@@ -1232,14 +1234,14 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "spmm": spmm,
     "spmm_staged": spmm_staged,
     "spmm_f64": spmm_f64,
-    "meet": meet,
-    "pairs": pairs,
+    "spgemm_pattern": spgemm_pattern,
+    "spgemm_simt": spgemm_simt,
     "block_products_sm90": block_products_sm90,
     "block_products_sm80": block_products_sm80,
     "segment": segment,
     "expand": expand,
-    "match": match,
-    "merge": merge,
+    "row_matching": row_matching,
+    "work_list": work_list,
     "attention_sm90": attention_sm90,
     "attention_sm80": attention_sm80,
     "attention_simt": attention_simt,

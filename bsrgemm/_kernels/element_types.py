@@ -33,13 +33,13 @@ BYTES = {name: dtype.itemsize for dtype, name in CUDA_NAMES.items()} | {"e4m3": 
 
 
 def element(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in cuda/types.cuh."""
+    """The name of a dtype in cuda/common/types.cuh."""
     return CUDA_NAMES[dtype]
 
 
 @lru_cache(maxsize=256)
 def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
-    """What sums of `dtype` are kept in: its name in cuda/types.cuh and a NumPy dtype of the same bytes.
+    """What sums of `dtype` are kept in: its name in cuda/common/types.cuh and a NumPy dtype of the same bytes.
 
     Integers are summed modulo 2^32 or 2^64, whose low bits are those of the narrower type.
     """

@@ -88,7 +88,7 @@ class GemmSm90:
                 ("ELEMENT_C", self.types.c),
                 ("MMA_TYPE", mma),
                 ("MMA_K", k),
-                ("SLOT_ROWS", self.slot_rows),
+                ("ROW_TILE_HEIGHT", self.slot_rows),
                 ("TILE_N", self.tile_n),
                 ("DEPTH", self.depth),
                 ("TAIL", self.tail),
@@ -137,8 +137,8 @@ class GemmSm80:
     def spec(self) -> KernelSpec:
         shape = (
             ("MMA", self.kind),
-            ("SLOT_ROWS", self.slot_rows),
-            ("SLOTS", self.slots),
+            ("ROW_TILE_HEIGHT", self.slot_rows),
+            ("ROW_TILES", self.slots),
             ("TILE_N", self.tile_n),
             ("WARPS_M", self.warps_m),
             ("THREADS", self.threads),
@@ -260,56 +260,25 @@ class Spmm:
     #: blocks of a lane under way
     together: int
     a_transposed: bool = False
-    #: CTAs that share a multiprocessor at least
+    #: CTAs that share a multiprocessor, at least
     at_least: int = 3
+    #: blocks that come through shared memory at a time; 0: they are read straight from memory
+    chunk: int = 0
+    threads: int = 128
 
-    threads, shared_bytes = 128, 0
-
-    def spec(self) -> KernelSpec:
-        shape = (
-            ("BLOCK_R", self.block_r),
-            ("BLOCK_C", self.block_c),
-            ("LANES", self.lanes),
-            ("WIDTH", self.width),
-            ("TOGETHER", self.together),
-            ("A_TRANSPOSED", int(self.a_transposed)),
-            ("CTAS", self.at_least),
-        )
-        layout = arguments.product(self.types.acc)
-        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape), (layout,))
-
-    def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
-        """Block rows (of all batches) and columns."""
-        return min(MAX_GRID_X, -(-block_rows // (self.threads // 32))), min(
-            MAX_GRID_YZ, -(-N // (self.lanes * self.width))
-        )
-
-
-def _staged_grid(rows: int, columns: int, N: int, batches: int, ctas: int, warps: int) -> tuple[int, int, int]:
-    """CTAs of so many warps that stay, and walk over block rows; tiles of columns; batches."""
-    return min(ctas, -(-rows // warps)), min(MAX_GRID_YZ, -(-N // columns)), min(MAX_GRID_YZ, batches)
-
-
-@dataclass(frozen=True)
-class SpmmStaged:
-    """As `Spmm`; blocks and their columns come through shared memory, so many at a time."""
-
-    types: Types
-    block_r: int
-    block_c: int
-    lanes: int
-    width: int
-    together: int
-    chunk: int
-    threads: int
-    #: CTAs that share a multiprocessor
-    at_least: int
-
+    #: kStages of the kernel
     stages = 2
 
     @property
+    def staged(self) -> bool:
+        """Do blocks come through shared memory?"""
+        return self.chunk > 0
+
+    @property
     def shared_bytes(self) -> int:
-        """`Chunk` of cuda/chunks.cuh, so many for each warp."""
+        """`Chunk` of cuda/common/chunks.cuh, so many for each warp."""
+        if not self.staged:
+            return 0
         values = -(-self.chunk * self.block_r * self.block_c * BYTES[self.types.a] // 16) * 16 + 16
         return self.threads // 32 * self.stages * -(-(values + self.chunk * BYTES[self.types.index]) // 16) * 16
 
@@ -320,17 +289,20 @@ class SpmmStaged:
             ("LANES", self.lanes),
             ("WIDTH", self.width),
             ("TOGETHER", self.together),
+            ("A_TRANSPOSED", int(self.a_transposed)),
             ("CHUNK", self.chunk),
-            ("STAGES", self.stages),
             ("THREADS", self.threads),
             ("CTAS", self.at_least),
         )
         layout = arguments.product(self.types.acc)
-        return KernelSpec("spmm_staged.cu", "spmm_staged", (*self.types.defines(), *shape), (layout,))
+        return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape), (layout,))
 
-    def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, int, int]:
-        ctas, columns = self.at_least * multiprocessors, self.lanes * self.width
-        return _staged_grid(block_rows, columns, N, batches, ctas, self.threads // 32)
+    def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, ...]:
+        """Block rows (of all batches) and tiles of columns; staged, CTAs that stay, tiles of columns and batches."""
+        warps, tiles = self.threads // 32, min(MAX_GRID_YZ, -(-N // (self.lanes * self.width)))
+        if not self.staged:
+            return min(MAX_GRID_X, -(-block_rows * batches // warps)), tiles
+        return min(self.at_least * multiprocessors, -(-block_rows // warps)), tiles, min(MAX_GRID_YZ, batches)
 
 
 @dataclass(frozen=True)
@@ -491,8 +463,8 @@ class BlockProductsSm80:
                 ("INDEX", self.index),
                 ("MMA", self.kind),
                 ("SAMPLED", int(self.sampled)),
-                ("SLOT_ROWS", self.tile_m),
-                ("SLOTS", 1),
+                ("ROW_TILE_HEIGHT", self.tile_m),
+                ("ROW_TILES", 1),
                 ("TILE_N", self.tile_n),
                 ("PART_N", self.part_n),
                 ("WARPS_M", self.warps[0]),
@@ -515,7 +487,7 @@ class RowMatching:
     threads = 256
     window = 512
     side = 64
-    #: kNeighbors of cuda/coordinates.cuh
+    #: kNeighbors of cuda/common/coordinates.cuh
     neighbors = 8
 
     def spec(self) -> KernelSpec:
@@ -550,7 +522,7 @@ class WorkListKernel:
     index: str = "i32"
 
     threads = 256
-    #: kNeighbors of cuda/coordinates.cuh
+    #: kNeighbors of cuda/common/coordinates.cuh
     neighbors = 8
 
     def spec(self) -> KernelSpec:
@@ -565,7 +537,7 @@ class WorkListKernel:
         return -(-keys // tile), tile
 
 
-Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64
+Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
 Config = (
     Gemm
     | SpgemmSimt

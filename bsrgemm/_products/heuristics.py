@@ -32,7 +32,6 @@ from .configs import (
     SpgemmSimt,
     Spmm,
     SpmmF64,
-    SpmmStaged,
     Spmv,
     SpmvSmall,
     WorkListKernel,
@@ -96,7 +95,7 @@ def gemm(problem: Problem) -> Gemm:
     return plain(problem)
 
 
-def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmStaged | SpmmF64:
+def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64:
     """The kernel for a product on the plain cores, or of float64 by few columns with the tensor cores' help."""
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
     if _dmma_serves(problem):
@@ -429,7 +428,7 @@ def block_products_sm80(problem: BlockProblem) -> BlockProductsSm80 | None:
 
 def runs_on(config: Config, arch: str) -> bool:
     """Can this kernel be compiled for `arch`?"""
-    if isinstance(config, GemmSm80 | SpmmStaged):
+    if isinstance(config, GemmSm80) or (isinstance(config, Spmm) and config.staged):
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
     if isinstance(config, SpmmF64 | BlockProductsSm80):
         return tensor_arch(arch)
@@ -514,7 +513,7 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlockProductsSm90 | BlockPr
                 yield replace(wide, index="i32")
 
 
-def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmStaged | SpmmF64]:
+def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmF64]:
     """Of the kernels for small blocks, which have their sizes compiled in: all squares, and some others."""
     if names.of_one("f64"):
         yield from (spmm_f64(names.index, n, n, N) for n in (20, 32, 64, 128) for N in (16, 64))

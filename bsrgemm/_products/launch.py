@@ -19,7 +19,7 @@ from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.workspace import StreamOrdered
 from . import arguments, heuristics, measured
 from .call import ProductCall
-from .configs import Gemm, GemmSm80, GemmSm90, SpmmF64, SpmmStaged, SpmvSmall
+from .configs import Gemm, GemmSm80, GemmSm90, Spmm, SpmmF64, SpmvSmall
 from .heuristics import Problem
 from .matrix_cache import MatrixCache, matrix_cache_of
 from .operand_order import order_of
@@ -348,7 +348,7 @@ def _grid(config: Gemm, problem: Problem) -> tuple[int, ...]:
     """The launch shape of a kernel without a work list."""
     if isinstance(config, SpmvSmall):
         return (config.ctas(problem.block_rows, device.multiprocessors()),)
-    if isinstance(config, SpmmStaged):
+    if isinstance(config, Spmm):
         return config.grid(problem.block_rows, problem.N, problem.batches, device.multiprocessors())
     if isinstance(config, SpmmF64):
         return config.grid(problem.block_rows, problem.N, problem.batches)

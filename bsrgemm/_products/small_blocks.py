@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from .._kernels.element_types import BYTES, Types, number
-from .configs import Spmm, SpmmF64, SpmmStaged, SpmvSmall
+from .configs import Spmm, SpmmF64, SpmvSmall
 
 #: Sides of blocks, and columns, that the kernels for small ones take.
 _MOST_SMALL, _FEW_COLUMNS = 16, 128
@@ -143,7 +143,7 @@ def _spmv_whole(
     whole = -(-row // (lanes // (down * across)))
     together = -(-whole // -(-whole // limit))
     rows = 2 if row == 1 and eager and names.of_one("f32") and R // down * columns <= 6 else 1
-    # What ptxas takes besides was read off what spills.
+    # Registers that ptxas needs beyond our count, found by compiling until nothing spilled.
     words = together * each + (2 if sums <= 6 else 3) * sums
     words = rows * words + (14 if columns * size > 8 else 3 if down > 1 else 0)
     if names.acc == "c128":
@@ -193,7 +193,7 @@ def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[in
 
 
 @lru_cache(maxsize=4096)
-def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> SpmmStaged:
+def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> Spmm:
     """The kernel for a product of small float32 or float64 blocks with few columns, where all is aligned.
 
     16 bytes of B to a lane, fewer of float32 at 4 rows and from 8 on, as in `spmm_small`. As many warps as registers
@@ -214,7 +214,7 @@ def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> S
     together = 2 if block <= 16 else 1
     deep = K if K <= 4 else next(n for n in (4, 3, 5, 7, 2, 1) if K % n == 0)
     words = (R + deep * together) * width * size // 4 + (16 if deep < K else 0) + (16 if R >= 7 else 0)
-    # What ptxas takes besides was read off what spills.
+    # Registers that ptxas needs beyond our count, found by compiling until nothing spilled.
     words += (3 * size if names.index == "i64" else 0) + (12 if K > 8 or (size == 8 and deep < K) else 0)
     if K <= 3 and R <= 4 and words <= 24:
         warps = 32 if words <= 16 or K == 3 else 28
@@ -224,7 +224,7 @@ def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> S
         warps = 20 if words <= 56 else 16 if words <= 72 else 12
     wanted = _FEW_BYTES if size == 8 and 64 < block <= 100 and lanes >= 8 else _CHUNK_BYTES[size]
     chunk, room = _chunk(block, wanted, *((4, 28) if lanes >= 8 else (8, 32)))
-    config = SpmmStaged(names, R, K, lanes, width, together, chunk, 32 * warps, 1)
+    config = Spmm(names, R, K, lanes, width, together, at_least=1, chunk=chunk, threads=32 * warps)
     if block > 32 and config.shared_bytes <= shared_kb << 10:
         return config
     return replace(config, threads=128, at_least=min(warps // 4, room))

@@ -195,10 +195,10 @@ def test_the_argument_is_packed_as_the_kernels_read_it(acc: str) -> None:
     pytest.importorskip("cupy")
     from bsrgemm._attention import launch
 
-    steps = fields("attention.cuh", "Strides")
+    steps = fields("common/attention.cuh", "Strides")
     assert [kind for kind, _ in steps] == ["i64"] * 4
     codes = {"Strides": "q" * len(steps), "Sum": acc, "int": "i"}
-    want = "".join("P" if "*" in name else codes[kind] for kind, name in fields("attention.cuh", "Attention"))
+    want = "".join("P" if "*" in name else codes[kind] for kind, name in fields("common/attention.cuh", "Attention"))
     layout = f"{launch._POINTERS}{launch._FACTORS[acc]}{launch._INTEGERS}"
     assert expanded(layout) == want
     # Native alignment is that of the device; what is missing at the end to whole words, `_plan` adds.
@@ -243,7 +243,7 @@ def shared_bytes(config: AttentionSm90) -> int:
         **{**slabs, "kSlabs": max(slabs.values()), "kSlabQ": config.tile_q * 128, "kSlabK": config.tile_k * 128},
     }
     own = {
-        "Tile": 4 * len(fields("attention.cuh", "Tile")),
+        "Tile": 4 * len(fields("common/attention.cuh", "Tile")),
         "Shade": 4 * len(fields("attention_sm90.cu", "Shade")),
     }
     total = 0

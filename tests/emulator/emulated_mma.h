@@ -1,8 +1,8 @@
-// What cuda/mma.cuh wraps, on the CPU: copies that are there when they have been waited for, fragments from shared memory,
+// What cuda/ptx/mma.cuh wraps, on the CPU: copies that are there when they have been waited for, fragments from shared memory,
 // and products of which a lane works out its own sums from the registers of its warp.
 #pragma once
 
-#include "types.cuh"
+#include "ptx/cp_async.cuh"
 
 inline void copy_16(bool wanted, u32 to, const void* from, bool blank) {
   emulator::copy_some_if(wanted, to, from, blank ? 0 : 16);
@@ -11,8 +11,6 @@ inline void copy_some_of_16(bool wanted, u32 to, const void* from, u32 bytes) {
   emulator::copy_some_if(wanted, to, from, bytes);
 }
 inline void copy_4(bool wanted, u32 to, const void* from) { emulator::copy_if(wanted, to, from, 4); }
-inline void copy_commit() { emulator::commit_copies(); }
-template <int kPending> void copy_wait() { emulator::wait_for_copies(kPending); }
 
 // Lane l names row l % 8 of matrix l / 8. Of each matrix a lane has two neighbours of row l / 4, transposed of column l / 4.
 template <bool kTransposed> void load_matrices(u32 (&d)[4], u32 from) {
@@ -68,6 +66,9 @@ inline void mma_tf32(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], 
 }
 inline void mma_s8(i32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
   emulator::multiply_warp<4>(d, upper, lower, b, [](u32 word, int e) { return i32(i8(word >> 8 * e)); });
+}
+inline void mma_e4m3(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
+  emulator::multiply_warp<4>(d, upper, lower, b, [](u32 word, int e) { return number(e4m3{u8(word >> 8 * e)}); });
 }
 
 // d[8, 8] += a[8, 4] * b[4, 8] of a warp: a lane has an element of row, or column, lane / 4.

@@ -1,4 +1,4 @@
-// What cuda/tma.cuh wraps, on the CPU: barriers that count arrivals and bytes, copies that are done at once, and the moves
+// What cuda/ptx/tma.cuh wraps, on the CPU: barriers that count arrivals and bytes, copies that are done at once, and the moves
 // of 8 x 8 matrices. A tensor map is what tests/emulator/emulator.py makes of its arguments.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "types.cuh"
+#include "ptx/shared.cuh"
 
 struct alignas(64) TensorMap {
   u64 pointer;
@@ -78,7 +78,6 @@ inline void copy(u32 to, const TensorMap& map, int x, int y, int z, int w, u32 b
 }
 }  // namespace emulator
 
-inline u32 shared_address(const void* p) { return u32(static_cast<const u8*>(p) - emulator::shared); }
 inline void barrier_init(u32 barrier, int arrivals) {
   *reinterpret_cast<emulator::Barrier*>(emulator::shared + barrier) = {short(arrivals), short(arrivals), 0};
 }

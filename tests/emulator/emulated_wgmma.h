@@ -1,8 +1,8 @@
-// What cuda/wgmma.cuh wraps, on the CPU: each thread works out its own sums, at once, from shared memory or from the
+// What cuda/ptx/wgmma.cuh wraps, on the CPU: each thread works out its own sums, at once, from shared memory or from the
 // registers of its warp.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 namespace emulator {
 // MMA_TYPE names the elements.

@@ -259,9 +259,10 @@ def _without_assembly(text: str) -> str:
 def _sources(source: str, folder: Path) -> None:
     """A kernel and its headers as the emulator wants them."""
     for name, text in gather(source).items():
-        other = _OTHERS.get(name)
+        other = _OTHERS.get(Path(name).name)
         text = (HERE / other).read_text() if other else _without_assembly(text)
         path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text() != text:
             path.write_text(text)
 
@@ -286,7 +287,7 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
     source.write_text(text)
     defines = [f"-D{key}={value}" for key, value in spec.all_defines()]
     # Tensor cores are worked out element by element, which wants some optimization.
-    level = "-O1" if {"wgmma.cuh", "mma_tiles.cuh"} & gather(spec.source).keys() else "-O0"
+    level = "-O1" if {"wgmma.cuh", "mma_tiles.cuh"} & {Path(name).name for name in gather(spec.source)} else "-O0"
     command = [COMPILER, "-std=c++20", level, "-w", "-fPIC", "-shared", "-pthread", f"-I{folder}", f"-I{HERE}"]
     subprocess.run([*command, *defines, str(source), "-o", str(library)], check=True)
     return Kernel(ctypes.CDLL(str(library)))

@@ -1,4 +1,4 @@
-"""spmm_staged and spmm_f64 on the CPU: blocks that come through shared memory, a chunk ahead.
+"""spmm with blocks that it stages, and spmm_f64, on the CPU: blocks that come through shared memory, a chunk ahead.
 
 A copy of the emulator is there only when it has been waited for, so that a wait too few gives numbers that are wrong.
 """
@@ -39,7 +39,7 @@ def rng() -> np.random.Generator:
 
 
 def entry_of(block: tuple[int, int], dtype: np.dtype[Any]) -> str:
-    return "spmm_f64" if dtype == F64 and block[0] >= 6 else "spmm_staged"
+    return "spmm_f64" if dtype == F64 and block[0] >= 6 else "spmm"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_batches(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(out.get(), want)
 
 
-@pytest.mark.parametrize(("block", "entry"), [((3, 3), "spmm_staged"), ((6, 6), "spmm")], ids=str)
+@pytest.mark.parametrize(("block", "entry"), [((3, 3), "spmm"), ((6, 6), "spmm")], ids=str)
 def test_columns_beside_an_odd_number_of_them_stay_as_they_are(block, entry, rng: np.random.Generator) -> None:
     A = Matrix(rng, *block, F64)
     M, K = A._shape

@@ -11,6 +11,7 @@ import bsrgemm as bg
 from bsrgemm._backend import registry, structure
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import heuristics, spgemm_pattern
+from bsrgemm._products.engine import ENGINES, ProductEngine
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
 from .test_kernels import Matrix, dense, kernel, pattern, sanitized
@@ -55,7 +56,7 @@ def assert_served(launched: list[str], name: str = "block_products_sm90") -> Non
     if jit.device_target() == "sm_90a" or (
         name == "block_products_sm80" and element_types.tensor_arch(jit.device_target())
     ):
-        assert name in launched and "pairs" not in launched
+        assert name in launched and "spgemm_simt" not in launched
 
 
 def device(matrix: Matrix) -> Any:
@@ -87,7 +88,7 @@ def rows_of(rng: Any, rows: int, cols: int, most: int, index: Any = np.int32) ->
     return structure.Blocks(None, *(cupy.asarray(x.astype(index)) for x in arrays))
 
 
-@kernel("meet")
+@kernel("spgemm_pattern")
 @pytest.mark.parametrize(
     ("rows", "inner", "cols", "most"),
     [
@@ -101,7 +102,10 @@ def rows_of(rng: Any, rows: int, cols: int, most: int, index: Any = np.int32) ->
 def test_blocks_that_meet_are_those_of_a_sort(rows, inner, cols, most, rng, checksum) -> None:
     for index in ((np.int32, np.int32), (np.int64, np.int32)):
         a, b = rows_of(rng, rows, inner, most, index[0]), rows_of(rng, inner, cols, most, index[1])
-        got, want = spgemm_pattern.product_pattern(a, b, cols), structure.product_pattern(registry.cuda(), a, b, cols)
+        got, want = (
+            spgemm_pattern.product_pattern(a, b, cols),
+            ProductEngine.product_pattern(ENGINES.of(registry.cuda()), a, b, cols),
+        )
         assert got is not None
         for name, mine, theirs in zip(got._fields, got, want, strict=True):
             np.testing.assert_array_equal(mine.get(), theirs.get(), err_msg=name)
@@ -110,7 +114,7 @@ def test_blocks_that_meet_are_those_of_a_sort(rows, inner, cols, most, rng, chec
         assert all(bool((x == y).all()) for x, y in zip(got, again, strict=True))
 
 
-@kernel("meet", "pairs")
+@kernel("spgemm_pattern", "spgemm_simt")
 @pytest.mark.sanitizer
 def test_indices_out_of_range_meet_nothing(rng) -> None:
     import cupy
@@ -346,5 +350,7 @@ def test_every_config_is_listed() -> None:
     for R, K, N in SHAPES:
         for dtype in (F16, BFLOAT16):
             for order in (None, "C", "F"):
-                config = heuristics.block_products_sm90("sm_90a", dtype, dtype, dtype, R, K, N, order)
+                config = heuristics.block_products_sm90(
+                    heuristics.BlockProblem("sm_90a", dtype, dtype, dtype, R, K, N, order)
+                )
                 assert config is None or config in listed

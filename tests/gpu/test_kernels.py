@@ -238,7 +238,7 @@ def test_nan_and_inf_spread_only_through_stored_blocks(rng) -> None:
     assert bool((cupy.isnan(A @ B).any(axis=1) == touched).all())
 
 
-@kernel("pairs")
+@kernel("spgemm_simt")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES, ids=str)
 def test_sparse_product_is_right_for_every_dtype(dtype, rng, checksum) -> None:
@@ -403,7 +403,7 @@ def served_by(A: Any, name: str = "gemm_sm90") -> bool:
     """Did all products of this matrix run on that kernel? Cards that are no Hopper cannot tell."""
     import cupy
 
-    from bsrgemm._products.matrix_cache import StreamOrdered
+    from bsrgemm._kernels.workspace import StreamOrdered
 
     plans = [made.value if isinstance(made, StreamOrdered) else made for made in A._matrix_cache.plans.values()]
     names = {plan.config.spec().entry for plan in plans}
@@ -433,7 +433,7 @@ def some_under_memcheck(blocks: list[tuple[int, int]]) -> list[Any]:
     return [pytest.param(b, id=str(b), marks=pytest.mark.sanitizer if b in MEMCHECKED else ()) for b in blocks]
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16], ids=str)
 @pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS))
 def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block, rng, checksum) -> None:
@@ -453,7 +453,7 @@ def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block
             assert_close(out.get(), want, size, 2 * A[3][1], np.float32)
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS))
 def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
     import cupy
@@ -476,7 +476,7 @@ def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
 SMALL_BLOCKS = [*((n, n) for n in range(1, 17)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16), (5, 8)]
 
 
-@kernel("spmv_small", "spmm", "spmm_staged", "spmm_f64")
+@kernel("spmv_small", "spmm", "spmm_f64")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex128"])
 @pytest.mark.parametrize("block", sanitized(SMALL_BLOCKS, "(3, 3)", "(13, 11)"), ids=str)
 def test_small_blocks_by_one_vector_and_by_few_columns(block, dtype, rng, checksum) -> None:
@@ -555,7 +555,7 @@ def test_short_rows_of_different_lengths(block, dtype, rng, checksum) -> None:
             assert bool(cupy.isfinite(A @ cupy.asarray(x)).all())
 
 
-@kernel("spmm_staged", "spmm_f64")
+@kernel("spmm", "spmm_f64")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("block", [(1, 1), (2, 3), (3, 3), (4, 4), (5, 5), (6, 6), (7, 3), (9, 9), (15, 16)], ids=str)
@@ -582,21 +582,23 @@ def test_blocks_that_come_through_shared_memory(block, dtype, rng, checksum) -> 
         dB = cupy.asarray(B)
         got = bg.matmul(A, dB)
         (plan,) = A._matrix_cache.plans.values()
-        wanted = "spmm_f64" if R >= 6 and dtype == np.float64 else "spmm_staged"
-        assert plan.value.config.spec().entry == (wanted if shape[-1] * dtype.itemsize % 16 == 0 else "spmm")
+        config, aligned = plan.value.config, shape[-1] * dtype.itemsize % 16 == 0
+        tensor_cores = R >= 6 and dtype == np.float64 and aligned
+        assert config.spec().entry == ("spmm_f64" if tensor_cores else "spmm")
+        assert tensor_cores or config.staged == aligned
         checksum(got)
         assert_close(got.get(), D @ B.astype(float), size @ np.abs(B).astype(float), 3000 * K, dtype)
         for _ in range(100):
             assert bool((bg.matmul(A, dB) == got).all())
 
 
-@kernel("spmm_staged", "spmm_f64")
+@kernel("spmm", "spmm_f64")
 @pytest.mark.parametrize(
     ("block", "dtype", "entry"),
     [
         *((b, "float64", "spmm_f64") for b in ((16, 16), (17, 5), (20, 20), (32, 32), (40, 100), (64, 64), (128, 128))),
-        ((16, 16), "float32", "spmm_staged"),
-        ((16, 3), "float32", "spmm_staged"),
+        ((16, 16), "float32", "spmm"),
+        ((16, 3), "float32", "spmm"),
     ],
     ids=str,
 )
@@ -612,13 +614,14 @@ def test_few_columns_read_blocks_once_whatever_their_size(block, dtype, entry, r
         dA, out = device(A), cupy.full((D.shape[0], N), 0.25, dtype)
         bg.matmul(dA, cupy.asarray(B), out=out, alpha=2, beta=0.5)
         (plan,) = dA._matrix_cache.plans.values()
-        assert N * dtype.itemsize % 16 or plan.value.config.spec().entry == entry
+        config = plan.value.config
+        assert N * dtype.itemsize % 16 or (config.spec().entry == entry and getattr(config, "staged", True))
         checksum(out)
         wide = B.astype(float)
         assert_close(out.get(), 2 * (D @ wide) + 0.125, 2 * (np.abs(D) @ np.abs(wide)) + 1, 2 * D.shape[1], dtype)
 
 
-@kernel("spmm_staged", "spmm_f64")
+@kernel("spmm", "spmm_f64")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(3, 3), (6, 6), (9, 7), (40, 20)], ids=str)
 def test_rows_take_nothing_from_blocks_that_they_lack(block, rng) -> None:
@@ -687,7 +690,7 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     heuristics.wants_aligned_rows.cache_clear()
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("N", sanitized([2, 3, 7, 8, 15, 17, 33, 101, 260, 1001], "7", "33"))
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32), (48, 80), (16, 16)], ids=str)
 def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum, nothing_is_small) -> None:
@@ -708,7 +711,7 @@ def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum,
         assert_close(one, *exact_product(A, B), 2 * A[3][1], np.float32)
 
 
-@kernel("gemm_sm80", "match")
+@kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize("N", [2, 5, 15, 33, 101])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checksum, nothing_is_small) -> None:
@@ -743,7 +746,7 @@ def test_product_with_the_transpose_on_the_plain_cores(dtype, rng, checksum) -> 
         assert_close(got.get(), D.T @ B.astype(exact), size, 2 * A[3][0], acc_of(dtype))
 
 
-@kernel("gemm_sm90", "gemm_simt", "spmv", "match")
+@kernel("gemm_sm90", "gemm_simt", "spmv", "row_matching")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(64, 64), (16, 16), (3, 5)], ids=str)
 def test_batches_are_one_launch(block, rng, checksum) -> None:
@@ -765,7 +768,7 @@ def test_batches_are_one_launch(block, rng, checksum) -> None:
         assert_close((dA @ spread)[2].get(), *exact_product(A, B[2]), 2 * A[3][1], np.float32)
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.sanitizer
 def test_tensor_core_product_scales_and_adds(rng, checksum) -> None:
     import cupy
@@ -812,7 +815,7 @@ def test_scaled_bytes_are_fp8(block, rng, checksum) -> None:
             assert (np.abs(got.get() - 1.5 * want) <= bound).all()
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(64, 64), (32, 32), (16, 16)], ids=str)
 def test_tensor_core_product_reads_nothing_outside_with_spoiled_indices(block, rng) -> None:
@@ -836,7 +839,7 @@ def test_tensor_core_product_reads_nothing_outside_with_spoiled_indices(block, r
         assert bool(cupy.isfinite(A @ B).all())
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", some_under_memcheck([(64, 48), (128, 128), (64, 64), (32, 32), (16, 16), (48, 80)]))
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_tensor_core_product_spreads_nan_only_through_stored_blocks(block, bad, rng) -> None:
@@ -886,7 +889,7 @@ def uneven(rng: np.random.Generator, kind: str, rows: int, cols: int, block: tup
     return values(rng, (len(i), R, C), np.dtype(np.float16)), j.astype(np.int32), indptr, (rows * R, cols * C)
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32), (16, 16)], ids=str)
 @pytest.mark.parametrize("kind", ["one dense row", "arrowhead", "power law", "banded", "one full row"])
 def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, checksum) -> None:
@@ -898,7 +901,7 @@ def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, chec
         B = values(rng, (A[3][1], N), np.dtype(np.float16))
         dA = device(A)
         got = dA @ cupy.asarray(B)
-        cut |= any(made.value.tensor.scratch[0] > 0 for made in dA._matrix_cache.plans.values())
+        cut |= any(made.value.scratch.floats > 0 for made in dA._matrix_cache.plans.values())
         checksum(got)
         want, size = exact_product(A, B)
         assert_close(got.get(), want, size, 2 * A[3][1], np.float32)
@@ -909,7 +912,7 @@ def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, chec
     assert cut
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", [(64, 64), (128, 128), (32, 32), (16, 16), (48, 80)], ids=str)
 def test_tensor_core_product_repeats_bit_by_bit(block, rng) -> None:
     import cupy
@@ -941,7 +944,7 @@ def test_two_streams_share_a_matrix(rng) -> None:
     assert all(bool((x == want).all()) for x in results)
 
 
-@kernel("gemm_sm90", "match")
+@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", [(64, 64), (128, 80), (256, 128), (32, 32), (16, 16), (48, 80)], ids=str)
 @pytest.mark.parametrize("N", [64, 1000])
 def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, N, rng, monkeypatch) -> None:
@@ -986,7 +989,7 @@ def test_operands_that_lie_badly_are_multiplied_all_the_same(rng) -> None:
             assert_close((dA @ cupy.asarray(B)).get(), want, size, 2 * A[3][1], np.float32)
 
 
-@kernel("match")
+@kernel("row_matching")
 @pytest.mark.parametrize("per_group", [2, 4, 8])
 @pytest.mark.parametrize(
     ("rows", "cols"), [(128, 128), pytest.param(37, 5, marks=pytest.mark.sanitizer), (1300, 70), (512, 40)]
@@ -994,13 +997,13 @@ def test_operands_that_lie_badly_are_multiplied_all_the_same(rng) -> None:
 def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, rng, checksum) -> None:
     import cupy
 
-    from bsrgemm._products import matrix_cache, work_list
+    from bsrgemm._products import row_matching, work_list
 
     stored = rng.random((rows, cols)) < 0.22
     i, j = np.nonzero(stored)
     indptr = cupy.asarray(np.searchsorted(i, np.arange(rows + 1)).astype(np.int32))
     pattern_ = work_list.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
-    order = matrix_cache._matched(pattern_, 1, per_group)
+    order = row_matching.matched(pattern_, 1, per_group)
     checksum(order)
     padded = -(-rows // per_group) * per_group
     np.testing.assert_array_equal(np.sort(order.get()), np.arange(padded))
@@ -1011,7 +1014,7 @@ def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, 
         return int(full[order].reshape(-1, per_group, cols).any(axis=1).sum())
 
     assert entries(order.get()) < 0.99 * entries(np.arange(padded))
-    assert bool((order == matrix_cache._matched(pattern_, 1, per_group)).all())
+    assert bool((order == row_matching.matched(pattern_, 1, per_group)).all())
 
 
 # ------------------------------------------------------------- the tensor cores of Ampere and newer
@@ -1032,7 +1035,7 @@ def on_sm80() -> Any:
     return forced_kernel.force_kernel("GemmSm80")
 
 
-@kernel("gemm_sm80", "match")
+@kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
 @pytest.mark.parametrize("block", some_under_memcheck([(128, 128), (64, 96), (32, 32), (16, 64), (48, 160)]))
 def test_portable_product_is_right_for_dtypes_blocks_and_layouts(
@@ -1071,7 +1074,7 @@ def test_portable_product_is_right_for_dtypes_blocks_and_layouts(
             assert_close(out.get(), want, size, 2 * K, np.float32 if dtype in HALF_DTYPES else out_dtype)
 
 
-@kernel("gemm_sm80", "match")
+@kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
 def test_portable_product_repeats_and_keeps_nan_to_stored_blocks(dtype, out_dtype, precision, rng) -> None:
     import cupy
@@ -1201,7 +1204,7 @@ def assert_same_work_list(pattern_: Any, per_row: int, per_group: int, order: An
     return got, items
 
 
-@kernel("merge")
+@kernel("work_list")
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize(("per_row", "per_group"), [(1, 2), (1, 8), (2, 4), (3, 8)])
 @pytest.mark.parametrize(
@@ -1212,7 +1215,7 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
     """Empty rows, duplicates, columns in any order."""
     import cupy
 
-    from bsrgemm._products import matrix_cache, work_list
+    from bsrgemm._products import row_matching, work_list
 
     stored = rng.random((rows, cols)) < density
     stored[rows // 2 : rows // 2 + 1000 : 2, : cols // 2] = False
@@ -1225,20 +1228,20 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
         pattern_ = work_list.Pattern(cupy.asarray(indices), cupy.asarray(indptr), rows, cols, transposed)
         padded = -(-pattern_.shape[0] * per_row // per_group) * per_group
         orders = [None, cupy.asarray(rng.permutation(padded).astype(np.int32))]
-        orders.append(matrix_cache._matched(pattern_, per_row, per_group))
+        orders.append(row_matching.matched(pattern_, per_row, per_group))
         for order in orders:
             groups, items = assert_same_work_list(pattern_, per_row, per_group, order)
             checksum(groups.blocks)
             checksum(items.items)
 
 
-@kernel("merge", "match")
+@kernel("work_list", "row_matching")
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("damage", [-1, 7, 2**31 - 1, pytest.param(-(2**31), marks=pytest.mark.sanitizer)])
 def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, rng) -> None:
     import cupy
 
-    from bsrgemm._products import matrix_cache, work_list
+    from bsrgemm._products import row_matching, work_list
 
     row = np.sort(rng.integers(0, 60, 2000))
     good = rng.integers(0, 70, 2000).astype(index), np.searchsorted(row, np.arange(61)).astype(index)
@@ -1247,23 +1250,23 @@ def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, 
         arrays[spoiled][at] = damage
         for transposed in (False, True):
             pattern_ = work_list.Pattern(*map(cupy.asarray, arrays), 60, 70, transposed)
-            order = matrix_cache._matched(pattern_, 2, 4)
+            order = row_matching.matched(pattern_, 2, 4)
             np.testing.assert_array_equal(np.sort(order.get()), np.arange(order.size))
             groups, _ = assert_same_work_list(pattern_, 2, 4, order)
             assert int(groups.columns.min()) >= 0 and int(groups.columns.max()) <= pattern_.shape[1]
             assert int(groups.blocks.min()) >= -1 and int(groups.blocks.max()) < 2000
 
 
-@kernel("merge")
+@kernel("work_list")
 def test_a_million_blocks_are_listed_as_by_the_reference(rng) -> None:
     """Many tiles, each of several rounds, and sums over all of them."""
     import cupy
 
-    from bsrgemm._products import matrix_cache, work_list
+    from bsrgemm._products import row_matching, work_list
 
     side, per_row = 4096, 244
     indices = cupy.asarray(rng.integers(0, side, side * per_row).astype(np.int32))
     indptr = cupy.arange(0, side * per_row + 1, per_row, dtype=np.int32)
     for slots, per_group in ((1, 2), (2, 4), (1, 8)):
         pattern_ = work_list.Pattern(indices, indptr, side, side, False)
-        assert_same_work_list(pattern_, slots, per_group, matrix_cache._matched(pattern_, slots, per_group))
+        assert_same_work_list(pattern_, slots, per_group, row_matching.matched(pattern_, slots, per_group))

@@ -145,7 +145,7 @@ import sys, time
 from pathlib import Path
 import cupy
 import numpy as np
-from bsrgemm import jit
+from bsrgemm._kernels import jit
 
 spec = jit.KernelSpec("axpy.cu", "axpy", (("ELEMENT", "double"), ("OFFSET", 3)))
 x, y = cupy.asarray(np.ones(8)), cupy.asarray(np.zeros(8))

@@ -30,7 +30,7 @@ SECONDS = 3.0 if LONG else 10.0
 
 
 #: Of blocks of up to 16 x 16, whose sizes are compiled in, some stand for the others.
-_SMALL = configs.SpmvSmall | configs.Spmm | configs.SpmmStaged | configs.SpmmF64
+_SMALL = configs.SpmvSmall | configs.Spmm | configs.SpmmF64
 
 
 def _kind(config: configs.Config) -> tuple[str, ...]:
@@ -48,11 +48,18 @@ def _kind(config: configs.Config) -> tuple[str, ...]:
         detail = str(config.a_transposed)
     elif isinstance(config, configs.SpmvSmall):
         detail = str(config.eager)
+    elif isinstance(config, configs.Spmm):
+        detail = str(config.staged)
     elif isinstance(config, configs.BlockProductsSm80):
         detail = str((config.kind, config.sampled, config.b_transposed))
     elif isinstance(config, configs.BlockProductsSm90):
         detail = str((config.sampled, config.b_transposed, config.tile_m, config.out))
     return type(config).__name__, element, detail
+
+
+def _name(config: configs.Gemm) -> str:
+    """The kernel of a product, and whether its blocks come through shared memory."""
+    return "spmm, staged" if isinstance(config, configs.Spmm) and config.staged else config.spec().entry
 
 
 def spanning() -> Iterator[configs.Config]:
@@ -213,7 +220,7 @@ def test_tuning_returns_only_listed_configs() -> None:
         ("float16", (24, 16), "C", "gemm_simt", "gemm_simt", "spmv"),
         ("float32", (32, 32), "C", "gemm_sm80", "gemm_simt", "spmv"),
         ("float64", (32, 32), "C", "gemm_sm80", "gemm_simt", "spmv"),
-        ("float64", (3, 3), "C", "spmm_staged", "spmm", "spmv_small"),
+        ("float64", (3, 3), "C", "spmm, staged", "spmm", "spmv_small"),
         ("float64", (6, 6), "C", "spmm_f64", "spmm", "spmv_small"),
         ("complex64", (32, 32), "C", "gemm_simt", "gemm_simt", "spmv"),
         ("int16", (17, 3), "C", "gemm_simt", "gemm_simt", "spmv"),
@@ -223,18 +230,18 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
     dtype = heuristics.np.dtype(dtype)
     names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
     problem = heuristics.Problem("sm_90a", names, *block, 100, 1, 10, 10, 30, False, b_order, "C", True, True)
-    assert heuristics.gemm(problem).spec().entry == kernel
-    assert heuristics.gemm(replace(problem, N=1)).spec().entry == vector
-    assert heuristics.gemm(replace(problem, aligned=False)).spec().entry == plain
-    assert heuristics.gemm(replace(problem, arch="sm_75")).spec().entry == plain
-    assert heuristics.gemm(replace(problem, arch="sm_75", N=256)).spec().entry == "gemm_simt"
+    assert _name(heuristics.gemm(problem)) == kernel
+    assert _name(heuristics.gemm(replace(problem, N=1))) == vector
+    assert _name(heuristics.gemm(replace(problem, aligned=False))) == plain
+    assert _name(heuristics.gemm(replace(problem, arch="sm_75"))) == plain
+    assert _name(heuristics.gemm(replace(problem, arch="sm_75", N=256))) == "gemm_simt"
     assert all(c.spec().entry for c in heuristics.candidates(problem))
 
 
 @pytest.mark.parametrize(
     ("dtype", "block", "entries"),
     [
-        ("float32", (16, 16), {2: "spmm_staged", 64: "spmm_staged", 65: "gemm_sm80", 72: "gemm_sm80"}),
+        ("float32", (16, 16), {2: "spmm, staged", 64: "spmm, staged", 65: "gemm_sm80", 72: "gemm_sm80"}),
         ("float32", (32, 32), {16: "gemm_sm80"}),
         ("float64", (16, 16), {2: "spmm_f64", 3: "spmm", 16: "spmm_f64", 64: "spmm_f64", 65: "gemm_sm80"}),
         ("float64", (128, 128), {2: "spmm_f64", 64: "spmm_f64", 66: "gemm_sm80"}),
@@ -248,14 +255,14 @@ def test_few_columns_read_blocks_once(dtype, block, entries) -> None:
     dtype = heuristics.np.dtype(dtype)
     names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
     problem = heuristics.Problem("sm_90a", names, *block, 1, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
-    assert {N: heuristics.gemm(replace(problem, N=N)).spec().entry for N in entries} == entries
+    assert {N: _name(heuristics.gemm(replace(problem, N=N))) for N in entries} == entries
     for other in (replace(problem, transposed=True), replace(problem, c_order="F")):
-        assert heuristics.gemm(replace(other, N=16)).spec().entry not in ("spmm_staged", "spmm_f64")
+        assert _name(heuristics.gemm(replace(other, N=16))) not in ("spmm, staged", "spmm_f64")
 
 
 def test_span_covers_every_kernel_and_dtype() -> None:
     kinds = {_kind(c)[:2] for c in _SPANNING}
-    kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmStaged", "SpmmF64"}
+    kernels = {"GemmSimt", "GemmSm80", "GemmSm90", "Spmv", "SpmvSmall", "Spmm", "SpmmF64"}
     kernels |= {
         "SpgemmSimt",
         "BlockProductsSm90",

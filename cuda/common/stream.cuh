@@ -1,7 +1,7 @@
 // Loads of what is read once, and sums over lanes that are no power of two.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 template <bool kFirst, class T, class U> struct Choose { using Type = T; };
 template <class T, class U> struct Choose<false, T, U> { using Type = U; };
@@ -89,14 +89,6 @@ __device__ constexpr int alignment_of(int bytes) {
   return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
 }
 
-template <class T> __device__ __forceinline__ T shuffle_down(T x, int lanes) {
-  constexpr int kWords = (sizeof(T) + 3) / 4;
-  union { u32 words[kWords]; T value; } box = {};
-  box.value = x;
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) box.words[i] = __shfl_down_sync(0xffffffffu, box.words[i], lanes);
-  return box.value;
-}
 // x of place 0 becomes the sum over kCount places that are kStep lanes apart, in one fixed tree.
 template <int kCount, int kStep, int kValues, class T>
 __device__ __forceinline__ void sum_over_places(T (&x)[kValues], int place) {

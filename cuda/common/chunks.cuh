@@ -2,32 +2,11 @@
 // them and their columns brought, so many at a time, a chunk or more ahead.
 #pragma once
 
-#include "bsr.cuh"
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// ------------------------------------------------------------------------------- copies
-template <int kBytes> __device__ __forceinline__ void copy_if(bool wanted, u32 to, const void* from) {
-  if constexpr (kBytes == 16)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global [%1], [%2], 16;\n}"
-                 ::"r"(int(wanted)), "r"(to), "l"(from) : "memory");
-  else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], %3;\n}"
-                 ::"r"(int(wanted)), "r"(to), "l"(from), "n"(kBytes) : "memory");
-}
-// 16 bytes, of which only `bytes` are read; the others are zeros.
-__device__ __forceinline__ void copy_some_if(bool wanted, u32 to, const void* from, u32 bytes) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global [%1], [%2], 16, %3;\n}"
-               ::"r"(int(wanted)), "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the last kPending groups of this thread's copies are there.
-template <int kPending> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
+#include "common/bsr.cuh"
+#include "ptx/cp_async.cuh"
 
 // ------------------------------------------------------------------------------- chunks
-// Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: behind the last one is rubbish.
+// Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: what comes after the last one is rubbish.
 template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
   static constexpr int kBytes = (kRead * kBlockBytes + 15) / 16 * 16 + 16;
   alignas(16) u8 values[kBytes];
@@ -38,12 +17,6 @@ template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
     return reinterpret_cast<const A*>(values + (u32(first) * u32(kBlockBytes) & 15));
   }
 };
-
-// The same value, of which the compiler does not know how to work it out again.
-template <class T> __device__ __forceinline__ T kept(T x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
 
 // Columns of blocks against their number, in 32 bits where they have no more.
 template <class Index> struct Within {
@@ -76,8 +49,8 @@ template <class Problem> __device__ __forceinline__ Rest rest_of(const Problem& 
   const Range range = blocks_of_row(problem.indptr, row, problem.blocks);
   return {row, int(range.first), int(range.last)};
 }
-// What comes behind a chunk: more of its row, or the row after so many.
-template <int kChunk, class Problem> __device__ __forceinline__ Rest behind(const Problem& problem, const Rest& x, int step) {
+// What comes after a chunk: more of its row, or the row after so many.
+template <int kChunk, class Problem> __device__ __forceinline__ Rest rest_after(const Problem& problem, const Rest& x, int step) {
   return x.last - x.first > kChunk ? Rest{x.row, x.first + kChunk, x.last} : rest_of(problem, x.row + step);
 }
 
@@ -93,10 +66,10 @@ __device__ __forceinline__ void fetch(const Problem& problem, Chunk<Index, kBloc
   if (rest.first + count < problem.blocks) {
 #pragma unroll
     for (int at = 0; at < kMost; at += 512) copy_if<16>(at < bytes, to + at, from + at);
-  } else {  // nothing is read behind the last block
+  } else {  // nothing is read beyond the last block
 #pragma unroll 1
     for (int at = 0; at < kMost; at += 512) copy_some_if(at < bytes, to + at, from + at, bytes - at < 16 ? bytes - at : 16);
   }
   copy_if<sizeof(Index)>(lane < count, shared_address(chunk.columns + lane), problem.indices + rest.first + lane);
-  copies_end_group();
+  copy_commit();
 }

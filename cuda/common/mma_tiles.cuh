@@ -1,9 +1,10 @@
 // A CTA's tile of a product on mma.sync: operands in stages of shared memory, fragments of warps, sums in registers.
-// The kernel that includes this copies the stages. Its definitions give the sizes: SLOTS slots of SLOT_ROWS rows by
+// The kernel that includes this copies the stages. Its definitions give the sizes: ROW_TILES row tiles of ROW_TILE_HEIGHT rows by
 // TILE_N columns, STAGES of 128 bytes along k, THREADS, and of their warps WARPS_M below each other.
 #pragma once
 
-#include "mma.cuh"
+#include "common/registers.cuh"
+#include "ptx/mma.cuh"
 
 using A = ELEMENT_A;
 using C = ELEMENT_C;
@@ -107,9 +108,9 @@ using Unit = Mma<kKind>;
 using Sum = Unit::Sum;
 
 // ---------------------------------------------------------------------------------- sizes
-constexpr int kSlotRows = SLOT_ROWS;
-constexpr int kSlots = SLOTS;
-constexpr int kTileM = kSlots * kSlotRows;
+constexpr int kRowTileHeight = ROW_TILE_HEIGHT;
+constexpr int kRowTiles = ROW_TILES;
+constexpr int kTileM = kRowTiles * kRowTileHeight;
 constexpr int kTileN = TILE_N;
 constexpr bool kATransposed = A_TRANSPOSED;  // blocks are stored K x R: m runs fastest
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: k runs fastest
@@ -128,12 +129,12 @@ constexpr int kWarpsM = WARPS_M;
 constexpr int kWarpsN = kThreads / 32 / kWarpsM;
 constexpr int kWarpM = kTileM / kWarpsM;
 constexpr int kWarpN = kTileN / kWarpsN;
-constexpr int kWarpSlotRows = smaller(kWarpM, kSlotRows);  // of a slot, that a warp owns
-constexpr int kWarpSlots = kWarpM / kWarpSlotRows;
+constexpr int kWarpTileHeight = smaller(kWarpM, kRowTileHeight);  // of a row tile, that a warp owns
+constexpr int kWarpRowTiles = kWarpM / kWarpTileHeight;
 constexpr int kMmasM = kWarpM / 16;
 constexpr int kSlicesN = kWarpN / 8;
 constexpr int kGroup = 4;                    // slices of B whose sums of a stage are kept apart (3xTF32)
-constexpr int kAhead = kStages - 1;          // stages in front of the products
+constexpr int kAhead = kStages - 1;          // stages before the products
 constexpr int kSumWords = kWarpM * kWarpN / 32 * sizeof(Sum) / 4;
 // Two CTAs where their registers (3xTF32 keeps sums of a stage apart) and their shared memory fit an SM.
 constexpr int kArch = __CUDA_ARCH__;
@@ -143,11 +144,11 @@ constexpr bool kFewRegisters = kThreads == 256 && kSumWords <= 64 && kKind != MM
 constexpr int kCtas = kFewRegisters || (kThreads < 256 && 2 * kCtaBytes <= kSmBytes) ? 2 : 1;
 constexpr bool kPrefetch = !(kKind == MMA_F64 && kFewRegisters);  // its fragments are large, and its products long
 constexpr bool kShort = !kPrefetch || (kKind == MMA_S8 && kFewRegisters);  // transposing bytes takes registers
-constexpr int kMmas = smaller(kWarpSlotRows / 16, kShort ? 1 : 2);         // of 16 rows, whose fragments come together
-constexpr int kChunks = kWarpSlotRows / 16 / kMmas;                        // of the rows of a slot
-static_assert(kWarpM % kWarpSlotRows == 0 && kSlotRows % kWarpSlotRows == 0 && kWarpSlotRows >= 16,
-              "a warp owns whole slots or a part of one, 16 rows or more");
-static_assert(kWarpsM * kWarpsN * 32 == kThreads && kSlots <= 32, "a bit for each slot");
+constexpr int kMmas = smaller(kWarpTileHeight / 16, kShort ? 1 : 2);         // of 16 rows, whose fragments come together
+constexpr int kChunks = kWarpTileHeight / 16 / kMmas;                        // of the rows of a row tile
+static_assert(kWarpM % kWarpTileHeight == 0 && kRowTileHeight % kWarpTileHeight == 0 && kWarpTileHeight >= 16,
+              "a warp owns whole row_tiles or a part of one, 16 rows or more");
+static_assert(kWarpsM * kWarpsN * 32 == kThreads && kRowTiles <= 32, "a bit for each row_tile");
 static_assert(kSlicesN % kGroup == 0, "a warp multiplies 32 n columns");
 static_assert(kStages >= 2 && kStages <= 8, "a lane for each stage");
 
@@ -161,6 +162,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
   static constexpr int kLinePieces = kLine / 16;
   static constexpr int kCopies = kExtent * kStageBytes / 16 / kThreads;  // of a thread
   static constexpr int kLineStep = kThreads / kLinePieces;               // lines from one copy to the next
+  static_assert(kCopies >= 1, "with more threads than pieces none would be copied: 16 rows take 128 threads at most");
   static_assert(kLinePieces >= 8, "the swizzle permutes 8 pieces");
   static_assert(kThreads % kLinePieces == 0 && (kLineStep & (kLineStep - 1)) == 0, "copies differ by constants");
 
@@ -210,7 +212,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
       if constexpr (kSize >= 4) return place(lane % 4, (first + spread(0, lane / 4)) * kSize);
       else if constexpr (kSize == 2) return place(word * 8 + row, (first + slice * 8) * 2);
       // Lane l of a transposed matrix of bytes gets rows 2 (l % 4) and the next, columns 2 (l / 4) and the next; these
-      // rows are k = 4 (l % 4) and the next, and those of the other matrix the two k behind.
+      // rows are k = 4 (l % 4) and the next, and those of the other matrix the next two k.
       else return place(matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2, first);
     }
   }
@@ -220,10 +222,10 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     const u32 bytes = slice * 8 * kSize;
     return (from ^ bytes % 128) + bytes / 128 * 128;
   }
-  // The same, from one of a warp's slots to another.
-  static __device__ __forceinline__ u32 at_slot(u32 from, u32 slot) {
-    if constexpr (kMnMajor) return along(from, slot * (kSlotRows / 8));
-    else return from + slot * (kSlotRows * kLine);
+  // The same, from one of a warp's row tiles to another.
+  static __device__ __forceinline__ u32 at_row_tile(u32 from, u32 row_tile) {
+    if constexpr (kMnMajor) return along(from, row_tile * (kRowTileHeight / 8));
+    else return from + row_tile * (kRowTileHeight * kLine);
   }
 
   // kSlices slices from `slice` on, at one step of k.
@@ -273,26 +275,15 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     }
   }
 };
-using OperandA = Operand<true, kATransposed, kTileM, kWarpSlotRows>;
+using OperandA = Operand<true, kATransposed, kTileM, kWarpTileHeight>;
 using OperandB = Operand<false, !kBTransposed, kTileN, kWarpN>;
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// x, known by the compiler to be the same in the whole warp: it stays in a uniform register.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-
-// x, and the compiler does not know it: what follows from it is computed where it is needed, not kept in registers.
-__device__ __forceinline__ u32 again(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 // Where a lane finds its part of a stage.
 struct Fragments {
   u32 a, b;
 
-  // Where the rows of one of the warp's slots begin; they are loaded by chunks.
-  __device__ __forceinline__ u32 slot_place(u32 slot) const { return kWarpSlots > 1 ? OperandA::at_slot(a, slot) : a; }
+  // Where the rows of one of the warp's row tiles begin; they are loaded by chunks.
+  __device__ __forceinline__ u32 row_tile_place(u32 row_tile) const { return kWarpRowTiles > 1 ? OperandA::at_row_tile(a, row_tile) : a; }
   static __device__ __forceinline__ void load_a(u32 (&words)[2 * kMmas][kWords], u32 place, int chunk, int step) {
     OperandA::load(words, place, chunk * 2 * kMmas, step);
   }
@@ -315,19 +306,19 @@ __device__ __forceinline__ void prepare(u32 (&to)[kSlices][kWords], const u32 (&
   }
 }
 
-// kCount steps from `first` on. At each step the fragments of B serve all slots of the warp; `present` has a bit for
-// each that has the block. The next fragments are on their way meanwhile, those of A from the next such slot.
+// kCount steps from `first` on. At each step the fragments of B serve all row tiles of the warp; `present` has a bit for
+// each that has the block. The next fragments are on their way meanwhile, those of A from the next such row tile.
 template <int kCount>
 __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 present, int first) {
   u32 a_next[2 * kMmas][kWords], b_next[kSlicesN][kWords];
-  u32 following[kWarpSlots];  // where the next slot that is present lies, behind the last one the first
-  following[kWarpSlots - 1] = from.slot_place(kWarpSlots > 1 ? __ffs(present) - 1 : 0);
+  u32 following[kWarpRowTiles];  // where the next row tile that is present lies; after the last one comes the first
+  following[kWarpRowTiles - 1] = from.row_tile_place(kWarpRowTiles > 1 ? __ffs(present) - 1 : 0);
   if constexpr (kPrefetch) {
-    from.load_a(a_next, following[kWarpSlots - 1], 0, first);
+    from.load_a(a_next, following[kWarpRowTiles - 1], 0, first);
     from.load_b(b_next, 0, first);
 #pragma unroll
-    for (int slot = kWarpSlots - 2; slot >= 0; --slot)  // now, and not in front of each load
-      following[slot] = again(present >> slot & 2 ? from.slot_place(slot + 1) : following[slot + 1]);
+    for (int row_tile = kWarpRowTiles - 2; row_tile >= 0; --row_tile)  // now, and not before each load
+      following[row_tile] = opaque(present >> row_tile & 2 ? from.row_tile_place(row_tile + 1) : following[row_tile + 1]);
   }
 #pragma unroll
   for (int step = 0; step < kCount; ++step) {
@@ -336,23 +327,23 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 
     prepare(b, b_next);
     if (kPrefetch && step + 1 < kCount) from.load_b(b_next, 0, first + step + 1);
 #pragma unroll
-    for (int slot = 0; slot < kWarpSlots; ++slot) {
-      if (kWarpSlots > 1 && !(present >> slot & 1)) continue;
-      const u32 above = kWarpSlots > 1 ? present >> slot >> 1 : 0;
+    for (int row_tile = 0; row_tile < kWarpRowTiles; ++row_tile) {
+      if (kWarpRowTiles > 1 && !(present >> row_tile & 1)) continue;
+      const u32 above = kWarpRowTiles > 1 ? present >> row_tile >> 1 : 0;
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         u32 a[2 * kMmas][kWords];
-        if constexpr (!kPrefetch) from.load_a(a_next, from.slot_place(slot), chunk, first + step);
+        if constexpr (!kPrefetch) from.load_a(a_next, from.row_tile_place(row_tile), chunk, first + step);
         prepare(a, a_next);
         if constexpr (kPrefetch) {
-          if (chunk + 1 < kChunks) from.load_a(a_next, from.slot_place(slot), chunk + 1, first + step);
-          else if (step + 1 < kCount || above) from.load_a(a_next, following[slot], 0, first + step + !above);
+          if (chunk + 1 < kChunks) from.load_a(a_next, from.row_tile_place(row_tile), chunk + 1, first + step);
+          else if (step + 1 < kCount || above) from.load_a(a_next, following[row_tile], 0, first + step + !above);
         }
 #pragma unroll
         for (int m = 0; m < kMmas; ++m)
 #pragma unroll
           for (int s = 0; s < kSlicesN; ++s)
-            Unit::multiply(sums[(slot * kChunks + chunk) * kMmas + m][s], a[2 * m], a[2 * m + 1], b[s]);
+            Unit::multiply(sums[(row_tile * kChunks + chunk) * kMmas + m][s], a[2 * m], a[2 * m + 1], b[s]);
       }
     }
   }
@@ -362,10 +353,10 @@ using Part = f32[kMmas][kGroup][4];
 
 // (ah + al)(bh + bl) without al bl, the large products and the two small ones apart.
 template <bool kAny, class Split>
-__device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fragments& from, u32 slot, int chunk,
+__device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fragments& from, u32 row_tile, int chunk,
                                                int group, int first, int steps) {
   u32 a_next[2 * kMmas][kWords], b_next[kGroup][kWords];
-  from.load_a(a_next, from.slot_place(slot), chunk, first);
+  from.load_a(a_next, from.row_tile_place(row_tile), chunk, first);
   from.load_b(b_next, group * kGroup, first);
 #pragma unroll
   for (int step = first; step < first + steps; ++step) {
@@ -381,7 +372,7 @@ __device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fra
       else Split::split(b_next[s], b[s], b_low[s]);
     }
     if (step + 1 < first + steps) {
-      from.load_a(a_next, from.slot_place(slot), chunk, step + 1);
+      from.load_a(a_next, from.row_tile_place(row_tile), chunk, step + 1);
       from.load_b(b_next, group * kGroup, step + 1);
     }
 #pragma unroll
@@ -405,18 +396,18 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
   constexpr f32 kLargest = 3.402823466e38f;
   constexpr int kGroups = kSlicesN / kGroup;
 #pragma unroll
-  for (int slot = 0; slot < kWarpSlots; ++slot) {
-    if (kWarpSlots > 1 && !(present >> slot & 1)) continue;
+  for (int row_tile = 0; row_tile < kWarpRowTiles; ++row_tile) {
+    if (kWarpRowTiles > 1 && !(present >> row_tile & 1)) continue;
 #pragma unroll
     for (int i = 0; i < kChunks * kGroups; ++i) {
       const int chunk = i / kGroups, group = i % kGroups;
       Part big = {}, small = {};
       if (steps == kSteps) {
-        multiply_split<false, Split>(big, small, from, slot, chunk, group, 0, kSteps);
+        multiply_split<false, Split>(big, small, from, row_tile, chunk, group, 0, kSteps);
       } else {
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
-          multiply_split<false, Split>(big, small, from, slot, chunk, group, step, 1);
+          multiply_split<false, Split>(big, small, from, row_tile, chunk, group, step, 1);
       }
       f32 nothing = 0;  // NaN unless all are finite
 #pragma unroll
@@ -431,7 +422,7 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
           big[j / 4 / kGroup][j / 4 % kGroup][j % 4] = small[j / 4 / kGroup][j / 4 % kGroup][j % 4] = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
-          multiply_split<true, Split>(big, small, from, slot, chunk, group, step, 1);
+          multiply_split<true, Split>(big, small, from, row_tile, chunk, group, step, 1);
 #pragma unroll
         for (int j = 0; j < kMmas * kGroup * 4; ++j)
           big[j / 4 / kGroup][j / 4 % kGroup][j % 4] +=
@@ -439,7 +430,7 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
       }
 #pragma unroll
       for (int j = 0; j < kMmas * kGroup * 4; ++j)
-        sums[(slot * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4] +=
+        sums[(row_tile * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4] +=
             big[j / 4 / kGroup][j / 4 % kGroup][j % 4];
     }
   }

@@ -1,7 +1,7 @@
-// Asynchronous copies, fragments and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
+// Copies for fragments, fragments and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
 #pragma once
 
-#include "types.cuh"
+#include "ptx/cp_async.cuh"
 
 // ------------------------------------------------------------------------------- copies
 // 16 bytes to shared memory past the L1, zeros where `blank`; nothing unless `wanted`. Predicates and no branch, so
@@ -21,11 +21,6 @@ __device__ __forceinline__ void copy_some_of_16(bool wanted, u32 to, const void*
 __device__ __forceinline__ void copy_4(bool wanted, u32 to, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.ca.shared.global [%1], [%2], 4;\n}"
                ::"r"(int(wanted)), "r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the last kPending groups of this thread's copies are there.
-template <int kPending> __device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // ------------------------------------------------------------------------------- fragments
@@ -50,30 +45,20 @@ __device__ __forceinline__ void load_words(u32 (&d)[4], u32 from) {
 // ------------------------------------------------------------------------------- products
 // d[16, 8] += a[16, 32 bytes] * b[32 bytes, 8]. A pair of words holds, for row lane / 4 of 8 rows of a or 8 columns of
 // b, bytes 4 (lane % 4) of both halves of the 32. `upper` and `lower` are rows 0 to 7 and 8 to 15 of a.
-__device__ __forceinline__ void mma_f16(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_bf16(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
-}
-// The tensor cores do not look at the low 13 bits of a tf32 operand.
-__device__ __forceinline__ void mma_tf32(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_s8(i32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));
-}
+#define MMA_16X8(name, instruction, Sum, letter)                                                                     \
+  __device__ __forceinline__ void name(Sum (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) { \
+    asm("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"          \
+        : "+" letter(d[0]), "+" letter(d[1]), "+" letter(d[2]), "+" letter(d[3])                                       \
+        : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(b[0]), "r"(b[1]));                           \
+  }
+MMA_16X8(mma_f16, "m16n8k16.row.col.f32.f16.f16.f32", f32, "f")
+MMA_16X8(mma_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32", f32, "f")
+MMA_16X8(mma_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32", f32, "f")  // the low 13 bits of an operand are not looked at
+MMA_16X8(mma_s8, "m16n8k32.row.col.s32.s8.s8.s32", i32, "r")
+#if __CUDA_ARCH__ >= 890
+MMA_16X8(mma_e4m3, "m16n8k32.row.col.f32.e4m3.e4m3.f32", f32, "f")
+#endif
+#undef MMA_16X8
 
 // d[8, 8] += a[8, 4] * b[4, 8]; a lane holds element lane % 4 of row lane / 4 of a and of column lane / 4 of b.
 __device__ __forceinline__ void mma_f64(f64& d0, f64& d1, f64 a, f64 b) {

@@ -1,7 +1,7 @@
 // Blocks of a result by their number: which block row they are in.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 // The block row of a block, by a whole warp: the last of `rows` that starts at it or before. `near` is that of a block before
 // it, from which it is not far; without one, 0.

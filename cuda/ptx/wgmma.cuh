@@ -3,7 +3,7 @@
 // read across K ("transposed") from shared memory.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 #define MMA_QUOTE_TEXT(x) #x
 #define MMA_QUOTE(x) MMA_QUOTE_TEXT(x)

@@ -1,11 +1,9 @@
 // The copy engine and its barriers: one wrapper = one PTX instruction (sm_90 and newer).
 #pragma once
 
-#include "types.cuh"
+#include "ptx/shared.cuh"
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 // ------------------------------------------------------------------------------- mbarrier
 __device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {

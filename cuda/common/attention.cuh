@@ -2,7 +2,8 @@
 // query done exactly. A user can write to the arrays of a mask and to the bounds of sequences: what they say is clamped.
 #pragma once
 
-#include "types.cuh"
+#include "common/layout.cuh"
+#include "ptx/convert.cuh"
 
 using Element = ELEMENT;
 using Out = ELEMENT_O;
@@ -15,6 +16,9 @@ constexpr Scores kScores = Scores(SCORES);
 constexpr bool kFp8 = Same<Element, e4m3>::value;
 
 struct Strides { i64 batch, head, row, column; };  // in elements
+#ifdef STRIDES_BYTES
+CHECK_LAYOUT(Strides, STRIDES, (batch)(head)(row)(column))
+#endif
 
 // attention_launch.py packs it field by field.
 struct Attention {
@@ -22,7 +26,7 @@ struct Attention {
   Out* o;
   Sum* lse;  // (batches, heads, queries) or null
   Strides q_strides, k_strides, v_strides, o_strides;
-  // Sequences of different lengths, one behind the other: where they begin, and tile -> sequence. Else null.
+  // Sequences of different lengths, one after the other: where they begin, and tile -> sequence. Else null.
   const int *q_bounds, *k_bounds, *sequences;
   const int* order;  // place -> tile, for each pattern; null: as they come, or backwards
   // A mask by tiles: tile of queries -> first entry; entry -> tile of keys, and -1 if it is allowed whole or the place in
@@ -39,6 +43,13 @@ struct Attention {
   int entries, masks, block_q, block_k, parts_q, parts_k, bit_words;
   int patterns, pattern_batch, pattern_group;  // patterns per batch, query heads that share one; 0: all do
 };
+#ifdef ATTENTION_BYTES
+CHECK_LAYOUT(Attention, ATTENTION, (q)(k)(v)(o)(lse)(q_strides)(k_strides)(v_strides)(o_strides)(q_bounds)(k_bounds)
+             (sequences)(order)(first)(columns)(parts)(kinds)(bits)(counters)(q_scale)(k_scale)(v_scale)(scale)(cap)
+             (value_scale)(batches)(heads)(group)(queries)(keys)(head_dim)(value_dim)(sequence_count)(left)(right)
+             (bottom_right)(tiles)(section)(backwards)(entries)(masks)(block_q)(block_k)(parts_q)(parts_k)(bit_words)
+             (patterns)(pattern_batch)(pattern_group))
+#endif
 
 // Queries `row` to `rows` - 1 of a head, and the keys that they may see: those from `key` to `keys` - 1 with
 // low <= key - query <= high, in tiles (or entries of the mask) `first` to `last` - 1. No tile: head < 0.
@@ -100,8 +111,8 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   // Keys that any of the queries sees.
   const int from = max(x.key, x.row + x.low), to = min(x.keys, last_row + x.high + 1);
   if (x.row > last_row || from >= to) return x;
-  const int low_tile = (from - x.key) / kTileK, behind = (to - x.key + kTileK - 1) / kTileK;
-  if (!a.first) return x.first = low_tile, x.last = behind, x;
+  const int low_tile = (from - x.key) / kTileK, end_tile = (to - x.key + kTileK - 1) / kTileK;
+  if (!a.first) return x.first = low_tile, x.last = end_tile, x;
   x.first = clamp(a.first[pattern * a.tiles + tile], 0, a.entries);
   x.last = clamp(a.first[pattern * a.tiles + tile + 1], x.first, a.entries);
   if (a.left < a.keys || a.right < a.keys) {  // entries are sorted: leave out those beyond both ends
@@ -109,7 +120,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
     for (int e = x.first + int(threadIdx.x % 32); __any_sync(0xffffffffu, e < x.last); e += 32) {
       const int column = e < x.last ? a.columns[e] : low_tile;
       under += __popc(__ballot_sync(0xffffffffu, column < low_tile));
-      over += __popc(__ballot_sync(0xffffffffu, column >= behind));
+      over += __popc(__ballot_sync(0xffffffffu, column >= end_tile));
     }
     x.first = min(x.first + under, x.last);
     x.last = max(x.last - over, x.first);
@@ -167,11 +178,6 @@ __device__ __forceinline__ u32 word_of(const Attention& a, const Tile& x, const 
 }
 
 // ------------------------------------------------------------------------------------------------------ one query
-__device__ __forceinline__ f32 exp2_of(f32 x) {
-  f32 y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ f64 exp2_of(f64 x) { return exp2(x); }
 __device__ __forceinline__ f32 log2_of(f32 x) { return __log2f(x); }
 __device__ __forceinline__ f64 log2_of(f64 x) { return log2(x); }

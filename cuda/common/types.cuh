@@ -119,11 +119,20 @@ __device__ __forceinline__ Complex<Real> multiply_add(Complex<Real> a, Complex<R
 }
 
 // ----------------------------------------------------------------------------------- warps
-template <class T> __device__ __forceinline__ T shuffle_xor(T x, int lane_mask) {
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
+
+// x with each of its words replaced by move(word).
+template <class T, class Move> __device__ __forceinline__ T by_words(T x, Move move) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
   union { u32 words[kWords]; T value; } box = {};
   box.value = x;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) box.words[i] = __shfl_xor_sync(0xffffffffu, box.words[i], lane_mask);
+  for (int i = 0; i < kWords; ++i) box.words[i] = move(box.words[i]);
   return box.value;
+}
+template <class T> __device__ __forceinline__ T shuffle_xor(T x, int lane_mask) {
+  return by_words(x, [=](u32 word) { return __shfl_xor_sync(0xffffffffu, word, lane_mask); });
+}
+template <class T> __device__ __forceinline__ T shuffle_down(T x, int lanes) {
+  return by_words(x, [=](u32 word) { return __shfl_down_sync(0xffffffffu, word, lanes); });
 }

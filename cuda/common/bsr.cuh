@@ -2,7 +2,7 @@
 // skipped, so that no kernel reads or writes outside the arrays it was given.
 #pragma once
 
-#include "types.cuh"
+#include "common/layout.cuh"
 
 // C = alpha * A @ B + beta * C with A in BSR: the one argument of the product kernels. One argument costs the caller
 // a third of what twenty do. launch.py packs it field by field. R, K and the index arrays describe A as it is used: for
@@ -19,20 +19,42 @@ template <class A, class B, class C, class Acc, class Index> struct Product {
   i64 b_row, b_col, b_batch, c_row, c_col, c_batch;
   int R, K, read_c;
 };
+#ifdef PRODUCT_BYTES
+#define CHECK_PRODUCT(Type)                                                                                      \
+  CHECK_LAYOUT(Type, PRODUCT, (alpha)(beta)(data)(indices)(indptr)(places)(b)(c)(block_rows)(block_cols)(blocks) \
+               (N)(batches)(b_row)(b_col)(b_batch)(c_row)(c_col)(c_batch)(R)(K)(read_c))
+#else
+#define CHECK_PRODUCT(Type)
+#endif
 
-// The work list of a pattern for the tensor cores, made by schedule.py. A block row is cut into slots of equal height
-// that divide R; a group is a few slots that share a CTA, walked over the union of their block columns.
+// alpha * sum + beta * old as an element of C; `old` is of no account where the old C is not read.
+template <class A, class B, class C, class Acc, class Index>
+__device__ __forceinline__ C finish(const Product<A, B, C, Acc, Index>& problem, Acc sum, C old) {
+  const Acc before = problem.read_c ? multiply_add(problem.beta, load<Acc>(old), zero<Acc>()) : zero<Acc>();
+  return Store<C>::from(multiply_add(problem.alpha, sum, before));
+}
+template <class A, class B, class C, class Acc, class Index>
+__device__ __forceinline__ void store_sum(const Product<A, B, C, Acc, Index>& problem, C* target, Acc sum) {
+  const Acc before = problem.read_c ? multiply_add(problem.beta, load<Acc>(*target), zero<Acc>()) : zero<Acc>();
+  *target = Store<C>::from(multiply_add(problem.alpha, sum, before));
+}
+
+// The work list of a pattern for the tensor cores, made by schedule.py. A block row is cut into row tiles of equal height
+// that divide R; a group is a few row tiles that share a CTA, walked over the union of their block columns.
 struct Schedule {
-  const int4* items;    // {group, first entry, behind the last entry, piece or -1}, longest first
-  const int4* splits;   // piece -> {first piece of its group, pieces, the group's first entry, behind its last}
+  const int4* items;    // {group, first entry, end, piece or -1}, longest first
+  const int4* splits;   // piece -> {first piece of its group, pieces, the group's first entry and end}
   const int* count;     // items
   const int* columns;   // entry -> block column; block_cols for what lies outside
-  const int* blocks;    // entry * slots + slot -> block, or -1 where the slot's row lacks it
-  const int* slots;     // group * slots + slot -> first row / slot height, or -1
+  const int* blocks;    // entry * row tiles + row tile -> block, or -1 where the row tile's row lacks it
+  const int* row_tiles;     // group * row tiles + row tile -> first row / row tile height, or -1
   int* counters;        // {tiles claimed, CTAs that are done}, zero before and after
   f32* partial;         // sums of the pieces of groups that were split
   int* arrived;         // pieces that are there, per split group, column tile and warpgroup; zero before and after
 };
+#ifdef SCHEDULE_BYTES
+CHECK_LAYOUT(Schedule, SCHEDULE, (items)(splits)(count)(columns)(blocks)(row_tiles)(counters)(partial)(arrived))
+#endif
 
 struct Range { i64 first, last; };
 

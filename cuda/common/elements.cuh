@@ -1,0 +1,10 @@
+// Element types of a product on the plain cores: of its operands, its result and its sums, and of the index arrays.
+#pragma once
+
+#include "common/bsr.cuh"
+
+using A = ELEMENT_A;
+using B = ELEMENT_B;
+using C = ELEMENT_C;
+using Acc = ACCUMULATOR;
+using Index = INDEX;

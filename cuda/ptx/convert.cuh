@@ -1,0 +1,38 @@
+// Conversions and approximations that are one instruction, or one instruction for each pair.
+#pragma once
+
+#include "common/types.cuh"
+
+// Two numbers rounded to nearest, as the two halves of a word. T is f16 or bf16.
+template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
+  u32 pair;
+  if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// The numbers of a pair; in assembly, as the compiler would rather keep the pair too.
+template <class T> __device__ __forceinline__ f32 low_of(u32 pair) {
+  f32 number;
+  if constexpr (Same<T, bf16>::value) asm("shl.b32 %0, %1, 16;" : "=f"(number) : "r"(pair));
+  else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(number) : "r"(pair));
+  return number;
+}
+template <class T> __device__ __forceinline__ f32 high_of(u32 pair) {
+  f32 number;
+  if constexpr (Same<T, bf16>::value) asm("and.b32 %0, %1, 0xffff0000;" : "=f"(number) : "r"(pair));
+  else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(number) : "r"(pair));
+  return number;
+}
+// Four numbers rounded to fp8, as the four bytes of a word; what is too large becomes 448.
+__device__ __forceinline__ u32 pack_fp8(f32 a, f32 b, f32 c, f32 d) {
+  u32 four;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}" : "=r"(four) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+}
+
+__device__ __forceinline__ f32 exp2_of(f32 x) {
+  f32 y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}

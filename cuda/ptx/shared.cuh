@@ -1,0 +1,6 @@
+// Shared memory as instructions name it (sm_75 and newer).
+#pragma once
+
+#include "common/types.cuh"
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
