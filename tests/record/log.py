@@ -152,8 +152,8 @@ def end() -> None:
 
 
 def launch_name(description: dict[str, Any]) -> str:
-    """A launch's name: equal launches have equal names."""
-    return _digest(repr(sorted(description.items())))
+    """A launch's name: equal launches have equal names. The fields are in the order in which `Kernel` has them."""
+    return _digest(repr(tuple(description.values())))
 
 
 def _digest(text: str) -> str:
@@ -224,9 +224,10 @@ def _pointer(address: int, operands: list[int]) -> str:
     if not address:
         return "0"
     found = ALLOCATIONS.find(address)
-    if found is None:
-        return "?"  # memory that CuPy did not allocate
-    serial, offset = found
+    return "?" if found is None else _operand(*found, operands)  # "?": memory that CuPy did not allocate
+
+
+def _operand(serial: int, offset: int, operands: list[int]) -> str:
     if serial not in operands:
         operands.append(serial)
     return f"@{operands.index(serial)}+{offset}"
@@ -234,24 +235,23 @@ def _pointer(address: int, operands: list[int]) -> str:
 
 def _bytes(packed: bytes, operands: list[int]) -> str:
     """Bytes as text: tensor maps, addresses, runs of equal words, other words as numbers in base 16."""
+    size = len(packed)
     tokens: list[str] = []
-    place, size = 0, len(packed)
-    while place < size:
-        if place % 64 == 0 and place + _MAP_BYTES <= size:
-            about = _maps.get(packed[place : place + _MAP_BYTES])
-            if about is not None:
-                tokens.append(f"map({_pointer(about[0], operands)} {about[1]})")
-                place += _MAP_BYTES
-                continue
-        word = packed[place : place + 8]
-        token = word.hex()
-        if len(word) == 8:
-            value = struct.unpack("<Q", word)[0]
-            token = f"{value:x}"
-            if value >= _LOWEST_ADDRESS and ALLOCATIONS.find(value) is not None:
-                token = _pointer(value, operands)
-        tokens.append(token)
-        place += 8
+    place = 0
+    while place + _MAP_BYTES <= size:  # maps come first, in a struct that is aligned for them
+        about = _maps.get(packed[place : place + _MAP_BYTES])
+        if about is not None:
+            tokens.append(f"map({_pointer(about[0], operands)} {about[1]})")
+        elif any(packed[place : place + _MAP_BYTES]):
+            break
+        else:
+            tokens += ["0"] * (_MAP_BYTES // 8)  # a map that is not used
+        place += _MAP_BYTES
+    for word in struct.unpack_from(f"<{(size - place) // 8}Q", packed, place):
+        found = ALLOCATIONS.find(word) if word >= _LOWEST_ADDRESS else None
+        tokens.append(f"{word:x}" if found is None else _operand(*found, operands))
+    if size % 8:
+        tokens.append(packed[size - size % 8 :].hex())
     return f"{size}: {' '.join(_runs(tokens))}"
 
 
