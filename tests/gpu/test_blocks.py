@@ -59,6 +59,11 @@ def assert_served(launched: list[str], name: str = "block_products_sm90") -> Non
         assert name in launched and "spgemm_simt" not in launched
 
 
+def engine() -> ProductEngine:
+    """The products of the GPU."""
+    return ENGINES.of(registry.cuda())
+
+
 def device(matrix: Matrix) -> Any:
     import cupy
 
@@ -120,16 +125,16 @@ def test_indices_out_of_range_meet_nothing(rng) -> None:
     import cupy
 
     a, b = rows_of(rng, 60, 50, 9), rows_of(rng, 50, 70, 9)
-    want = structure.product_pattern(registry.cuda(), a, b, 70)
+    want = ProductEngine.product_pattern(engine(), a, b, 70)
     for spoiled in (-1, 70, 2**31 - 1, -(2**31)):
         a.indices[3] = b.indices[5] = spoiled
-        found = registry.cuda().product_pattern(a, b, 70)
+        found = engine().product_pattern(a, b, 70)
         assert (
             len(found.indices) <= len(want.indices) and int(found.indices.max()) < 70 and int(found.indptr[-1]) <= 2**20
         )
         ones = (cupy.ones((len(x.indices), 2, 2)) for x in (a, b))
         left, right = ones
-        data = registry.cuda().pair_products(left, found.left, right, found.right, found.starts, F64)
+        data = engine().pair_products(left, found.left, right, found.right, found.starts, F64)
         assert bool(cupy.isfinite(data).all())
 
 
@@ -171,11 +176,11 @@ def test_pairs_that_are_garbage_add_nothing_and_touch_nothing(dtype, rng) -> Non
     a, b = (cupy.asarray(rng.standard_normal((5, 64, 64)).astype(np.float16)) for _ in range(2))
     ia, ib = np.array([0, 2**40, 3, -1, 4, 2]), np.array([1, 0, -(2**33), 3, 5, 2])
     starts = cupy.asarray([0, 2, 5])
-    got = registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
+    got = engine().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
     want = [a[0].get().astype(float) @ b[1].get(), np.zeros((64, 64)), a[2].get().astype(float) @ b[2].get()]
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
     spoiled = cupy.asarray([-5, 2**40, -(2**40)])
-    registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), spoiled, dtype)
+    engine().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), spoiled, dtype)
     cupy.cuda.Device().synchronize()
 
 
@@ -187,7 +192,7 @@ def test_nan_spreads_only_through_pairs(value, rng) -> None:
     a, b = (cupy.asarray(rng.standard_normal((4, 48, 48)).astype(np.float16)) for _ in range(2))
     a[1, 5, 7] = b[2, 3, 9] = value
     starts, ia, ib = (cupy.asarray(x) for x in ([0, 1, 2, 3], [0, 1, 2, 3, 3], [0, 1, 2, 3, 0]))
-    got = registry.cuda().pair_products(a, ia, b, ib, starts, F16)
+    got = engine().pair_products(a, ia, b, ib, starts, F16)
     wrong = ~cupy.isfinite(got)
     want = cupy.zeros((4, 48, 48), bool)
     want[1, 5], want[2, :, 9] = True, True
@@ -282,16 +287,16 @@ def test_blocks_since_ampere_take_garbage_and_repeat_bit_by_bit(dtype, rng, with
     for name, damage in (("indices", -1), ("indices", 2**31 - 1), ("indptr", -7), ("indptr", 2**31 - 1)):
         spoiled = on_card.copy()
         getattr(spoiled, name)[1:3] = damage
-        registry.cuda().sampled(x, y, spoiled.indices, spoiled.indptr, (32, 48), dtype)
+        engine().sampled(x, y, spoiled.indices, spoiled.indptr, (32, 48), dtype)
     a, b = (cupy.asarray(rng.standard_normal((5, 32, 32)).astype(dtype)) for _ in range(2))
     ia, ib = np.array([0, 2**40, 3, -1, 4, 2]), np.array([1, 0, -(2**33), 3, 5, 2])
     starts = cupy.asarray([0, 2, 5])
-    got = registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
+    got = engine().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), starts, dtype).get()
     pairs = [(a[i].get().astype(float), b[j].get().astype(float)) for i, j in ((0, 1), (2, 2))]
     (first, last), none = (x @ y for x, y in pairs), np.zeros((32, 32))
     (near_first, near_last) = (np.abs(x) @ np.abs(y) for x, y in pairs)
     assert_close(got, np.stack([first, none, last]), np.stack([near_first, none, near_last]), 32, dtype)
-    registry.cuda().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), cupy.asarray([-5, 2**40, -(2**40)]), dtype)
+    engine().pair_products(a, cupy.asarray(ia), b, cupy.asarray(ib), cupy.asarray([-5, 2**40, -(2**40)]), dtype)
     cupy.cuda.Device().synchronize()
 
 
@@ -316,7 +321,7 @@ def test_indices_overwritten_after_construction_read_nothing_outside(rng) -> Non
         on_card = device(P)
         on_card.sum_duplicates()
         getattr(on_card, name)[1:3] = damage
-        registry.cuda().sampled(laid_out(X, "C"), laid_out(Y, "C"), on_card.indices, on_card.indptr, (64, 64), F16)
+        engine().sampled(laid_out(X, "C"), laid_out(Y, "C"), on_card.indices, on_card.indptr, (64, 64), F16)
         cupy.cuda.Device().synchronize()
 
 
@@ -342,7 +347,7 @@ def test_more_tiles_than_multiprocessors(rows, rng) -> None:
     n = 3000
     a, b = (cupy.asarray(rng.standard_normal((n, 16, 16)).astype(np.float16)) for _ in range(2))
     order = cupy.arange(n)
-    got = registry.cuda().pair_products(a, order, b, order[::-1].copy(), order, F32, rows)
+    got = engine().pair_products(a, order, b, order[::-1].copy(), order, F32, rows)
     want = a.astype(np.float64) @ b[::-1].astype(np.float64)
     assert float(cupy.abs(got - want).max()) < 1e-4
 

@@ -1,6 +1,8 @@
 """Run the GPU tests and write tests/record/gpu_record.json: ``python -m tests.record.run`` on a machine with a card.
 
-First the whole suite marked `gpu`, then the tests marked `sanitizer` under compute-sanitizer (found on PATH).
+First all tests marked `gpu`, then the tests marked `sanitizer` under memcheck and racecheck of compute-sanitizer, which
+is found on PATH; last the same suite on the stand-in, which tells for which tests the launches cannot be compared
+without a card. Nothing else writes the record.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .kernels import KERNELS, RACES_EXPLAINED, digest
+from . import record as records
 
-TESTS = Path(__file__).parents[1]
-PARTS = ("suite", "memcheck", "racecheck")
+ROOT = records.ROOT
+PARTS = ("suite", "memcheck", "racecheck", "stand-in")
+#: racecheck reports these; each report is explained in the kernel's source and counted apart.
+RACES_EXPLAINED = ("attention_sm90",)
+#: Seconds of tests that the stand-in runs by default; everything else runs in the long profile.
+_SAMPLE_SECONDS = 30.0
 #: Many workers share the cores: threads of BLAS in each would wait for those of the others.
-_ALONE = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Under racecheck a test takes many times as long: one or two for each kernel with shared memory.
 _RACES = (
     "tensor_core_product_scales or (matched_rows and 37) or (portable_product_is_right and float16-float16) "
@@ -32,10 +38,7 @@ _RACES = (
     "or (sparse_product_on and ampere and float64 and not 112) or (that_meet and 50-40) "
     "or (those_of_the_reference and 13-7 and 1-8 and int32)"
 )
-
-
-#: Under memcheck too, 8 seconds or so, and processes wait for each other: of what is marked one or two tests for each
-#: kernel, those that go to the edges of their operands.
+#: Under memcheck tests take seconds too: those that go to the edges of their operands, one or two for each kernel.
 _MEMORY = (
     "(masks_spoiled and float16-128 and 48) or (masks_spoiled and float32 and 48) or fp8_masks_spoiled "
     "or (portable_garbage and nan) or user_wrote_into_tables or (strides_alpha_beta and C-C) or indices_overwritten "
@@ -49,98 +52,128 @@ _MEMORY = (
 )
 
 
-def _pytest(*args: str, prefix: tuple[str, ...] = (), report: Path) -> tuple[dict[str, Any], str]:
-    """Run pytest; (what the plugin `gpu_report` wrote, the output). A run that is cut off leaves both so far."""
-    plugin = ("-p", "tests.record.report", f"--gpu-report={report}")
+def run_tests(
+    *args: str, report: Path, prefix: tuple[str, ...] = (), stand_in: bool = False
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], str]:
+    """Run pytest; (what the plugin wrote, descriptions of launches, the output). A run cut off leaves what it has."""
+    plugin = ("-p", "tests.record.plugin", f"--gpu-report={report}")
     command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, *args]
-    log = report.with_suffix(".log")
-    with log.open("w") as stream:
-        subprocess.run(command, cwd=TESTS.parent, stdout=stream, stderr=subprocess.STDOUT, check=False, env=_ALONE)
-    said = log.read_text()
-    print("\n".join(said.splitlines()[-60:]), flush=True)
-    return json.loads(report.read_text()) if report.exists() else {"tests": []}, said
+    environment = {**os.environ, **_ALONE, "PYTHONPATH": str(ROOT), "BSRGEMM_STAND_IN": "1" if stand_in else "0"}
+    written = report.with_suffix(".log")
+    with written.open("w") as stream:
+        subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False, env=environment)
+    said = written.read_text()
+    nothing: dict[str, Any] = {"collected": None, "tests": []}
+    return json.loads(report.read_text()) if report.exists() else nothing, records.read_table(report), said
 
 
-def _counts(tests: list[dict[str, Any]]) -> dict[str, int]:
-    return {
-        outcome: sum(t["outcome"] == outcome for t in tests) for outcome in ("passed", "failed", "skipped", "xfailed")
-    }
+def suite(
+    folder: Path, workers: str, only: list[str], *, stand_in: bool = False
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """A record of the tests marked `gpu`, or of some of them, and the seconds that each took."""
+    report = folder / ("stand_in.json" if stand_in else "suite.json")
+    found, table, said = run_tests("-n", workers, "-m", "gpu", *(only or ["tests"]), report=report, stand_in=stand_in)
+    print("\n".join(said.splitlines()[-40:]), flush=True)
+    seconds = {test["name"]: test["seconds"] for test in found["tests"]}
+    return records.build(found, table, partial=bool(only)), seconds
 
 
-def _sanitize(tool: str, folder: Path, workers: str, *only: str) -> dict[str, Any]:
-    """The sanitizer-marked tests of the kernels (or some of them) under one tool of compute-sanitizer."""
+def sanitize(tool: str, folder: Path, workers: str, only: str) -> dict[str, Any]:
+    """The sanitizer-marked tests of the kernels under one tool of compute-sanitizer, and the kernels they launched."""
     prefix = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--launch-timeout", "0")
     prefix += ("--target-processes", "all")
-    tests, output = _pytest(
-        "-n", workers, "-m", "sanitizer", *only, "tests/gpu", prefix=prefix, report=folder / f"{tool}.json"
+    found, table, said = run_tests(
+        *("-n", workers, "-m", "sanitizer", "-k", only, "tests/gpu"), prefix=prefix, report=folder / f"{tool}.json"
     )
-    summaries = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", output)]
-    # Of races, those in kernels whose reports are explained are counted apart.
-    races = re.findall(r"Race reported between \w+ access at (\w+)\+", output)
+    summaries = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", said)]
+    # Races in kernels whose reports are explained are counted apart.
+    races = re.findall(r"Race reported between \w+ access at (\w+)\+", said)
     explained = {kernel: races.count(kernel) for kernel in RACES_EXPLAINED if kernel in races}
-    totals = [int(n) for n in re.findall(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?", output)]
+    totals = [int(n) for n in re.findall(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?", said)]
     summaries += [n - sum(explained.values()) for n in totals]
     if not summaries:
         raise SystemExit(f"compute-sanitizer --tool {tool} gave no summary")
-    kernels = {
-        k: digest(k) for k in sorted({k for t in tests["tests"] if t["outcome"] == "passed" for k in t["kernels"]})
+    head, dirty = records.commit()
+    passed = [test for test in found["tests"] if test["outcome"] == "passed" and test.get("launches")]
+    names = {name for test in passed for name, _ in records._runs(test["launches"]["names"])}
+    kernels = sorted({(table[name]["entry"], table[name]["source"]) for name in names})
+    return {
+        "collected": found["collected"],
+        **records.counted(found["tests"]),
+        "commit": head,
+        "dirty": dirty,
+        "errors": sum(summaries),
+        "explained": explained,
+        "kernels": [list(kernel) for kernel in kernels],
     }
-    extra = {"explained": explained} if explained else {}
-    return {**_counts(tests["tests"]), "errors": sum(summaries), "kernels": kernels, **extra}
+
+
+def excused(card: dict[str, Any], stand_in: dict[str, Any]) -> dict[str, str]:
+    """Tests whose launches cannot be compared on the stand-in, and why."""
+    found = {}
+    for name, test in card["tests"].items():
+        other = stand_in["tests"].get(name)
+        if other is None:
+            found[name] = "not run on the stand-in"
+        elif other["outcome"] != test["outcome"]:
+            found[name] = f"{other['outcome']} on the stand-in: {other.get('why', '')}"[:200]
+        elif (text := records.difference(card, stand_in, name)) is not None:
+            found[name] = " ".join(text.removeprefix(f"{name}: ").split())[:200]
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", default="8", help="pytest-xdist workers for the suite; 0 without xdist")
-    parser.add_argument("--out", type=Path, default=TESTS / "record" / "gpu_record.json")
+    parser.add_argument("--out", type=Path, default=records.PATH)
     parser.add_argument("--logs", type=Path, help="a folder in which to keep all that the runs have said")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others are left as recorded")
-    parser.add_argument("--paths", nargs="+", default=["tests"], help="what to run of the suite; all of it by default")
+    parser.add_argument("--paths", nargs="+", default=[], help="some tests alone: the record says that it is partial")
+    parser.add_argument("-k", dest="keyword", help="as that of pytest: the record says that it is partial")
+    parser.add_argument(
+        "--card", choices=("real", "stand-in"), default="real", help="stand-in: a rehearsal of the suite"
+    )
     options = parser.parse_args()
+    only = [*options.paths, *(["-k", options.keyword] if options.keyword else [])]
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {}
-    if set(options.parts) != set(PARTS):
-        record = json.loads(options.out.read_text()) if options.out.exists() else {}
+    before = records.load(options.out) if options.out.exists() else {}
     keep = nullcontext(options.logs) if options.logs else tempfile.TemporaryDirectory()
     with keep as name, ThreadPoolExecutor() as pool:
         folder = Path(name)
+        record = dict(before)
         if "suite" in options.parts:
-            record = _suite(folder, options.workers, options.paths) | {"sanitizer": record.get("sanitizer", {})}
-            _write(options.out, record)  # should what follows be cut off
-        waiting = {}
+            record, _ = suite(folder, options.workers, only, stand_in=options.card == "stand-in")
+            # What other parts have seen is of the code that they ran on, which they name.
+            record |= {key: before.get(key, {}) for key in ("sanitizer", "stand_in")} | {"sample": []}
+            records.write(options.out, record)  # should what follows be cut off
+        waiting: dict[str, Any] = {}
         if "memcheck" in options.parts:
-            waiting["memcheck"] = pool.submit(_sanitize, "memcheck", folder, options.workers, "-k", _MEMORY)
+            waiting["memcheck"] = pool.submit(sanitize, "memcheck", folder, options.workers, _MEMORY)
         if "racecheck" in options.parts:
-            waiting["racecheck"] = pool.submit(_sanitize, "racecheck", folder, "0", "-k", _RACES)
-        for part in as_completed(waiting.values()):
-            tool = next(tool for tool, running in waiting.items() if running is part)
-            record["sanitizer"][tool] = part.result()
-            _write(options.out, record)
-    print({k: v for k, v in record.items() if k != "kernels"})
-    return 1 if record["suite"]["failed"] else 0
+            waiting["racecheck"] = pool.submit(sanitize, "racecheck", folder, "0", _RACES)
+        for tool, part in waiting.items():
+            record["sanitizer"] = record.get("sanitizer", {}) | {tool: part.result()}
+            records.write(options.out, record)
+        if "stand-in" in options.parts:
+            rehearsed, seconds = suite(folder, options.workers, only, stand_in=True)
+            record["stand_in"] = excused(record, rehearsed)
+            record["sample"] = records.chosen(record, seconds, _SAMPLE_SECONDS)
+            records.write(options.out, record)
+    return _summary(before, record)
 
 
-def _suite(folder: Path, workers: str, paths: list[str]) -> dict[str, Any]:
-    """A record of the tests marked `gpu`."""
-    suite, _ = _pytest("-n", workers, "-m", "gpu", *paths, report=folder / "s.json")
-    tests = suite["tests"]
-    about = ("card", "driver", "nvrtc", "cupy", "scipy", "numpy", "python", "date")
-    record: dict[str, Any] = {key: suite.get(key) for key in about}
-    record["suite"] = {"paths": paths, **_counts(tests)}
-    record["kernels"] = {}
-    for kernel in KERNELS:
-        own = [t for t in tests if kernel in t["kernels"]]
-        record["kernels"][kernel] = {
-            "digest": digest(kernel),
-            **_counts(own),
-            "checksums": {t["name"]: t["checksum"] for t in own if t.get("checksum")},
-        }
-    return record
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+def _summary(before: dict[str, Any], record: dict[str, Any]) -> int:
+    """Print what the record says; the exit status."""
+    print(json.dumps({key: record[key] for key in ("card", "commit", "dirty", "partial", "suite")}))
+    changed = records.changed_checksums(before, record)
+    for name, (old, new) in changed.items():
+        print(f"{name}: other bits than in the last record: {old} then, {new} now")
+    left_out = record.get("stand_in", {})
+    print(f"{len(left_out)} of {len(record['tests'])} tests cannot be compared on the stand-in")
+    found = records.problems(record)
+    print("\n".join(found))
+    return 1 if found or changed else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,317 @@
+"""What the kernels would have computed, from the host: the results of every engine method on the stand-in.
+
+Each function that starts kernels is run first; then the host's engine is given the same call on the same memory and
+writes the result. That is done as far below as possible, so that copies and conversions on the way are real ones and
+the tests see an error in them. Where the launch code waits for numbers of a kernel, these come from the host too. This
+file alone knows the names of those functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import bsrgemm
+from bsrgemm._attention import cuda as cuda_attention
+from bsrgemm._attention import host as host_attention
+from bsrgemm._attention import launch as attention_launch
+from bsrgemm._backend import cupy_backend, structure
+from bsrgemm._backend.base import Blocks
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import workspace
+from bsrgemm._products import arguments, launch, spgemm_pattern
+from bsrgemm._products import cuda as cuda_products
+from bsrgemm._products import host as host_products
+
+from . import log, stand_in
+
+#: Results of calls that were made before: tests repeat a call a thousand times to see the same bits.
+_results: dict[Any, Any] = {}
+_MOST_RESULTS = 64
+#: Of launches that `matmul` remembers: what the host computes for them.
+_replays: dict[int, tuple[Any, Callable[[Any, Any], None]]] = {}
+
+
+def begin_test() -> None:
+    """Forget what other tests left: memory for captures has places that depend on all captures before."""
+    _results.clear()
+    _replays.clear()
+
+
+def fresh_workspace() -> None:
+    """Counters and the memory of captures as in a new process: where they lie depends on what ran before."""
+    for name in ("_zeroed", "_reserves", "_captures"):
+        setattr(workspace, name, {})
+
+
+def install() -> None:
+    """Let the GPU's engines deliver what the host computes."""
+    log.install(stand_in.load, stand_in.encode_tensor_map)
+    workspace._capture_info = stand_in.capture_info
+    backend, products = cupy_backend.CupyBackend, cuda_products.CudaProducts
+    for where, name, host in (
+        (backend, "expand", _expand),
+        (backend, "segment_reduce", HOST.segment_reduce),
+        (products, "pair_products", _pair_products),
+        (products, "sampled", host_products.ENGINE.sampled),
+    ):
+        setattr(where, name, _returning(getattr(where, name), host))
+    launch.product = _product(launch.product)
+    launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
+    attention_launch.forward = _forward(attention_launch.forward)
+    attention = cuda_attention.CudaAttention
+    attention.decode = _decode(attention.decode)  # type: ignore[method-assign]
+    spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
+    stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+def _host(x: Any) -> Any:
+    """Memory of the device as an array of NumPy; whatever else, as it is."""
+    if isinstance(x, stand_in.ndarray):
+        return x._memory
+    if isinstance(x, tuple) and not hasattr(x, "_fields"):
+        return tuple(map(_host, x))
+    return x
+
+
+def _value(x: Any) -> Any:
+    """Something that tells equal arguments of a call from others."""
+    if isinstance(x, np.ndarray):
+        data = np.ascontiguousarray(x).view(np.uint8).reshape(-1) if x.size else x.reshape(-1)
+        return x.shape, x.dtype.str, zlib.crc32(data), zlib.adler32(data)
+    if isinstance(x, tuple | list):
+        return tuple(map(_value, x))
+    return repr(x)
+
+
+def _once(key: Any, compute: Callable[[], Any]) -> Any:
+    """The result for these arguments, computed when it is first asked for."""
+    key = _value(key)
+    if key not in _results:
+        if len(_results) >= _MOST_RESULTS:
+            _results.clear()
+        with np.errstate(all="ignore"):
+            try:
+                _results[key] = compute()
+            except (IndexError, OverflowError, ValueError):  # garbage in index arrays, which kernels clamp
+                _results[key] = None
+    return _results[key]
+
+
+def _returning(original: Callable[..., Any], host: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that returns an array."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+
+        def work() -> None:
+            given = tuple(map(_host, args))
+            found = _once((original.__name__, given, sorted(kwargs.items())), lambda: host(*given, **kwargs))
+            result._memory[...] = 0 if found is None else found
+
+        stand_in.do(work)
+        return result
+
+    return method
+
+
+def _pair_products(a: Any, ia: Any, b: Any, ib: Any, *args: Any) -> Any:
+    """As the host has it; pairs with a block that does not exist add nothing, as in the kernels."""
+    fine = (ia >= 0) & (ia < len(a)) & (ib >= 0) & (ib < len(b))
+    if not fine.all():
+        a, b = (np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]) for x in (a, b))
+        ia, ib = np.where(fine, ia, len(a) - 1), np.where(fine, ib, len(b) - 1)
+    return host_products.ENGINE.pair_products(a, ia, b, ib, *args)
+
+
+def _expand(indptr: Any, n: int) -> Any:
+    """As the host has it, for pointers that are garbage too."""
+    rows = np.searchsorted(indptr[1:-1], np.arange(n), side="right")
+    return rows.astype(indptr.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ products
+def _innermost(original: Callable[..., Any], result: Callable[..., None]) -> Callable[..., Any]:
+    """A function that may call itself with copies of its operands: the host does the innermost call, on the copies."""
+    calls: list[bool] = []  # of each call under way: has it called itself?
+
+    @functools.wraps(original)
+    def function(*args: Any) -> Any:
+        if calls:
+            calls[-1] = True
+        calls.append(False)
+        try:
+            returned = original(*args)
+        finally:
+            again = calls.pop()
+        if not again:
+            result(returned, *args)
+        return returned
+
+    return function
+
+
+def _product(original: Callable[..., Any]) -> Callable[..., Any]:
+    def multiply(started: Any, call: Any) -> None:
+        A, B, out = call.matrix, call.B, call.out
+
+        def compute(alpha: Any, beta: Any) -> None:
+            memory = out._memory
+            arrays = tuple(map(_host, (A.data, A.indices, A.indptr)))
+            how = (alpha, beta, A._shape, call.transposed, call.tf32, call.fp8, call.acc, memory.dtype)
+
+            def product() -> Any:
+                result, matrix = memory.copy(), bsrgemm.bsr_array(arrays, shape=A._shape)
+                moved = replace(call, matrix=matrix, B=B._memory, out=result, alpha=alpha, beta=beta, config=None)
+                host_products.ENGINE.multiply_dense(moved)
+                return result
+
+            found = _once(("product", arrays, B._memory, memory if beta != 0 else memory.shape, how), product)
+            memory[...] = 0 if found is None else found
+
+        if started is not None:
+            _replays[id(started)] = (started, compute)
+        stand_in.do(lambda: compute(call.alpha, call.beta))
+
+    return _innermost(original, multiply)
+
+
+def _start(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def start(self: Any, plan: Any, alpha: Any, beta: Any) -> None:
+        original(self, plan, alpha, beta)
+        known = _replays.get(id(self))
+        if known is not None:
+            stand_in.do(lambda: known[1](alpha, beta))
+
+    return start
+
+
+# ----------------------------------------------------------------------------------------------- attention
+def _forward(original: Callable[..., None]) -> Callable[..., None]:
+    def attend(_: None, backend: Any, call: Any) -> None:
+        outputs = [call.out._memory, None if call.lse is None else call.lse._memory]
+        arrays = {name: _host(getattr(call, name)) for name in ("q", "k", "v", "scales", "bounds")}
+        numbers = (call.scale, call.softcap, call.left, call.right, call.bottom_right, call.fp8, call.value_scale)
+
+        def work() -> None:
+            mask = None if call.mask is None else call.mask.get()
+            masked = () if mask is None else (mask.indptr, mask.indices, mask.kinds, mask.bits, mask.heads, mask.block)
+
+            def compute() -> Any:
+                results = [None if x is None else np.empty_like(x) for x in outputs]
+                host_attention.ENGINE.forward(replace(call, **arrays, mask=mask, out=results[0], lse=results[1]))
+                return results
+
+            dtypes = [None if x is None else x.dtype for x in outputs]
+            found = _once(("attention", list(arrays.values()), masked, numbers, dtypes), compute) or (0, 0)
+            for x, result in zip(outputs, found, strict=True):
+                if x is not None:
+                    x[...] = result
+
+        stand_in.do(work)
+
+    return _innermost(original, attend)
+
+
+def _decode(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def decode(self: Any, call: Any) -> None:
+        original(self, call)
+        q, cache, out, lse = call.q, call.cache, call.out, call.lse
+
+        def work() -> None:
+            moved = copy.copy(cache)
+            moved._backend = HOST
+            for name in ("k", "v", "table", "_device_lengths"):
+                setattr(moved, name, _host(getattr(cache, name)))
+
+            def compute() -> Any:
+                results = np.empty(out.shape, out.dtype), None if lse is None else np.empty(lse.shape, lse.dtype)
+                arrays = {"q": _host(q), "blocks": _host(call.blocks), "out": results[0], "lse": results[1]}
+                host_attention.ENGINE.decode(replace(call, cache=moved, **arrays))
+                return results
+
+            arrays = (q, call.blocks, cache.k, cache.v, cache.table, cache._device_lengths)
+            numbers = (cache._lengths, call.block, call.left, call.scale, call.softcap, lse is None)
+            found = _once(("decode", tuple(map(_host, arrays)), numbers), compute) or (0, 0)
+            for x, result in zip((out, lse), found, strict=True):
+                if x is not None:
+                    x._memory[...] = result
+
+        stand_in.do(work)
+
+    return decode
+
+
+# ------------------------------------------------------------------------------- which blocks of a product meet
+#: Pairs and columns of each row of the product that is being made, and the dtype of its indices.
+_expected: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Any]] = []
+
+
+def _pattern(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def product_pattern(a: Any, b: Any, block_cols: int) -> Any:
+        if not len(a.indptr) - 1 or max(len(a.indices), len(b.indices), block_cols) >= 2**31:
+            return original(a, b, block_cols)
+        (left, left_places), (right, right_places) = (
+            _in_range(*(x._memory for x in matrix[1:]), n) for matrix, n in ((a, len(b.indptr) - 1), (b, block_cols))
+        )
+        found = _once(("pattern", left[1:], right[1:], block_cols), lambda: _host_pattern(left, right, block_cols))
+        found = found._replace(left=left_places[found.left], right=right_places[found.right])
+        ends = np.append(found.starts, len(found.left))
+        pairs = np.diff(ends[found.indptr]) if len(found.indptr) else np.zeros(0, np.int64)
+        _expected.append((pairs, np.diff(found.indptr), structure.index_dtype(0, *a[1:], *b[1:])))
+        try:
+            result = original(a, b, block_cols)
+        finally:
+            _expected.pop()
+        if result is not None:
+            for x, value in zip(result, found, strict=True):
+                x._memory[...] = value
+        return result
+
+    return product_pattern
+
+
+def _host_pattern(left: Blocks, right: Blocks, block_cols: int) -> Any:
+    return host_products.ENGINE.product_pattern(left, right, block_cols)
+
+
+def _in_range(indices: Any, indptr: Any, columns: int) -> tuple[Blocks, np.ndarray[Any, Any]]:
+    """The blocks whose columns exist, as kernels see them, and where they are among all."""
+    fine = (indices >= 0) & (indices < columns)
+    before = np.concatenate([[0], np.cumsum(fine)]).astype(indptr.dtype)
+    return Blocks(None, indices[fine], before[indptr]), np.flatnonzero(fine)
+
+
+def _at(pointer: int, dtype: Any, count: int) -> np.ndarray[Any, Any]:
+    """Numbers at an address of the device."""
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
+
+
+def _pointer(args: tuple[Any, ...], name: str) -> int:
+    """A pointer of the argument of spgemm_pattern.cu."""
+    return int(struct.unpack_from("=Q", args[0].tobytes(), arguments.SPGEMM_PATTERN.offsets[name])[0])
+
+
+def _count_pairs(args: tuple[Any, ...]) -> None:
+    pairs, _, _ = _expected[-1]
+    before = _at(_pointer(args, "before"), np.int64, len(pairs) + 2)
+    before[1:-1], before[-1] = pairs, pairs.max(initial=0)
+
+
+def _count_columns(args: tuple[Any, ...]) -> None:
+    _, columns, index = _expected[-1]
+    _at(_pointer(args, "count"), index, len(columns) + 1)[1:] = columns

@@ -1,0 +1,96 @@
+"""No launch changes unseen: the tests make the launches on a stand-in that a card has made, and the record is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import LONG
+from . import record as records
+from .kernels import ENTRIES, KERNELS, uses_shared_memory
+from .log import source_digest
+from .run import RACES_EXPLAINED, run_tests
+
+RECORD = records.load()
+AGAIN = "run `python -m tests.record.run` on a machine with a card"
+
+
+def test_the_record_is_of_a_whole_run_on_a_card() -> None:
+    assert not records.problems(RECORD), AGAIN
+    assert RECORD["card"] != "stand-in" and RECORD["nvrtc"] and RECORD["driver"]
+
+
+def _tests_of(entry: str) -> list[dict[str, Any]]:
+    """Tests that passed and launched this function as it is now."""
+    digest = source_digest(ENTRIES[entry], None)
+    kernels = {n for n, (name, source, _) in enumerate(RECORD["kernels"]) if (name, source) == (entry, digest)}
+    launches = {n for n, (kernel, *_) in enumerate(RECORD["launches"]) if kernel in kernels}
+    return [
+        test
+        for test in RECORD["tests"].values()
+        if test["outcome"] == "passed"
+        and any((item[0] if isinstance(item, list) else item) in launches for item in test.get("launches", ()))
+    ]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_kernel_as_it_is_now_was_launched_by_tests_that_passed(entry: str) -> None:
+    assert _tests_of(entry), f"{entry} as it is now has not been on a card: {AGAIN}"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_outputs_of_the_kernel_have_checksums(kernel: str) -> None:
+    assert any("checksum" in test for entry in KERNELS[kernel][1] for test in _tests_of(entry))
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_kernels_were_clean_under_the_sanitizer(tool: str) -> None:
+    found = RECORD["sanitizer"][tool]
+    assert found["errors"] == 0 and found["failed"] == 0 and not found["dirty"]
+    assert found["collected"] == sum(found[outcome] for outcome in records.OUTCOMES)
+    assert set(found["explained"]) <= set(RACES_EXPLAINED)
+    wanted = {
+        (entry, source_digest(source, None))
+        for entry, source in ENTRIES.items()
+        if tool == "memcheck" or uses_shared_memory(source)
+    }
+    missing = wanted - set(map(tuple, found["kernels"]))
+    assert not missing, f"not seen by {tool} as they are now: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("part", ["sample", pytest.param("everything", marks=pytest.mark.long)])
+def test_launches_on_the_stand_in_are_those_of_the_record(part: str, tmp_path: Path) -> None:
+    names = RECORD["sample"] if part == "sample" else sorted(RECORD["tests"])
+    compare(RECORD, names, tmp_path, workers="auto" if LONG and part == "everything" else "0")
+
+
+def compare(record: dict[str, Any], names: list[str], folder: Path, workers: str = "0") -> None:
+    """Run these tests on the stand-in; AssertionError with the first launch that differs, of every test."""
+    assert names
+    paths = names if len(names) < 1000 else ["tests"]
+    report, table, said = run_tests("-n", workers, "-m", "gpu", *paths, report=folder / "report.json", stand_in=True)
+    assert report["tests"], said[-3000:]
+    now = records.build(report, table, partial=True)
+    wrong = list(differences(record, now, names))
+    assert not wrong, f"{len(wrong)} of {len(names)} tests:\n" + "\n".join(wrong[:20]) + f"\n{AGAIN}"
+
+
+def differences(record: dict[str, Any], now: dict[str, Any], names: list[str]) -> Any:
+    """What differs, test by test, but for what the record says that the stand-in cannot do."""
+    for name in names:
+        excuse = record["stand_in"].get(name)
+        if excuse is not None and excuse != records.SHARING:
+            continue
+        if record["tests"][name].get("drawn") and record["hypothesis"] != now["hypothesis"]:
+            continue
+        test = now["tests"].get(name)
+        if test is None:
+            yield f"{name}: not run"
+        elif test["outcome"] != record["tests"][name]["outcome"]:
+            yield f"{name}: {test['outcome']} on the stand-in: {test.get('why', '')}"
+        else:
+            text = records.difference(record, now, name)
+            if text is not None and not (excuse and text.endswith(records.SHARING)):
+                yield text
