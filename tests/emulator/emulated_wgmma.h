@@ -2,6 +2,8 @@
 // registers of its warp. MMA_TYPE names the elements, MMA_K says how many of them a product is deep.
 #pragma once
 
+#pragma GCC push_options
+#pragma GCC optimize("O1")
 namespace emulator {
 struct Types {
   struct f16 { using Bits = u16; static float decode(u32 x) { return from_f16(x); } };
@@ -72,3 +74,4 @@ void wgmma(float (&d)[kSums], bool add, const unsigned (&a)[4], unsigned long lo
   });
   emulator::multiply<kTransB>(d, add, rows, b);
 }
+#pragma GCC pop_options

@@ -11,6 +11,9 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+// Kernels are compiled as they are, what every kernel calls with some optimization: the least time in all.
+#pragma GCC push_options
+#pragma GCC optimize("O1")
 #define __device__
 #define __shared__ static __attribute__((section("cta_memory")))
 #define __global__
@@ -381,3 +384,5 @@ inline float exp2(float x) { return exp2f(x); }
 inline unsigned long __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }
 
 #include "emulated_ptx.h"
+
+#pragma GCC pop_options

@@ -1,6 +1,6 @@
 """Kernels on the CPU: their sources, compiled by a C++ compiler with a fiber for each of their threads.
 
-Compiled kernels are kept in a folder that all processes and later runs share, under a digest of all that they are made of.
+Compiled kernels are kept in a folder that all processes and later runs share, under a digest of all they are made of.
 """
 
 from __future__ import annotations
@@ -314,10 +314,14 @@ extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, un
 
 
 def builds() -> Path:
-    """Where compiled kernels are kept for every process and every run: BSRGEMM_EMULATOR_FOLDER, or with other caches."""
+    """Where compiled kernels are kept for all processes and runs: BSRGEMM_EMULATOR_FOLDER, or with other caches."""
     chosen = os.environ.get("BSRGEMM_EMULATOR_FOLDER")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(chosen) if chosen else Path(cache_home, "bsrgemm-emulator")
+
+
+#: Not the library of C++, of which nothing is used; that of C is there.
+_LINKED = ["-nostdlib", "-lgcc"]
 
 
 @cache
@@ -325,7 +329,17 @@ def _compiler() -> tuple[str, ...]:
     """The compiler, how it is called and which one it is."""
     assert COMPILER is not None
     said = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
-    flags = ["-std=c++17", "-w", "-fPIC", "-shared", "-pipe", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
+    flags = [
+        "-std=c++17",
+        "-w",
+        "-Wno-psabi",
+        "-fPIC",
+        "-shared",
+        "-pipe",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-threadsafe-statics",
+    ]
     flags += ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]  # jumps from stack to stack are what they look for
     if "clang" not in said:
         flags.append("-fno-gnu-unique")  # or variables of one kernel are those of all others
@@ -337,9 +351,8 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
     """The kernel of a spec, compiled into that folder unless it is there."""
     *command, machine, version = _compiler()
     texts = _sources(spec.source) | {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
-    command += ["-O1" if any("emulated_wgmma" in x or "mma" in x for x in texts) else "-O0"]
     command += [f"-D{key}={value}" for key, value in spec.defines]
-    key = hashlib.sha256(repr((sorted(texts.items()), command, machine, version)).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr((sorted(texts.items()), command, _LINKED, machine, version)).encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{spec.entry}-{key}.so"
     if not library.is_file():
@@ -359,7 +372,7 @@ def _build(command: list[str], texts: dict[str, str], library: Path) -> None:
         for path, text in texts.items():
             (where / path).parent.mkdir(parents=True, exist_ok=True)
             (where / path).write_text(text)
-        subprocess.run([*command, "-I.", "main.cpp", "-o", "built.so"], cwd=where, check=True)
+        subprocess.run([*command, "-I.", "main.cpp", *_LINKED, "-o", "built.so"], cwd=where, check=True)
         os.replace(where / "built.so", library)
 
 
