@@ -158,8 +158,8 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         yield
 
 
-def run_attention(call: AttentionCall) -> None:
-    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`."""
+def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
+    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; they are put as told."""
     arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
     lse = None if call.lse is None else put(call.lse)
     mask = copy.copy(call.mask)
