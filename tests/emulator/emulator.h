@@ -21,7 +21,7 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
-#define __CUDA_ARCH__ 800  // Hopper's product of 16 x 8 x 8 float64 is not emulated
+#define __CUDA_ARCH__ 890  // Hopper's product of 16 x 8 x 8 float64 is not emulated
 
 struct dim3 { unsigned x, y, z; };
 struct uint4 { unsigned x, y, z, w; };

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -183,10 +184,11 @@ class Kernel:
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
         held = [self._bytes(x) for x in args]
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
-        faulthandler.dump_traceback_later(_PATIENCE, exit=True, file=sys.__stderr__)  # a loop that does not end
         whole = (ctypes.c_ulong(x) for x in (_STACK, seed()))
-        self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0], shared_mem, _stacks(), *whole)
-        faulthandler.cancel_dump_traceback_later()
+        with _alone:
+            faulthandler.dump_traceback_later(_PATIENCE, exit=True, file=sys.__stderr__)  # a loop that does not end
+            self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0], shared_mem, _stacks(), *whole)
+            faulthandler.cancel_dump_traceback_later()
 
     @staticmethod
     def _bytes(x: Any) -> Array:
@@ -197,6 +199,8 @@ class Kernel:
 
 #: Seconds that a launch may take, and bytes of the stack of a thread.
 _PATIENCE, _STACK = 300, 256 << 10
+#: One launch at a time.
+_alone = threading.Lock()
 
 
 def seed() -> int:
@@ -206,7 +210,7 @@ def seed() -> int:
 
 @cache
 def _stacks() -> ctypes.c_void_p:
-    """Stacks of 1024 threads, with a page below each that ends the process; one launch at a time uses them."""
+    """Stacks of 1024 threads, with a page below each that ends the process."""
     memory = mmap.mmap(-1, 1024 * _STACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _kept.append(memory)
     first = np.frombuffer(memory, np.uint8).ctypes.data
@@ -223,6 +227,7 @@ _kept: list[Any] = []
 _OTHERS = {"wgmma.cuh": "emulated_wgmma.h"}
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+_MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:[^\n]*\\\n)*[^\n]*)$", flags=re.M)
 _REGISTERS = {"pred": "bool", "b16": "unsigned short", "b32": "unsigned"}
 
 
@@ -263,7 +268,7 @@ def _statement(inside: str) -> str:
     template, *constraints = [*_parts(inside.replace("::", ": :"), ":"), "", ""][:3]
     said = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)).replace("\\n", " ").replace(": :", "::")
     values = [
-        re.sub(r'^"[=+&]*[a-z]"\s*\((.*)\)$', r"\1", x, flags=re.S)
+        re.sub(r'^(?:"[=+&a-z]*"\s*)+\((.*)\)$', r"\1", x, flags=re.S)
         for part in constraints
         for x in _parts(part, ",")
         if x
@@ -273,9 +278,31 @@ def _statement(inside: str) -> str:
     return f"do {{ {called}; }} while (false)" if called else ""
 
 
+def _expanded(text: str) -> str:
+    """A source in which macros with parameters that stand for assembly are written out."""
+    for found in list(_MACRO.finditer(text)):
+        name, parameters, body = found[1], [x.strip() for x in found[2].split(",")], found[3].replace("\\\n", " ")
+        if not _ASSEMBLY.search(body):
+            continue
+        text = text.replace(found[0], "", 1)
+        while use := re.search(rf"^{name}\(", text, flags=re.M):
+            end, depth = use.end(), 1
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            values = dict(zip(parameters, _parts(text[use.end() : end - 1], ","), strict=True))
+            pieces = re.split(r'("(?:[^"\\]|\\.)*")', body)  # strings stay as they are
+            words = [
+                x if x[:1] == '"' else re.sub(r"\b\w+\b", lambda w, values=values: values.get(w[0], w[0]), x)
+                for x in pieces
+            ]
+            text = text[: use.start()] + "".join(words) + text[end:]
+    return text
+
+
 def _translated(text: str) -> str:
     """A source with its assembly in C++ and its shared memory at the place that the emulator gives it."""
-    text = _SHARED.sub(r"\1* \2 = emulator::shared;", text)
+    text = _SHARED.sub(r"\1* \2 = emulator::shared;", _expanded(text))
     out, at = "", 0
     for found in _ASSEMBLY.finditer(text):
         end, depth, quoted = found.end(), 1, False
