@@ -246,7 +246,7 @@ inline void run_cta(unsigned threads) {
   }
   for (unsigned i = 0; i < threads / 32; ++i) warps[i].together = {32, 0, 0};
   for (int i = 0; i < 16; ++i) named[i] = {i ? 128 : threads, 0, 0};
-  threads_of_cta = threads, now = 0, any_of_all[0] = any_of_all[1] = 0;
+  threads_of_cta = threads, now = cursor = 0, twist = random(), any_of_all[0] = any_of_all[1] = 0;
   if (!_setjmp(home)) run(next_fiber());
 }
 template <class... Parameters>

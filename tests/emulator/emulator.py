@@ -302,7 +302,7 @@ def _expanded(text: str) -> str:
 
 def _translated(text: str) -> str:
     """A source with its assembly in C++ and its shared memory at the place that the emulator gives it."""
-    text = _SHARED.sub(r"\1* \2 = emulator::shared;", _expanded(text))
+    text = _SHARED.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::shared);", _expanded(text))
     out, at = "", 0
     for found in _ASSEMBLY.finditer(text):
         end, depth, quoted = found.end(), 1, False
