@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._attention import decode_launch
+from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import jit, workspace
@@ -232,7 +232,7 @@ def test_pieces_have_a_counter_and_room_for_every_tile_of_rows(
     decode(one, heads=rows * heads)
     ((_, (pieces, tiles, sequences), *_),) = decoding.started
     assert pieces > 1 and sequences == batch and tiles % heads == 0
-    config = decode_launch.decode_config(F16, 64, 64, rows)
+    config = decode_config.decode_config(F16, 64, 64, rows)
     assert tiles // heads == -(-rows // config.rows)
     (count,), (floats,) = decoding.counters, decoding.floats
     assert count >= tiles * batch

@@ -1,99 +1,285 @@
-// As much of CUDA as our kernels need, on the CPU: every thread of a CTA is a thread, CTAs run one after the other. Loads,
-// stores, shuffles, barriers, atomics, one piece of shared memory; assembly is exchanged for calls (emulator.py).
+// As much of CUDA as our kernels need, on the CPU. The threads of a CTA are fibers of one thread of the machine: one runs
+// until it has to wait for others, then another one that need not wait. CTAs run one after the other. Which lane and which
+// warp comes next, and what shared memory holds at first, follow from a seed. If all wait, the process ends and says so.
+// Assembly becomes calls of the functions in emulated_ptx.h (emulator.py). Few headers: they are compiled each time.
 #pragma once
 
-#include <atomic>
-#include <barrier>
-#include <chrono>
-#include <cmath>
-#include <cstddef>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <utility>
-#include <vector>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
 
+// Kernels are compiled as they are, what every kernel calls with some optimization: the least time in all.
+#pragma GCC push_options
+#pragma GCC optimize("O1")
 #define __device__
-#define __shared__ static  // CTAs run one after the other
+#define __shared__ static __attribute__((section("cta_memory")))
 #define __global__
 #define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
-#define __CUDA_ARCH__ 800  // Hopper's instructions come in headers of their own
+#define __CUDA_ARCH__ 890  // Hopper's product of 16 x 8 x 8 float64 is not emulated
 
 struct dim3 { unsigned x, y, z; };
 struct uint4 { unsigned x, y, z, w; };
 struct double2 { double x, y; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-struct int2 { int x, y; };
-struct int4 { int x, y, z, w; };
+
+extern "C" {  // of the machine's library
+float fmaf(float, float, float) noexcept;
+float exp2f(float) noexcept;
+float log2f(float) noexcept;
+float fabsf(float) noexcept;
+float fmaxf(float, float) noexcept;
+float fminf(float, float) noexcept;
+float nextafterf(float, float) noexcept;
+double fma(double, double, double) noexcept;
+double exp2(double) noexcept;
+double log2(double) noexcept;
+double tanh(double) noexcept;
+float tanhf(float) noexcept;
+extern unsigned char __start_cta_memory[] __attribute__((weak)), __stop_cta_memory[] __attribute__((weak));
+}
+template <class T> inline T max(T x, T y) { return x < y ? y : x; }
+template <class T> inline T min(T x, T y) { return y < x ? y : x; }
 
 namespace emulator {
-struct Warp {
-  std::barrier<> together{32};
-  unsigned words[32], several[32][6];
+constexpr unsigned kMostThreads = 1024, kNobody = ~0u;
+
+// ------------------------------------------------------------------------------- fibers
+struct Fiber {
+  jmp_buf place;            // where it goes on
+  bool started, done;
+  const unsigned* watched;  // it waits as long as these bits of a word have that value; null: it does not wait
+  unsigned mask, value;
+  const char* what;         // it waits for
 };
-inline thread_local Warp* warp;
-inline thread_local dim3 thread, block;
-inline dim3 grid, size_of_block;
-inline unsigned char* shared;                     // of the CTA that runs
-inline unsigned char anchor, *origin;             // where addresses of shared memory are counted from
-inline std::unique_ptr<std::barrier<>> named[16];  // 0: all of its threads; others: a warpgroup
-// Each lane shows a word, and sees that of another.
+inline Fiber fibers[kMostThreads];
+inline unsigned threads_of_cta, now;  // fibers, and the one that runs
+inline jmp_buf home;
+inline dim3 thread, block, grid, size_of_block;
+inline unsigned long seed, noise;
+inline void (*body)();
+inline unsigned char* stacks;
+inline unsigned long stack_bytes;
+
+inline unsigned random() {
+  noise ^= noise << 13, noise ^= noise >> 7, noise ^= noise << 17;
+  return unsigned(noise >> 32);
+}
+[[noreturn]] inline void fail(const char* what) {
+  fprintf(stderr, "emulator: %s (CTA %u, %u, %u, thread %u; seed %lu)\n", what, block.x, block.y, block.z, now, seed);
+  abort();
+}
+inline bool is_ready(const Fiber& x) { return !x.done && (!x.watched || (*x.watched & x.mask) != x.value); }
+
+// Copies of the copy engine that are still under way; they are done in order, some time.
+struct Engine { void (*step)(); unsigned pending; };
+inline Engine engine;
+
+[[noreturn]] inline void stand_still() {
+  fprintf(stderr, "emulator: all threads of CTA %u, %u, %u wait (seed %lu):\n", block.x, block.y, block.z, seed);
+  for (unsigned first = 0; first < threads_of_cta;) {
+    const auto same = [&](unsigned i) {
+      const Fiber &x = fibers[first], &y = fibers[i];
+      return x.done == y.done && (x.done || (x.watched == y.watched && x.what == y.what));
+    };
+    unsigned last = first;
+    while (last + 1 < threads_of_cta && same(last + 1)) ++last;
+    fprintf(stderr, "  threads %u to %u: %s\n", first, last, fibers[first].done ? "have ended" : fibers[first].what);
+    first = last + 1;
+  }
+  abort();
+}
+// The next fiber: of the same warp as long as one of it is ready, lane by lane in an order that changes.
+inline unsigned cursor, twist;
+inline unsigned next_fiber() {
+  const unsigned warps = threads_of_cta / 32;
+  if (engine.pending && random() % 4 == 0) engine.step();
+  while (true) {
+    unsigned warp = now / 32;
+    for (unsigned w = 0; w <= warps; ++w) {
+      for (unsigned i = 0; i < 32; ++i) {
+        const unsigned at = warp * 32 + ((cursor++ ^ twist) & 31);
+        if (is_ready(fibers[at])) return at;
+      }
+      if (w == 0) warp = random() % warps, twist = random();
+      else warp = warp + 1 == warps ? 0 : warp + 1;
+    }
+    bool all_done = true;
+    for (unsigned i = 0; i < threads_of_cta; ++i) all_done = all_done && fibers[i].done;
+    if (!engine.pending) {
+      if (all_done) return kNobody;
+      stand_still();
+    }
+    engine.step();
+  }
+}
+inline void enter();
+[[noreturn]] inline void run(unsigned next) {
+  if (next == kNobody) _longjmp(home, 1);
+  now = next, thread.x = next;
+  if (fibers[next].started) _longjmp(fibers[next].place, 1);
+  fibers[next].started = true;
+  ucontext_t fresh;
+  getcontext(&fresh);
+  fresh.uc_stack.ss_sp = stacks + next * stack_bytes + 4096;  // above a page that nobody may touch
+  fresh.uc_stack.ss_size = stack_bytes - 4096;
+  fresh.uc_link = nullptr;
+  makecontext(&fresh, enter, 0);
+  setcontext(&fresh);
+  abort();
+}
+// Others run until this fiber is ready; a jump of setjmp makes no call of the system, swapcontext makes one.
+__attribute__((noinline)) inline void leave() {
+  const unsigned next = next_fiber();
+  if (next == now) return;
+  if (!_setjmp(fibers[now].place)) run(next);
+}
+inline void wait_while(const unsigned& at, unsigned mask, unsigned value, const char* what) {
+  if ((at & mask) != value) return;
+  Fiber& mine = fibers[now];
+  mine.watched = &at, mine.mask = mask, mine.value = value, mine.what = what;
+  leave();
+  fibers[now].watched = nullptr;
+}
+// Where some threads meet. The last one to come does something for all.
+struct Meeting {
+  unsigned expected, arrived, generation;
+  template <class Act> void meet(const char* what, const Act& act) {
+    const unsigned before = generation;
+    if (++arrived == expected) act(), arrived = 0, ++generation;
+    else wait_while(generation, ~0u, before, what);
+  }
+  void meet(const char* what) {
+    meet(what, [] {});
+  }
+  void drop() {
+    if (--expected && arrived == expected) arrived = 0, ++generation;
+  }
+};
+
+// ------------------------------------------------------------------------------- what threads share
+constexpr int kShown = 24;
+struct Warp {
+  Meeting together;
+  unsigned shown[2][32][kShown];
+  float columns[256 * 32];  // the second operand of a product of a warpgroup
+};
+inline Warp warps[kMostThreads / 32];
+inline Warp& own_warp() { return warps[now / 32]; }
+inline Meeting named[16];                // 0: all threads; others: a warpgroup
+inline unsigned any_of_all[2];           // of __syncthreads_or
+inline unsigned char* shared;            // of the CTA that runs
+inline unsigned char anchor, *origin;    // where addresses of shared memory are counted from
+
+// Each lane shows some words, and looks at those of all. Nobody can show for the second time after this before all have
+// looked, so that two places in turn are enough.
+template <int kWords, class Look> void show(const unsigned (&own)[kWords], const Look& look) {
+  static_assert(kWords <= kShown, "room");
+  Warp& warp = own_warp();
+  auto& all = warp.shown[warp.together.generation & 1];
+  memcpy(all[thread.x % 32], own, sizeof(own));
+  warp.together.meet("a warp");
+  look(all);
+}
 inline unsigned exchange(unsigned word, int lane) {
-  warp->words[thread.x % 32] = word;
-  warp->together.arrive_and_wait();
-  const unsigned found = warp->words[lane & 31];
-  warp->together.arrive_and_wait();
+  unsigned found;
+  show({word}, [&](const auto& all) { found = all[lane & 31][0]; });
   return found;
 }
-// Each lane shows some words, and looks at those of all.
-template <int kWords, class Look> void show(const unsigned (&own)[kWords], const Look& look) {
-  std::memcpy(warp->several[thread.x % 32], own, sizeof(own));
-  warp->together.arrive_and_wait();
-  look(warp->several);
-  warp->together.arrive_and_wait();
+
+// What a thread has asked for, in groups: it is done when it is waited for.
+template <class T> struct Queue {
+  struct Entry { T what; unsigned group; };
+  Entry* list;
+  unsigned first, last, room, group;
+  void begin() { first = last = group = 0; }
+  void add(const T& what) {
+    if (last == room) list = static_cast<Entry*>(realloc(list, (room = room * 2 + 16) * sizeof(Entry)));
+    list[last++] = {what, group};
+  }
+  // All but the last `pending` groups.
+  template <class Do> void wait(unsigned pending, const Do& act) {
+    while (first < last && list[first].group + pending < group) act(list[first++].what);
+    if (first == last) first = last = 0;
+  }
+};
+void begin_thread(unsigned number);
+void end_thread();
+
+// ------------------------------------------------------------------------------- a launch
+inline void enter() {
+  body();
+  end_thread();
+  own_warp().together.drop();
+  fibers[now].done = true;
+  run(next_fiber());
 }
-template <class... Parameters, std::size_t... I>
-void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
-  kernel(*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...);
+template <int... I> struct Indices {};
+template <int n, int... I> struct Count : Count<n - 1, n - 1, I...> {};
+template <int... I> struct Count<0, I...> { using Type = Indices<I...>; };
+template <class... Parameters, int... I>
+void call(void (*kernel)(Parameters...), void** arguments, Indices<I...>) {
+  kernel(*static_cast<Parameters*>(arguments[I])...);
+}
+inline void fill(unsigned char* first, unsigned char* last) {
+  for (; first + 4 <= last; first += 4) {
+    const unsigned word = random();
+    memcpy(first, &word, 4);
+  }
+  while (first < last) *first++ = random();
+}
+inline void run_cta(unsigned threads) {
+  for (unsigned i = 0; i < threads; ++i) {
+    fibers[i].started = fibers[i].done = false, fibers[i].watched = nullptr;
+    begin_thread(i);
+  }
+  for (unsigned i = 0; i < threads / 32; ++i) warps[i].together = {32, 0, 0};
+  for (int i = 0; i < 16; ++i) named[i] = {i ? 128 : threads, 0, 0};
+  threads_of_cta = threads, now = cursor = 0, twist = random(), any_of_all[0] = any_of_all[1] = 0;
+  if (!_setjmp(home)) run(next_fiber());
 }
 template <class... Parameters>
-void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned threads, unsigned bytes) {
-  grid = size, size_of_block = {threads, 1, 1};
-  std::vector<unsigned char> memory(bytes + 1024);
-  shared = memory.data() + (-reinterpret_cast<std::size_t>(memory.data()) & 1023);
+void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned threads, unsigned bytes,
+            unsigned char* of_stacks, unsigned long bytes_of_stack, unsigned long of_seed) {
+  static void (*the_kernel)(Parameters...);
+  static void** the_arguments;
+  the_kernel = kernel, the_arguments = arguments;
+  body = [] { call(the_kernel, the_arguments, typename Count<sizeof...(Parameters)>::Type{}); };
+  grid = size, size_of_block = {threads, 1, 1}, thread = {};
+  stacks = of_stacks, stack_bytes = bytes_of_stack, seed = of_seed;
+  if (threads % 32 || threads > kMostThreads) fail("a number of threads that is not emulated");
+  // Shared memory, then up to 1024 bytes that stay as they are, then a page that nobody may touch.
+  constexpr unsigned kPage = 65536;
+  const unsigned used = (bytes + 1023) / 1024 * 1024, mapped = (used + kPage - 1) / kPage * kPage;
+  auto* room = static_cast<unsigned char*>(
+      mmap(nullptr, mapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (room == MAP_FAILED || mprotect(room + mapped, kPage, PROT_NONE)) fail("no memory");
+  shared = room + mapped - used;
   origin = bytes ? shared : &anchor;
-  for (unsigned z = 0; z < size.z; ++z)
-  for (unsigned y = 0; y < size.y; ++y)
-  for (unsigned x = 0; x < size.x; ++x) {
-    std::vector<std::unique_ptr<Warp>> warps(threads / 32);
-    for (auto& each : warps) each = std::make_unique<Warp>();
-    std::memset(shared, 0xff, bytes);
-    for (int i = 0; i < 16; ++i) named[i] = std::make_unique<std::barrier<>>(i ? 128 : threads);
-    std::vector<std::thread> all;
-    for (unsigned t = 0; t < threads; ++t)
-      all.emplace_back([&, t] {
-        thread = {t, 0, 0}, block = {x, y, z}, warp = warps[t / 32].get();
-        call(kernel, arguments, std::index_sequence_for<Parameters...>{});
-        warp->together.arrive_and_drop();
-      });
-    std::atomic<bool> done = false;
-    std::thread watch([&] {  // a pipeline that stands still ends the process
-      for (int i = 0; i < 3000 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(i < 10 ? 2 : 100));
-      if (!done) std::fprintf(stderr, "emulator: CTA %u has not ended in five minutes\n", x), std::abort();
-    });
-    for (auto& each : all) each.join();
-    done = true;
-    watch.join();
+  for (block.z = 0; block.z < size.z; ++block.z)
+  for (block.y = 0; block.y < size.y; ++block.y)
+  for (block.x = 0; block.x < size.x; ++block.x) {
+    noise = (seed + 1) * 0x9e3779b97f4a7c15ul ^ (block.x + 1) * 0xbf58476d1ce4e5b9ul ^ (block.y + 77 * block.z) * 0x94d049bb133111ebul;
+    noise += !noise;
+    fill(room + mapped - used, room + mapped);
+    fill(__start_cta_memory, __stop_cta_memory);
+    unsigned char after[1024];
+    memcpy(after, shared + bytes, used - bytes);
+    run_cta(threads);
+    if (memcmp(after, shared + bytes, used - bytes)) fail("a write behind the end of shared memory");
   }
+  munmap(room, mapped + kPage);
 }
 }  // namespace emulator
 #define threadIdx emulator::thread
@@ -101,96 +287,29 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
 #define gridDim emulator::grid
 #define blockDim emulator::size_of_block
 
-namespace emulator {  // what is written in assembly
-#ifdef __aarch64__
-using half = __fp16;  // older compilers know no other one here
-#else
-using half = _Float16;
-#endif
-inline void cvt_f32_f16(float& y, unsigned short x) { y = float(__builtin_bit_cast(half, x)); }
-inline void cvt_rn_f16_f32(unsigned short& y, float x) { y = __builtin_bit_cast(unsigned short, half(x)); }
-inline void cvt_rn_f16_f64(unsigned short& y, double x) { y = __builtin_bit_cast(unsigned short, half(x)); }
-inline void cvt_rn_f16x2_f32(unsigned& y, float high, float low) {
-  unsigned short x[2];
-  cvt_rn_f16_f32(x[0], low), cvt_rn_f16_f32(x[1], high);
-  y = x[0] | unsigned(x[1]) << 16;
+// ------------------------------------------------------------------------------- functions of CUDA
+inline int __syncthreads_or(int x) {
+  emulator::Meeting& all = emulator::named[0];
+  unsigned& any = emulator::any_of_all[all.generation & 1];  // the other one was read by all before the last one is here
+  any |= x != 0;
+  all.meet("__syncthreads", [&] { emulator::any_of_all[~all.generation & 1] = 0; });
+  return any != 0;
 }
-inline unsigned bf16_of(float x) {
-  const unsigned bits = __builtin_bit_cast(unsigned, x);
-  return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-inline void cvt_rn_bf16x2_f32(unsigned& y, float high, float low) { y = bf16_of(low) | bf16_of(high) << 16; }
-inline void ex2_approx_ftz_f32(float& y, float x) { y = std::exp2(x); }
-inline void low_half(float& y, unsigned x) { cvt_f32_f16(y, x & 0xffff); }
-inline void high_half(float& y, unsigned x) { cvt_f32_f16(y, x >> 16); }
-inline void shl_b32(float& y, unsigned x) { y = __builtin_bit_cast(float, x << 16); }
-inline void and_b32(float& y, unsigned x) { y = __builtin_bit_cast(float, x & 0xffff0000u); }
-inline void mov_b32(unsigned& y, unsigned x) { y = x; }
-inline void thread_number(unsigned& y) { y = thread.x; }
-inline void fma_rn_f16x2(unsigned& sum, unsigned x, unsigned by) {
-  float a[2], b[2], c[2];
-  low_half(a[0], x), high_half(a[1], x), low_half(b[0], by), high_half(b[1], by), low_half(c[0], sum), high_half(c[1], sum);
-  cvt_rn_f16x2_f32(sum, std::fma(a[1], b[1], c[1]), std::fma(a[0], b[0], c[0]));
-}
-inline void fma_rn_bf16x2(unsigned& sum, unsigned x, unsigned by) {
-  float a[2], b[2], c[2];
-  shl_b32(a[0], x), and_b32(a[1], x), shl_b32(b[0], by), and_b32(b[1], by), shl_b32(c[0], sum), and_b32(c[1], sum);
-  cvt_rn_bf16x2_f32(sum, std::fma(a[1], b[1], c[1]), std::fma(a[0], b[0], c[0]));
-}
-inline void ld_shared_u16(unsigned short& y, unsigned at) { std::memcpy(&y, shared + at, 2); }
-inline void st_shared_u16(unsigned at, unsigned short x) { std::memcpy(shared + at, &x, 2); }
-// The nearest number of e4m3, ties to even, 448 for all that is larger.
-inline unsigned e4m3_of(float x) {
-  const unsigned sign = std::signbit(x) ? 0x80 : 0;
-  if (x != x) return 0x7f | sign;
-  const float size = std::fabs(x);
-  if (size >= 464.f) return 0x7e | sign;
-  int exponent;
-  std::frexp(size, &exponent);
-  const int power = std::max(exponent - 1, -6);  // of the leading bit
-  int steps = int(std::nearbyint(std::ldexp(size, 3 - power)));
-  return std::min(0x7eu, unsigned(((power + 6) << 3) + steps)) | sign;
-}
-inline void pack_fp8(unsigned& y, float a, float b, float c, float d) {
-  y = e4m3_of(a) | e4m3_of(b) << 8 | e4m3_of(c) << 16 | e4m3_of(d) << 24;
-}
-}  // namespace emulator
-
-inline void __syncthreads() { emulator::named[0]->arrive_and_wait(); }
-inline long clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-inline void __nanosleep(unsigned ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
+inline void __syncthreads() { __syncthreads_or(0); }
+inline void __syncwarp() { emulator::own_warp().together.meet("a warp"); }
+inline long clock() { return emulator::random(); }
+inline void __nanosleep(unsigned) { emulator::leave(); }
 namespace emulator {
 template <class T> T exchange_number(T x, int lane) {
   if constexpr (sizeof(T) < 4) return T(exchange(unsigned(x), lane));
-  else if constexpr (sizeof(T) == 8) {
-    const auto bits = __builtin_bit_cast(std::size_t, x);
-    const std::size_t low = exchange(unsigned(bits), lane), high = exchange(unsigned(bits >> 32), lane);
-    return __builtin_bit_cast(T, low | high << 32);
-  }
-  else return __builtin_bit_cast(T, exchange(__builtin_bit_cast(unsigned, x), lane));
-}
-inline void read_two(double& x, double& y, const void* from, int wanted) {
-  double two[2] = {0, 0};
-  if (wanted) std::memcpy(two, from, 16);
-  x = two[0], y = two[1];
-}
-
-// Copies of a thread to shared memory: nothing is there before it has been waited for.
-struct Copy { void* to; const void* from; unsigned bytes, all; };
-inline thread_local std::vector<std::vector<Copy>> copies = {{}};
-inline void copy_some_if(int wanted, unsigned to, const void* from, unsigned bytes, unsigned all = 16) {
-  if (wanted) copies.back().push_back({origin + int(to), from, bytes, all});
-}
-inline void copy_if(int wanted, unsigned to, const void* from, unsigned bytes = 16) { copy_some_if(wanted, to, from, bytes, bytes); }
-inline void commit_copies() { copies.emplace_back(); }
-inline void wait_for_copies(std::size_t pending) {
-  while (copies.size() > pending + 1) {
-    for (const Copy& x : copies.front()) std::memset(x.to, 0, x.all), std::memcpy(x.to, x.from, x.bytes);
-    copies.erase(copies.begin());
+  else {
+    unsigned words[sizeof(T) / 4];
+    memcpy(words, &x, sizeof(T));
+    show(words, [&](const auto& all) { memcpy(&x, all[lane & 31], sizeof(T)); });
+    return x;
   }
 }
 }  // namespace emulator
-inline std::size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }
 template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulator::exchange_number(x, lane); }
 template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
@@ -206,49 +325,64 @@ template <class T> T __shfl_down_sync(unsigned, T x, int by) {
 template <class T> T __ldcs(const T* from) { return *from; }
 template <class T> T __ldg(const T* from) { return *from; }
 template <class T> T __ldcg(const T* from) { return *from; }
-inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
-inline int atomicSub(int* to, int x) { return __atomic_fetch_sub(to, x, __ATOMIC_SEQ_CST); }
-inline unsigned atomicOr(unsigned* to, unsigned x) { return __atomic_fetch_or(to, x, __ATOMIC_SEQ_CST); }
-template <class T> T atomicMax(T* to, T x) {
-  T now = __atomic_load_n(to, __ATOMIC_SEQ_CST);
-  while (now < x && !__atomic_compare_exchange_n(to, &now, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
-  return now;
+template <class T> T atomicAdd(T* to, T x) {
+  const T old = *to;
+  return *to = old + x, old;
 }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline int atomicSub(int* to, int x) { return atomicAdd(to, -x); }
+inline unsigned atomicOr(unsigned* to, unsigned x) {
+  const unsigned old = *to;
+  return *to = old | x, old;
+}
+template <class T> T atomicMax(T* to, T x) {
+  const T old = *to;
+  return *to = max(old, x), old;
+}
+inline unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
+  const unsigned old = *at;
+  if (old == wanted) *at = x;
+  return old;
+}
+inline void __threadfence() {}
 inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= emulator::exchange(x, lane) << lane;
+  emulator::show({unsigned(x)}, [&](const auto& all) {
+    for (int lane = 0; lane < 32; ++lane) bits |= all[lane][0] << lane;
+  });
   return bits;
 }
 inline unsigned __match_any_sync(unsigned, unsigned x) {
   unsigned bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= unsigned(emulator::exchange(x, lane) == x) << lane;
+  emulator::show({x}, [&](const auto& all) {
+    for (int lane = 0; lane < 32; ++lane) bits |= unsigned(all[lane][0] == x) << lane;
+  });
   return bits;
-}
-inline unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
-  __atomic_compare_exchange_n(at, &wanted, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-  return wanted;
 }
 inline bool __any_sync(unsigned, bool x) { return __ballot_sync(0, x) != 0; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
-  const std::size_t all = x | std::size_t(y) << 32;
+  const unsigned long all = x | (unsigned long)(y) << 32;
   unsigned out = 0;
   for (int i = 0; i < 4; ++i) out |= unsigned(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return out;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline float __log2f(float x) { return std::log2(x); }
+inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float x, float y) { return x / y; }
-inline void __syncwarp() { emulator::warp->together.arrive_and_wait(); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
-inline double __hiloint2double(int high, int low) { return __builtin_bit_cast(double, std::size_t(unsigned(high)) << 32 | unsigned(low)); }
 inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
+inline double __hiloint2double(int high, int low) {
+  return __builtin_bit_cast(double, (unsigned long)(unsigned(high)) << 32 | unsigned(low));
+}
 inline float __double2float_rz(double x) {
   const float y = float(x);
-  return std::fabs(double(y)) > std::fabs(x) ? std::nextafter(y, 0.f) : y;
+  return __builtin_fabs(double(y)) > __builtin_fabs(x) ? nextafterf(y, 0.f) : y;
 }
-using std::fma;
-using std::max;
-using std::min;
+inline float log2(float x) { return log2f(x); }
+inline float exp2(float x) { return exp2f(x); }
+inline unsigned long __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }
+
+#include "emulated_ptx.h"
+
+#pragma GCC pop_options

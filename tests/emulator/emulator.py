@@ -1,19 +1,31 @@
-"""Kernels on the CPU: their sources, compiled by a C++ compiler with a thread for each of their threads."""
+"""Kernels on the CPU: their sources, compiled by a C++ compiler with a fiber for each of their threads.
+
+Compiled kernels are kept in a folder that all processes and later runs share, under a digest of all they are made of.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
+import faulthandler
+import fcntl
 import hashlib
 import mmap
+import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +51,7 @@ from bsrgemm._products import (
     work_list_launch,
 )
 from bsrgemm._products import cuda as products_cuda
+from bsrgemm._products.call import ProductCall
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -159,8 +172,16 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         yield
 
 
-def run_attention(call: AttentionCall) -> None:
-    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`."""
+def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1, beta: Any = 0, **options: Any) -> Any:
+    """A product by the kernel that `launch.product` chooses, within `emulated`, with nothing remembered; its plan."""
+    A._backend, A._matrix_cache = HOST, None
+    launch.product(ProductCall(A, B, out, acc, alpha, beta, **{"may_copy": False, **options}))
+    (made,) = A._matrix_cache.plans.values()
+    return made.value
+
+
+def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
+    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; they are put as told."""
     arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
     lse = None if call.lse is None else put(call.lse)
     mask = copy.copy(call.mask)
@@ -185,7 +206,11 @@ class Kernel:
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
         held = [self._bytes(x) for x in args]
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
-        self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0], shared_mem)
+        whole = (ctypes.c_ulong(x) for x in (_STACK, seed()))
+        with _alone:
+            faulthandler.dump_traceback_later(_PATIENCE, exit=True, file=sys.__stderr__)  # a loop that does not end
+            self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0], shared_mem, _stacks(), *whole)
+            faulthandler.cancel_dump_traceback_later()
 
     @staticmethod
     def _bytes(x: Any) -> Array:
@@ -194,22 +219,38 @@ class Kernel:
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
 
 
-#: Headers that are exchanged for those of the emulator.
-_OTHERS = {"tma.cuh": "emulated_tma.h", "wgmma.cuh": "emulated_wgmma.h", "mma.cuh": "emulated_mma.h"}
+#: Seconds that a launch may take, and bytes of the stack of a thread.
+_PATIENCE, _STACK = 300, 256 << 10
+#: One launch at a time.
+_alone = threading.Lock()
+
+
+def seed() -> int:
+    """What the order of threads and the first contents of shared memory follow from: BSRGEMM_EMULATOR_SEED."""
+    return int(os.environ.get("BSRGEMM_EMULATOR_SEED", "1"))
+
+
+@cache
+def _stacks() -> ctypes.c_void_p:
+    """Stacks of 1024 threads, with a page below each that ends the process."""
+    memory = mmap.mmap(-1, 1024 * _STACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _kept.append(memory)
+    first = np.frombuffer(memory, np.uint8).ctypes.data
+    protect = ctypes.CDLL(None).mprotect
+    assert not any(protect(ctypes.c_void_p(first + i * _STACK), ctypes.c_size_t(4096), 0) for i in range(1024))
+    return ctypes.c_void_p(first)
+
+
+_kept: list[Any] = []
+
+
+# ---------------------------------------------------------------------------------- sources
+#: Headers that are exchanged for one of the emulator, wherever they lie: their assembly is put together by macros.
+_OTHERS = {"wgmma.cuh": "emulated_wgmma.h"}
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
-#: Of instructions with several lines: what is in them, and the function that stands for them.
-_SEVERAL = {
-    "e4m3x2": "pack_fp8",
-    "cvt.f32.f16 %0, low": "low_half",
-    "cvt.f32.f16 %0, high": "high_half",
-    "tid.x": "thread_number",
-    "cp.async.cg.shared.global [%1], [%2], 16, %3": "copy_some_if",
-    "cp.async.cg.shared.global [%1], [%2], 16;": "copy_if",
-    "cp.async.ca.shared.global [%1], [%2], %3": "copy_if",
-    "cp.async.commit_group": "commit_copies",
-    "cp.async.wait_group": "wait_for_copies",
-    "ld.global.nc.v2.f64": "read_two",
-}
+_SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+_MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:[^\n]*\\\n)*[^\n]*)$", flags=re.M)
+_REGISTERS = {"pred": "bool", "b16": "unsigned short", "b32": "unsigned"}
 
 
 def _parts(text: str, separator: str) -> list[str]:
@@ -219,7 +260,7 @@ def _parts(text: str, separator: str) -> list[str]:
         if letter == '"' and text[i - 1 : i] != "\\":
             quoted = not quoted
         elif not quoted:
-            depth += {"(": 1, ")": -1}.get(letter, 0)
+            depth += {"(": 1, ")": -1, "[": 1, "]": -1}.get(letter, 0)
             if letter == separator and depth == 0:
                 parts.append("")
                 continue
@@ -227,22 +268,63 @@ def _parts(text: str, separator: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _call(inside: str) -> str:
-    """The function with the name of an instruction, its results and operands as arguments."""
-    template, *operands = [*_parts(inside.replace("::", ": :"), ":"), "", ""][:3]
-    said = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template))
-    if not said:
-        return ""
-    name = next((f for part, f in _SEVERAL.items() if part in said), said.split()[0].replace(".", "_"))
+def _instruction(text: str, values: list[str]) -> str:
+    """An instruction of PTX in C++: a call of the function of that name, with its operands."""
+    if text.startswith(".reg"):
+        _, kind, names = text.split(None, 2)
+        return f"{_REGISTERS[kind[1:]]} {names}"
+    condition = ""
+    if text.startswith("@"):
+        condition, text = text[1:].split(None, 1)
+        condition = f"if ({condition}) "
+    name, _, rest = text.partition(" ")
+    name = re.sub(r"\.L2::(?:\d+B|cache_hint)", "", name).replace("::", "_").replace(".", "_")
+    operands = [x.strip().removeprefix("_|") for x in re.sub(r"[\[\]{}]", "", rest).split(",")]
+    operands = [re.sub(r"^0d0+$", "0.0", x).replace("%%tid.x", "threadIdx.x") for x in operands if x not in ("", "_")]
+    operands = [re.sub(r"%(\d+)", lambda x: f"({values[int(x[1])]})", x) for x in operands]
+    return f"{condition}emulator::{name}({', '.join(operands)})"
+
+
+def _statement(inside: str) -> str:
+    """What stands in the parentheses of an assembly statement, in C++; nothing if it says nothing to a CPU."""
+    template, *constraints = [*_parts(inside.replace("::", ": :"), ":"), "", ""][:3]
+    said = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)).replace("\\n", " ").replace(": :", "::")
     values = [
-        re.sub(r'^"[=+&]*[a-z]"\((.*)\)$', r"\1", x, flags=re.S) for part in operands for x in _parts(part, ",") if x
+        re.sub(r'^(?:"[=+&a-z]*"\s*)+\((.*)\)$', r"\1", x, flags=re.S)
+        for part in constraints
+        for x in _parts(part, ",")
+        if x
     ]
-    return f"emulator::{name}({', '.join(values)})"
+    lines = [x.strip() for x in re.sub(r"^\s*\{(.*)\}\s*$", r"\1", said, flags=re.S).split(";")]
+    called = "; ".join(_instruction(x, values) for x in lines if x)
+    return f"do {{ {called}; }} while (false)" if called else ""
 
 
-def _without_assembly(text: str) -> str:
-    """Instructions become calls of functions; those that say nothing to a CPU go."""
-    text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "u8* memory = emulator::shared;")
+def _expanded(text: str) -> str:
+    """A source in which macros with parameters that stand for assembly are written out."""
+    for found in list(_MACRO.finditer(text)):
+        name, parameters, body = found[1], [x.strip() for x in found[2].split(",")], found[3].replace("\\\n", " ")
+        if not _ASSEMBLY.search(body):
+            continue
+        text = text.replace(found[0], "", 1)
+        while use := re.search(rf"^{name}\(", text, flags=re.M):
+            end, depth = use.end(), 1
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            values = dict(zip(parameters, _parts(text[use.end() : end - 1], ","), strict=True))
+            pieces = re.split(r'("(?:[^"\\]|\\.)*")', body)  # strings stay as they are
+            words = [
+                x if x[:1] == '"' else re.sub(r"\b\w+\b", lambda w, values=values: values.get(w[0], w[0]), x)
+                for x in pieces
+            ]
+            text = text[: use.start()] + "".join(words) + text[end:]
+    return text
+
+
+def _translated(text: str) -> str:
+    """A source with its assembly in C++ and its shared memory at the place that the emulator gives it."""
+    text = _SHARED.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::shared);", _expanded(text))
     out, at = "", 0
     for found in _ASSEMBLY.finditer(text):
         end, depth, quoted = found.end(), 1, False
@@ -251,52 +333,110 @@ def _without_assembly(text: str) -> str:
                 quoted = not quoted
             depth += 0 if quoted else {"(": 1, ")": -1}.get(text[end], 0)
             end += 1
-        out += text[at : found.start()] + _call(text[found.end() : end - 1])
+        out += text[at : found.start()] + _statement(text[found.end() : end - 1])
         at = end
     return out + text[at:]
 
 
-def _sources(source: str, folder: Path) -> None:
-    """A kernel and its headers as the emulator wants them."""
+@cache
+def _sources(source: str) -> dict[str, str]:
+    """A kernel and its headers by name, as the emulator wants them."""
+    texts = {name: (HERE / name).read_text() for name in ("emulator.h", "emulated_ptx.h")}
     for name, text in gather(source).items():
-        other = _OTHERS.get(Path(name).name)
-        text = (HERE / other).read_text() if other else _without_assembly(text)
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file() or path.read_text() != text:
-            path.write_text(text)
+        other = _OTHERS.get(PurePosixPath(name).name)
+        if other:  # what the header includes is included all the same
+            included = re.findall(r'^#include ".*"$', text, flags=re.M)
+            texts[name] = "\n".join(["#pragma once", *included, (HERE / other).read_text()])
+        else:
+            texts[name] = _translated(text)
+    return texts
+
+
+# ---------------------------------------------------------------------------------- builds
+_MAIN = """#include "emulator.h"
+#include "{source}"
+extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned bytes,
+                        unsigned char* stacks, unsigned long stack_bytes, unsigned long seed) {{
+  emulator::launch({entry}, arguments, {{x, y, z}}, threads, bytes, stacks, stack_bytes, seed);
+}}
+"""
+
+
+def builds() -> Path:
+    """Where compiled kernels are kept for all processes and runs: BSRGEMM_EMULATOR_FOLDER, or with other caches."""
+    chosen = os.environ.get("BSRGEMM_EMULATOR_FOLDER")
+    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(chosen) if chosen else Path(cache_home, "bsrgemm-emulator")
+
+
+#: Not the library of C++, of which nothing is used; that of C is there.
+_LINKED = ["-nostdlib", "-lgcc"]
+
+
+@cache
+def _compiler() -> tuple[str, ...]:
+    """The compiler, how it is called and which one it is."""
+    assert COMPILER is not None
+    said = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+    flags = [
+        "-std=c++17",
+        "-w",
+        "-Wno-psabi",
+        "-fPIC",
+        "-shared",
+        "-pipe",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-threadsafe-statics",
+    ]
+    flags += ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]  # jumps from stack to stack are what they look for
+    if "clang" not in said:
+        flags.append("-fno-gnu-unique")  # or variables of one kernel are those of all others
+    return (COMPILER, *flags, platform.machine(), said)
 
 
 @cache
 def load(spec: KernelSpec, folder: Path) -> Kernel:
-    """The kernel of a spec, compiled into that folder."""
-    assert COMPILER is not None
-    text = "\n".join(
-        [
-            '#include "emulator.h"',
-            f'#include "{spec.source}"',
-            'extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads,',
-            "                        unsigned bytes) {",
-            f"  emulator::launch({spec.entry}, arguments, {{x, y, z}}, threads, bytes);",
-            "}\n",
-        ]
-    )
-    _sources(spec.source, folder)
-    name = hashlib.sha256(repr(spec).encode()).hexdigest()[:16]
-    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text(text)
-    defines = [f"-D{key}={value}" for key, value in spec.all_defines()]
-    # Tensor cores are worked out element by element, which wants some optimization.
-    level = "-O1" if {"wgmma.cuh", "mma_tiles.cuh"} & {Path(name).name for name in gather(spec.source)} else "-O0"
-    command = [COMPILER, "-std=c++20", level, "-w", "-fPIC", "-shared", "-pthread", f"-I{folder}", f"-I{HERE}"]
-    subprocess.run([*command, *defines, str(source), "-o", str(library)], check=True)
+    """The kernel of a spec, compiled into that folder unless it is there."""
+    *command, machine, version = _compiler()
+    texts = _sources(spec.source) | {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
+    command += [f"-D{key}={value}" for key, value in spec.all_defines()]
+    key = hashlib.sha256(repr((sorted(texts.items()), command, _LINKED, machine, version)).encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{spec.entry}-{key}.so"
+    if not library.is_file():
+        with open(library.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.is_file():
+                _build(command, texts, library)
+        _forget_old(folder)
+    os.utime(library)
     return Kernel(ctypes.CDLL(str(library)))
+
+
+def _build(command: list[str], texts: dict[str, str], library: Path) -> None:
+    """Compile in a folder of its own; others see the whole library or none."""
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as name:
+        where = Path(name)
+        for path, text in texts.items():
+            (where / path).parent.mkdir(parents=True, exist_ok=True)
+            (where / path).write_text(text)
+        subprocess.run([*command, "-I.", "main.cpp", *_LINKED, "-o", "built.so"], cwd=where, check=True)
+        os.replace(where / "built.so", library)
+
+
+def _forget_old(folder: Path, days: int = 14) -> None:
+    """Remove what no run has asked for in some days."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.is_file() and time.time() - path.stat().st_mtime > days * 86400:
+                path.unlink()
 
 
 def encode(
     pointer: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], **how: Any
 ) -> np.ndarray[Any, Any]:
-    """A tensor map as emulated_tma.h reads it."""
+    """A tensor map as emulated_ptx.h reads it."""
     tensor_map._check(pointer, dtype, tuple(dims), tuple(strides), tuple(box), how.get("swizzle", "none"), "256B")
     item = tensor_map.DTYPES[dtype][1]
     more = 4 - len(dims)

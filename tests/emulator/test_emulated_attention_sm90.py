@@ -18,6 +18,7 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -46,6 +47,7 @@ class Emulated:
             out, lse = bg.attention(q, k, v, return_lse=True, **options)
         names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
         assert names == {"attention_sm90"}
+        assert not any(counters.any() for counters in workspace._zeroed.values())  # as the next launch wants them
         return out.astype(np.float64), lse.astype(np.float64)
 
     def check(self, q: Any, k: Any, v: Any, wide: Any = None, **options: Any) -> None:
@@ -140,3 +142,49 @@ def test_fp8(how, emulated, rng) -> None:
         options |= {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 45, 150]}
     wide = [x.astype(np.float64) * s for x, s in zip(narrow, scales.values(), strict=True)]
     emulated.check(*(x.view(np.uint8) for x in narrow), wide, **options, **scales)
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
+def test_a_weight_that_outweighs_all_others_is_one_however_large_its_score(dtype, emulated, rng) -> None:
+    """A huge maximum is rounded, and the largest weight is not 1; its error cancels out."""
+    q, k, v = operands(rng, 64, 130, heads=(1, 1), dtype=dtype)
+    q, k = (60 * q).astype(dtype), (60 * k).astype(dtype)
+    out, _ = emulated.run(q, k, v, out_dtype=np.float32)
+    scores = q[0, 0].astype(np.float64) @ k[0, 0].astype(np.float64).T / 8
+    first, second = np.sort(scores, axis=1)[:, -1], np.sort(scores, axis=1)[:, -2]
+    clear = first - second > 40
+    assert clear.sum() > 40 and first.min() > 2000
+    np.testing.assert_allclose(out[0, 0, clear], v[0, 0, scores.argmax(axis=1)[clear]].astype(np.float64), rtol=2e-6)
+
+
+@pytest.mark.parametrize("climbs", [0, 1, -1])
+def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(climbs, emulated, rng) -> None:
+    """Those of more than 2048 keys, also where keys that are met later weigh more and what was kept fades."""
+    q, k, v = operands(rng, 64, 2500, 64, (1, 1))
+    if climbs:
+        q = np.broadcast_to(np.sign(q[:, :, :1]), q.shape)
+        k = np.sign(q[:, :, :1]) * np.linspace(0.1, 2, 2500)[::climbs, None]
+    v = v + np.linspace(0, 2, 2500)[None, None, :, None]  # so that early keys and late ones are told apart
+    narrow = [np.ascontiguousarray(x).astype(FLOAT8) for x in (q, k, v)]
+    wide = [x.astype(np.float64) for x in narrow]
+    scales = {name: 1.0 for name in ("q_scale", "k_scale", "v_scale")}
+    emulated.check(*(x.view(np.uint8) for x in narrow), wide, out_dtype=np.float32, **scales)
+
+
+@pytest.mark.parametrize("bounds", [[0, -9, 40], [0, 2**31 - 1, 40], [30, 7, 2**31 - 1], [-(2**31), 20, -1]], ids=str)
+def test_values_between_bounds_that_were_spoiled_touch_nothing_outside(bounds, folder, rng) -> None:
+    """16 places of a sequence are its keys, in the order of the kernel, or 0; keys lie inside."""
+    with emulator.emulated(folder, emulator.guarded, arch="sm_90a"):
+        v = emulator.guarded(rng.integers(1, 250, (1, 2, 40, 64)).astype(np.uint8))
+        got = attention_launch._by_columns(v, emulator.guarded(np.array(bounds, np.int32)))
+    held = np.clip(bounds, 0, 40)
+    place = [-(-x // 16) + s for s, x in enumerate(held)]
+    want = np.zeros(got.shape, np.uint8)
+    for group in range(got.shape[3] // 16):
+        sequence = 1 if place[1] <= group else 0  # the last one that begins at or before it
+        first = held[sequence] + 16 * (group - place[sequence])
+        for at in range(16):
+            key = first + 2 * (at // 4) + at % 4 + (6 if at % 4 > 1 else 0)
+            if 0 <= key < held[sequence + 1]:
+                want[0, :, :, 16 * group + at] = v[0, :, key]
+    np.testing.assert_array_equal(got, want)

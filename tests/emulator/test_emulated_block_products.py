@@ -13,11 +13,12 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._kernels import device
 from bsrgemm._products import block_products
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-from .emulator import Array, put
+from .emulator import guarded, put
 from .test_emulated_tensor_cores import laid_out
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
@@ -41,8 +42,8 @@ def emulated(folder: Path, arch: str) -> Iterator[None]:
     with (
         emulator.emulated(folder, arch=arch),
         patch.object(block_products, "cupy", stand_in),
-        patch.object(block_products, "_multiprocessors", lambda: 1),
-        patch.object(block_products, "_l2_bytes", lambda: 0),
+        patch.object(device, "multiprocessors", lambda: 1),
+        patch.object(device, "l2_bytes", lambda: 0),
     ):
         yield
 
@@ -123,13 +124,38 @@ def test_floats_of_32_and_64_bits(dtype, block, order, rng) -> None:
     np.testing.assert_array_equal(np.asarray(got), [want, 0 * want])
 
 
-@pytest.mark.parametrize("garbage", [-7, 2**31 - 1])
+@pytest.mark.parametrize("garbage", [-7, 3, 2**31 - 1, -(2**31), 2**40])
 @pytest.mark.parametrize("which", ["indices", "indptr"])
-def test_garbage_reads_nothing_outside(which, garbage, rng) -> None:
-    lists: dict[str, Array] = {
-        "indices": put(np.array([0, 2, 1])),
-        "indptr": put(np.array([0, 2, 3])),
-    }
+@pytest.mark.parametrize("block", [(64, 64), (16, 16)], ids=str)
+def test_sampled_products_of_spoiled_index_arrays_touch_nothing_outside(block, which, garbage, rng) -> None:
+    """Whatever is read or written outside of the arrays ends the process; a block without a column is zero."""
+    (R, C), K = block, 64
+    X, Y = guarded(integers(rng, (2 * R, K))), guarded(integers(rng, (K, 3 * C)))
+    lists = {"indices": guarded(np.array([0, 2, 1])), "indptr": guarded(np.array([0, 2, 3]))}
     lists[which][1] = garbage
-    X, Y = put(integers(rng, (128, 64))), put(integers(rng, (64, 192)))
-    block_products.sampled(X, Y, *lists.values(), (64, 64), F16)
+    with patch.object(block_products.cupy, "empty", lambda shape, dtype: guarded(np.full(shape, 77, dtype))):
+        got = block_products.sampled(X, Y, *lists.values(), block, F16)
+    product = (np.asarray(X).astype(np.float64) @ np.asarray(Y).astype(np.float64)).reshape(2, R, 3, C).swapaxes(1, 2)
+    if which == "indices":
+        want = [product[0, 0], np.zeros(block), product[1, 1]]
+        np.testing.assert_array_equal(got.astype(np.float64), want)
+
+
+@pytest.mark.parametrize("garbage", [-7, 2**31 - 1, -(2**31), 2**40])
+@pytest.mark.parametrize("which", ["left", "right", "starts"])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (16, 16, 16)], ids=str)
+def test_pairs_that_were_spoiled_touch_nothing_outside_and_add_nothing(shape, which, garbage, rng) -> None:
+    R, K, N = shape
+    a, b = guarded(integers(rng, (3, R, K))), guarded(integers(rng, (4, K, N)))
+    lists = {"left": [0, 1, 2, 0, 1], "right": [3, 2, 1, 0, 3], "starts": [0, 2, 4]}
+    lists[which][1] = garbage
+    placed = {name: guarded(np.array(x)) for name, x in lists.items()}
+    with patch.object(block_products.cupy, "empty", lambda shape, dtype: guarded(np.full(shape, 77, dtype))):
+        got = block_products.pair_products(a, placed["left"], b, placed["right"], placed["starts"], F32)
+    bounds = np.clip([*lists["starts"], 5], 0, 5)
+    for s in range(3):
+        want = np.zeros((R, N))
+        for p in range(bounds[s], bounds[s + 1]):
+            if 0 <= lists["left"][p] < 3 and 0 <= lists["right"][p] < 4:
+                want += a[lists["left"][p]].astype(np.float64) @ b[lists["right"][p]].astype(np.float64)
+        np.testing.assert_array_equal(got[s], want)

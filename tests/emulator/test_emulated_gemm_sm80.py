@@ -11,12 +11,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import launch, matrix_cache
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-from .emulator import Array, put
+from .emulator import Array, guarded, put
 from .test_emulated_tensor_cores import Matrix, laid_out
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
@@ -35,10 +33,8 @@ def rng() -> np.random.Generator:
 
 
 def multiply(A: Matrix, B: Array, out: Array, acc: Any, alpha: Any = 1, beta: Any = 0, **how: Any) -> None:
-    ready = matrix_cache.MatrixCache(HOST, A)
-    launch.product(ready, A._shape, B, out, acc, alpha, beta, **how)
-    (made,) = ready.plans.values()
-    assert made.value.config.spec().entry == "gemm_sm80"
+    plan = emulator.run_product(A, B, out, acc, alpha, beta, **how)
+    assert plan.config.spec().entry == "gemm_sm80"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +48,9 @@ def multiply(A: Matrix, B: Array, out: Array, acc: Any, alpha: Any = 1, beta: An
         (F64, F64, (16, 16), 72, "CC", {}),
         (F64, F64, (48, 32), 24, "FF", {"transposed": True}),
         (I8, I32, (32, 64), 48, "FC", {}),
+        (F16, F16, (32, 80), 72, "CC", {}),  # the last stage along K has one step
+        (F32, F32, (32, 40), 72, "FC", {}),
+        (F64, F64, (16, 24), 24, "FC", {}),
     ],
     ids=str,
 )
@@ -82,3 +81,23 @@ def test_nan_spreads_only_through_stored_blocks(rng) -> None:
     wrong = np.zeros(out.shape, bool)
     wrong[np.repeat(stored, 32), 7] = True
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), wrong)
+
+
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1, -(2**31)])
+def test_indices_that_were_spoiled_are_left_out_and_bounds_are_not_believed(bad, dtype, folder, rng) -> None:
+    """Whatever is read or written outside of the arrays ends the process."""
+    with emulator.emulated(folder, guarded, arch="sm_80"):
+        A = Matrix(rng, (32, 32), dtype)
+        A.data, A.indices, A.indptr = map(guarded, (A.data, A.indices, A.indptr))
+        row = np.repeat(np.arange(4), np.diff(A.indptr))
+        A.blocks[row[1::2], np.asarray(A.indices)[1::2]] = 0
+        A.indices[1::2] = bad
+        B = guarded(rng.integers(-2, 3, (A._shape[1], 72)).astype(dtype))
+        out = guarded(np.full((A._shape[0], 72), np.nan, dtype))
+        multiply(A, B, out, F32, F32.type(1), F32.type(0))
+        np.testing.assert_array_equal(np.asarray(out).astype(np.float64), A.dense @ np.asarray(B).astype(np.float64))
+        A.indptr[[1, 3]] = bad
+        out[...] = np.nan
+        multiply(A, B, out, F32, F32.type(1), F32.type(0))
+        assert np.isfinite(out.astype(np.float64)).all()  # every row is written

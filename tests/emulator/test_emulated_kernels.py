@@ -1,6 +1,6 @@
 """The plain kernels as they are, launched as they are, on the CPU: what a card would compute, without one.
 
-Of the tensor cores, gemm_sm90 and attention_sm90 have files of their own; the others need a card.
+Kernels of the tensor cores have files of their own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ pytest.importorskip("cupy")
 from bsrgemm._backend import array_kernels, cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import element_types, workspace
-from bsrgemm._products import configs, launch, matrix_cache
+from bsrgemm._products import configs
+from bsrgemm._products import cuda as products_cuda
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
 from . import emulator
-from .emulator import Array, put
+from .emulator import Array, guarded, put
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
@@ -102,11 +103,8 @@ def exact(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def multiply(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 0, transposed: bool = False) -> str:
     """out = alpha * A @ B + beta * out by the plain cores; the kernel that did it."""
-    ready = matrix_cache.MatrixCache(HOST, A)
     acc = accumulator_dtype(A.data.dtype)
-    launch.product(ready, A._shape, B, out, acc, alpha, beta, transposed=transposed)
-    (made,) = ready.plans.values()
-    return made.value.config.spec().entry
+    return emulator.run_product(A, B, out, acc, alpha, beta, transposed=transposed).config.spec().entry
 
 
 def assert_product(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 0, transposed: bool = False) -> str:
@@ -202,7 +200,7 @@ def test_rows_under_way_together_change_nothing(
         results = []
         for chosen in (config, replace(config, rows_together=at_once)):
             out = put(before[:, None])
-            launch.product(matrix_cache.MatrixCache(HOST, A), A._shape, put(x[:, None]), out, f64, 2, -1, config=chosen)
+            emulator.run_product(A, put(x[:, None]), out, f64, 2, -1, config=chosen)
             results.append(out.get()[:, 0])
         want = 2 * (scipy.sparse.bsr_array((data, col, indptr), shape=A._shape) @ x) - before
         np.testing.assert_allclose(results[0], want, rtol=1e-12, atol=1e-11)
@@ -243,17 +241,43 @@ def test_nothing_is_read_beside_the_operands(folder: Path) -> None:
     assert done.stdout == "as it should be\n", f"ended with {done.returncode}\n{done.stderr}"
 
 
-def test_indices_that_were_spoiled_are_left_out(rng: np.random.Generator) -> None:
+def believed(A: Matrix, R: int, K: int) -> np.ndarray[Any, Any]:
+    """The dense matrix of index arrays of which only what lies inside is believed."""
+    rows, cols, blocks = A._shape[0] // R, A._shape[1] // K, np.asarray(A.data)
+    wide = np.zeros((rows, cols, R, K))
+    for i in range(rows):
+        for p in range(max(int(A.indptr[i]), 0), min(int(A.indptr[i + 1]), len(blocks))):
+            if 0 <= A.indices[p] < cols:
+                wide[i, A.indices[p]] += blocks[p]
+    return wide.swapaxes(1, 2).reshape(A._shape)
+
+
+@pytest.mark.parametrize(
+    ("block", "N", "entry"),
+    [((3, 2), 1, "spmv_small"), ((3, 2), 4, "spmm"), ((17, 13), 1, "spmv"), ((24, 32), 1, "spmv"),
+     ((17, 13), 5, "gemm_simt"), ((24, 32), 40, "gemm_simt")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("which", ["indices", "indptr"])
+def test_index_arrays_that_were_spoiled_are_believed_where_they_are_inside(
+    which: str, block: tuple[int, int], N: int, entry: str, folder: Path, rng: np.random.Generator
+) -> None:
+    """Whatever is read or written outside of the arrays ends the process."""
     dtype = np.dtype(np.float64)
-    for N, bad in itertools.product((1, 4), (-1, 5, 2**31 - 1, -(2**31))):
-        A = Matrix(rng, 3, 2, dtype)
-        A.indices[2] = bad
-        good = np.arange(len(A.indices)) != 2
-        row = np.repeat(np.arange(6), np.diff(A.indptr))
-        wide = np.zeros((6, 5, 3, 2))
-        np.add.at(wide, (row[good], np.asarray(A.indices)[good]), np.asarray(A.data)[good])
-        A.dense = wide.swapaxes(1, 2).reshape(A._shape)
-        assert_product(A, put(numbers(rng, (10, N), dtype)), put(np.zeros((18, N))))
+    with emulator.emulated(folder, guarded):
+        for bad, index in itertools.product((-1, 5, 2**31 - 1, -(2**31)), ("i4", "i8")):
+            A = Matrix(rng, *block, dtype, index, put=guarded)
+            if which == "indices":
+                A.indices[[2, -1]] = bad
+            else:
+                A.indptr[[2, 4]] = bad
+            A.dense = believed(A, *block)
+            M, K = A._shape
+            B, out = (guarded(numbers(rng, (n, N), dtype)) for n in (K, M))
+            assert assert_product(A, B, out, 1, 2) == entry
+            A.indptr[-1] = bad
+            A.dense = believed(A, *block)
+            assert_product(A, B, out, 1, 0)
 
 
 def test_nan_reaches_the_rows_that_meet_it_and_no_others(rng: np.random.Generator) -> None:
@@ -273,7 +297,7 @@ def test_products_of_pairs_of_blocks(dtype: np.dtype[Any], rng: np.random.Genera
     a, b = numbers(rng, (5, 3, 4), dtype), numbers(rng, (6, 4, 2), dtype)
     ia, ib = rng.integers(0, 5, 11), rng.integers(0, 6, 11)
     starts = np.array([0, 3, 3, 9])
-    got = cupy_backend.CupyBackend.pair_products(HOST, *map(put, (a, ia, b, ib, starts)), dtype)
+    got = products_cuda.ENGINE.pair_products(*map(put, (a, ia, b, ib, starts)), dtype)
     each = a.astype(exact(dtype))[ia] @ b.astype(exact(dtype))[ib]
     for s, (first, last) in enumerate(itertools.pairwise((*starts, 11))):
         want = each[first:last].sum(axis=0, dtype=exact(dtype))
@@ -298,6 +322,34 @@ def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.ra
             HOST, operation, put(values), None if chosen is None else put(chosen), put(first)
         )
         np.testing.assert_array_equal(got.get(), ufunc.reduceat(rows, first, axis=0))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
+@pytest.mark.parametrize("operation", list(array_kernels.OPERATIONS))
+def test_long_segments_are_reduced_by_many_lanes(
+    operation: str, dtype: np.dtype[Any], rng: np.random.Generator
+) -> None:
+    """Segments of fewer and of more rows than a warp has lanes; a lane without a row counts for nothing."""
+    starts = np.array([0, 1, 3, 40, 41, 170])
+    values = (100 + numbers(rng, (235, 3), dtype)).astype(dtype)  # a lane that has no row must not say 0
+    if operation in ("maximum", "fmax"):
+        values = -values
+    if dtype.kind != "i":
+        values[[20, 41, 180], [1, 2, 0]] = np.nan
+    order = rng.permutation(235)
+    assert array_kernels.segment(dtype, operation, 235 // len(starts), 3).lanes == 32
+    for chosen in (None, order):
+        rows = values if chosen is None else values[chosen]
+        got = cupy_backend.CupyBackend.segment_reduce(
+            HOST, operation, guarded(values), None if chosen is None else guarded(chosen), guarded(starts)
+        )
+        np.testing.assert_array_equal(got.get(), getattr(np, operation).reduceat(rows, starts, axis=0))
+    spoiled = order.copy()
+    spoiled[[3, 50, 234]] = [-1, 235, 2**40]
+    kept = np.delete(spoiled, [3, 50, 234])
+    got = cupy_backend.CupyBackend.segment_reduce(HOST, operation, guarded(values), guarded(spoiled), guarded(starts))
+    want = getattr(np, operation).reduceat(values[kept], np.array([0, 1, 3, 39, 40, 168]), axis=0)
+    np.testing.assert_array_equal(got.get(), want)
 
 
 @pytest.mark.parametrize("index", ["i4", "i8"])

@@ -11,20 +11,22 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend import structure
 from bsrgemm._backend.base import Blocks
-from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import device
 from bsrgemm._products import spgemm_pattern
+from bsrgemm._products.engine import ProductEngine
+from bsrgemm._products.host import ENGINE
 
 from . import emulator
-from .emulator import put
+from .emulator import guarded
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
-    with emulator.emulated(folder):
+    """Whatever a kernel reads or writes behind an array ends the process."""
+    with emulator.emulated(folder, guarded):
         yield
 
 
@@ -37,11 +39,11 @@ def pattern(rng: np.random.Generator, rows: int, cols: int, most: int, index: An
     """Rows of up to `most` blocks in any order, some of them twice."""
     lengths = rng.integers(0, most + 1, rows)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    return Blocks(None, put(rng.integers(0, cols, indptr[-1]).astype(index)), put(indptr.astype(index)))
+    return Blocks(None, guarded(rng.integers(0, cols, indptr[-1]).astype(index)), guarded(indptr.astype(index)))
 
 
 def assert_met(a: Blocks, b: Blocks, cols: int) -> None:
-    got, want = spgemm_pattern.product_pattern(a, b, cols), structure.product_pattern(HOST, a, b, cols)
+    got, want = spgemm_pattern.product_pattern(a, b, cols), ProductEngine.product_pattern(ENGINE, a, b, cols)
     assert got is not None
     for name, mine, wanted in zip(got._fields, got, want, strict=True):
         np.testing.assert_array_equal(mine, wanted, err_msg=name)
@@ -63,14 +65,14 @@ def test_wide_indices_of_either_matrix(rng: np.random.Generator) -> None:
 
 
 def test_rows_without_blocks_and_blocks_that_meet_none(rng: np.random.Generator) -> None:
-    a = Blocks(None, put(np.array([1, 0, 2, 1], "i4")), put(np.array([0, 0, 2, 2, 4, 4], "i4")))
-    b = Blocks(None, put(np.array([3, 1], "i4")), put(np.array([0, 0, 2, 2], "i4")))
+    a = Blocks(None, guarded(np.array([1, 0, 2, 1], "i4")), guarded(np.array([0, 0, 2, 2, 4, 4], "i4")))
+    b = Blocks(None, guarded(np.array([3, 1], "i4")), guarded(np.array([0, 0, 2, 2], "i4")))
     assert_met(a, b, 4)
 
 
 def test_columns_out_of_range_meet_nothing_and_touch_nothing() -> None:
-    a = Blocks(None, put(np.array([1, -3, 9, 0], "i4")), put(np.array([0, 3, 4], "i4")))
-    b = Blocks(None, put(np.array([0, 7, 2, -1], "i4")), put(np.array([0, 2, 4], "i4")))
+    a = Blocks(None, guarded(np.array([1, -3, 9, 0], "i4")), guarded(np.array([0, 3, 4], "i4")))
+    b = Blocks(None, guarded(np.array([0, 7, 2, -1], "i4")), guarded(np.array([0, 2, 4], "i4")))
     found = spgemm_pattern.product_pattern(a, b, 3)
     assert found is not None
     assert found.indptr.tolist() == [0, 1, 2] and found.indices.tolist() == [2, 0]
@@ -78,10 +80,46 @@ def test_columns_out_of_range_meet_nothing_and_touch_nothing() -> None:
     assert found.starts.tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("damage", [-5, 9, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("before", [False, True])
+def test_index_arrays_that_were_spoiled_touch_nothing_outside(
+    damage: int, before: bool, folder: Path, rng: np.random.Generator
+) -> None:
+    """What was not spoiled is found as before: rows and columns out of range have no pairs, bounds are clamped."""
+
+    def put(x: Any) -> Any:
+        return guarded(x, before)
+
+    with emulator.emulated(folder, put):
+        for which in range(4):
+            arrays = [
+                np.array(x, "i4") for x in ([1, 0, 2, 1, 0], [0, 2, 3, 5], [3, 1, 0, 2, 1, 0], [0, 2, 3, 6])
+            ]  # indices and bounds of a, of b
+            arrays[which][1] = damage
+            a_indices, a_bounds, b_indices, b_bounds = arrays
+            met: dict[tuple[int, int], list[tuple[int, int]]] = {}
+            for i in range(3):
+                for p in range(max(0, a_bounds[i]), min(5, a_bounds[i + 1])):
+                    r = a_indices[p]
+                    for q in range(max(0, b_bounds[r]), min(6, b_bounds[r + 1])) if 0 <= r < 3 else ():
+                        if 0 <= b_indices[q] < 4:
+                            met.setdefault((i, int(b_indices[q])), []).append((p, q))
+            found = spgemm_pattern.product_pattern(
+                Blocks(None, *map(put, arrays[:2])), Blocks(None, *map(put, arrays[2:])), 4
+            )
+            assert found is not None
+            rows = np.repeat(np.arange(3), np.diff(found.indptr))
+            assert list(zip(rows.tolist(), found.indices.tolist(), strict=True)) == sorted(met)
+            for n, place in enumerate(sorted(met)):
+                first = int(found.starts[n])
+                pairs = zip(found.left[first:].tolist(), found.right[first:].tolist(), strict=True)
+                assert [next(pairs) for _ in met[place]] == met[place]
+
+
 def test_nothing_meets(rng: np.random.Generator) -> None:
-    empty = Blocks(None, put(np.zeros(0, "i4")), put(np.zeros(4, "i4")))
+    empty = Blocks(None, guarded(np.zeros(0, "i4")), guarded(np.zeros(4, "i4")))
     assert spgemm_pattern.product_pattern(empty, empty, 3) is None
-    assert spgemm_pattern.product_pattern(Blocks(None, empty.indices, put(np.zeros(1, "i4"))), empty, 3) is None
+    assert spgemm_pattern.product_pattern(Blocks(None, empty.indices, guarded(np.zeros(1, "i4"))), empty, 3) is None
 
 
 def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(
@@ -89,5 +127,5 @@ def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(
 ) -> None:
     a, b = pattern(rng, 3, 30, 20), pattern(rng, 30, 500, 20)
     assert_met(a, b, 500)
-    monkeypatch.setattr(spgemm_pattern, "_room", lambda: 1024)
+    monkeypatch.setattr(device, "shared_bytes_per_block", lambda: 1024)
     assert spgemm_pattern.product_pattern(a, b, 500) is None

@@ -1,7 +1,7 @@
 """gemm_sm90 as it is, launched as it is, on the CPU: copy engine, barriers and products of warpgroups are emulated.
 
-What a card does at the same time is done here by threads in any order, the products at once: the bookkeeping of the
-pipeline is tested, not what the hardware leaves under way. Numbers are small integers, whose sums are exact.
+What a card does at the same time is done here in any order, copies some time and products at once: the bookkeeping of
+the pipeline is tested, not what the hardware leaves under way. Numbers are small integers, whose sums are exact.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import launch, matrix_cache
+from bsrgemm._kernels import workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-from .emulator import Array, put
+from .emulator import Array, guarded, put
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
@@ -66,11 +65,10 @@ def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
 
 def multiply(A: Matrix, B: Array, out: Array, alpha: float = 1.0, beta: float = 0.0, **how: Any) -> Any:
     """out = alpha * A @ B + beta * out by gemm_sm90; its plan."""
-    ready = matrix_cache.MatrixCache(HOST, A)
-    launch.product(ready, A._shape, B, out, F32, alpha, beta, **how)
-    (made,) = ready.plans.values()
-    assert made.value.config.spec().entry == "gemm_sm90"
-    return made.value
+    plan = emulator.run_product(A, B, out, F32, alpha, beta, **how)
+    assert plan.config.spec().entry == "gemm_sm90"
+    assert not any(counters.any() for counters in workspace._zeroed.values())  # as the next launch wants them
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -139,10 +137,41 @@ def test_nan_spreads_only_through_stored_blocks(block, rng) -> None:
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), want)
 
 
-def test_spoiled_indices_read_nothing_outside(rng) -> None:
-    A = Matrix(rng, (64, 64))
-    A.indices[1::2] = [-1, 2**31 - 1, 77, -(2**31)][: len(A.indices[1::2])] + [99] * max(0, len(A.indices[1::2]) - 4)
-    B = put(rng.integers(-2, 3, (A._shape[1], 64)).astype(F16))
-    out = put(np.full((A._shape[0], 64), np.nan, F16))
-    multiply(A, B, out)
-    assert np.isfinite(np.asarray(out)).all()
+@pytest.mark.parametrize("block", [(32, 32), (64, 64), (128, 64)], ids=str)
+def test_infinity_and_nan_in_many_places_spread_only_through_stored_blocks(block, rng) -> None:
+    """In every block column of B, in columns of every tile; sums that meet none of them are exact."""
+    A = Matrix(rng, block, rows=6, cols=5)
+    K = block[1]
+    b = rng.integers(-2, 3, (A._shape[1], 136)).astype(F16)
+    for c in range(5):
+        b[c * K + 7 * c, 20 * c + 3], b[c * K + 2, 20 * c + 40] = np.inf, np.nan
+    for beta in (0.0, 1.0):
+        out = put(np.full((A._shape[0], 136), 1, F32))
+        multiply(A, put(b), out, 1.0, beta)
+        stored = np.abs(A.blocks).max(axis=(2, 3)) > 0
+        want = np.full(out.shape, beta)
+        for i, c in zip(*np.nonzero(stored), strict=True):
+            rows = slice(i * block[0], (i + 1) * block[0])
+            with np.errstate(invalid="ignore"):
+                want[rows] += A.blocks[i, c] @ b[c * K : (c + 1) * K].astype(np.float64)
+        np.testing.assert_array_equal(np.asarray(out), want)
+
+
+@pytest.mark.parametrize("garbage", [-1, 2**31 - 1, 77, -(2**31)])
+@pytest.mark.parametrize("block", [(64, 64), (32, 32), (16, 16)], ids=str)
+def test_spoiled_indices_are_left_out_and_read_nothing_outside(block, garbage, folder, rng) -> None:
+    """Whatever is read or written outside of the arrays ends the process."""
+    with emulator.emulated(folder, guarded, arch="sm_90a"):
+        A = Matrix(rng, block)
+        A.data, A.indices, A.indptr = map(guarded, (A.data, A.indices, A.indptr))
+        row = np.repeat(np.arange(4), np.diff(A.indptr))
+        A.blocks[row[1::2], np.asarray(A.indices)[1::2]] = 0
+        A.indices[1::2] = garbage
+        B = guarded(rng.integers(-2, 3, (A._shape[1], 64)).astype(F16))
+        out = guarded(np.full((A._shape[0], 64), np.nan, F16))
+        multiply(A, B, out)
+        np.testing.assert_array_equal(out.astype(np.float64), A.dense @ np.asarray(B).astype(np.float64))
+        A.indptr[[1, 3]] = garbage
+        out[...] = np.nan
+        multiply(A, B, out)
+        assert np.isfinite(out.astype(np.float64)).all()  # every row is written

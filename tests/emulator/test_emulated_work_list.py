@@ -13,8 +13,8 @@ pytest.importorskip("cupy")
 
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import element_types
-from bsrgemm._products import configs, matrix_cache, work_list, work_list_launch
+from bsrgemm._kernels import element_types, launching
+from bsrgemm._products import configs, matrix_cache, row_matching, work_list, work_list_launch
 from bsrgemm._products.work_list import Groups, Pattern
 
 from . import emulator
@@ -44,7 +44,7 @@ class Backend:
     def expand(indptr: Any, n: int) -> Any:
         out, config = put(np.empty(n, indptr.dtype)), array_kernels.Expand(element_types.element(indptr.dtype))
         if n:
-            matrix_cache.run(config, config.grid(n), (put(indptr), out, np.int64(len(indptr) - 1), np.int64(n)))
+            launching.run(config, config.grid(n), (put(indptr), out, np.int64(len(indptr) - 1), np.int64(n)))
         return out
 
 
@@ -63,7 +63,7 @@ def assert_listed(pattern: Pattern, per_row: int, per_group: int, order: Any = N
     want = work_list.merged(backend, pattern, per_row, per_group, order)
     assert got is not None and got.per_group == want.per_group
     assert_items(got, want)
-    for name in ("first", "last", "columns", "blocks", "slots"):
+    for name in ("first", "last", "columns", "blocks", "row_tiles"):
         mine, wanted = getattr(got, name), getattr(want, name)
         np.testing.assert_array_equal(mine, wanted, err_msg=name)
         assert mine.dtype == wanted.dtype
@@ -154,7 +154,7 @@ def test_spoiled_index_arrays_name_nothing_outside(damage: int, index: Any, tran
             pattern.indptr[0] = damage
         if spoiled == "last":
             pattern.indptr[-1] = damage
-        order = matrix_cache._matched(pattern, 2, 4)
+        order = row_matching.matched(pattern, 2, 4)
         assert sorted(order.tolist()) == list(range(len(order)))
         assert_listed(pattern, 2, 4, np.array(order, subok=False), Backend)
 
@@ -207,7 +207,7 @@ def test_matched_slots_read_the_index_as_it_is(per_group: int, transposed: bool,
         stored = (col, np.searchsorted(row, np.arange(rows + 1)), rows, cols)
     indices, indptr = (guarded(x.astype(np.int32)) for x in stored[:2])
     pattern = Pattern(indices, indptr, *stored[2:], transposed)
-    order = matrix_cache._matched(pattern, 1, per_group)
+    order = row_matching.matched(pattern, 1, per_group)
     assert sorted(order.tolist()) == list(range(rows))
     assert (mine[order].reshape(kinds, per_group) == mine[order][::per_group, None]).all()
     assert_listed(pattern, 1, per_group, np.array(order, subok=False))
@@ -219,13 +219,13 @@ def test_a_matrix_has_the_lists_of_the_reference(transposed: bool, rng: np.rando
 
     class Matrix:
         data, indices, indptr = put(np.ones((130, 2, 2))), pattern.indices, pattern.indptr
-        _shape = (40, 22)
+        _shape, _backend = (40, 22), HOST
 
-    ready = matrix_cache.MatrixCache(HOST, Matrix)
+    ready = matrix_cache.MatrixCache(Matrix)
     used = ready.pattern(11, transposed)
     got = ready.groups(used, 2, 4)
-    order = np.array(matrix_cache._matched(used, 2, 4), subok=False)
+    order = np.array(row_matching.matched(used, 2, 4), subok=False)
     want = work_list.merged(HOST, used, 2, 4, order)
-    for name in ("first", "last", "columns", "blocks", "slots"):
+    for name in ("first", "last", "columns", "blocks", "row_tiles"):
         np.testing.assert_array_equal(getattr(got, name), getattr(want, name), err_msg=name)
     np.testing.assert_array_equal(ready.items(used, got).items, work_list.whole(HOST, want).items)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import element_types
 from bsrgemm._products import configs, heuristics, measured, work_list
 
 F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
@@ -20,7 +21,7 @@ def problem(a: Any = F16, arch: str = "sm_90a", **changes: Any) -> heuristics.Pr
     c = np.dtype(np.int32) if a == np.int8 else a
     usual = heuristics.Problem(
         arch,
-        configs.types(np.dtype(a), np.dtype(a), c, acc, np.dtype(np.int32)),
+        element_types.types(np.dtype(a), np.dtype(a), c, acc, np.dtype(np.int32)),
         *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
     )
     return replace(usual, **changes)
@@ -57,7 +58,7 @@ def test_a_product_without_blocks_is_left_to_the_plain_cores() -> None:
 def test_steps_and_tail_cover_k(a: Any, R: int) -> None:
     """A block is walked in steps of `depth` and one of `tail`; a kernel that reads registers knows no tail."""
     fp8 = a == np.uint8
-    names = configs.scaled(configs.types(a, a, F16, F32, np.dtype(np.int32))) if fp8 else None
+    names = element_types.scaled(element_types.types(a, a, F16, F32, np.dtype(np.int32))) if fp8 else None
     unit = 32 if fp8 else 16
     served = 0
     for K in range(unit, 577, unit):
@@ -92,7 +93,7 @@ def test_gemm_sm80_reads_whole_pieces_of_16_bytes(a: Any, transposed: bool) -> N
 #: A value other than the usual one for each field of a problem.
 OTHERS: dict[str, Any] = {
     "arch": "sm_80",
-    "types": configs.types(F32, F32, F32, F32, np.dtype(np.int32)),
+    "types": element_types.types(F32, F32, F32, F32, np.dtype(np.int32)),
     "b_order": "F",
     "c_order": "F",
 }

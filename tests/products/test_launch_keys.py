@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._backend.structure import Blocks
+from bsrgemm._backend.base import Blocks
 from bsrgemm._products import matrix_cache
 from bsrgemm._products.matrix_cache import StreamOrdered
 

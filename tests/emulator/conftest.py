@@ -1,0 +1,27 @@
+"""Emulated tests share compiled kernels, and one that fails says which seed it ran with."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from . import emulator
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    """Where compiled kernels are: those that any process has compiled before are there."""
+    return emulator.builds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed:
+        report.sections.append(("emulator", f"BSRGEMM_EMULATOR_SEED={emulator.seed()}"))
+    return report

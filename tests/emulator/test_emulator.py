@@ -1,0 +1,99 @@
+"""The emulator itself: it says where threads stand still, what is written outside, and how numbers are rounded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy")
+
+from bsrgemm._kernels.jit import KernelSpec
+
+from . import emulator
+from .emulator import put
+
+pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+
+
+def kernel(text: str, folder: Path) -> emulator.Kernel:
+    """The kernel `tiny` of a source that is given as it is."""
+    texts = {name: (emulator.HERE / name).read_text() for name in ("emulator.h", "emulated_ptx.h")}
+    with patch.object(emulator, "_sources", lambda source: texts | {"tiny.cu": emulator._translated(text)}):
+        return emulator.load.__wrapped__(KernelSpec("tiny.cu", "tiny"), folder)
+
+
+def ended(text: str, folder: Path, shared: int = 0) -> str:
+    """What a process says that launches 64 threads of a kernel and ends early."""
+    code = (
+        "from pathlib import Path; from tests.emulator.test_emulator import kernel\n"
+        f"kernel({text!r}, Path({str(folder)!r}))((1,), (64,), (), {shared})"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_threads_that_all_wait_are_named(folder: Path) -> None:
+    said = ended('extern "C" void tiny() { if (threadIdx.x < 32) __syncthreads(); }', folder)
+    assert "all threads of CTA 0, 0, 0 wait" in said
+    assert "threads 0 to 31: __syncthreads" in said and "threads 32 to 63: have ended" in said
+
+
+def test_writes_behind_shared_memory_are_found(folder: Path) -> None:
+    text = 'extern "C" void tiny() { extern __shared__ char memory[]; if (threadIdx.x == 0) memory[100] ^= 1; }'
+    assert "a write behind the end of shared memory" in ended(text, folder, 100)
+
+
+def test_shared_memory_holds_anything_at_first_and_lanes_come_in_any_order(folder: Path) -> None:
+    text = """
+extern "C" void tiny(int* first, int* order) {
+  __shared__ int cell, count;
+  if (threadIdx.x == 0) first[blockIdx.x] = cell, count = 0;
+  __syncthreads();
+  order[blockIdx.x * 32 + threadIdx.x] = atomicAdd(&count, 1);
+}"""
+    run, first, order = kernel(text, folder), put(np.zeros(4, np.int32)), put(np.zeros((4, 32), np.int32))
+    results = []
+    for seed in ("1", "1", "2"):
+        with patch.dict("os.environ", BSRGEMM_EMULATOR_SEED=seed):
+            run((4,), (32,), (first, order))
+        results.append((first.tolist(), order.tolist()))
+    assert len(set(first.tolist())) == 4 and len({tuple(x) for x in order.tolist()}) > 1
+    assert results[0] == results[1] != results[2]
+
+
+def test_numbers_are_rounded_as_by_numpy(folder: Path) -> None:
+    text = """
+extern "C" void tiny(const double* x, unsigned short* half, unsigned short* bfloat, unsigned short* eight, int n) {
+  for (int i = threadIdx.x; i < n; i += 32) {
+    emulator::cvt_rn_f16_f64(half[i], x[i]);
+    bfloat[i] = emulator::to_bf16(float(x[i]));
+    emulator::cvt_rn_satfinite_e4m3x2_f32(eight[i], 0.f, float(x[i]));
+  }
+}"""
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
+    every = np.sort(every[np.isfinite(every)])
+    x = np.concatenate([every, (every[1:] + every[:-1]) / 2, every * (1 + 2.0**-30), every * 1.3, [1e9, -1e9]])
+    x = x.astype(np.float32).astype(np.float64)
+    half, bfloat, eight = (put(np.zeros(len(x), np.uint16)) for _ in range(3))
+    kernel(text, folder)((1,), (32,), (put(x), half, bfloat, eight, np.int32(len(x))))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(half, x.astype(np.float16).view(np.uint16))
+    np.testing.assert_array_equal(bfloat, x.astype(ml_dtypes.bfloat16).view(np.uint16))
+    cut = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    np.testing.assert_array_equal(eight, cut)
+    back: Any = [(put(np.arange(2**16, dtype=np.uint16)), put(np.zeros(2**16, np.float32))) for _ in range(2)]
+    text = 'extern "C" void tiny(const unsigned short* x, float* y, float* z) { for (int i = threadIdx.x; i < 65536; '
+    text += "i += 32) y[i] = emulator::from_f16(x[i]), z[i] = emulator::from_e4m3(x[i] & 255); }"
+    kernel(text, folder)((1,), (32,), (back[0][0], back[0][1], back[1][1]))
+    np.testing.assert_array_equal(back[0][1], np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32))
+    bytes_ = (np.arange(2**16) & 255).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(back[1][1], bytes_)
