@@ -175,3 +175,11 @@ def test_an_array_that_toarray_is_given_holds_nothing_of_before(backend: Backend
     wanted = np.zeros((4, 4))
     wanted[:2, 2:] = 1
     np.testing.assert_array_equal(backend.to_host(out), wanted)
+
+
+def test_rows_of_a_transpose_are_in_order_whatever_the_number_of_blocks(backend: Backend) -> None:
+    column = np.random.default_rng(6).integers(0, 3, 400)
+    A = matrix(backend, np.arange(400.0)[:, None, None], column, np.arange(401), (400, 3))
+    T = back(backend, A.T.copy())
+    assert T.indices.tolist() == [i for j in range(3) for i in np.nonzero(column == j)[0].tolist()]
+    assert T.data.ravel().tolist() == T.indices.tolist()
