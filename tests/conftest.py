@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
-import sys
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -64,19 +60,3 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the emulator compiles kernels: one that was met before is there."""
     return tmp_path_factory.mktemp("emulated")
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a module of bench/ afresh, and forgets them all behind the test."""
-    folder = Path(__file__).resolve().parents[1] / "bench"
-    names = [path.stem for path in folder.glob("*.py")]
-
-    def forget() -> None:
-        for name in names:
-            sys.modules.pop(name, None)
-
-    forget()
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    yield importlib.import_module
-    forget()

@@ -23,8 +23,8 @@ from .. import __version__
 from .info import cuda_problem
 
 if TYPE_CHECKING:
-    from .._benchmark.ncu import Launch
-    from .._benchmark.problem import Problem
+    from .._benchmark.cases.problem import Problem
+    from .._benchmark.show.ncu import Launch
 
 # --------------------------------------------------------------------------------------- the case
 #: The options of each case and what they are unless given; None is not there.
@@ -89,8 +89,8 @@ def problem_of(
     page: int | None = None,
 ) -> Problem:
     """The problem of `bench` that has these options; nothing is allocated yet."""
-    from .._benchmark.attentions import Attention, Decode
-    from .._benchmark.products import Product
+    from .._benchmark.cases.attentions import Attention, Decode
+    from .._benchmark.cases.products import Product
 
     if case in ("gemm", "spmv"):
         stored, precision = ("float32", "tf32") if dtype == "tf32" else (dtype, None)
@@ -162,7 +162,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 # ---------------------------------------------------------------------------------------- results
 def _write(path: Path, words: Sequence[str], problem: Problem, launch: Launch) -> None:
-    from .._benchmark import ncu
+    from .._benchmark.show import ncu
 
     found = ncu.figures(launch.metrics)
     content = {
@@ -180,7 +180,7 @@ def _write(path: Path, words: Sequence[str], problem: Problem, launch: Launch) -
 
 
 def _print(launch: Launch, shorter: Sequence[Launch]) -> None:
-    from .._benchmark import ncu
+    from .._benchmark.show import ncu
 
     found = ncu.figures(launch.metrics)
     _table(str(launch), ncu.readings(found))
@@ -237,7 +237,7 @@ def add_command(commands: Any) -> None:
 
 
 def _profile(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from .._benchmark import ncu
+    from .._benchmark.show import ncu
 
     every = {option: getattr(args, option) for options in CASES.values() for option in options}
     try:

@@ -22,10 +22,11 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._benchmark import ncu, place
-from bsrgemm._benchmark.attentions import Attention, Decode
-from bsrgemm._benchmark.problem import Problem
-from bsrgemm._benchmark.products import Product
+from bsrgemm._benchmark import place
+from bsrgemm._benchmark.cases.attentions import Attention, Decode
+from bsrgemm._benchmark.cases.problem import Problem
+from bsrgemm._benchmark.cases.products import Product
+from bsrgemm._benchmark.show import ncu
 from bsrgemm._cli import info as info_command
 from bsrgemm._cli import profile as profile_command
 from bsrgemm._cli.profile import CASES, KERNELS
@@ -650,7 +651,7 @@ def test_an_interrupt_stops_ncu(tmp_path: Path) -> None:
     )
     body = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from bsrgemm import _profile\n"
+        "from bsrgemm._cli import profile as profile_command\n"
         f"try: profile_command._run([{str(program)!r}])\n"
         "except KeyboardInterrupt: print('passed on')"
     )
