@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from bsrgemm._benchmark.show import figures
 from bsrgemm._benchmark.show.figures import COLORS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PICTURES = ROOT / "bench" / "results", ROOT / "docs" / "pictures" / "results"
 Row = dict[str, Any]
 #: The names of peers as the tables have them, and as a reader knows them
@@ -90,13 +90,21 @@ def small_blocks(blocks: dict[str, Any], table: dict[str, Any]) -> Figure:
     return figure
 
 
+#: Peers of attention as the tables have them, and as a reader knows them
+ATTENTION_PEERS = {
+    "cuDNN": "cuDNN (torch)",
+    "FA4": "FlashAttention-4",
+    "cuDNN BSA": "cuDNN frontend, block-sparse",
+    "flash": "FlashAttention-2 (torch)",
+}
 #: Cases of the table of attention: (shape, mask, dtype) -> what to call it
 ATTENTION = {
     ((1, 16, 16384, 128), "full", "float16"): "full, 16K",
     ((1, 16, 16384, 128), "causal", "float16"): "causal, 16K",
     ((1, 16, 16384, 128), "causal window 2048", "float16"): "window 2048, 16K",
     ((1, 8, 131072, 128), "causal window 2048", "float16"): "window 2048, 128K",
-    ((1, 16, 16384, 128), "26 of 128 blocks 128 per head", "float16"): "random blocks, 16K",
+    ((1, 16, 16384, 128), "26 of 128 blocks 128 per head", "float16"): "random 128-blocks, 16K",
+    ((1, 16, 16384, 128), "51 of 256 blocks 64", "float16"): "random 64-blocks, 16K",
     ((1, 32, 16384, 64), "causal", "float16"): "causal, heads of 64",
     ((1, 16, 8192, 256), "causal", "float16"): "causal, heads of 256",
     ((1, 16, 16384, 128), "full", "e4m3"): "full, fp8",
@@ -107,28 +115,26 @@ def attention_bars(axes: Any, found: dict[str, Any]) -> None:
     """Bars of TFLOP/s, a group for each case; a peer that has no such mask has no bar."""
     rows = {(tuple(row["shape"]), row["mask"], row["dtype"]): row for row in found["rows"] if not row.get("kernel")}
     shown = [(label, rows[key]) for key, label in ATTENTION.items() if key in rows]
-    series = {
-        "bsrgemm": [row["tflops"] for _, row in shown],
-        "cuDNN": [row["peers"].get("cuDNN") for _, row in shown],
-        "FlashAttention-2 (torch)": [row["peers"].get("flash") for _, row in shown],
-    }
+    series = {"bsrgemm": [row["tflops"] for _, row in shown]}
+    series |= {label: [row["peers"].get(name) for _, row in shown] for name, label in ATTENTION_PEERS.items()}
+    series = {label: rates for label, rates in series.items() if any(rates)}
     height = 0.8 / len(series)
     for place, (name, rates) in enumerate(series.items()):
         at = [i + place * height for i, rate in enumerate(rates) if rate]
         there = [rate for rate in rates if rate]
-        axes.barh(at, there, height * 0.92, label=name, color=COLORS[place], hatch=("", "//", "..")[place],
+        axes.barh(at, there, height * 0.92, label=name, color=COLORS[place], hatch=("", "//", "..", "xx", "--")[place],
                   edgecolor="white", linewidth=0.5)  # fmt: skip
         for y, rate in zip(at, there, strict=True):
             axes.text(rate + 8, y, f"{rate:.0f}", va="center", fontsize=7)
-    axes.set_yticks([i + height for i in range(len(shown))], [label for label, _ in shown])
+    axes.set_yticks([i + height * (len(series) - 1) / 2 for i in range(len(shown))], [label for label, _ in shown])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="TFLOP/s of the pairs that are seen")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=3, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.1), ncols=min(3, len(series)), fontsize=8)
 
 
 def attention(found: dict[str, Any]) -> Figure:
-    figure, axes = figures.new_axes("Masked attention, forward", found, (7.0, 5.2))
+    figure, axes = figures.new_axes("Masked attention, forward", found, (7.0, 6.4))
     attention_bars(axes, found)
     return figure
 
@@ -152,7 +158,7 @@ def long(found: dict[str, Any]) -> Figure:
 
 def headline(gemm: dict[str, Any], attended: dict[str, Any]) -> Figure:
     """Products and attention side by side."""
-    figure = Figure(figsize=(11.0, 4.6))
+    figure = Figure(figsize=(11.0, 5.8))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     rate = dense_rate(gemm)
     left.axhline(rate, color="black", linewidth=1)
@@ -221,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.check:
         found = stale(options.folder, options.results)
         for name in found:
-            print(f"{name}.svg is not of these results: run python bench/pictures.py", file=sys.stderr)
+            print(f"{name}.svg is not of these results: run python bench/publish/pictures.py", file=sys.stderr)
         return int(bool(found))
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, picture in ALL.items():

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,32 +74,23 @@ def arguments(case: str, options: dict[str, Any]) -> list[str]:
     return found
 
 
-def problem_of(
-    case: str,
-    *,
-    size: int,
-    dtype: str,
-    block: int = 1,
-    density: float = 1.0,
-    columns: int = 1,
-    heads: int = 1,
-    head_dim: int = 1,
-    causal: bool = False,
-    window: int | None = None,
-    page: int | None = None,
-) -> Problem:
-    """The problem of `bench` that has these options; nothing is allocated yet."""
+def problem_of(case: str, options: Mapping[str, Any]) -> Problem:
+    """The problem of `bench` that has these options, all of which are given; nothing is allocated yet."""
     from .._benchmark.cases.attentions import Attention, Decode
     from .._benchmark.cases.products import Product
 
+    size, dtype = options["size"], options["dtype"]
     if case in ("gemm", "spmv"):
         stored, precision = ("float32", "tf32") if dtype == "tf32" else (dtype, None)
-        return Product(case, size, (block, block), density, columns, stored, precision)
+        block, columns = options["block"], options.get("columns", 1)
+        return Product(case, size, (block, block), options["density"], columns, stored, precision)
+    heads, head_dim = options["heads"], options["head_dim"]
     if case == "decode":
         kv_heads = heads // _SHARING if heads % _SHARING == 0 else heads
-        return Decode(1, size, heads, kv_heads, head_dim, page, dtype)
+        return Decode(1, size, heads, kv_heads, head_dim, options["page"], dtype)
+    density, block = options["density"], options["block"]
     blocks = (block, max(1, round(density * size / block))) if density < 1 else None
-    return Attention(1, heads, size, head_dim, causal, window, blocks, dtype=dtype)
+    return Attention(1, heads, size, head_dim, options["causal"], options["window"], blocks, dtype=dtype)
 
 
 # ------------------------------------------------------------------------------------ two processes
@@ -245,7 +236,7 @@ def _profile(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        problem = problem_of(args.case, **options)
+        problem = problem_of(args.case, options)
     except ValueError as error:
         parser.error(str(error))
     if args.inside:

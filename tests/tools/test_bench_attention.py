@@ -18,7 +18,7 @@ from bsrgemm._benchmark.measure import attention_studies as studies
 from bsrgemm._benchmark.measure import llama
 from bsrgemm._benchmark.measure.attention_cases import Target, attention, operands_of
 from bsrgemm._benchmark.peers import attention as attention_peers
-from bsrgemm._benchmark.show import rows as table_rows
+from bsrgemm._benchmark.show import attention_rows as table_rows
 
 ON_CPU = runner.Bench(device="cpu")
 

@@ -154,7 +154,7 @@ def _problem(*argv: str) -> Problem:
     profile_command.add_command(parser.add_subparsers())
     args = parser.parse_args(["profile", *argv])
     options = profile_command.options_of(args.case, {option: getattr(args, option) for option in CASES[args.case]})
-    return profile_command.problem_of(args.case, **options)
+    return profile_command.problem_of(args.case, options)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_child_is_asked_for_the_same_problem(case: str) -> None:
     if case == "attention":  # blocks do not go with a window
         asked["density"] = 1.0
     options = profile_command.options_of(case, {option: asked[option] for option in CASES[case]})
-    assert _problem(*profile_command.arguments(case, options)) == profile_command.problem_of(case, **options)
+    assert _problem(*profile_command.arguments(case, options)) == profile_command.problem_of(case, options)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for tree in (options.old, options.new):
             sides.append(Process(tree.resolve(), options.device))
-        lines = compare(*sides, wanted, lambda text: print(text, file=sys.stderr, flush=True))
+        lines = compare(sides[0], sides[1], wanted, lambda text: print(text, file=sys.stderr, flush=True))
     except ValueError as error:
         parser.error(str(error))
     finally:

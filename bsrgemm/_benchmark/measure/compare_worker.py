@@ -241,12 +241,12 @@ class Worker:
         if what == "prepare":
             self.calls[name] = self.cases()[name]()
             result = self.calls[name]()
-            peer, call = self.peer(name)
-            call()
+            peer, beside = self.peer(name)
+            beside()
             return {"checksum": float(self.xp.abs(result.astype(np.float32)).mean()), "peer": peer}
         if what == "time":
-            _, peer = self.peer(name)
-            return {"ours": self.clock.seconds(self.calls[name]), "peer": self.clock.seconds(peer)}
+            _, beside = self.peer(name)
+            return {"ours": self.clock.seconds(self.calls[name]), "peer": self.clock.seconds(beside)}
         if what == "drop":
             self.calls.pop(name, None)
             if self.device == "cuda":
