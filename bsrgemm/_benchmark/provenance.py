@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,21 +40,18 @@ def _git(root: Path, *words: str) -> str:
 
 # ------------------------------------------------------------------------------------------ kernels
 class Launched:
-    """The kernels that were launched: since `take` was last called, and all of them with their digests."""
+    """The kernels that were launched since `take` was last called."""
 
     def __init__(self) -> None:
         self._new: dict[str, None] = {}
-        self.digests: dict[str, str] = {}
 
     def note(self, spec: jit.KernelSpec) -> None:
         self._new[str(spec)] = None
 
-    def take(self) -> list[str]:
-        """The kernels since the last call, sorted; their digests are kept."""
+    def take(self) -> dict[str, str]:
+        """Names and digests of the kernels since the last call, sorted."""
         names, self._new = sorted(self._new), {}
-        for name in names:
-            self.digests[name] = digest(name)
-        return names
+        return {name: digest(name) for name in names}
 
 
 class _Noted:
@@ -109,13 +106,9 @@ def _source_digest(source: str) -> str:
     return code_digest(gather(source))[:_DIGITS]
 
 
-def changed(kernels: Mapping[str, str], names: Iterable[str] | None = None) -> bool:
-    """Whether the code of any of these kernels (by default: of all) is not what it was, or is not known.
-
-    `kernels` are names with the digests they had. Nothing at all counts as not known.
-    """
-    asked = list(kernels if names is None else names)
-    return not asked or any(kernels.get(name) != _digest_now(name) for name in asked)
+def changed(kernels: Mapping[str, str]) -> bool:
+    """Whether the code of any of these kernels is not what it was, given the digests they had; or nothing is known."""
+    return not kernels or any(known != _digest_now(name) for name, known in kernels.items())
 
 
 def _digest_now(name: str) -> str | None:
@@ -129,9 +122,10 @@ def _digest_now(name: str) -> str | None:
 def stale(found: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     """Whether a row of a file of results was measured with other code, or nobody knows with which.
 
+    A row that launched nothing itself, as what is measured in other processes, is judged by all rows of its file.
     Figures of the CPU have no kernels: they are known by their commit.
     """
     if "card" not in found["machine"]:
         return not found.get("commit")
-    kernels = found.get("kernels", {})
-    return changed(kernels, row.get("kernels") or kernels)
+    everything = {name: known for each in found["rows"] for name, known in each.get("kernels", {}).items()}
+    return changed(row.get("kernels") or everything)

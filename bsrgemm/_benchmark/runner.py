@@ -56,6 +56,8 @@ class Bench:
     quick: bool = False
     with_peers: bool = True
     device: str = "cuda"
+    #: whether only the rows of the README are measured
+    headline: bool = False
     missing: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     #: What is not installed, and what of it was said: once in a run is enough.
     absent: set[str] = field(default_factory=set)
@@ -202,6 +204,9 @@ class Script:
         parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if machine.has_gpu() else "cpu")
         parser.add_argument("--no-peers", action="store_true", help="ours alone")
         parser.add_argument("--quick", action="store_true", help="a subset, 5 repeats; bench/results/ is left alone")
+        parser.add_argument(
+            "--headline", action="store_true", help="the rows of the README alone, put among the others"
+        )
         parser.add_argument("--out", type=Path, metavar="DIR", help="write there and not to bench/results/")
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to this file")
         self.more(parser)
@@ -218,7 +223,9 @@ class Script:
             options.out.mkdir(parents=True, exist_ok=True)
             table.RESULTS = options.out
             print(f"bench/results/ stands for {options.out} in this run")
-        self._run(options, self.bench(options))
+        bench = self.bench(options)
+        bench.headline = options.headline
+        self._run(options, bench)
 
     def _run(self, options: argparse.Namespace, bench: Bench) -> None:
         """Measure the chosen sections one by one, and write each as soon as it ends, in whatever way.
@@ -236,13 +243,14 @@ class Script:
                 title, section = self.sections[name]
                 title = title if bench.on_gpu else f"{title}, smaller, by NumPy"
                 shown = Table(f"{self.name}_{name}_{options.device}", title, launched)
+                shown.merge = bench.headline
                 written[name] = shown.rows
                 ahead = partial(self.ahead, bench, shown, names) if self.ahead and name == names[0] else None
                 outcome = measure_section(bench, shown, section, ahead, keep)
                 if outcome == "failed":
                     failed.append(name)
                 if options.json:
-                    about = {"machine": machine.describe(), **provenance.commit(), "kernels": launched.digests}
+                    about = {"machine": machine.describe(), **provenance.commit()}
                     options.json.write_text(json.dumps(about | written, indent=1) + "\n")
                 if outcome == "interrupted":
                     raise SystemExit("interrupted")

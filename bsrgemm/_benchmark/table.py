@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ class Table:
         self.name = name
         self.rows: list[dict[str, Any]] = []
         self._launched = launched
+        #: whether rows take the place of the same ones in a file that is there, and leave the others
+        self.merge = False
         self._print: Callable[..., Any]
         try:
             from rich.console import Console
@@ -58,14 +61,16 @@ class Table:
 
     def found(self) -> dict[str, Any]:
         """Everything that a file of results holds."""
-        kernels = {} if self._launched is None else {"kernels": self._launched.digests}
-        return {"machine": machine.describe(), **provenance.commit(), **kernels, "rows": self.rows}
+        return {"machine": machine.describe(), **provenance.commit(), "rows": self.rows}
 
     def write(self, cut: str | None = None) -> Path:
         """Write bench/results/<name>.json and say where; `cut` is why rows are missing."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
-        results.write(path, self.found() | ({} if cut is None else {"cut": cut}))
+        found = self.found()
+        if self.merge and path.is_file():
+            found = results.merged(json.loads(path.read_text(encoding="utf-8")), found)
+        results.write(path, found | ({} if cut is None else {"cut": cut}))
         self._print(f"written: bench/results/{path.name}{'' if cut is None else ', in part'}")
         return path
 

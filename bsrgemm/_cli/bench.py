@@ -108,7 +108,6 @@ def _measure(args: argparse.Namespace, place: Any, wanted: list[Any]) -> int:
             suite.rows[:] = [row for row in suite.rows if row.get("seconds") or row.get("wrong") or row.get("failed")]
         finally:
             found["ceilings"] = suite.ceilings.as_dict()
-            found["kernels"] = launched.digests
             found["duration"] = time.perf_counter() - start
             if args.json:
                 results.write(args.json, found)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,8 @@ from bsrgemm._benchmark import machine, runner, timing
 from bsrgemm._benchmark.cases import llama as model
 from bsrgemm._benchmark.checks.attention import TOLERANCE, Reference
 from bsrgemm._benchmark.measure import attention as script
+from bsrgemm._benchmark.measure import attention_run, llama
 from bsrgemm._benchmark.measure import attention_studies as studies
-from bsrgemm._benchmark.measure import llama
 from bsrgemm._benchmark.measure.attention_cases import Target, attention, operands_of
 from bsrgemm._benchmark.peers import attention as attention_peers
 from bsrgemm._benchmark.show import attention_rows as table_rows
@@ -121,3 +124,128 @@ def test_what_is_not_installed_is_said_once() -> None:
 def test_the_tiny_llama_has_the_logits_of_plain_attention() -> None:
     worst, mean, same = llama.compared(model.Model(model.TINY, np))
     assert worst <= model.TOLERANCE["float32"] and mean <= worst and same
+
+
+# ------------------------------------------------------------- peers that are not installed here
+class Tensor(np.ndarray):
+    """As much of a tensor of torch as the adapters use, on NumPy."""
+
+    def transpose(self, *axes: int) -> Any:
+        return self.swapaxes(*axes)
+
+    def contiguous(self) -> Any:
+        return np.ascontiguousarray(self).view(Tensor)
+
+    def cuda(self) -> Any:
+        return self
+
+
+def _attend_lists(q: Any, k: Any, v: Any, counts: Any, listed: Any, block: int) -> Any:
+    """Attention on lists of blocks, (batch, heads, length, head dim), as the documentation of the peers has it."""
+    (B, H, S, D), out = q.shape, np.zeros(q.shape, np.float64)
+    assert counts.shape[2] * block == S and counts.dtype == listed.dtype == np.int32
+    for b, h, i in np.ndindex(B, H, S // block):
+        lists = (min(b, len(counts) - 1), min(h, counts.shape[1] - 1), i)
+        keys = (listed[lists][: counts[lists]][:, None] * block + np.arange(block)).reshape(-1)
+        rows = slice(i * block, (i + 1) * block)
+        scores = np.asarray(q[b, h, rows], np.float64) @ np.asarray(k[b, h, keys], np.float64).T / D**0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[b, h, rows] = weights / weights.sum(axis=1, keepdims=True) @ np.asarray(v[b, h, keys], np.float64)
+    return out.astype(q.dtype).view(Tensor)
+
+
+@pytest.fixture
+def fake_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch, FlashAttention-4 and cuDNN's frontend, each on NumPy."""
+
+    def cudnn(
+        q: Any, k: Any, v: Any, index: Any, *, block_sparse_num: int, q2k_block_nums: Any, sparse_block_size: int
+    ) -> Any:
+        assert index.shape == (*q.shape[:2], q.shape[2] // sparse_block_size, block_sparse_num)
+        out = _attend_lists(q, k, v, q2k_block_nums, index, sparse_block_size)
+        return {"lse": np.zeros(q.shape[:3], np.float32), "o": out}
+
+    def flash(q: Any, k: Any, v: Any, *, causal: bool = False, block_sparse_tensors: Any = None, **window: Any) -> Any:
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        if block_sparse_tensors is not None:
+            blocks = block_sparse_tensors
+            assert not blocks.mask_block_cnt.any() and blocks.block_size == (128, 128)
+            out = _attend_lists(q, k, v, blocks.full_block_cnt, blocks.full_block_idx, 128)
+        else:
+            left, right = (window.get(f"window_size_{side}") for side in ("left", "right"))
+            limits = (-1 if left is None else left, -1 if right is None else right)
+            out = attention_peers.plain(q, k, v, causal=causal, window=limits)().view(Tensor)
+        return out.swapaxes(1, 2), None
+
+    torch: Any = types.ModuleType("torch")
+    torch.from_numpy = torch.from_dlpack = lambda x: x.view(Tensor)
+    torch.no_grad = contextlib.nullcontext
+    modules: dict[str, Any] = {"torch": torch}
+    for name in ("cudnn", "cudnn.block_sparse_attention", "flash_attn", "flash_attn.cute", "flash_attn.cute.interface",
+                 "flash_attn.cute.block_sparsity"):  # fmt: skip
+        modules[name] = types.ModuleType(name)
+    modules["cudnn.block_sparse_attention"].BSA = types.SimpleNamespace(block_sparse_attention_forward=cudnn)
+    modules["flash_attn.cute.interface"]._flash_attn_fwd = flash
+    modules["flash_attn.cute.block_sparsity"].BlockSparseTensorsTorch = types.SimpleNamespace
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 100}, {"blocks": (128, 1), "per_head": True}])
+def test_flash_attention_4_is_called_as_its_documentation_says(fake_peers: None, options: dict[str, Any]) -> None:
+    problem = attention((2, 4, 256, 64), **options)
+    q, k, v = operands_of(ON_CPU, problem)
+    mask = problem.mask("cpu")
+    got = attention_peers.fa4(q, k, v, mask=mask, **problem.options)()
+    assert Reference.of(problem.seen(mask), q, k, v).error(np.asarray(got)) <= TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_the_frontend_of_cudnn_is_called_as_its_documentation_says(
+    fake_peers: None, block: int, per_head: bool
+) -> None:
+    problem = attention((2, 4, 512, 64), blocks=(block, 3), per_head=per_head)
+    q, k, v = operands_of(ON_CPU, problem)
+    mask = problem.mask("cpu")
+    got = attention_peers.block_sparse_cudnn(q, k, v, mask=mask)()
+    assert Reference.of(problem.seen(mask), q, k, v).error(np.asarray(got)) <= TOLERANCE["float16"]
+
+
+def test_masks_that_a_peer_does_not_have_are_refused(fake_peers: None) -> None:
+    q, k, v = operands_of(ON_CPU, attention((1, 2, 256, 64)))
+    for options in ({}, {"causal": True, "mask": bg.BlockMask.random(256, per_row=1)}):
+        with pytest.raises(NotImplementedError, match="block masks only"):
+            attention_peers.block_sparse_cudnn(q, k, v, **options)
+    with pytest.raises(NotImplementedError, match="square blocks of"):
+        attention_peers.block_sparse_cudnn(q, k, v, mask=bg.BlockMask.random(256, per_row=1, block=32))
+    with pytest.raises(NotImplementedError, match="blocks of 128 x 128 only"):
+        attention_peers.fa4(q, k, v, mask=bg.BlockMask.random(256, per_row=1, block=64))
+    with pytest.raises(NotImplementedError, match="whole blocks only"):
+        attention_peers.block_sparse_cudnn(q, k, v, mask=bg.BlockMask.causal(256))
+
+
+def test_blocks_are_listed_row_by_row() -> None:
+    mask = bg.BlockMask.from_dense(
+        np.kron(np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]]), np.ones((64, 64))) > 0, block=64
+    )
+    counts, listed = attention_peers.block_lists(mask)
+    assert counts.tolist() == [[[2, 1, 0]]] and listed.tolist() == [[[[0, 2, 0], [1, 0, 0], [0, 0, 0]]]]
+
+
+def test_peers_without_their_wheels_are_left_out_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("torch", "flash_attn", "flash_attn_interface", "cudnn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    bench = attention_run.Bench(device="cuda")
+    monkeypatch.setattr(runner.Bench, "xp", np)
+    problem = attention((1, 2, 256, 64), blocks=(128, 1))
+    operands, mask = operands_of(bench, problem), problem.mask("cpu")
+    reference = Reference.of(problem.seen(mask), *operands)
+    said: list[str] = []
+    shown = types.SimpleNamespace(note=said.append)
+    for _ in range(2):
+        assert bench.peer_calls(("FA4", "cuDNN BSA"), "here", operands, reference, mask=mask) == {}
+        bench.explain(shown)  # type: ignore[arg-type]
+    assert [line.split(":")[0].strip(" -") for line in said] == ["FA4", "cuDNN BSA"]

@@ -11,6 +11,7 @@ from ..checks.attention import TOLERANCE, Reference
 from ..peers import attention as peers
 from ..random_data import normal
 from ..runner import Row, checked, mark, number
+from ..show.headline import HEADLINE_ROWS
 from ..table import Table
 from ..timing import Call, time_sustained
 from .attention_cases import (
@@ -114,7 +115,7 @@ def case_text(case: Case, row: Row, device: str) -> str:
 
 def section_table(bench: Bench, table: Table) -> None:
     """Shapes, masks, head dims and dtypes."""
-    cases = bench.cases(bench.some(TABLE, HEADLINE))
+    cases = bench.cases(TABLE[: HEADLINE_ROWS["attention"]] if bench.headline else bench.some(TABLE, HEADLINE))
     columns = " ".join(f"{name:>6}" for name in _SHOWN[bench.device])
     table.note(f"{'B,H,S,D':15} {'mask':26} {'dtype':8} | {'ms':>8} TFLOPS | {columns} | ratio to the best | targets")
     for place, case in enumerate(cases, 1):

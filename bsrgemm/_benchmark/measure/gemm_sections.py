@@ -25,6 +25,7 @@ from ..peers import products as peers
 from ..random_data import normal, widen
 from ..runner import Sections, mark, number
 from ..show.figures import crossing_of
+from ..show.headline import HEADLINE_ROWS as ROWS_SHOWN
 from ..table import Table
 from ..timing import Call
 from .gemm_cases import TABLE, Bench, Case, dense_call, multiply, run_cases
@@ -45,7 +46,7 @@ PATTERN_DENSITY = 0.22
 def section_table(bench: Bench, table: Table) -> None:
     """The table of targets: block sizes, densities, dtypes."""
     one_of_each = [case for case in TABLE if case.sustained or case.dtype != "float16"]
-    run_cases(bench, table, bench.some(TABLE, one_of_each))
+    run_cases(bench, table, TABLE[: ROWS_SHOWN["gemm"]] if bench.headline else bench.some(TABLE, one_of_each))
 
 
 def section_size(bench: Bench, table: Table) -> None:

@@ -29,6 +29,7 @@ from ..peers import products as product_peers
 from ..random_data import normal
 from ..runner import Makers, Row, Script, Sections, mark, number
 from ..show import figures
+from ..show.headline import HEADLINE_SIDES
 from ..table import Table
 from ..timing import Call
 
@@ -152,8 +153,9 @@ def say_copy(bench: Bench, table: Table) -> None:
 def section_table(bench: Bench, table: Table) -> None:
     """Square blocks in float64 and float32."""
     say_copy(bench, table)
-    for dtype, targets in TARGETS.items():
-        for side in bench.some(list(targets), [3, 8]):
+    kinds = {"float64": TARGETS["float64"]} if bench.headline else TARGETS
+    for dtype, targets in kinds.items():
+        for side in HEADLINE_SIDES if bench.headline else bench.some(list(targets), [3, 8]):
             target, rows = bench.target(targets[side]), ROWS[bench.device]
             add = partial(line, bench, table, (side, side), dtype, rows, target)
             bench.guarded(table, f"{side} x {side} {dtype}", add)

@@ -94,22 +94,35 @@ def flash(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, m
     return _sdpa("FLASH_ATTENTION", q, k, v, causal, window, mask)
 
 
-def _block_lists(mask: BlockMask) -> tuple[Any, Any, Any, Any]:
-    """Counts and columns of the blocks in part and of whole ones, (batch, heads, rows) and (..., columns), in torch."""
+def block_lists(mask: BlockMask) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """How many blocks each block row has, (batch, heads, rows), and their columns, (batch, heads, rows, columns).
+
+    On the host, as int32; places after the last block of a row hold 0.
+    """
+    kinds, indptr, indices = (
+        x if isinstance(x, np.ndarray) else x.get() for x in (mask.kinds, mask.indptr, mask.indices)
+    )
+    if kinds.size and int(kinds.max()) >= 0:
+        raise NotImplementedError("whole blocks only")
+    rows, columns = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
+    count = np.diff(indptr).astype(np.int32)
+    listed = np.zeros((len(count), columns), np.int32)
+    listed[np.arange(columns) < count[:, None]] = indices[: count.sum()]
+    return count.reshape(*mask.heads, rows), listed.reshape(*mask.heads, rows, columns)
+
+
+def _on_gpu(x: np.ndarray[Any, Any]) -> Any:
     import torch
 
-    if mask.kinds.size and int(mask.kinds.max()) >= 0:
-        raise NotImplementedError("whole blocks only")
-    B, H = mask.heads
-    rows, columns = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
-    first = tensor(mask.indptr).long()
-    count = (first[1:] - first[:-1]).int()
-    place = torch.arange(columns, device="cuda")
-    stored = tensor(mask.indices)
-    listed = stored[(first[:-1, None] + place).clamp(max=len(stored) - 1)]
-    listed = torch.where(place < count[:, None], listed, 0).int()
-    full = (count.reshape(B, H, rows), listed.reshape(B, H, rows, columns))
-    return torch.zeros_like(full[0]), torch.zeros_like(full[1]), *full
+    return torch.from_numpy(np.ascontiguousarray(x)).cuda()
+
+
+def _whole_blocks(mask: BlockMask) -> tuple[Any, Any, Any, Any]:
+    """Counts and columns in torch: of the blocks in part, of which there are none, and of the whole ones."""
+    found = block_lists(mask)
+    none = [np.zeros_like(x) for x in found]
+    in_part, in_part_at, whole, whole_at = (_on_gpu(x) for x in (*none, *found))
+    return in_part, in_part_at, whole, whole_at
 
 
 @cache
@@ -130,8 +143,7 @@ def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, ma
         raise NotImplementedError("one kind of mask at a time")
     blocks = None
     if mask is not None:
-        in_part, in_part_at, whole, whole_at = _block_lists(mask)
-        blocks = FlexMask.from_kv_blocks(in_part, in_part_at, whole, whole_at, BLOCK_SIZE=mask.block)
+        blocks = FlexMask.from_kv_blocks(*_whole_blocks(mask), BLOCK_SIZE=mask.block)
     elif causal or window is not None:
         if max(S_q, S_k) > _FLEX_MOST or S_q != S_k:
             raise NotImplementedError(f"its mask is made from all pairs; up to {_FLEX_MOST} here")
@@ -184,7 +196,7 @@ def fa4(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mas
         if mask.block != (_FA4_BLOCK, _FA4_BLOCK):
             raise NotImplementedError(f"blocks of {_FA4_BLOCK} x {_FA4_BLOCK} only")
         names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
-        lists = dict(zip(names, _block_lists(mask), strict=True))
+        lists = dict(zip(names, _whole_blocks(mask), strict=True))
         options["block_sparse_tensors"] = BlockSparseTensorsTorch(**lists, block_size=mask.block)
 
     def call() -> Any:
@@ -206,11 +218,11 @@ def block_sparse_cudnn(q: Any, k: Any, v: Any, *, causal: bool = False, window: 
     if rows != columns or rows not in _CUDNN_BLOCKS:
         raise NotImplementedError(f"square blocks of {_CUDNN_BLOCKS} only, got {rows} x {columns}")
     operands = [tensor(x) for x in (q, k, v)]
-    *_, counts, listed = _block_lists(mask)
-    each = max(1, int(counts.max()))
+    count, columns_of = block_lists(mask)
+    each = max(1, int(count.max()))
     heads = (q.shape[0], q.shape[1])
-    counts = counts.expand(*heads, -1).contiguous()
-    listed = listed[..., :each].expand(*heads, -1, -1).contiguous()
+    counts = _on_gpu(np.broadcast_to(count, (*heads, *count.shape[2:])))
+    listed = _on_gpu(np.broadcast_to(columns_of[..., :each], (*heads, count.shape[2], each)))
 
     def call() -> Any:
         with torch.no_grad():

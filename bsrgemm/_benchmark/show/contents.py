@@ -118,6 +118,7 @@ def _section(tables: Sequence[Contents], results: Path, choose: Callable[[list[R
 
 def heading(found: Sequence[dict[str, Any]]) -> str:
     """Card, date, commit and versions of some runs in a line."""
+    found = [each for file in found for each in (file, *file.get("earlier", []))]
     machines = [each["machine"] for each in found]
 
     def every(key: str) -> str:

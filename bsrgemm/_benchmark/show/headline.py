@@ -9,8 +9,9 @@ from .markdown import Row, best, listed, number, peer_names, ratio, three
 from .product_rows import product_name, small_block_name, solver_name, sustained_products
 
 _SPARSE = {"cuSPARSE BSR": "cuSPARSE BSR", "cuSPARSE ELL": "cuSPARSE Blocked-ELL", "torch BSR": "torch (Triton)"}
-#: Sides of the small blocks that the README shows, in float64
-_SMALL = (2, 3, 4, 6)
+#: Rows that the README shows of the first file of a group, and sides of small blocks, in float64
+HEADLINE_ROWS = {"gemm": 4, "attention": 5, "solver": 4}
+HEADLINE_SIDES = (2, 3, 4, 6)
 
 
 def products(found: list[Row]) -> str:
@@ -64,18 +65,18 @@ def solvers(found: list[Row]) -> str:
     return listed(found, header, solver_name, cells)
 
 
-def _first(count: int) -> Callable[[list[Row]], list[Row]]:
-    return lambda found: found[:count]
+def _first(group: str) -> Callable[[list[Row]], list[Row]]:
+    return lambda found: found[: HEADLINE_ROWS[group]]
 
 
 def _small_float64(found: list[Row]) -> list[Row]:
-    return [row for row in found if row.get("dtype") == "float64" and row["block"][0] in _SMALL]
+    return [row for row in found if row.get("dtype") == "float64" and row["block"][0] in HEADLINE_SIDES]
 
 
 #: Group -> (which rows of its first file, how they are shown)
 HEADLINES: dict[str, tuple[Callable[[list[Row]], list[Row]], Callable[[list[Row]], str]]] = {
-    "gemm": (_first(4), products),
-    "attention": (_first(5), attention),
+    "gemm": (_first("gemm"), products),
+    "attention": (_first("attention"), attention),
     "vectors": (_small_float64, vectors),
-    "solver": (_first(4), solvers),
+    "solver": (_first("solver"), solvers),
 }

@@ -412,6 +412,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     late = "scipy and pyamg do not begin what would end later than that, from the start"
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help=late)
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
+    parser.add_argument("--merge", action="store_true", help="with --keep: leave other rows of that file as they are")
     options = parser.parse_args(argv)
     for size in options.unknowns or ():
         if size < LEAST_UNKNOWNS:
@@ -434,6 +435,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(argv)
     with provenance.recording() as launched:
         table = Table(f"elasticity_{options.device}", f"Elasticity to {peers.TOLERANCE:.0e}", launched)
+        table.merge = options.merge
         run = Run(table, options.device, options.keep, options.every, options.host_most, options.seconds)
         with writing(table, options.keep):
             run_all(options, run)
