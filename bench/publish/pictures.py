@@ -119,18 +119,24 @@ def attention_bars(axes: Any, found: dict[str, Any]) -> None:
     series |= {label: [row["peers"].get(name) for _, row in shown] for name, label in ATTENTION_PEERS.items()}
     series = {label: rates for label, rates in series.items() if any(rates)}
     height = 0.8 / len(series)
-    for place, (name, rates) in enumerate(series.items()):
-        at = [i + place * height for i, rate in enumerate(rates) if rate]
-        there = [rate for rate in rates if rate]
-        axes.barh(at, there, height * 0.92, label=name, color=COLORS[place], hatch=("", "//", "..", "xx", "--")[place],
-                  edgecolor="white", linewidth=0.5)  # fmt: skip
-        for y, rate in zip(at, there, strict=True):
-            axes.text(rate + 8, y, f"{rate:.0f}", va="center", fontsize=7)
-    axes.set_yticks([i + height * (len(series) - 1) / 2 for i in range(len(shown))], [label for label, _ in shown])
+    middles = []
+    for group in range(len(shown)):
+        there = [place for place, rates in enumerate(series.values()) if rates[group]]
+        middles.append(group + height * (len(there) - 1) / 2)
+        for row, place in enumerate(there):
+            label, rates = list(series.items())[place]
+            y = group + row * height
+            axes.barh(y, rates[group], height * 0.92, label=label, color=COLORS[place], edgecolor="white",
+                      linewidth=0.5, hatch=("", "//", "..", "xx", "--")[place])  # fmt: skip
+            axes.text(rates[group] + 8, y, f"{rates[group]:.0f}", va="center", fontsize=7)
+    axes.set_yticks(middles, [label for label, _ in shown])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="TFLOP/s of the pairs that are seen")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.1), ncols=min(3, len(series)), fontsize=8)
+    bars = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [label for label in series if label in bars]
+    axes.legend([bars[label] for label in order], order, loc="upper center", bbox_to_anchor=(0.4, -0.1),
+                ncols=min(3, len(order)), fontsize=8)  # fmt: skip
 
 
 def attention(found: dict[str, Any]) -> Figure:

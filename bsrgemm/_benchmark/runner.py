@@ -268,6 +268,7 @@ def measure_section(
             try:
                 if ahead is not None:
                     ahead()
+                    shown.forget_launches()
                 section(bench, shown)
             finally:
                 bench.explain(shown)

@@ -54,6 +54,11 @@ class Table:
             row["kernels"] = self._launched.take()
         self.rows.append(row)
 
+    def forget_launches(self) -> None:
+        """Kernels that were launched so far, to compile them, belong to no row."""
+        if self._launched is not None:
+            self._launched.take()
+
     def progress(self, text: str) -> None:
         """What is being measured, on a terminal alone; the next line replaces it."""
         if sys.stderr.isatty():

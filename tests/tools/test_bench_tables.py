@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._benchmark import machine, patterns, provenance, timing
+from bsrgemm._benchmark import machine, patterns, provenance, runner, timing
 from bsrgemm._benchmark import table as table_module
 from bsrgemm._benchmark.checks import products as checks
 from bsrgemm._benchmark.measure import gemm as gemm_script
@@ -398,6 +398,21 @@ def test_launched_kernels_are_noted_with_their_digests(monkeypatch: pytest.Monke
     assert jit.load is plain and kernel.max_dynamic_shared_size_bytes == 5 and len(calls) == 2
     loaded((1,), (32,), ())  # nobody listens any more
     assert launched.take() == {}
+
+
+def test_kernels_that_were_compiled_ahead_belong_to_no_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(table_module, "RESULTS", tmp_path)
+    launched = provenance.Launched()
+    ahead, measured = (provenance.jit.KernelSpec("spmv.cu", entry) for entry in ("ahead", "measured"))
+
+    def section(bench: Any, shown: Any) -> None:
+        launched.note(measured)
+        shown.add("one", what="one")
+
+    shown = table_module.Table("made_up", "Made up", launched)
+    runner.measure_section(runner.Bench(), shown, section, lambda: launched.note(ahead), keep=True)
+    (row,) = json.loads((tmp_path / "made_up.json").read_text())["rows"]
+    assert list(row["kernels"]) == ["spmv.cu:measured"]
 
 
 def test_rows_of_the_readme_are_put_among_the_others(gemm: Any, tmp_path: Path) -> None:

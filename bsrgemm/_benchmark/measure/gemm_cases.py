@@ -12,8 +12,7 @@ import numpy as np
 
 import bsrgemm as bg
 
-from ..._products import measured
-from .. import runner
+from .. import internals, runner
 from ..checks.products import (
     TOLERANCE,
     dense_operand,
@@ -89,7 +88,7 @@ def multiply(A: Any, B: Any, out: Any, precision: str | None = None, kernel: str
     if kernel is not None:
 
         def forced() -> Any:
-            with measured.force_kernel(kernel):
+            with internals.force_kernel(kernel):
                 return bg.matmul(A, B, out=out)
 
         return forced
