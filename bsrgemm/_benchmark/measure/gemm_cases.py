@@ -1,4 +1,4 @@
-"""One product and its targets, measured: dense cuBLAS, ours, dense cuBLAS, then the other peers."""
+"""One product, its peers and its targets: ours, dense cuBLAS and the others, timed in turn."""
 
 from __future__ import annotations
 
