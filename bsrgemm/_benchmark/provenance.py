@@ -7,6 +7,7 @@ another one by now.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -23,13 +24,29 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 # ------------------------------------------------------------------------------------------- commit
+class _Told(argparse.Action):
+    """Keeps what `--commit` says."""
+
+    commit: str | None = None
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        _Told.commit = values
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Let the command line name the commit, for a machine that has the files but not their history."""
+    text = "the commit that is measured, where there is no git to ask; with a + where files differ from it"
+    parser.add_argument("--commit", metavar="HASH", action=_Told, help=text)
+
+
 def commit(root: Path = _ROOT) -> dict[str, Any]:
     """The commit of a checkout, and whether tracked files differ from it; both None where there is none."""
     try:
         found = _git(root, "rev-parse", "HEAD")
         dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no", "--", "bsrgemm", "cuda"))
     except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
+        told = _Told.commit
+        return {"commit": told and told.rstrip("+"), "dirty": told and told.endswith("+")}
     return {"commit": found, "dirty": dirty}
 
 

@@ -209,6 +209,7 @@ class Script:
         )
         parser.add_argument("--out", type=Path, metavar="DIR", help="write there and not to bench/results/")
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to this file")
+        provenance.add_option(parser)
         self.more(parser)
         return parser.parse_args(argv)
 

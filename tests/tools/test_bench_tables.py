@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -430,12 +431,18 @@ def test_rows_of_the_readme_are_put_among_the_others(gemm: Any, tmp_path: Path) 
     assert " / 1111111" in contents.heading([after])
 
 
-def test_a_file_names_the_commit_and_whether_it_was_changed(tmp_path: Path) -> None:
+def test_a_file_names_the_commit_and_whether_it_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         about = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *about, *words], cwd=tmp_path, check=True, capture_output=True)
 
     assert provenance.commit(tmp_path) == {"commit": None, "dirty": None}
+    parser = argparse.ArgumentParser()
+    provenance.add_option(parser)
+    monkeypatch.setattr(provenance._Told, "commit", None)
+    for told, dirty in (("abc", False), ("abc+", True)):
+        parser.parse_args(["--commit", told])
+        assert provenance.commit(tmp_path) == {"commit": "abc", "dirty": dirty}
     (tmp_path / "cuda").mkdir()
     (tmp_path / "cuda" / "a.cu").write_text("1")
     git("init")

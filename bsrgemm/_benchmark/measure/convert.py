@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=1_000_000)
+    provenance.add_option(parser)
     options = parser.parse_args(argv)
     if not machine.has_gpu():
         raise SystemExit("bench/run/convert.py compares the GPU with the way through the host: it needs a GPU")

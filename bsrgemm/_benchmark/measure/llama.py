@@ -202,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="8 layers, 2048 tokens of prompt, 32 of answer")
     parser.add_argument("--layers", type=int, metavar="N", help="so many layers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured to this file")
+    provenance.add_option(parser)
     options = parser.parse_args(argv)
     bench = Bench(device="cuda" if machine.has_gpu() else "cpu")
     shape = Shape() if bench.on_gpu else TINY

@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if machine.has_gpu() else "cpu")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
+    provenance.add_option(parser)
     options = parser.parse_args(argv)
     bench = Bench(device=options.device)
     with provenance.recording() as launched:

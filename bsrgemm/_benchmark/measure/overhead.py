@@ -114,7 +114,9 @@ def measure(table: Table) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure everything."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    provenance.add_option(parser)
+    parser.parse_args(argv)
     if not machine.has_gpu():
         raise SystemExit("bench/run/overhead.py measures launches: it needs a GPU")
     with provenance.recording() as launched:

@@ -413,6 +413,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help=late)
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     parser.add_argument("--merge", action="store_true", help="with --keep: leave other rows of that file as they are")
+    provenance.add_option(parser)
     options = parser.parse_args(argv)
     for size in options.unknowns or ():
         if size < LEAST_UNKNOWNS:
