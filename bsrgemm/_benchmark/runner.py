@@ -239,7 +239,7 @@ class Script:
         keep = options.out is not None or (bench.on_gpu and not options.quick)
         written: dict[str, list[Row]] = {}
         failed = []
-        with provenance.recording() as launched:
+        with provenance.recording(by_load=names == ["host"]) as launched:
             for name in names:
                 title, section = self.sections[name]
                 title = title if bench.on_gpu else f"{title}, smaller, by NumPy"

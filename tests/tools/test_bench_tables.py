@@ -399,6 +399,8 @@ def test_launched_kernels_are_noted_with_their_digests(monkeypatch: pytest.Monke
     assert jit.load is plain and kernel.max_dynamic_shared_size_bytes == 5 and len(calls) == 2
     loaded((1,), (32,), ())  # nobody listens any more
     assert launched.take() == {}
+    with provenance.recording(by_load=True) as launched:
+        assert jit.load(spec, "sm_90a") is kernel and launched.take() == KERNELS
 
 
 def test_kernels_that_were_compiled_ahead_belong_to_no_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.parse_args(argv)
     if not machine.has_gpu():
         raise SystemExit("bench/run/overhead.py measures launches: it needs a GPU")
-    with provenance.recording() as launched:
+    with provenance.recording(by_load=True) as launched:
         table = Table("overhead_cuda", "Cost of a call", launched)
         with writing(table):
             measure(table)
