@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from bsrgemm import BlockMask
+
 from .._attention import mask_tiles
-from .._attention.mask import BlockMask
 from .._backend import registry, structure
 from .._products import measured
 from .timing import Call

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._attention.attention import attention
-from ..._attention.decode import attention_decode
-from ..._attention.kv_cache import KVCache
-from ..._attention.mask import BlockMask
+from bsrgemm import BlockMask, KVCache, attention, attention_decode
+
 from ..checks.attention import TOLERANCE, Reference, Seen
 from ..peers import attention as peers
 from ..place import Draw, Place

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from ..._products.matmul import matmul
-from ...bsr import bsr_array
+from bsrgemm import bsr_array, matmul
+
 from ..checks.products import EXACT_CHUNK, dense_deviation, vector_deviation
 from ..patterns import Pattern, banded, uniform
 from ..peers import products as peers

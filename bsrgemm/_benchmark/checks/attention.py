@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._attention.mask import BlockMask
+from bsrgemm import BlockMask
+
 from ..peers.attention import as_array
 from ..random_data import module_of, widen
 

@@ -13,7 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..._attention.mask import BlockMask
+from bsrgemm import BlockMask
+
 from ..timing import Call
 
 #: FlexAttention makes its mask of a window from all pairs of queries and keys.

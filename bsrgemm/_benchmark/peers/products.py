@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...bsr import bsr_array
+from bsrgemm import bsr_array
+
 from ..timing import Call, time_gpu
 
 #: cudaDataType_t of <library_types.h>
