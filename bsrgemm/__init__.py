@@ -7,7 +7,7 @@ from ._attention.decode import attention_decode
 from ._attention.kv_cache import KVCache
 from ._attention.mask import BlockMask
 from ._backend.registry import default_device
-from ._cli.info import info
+from ._environment import info
 from ._products.autotune import tune
 from ._products.gradients import matmul_backward
 from ._products.matmul import matmul

@@ -6,14 +6,10 @@ end says how many wait for what.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -101,25 +97,3 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
         return install()
     return by_name(request.param)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the emulator compiles kernels: one that was met before is there."""
-    return tmp_path_factory.mktemp("emulated")
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a module of bench/ afresh, and forgets them all behind the test."""
-    folder = Path(__file__).resolve().parents[1] / "bench"
-    names = [path.stem for path in folder.glob("*.py")]
-
-    def forget() -> None:
-        for name in names:
-            sys.modules.pop(name, None)
-
-    forget()
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    yield importlib.import_module
-    forget()

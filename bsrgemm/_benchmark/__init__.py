@@ -1,8 +1,8 @@
-"""Measuring bsrgemm beside its peers: ``python -m bsrgemm bench``, and what the scripts in bench/ share.
+"""Measuring bsrgemm beside its peers: ``python -m bsrgemm bench``, and what the scripts in bench/run start.
 
-`timing` and `machine` know clocks and versions, `place` the CPU and the GPU with their roofs. `products` and
-`attentions` are the problems (`problem` says what one is), on `patterns` and `random_data`; `product_peers` and
-`attention_peers` are what others have for them, `attention_check` tells right from wrong. `suite` measures, `cells`
-puts a row into words, `screen` shows it, `results` keeps and compares, `figures` draws, `page` writes one page of it
-all; `ncu` reads a profile. Nothing here is imported by ``import bsrgemm``.
+From the bottom up: `timing` has the clocks, `machine` and `provenance` say what was measured where (versions, commit,
+digests of the kernels launched), `results` and `table` keep it. `patterns` and `random_data` make operands, `peers` are
+other libraries, `checks` tell right from wrong, `cases` are the problems. `measure` and `solver` hold what is measured,
+section by section, on what `runner` offers them; `show` makes text, tables, pictures and pages of the rows. `internals`
+is all that is needed from inside the package beyond its public names. Nothing here is imported by ``import bsrgemm``.
 """

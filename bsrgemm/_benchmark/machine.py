@@ -19,7 +19,7 @@ from .._version import __version__
 #: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
 _PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
           "nvidia-cusparse-cu12", "nvidia-cusparse", "flash-attn", "flash-attn-3", "flash-attn-4", "warp-lang",
-          "nvmath-python")  # fmt: skip
+          "nvmath-python", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl")  # fmt: skip
 
 
 @cache
@@ -32,7 +32,7 @@ def has_gpu() -> bool:
     return bool(cupy.cuda.is_available())
 
 
-def machine() -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """Card, driver and versions, to be kept with the numbers."""
     about: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),

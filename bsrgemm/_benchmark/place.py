@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from . import product_peers, random_data
-from .timing import Call, samples_cpu, samples_gpu, time_sustained
+from . import machine, random_data
+from .peers import products as product_peers
+from .timing import Call, Clock, time_sustained
 
-#: Seconds of idling before a timing: a card throttles at its power limit and remembers what ran before.
-IDLE, IDLE_QUICK = 0.25, 0.12
-#: Seconds of calls in one timing; slow calls are repeated less often, but at least so often.
-_BUDGET, _LEAST, _MOST = 0.15, 5, 20
 #: Seconds back to back for a sustained rate
 SUSTAINED = 0.5
 #: Bytes that are copied to find the bandwidth: far more than any cache holds
@@ -41,8 +37,8 @@ class Place(Protocol):
     def zeros(self, shape: tuple[int, ...], kind: str) -> Any:
         """Zeros, for a first call that compiles; they are never timed."""
 
-    def samples(self, call: Call, quick: bool) -> list[float]:
-        """Seconds of some calls."""
+    def clock(self, quick: bool) -> Clock:
+        """How calls are timed here."""
 
     def sustained(self, call: Call) -> float | None:
         """Mean seconds back to back, where there is a power limit to be met."""
@@ -72,11 +68,8 @@ class Cpu:
     def zeros(self, shape: tuple[int, ...], kind: str) -> Any:
         return np.zeros(shape, random_data.stored_dtype(kind))
 
-    def samples(self, call: Call, quick: bool) -> list[float]:
-        call()
-        start = time.perf_counter()
-        call()
-        return samples_cpu(call, _repeats(time.perf_counter() - start))
+    def clock(self, quick: bool) -> Clock:
+        return Clock("cpu", quick)
 
     def sustained(self, call: Call) -> float | None:
         return None
@@ -110,8 +103,8 @@ class Gpu:
     def zeros(self, shape: tuple[int, ...], kind: str) -> Any:
         return self.xp.zeros(shape, random_data.stored_dtype(kind))
 
-    def samples(self, call: Call, quick: bool) -> list[float]:
-        return samples_gpu(call, _repeats(time_sustained(call, seconds=0)), IDLE_QUICK if quick else IDLE)
+    def clock(self, quick: bool) -> Clock:
+        return Clock("cuda", quick)
 
     def sustained(self, call: Call) -> float | None:
         return time_sustained(call, SUSTAINED)
@@ -141,10 +134,6 @@ def _available_bytes() -> int:
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(limit - used)
     return max(0, min(found))
-
-
-def _repeats(once: float) -> int:
-    return int(min(_MOST, max(_LEAST, _BUDGET / max(once, 1e-9))))
 
 
 class Ceilings:
@@ -183,7 +172,7 @@ class Ceilings:
         def copy() -> None:
             target[...] = source
 
-        return 2 * count / float(np.median(place.samples(copy, self._quick)))
+        return 2 * count / place.clock(self._quick).seconds(copy)
 
     def _dense(self, kind: str) -> float | None:
         place, tf32 = self._place, kind == "tf32"
@@ -193,7 +182,7 @@ class Ceilings:
         side = _DENSE[place.name]
         A, B = (place.normal((side, side), stored) for _ in range(2))
         call = place.dense_product(A, B, place.xp.empty((side, side), A.dtype), tf32)
-        return 2.0 * side**3 / float(np.median(place.samples(call, self._quick)))
+        return 2.0 * side**3 / place.clock(self._quick).seconds(call)
 
     def least_seconds(self, kind: str, flops: float, traffic: float) -> float | None:
         """What the roofs allow: the larger of the time to compute and the time to move."""
@@ -208,8 +197,6 @@ class Ceilings:
 
 def place_of(device: str | None) -> Place:
     """The place that was asked for; by default the GPU if there is one."""
-    from .machine import has_gpu
-
-    if device == "cpu" or (device is None and not has_gpu()):
+    if device == "cpu" or (device is None and not machine.has_gpu()):
         return Cpu()
     return Gpu()

@@ -1,20 +1,17 @@
-"""Files of measured rows: written whole or not at all, read with a reason where they are not such files, compared."""
+"""Files of measured rows: written whole or not at all, read with a reason where they are not such files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cells import Row, duration
-
-#: Changes below this are noise on any machine.
-_LEAST_NOISE = 0.03
-#: Who stands for the speed of the card on the day, if both runs have them: their clocks drift together with ours.
-_REFERENCES = ("cuBLAS", "dense BLAS", "cuDNN", "cuSPARSE BSR", "cupyx csr", "scipy bsr", "NumPy")
 FORMAT = 1
+#: Fields of a row that say what was measured, not what was found
+_IDENTITY = (
+    "what", "n", "block", "columns", "dtype", "precision", "pattern", "kernel", "shape", "mask", "problem", "unknowns",
+    "smoother", "density",
+)  # fmt: skip
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
@@ -35,65 +32,20 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Change:
-    """One problem in two runs. `times` is new over old, beside the same reference in both where there is one."""
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A new file whose rows take the place of the same ones of an old file, whose other rows stay.
 
-    name: str
-    old: float
-    new: float
-    times: float
-    noise: float
-    reference: str | None
-
-    @property
-    def slower(self) -> bool:
-        return self.times > 1 + self.noise
-
-    @property
-    def faster(self) -> bool:
-        return self.times < 1 / (1 + self.noise)
-
-    def __str__(self) -> str:
-        beside = f" beside {self.reference}" if self.reference else ""
-        verdict = "slower" if self.slower else "faster" if self.faster else "same"
-        change = f"{duration(self.old)} -> {duration(self.new)}, {self.times:.2f} x{beside}"
-        return f"{verdict:6} {self.name}: {change}, noise {self.noise:.1%}"
+    The machine and the commit of the old rows are kept in `earlier`.
+    """
+    fresh = {_identity(row): row for row in new["rows"]}
+    kept = [fresh.pop(_identity(row), row) for row in old["rows"]]
+    about = {name: old[name] for name in ("machine", "commit", "dirty") if name in old}
+    now = {name: new[name] for name in about if name in new}  # a run that writes several times is one run
+    earlier = [each for each in (about, *old.get("earlier", [])) if each != now]
+    earlier = earlier if any(row not in new["rows"] for row in kept) else []
+    return new | {"rows": [*kept, *fresh.values()]} | ({"earlier": earlier} if earlier else {})
 
 
-def _spread(timing: Row) -> float:
-    return float((timing["high"] - timing["low"]) / 2 / timing["seconds"])
-
-
-def _ratio_spread(peer: Row) -> float:
-    """The range of the ratios of the rounds; that of the times, where there was but one round."""
-    among = float((peer["ratio_high"] - peer["ratio_low"]) / peer["ratio"])
-    return among or 2 * _spread(peer)
-
-
-def changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[Change]:
-    """What was timed in both runs."""
-    known = {(row["group"], row["name"]): row for row in old["rows"]}
-    for row in new["rows"]:
-        was = known.get((row["group"], row["name"]))
-        if was is None or not was.get("seconds") or not row.get("seconds"):
-            continue
-        times, noise = row["seconds"] / was["seconds"], _spread(row) + _spread(was)
-        pairs = ((name, was["peers"].get(name, {}), row["peers"].get(name, {})) for name in _REFERENCES)
-        reference = next((x for x in pairs if "ratio" in x[1] and "ratio" in x[2]), None)
-        if reference is not None:
-            _, before, after = reference
-            times, noise = before["ratio"] / after["ratio"], _ratio_spread(before) + _ratio_spread(after)
-        name = f"{row['group']} {row['name']}"
-        shown = reference and reference[0]
-        yield Change(name, was["seconds"], row["seconds"], times, max(_LEAST_NOISE, noise), shown)
-
-
-def lost(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What was timed before and is wrong or fails now."""
-    good = {(row["group"], row["name"]) for row in old["rows"] if row.get("seconds")}
-    return [
-        f"{row['group']} {row['name']}: {'wrong' if row.get('wrong') else row['failed']}"
-        for row in new["rows"]
-        if (row["group"], row["name"]) in good and (row.get("wrong") or row.get("failed"))
-    ]
+def _identity(row: dict[str, Any]) -> str:
+    """What a row measured, as text."""
+    return json.dumps([row.get(name) for name in _IDENTITY])

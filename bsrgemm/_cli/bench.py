@@ -61,7 +61,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.compare:
         return _compare(parser, *args.compare)
     if args.device == "cuda":
-        from .info import cuda_problem
+        from .._environment import cuda_problem
 
         problem = cuda_problem()
         if problem:
@@ -74,8 +74,8 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     for path in (args.json, args.plot):
         if path and not path.parent.is_dir():
             parser.error(f"{path.parent} is not a folder")
+    from .._benchmark.measure.suite import Choice, problems
     from .._benchmark.place import place_of
-    from .._benchmark.suite import Choice, problems
 
     choice = Choice(*(tuple(x) for x in (args.size, args.density, args.block, args.columns, args.dtype)))
     place = place_of(args.device)
@@ -88,34 +88,21 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, place: Any, wanted: list[Any]) -> int:
-    from .._benchmark import results
-    from .._benchmark.machine import machine
-    from .._benchmark.screen import screen
-    from .._benchmark.suite import Suite
+    from .._benchmark import machine, provenance, results
+    from .._benchmark.measure.suite import Suite
+    from .._benchmark.show.screen import screen
 
     start = time.perf_counter()
+    suite = Suite(place, args.quick, not args.no_peers)
     found: dict[str, Any] = {
-        "machine": machine(),
-        "command": _command(args),
-        "device": place.name,
-        "quick": args.quick,
-        "seed": 0,
-        "rows": [],
-    }
-    with screen(len(wanted)) as shown:
-        suite = Suite(place, args.quick, not args.no_peers)
-        found["rows"] = suite.rows
+        "machine": machine.describe(), **provenance.commit(), "command": _command(args), "device": place.name,
+        "quick": args.quick, "seed": 0, "rows": suite.rows,
+    }  # fmt: skip
+    with screen(len(wanted)) as shown, provenance.recording() as launched:
+        suite.launched = launched
         try:
             shown.note(_where(found["machine"], place.name))
-            suite.say = lambda text: shown.doing("kernels", text)
-            suite.say("compiling")
-            suite.meet(wanted)
-            suite.say("ceilings")
-            shown.note(_roofs(suite, sorted({problem.computed_in for problem in wanted})))
-            for problem in wanted:
-                suite.say = _about(shown.doing, str(problem))
-                suite.measure(problem)
-                shown.row(suite.rows)
+            _measure_all(suite, wanted, shown)
         except KeyboardInterrupt:
             found["cut"] = "interrupted"
             suite.rows[:] = [row for row in suite.rows if row.get("seconds") or row.get("wrong") or row.get("failed")]
@@ -125,18 +112,38 @@ def _measure(args: argparse.Namespace, place: Any, wanted: list[Any]) -> int:
             if args.json:
                 results.write(args.json, found)
         shown.end(suite.rows)
+        if suite.absent:
+            shown.note(f"- not installed, and left out: {', '.join(suite.absent)}")
     print(f"{len(suite.rows)} of {len(wanted)} problems, {found['duration']:.0f} s")
+    return _finish(args, found)
+
+
+def _measure_all(suite: Any, wanted: list[Any], shown: Any) -> None:
+    """Compile, find the ceilings, then measure problem by problem."""
+    suite.say = lambda text: shown.doing("kernels", text)
+    suite.say("compiling")
+    suite.meet(wanted)
+    suite.say("ceilings")
+    shown.note(_roofs(suite, sorted({problem.computed_in for problem in wanted})))
+    for problem in wanted:
+        suite.say = _about(shown.doing, str(problem))
+        suite.measure(problem)
+        shown.row(suite.rows)
+
+
+def _finish(args: argparse.Namespace, found: dict[str, Any]) -> int:
+    """Say what was written, draw what was asked for; the exit status."""
     if args.json:
         print(f"written: {args.json}")
-    if args.plot and suite.rows:
-        from .._benchmark.figures import draw_all
+    if args.plot and found["rows"]:
+        from .._benchmark.show.figures import draw_all
 
         for path in draw_all(found, args.plot):
             print(f"drawn: {path}")
     if "cut" in found:
         print("interrupted: what was measured is above", file=sys.stderr)
         return 130
-    return int(any(row.get("wrong") or row.get("failed") for row in suite.rows))
+    return int(any(row.get("wrong") or row.get("failed") for row in found["rows"]))
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -174,6 +181,7 @@ def _roofs(suite: Any, kinds: list[str]) -> str:
 
 def _compare(parser: argparse.ArgumentParser, old_path: Path, new_path: Path) -> int:
     from .._benchmark import results
+    from .._benchmark.show.changes import changes, lost
 
     try:
         old, new = results.read(old_path), results.read(new_path)
@@ -182,16 +190,16 @@ def _compare(parser: argparse.ArgumentParser, old_path: Path, new_path: Path) ->
     cards = [found["machine"].get("card", found["machine"].get("cpu")) for found in (old, new)]
     if cards[0] != cards[1]:
         print(f"different machines: {cards[0]} and {cards[1]}")
-    compared = sorted(results.changes(old, new), key=lambda change: -change.times)
-    lost = results.lost(old, new)
+    compared = sorted(changes(old, new), key=lambda change: -change.times)
+    gone = lost(old, new)
     for change in compared:
         print(change)
-    for text in lost:
+    for text in gone:
         print(f"lost   {text}")
     slower = sum(change.slower for change in compared)
     print(
-        f"{len(compared)} problems in both: {slower} slower, {sum(c.faster for c in compared)} faster, {len(lost)} lost"
+        f"{len(compared)} problems in both: {slower} slower, {sum(c.faster for c in compared)} faster, {len(gone)} lost"
     )
-    if not compared and not lost:
+    if not compared and not gone:
         print("nothing in common", file=sys.stderr)
-    return int(bool(slower or lost or not compared))
+    return int(bool(slower or gone or not compared))

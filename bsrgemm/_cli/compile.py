@@ -16,10 +16,10 @@ from typing import Any
 
 from .._attention import decode_config
 from .._attention import heuristics as attention_heuristics
+from .._environment import cuda_problem
 from .._kernels import disk_cache, element_types, jit
 from .._products import heuristics
 from ..dtypes import DEVICE_DTYPES
-from .info import cuda_problem
 
 #: Compiled unless --all or --dtype asks for others: what numerical code multiplies.
 DEFAULT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")

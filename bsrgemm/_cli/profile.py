@@ -15,16 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._environment import cuda_problem
 from .._version import __version__
-from .info import cuda_problem
 
 if TYPE_CHECKING:
-    from .._benchmark.ncu import Launch
-    from .._benchmark.problem import Problem
+    from .._benchmark.cases.problem import Problem
+    from .._benchmark.show.ncu import Launch
 
 # --------------------------------------------------------------------------------------- the case
 #: The options of each case and what they are unless given; None is not there.
@@ -74,32 +74,23 @@ def arguments(case: str, options: dict[str, Any]) -> list[str]:
     return found
 
 
-def problem_of(
-    case: str,
-    *,
-    size: int,
-    dtype: str,
-    block: int = 1,
-    density: float = 1.0,
-    columns: int = 1,
-    heads: int = 1,
-    head_dim: int = 1,
-    causal: bool = False,
-    window: int | None = None,
-    page: int | None = None,
-) -> Problem:
-    """The problem of `bench` that has these options; nothing is allocated yet."""
-    from .._benchmark.attentions import Attention, Decode
-    from .._benchmark.products import Product
+def problem_of(case: str, options: Mapping[str, Any]) -> Problem:
+    """The problem of `bench` that has these options, all of which are given; nothing is allocated yet."""
+    from .._benchmark.cases.attentions import Attention, Decode
+    from .._benchmark.cases.products import Product
 
+    size, dtype = options["size"], options["dtype"]
     if case in ("gemm", "spmv"):
         stored, precision = ("float32", "tf32") if dtype == "tf32" else (dtype, None)
-        return Product(case, size, (block, block), density, columns, stored, precision)
+        block, columns = options["block"], options.get("columns", 1)
+        return Product(case, size, (block, block), options["density"], columns, stored, precision)
+    heads, head_dim = options["heads"], options["head_dim"]
     if case == "decode":
         kv_heads = heads // _SHARING if heads % _SHARING == 0 else heads
-        return Decode(1, size, heads, kv_heads, head_dim, page, dtype)
+        return Decode(1, size, heads, kv_heads, head_dim, options["page"], dtype)
+    density, block = options["density"], options["block"]
     blocks = (block, max(1, round(density * size / block))) if density < 1 else None
-    return Attention(1, heads, size, head_dim, causal, window, blocks, dtype=dtype)
+    return Attention(1, heads, size, head_dim, options["causal"], options["window"], blocks, dtype=dtype)
 
 
 # ------------------------------------------------------------------------------------ two processes
@@ -162,7 +153,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 # ---------------------------------------------------------------------------------------- results
 def _write(path: Path, words: Sequence[str], problem: Problem, launch: Launch) -> None:
-    from .._benchmark import ncu
+    from .._benchmark.show import ncu
 
     found = ncu.figures(launch.metrics)
     content = {
@@ -180,7 +171,7 @@ def _write(path: Path, words: Sequence[str], problem: Problem, launch: Launch) -
 
 
 def _print(launch: Launch, shorter: Sequence[Launch]) -> None:
-    from .._benchmark import ncu
+    from .._benchmark.show import ncu
 
     found = ncu.figures(launch.metrics)
     _table(str(launch), ncu.readings(found))
@@ -237,7 +228,7 @@ def add_command(commands: Any) -> None:
 
 
 def _profile(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from .._benchmark import ncu
+    from .._benchmark.show import ncu
 
     every = {option: getattr(args, option) for options in CASES.values() for option in options}
     try:
@@ -245,7 +236,7 @@ def _profile(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        problem = problem_of(args.case, **options)
+        problem = problem_of(args.case, options)
     except ValueError as error:
         parser.error(str(error))
     if args.inside:

@@ -20,7 +20,8 @@ def add_command(commands: Any) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from .._benchmark import page, results
+    from .._benchmark import results
+    from .._benchmark.show import page
 
     out: Path = args.out or args.results.with_suffix(".html")
     if not out.parent.is_dir():

@@ -25,9 +25,9 @@ from .._attention.mask import BlockMask
 from .._backend.array_kernels import OPERATIONS
 from .._backend.base import Backend
 from .._backend.registry import cuda, host
+from .._environment import cuda_problem
 from .._products.matmul import matmul
 from ..dtypes import BFLOAT16, BOOL, FLOAT8, HALF_DTYPES, accumulator_dtype, is_float, result_dtype
-from .info import cuda_problem
 
 HostArray = np.ndarray[Any, Any]
 

@@ -17,9 +17,11 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention import launch as attention_launch
+from bsrgemm._attention.arguments import DECODE
+from bsrgemm._attention.call import DecodeCall
+from bsrgemm._attention.host import ENGINE
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import jit, workspace
-from bsrgemm._products import launch
+from bsrgemm._kernels import device, jit, workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from ..emulator import emulator
@@ -77,7 +79,7 @@ def ask(call: dict[str, Any]) -> None:
     """The call as `bsrgemm.attention` makes it, for arrays of the emulator."""
     arrays = {name: call[name] for name in ("q", "k", "v", "out")}
 
-    def forward(backend: Any, made: Any) -> None:
+    def forward(made: Any) -> None:
         operands = {name: getattr(made, name).view(Array) for name in ("q", "k", "v", "out")}
         attention_launch.forward(HOST, replace(made, **operands))
 
@@ -90,7 +92,7 @@ def ask(call: dict[str, Any]) -> None:
         at += -(-size // 256) * 256
         return COPIES[at - -(-size // 256) * 256 :][:size].view(dtype).reshape(shape)
 
-    with patch.object(type(HOST), "attention", forward), patch.object(attention_launch.cupy, "empty", empty):
+    with patch.object(ENGINE, "forward", forward), patch.object(attention_launch.cupy, "empty", empty):
         bg.attention(arrays["q"], arrays["k"], arrays["v"], out=arrays["out"], **call["options"])
 
 
@@ -163,9 +165,7 @@ def test_a_launch_is_remembered_for_its_operands_only(change: str, started: list
 
 # ------------------------------------------------------------ patterns of masks
 @pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
-def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads on two KV heads in two batches; a mask with a pattern for each KV head of each batch."""
     S, rng = 18, np.random.default_rng(4)
     q = rng.standard_normal((2, 4, S, 4))
@@ -174,8 +174,8 @@ def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(
     assert len({x.tobytes() for x in mask.to_dense().reshape(4, S, S)}) > 2  # or nothing would be told apart
     want = bg.attention(q, k, v, mask=mask)
     out = np.full_like(want, 77)
-    with emulator.emulated(folder), monkeypatch.context() as patched:
-        patched.setattr(type(HOST), "attention", lambda backend, call: emulator.run_attention(call))
+    with emulator.emulated(emulator.builds()), monkeypatch.context() as patched:
+        patched.setattr(ENGINE, "forward", emulator.run_attention)
         bg.attention(q, k, v, mask=mask, out=out)
     np.testing.assert_allclose(out, want, rtol=1e-12, atol=1e-12)
 
@@ -209,7 +209,8 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         return put(np.zeros(count, dtype))
 
     monkeypatch.setattr(decode_launch, "_plans", {})
-    monkeypatch.setattr(launch, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(decode_launch.cupy.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(jit, "load", load)
     monkeypatch.setattr(jit, "device_target", lambda: "sm_90a")
     monkeypatch.setattr(workspace, "counters", counters)
@@ -219,7 +220,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 def decode(one: Any, blocks: Any = None, heads: int = 4, queries: int = 1) -> None:
     q, out = (put(np.zeros((one.batch, heads, queries, one.head_dim), F16)) for _ in range(2))
-    decode_launch._on_device(q, one, blocks, 16, one.capacity, 0.125, None, out, None)
+    decode_launch.decode(DecodeCall(q, one, out, None, 0.125, None, one.capacity, blocks, 16))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -254,5 +255,5 @@ def test_one_list_of_blocks_stands_still(batch: int, heads: int, decoding: Any) 
     assert head_step == (14 if heads > 1 else 0) and entry == 2
     decode(cache(3, 2), blocks=wide)
     (*_, argument) = decoding.started[0]
-    words = decode_launch._ARGUMENT.unpack(argument[: decode_launch._ARGUMENT.size])
-    assert words[18:21] == (batch_step, head_step, entry)
+    first = DECODE.offsets["blocks_batch"]
+    assert tuple(np.frombuffer(argument, np.int64, 3, first)) == (batch_step, head_step, entry)

@@ -13,7 +13,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._attention.host import ENGINE
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -37,9 +37,7 @@ class Emulated:
 
     def run(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
         with self.monkeypatch.context() as patched:
-            patched.setattr(
-                type(HOST), "attention", lambda backend, call: emulator.run_attention(call, emulator.guarded)
-            )
+            patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, emulator.guarded))
             out, lse = bg.attention(q, k, v, return_lse=True, **options)
         names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
         assert names == {"attention_sm80"}

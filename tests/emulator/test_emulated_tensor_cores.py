@@ -121,7 +121,7 @@ def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     B = put(rng.integers(-1, 2, (A._shape[1], 64)).astype(F16))
     out = put(np.full((A._shape[0], 64), 7, F32))
     plan = multiply(A, B, out)
-    assert plan.tensor.scratch[0] > 0
+    assert plan.scratch.floats > 0
     np.testing.assert_array_equal(out, A.dense @ np.asarray(B).astype(np.float64))
 
 

@@ -1,24 +1,20 @@
-"""The solver of bench/amg.py on a card: iterations replayed as a CUDA graph, beside those that are launched."""
+"""The multigrid solver of the benchmarks on a card: iterations replayed as a CUDA graph, beside launched ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 
+from bsrgemm._benchmark.solver import amg
+
 pytestmark = [pytest.mark.gpu, pytest.mark.kernel("spmv_small")]
 
 #: Nodes along a side
 SIDE = 60
-
-
-@pytest.fixture
-def amg(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("amg")
 
 
 def levels(block: int, count: int = 3) -> list[SimpleNamespace]:
@@ -42,7 +38,7 @@ def levels(block: int, count: int = 3) -> list[SimpleNamespace]:
     return [*found, SimpleNamespace(A=A)]
 
 
-def solver(amg: ModuleType, block: int, smoother: str, **options: Any) -> Any:
+def solver(block: int, smoother: str, **options: Any) -> Any:
     hierarchy = amg.Hierarchy.of(levels(block)).moved(lambda M: M.to_device("cuda"))
     return amg.ConjugateGradients(amg.Cycle(hierarchy, getattr(amg, smoother)()), **options)
 
@@ -55,8 +51,8 @@ def right_sides(block: int, count: int = 2) -> list[Any]:
 
 @pytest.mark.parametrize("block", [2, 3, 6])
 @pytest.mark.parametrize("smoother", ["Jacobi", "Chebyshev"])
-def test_a_graph_finds_what_launches_find(amg: ModuleType, block: int, smoother: str) -> None:
-    replayed, launched = (solver(amg, block, smoother, graph=graph) for graph in (True, False))
+def test_a_graph_finds_what_launches_find(block: int, smoother: str) -> None:
+    replayed, launched = (solver(block, smoother, graph=graph) for graph in (True, False))
     for b in right_sides(block):
         found, want = replayed(b), launched(b)
         assert found.refusal is None and found.graph and not want.graph
@@ -67,11 +63,11 @@ def test_a_graph_finds_what_launches_find(amg: ModuleType, block: int, smoother:
         assert float((r * r).sum()) ** 0.5 == pytest.approx(found.residuals[-1], rel=1e-4)
 
 
-def test_a_graph_keeps_its_memory_to_itself(amg: ModuleType) -> None:
+def test_a_graph_keeps_its_memory_to_itself() -> None:
     """Arrays that are made after the capture lie elsewhere, and those of before may go."""
     import cupy
 
-    solve, (b, _) = solver(amg, 3, "Chebyshev"), right_sides(3)
+    solve, (b, _) = solver(3, "Chebyshev"), right_sides(3)
     want = solve(b)
     assert want.graph
     cupy.get_default_memory_pool().free_all_blocks()
@@ -81,8 +77,8 @@ def test_a_graph_keeps_its_memory_to_itself(amg: ModuleType) -> None:
     assert all(bool((x == 7).all()) for x in others)
 
 
-def test_cupyx_finds_the_same_and_says_whether_it_was_captured(amg: ModuleType) -> None:
-    ours, (b, _) = solver(amg, 3, "Jacobi"), right_sides(3)
+def test_cupyx_finds_the_same_and_says_whether_it_was_captured() -> None:
+    ours, (b, _) = solver(3, "Jacobi"), right_sides(3)
 
     def sorted_csr(M: Any) -> Any:
         csr = M.tocsr()

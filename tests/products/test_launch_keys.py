@@ -13,8 +13,8 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend.base import Blocks
+from bsrgemm._kernels.workspace import StreamOrdered
 from bsrgemm._products import matrix_cache
-from bsrgemm._products.matrix_cache import StreamOrdered
 
 from ..emulator.emulator import put
 from .test_launch import F16, LEAF, Matrix, dense, matrix, started  # noqa: F401

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._benchmark import cells, figures, machine, page, place, product_peers, results, screen, suite
-from bsrgemm._benchmark.attentions import Attention, Decode
+from bsrgemm._benchmark import machine, place, results, timing
+from bsrgemm._benchmark.cases.attentions import Attention, Decode
+from bsrgemm._benchmark.cases.problem import Peer, Ready
+from bsrgemm._benchmark.cases.products import Product
+from bsrgemm._benchmark.measure import suite
+from bsrgemm._benchmark.measure.suite import Choice, Suite, problems
 from bsrgemm._benchmark.patterns import uniform
+from bsrgemm._benchmark.peers import products as product_peers
 from bsrgemm._benchmark.place import Cpu, Gpu
-from bsrgemm._benchmark.problem import Peer, Ready
-from bsrgemm._benchmark.products import Product
-from bsrgemm._benchmark.suite import Choice, Suite, problems
+from bsrgemm._benchmark.show import cells, changes, figures, page, screen
 from bsrgemm._cli import bench as bench_command
 
 TINY: dict[str, list[Any]] = {
@@ -43,7 +47,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "_on_cpu", lambda group, quick: iter(TINY[group][:2] if quick else TINY[group]))
     monkeypatch.setattr(place, "_COPIED", {"cpu": 1 << 16})
     monkeypatch.setattr(place, "_DENSE", {"cpu": 32})
-    monkeypatch.setattr(place, "_BUDGET", 0.0)
+    monkeypatch.setattr(timing, "_BUDGET", 0.0)
 
 
 def row(name: str = "a", seconds: float | None = 1e-3, noise: float = 0.01, **peers: float) -> dict[str, Any]:
@@ -231,16 +235,20 @@ def test_a_ratio_is_the_median_of_those_of_the_rounds(tiny: None) -> None:
     """3, 2, 4, 5 and 1: the ratio of the medians of all times would be 2."""
     ours, theirs = [2.0, 8.0, 2.0, 8.0, 4.0], [6.0, 16.0, 8.0, 40.0, 4.0]
 
-    class Scripted(Cpu):
-        def samples(self, call: Callable[[], Any], quick: bool) -> list[float]:
+    class Scripted(timing.Clock):
+        def samples(self, call: Callable[[], Any]) -> list[float]:
             seconds = call()
             return [seconds.pop(0)] * 5 if isinstance(seconds, list) else [1.0]
+
+    class Place(Cpu):
+        def clock(self, quick: bool) -> timing.Clock:
+            return Scripted("cpu", quick)
 
     class Slow(_Odd):
         def ready(self, place: Any, draw: Any) -> Ready:
             return Ready(lambda: ours, lambda got: 0.0, {"peer": lambda: Peer(lambda: theirs)})
 
-    found = Suite(Scripted()).measure(Slow())["peers"]["peer"]
+    found = Suite(Place()).measure(Slow())["peers"]["peer"]
     assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (3.0, 1.0, 5.0)
     assert found["seconds"] == 8.0 and found["count"] == 25
 
@@ -332,7 +340,7 @@ def test_bad_command_lines_are_refused(
 def test_a_gpu_that_is_not_there_is_refused(
     tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bsrgemm._cli.info.cuda_problem", lambda: "a CUDA device (none)")
+    monkeypatch.setattr("bsrgemm._environment.cuda_problem", lambda: "a CUDA device (none)")
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--device", "cuda"])
     assert stop.value.code == 2
@@ -370,8 +378,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr("bsrgemm._benchmark.timing._FLUSH_BYTES", 64)
-    for name in ("IDLE", "IDLE_QUICK", "SUSTAINED"):
-        monkeypatch.setattr(place, name, 0.0)
+    monkeypatch.setattr(timing.Clock, "__init__", partialmethod(timing.Clock.__init__, idle=0.0))
+    monkeypatch.setattr(timing, "sleep_on_gpu", lambda nanoseconds: None)
+    monkeypatch.setattr(place, "SUSTAINED", 0.0)
     monkeypatch.setattr(place, "_COPIED", {"cuda": 1 << 16})
     monkeypatch.setattr(place, "_DENSE", {"cuda": 32})
 
@@ -439,7 +448,7 @@ def test_what_got_slower_beyond_the_noise_is_told_with_status_1(
 def test_a_slower_card_is_not_a_slower_kernel() -> None:
     old = of(row("a", 1e-3, cuBLAS=2e-3), row("b", 1e-3, cuBLAS=2e-3))
     new = of(row("a", 1.3e-3, cuBLAS=2.6e-3), row("b", 1.3e-3, cuBLAS=2e-3))
-    a, b = results.changes(old, new)
+    a, b = changes.changes(old, new)
     assert not a.slower and a.reference == "cuBLAS" and a.times == pytest.approx(1)
     assert b.slower and b.times == pytest.approx(1.3)
 

@@ -1,9 +1,8 @@
-"""bench/amg.py, bench/elasticity.py and its problems, tiny ones, beside dense cycles and pyamg's own CG."""
+"""The multigrid solver, bench/run/elasticity.py and its problems, tiny ones, beside dense cycles and pyamg's own CG."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
 import re
@@ -21,6 +20,10 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm._backend.registry import Backend, by_name
+from bsrgemm._benchmark import machine
+from bsrgemm._benchmark import table as table_module
+from bsrgemm._benchmark.solver import amg, elasticity, hierarchy, peers
+from bsrgemm._benchmark.solver import problems as elasticity_problems
 
 from .. import fake_device
 
@@ -29,8 +32,8 @@ skfem = pytest.importorskip("skfem")
 
 
 @pytest.fixture(autouse=True)
-def without_gpu(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load("harness"), "has_gpu", lambda: False)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_gpu", lambda: False)
 
 
 @dataclass
@@ -59,12 +62,12 @@ class Tiny:
 
 
 @pytest.fixture(params=["2d", "3d", "dg"])
-def tiny(request: pytest.FixtureRequest, load: Any) -> Tiny:
-    bench = load("elasticity")
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    bench = elasticity
     problem = bench.PROBLEMS[request.param]({"2d": 800, "3d": 500, "dg": 600}[request.param])
     ml = bench.built(problem, most_coarse=5)
     assert len(ml.levels) >= 3
-    return Tiny(load("amg"), bench, problem, ml)
+    return Tiny(amg, bench, problem, ml)
 
 
 each_smoother = pytest.mark.parametrize("smoother", ["jacobi", "two sweeps", "chebyshev", "degree 3"])
@@ -96,16 +99,16 @@ def test_the_largest_eigenvalue_is_found_from_below(tiny: Tiny) -> None:
         assert 0.9 * exact < level.rho <= exact * (1 + 1e-12)
 
 
-def test_a_singular_diagonal_block_has_its_pseudo_inverse(load: Any) -> None:
+def test_a_singular_diagonal_block_has_its_pseudo_inverse() -> None:
     blocks = np.array([[[2.0, 1], [1, 2]], [[4, 0], [0, 0]]])
-    D = load("amg").inverse_blocks(bg.bsr_array((blocks, ([0, 1], [0, 1])), shape=(4, 4)))
+    D = amg.inverse_blocks(bg.bsr_array((blocks, ([0, 1], [0, 1])), shape=(4, 4)))
     np.testing.assert_allclose(D.toarray()[:2, :2], np.linalg.inv(blocks[0]))
     np.testing.assert_allclose(D.toarray()[2:, 2:], [[0.25, 0], [0, 0]])
 
 
-def test_one_level_is_no_hierarchy(load: Any) -> None:
+def test_one_level_is_no_hierarchy() -> None:
     with pytest.raises(ValueError, match="wanted at least two, got 1"):
-        load("amg").Hierarchy.of([types.SimpleNamespace(A=bg.bsr_array(np.eye(2)))])
+        amg.Hierarchy.of([types.SimpleNamespace(A=bg.bsr_array(np.eye(2)))])
 
 
 # ------------------------------------------------------------------------------------------- cycle
@@ -179,7 +182,7 @@ def test_cg_takes_the_iterations_of_pyamg(tiny: Tiny, smoother: str) -> None:
     hierarchy, b = tiny.hierarchy(), tiny.problem.b
     jacobi = tiny.smoother(smoother)
     ours = tiny.solve(b, hierarchy, smoother)
-    theirs = tiny.bench.by_pyamg(tiny.ml, hierarchy, jacobi, b)()
+    theirs = peers.by_pyamg(tiny.ml, hierarchy, jacobi, b)()
     assert ours.iterations == theirs.iterations
     np.testing.assert_allclose(ours.residuals, theirs.residuals, rtol=1e-5)
     assert tiny.bench.apart(ours, theirs) < 1e-5
@@ -303,10 +306,10 @@ class FakeCuda:
         self.replayed()
 
 
-def test_the_second_call_is_captured_and_replayed_from_then_on(load: Any) -> None:
+def test_the_second_call_is_captured_and_replayed_from_then_on() -> None:
     made: list[str] = []
     cuda = FakeCuda(lambda: made.append("replayed"))
-    replay = load("amg").Replay(lambda: made.append("captured" if cuda.capturing else "called"), cuda.xp)
+    replay = amg.Replay(lambda: made.append("captured" if cuda.capturing else "called"), cuda.xp)
     for _ in range(3):
         replay()
     assert made == ["called", "captured", "replayed", "replayed"]
@@ -315,7 +318,7 @@ def test_the_second_call_is_captured_and_replayed_from_then_on(load: Any) -> Non
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_what_cannot_be_captured_is_called(load: Any, spoiled: bool) -> None:
+def test_what_cannot_be_captured_is_called(spoiled: bool) -> None:
     made: list[str] = []
     cuda = FakeCuda(lambda: made.append("replayed"), spoiled)
 
@@ -324,41 +327,41 @@ def test_what_cannot_be_captured_is_called(load: Any, spoiled: bool) -> None:
             raise NotImplementedError("cuSPARSE is not captured\nat all")
         made.append("called")
 
-    replay = load("amg").Replay(function, cuda.xp)
+    replay = amg.Replay(function, cuda.xp)
     for _ in range(3):
         replay()
     assert made == ["called"] * 3 and cuda.events == ["synchronize", "begin", "end"] and not cuda.allocators
     assert replay.graph is None and replay.refusal == "NotImplementedError: cuSPARSE is not captured"
 
 
-def test_a_capture_that_was_spoiled_is_refused(load: Any) -> None:
+def test_a_capture_that_was_spoiled_is_refused() -> None:
     cuda = FakeCuda(lambda: None, spoiled=True)
-    replay = load("amg").Replay(lambda: None, cuda.xp)
+    replay = amg.Replay(lambda: None, cuda.xp)
     for _ in range(3):
         replay()
     assert cuda.events == ["synchronize", "begin", "end"]
     assert replay.graph is None and replay.refusal == "RuntimeError: cudaErrorStreamCaptureInvalidated"
 
 
-def test_a_mistake_in_a_capture_is_no_refusal(load: Any) -> None:
+def test_a_mistake_in_a_capture_is_no_refusal() -> None:
     cuda = FakeCuda(lambda: None)
 
     def function() -> None:
         if cuda.capturing:
             raise ValueError("a mistake")
 
-    replay = load("amg").Replay(function, cuda.xp)
+    replay = amg.Replay(function, cuda.xp)
     replay()
     with pytest.raises(ValueError, match="a mistake"):
         replay()
     assert cuda.events == ["synchronize", "begin", "end"] and not cuda.allocators
 
 
-def test_nothing_is_captured_on_the_host_or_if_not_wanted(load: Any) -> None:
+def test_nothing_is_captured_on_the_host_or_if_not_wanted() -> None:
     cuda = FakeCuda(lambda: None)
     for options in ({"xp": np}, {"xp": cuda.xp, "wanted": False}):
         made: list[str] = []
-        replay = load("amg").Replay(partial(made.append, "called"), **options)
+        replay = amg.Replay(partial(made.append, "called"), **options)
         for _ in range(3):
             replay()
         assert made == ["called"] * 3 and not cuda.events
@@ -403,9 +406,9 @@ def test_iterations_that_cannot_be_captured_find_the_same_and_say_so(tiny: Tiny)
 
 # ---------------------------------------------------------------------------------------- problems
 @pytest.fixture(params=[1, 300, 10**6])
-def chunked(request: pytest.FixtureRequest, load: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """bench/elasticity_problems.py with chunks of one plane, of some, and of all."""
-    bench = load("elasticity_problems")
+    bench = elasticity_problems
     monkeypatch.setattr(bench, "PLACES", request.param)
     return bench
 
@@ -481,8 +484,8 @@ def triangles_by_scikit_fem(bench: Any, n: int) -> tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_the_triangles_are_what_scikit_fem_assembles(load: Any, n: int) -> None:
-    bench = load("elasticity_problems")
+def test_the_triangles_are_what_scikit_fem_assembles(n: int) -> None:
+    bench = elasticity_problems
     problem = bench.triangles(12 * n * n)
     whole, points = triangles_by_scikit_fem(bench, n)
     assert problem.A.blocksize == (6, 6) and problem.A.indices.dtype == np.int32 and sorted_and_whole(problem.A)
@@ -492,20 +495,19 @@ def test_the_triangles_are_what_scikit_fem_assembles(load: Any, n: int) -> None:
     assert np.linalg.eigvalsh(whole)[0] > 0
 
 
-def test_only_triangles_that_are_held_resist_a_rigid_motion(load: Any) -> None:
-    problem = load("elasticity_problems").triangles(12 * 25)
+def test_only_triangles_that_are_held_resist_a_rigid_motion() -> None:
+    problem = elasticity_problems.triangles(12 * 25)
     force = abs(problem.A @ problem.modes).reshape(5, 5, 2, -1).max(-1)
     assert force[1:, 1:, 0].max() < 1e-13 and force[:-1, :-1, 1].max() < 1e-13
     assert force[0, :, 0].min() > 0.1 and force[:, -1, 1].min() > 0.1
     assert np.linalg.matrix_rank(problem.modes) == 3
 
 
-def test_set_up_leaves_pyamg_as_it_was(load: Any) -> None:
+def test_set_up_leaves_pyamg_as_it_was() -> None:
     from pyamg.aggregation import smooth
 
-    bench = load("elasticity")
     usual = smooth.approximate_spectral_radius
-    with bench.short_arnoldi():
+    with hierarchy.short_arnoldi():
         assert smooth.approximate_spectral_radius is not usual
         P = smooth.jacobi_prolongation_smoother(*(scipy.sparse.csr_array(np.eye(4) + 1) for _ in range(3)), None)
     assert smooth.approximate_spectral_radius is usual
@@ -519,14 +521,14 @@ def test_the_eigenvalue_of_the_set_up_is_that_of_pyamg(tiny: Tiny) -> None:
 
     for level in tiny.ml.levels:
         found = []
-        for radius in (tiny.bench.spectral_radius, lambda A: approximate_spectral_radius(A, maxiter=10, restart=0)):
+        for radius in (hierarchy.spectral_radius, lambda A: approximate_spectral_radius(A, maxiter=10, restart=0)):
             np.random.seed(1)  # noqa: NPY002 - where pyamg takes its random vectors from
             found.append(radius(level.A.copy()))
         assert found[0] == pytest.approx(found[1], rel=1e-10)
 
 
-def test_sizes_are_about_what_was_asked_for(load: Any) -> None:
-    bench = load("elasticity")
+def test_sizes_are_about_what_was_asked_for() -> None:
+    bench = elasticity
     for name, size in (("2d", 2000), ("2d", 5000), ("3d", 1500), ("3d", 4000), ("dg", 1500), ("dg", 5000)):
         problem = bench.PROBLEMS[name](size)
         assert abs(problem.A.shape[0] / size - 1) < 0.2
@@ -535,15 +537,14 @@ def test_sizes_are_about_what_was_asked_for(load: Any) -> None:
 
 # ------------------------------------------------------------------------------------------ script
 @pytest.fixture
-def script(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Runs bench/elasticity.py, which leaves its file in `tmp_path`; returns the module."""
-    bench = load("elasticity")
-    monkeypatch.setattr(importlib.import_module("harness"), "RESULTS", tmp_path)
-    monkeypatch.setattr(bench, "REPEATS", 1)
+    bench = elasticity
+    monkeypatch.setattr(table_module, "RESULTS", tmp_path)
+    monkeypatch.setattr(peers, "REPEATS", 1)
 
     def run(*options: str) -> Any:
-        monkeypatch.setattr(sys, "argv", ["elasticity.py", *options])
-        bench.main()
+        bench.main(options)
         return bench
 
     run.bench = bench  # type: ignore[attr-defined]
@@ -581,17 +582,17 @@ def test_a_peer_that_fails_does_not_stop_the_run(
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(script.bench, "by_pyamg", broken)
+    monkeypatch.setattr(peers, "by_pyamg", broken)
     script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi")
     assert "pyamg: RuntimeError: out of order" in capsys.readouterr().out
 
 
 def test_a_line_of_a_device_has_a_column_for_cupyx(
-    load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    bench = load("elasticity")
-    monkeypatch.setattr(bench, "REPEATS", 1)
-    monkeypatch.setattr(bench, "synchronize", lambda xp: None)
+    bench = elasticity
+    monkeypatch.setattr(peers, "REPEATS", 1)
+    monkeypatch.setattr(peers, "synchronize", lambda xp: None)
     table = bench.Table("elasticity_fake", "Elasticity")
     run = bench.Run(table, device=fake_device.install().name)
     ours, host = bench.headings(True)
@@ -609,12 +610,12 @@ def test_a_line_of_a_device_has_a_column_for_cupyx(
         assert len({tuple(k for k, c in enumerate(line) if c == "|") for line in part}) == 1  # aligned
 
 
-def test_who_ran_without_a_graph_is_told(load: Any) -> None:
+def test_who_ran_without_a_graph_is_told() -> None:
     about = {"problem": "2d", "smoother": "jacobi", "left_out": {"pyamg": "not reached"}}
     cupyx = {"refusal": "NotImplementedError: not captured"}
     rows = [about | {"unknowns": size, "refusal": None, "peers": {"cupyx csr": cupyx}} for size in (968, 2048)]
     rows.append({"problem": "3d", "unknowns": 882, "smoother": "jacobi", "refusal": "RuntimeError: spoiled"})
-    assert load("elasticity").left_out(rows) == [
+    assert elasticity.left_out(rows) == [
         "  - pyamg: not reached (2d 968 jacobi, 2d 2,048 jacobi)",
         "  - cupyx csr: no graph, NotImplementedError: not captured (2d 968 jacobi, 2d 2,048 jacobi)",
         "  - ours: no graph, RuntimeError: spoiled (3d 882 jacobi)",
@@ -682,26 +683,23 @@ def test_a_case_that_fails_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize(("took", "calls"), [(0.0, 3), (0.6, 2), (5.0, 1)])
-def test_what_takes_long_on_the_host_is_not_repeated(
-    load: Any, monkeypatch: pytest.MonkeyPatch, took: float, calls: int
-) -> None:
-    bench = load("elasticity")
-    monkeypatch.setattr(bench, "REPEATS", 2)
-    monkeypatch.setattr(bench, "PATIENCE", 1.0)
+def test_what_takes_long_on_the_host_is_not_repeated(monkeypatch: pytest.MonkeyPatch, took: float, calls: int) -> None:
+    monkeypatch.setattr(peers, "REPEATS", 2)
+    monkeypatch.setattr(peers, "PATIENCE", 1.0)
     now, made = [0.0], []
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: now[0])
 
     def call() -> None:
         made.append(1)
         now[0] += took
 
-    assert bench.timed(call)[1] == pytest.approx(took) and len(made) == calls
+    assert peers.timed(call)[1] == pytest.approx(took) and len(made) == calls
 
 
 def test_a_case_that_does_not_converge_is_wrong(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(script.bench, "MOST_ITERATIONS", 2)
+    monkeypatch.setattr(peers, "MOST_ITERATIONS", 2)
     with pytest.raises(SystemExit, match="wrong: 2d, 968 unknowns, jacobi"):
         script("--unknowns", "1000", "--problem", "2d", "--smoother", "jacobi")
     assert "WRONG" in capsys.readouterr().out

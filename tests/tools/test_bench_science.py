@@ -1,4 +1,4 @@
-"""bench/spmv.py, bench/spgemm.py and bench/sddmm.py on tiny matrices: what is counted, checked, shown and written."""
+"""bench/run/spmv.py, spgemm.py and sddmm.py on tiny matrices: what is counted, checked, shown and written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm._backend import registry
-from bsrgemm._benchmark import product_peers
+from bsrgemm._benchmark import internals, machine, runner, timing
+from bsrgemm._benchmark import table as table_module
+from bsrgemm._benchmark.cases import small_blocks
+from bsrgemm._benchmark.checks import products as checks
+from bsrgemm._benchmark.measure import sddmm, spgemm, spmv
+from bsrgemm._benchmark.peers import products as product_peers
 
 #: Script -> its sections; "all" of them are run
 SECTIONS = {
@@ -33,15 +38,15 @@ SECONDS = 1e-3
 
 
 @pytest.fixture
-def scripts(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+def scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
     """The three scripts and what they share, without a GPU and much smaller."""
-    cases, spmv, spgemm, sddmm = (load(name) for name in ("science_cases", "spmv", "spgemm", "sddmm"))
-    harness = load("harness")
     both = ("cpu", "cuda")
     for module, name, value in (
-        (harness, "has_gpu", lambda: False),
-        (cases, "REPEATS", dict.fromkeys(both, 1)),
-        (cases, "COPIED", dict.fromkeys(both, 1 << 16)),
+        (machine, "has_gpu", lambda: False),
+        (table_module, "RESULTS", tmp_path / "results"),
+        (timing, "repeats_for", lambda once: 1),
+        (timing, "ROUNDS", dict.fromkeys(both, (1, 1))),
+        (spmv, "COPIED", dict.fromkeys(both, 1 << 16)),
         (spmv, "ROWS", dict.fromkeys(both, 120)),
         (spgemm, "BLOCKS", dict.fromkeys(both, ((512, 128, 400.0), (512, 64, None)))),
         (spgemm, "MESHES", dict.fromkeys(both, (2,))),
@@ -49,7 +54,7 @@ def scripts(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> type
         (sddmm, "BLOCKS", {"float16": {128: 0.8}, "tf32": {32: None}, "float64": {32: None}}),
     ):
         monkeypatch.setattr(module, name, value)
-    return types.SimpleNamespace(cases=cases, harness=harness, spmv=spmv, spgemm=spgemm, sddmm=sddmm)
+    return types.SimpleNamespace(cases=small_blocks, checks=checks, spmv=spmv, spgemm=spgemm, sddmm=sddmm)
 
 
 @pytest.fixture
@@ -67,18 +72,18 @@ def as_gpu(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         raise RuntimeError("out of order")
 
     for module, name, value in (
-        (scripts.harness, "has_gpu", lambda: True),
-        (scripts.cases.Bench, "xp", np),
-        (scripts.cases.Bench, "release", lambda self: None),
-        (scripts.cases, "time_gpu", lambda *_: SECONDS),
-        (scripts.cases, "time_sustained", lambda *_, **__: SECONDS),
-        (scripts.cases, "cusparse_bsrmv", missing),
+        (machine, "has_gpu", lambda: True),
+        (machine, "describe", lambda: {"date": "2031-05-04"}),
+        (runner.Bench, "xp", np),
+        (runner.Bench, "release", lambda self: None),
+        (timing.Clock, "samples", lambda self, call: [SECONDS]),
+        (product_peers, "cusparse_bsrmv", missing),
         (product_peers, "cusparse_bsr", missing),
         (product_peers, "_warp", product_peers._warp.__wrapped__),
-        (scripts.spgemm, "dense_cublas", dense),
-        (scripts.spgemm.backends, "by_name", lambda _: registry.host()),
-        (scripts.sddmm, "dense_cublas", dense),
-        (scripts.sddmm, "torch_sampled", missing),
+        (product_peers, "dense_cublas", dense),
+        (internals.registry, "by_name", lambda _: registry.host()),
+        (sddmm, "dense_cublas", dense),
+        (sddmm, "torch_sampled", missing),
     ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setitem(sys.modules, "warp", None)  # not installed
@@ -164,8 +169,7 @@ def test_an_ms_target_is_a_most(as_gpu: Any, tmp_path: Path) -> None:
     assert [row["rows"] for row in rows] == [120, 120, 120, 120, 30, 27, 27, 120, 30]
 
 
-def test_a_quick_run_leaves_the_results_alone(scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts.harness, "RESULTS", tmp_path / "results")
+def test_a_quick_run_leaves_the_results_alone(scripts: Any, tmp_path: Path) -> None:
     scripts.spmv.main(["--quick", "--no-peers", "--json", str(tmp_path / "all.json")])
     found = json.loads((tmp_path / "all.json").read_text())["table"]
     assert [row["block"][0] for row in found] == [3, 8, 3, 8] and all(row["peers"] == {} for row in found)
@@ -298,7 +302,7 @@ def test_warp_is_timed_where_it_is_right(
 def test_warp_has_its_fastest_tile_size(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = {-1: 3.0, 32: 1.0, 64: 2.0, 128: 4.0}
     monkeypatch.setattr(product_peers, "_on_current_stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(product_peers, "time_gpu", lambda call, _: taken[call()])
+    monkeypatch.setattr(product_peers, "time_gpu", lambda call, _, idle: taken[call()])
     assert product_peers._best_tile("cuda:0", lambda tile: tile)() == 32
     assert product_peers._best_tile("cpu", lambda tile: tile)() == -1
 
@@ -312,9 +316,9 @@ def test_warp_multiplies_in_our_memory(scripts: Any, block: tuple[int, int], dty
     rng, most = np.random.default_rng(0), 50 * np.finfo(dtype).eps
     x, out = rng.standard_normal(A.shape[1]).astype(dtype), np.full(A.shape[0], np.nan, dtype)
     call = product_peers.warp_bsr(A, x, out)
-    assert call() is out and scripts.cases.deviation(A, x, out) < most
+    assert call() is out and scripts.checks.vector_deviation(A, x, out) < most
     A.data[0] *= 2
-    assert scripts.cases.deviation(A, x, call()) < most
+    assert scripts.checks.vector_deviation(A, x, call()) < most
     product = product_peers.warp_bsr_bsr(A, B)
     for _ in range(2):  # the second finds its memory
         C = product_peers.from_warp(product())
@@ -373,18 +377,18 @@ def test_nodes_of_a_mesh_meet_those_of_the_same_cells(scripts: Any) -> None:
 def test_exact_products_are_those_of_dense_matrices(
     scripts: Any, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts.cases, "CHUNK", 20)  # several pieces
+    monkeypatch.setattr(scripts.checks, "EXACT_CHUNK", 20)  # several pieces
     A = scripts.cases.banded_matrix(np, np.resize([3, 0, 7], 12), (3, 2), "float32")
     D = A.toarray().astype(np.float64)
     D = D.T if transposed else D
     rng = np.random.default_rng(0)
     x, X = rng.standard_normal(D.shape[1]), rng.standard_normal((D.shape[1], 4))
-    np.testing.assert_allclose(scripts.cases.exact(A, x, transposed), D @ x, atol=1e-12)
-    assert scripts.cases.deviation(A, X, D @ X, transposed) < 1e-14
+    np.testing.assert_allclose(scripts.checks.exact(A, x, transposed), D @ x, atol=1e-12)
+    assert scripts.checks.vector_deviation(A, X, D @ X, transposed) < 1e-14
     for row in (0, len(D) - 1):  # an empty row of blocks is among those that are looked at
         wrong = D @ X
         wrong[row, 1] += 1
-        assert scripts.cases.deviation(A, X, wrong, transposed) > 0.05
+        assert scripts.checks.vector_deviation(A, X, wrong, transposed) > 0.05
 
 
 def test_sampled_elements_of_csr_are_found_in_their_blocks(scripts: Any) -> None:

@@ -38,6 +38,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_encode": "address, dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
         "_driver_function": "the process",
     },
+    "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {
         "_zeroed": "device, stream and, for the stream of each thread, the thread: kernels/test_workspace.py",
         "_reserves": "device",

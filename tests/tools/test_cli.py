@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bsrgemm import _environment
 from bsrgemm.__main__ import main
 from bsrgemm._attention import decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
@@ -19,7 +20,6 @@ from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._backend.registry import Backend
 from bsrgemm._cli import compile as compile_command
-from bsrgemm._cli import info as info_command
 from bsrgemm._cli import verify as verify_command
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics
@@ -56,7 +56,7 @@ def _without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
 
 # ---------------------------------------------------------------------------------------- info
 def test_info_knows_versions_folders_and_kernels(cache_dir: Path) -> None:
-    found = info_command.info()
+    found = _environment.info()
     assert found["versions"]["numpy"] == np.__version__
     assert Path(found["sources"]) == ROOT / "cuda"
     assert found["cache"] == {"folder": str(cache_dir), "entries": 0, "bytes": 0}
@@ -68,7 +68,7 @@ def test_info_counts_the_cache(cache_dir: Path) -> None:
     cache_dir.mkdir(parents=True)
     (cache_dir / "a.cubin").write_bytes(b"12345")
     (cache_dir / ".other.tmp").write_bytes(b"1")
-    cache = info_command.info()["cache"]
+    cache = _environment.info()["cache"]
     assert (cache["entries"], cache["bytes"]) == (1, 5)
 
 
@@ -87,7 +87,7 @@ def test_info_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     def no_device(cupy: Any) -> None:
         raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
 
-    monkeypatch.setattr(info_command, "_device", no_device)
+    monkeypatch.setattr(_environment, "_device", no_device)
     assert main(["info"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
     assert "device" in line and "cudaErrorNoDevice" in line
@@ -98,9 +98,9 @@ def test_info_with_a_device_shows_it_and_its_kernels(
 ) -> None:
     pytest.importorskip("cupy")
     card = {"name": "Some Card", "compute_capability": "9.0", "memory": 80 << 30}
-    monkeypatch.setattr(info_command, "_device", lambda cupy: card)
+    monkeypatch.setattr(_environment, "_device", lambda cupy: card)
     monkeypatch.setattr(jit, "device_target", lambda: "sm_90a")
-    found = info_command.info()
+    found = _environment.info()
     assert found["device"] == card and found["target"] == "sm_90a" and found["missing"] == []
     device = [dtype for row in found["kernels"] if row["device"] == "cuda" for dtype in row["dtypes"]]
     assert sorted(device) == sorted(map(str, DEVICE_DTYPES))
@@ -118,14 +118,14 @@ def test_info_survives_a_broken_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("getDevice", "runtimeGetVersion", "driverGetVersion"):
         monkeypatch.setattr(cupy.cuda.runtime, name, broken)
     monkeypatch.setattr(jit, "nvrtc_version", broken)
-    found = info_command.info()
+    found = _environment.info()
     assert found["versions"]["nvrtc"] is None and found["target"] is None
     assert all("\n" not in line for line in found["missing"])
 
 
 @pytest.mark.gpu
 def test_info_on_a_gpu_misses_nothing() -> None:
-    found = info_command.info()
+    found = _environment.info()
     assert found["missing"] == [] and found["device"] and found["target"]
 
 

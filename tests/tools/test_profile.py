@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._benchmark import ncu, place
-from bsrgemm._benchmark.attentions import Attention, Decode
-from bsrgemm._benchmark.problem import Problem
-from bsrgemm._benchmark.products import Product
-from bsrgemm._cli import info as info_command
+from bsrgemm import _environment
+from bsrgemm._benchmark import place
+from bsrgemm._benchmark.cases.attentions import Attention, Decode
+from bsrgemm._benchmark.cases.problem import Problem
+from bsrgemm._benchmark.cases.products import Product
+from bsrgemm._benchmark.show import ncu
 from bsrgemm._cli import profile as profile_command
 from bsrgemm._cli.profile import CASES, KERNELS
 
@@ -153,7 +154,7 @@ def _problem(*argv: str) -> Problem:
     profile_command.add_command(parser.add_subparsers())
     args = parser.parse_args(["profile", *argv])
     options = profile_command.options_of(args.case, {option: getattr(args, option) for option in CASES[args.case]})
-    return profile_command.problem_of(args.case, **options)
+    return profile_command.problem_of(args.case, options)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_the_child_is_asked_for_the_same_problem(case: str) -> None:
     if case == "attention":  # blocks do not go with a window
         asked["density"] = 1.0
     options = profile_command.options_of(case, {option: asked[option] for option in CASES[case]})
-    assert _problem(*profile_command.arguments(case, options)) == profile_command.problem_of(case, **options)
+    assert _problem(*profile_command.arguments(case, options)) == profile_command.problem_of(case, options)
 
 
 @pytest.mark.parametrize(
@@ -539,7 +540,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def none(cupy: Any) -> None:
         raise RuntimeError("cudaErrorNoDevice")
 
-    monkeypatch.setattr(info_command, "_device", none)
+    monkeypatch.setattr(_environment, "_device", none)
     said = _refused(capsys, "profile", "gemm")
     assert "needs a GPU; missing a CUDA device (cudaErrorNoDevice)" in said
 
@@ -650,7 +651,7 @@ def test_an_interrupt_stops_ncu(tmp_path: Path) -> None:
     )
     body = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from bsrgemm import _profile\n"
+        "from bsrgemm._cli import profile as profile_command\n"
         f"try: profile_command._run([{str(program)!r}])\n"
         "except KeyboardInterrupt: print('passed on')"
     )

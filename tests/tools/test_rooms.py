@@ -24,10 +24,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_plotting",),
     ("_array",),
     ("_products", "_attention"),
-    ("bsr",),
+    ("bsr", "_environment"),
+    ("__init__",),
     ("_benchmark",),
     ("_cli",),
-    ("__init__",),
     ("__main__",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,9 @@
+"""Masked attention, softmax(scale q k^T) v: how fast and how exact, beside its peers.
+
+``python bench/run/attention.py --help`` says what can be asked for.
+"""
+
+from bsrgemm._benchmark.measure.attention import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""Linear elasticity by CG with a V-cycle (pyamg issue 260): pyamg builds the hierarchy on the host, bsrgemm solves.
+
+``python bench/run/elasticity.py --help`` says what can be asked for.
+"""
+
+from bsrgemm._benchmark.solver.elasticity import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The problems that `python -m bsrgemm bench` and `profile` know."""

@@ -1,0 +1,65 @@
+"""What one line of a benchmark is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..place import Draw, Place
+from ..timing import Call
+
+Error = Callable[[Any], float]
+
+
+@dataclass
+class Peer:
+    """Somebody else's call, and how its result is judged where that is not as ours is."""
+
+    call: Call
+    error: Error | None = None
+
+
+@dataclass
+class Ready:
+    """A problem whose operands are there."""
+
+    #: ours
+    call: Call
+    #: how far a result, ours or a peer's, is from float64, over what rounding explains: right up to 1
+    error: Error
+    #: name -> what prepares a peer; it raises where the peer is not installed or does not serve the problem
+    peers: dict[str, Callable[[], Peer]]
+
+
+class Problem(Protocol):
+    """One product or attention of a given size."""
+
+    @property
+    def group(self) -> str:
+        """gemm, spmv, attention or decode."""
+
+    def __str__(self) -> str:
+        """What is measured, in a few words; different for different problems of a group."""
+
+    def parameters(self) -> dict[str, Any]:
+        """The numbers behind the words, for JSON and for plots."""
+
+    @property
+    def computed_in(self) -> str:
+        """The kind of number whose dense rate is the roof."""
+
+    @property
+    def flops(self) -> float:
+        """Operations that the stored blocks, or the allowed pairs, need."""
+
+    @property
+    def traffic(self) -> float:
+        """Bytes that have to be read and written once."""
+
+    @property
+    def room(self) -> float:
+        """Bytes that measuring takes, operands of peers and references included, roughly."""
+
+    def ready(self, place: Place, draw: Draw) -> Ready:
+        """Make the operands with `draw`."""

@@ -1,0 +1,1 @@
+"""How far a result is from float64, worked out without bsrgemm."""

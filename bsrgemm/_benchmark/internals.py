@@ -1,0 +1,49 @@
+"""What the benchmarks need from inside the package, beyond its public names: all of it stands in this file."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from bsrgemm import BlockMask
+
+from .._attention import mask_tiles
+from .._backend import registry
+from .._backend.base import Blocks
+from .._kernels import forced_kernel
+from .._products.engine import ENGINES
+from .timing import Call
+
+#: Inside this block products and attention run on the kernel of that name, though another one would be chosen.
+force_kernel = forced_kernel.force_kernel
+
+
+def square_products(A: Any, device: str) -> tuple[Call, int]:
+    """The products of A @ A alone, when it is known which blocks meet, and the number of blocks of the result."""
+    engine, rows = ENGINES.of(registry.by_name(device)), A.shape[0] // A.blocksize[0]
+    blocks = Blocks(A.data, A.indices, A.indptr)
+    left, right, starts, *_ = engine.product_pattern(blocks, blocks, rows)
+    return partial(engine.pair_products, A.data, left, A.data, right, starts, A.dtype, rows), len(starts)
+
+
+def mask_listing(mask: BlockMask) -> Call:
+    """Listing the tiles of 128 x 128 of a mask."""
+    return partial(mask_tiles.tiles, mask._backend, mask, 128, 128)
+
+
+def work_list_maker(indices: Any, indptr: Any, side: int, per_group: int) -> Call:
+    """Putting the rows of a pattern on the GPU in groups, and listing what is to be done."""
+    from .._products import row_matching, work_list, work_list_launch
+
+    backend = registry.cuda()
+    pattern = work_list.Pattern(indices, indptr, side, side, False)
+
+    def make() -> Any:
+        if per_group == 1:
+            return work_list_launch.whole(work_list.single(backend, pattern, 1))
+        order = row_matching.matched(pattern, 1, per_group)
+        merged = work_list_launch.merged(pattern, 1, per_group, order)
+        assert merged is not None
+        return work_list_launch.whole(merged)
+
+    return make

@@ -1,0 +1,223 @@
+"""Old and new tree of bsrgemm on one card, the same cases in turn: does the new one lose anything?
+
+OLD and NEW are folders that hold a folder `bsrgemm`: checkouts, or where packages are installed. Each is loaded by a
+process of its own, which is told by turns to time a case and its peer (cuBLAS, cuDNN or a copy): old, new, old, new.
+A ratio is the time of new over old, each over the peer's time of the same turn; the spread is half the range of the
+ratios of the rounds. Host times are multiples of the time of `cupy.add`. The exit status is 1 where new is slower
+beyond the larger of 2 % and the spread (5 % for host times), fails, or gives another result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from .. import machine
+
+#: A loss up to this is no loss, whatever the spread; host times are noisier.
+LEAST_LOSS, LEAST_HOST_LOSS = 0.02, 0.05
+#: Relative difference of two checksums that other roundings explain
+SAME_RESULT = 1e-2
+ROUNDS = 3
+WORKER = Path(__file__).with_name("compare_worker.py")
+
+
+class Side(Protocol):
+    """One of the two trees."""
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """The answer to a command."""
+
+
+class Process:
+    """A worker in a process of its own."""
+
+    def __init__(self, tree: Path, device: str) -> None:
+        if not (tree / "bsrgemm" / "__init__.py").is_file():
+            raise ValueError(f"{tree}: expected a folder that holds a folder bsrgemm")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), device],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, cwd=tree,
+        )  # fmt: skip
+        found = self.ask(do="hello")
+        if not Path(found.get("file", "/")).resolve().is_relative_to(tree.resolve()):
+            self.close()
+            raise ValueError(f"{tree}: another bsrgemm was loaded, {found.get('file') or found.get('failed')}")
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            return {"failed": f"the process ended with status {self._process.wait()}"}
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@dataclass
+class Line:
+    """One case on both sides: what each round found, in seconds or multiples of cupy.add."""
+
+    name: str
+    least_loss: float
+    #: (old, its peer, new, its peer) of each round; peers are 1 where there are none
+    rounds: list[tuple[float, float, float, float]] = field(default_factory=list)
+    peer: str = ""
+    unit: str = "s"
+    #: why there are no times, for old and for new
+    failed: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def old(self) -> float:
+        return median(a for a, _, _, _ in self.rounds)
+
+    @property
+    def new(self) -> float:
+        return median(b for _, _, b, _ in self.rounds)
+
+    @property
+    def ratios(self) -> list[float]:
+        return [(new / new_peer) / (old / old_peer) for old, old_peer, new, new_peer in self.rounds]
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def spread(self) -> float:
+        return (max(self.ratios) - min(self.ratios)) / 2
+
+    @property
+    def verdict(self) -> str:
+        """slower, faster, same, lost (new fails where old works) or nothing (old fails)."""
+        old_failed, new_failed = self.failed
+        if old_failed or new_failed:
+            return "nothing" if old_failed else "lost"
+        noise = max(self.least_loss, self.spread)
+        return "slower" if self.ratio > 1 + noise else "faster" if self.ratio < 1 - noise else "same"
+
+    def cells(self) -> list[str]:
+        """Name, old, new, ratio, spread, peer, verdict."""
+        if not self.rounds:
+            why = next((x for x in self.failed if x), "not measured")
+            return [self.name, "-", "-", "-", "-", self.peer, f"{self.verdict}: {why}"]
+        scale, unit = (1e3, "ms") if self.unit == "s" else (1.0, "x add")
+        shown = [f"{scale * x:.4g} {unit}" for x in (self.old, self.new)]
+        return [self.name, *shown, f"{self.ratio:.3f}", f"{self.spread:.1%}", self.peer, self.verdict]
+
+
+def compare_case(old: Side, new: Side, name: str, rounds: int = ROUNDS) -> Line:
+    """One case: prepared on both sides at once, then timed in turn."""
+    line, sides = Line(name, LEAST_LOSS), (old, new)
+    with ThreadPoolExecutor(2) as pool:
+        ready = list(pool.map(lambda side: side.ask(do="prepare", case=name), sides))
+    line.failed = (ready[0].get("failed"), ready[1].get("failed"))
+    line.peer = ready[1].get("peer", "")
+    if not any(line.failed):
+        sums = [found["checksum"] for found in ready]
+        if not abs(sums[0] - sums[1]) <= SAME_RESULT * abs(sums[0]):
+            line.failed = (None, f"another result: {sums[1]:.6g}, not {sums[0]:.6g}")
+    if not any(line.failed):
+        for _ in range(rounds):
+            found = [side.ask(do="time", case=name) for side in sides]
+            line.failed = (found[0].get("failed"), found[1].get("failed"))
+            if any(line.failed):
+                line.rounds.clear()
+                break
+            line.rounds.append((found[0]["ours"], found[0]["peer"], found[1]["ours"], found[1]["peer"]))
+    for side in sides:
+        side.ask(do="drop", case=name)
+    return line
+
+
+def compare_host(old: Side, new: Side, rounds: int = ROUNDS) -> list[Line]:
+    """Host times, in turn."""
+    lines: dict[str, Line] = {}
+    for _ in range(rounds):
+        found = [side.ask(do="host") for side in (old, new)]
+        failed = (found[0].get("failed"), found[1].get("failed"))
+        if any(failed):
+            return [Line("host", LEAST_HOST_LOSS, unit="add", failed=failed)]
+        for name, adds in found[1]["adds"].items():
+            line = lines.setdefault(name, Line(name, LEAST_HOST_LOSS, unit="add", peer="cupy.add"))
+            line.rounds.append((found[0]["adds"][name], 1.0, adds, 1.0))
+    return list(lines.values())
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Aligned text."""
+    rows = [["case", "old", "new", "ratio", "spread", "peer", ""], *(line.cells() for line in lines)]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    aligned = [
+        " | ".join(
+            x.ljust(w) if k in (0, 5, 6) else x.rjust(w) for k, (x, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(text.rstrip() for text in [aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+
+
+def compare(old: Side, new: Side, wanted: Callable[[str], bool], say: Callable[[str], None]) -> list[Line]:
+    """All cases that are wanted, then the host."""
+    cases = [name for name in new.ask(do="hello")["cases"] if wanted(name)]
+    lines = []
+    for name in cases:
+        start = time.perf_counter()
+        lines.append(compare_case(old, new, name))
+        say(f"{name}: {lines[-1].verdict}, {time.perf_counter() - start:.1f} s")
+    if wanted("host"):
+        lines += compare_host(old, new)
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare two trees; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, help="a folder that holds bsrgemm")
+    parser.add_argument("new", type=Path, help="another one")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if machine.has_gpu() else "cpu")
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain one of these")
+    parser.add_argument("--solver", action="store_true", help="also 50 iterations of conjugate gradients")
+    options = parser.parse_args(argv)
+
+    def wanted(name: str) -> bool:
+        if name == "solver" and not options.solver:
+            return False
+        return not options.only or any(text in name for text in options.only)
+
+    sides: list[Process] = []
+    start = time.perf_counter()
+    try:
+        for tree in (options.old, options.new):
+            sides.append(Process(tree.resolve(), options.device))
+        lines = compare(sides[0], sides[1], wanted, lambda text: print(text, file=sys.stderr, flush=True))
+    except ValueError as error:
+        parser.error(str(error))
+    finally:
+        for side in sides:
+            side.close()
+    print(table(lines))
+    bad = [line.name for line in lines if line.verdict in ("slower", "lost")]
+    outcome = f"slower or lost: {', '.join(bad)}" if bad else "nothing is lost"
+    print(f"{len(lines)} cases, {time.perf_counter() - start:.0f} s: {outcome}")
+    return int(bool(bad) or not lines)

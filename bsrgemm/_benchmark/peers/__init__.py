@@ -1,0 +1,1 @@
+"""The same products and attentions by other libraries."""

@@ -1,0 +1,1 @@
+"""Measured rows as text, tables, pictures and pages."""

@@ -1,0 +1,1 @@
+"""Linear elasticity solved by conjugate gradients with a multigrid cycle."""

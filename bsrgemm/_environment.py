@@ -1,0 +1,222 @@
+"""What this machine offers: versions, device, kernel cache, and which kernel serves which dtype."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import scipy
+
+from ._kernels import element_types
+from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype, result_dtype
+
+_INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
+_TENSOR_BLOCK = 64
+PRODUCTS = ("A @ x", "A @ B", "A @ A2", "attention")
+_FP8 = " (as fp8)"
+_ATTENTION_DTYPES = (*HALF_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
+
+
+def info() -> dict[str, Any]:
+    """Versions, device, kernel target, cache and kernels of this machine.
+
+    Returns
+    -------
+    dict
+        - ``versions``: name to version, or None;
+        - ``device``: name, compute capability and memory of CuPy's current device, or None;
+        - ``target``: the architecture that kernels are compiled for, or None;
+        - ``sources``: folder of the CUDA sources;
+        - ``cache``: folder of the compiled kernels, its entries and bytes;
+        - ``kernels``: for each device and group of dtypes what serves which product, and what it sums in;
+        - ``missing``: a line for each thing that keeps the GPU from being used.
+
+    Examples
+    --------
+    >>> import bsrgemm as bg
+    >>> from bsrgemm._info import info
+    >>> info()["versions"]["bsrgemm"] == bg.__version__
+    True
+    """
+    from ._version import __version__
+
+    missing: list[str] = []
+    cuda = _cuda(missing)
+    return {
+        "versions": {
+            "bsrgemm": __version__,
+            "python": sys.version.split()[0],
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "ml_dtypes": ml_dtypes.__version__,
+            **cuda["versions"],
+        },
+        "device": cuda["device"],
+        "target": cuda["target"],
+        "sources": _sources(missing),
+        "cache": _cache(),
+        "kernels": [*(_cuda_kernels(cuda["target"]) if cuda["target"] else ()), *_host_kernels()],
+        "missing": missing,
+    }
+
+
+def cuda_problem() -> str | None:
+    """Why no kernel can run here, in one line; None if it can."""
+    missing: list[str] = []
+    target = _cuda(missing)["target"]
+    return None if target else missing[0]
+
+
+# --------------------------------------------------------------------------------------- probes
+def _cuda(missing: list[str]) -> dict[str, Any]:
+    """Versions, device and target, as far as CuPy can tell; what stops it goes to `missing`."""
+    found: dict[str, Any] = {
+        "versions": dict.fromkeys(("cupy", "nvrtc", "cuda_runtime", "cuda_driver")),
+        "device": None,
+        "target": None,
+    }
+    versions = found["versions"]
+    # A broken installation fails in many ways (ImportError, OSError, classes of CuPy's own): all are answers.
+    try:
+        import cupy
+
+        versions["cupy"] = str(cupy.__version__)
+    except Exception as error:
+        missing.append(f"CuPy ({_line(error)}): {_INSTALL} to use a GPU; matrices on the CPU work without it")
+        return found
+    from ._kernels import jit
+
+    try:
+        versions["nvrtc"] = jit.nvrtc_version()
+    except Exception as error:
+        missing.append(_line(error))
+    runtime = cupy.cuda.runtime
+    for name, ask in (("cuda_runtime", runtime.runtimeGetVersion), ("cuda_driver", runtime.driverGetVersion)):
+        try:
+            versions[name] = _dotted(ask())
+        except Exception:
+            versions[name] = None
+    try:
+        found["device"] = _device(cupy)
+    except Exception as error:
+        missing.append(
+            f"a CUDA device ({_line(error)}): it needs an NVIDIA card and driver (nvidia-smi shows both); "
+            "matrices on the CPU work without it"
+        )
+        return found
+    if versions["nvrtc"]:
+        try:
+            found["target"] = jit.device_target()
+        except Exception as error:
+            missing.append(_line(error))
+    return found
+
+
+def _device(cupy: Any) -> dict[str, Any]:
+    number = cupy.cuda.runtime.getDevice()
+    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    return {
+        "name": properties["name"].decode(),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "memory": int(properties["totalGlobalMem"]),
+    }
+
+
+def _dotted(version: int) -> str | None:
+    """CUDA's 12090 as "12.9"; None for the 0 that stands for no driver."""
+    return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
+
+def _sources(missing: list[str]) -> str | None:
+    from ._kernels.sources import cuda_root
+
+    try:
+        return str(cuda_root())
+    except OSError as error:
+        missing.append(_line(error))
+        return None
+
+
+def _cache() -> dict[str, Any]:
+    from ._kernels import disk_cache
+
+    folder = disk_cache.folder()
+    sizes = []
+    try:
+        for path in folder.glob("*.cubin"):
+            sizes.append(path.stat().st_size)
+    except OSError:  # entries may vanish while we count them
+        pass
+    return {"folder": str(folder), "entries": len(sizes), "bytes": sum(sizes)}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{error}".split()) or type(error).__name__
+
+
+# -------------------------------------------------------------------------------------- kernels
+def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
+    from ._attention import heuristics as attention_heuristics
+    from ._products import configs, heuristics
+
+    index = np.dtype(np.int32)
+    block, columns = 16, 64
+    served = []
+    for dtype in DEVICE_DTYPES:
+        acc = accumulator_dtype(result_dtype(dtype, dtype))
+        names = element_types.types(dtype, dtype, dtype, acc, index)
+        plain: tuple[configs.Config, ...] = (
+            heuristics.spmm(names, block, block, 1),
+            heuristics.spmm(names, block, block, columns),
+            heuristics.spgemm_simt(names, block, block, block),
+        )
+        entries = [config.spec().entry for config in plain]
+        wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
+        names = element_types.types(dtype, dtype, wide, accumulator_dtype(wide), index)
+        problem = heuristics.Problem(
+            arch, names, _TENSOR_BLOCK, _TENSOR_BLOCK, columns, 1, 1, 1, 1, False, "C", "C", True, True
+        )
+        best = heuristics.gemm(problem).spec().entry
+        if best != entries[1]:
+            how = "to int32, " if wide != dtype else ""
+            entries[1] = f"{best} ({how}blocks of 16 n) or {entries[1]}"
+        attends, fp8 = "-", dtype == UINT8
+        if fp8 or dtype in _ATTENTION_DTYPES:
+            wide = np.dtype(np.float32) if fp8 else dtype
+            sizes = (128, 128, attention_heuristics.PLAIN, True, True, 10**6, 4096)
+            attended = attention_heuristics.Problem(arch, dtype, wide, accumulator_dtype(wide), *sizes, fp8=fp8)
+            config = attention_heuristics.forward(attended)
+            attends = f"{config.spec().entry}{_FP8 if fp8 else ''}"
+        served.append((dtype, dict(zip(PRODUCTS, (*entries, attends), strict=True))))
+    return _grouped("cuda", served)
+
+
+def _host_kernels() -> list[dict[str, Any]]:
+    # SciPy's compiled loops sum in the dtype of the result, which 16-bit floats are not summed in.
+    sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
+    blas = (*HALF_DTYPES, *(np.dtype(c) for c in "fdFD"))
+    dense = {dtype: "BLAS or SciPy" if dtype in blas else "SciPy" for dtype in HOST_DTYPES}
+    attends = {dtype: "BLAS" if dtype in _ATTENTION_DTYPES else "-" for dtype in HOST_DTYPES}
+    attends[UINT8] = f"BLAS{_FP8}"
+    served = [(d, dict(zip(PRODUCTS, ("SciPy", dense[d], sparse[d], attends[d]), strict=True))) for d in HOST_DTYPES]
+    return _grouped("cpu", served)
+
+
+def _grouped(device: str, served: list[tuple[np.dtype[Any], dict[str, str]]]) -> list[dict[str, Any]]:
+    """One row for all dtypes that are served alike."""
+    rows: list[dict[str, Any]] = []
+    for dtype, products in served:
+        acc = accumulator_dtype(dtype)
+        row = {
+            "device": device,
+            "products": products,
+            "summed_in": str(acc) if acc != dtype else "their own dtype",
+        }
+        same = next((r for r in rows if {**r, "dtypes": None} == {**row, "dtypes": None}), None)
+        if same is None:
+            rows.append({**row, "dtypes": [str(dtype)]})
+        else:
+            same["dtypes"].append(str(dtype))
+    return rows
