@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import struct
 from functools import cache
 from typing import Any
 
@@ -15,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bsrgemm import BlockMask
+from bsrgemm._attention import arguments, mask_tiles
 from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.heuristics import AttentionSimt, AttentionSm80, AttentionSm90, AttentionValues
 from bsrgemm._attention.mask import FULL
 from bsrgemm._attention.mask_tiles import NOTHING, Tiles
 from bsrgemm._backend.registry import Backend
 from bsrgemm._kernels import sources
+from bsrgemm._kernels.structs import Struct
 from bsrgemm.dtypes import BFLOAT16
 
 from ..conftest import BACKENDS, LONG
@@ -185,34 +185,31 @@ def fields(source: str, name: str) -> list[tuple[str, str]]:
     return found
 
 
-def expanded(layout: str) -> str:
-    """ "2P3i" -> "PPiii"."""
-    return "".join(code * int(count or 1) for count, code in re.findall(r"(\d*)([a-zA-Z])", layout))
+def c_types(acc: str) -> dict[str, str]:
+    return {"i64": "q", "int": "i", "Sum": acc}
 
 
-@pytest.mark.parametrize("acc", ["f", "d"])
-def test_the_argument_is_packed_as_the_kernels_read_it(acc: str) -> None:
-    pytest.importorskip("cupy")
-    from bsrgemm._attention import launch
-
-    steps = fields("common/attention.cuh", "Strides")
-    assert [kind for kind, _ in steps] == ["i64"] * 4
-    codes = {"Strides": "q" * len(steps), "Sum": acc, "int": "i"}
-    want = "".join("P" if "*" in name else codes[kind] for kind, name in fields("common/attention.cuh", "Attention"))
-    layout = f"{launch._POINTERS}{launch._FACTORS[acc]}{launch._INTEGERS}"
-    assert expanded(layout) == want
-    # Native alignment is that of the device; what is missing at the end to whole words, `_plan` adds.
-    assert struct.calcsize(f"@{layout}") % 4 == 0
+@pytest.mark.parametrize(("acc", "code"), [("f32", "f"), ("f64", "d")])
+def test_the_argument_has_the_fields_of_the_kernels(acc: str, code: str) -> None:
+    """The compiler asserts offsets; that fields of one type are not exchanged is seen by their names."""
+    declared = fields("common/attention.cuh", "Attention")
+    kinds = {"Strides": arguments.STRIDES, **c_types(code)}
+    want = [(name.lstrip("* "), "P" if "*" in name else kinds[kind]) for kind, name in declared]
+    assert list(arguments.attention(acc).fields) == want
 
 
-def test_the_argument_of_values_is_packed_as_the_kernel_reads_it() -> None:
-    pytest.importorskip("cupy")
-    from bsrgemm._attention import launch
-
-    codes = {"i64": "q", "int": "i"}
-    found = fields("attention_values.cu", "Values")
-    packed = expanded(launch._VALUES.format).rstrip("x")
-    assert packed == "".join("P" if "*" in name else codes[kind] for kind, name in found)
+@pytest.mark.parametrize(
+    ("source", "layout"),
+    [
+        ("attention_values.cu", arguments.ATTENTION_VALUES),
+        ("decode.cu", arguments.DECODE),
+        ("common/attention.cuh", arguments.STRIDES),
+    ],
+)
+def test_other_arguments_have_the_fields_of_their_kernels(source: str, layout: Struct) -> None:
+    kinds = c_types("f") | {"f32": "f"}
+    declared = fields(source, layout.name)
+    assert list(layout.fields) == [(n.lstrip("* "), "P" if "*" in n else kinds[kind]) for kind, n in declared]
 
 
 SIZES = {"f32": 4, "u8": 1, "u32": 4, "int": 4, "u64": 8}

@@ -67,9 +67,9 @@ def test_steps_and_tail_cover_k(a: Any, R: int) -> None:
             continue
         served += 1
         config = heuristics.gemm_sm90(one)
-        assert config.slot_rows == max(h for h in (16, 32, 64, 128) if R % h == 0)
+        assert config.row_tile_height == max(h for h in (16, 32, 64, 128) if R % h == 0)
         assert 0 <= config.tail < config.depth and (K - config.tail) % config.depth == 0
-        if config.slot_rows < 64:
+        if config.row_tile_height < 64:
             assert config.tail == 0
     assert served or (fp8 and R % 64)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._backend import numpy_backend
 from bsrgemm._backend.registry import Backend
+from bsrgemm._products import host as products_host
 
 
 def matrix(dtype: Any, block: tuple[int, int] = (2, 3)) -> bg.bsr_array:
@@ -32,8 +32,8 @@ def test_every_alpha_and_beta_counts_in_the_loops_and_in_panels(
     B, C = (rng.integers(-3, 4, (n, width)).astype(dtype) for n in A.shape[::-1])
     dense = A.toarray()
     numbers = (-2, -1, 0, 1, 3)
-    for flops in (numpy_backend._PANEL_FLOPS, 0):
-        monkeypatch.setattr(numpy_backend, "_PANEL_FLOPS", flops)
+    for flops in (products_host._PANEL_FLOPS, 0):
+        monkeypatch.setattr(products_host, "_PANEL_FLOPS", flops)
         for alpha, beta in itertools.product(numbers, numbers):
             out = C.copy()
             assert bg.matmul(A, B, out=out, alpha=alpha, beta=beta) is out
@@ -44,12 +44,12 @@ def test_columns_beyond_31_bits_are_counted_in_64() -> None:
     """Blocks as CSR, whose columns are elements: their indices fit 32 bits, the elements' do not."""
     indptr, indices = np.array([0, 2, 3], np.int32), np.array([0, 1 << 30, 5], np.int32)
     values = np.arange(12.0).reshape(3, 2, 2)
-    starts, columns, flat = numpy_backend._as_csr(indptr, indices, values, (1 << 30) + 1)
+    starts, columns, flat = products_host._as_csr(indptr, indices, values, (1 << 30) + 1)
     assert starts.dtype == columns.dtype == np.int64
     assert starts.tolist() == [0, 4, 8, 10, 12]
     assert columns.tolist() == [*[0, 1, 1 << 31, (1 << 31) + 1] * 2, *[10, 11] * 2]
     assert flat.tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 10, 11]
-    narrow = numpy_backend._as_csr(indptr, np.array([0, 1, 2], np.int32), values, (1 << 30) - 1)
+    narrow = products_host._as_csr(indptr, np.array([0, 1, 2], np.int32), values, (1 << 30) - 1)
     assert narrow[0].dtype == narrow[1].dtype == np.int32
 
 

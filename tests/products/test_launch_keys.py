@@ -13,11 +13,12 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend.base import Blocks
+from bsrgemm._kernels import workspace
 from bsrgemm._kernels.workspace import StreamOrdered
 from bsrgemm._products import matrix_cache
 
 from ..emulator.emulator import put
-from .test_launch import F16, LEAF, Matrix, dense, matrix, started  # noqa: F401
+from .test_launch import F16, LEAF, CardProducts, Matrix, dense, matrix, started  # noqa: F401
 
 
 # ------------------------------------------------------------------------------------------------- other streams
@@ -39,7 +40,7 @@ def test_another_stream_waits_until_what_it_asks_for_is_made() -> None:
     first, second = Stream(), Stream()
     current = [first]
     cuda = SimpleNamespace(get_current_stream=lambda: current[0])
-    with patch.object(matrix_cache, "cupy", SimpleNamespace(cuda=cuda)):
+    with patch.object(workspace, "cupy", SimpleNamespace(cuda=cuda)):
         made = StreamOrdered("a list")
         current[0] = second
         assert made.get() == made.get() == "a list"
@@ -117,7 +118,7 @@ def test_the_copy_engine_reads_what_it_can(layout: str, started) -> None:  # noq
     A = matrix()
     with (
         patch("bsrgemm._products.heuristics.wants_aligned_rows", lambda problem: False),
-        patch.object(type(A._backend), "overlapping", lambda *operands: None),  # what is far apart is not there
+        patch.object(CardProducts, "overlapping", lambda *operands: None),  # what is far apart is not there
     ):
         bg.matmul(A, lying(row, col), out=put(np.zeros((128, 64), F16)))
     ((name, *_),) = started
