@@ -12,6 +12,7 @@ import copy
 import ctypes
 import functools
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -143,10 +144,11 @@ def _expand(indptr: Any, n: int) -> Any:
 # ------------------------------------------------------------------------------------------------ products
 def _innermost(original: Callable[..., Any], result: Callable[..., None]) -> Callable[..., Any]:
     """A function that may call itself with copies of its operands: the host does the innermost call, on the copies."""
-    calls: list[bool] = []  # of each call under way: has it called itself?
+    under_way = threading.local()
 
     @functools.wraps(original)
     def function(*args: Any) -> Any:
+        calls: list[bool] = under_way.__dict__.setdefault("calls", [])  # of each: has it called itself?
         if calls:
             calls[-1] = True
         calls.append(False)
