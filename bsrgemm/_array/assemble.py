@@ -323,7 +323,7 @@ def _sizes(places: Sequence[_Place], count: int, what: str, axis: int) -> list[i
 
 # -------------------------------------------------------------------------------------- operands
 def _operand(A: BsrBase, x: Any, name: str) -> Any:
-    """Return `x` as a sparse matrix or a dense 2-D array in the backend of `A`; raise TypeError or ValueError else."""
+    """Return `x` as a sparse matrix or a dense 2-D array in the backend of `A`; else raise TypeError or ValueError."""
     operand = A._operand(x, name)
     if operand is None:
         raise TypeError(f"{name}: wanted a matrix or a dense 2-D array on {A._backend.name!r}, got {type(x).__name__}")

@@ -415,7 +415,7 @@ class BsrBase:
     def has_sorted_indices(self) -> bool:
         """Whether the block columns of each block row are in order.
 
-        The first read checks the indices, which waits for the GPU; the answer is kept.
+        If this is not known yet, reading the property checks the indices, which waits for the GPU; the answer is kept.
         """
         if self._has_sorted_indices is None and self._known_canonical:
             self._has_sorted_indices = True
@@ -431,7 +431,7 @@ class BsrBase:
     def has_canonical_format(self) -> bool:
         """Whether the indices are sorted and without duplicates.
 
-        The first read checks the indices, which waits for the GPU; the answer is kept.
+        If this is not known yet, reading the property checks the indices, which waits for the GPU; the answer is kept.
         """
         if self._has_sorted_indices is False:
             self._has_canonical_format = False

@@ -36,8 +36,8 @@ class Backend(ABC):
     dtypes: tuple[np.dtype[Any], ...]
     #: The dtypes that the sparse classes of the other formats (CSR, COO, ...) may have in this backend.
     foreign_dtypes: tuple[np.dtype[Any], ...]
-    #: The `__array_priority__` of our matrices. It is above that of arrays (0 for NumPy), whose operators then defer to
-    #: ours.
+    #: The `__array_priority__` of BSR matrices. It is above that of arrays (0 for NumPy), so that the operators of an
+    #: array defer to those of the matrix.
     array_priority: float
 
     @property

@@ -58,8 +58,8 @@ def default_device() -> str:
 
     Notes
     -----
-    No function of this package uses this device by itself: a matrix is created where its input data lives, unless
-    `device` is given. The call does not wait for work on the GPU.
+    `KVCache` and the functions that make a `BlockMask` from a rule use this device unless `device` is given. A matrix
+    is created on the device of its input data instead. The call does not wait for work on the GPU.
 
     Examples
     --------

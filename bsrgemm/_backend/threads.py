@@ -70,9 +70,9 @@ def share(
 ) -> None:
     """Call ``work(first, last)`` for ranges that together cover all rows, on up to `most` threads if `worthwhile`.
 
-    ``starts[i]`` is the amount of work before row i; the ranges have about equal amounts of work. An exception in one
-    of the calls is raised here after all threads have ended. If the work calls BLAS (`blas`), BLAS is limited to one
-    thread even when the rows are not divided, unless there is only one row or `most` is 1: the threads of BLAS gain
+    Row i has ``starts[i + 1] - starts[i]`` units of work, and the ranges have about equal amounts of it. An exception
+    in one of the calls is raised here after all threads have ended. If the work calls BLAS (`blas`), BLAS is limited to
+    one thread even when the rows are not divided, unless there is only one row or `most` is 1: the threads of BLAS gain
     little on small products, and on a busy machine each of them waits for a core.
     """
     rows = len(starts) - 1

@@ -1,7 +1,7 @@
 """The picture of a block-sparse matrix: which blocks are stored, and how many in each block row.
 
-The memory that it needs grows with the number of stored blocks and of cells in the picture, not with the size of the
-matrix.
+The memory that it needs grows with the number of stored blocks and of cells in the picture, never with the number of
+all positions that a block could have.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _histogram(ax: Any, counts: Ints) -> Any:
         title += f", {int((counts == 0).sum()):,} of {len(counts):,} empty" if low == 0 else ""
     ax.set_title(title, fontsize="medium")
     ax.set(xlabel="blocks in a block row", ylabel="block rows")
-    if high - low < 4:  # with few bars, leave space for tick labels on both sides
+    if high - low < 4:  # a few bars: widen the axis, so that it has ticks on both sides of them
         ax.set_xlim(max(-0.7, low - 2), high + 2)
     ax.set_ylim(bottom=0.5 if uneven else 0, top=None if len(counts) else 1)
     for axis in (ax.xaxis,) if uneven else (ax.xaxis, ax.yaxis):
