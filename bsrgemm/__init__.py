@@ -1,4 +1,7 @@
-"""Block-sparse matrix products for NumPy and CuPy behind the interface of scipy.sparse.bsr_array."""
+"""Block-sparse matrix products and masked attention for NumPy and CuPy.
+
+The class `bsr_array` has the interface of `scipy.sparse.bsr_array`, on the CPU and on the GPU.
+"""
 
 from ._array.assemble import block_array, block_diag, hstack, kron, vstack
 from ._array.norms import norm

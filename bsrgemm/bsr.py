@@ -1,4 +1,4 @@
-"""`bsr_array` and `bsr_matrix`: the classes that users name, and the four that their data lives in."""
+"""The public classes `bsr_array` and `bsr_matrix`, and their subclasses whose data is in NumPy arrays."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _FORMS = """
 
 
 class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling):
-    """Construction and pickling, shared by arrays and matrices."""
+    """The base of `bsr_array` and `bsr_matrix`: construction, moves between devices, and pickling."""
 
     def __new__(cls, arg1: Any = None, *args: Any, **kwargs: Any) -> Self:
-        if not hasattr(cls, "_backend"):  # bsr_array or bsr_matrix itself: the data decides
+        if not hasattr(cls, "_backend"):  # for bsr_array and bsr_matrix themselves the data decides about the backend
             return object.__new__(leaf(find_backend(arg1, kwargs.get("device")), cls._is_array))
         return object.__new__(cls)
 
@@ -88,11 +88,65 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         )
 
     def to_device(self, device: str) -> Any:
-        """This matrix on "cpu" or "cuda": itself if it is there already, otherwise a copy."""
+        """Move this matrix to a device.
+
+        Parameters
+        ----------
+        device : {"cpu", "cuda"}
+            The device; "cuda" is the current CUDA device of CuPy.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            This matrix itself if it is on such a device already, otherwise a copy.
+
+        Raises
+        ------
+        ValueError
+            If there is no device of this name.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+        TypeError
+            If a matrix on the GPU cannot have the dtype (long double).
+
+        Notes
+        -----
+        A copy to the CPU waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
+        >>> A.to_device("cpu") is A
+        True
+        """
         return self._to(by_name(device))
 
     def get(self, stream: Any = None) -> Any:
-        """A copy on the host, like ``cupy.ndarray.get``. Waits for the GPU."""
+        """Return a copy of this matrix on the CPU, like ``cupy.ndarray.get``.
+
+        Parameters
+        ----------
+        stream : cupy.cuda.Stream, optional
+            The CUDA stream for the copy, by default the current one. It is ignored if this matrix is on the CPU.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A matrix with NumPy arrays of its own.
+
+        Notes
+        -----
+        Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
+        >>> B = A.get()
+        >>> B.device, B is A
+        ('cpu', False)
+        """
         backend = by_name("cpu")
         if backend is self._backend:
             return self.copy()
@@ -181,7 +235,32 @@ class bsr_matrix(_BSR):
 
     # ------------------------------------------------------------------ names of the matrix interface
     def set_shape(self, shape: Any) -> None:
-        """Change the shape in place, keeping the order of the elements."""
+        """Change the shape in place, keeping the order of the elements row by row.
+
+        Parameters
+        ----------
+        shape : (M, N)
+            The new shape, with the same number of elements. One side may be -1.
+
+        Raises
+        ------
+        ValueError
+            If the shape does not have as many elements as this matrix.
+        TypeError
+            If the shape is not made of integers.
+
+        Notes
+        -----
+        A change of shape turns the blocks into blocks of 1 x 1, in canonical format. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_matrix(np.arange(4.0).reshape(2, 2), blocksize=(2, 2))
+        >>> A.set_shape((1, 4))
+        >>> A.toarray()
+        array([[0., 1., 2., 3.]])
+        """
         M, N = full_shape(tuple(shape), self._shape[0] * self._shape[1])
         if self._shape == (M, N):
             return
@@ -192,37 +271,190 @@ class bsr_matrix(_BSR):
         self._set(blocks, (M, N), canonical=True, maxprint=self.maxprint)
 
     def get_shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return the numbers of rows and columns.
+
+        Returns
+        -------
+        (int, int)
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix((4, 6), blocksize=(2, 2)).get_shape()
+        (4, 6)
+        """
         return self._shape
 
     shape = property(get_shape, set_shape, doc="Rows and columns.")
 
     def getnnz(self, axis: int | None = None) -> int:
-        """Number of stored elements."""
+        """Return the number of stored elements; every element of a stored block counts, even if it is zero.
+
+        Parameters
+        ----------
+        axis : None
+            Present for compatibility with scipy; no other value is supported.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        NotImplementedError
+            If `axis` is given. `count_nonzero` accepts an axis and counts the elements that are not zero.
+
+        Notes
+        -----
+        The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.eye(4), blocksize=(2, 2)).getnnz()
+        8
+        """
         return self._getnnz(axis)
 
     def getformat(self) -> str:
-        """'bsr'."""
+        """Return the name of the format, which is always 'bsr'.
+
+        Returns
+        -------
+        str
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.eye(4), blocksize=(2, 2)).getformat()
+        'bsr'
+        """
         return self.format
 
     def getmaxprint(self) -> int:
-        """Elements shown by ``print``."""
+        """Return the largest number of elements that ``print`` shows.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.eye(4), blocksize=(2, 2)).getmaxprint()
+        50
+        """
         return self.maxprint
 
     def asfptype(self) -> Self:
-        """In a floating dtype."""
+        """Cast the elements to a floating dtype.
+
+        Returns
+        -------
+        bsr_matrix
+            This matrix itself if its dtype is float32, float64, complex64 or complex128. Otherwise a copy in the first
+            of these dtypes to which NumPy casts safely.
+
+        Raises
+        ------
+        TypeError
+            If there is no such dtype (long double).
+
+        Notes
+        -----
+        A change of dtype waits for the GPU if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.eye(4, dtype=np.int8), blocksize=(2, 2)).asfptype().dtype
+        dtype('float32')
+        """
         return self._asfptype()
 
     def getH(self) -> Self:
-        """Conjugate transpose; nothing is copied for real dtypes until its arrays are asked for."""
+        """Return the conjugate transpose.
+
+        Returns
+        -------
+        bsr_matrix
+            A matrix of shape (N, M). If the dtype is real, nothing is copied until its arrays are read; see
+            `transpose`.
+
+        Notes
+        -----
+        The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.array([[1j, 2]]), blocksize=(1, 2)).getH().toarray()
+        array([[0.-1.j],
+               [2.-0.j]])
+        """
         return self.H
 
     def getrow(self, i: int) -> Any:
-        """Row i as a CSR matrix (1, N)."""
+        """Return one row as a CSR matrix.
+
+        Parameters
+        ----------
+        i : int
+            The index of the row. A negative index counts from the end.
+
+        Returns
+        -------
+        csr_matrix of shape (1, N)
+            A matrix of `scipy.sparse` on the CPU, of `cupyx.scipy.sparse` on the GPU.
+
+        Raises
+        ------
+        IndexError
+            If there is no such row.
+        TypeError
+            If CSR does not support the dtype; see `tocsr`.
+
+        Notes
+        -----
+        The whole matrix is converted to CSR first. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.arange(4.0).reshape(2, 2), blocksize=(2, 2)).getrow(-1).toarray()
+        array([[2., 3.]])
+        """
         return self.tocsr()[_position(i, self._shape[0]), :]
 
     def getcol(self, j: int) -> Self:
-        """Column j as a BSR matrix (M, 1)."""
+        """Return one column as a BSR matrix.
+
+        Parameters
+        ----------
+        j : int
+            The index of the column. A negative index counts from the end.
+
+        Returns
+        -------
+        bsr_matrix of shape (M, 1)
+            A matrix in blocks of (R, 1), on the same device.
+
+        Raises
+        ------
+        IndexError
+            If there is no such column.
+
+        Notes
+        -----
+        Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.arange(4.0).reshape(2, 2), blocksize=(2, 2)).getcol(1).toarray()
+        array([[1.],
+               [3.]])
+        """
         j = _position(j, self._shape[1])
         C = self.blocksize[1]
         first = j - j % C
@@ -259,22 +491,34 @@ class host_bsr_matrix(bsr_matrix, *host().bases(False)):  # type: ignore[misc]
 
 
 def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, device: str | None = None) -> Any:
-    """The blocks of a dense array that matter.
+    """Convert a dense array to BSR and keep only the blocks with an element above a threshold.
 
     Parameters
     ----------
-    X : array
-        Dense 2-D array.
+    X : array of shape (M, N)
+        A dense array of NumPy or CuPy, of another library with DLPack or the CUDA array interface, or nested lists.
     blocksize : (R, C)
-        Block size, dividing the shape.
+        The block size, which must divide the shape.
     threshold : float
-        A block is stored if one of its elements is larger than this in absolute value, or is NaN.
+        A block is stored if the absolute value of one of its elements is larger than this, or if one is NaN.
     device : {"cpu", "cuda"}, optional
-        Where to put the matrix; by default where `X` is.
+        The device of the matrix, by default that of `X`.
 
     Returns
     -------
     bsr_array
+        A matrix in canonical format, in the dtype of `X`.
+
+    Raises
+    ------
+    TypeError
+        If `X` is sparse, or if a matrix cannot have its dtype.
+    ValueError
+        If `X` does not have two dimensions, `blocksize` does not divide its shape, or `threshold` is negative or NaN.
+
+    Notes
+    -----
+    Waits for the GPU if `X` is on the GPU, because the number of stored blocks must be known.
 
     Examples
     --------
@@ -303,7 +547,28 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
 
 
 def get_array_module(*args: Any) -> Any:
-    """NumPy or CuPy, by where the arguments live (as ``cupy.get_array_module``, our matrices included)."""
+    """Return the array module of the arguments, like ``cupy.get_array_module``, also for matrices of this package.
+
+    Parameters
+    ----------
+    *args : object
+        Dense arrays, sparse matrices or any other objects.
+
+    Returns
+    -------
+    module
+        `cupy` if one of the arguments is on the GPU, otherwise `numpy`.
+
+    Notes
+    -----
+    The call does not wait for the GPU.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> bg.get_array_module(bg.bsr_array(np.eye(4), blocksize=(2, 2))).__name__
+    'numpy'
+    """
     for x in args:
         backend = backend_of(x)
         if backend is not None and backend is not host():

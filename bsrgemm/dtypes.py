@@ -1,4 +1,4 @@
-"""Which element types bsrgemm holds, how two of them combine, and what a sum of them is kept in."""
+"""The element types that a matrix may hold, the promotion of two of them, and the dtype in which they are summed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BFLOAT16 = np.dtype(_bfloat16)
 FLOAT16 = np.dtype(np.float16)
 BOOL = np.dtype(np.bool_)
 UINT8 = np.dtype(np.uint8)
-#: Read and multiplied, never held: a matrix of fp8 numbers is one of uint8.
+#: Products accept fp8 operands, but no matrix has this dtype: a matrix of fp8 numbers stores their bytes as uint8.
 FLOAT8 = np.dtype(_float8)
-#: The number that each of the 256 bytes stands for, as fp8 (e4m3).
+#: ``FP8_VALUES[b]`` is the number that the byte b encodes in fp8 (e4m3), in float32.
 FP8_VALUES = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)
 
-#: Every dtype that a matrix may hold on a GPU; the host also takes NumPy's long double types.
+#: Every dtype that a matrix may have on a GPU; matrices on the host may also have NumPy's long double types.
 DEVICE_DTYPES: tuple[np.dtype[Any], ...] = (
     BOOL,
     *(np.dtype(c) for c in "bBhHiIlL"),
@@ -29,21 +29,24 @@ DEVICE_DTYPES: tuple[np.dtype[Any], ...] = (
 )
 HOST_DTYPES: tuple[np.dtype[Any], ...] = (*DEVICE_DTYPES, np.dtype("g"), np.dtype("G"))
 
-#: 16-bit floats: stored, never summed in.
+#: The 16-bit floats. Matrices store them; sums of them are accumulated in float32.
 HALF_DTYPES = (FLOAT16, BFLOAT16)
-#: What a product of fp8 numbers is delivered in.
+#: The dtypes that the result of an fp8 product may have.
 FP8_RESULTS = (np.dtype(np.float32), *HALF_DTYPES)
 
 
 def check_dtype(dtype: DTypeLike, supported: tuple[np.dtype[Any], ...], what: str = "dtype") -> np.dtype[Any]:
-    """The dtype, in native byte order, if it is one of `supported`; TypeError otherwise."""
+    """Return `dtype` in native byte order if it is one of `supported`; raise TypeError otherwise.
+
+    The error message begins with `what`, the name of the argument.
+    """
     return _check_dtype(np.dtype(dtype), supported, what)
 
 
 @lru_cache(maxsize=256)
 def _check_dtype(dtype: np.dtype[Any], supported: tuple[np.dtype[Any], ...], what: str) -> np.dtype[Any]:
     native = dtype if dtype == BFLOAT16 else dtype.newbyteorder("=")
-    for known in supported:  # "long long" becomes "long" and the like
+    for known in supported:  # equal dtypes with different names, such as "long long" and "long", become one
         if known == native:
             return known
     raise TypeError(f"{what}: does not support dtype {dtype}; wanted one of {', '.join(str(d) for d in supported)}")
@@ -51,10 +54,10 @@ def _check_dtype(dtype: np.dtype[Any], supported: tuple[np.dtype[Any], ...], wha
 
 @lru_cache(maxsize=1024)
 def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    """NumPy's promotion of two dtypes, completed for bfloat16.
+    """Promote two dtypes as NumPy does, and define the cases of bfloat16 that ml_dtypes leaves undefined.
 
-    ml_dtypes leaves bfloat16 with float16 and with the wider integers undefined; here they follow
-    the rule NumPy has for float16: the smallest float that holds the range of both.
+    Those cases are bfloat16 with float16 and bfloat16 with integers of more than 8 bits. They follow the rule that
+    NumPy has for float16: the result is the smallest float that holds the range of both.
 
     >>> result_dtype(np.dtype("float16"), np.dtype("float16"))
     dtype('float16')
@@ -75,17 +78,20 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 
 @lru_cache(maxsize=256)
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which products that end in `dtype` are summed: float32 for the 16-bit floats."""
+    """Return the dtype in which a result of `dtype` is accumulated: float32 for 16-bit floats, otherwise `dtype`."""
     return np.dtype(np.float32) if dtype in HALF_DTYPES else dtype
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """True for real floating dtypes, bfloat16 (whose NumPy kind is 'V') included."""
+    """Return True for real floating dtypes, including bfloat16, whose NumPy kind is 'V'."""
     return dtype.kind == "f" or dtype == BFLOAT16
 
 
 def scalar_result_dtype(dtype: np.dtype[Any], scalar: Any) -> np.dtype[Any]:
-    """The dtype of ``array * scalar``: Python numbers are weak, NumPy scalars are not (NEP 50)."""
+    """Return the dtype of ``array * scalar`` by NEP 50.
+
+    A Python number takes the dtype of the array where it can; a NumPy scalar takes part in the promotion.
+    """
     if dtype != BFLOAT16:
         return np.result_type(dtype, scalar)
     if isinstance(scalar, (bool, int, float)) and not isinstance(scalar, np.generic):

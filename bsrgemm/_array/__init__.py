@@ -1,1 +1,1 @@
-"""The block-sparse array: construction, conversion, indexing, arithmetic."""
+"""The parts of the block-sparse array classes: construction, conversion, indexing, arithmetic, reductions, norms."""

@@ -1,4 +1,4 @@
-"""Element by element: sums, products, comparisons, functions that keep zero at zero."""
+"""Element-wise operations: sums, products, quotients, comparisons, and functions that map zero to zero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .base import BsrBase
 from .construct import from_sparse
 from .convert import Conversions
 
-#: Comparison -> (its symbol, that of the opposite).
+#: For each comparison, its symbol and the symbol of the opposite comparison.
 _SYMBOLS = {
     operator.eq: ("==", "!="),
     operator.ne: ("!=", "=="),
@@ -30,10 +30,10 @@ _SYMBOLS = {
 
 
 class Arithmetic(Conversions):
-    """Arithmetic, element by element."""
+    """Element-wise arithmetic."""
 
     def _scaled(self, values: Array, op: Callable[[Any, Any], Any], scalar: Any) -> Array:
-        """``op(values, scalar)`` with Python numbers weak, also for bfloat16."""
+        """Compute ``op(values, scalar)``; a Python number does not widen the dtype, not even bfloat16 (NEP 50)."""
         if isinstance(scalar, np.ndarray):
             scalar = scalar[()]
         if values.dtype != BFLOAT16:
@@ -45,7 +45,7 @@ class Arithmetic(Conversions):
 
     # --------------------------------------------------------------------------------- sums
     def _blockwise(self, other: Any, op: Callable[[Array, Array], Array]) -> Self:
-        """``op`` on the union of two patterns, as BSR without all-zero blocks."""
+        """Apply ``op`` on the union of two patterns and return BSR without blocks in which all elements are zero."""
         backend = self._backend
         B = self._coerce(other)
         a, b, indices, indptr = structure.align(backend, self._canonical(), B._canonical(), self._block_shape[1])
@@ -84,7 +84,7 @@ class Arithmetic(Conversions):
     def __rsub__(self, other: Any) -> Any:
         return self._sum(other, operator.sub, swapped=True)
 
-    _add_sparse, _sub_sparse = __add__, __sub__  # scipy's DIA asks these of its partner
+    _add_sparse, _sub_sparse = __add__, __sub__  # the DIA format of scipy calls these methods of the other operand
 
     def __iadd__(self, other: Any) -> Any:
         return NotImplemented
@@ -107,7 +107,10 @@ class Arithmetic(Conversions):
 
     # ---------------------------------------------------------------------------------- products
     def _sum_integers(self) -> None:
-        """True stored twice is True, int8 wraps: add such duplicates up before another dtype sees them."""
+        """Add up duplicates of booleans and integers in their own dtype, before the values change to another one.
+
+        Two stored values True add up to True, and a sum of int8 wraps around; in a wider dtype the sum would differ.
+        """
         if self.dtype.kind in "biu" and self._has_duplicates:
             self.sum_duplicates()
 
@@ -116,10 +119,46 @@ class Arithmetic(Conversions):
         return self._with_data(self._scaled(self.data, operator.mul, other))
 
     def multiply(self, other: Any) -> Any:
-        """Element-wise product.
+        """Multiply element by element.
 
-        A number or a sparse matrix of the same shape gives BSR in this matrix's blocks, a dense array COO,
-        a sparse row BSR with blocks (R, 1), a sparse column CSR, as scipy does.
+        Parameters
+        ----------
+        other : number, sparse matrix or dense array
+            An operand on the same device, of the same shape or of one that broadcasts to it, such as a row of shape
+            (1, N) or a column of shape (M, 1).
+
+        Returns
+        -------
+        sparse matrix
+            The format depends on `other`, as in scipy:
+
+            - number, or sparse matrix of the same shape: BSR in the blocks of this matrix;
+            - sparse row: BSR in blocks of (R, 1);
+            - sparse column: CSR;
+            - dense array of one or two dimensions: COO. An array of one element counts as a number, and an array of
+              more than two dimensions gives a dense array.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit.
+        TypeError
+            If `other` is on another device, or if COO or CSR is needed and does not support the dtype; see `tocoo`.
+
+        Notes
+        -----
+        On the GPU every product waits, except that with a number. Even that one waits if the elements are booleans or
+        integers and the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.multiply(A).toarray()
+        array([[ 1.,  4.,  0.,  0.],
+               [ 0.,  0.,  9., 16.]])
+        >>> A.multiply(np.array([[10], [1]])).format
+        'coo'
         """
         if self._is_scalar(other):
             return self._mul_scalar(other)
@@ -184,7 +223,7 @@ class Arithmetic(Conversions):
         raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
 
     def _coerce_columns(self, other: Any) -> Self:
-        """Another sparse matrix as one of this class, in blocks of its own."""
+        """Convert another sparse matrix to this class; BSR keeps its blocks, other formats get blocks of 1 x 1."""
         if isinstance(other, BsrBase):
             return self._new(other._blocks, other._shape)
         parts = from_sparse(self._backend, other, None, False, (1, 1))
@@ -210,7 +249,7 @@ class Arithmetic(Conversions):
         shape = np.broadcast_shapes(self._shape, wide.shape)
         row, col = structure.to_coo(self._backend, self._blocks, structure.index_dtype(max(shape)))
         values = self.data.reshape(-1)
-        if shape != self._shape:  # a row or column of ours spread over several
+        if shape != self._shape:  # this matrix is a single row or column, which is repeated
             times = shape[0] if M == 1 else shape[1]
             spread = xp.arange(times, dtype=row.dtype)
             n = len(values)
@@ -242,7 +281,40 @@ class Arithmetic(Conversions):
         return NotImplemented
 
     def power(self, n: Any, dtype: Any = None) -> Self:
-        """Each element to the power `n`, a number other than zero."""
+        """Raise each element to a power.
+
+        Parameters
+        ----------
+        n : number
+            The exponent, which must not be zero.
+        dtype : dtype, optional
+            The dtype to which the elements are cast first.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A matrix with the same pattern. Booleans are cast to int8 first; the dtype is that of ``elements ** n``.
+
+        Raises
+        ------
+        NotImplementedError
+            If `n` is not a number, or if it is zero, which would turn all elements into 1.
+        ValueError
+            If integers would be raised to a negative integer power.
+
+        Notes
+        -----
+        Duplicates of this matrix are added up first, in place. On the GPU this waits if the matrix is not yet known to
+        be in canonical format. Elements that are not stored stay zero, even for a negative exponent.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.power(2).toarray()
+        array([[ 1.,  4.,  0.,  0.],
+               [ 0.,  0.,  9., 16.]])
+        """
         if not self._is_scalar(n):
             raise NotImplementedError("input is not scalar")
         if not n:
@@ -298,12 +370,12 @@ class Arithmetic(Conversions):
         return op(data, other)
 
     def _csr_of_true(self) -> Any:
-        """CSR of the true elements of a boolean matrix."""
+        """Return a CSR matrix of the true elements of a boolean matrix."""
         values, columns, indptr = self._elements()
         return self._csr_where(values, values, columns, indptr)
 
     def _csr_of_false(self) -> Any:
-        """CSR with True where a boolean matrix is False."""
+        """Return a CSR matrix that is True where this boolean matrix is False."""
         xp = self._backend.xp
         row, col = xp.nonzero(~self.toarray())  # synchronize!
         index = self._element_index(len(row))
@@ -359,11 +431,83 @@ class Arithmetic(Conversions):
         return self._csr_where(values != 0, values, columns, indptr)
 
     def maximum(self, other: Any) -> Any:
-        """Element-wise maximum: CSR, or dense with a dense operand."""
+        """Compute the element-wise maximum with a number or a matrix.
+
+        Parameters
+        ----------
+        other : number, sparse matrix or dense array
+            An operand on the same device. A sparse matrix must have the same shape, a dense array one that NumPy can
+            broadcast.
+
+        Returns
+        -------
+        sparse or dense matrix
+            - number that is not positive, or sparse operand: CSR of `scipy.sparse` or `cupyx.scipy.sparse`;
+            - positive number: BSR in blocks of 1 x 1, and a SparseEfficiencyWarning, because no element stays zero;
+            - dense operand: a dense array.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit.
+        TypeError
+            If `other` is on another device, or CSR does not support the dtype; see `tocsr`.
+        NotImplementedError
+            If `other` is not a number or an array.
+
+        Notes
+        -----
+        Duplicates are added up first. With a number or a sparse operand the call waits for the GPU, with a dense
+        operand only if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, -2, 0, 0], [0, 0, -3, 4]]), blocksize=(1, 2))
+        >>> A.maximum(0).toarray()
+        array([[1., 0., 0., 0.],
+               [0., 0., 0., 4.]])
+        """
         return self._extreme(other, "maximum")
 
     def minimum(self, other: Any) -> Any:
-        """Element-wise minimum: CSR, or dense with a dense operand."""
+        """Compute the element-wise minimum with a number or a matrix.
+
+        Parameters
+        ----------
+        other : number, sparse matrix or dense array
+            An operand on the same device. A sparse matrix must have the same shape, a dense array one that NumPy can
+            broadcast.
+
+        Returns
+        -------
+        sparse or dense matrix
+            - number that is not negative, or sparse operand: CSR of `scipy.sparse` or `cupyx.scipy.sparse`;
+            - negative number: BSR in blocks of 1 x 1, and a SparseEfficiencyWarning, because no element stays zero;
+            - dense operand: a dense array.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit.
+        TypeError
+            If `other` is on another device, or CSR does not support the dtype; see `tocsr`.
+        NotImplementedError
+            If `other` is not a number or an array.
+
+        Notes
+        -----
+        Duplicates are added up first. With a number or a sparse operand the call waits for the GPU, with a dense
+        operand only if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, -2, 0, 0], [0, 0, -3, 4]]), blocksize=(1, 2))
+        >>> A.minimum(0).toarray()
+        array([[ 0., -2.,  0.,  0.],
+               [ 0.,  0., -3.,  0.]])
+        """
         return self._extreme(other, "minimum")
 
 
@@ -396,7 +540,7 @@ def _keep_zero(name: str) -> Callable[[Arithmetic], Arithmetic]:
     return method
 
 
-#: Functions that map zero to zero, so that the pattern stays.
+#: Functions that map zero to zero, so that the result has the same pattern.
 FIXED_POINT_FUNCTIONS = [
     "sin",
     "tan",

@@ -1,7 +1,7 @@
-"""Matrices put together: stacked, on a grid, along a diagonal, as a Kronecker product.
+"""Assembly of matrices from smaller ones: stacks, grids, block diagonals and Kronecker products.
 
-Where a block goes follows from how many blocks the rows before it have: nothing is sorted and nothing is dense. A line
-marked ``# synchronize!`` waits for the GPU when the arrays live there.
+The position of each block follows from the numbers of blocks in the rows before it, so nothing is sorted and no dense
+array is made. A line marked ``# synchronize!`` waits for the GPU if the arrays are on the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .leaves import leaf
 
 
 class _Place(NamedTuple):
-    """An operand, what a message calls it, and its row and column in the grid."""
+    """An operand, its name for error messages, and its row and column in the grid."""
 
     name: str
     value: Any
@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The blocks of an operand, and the block column where they begin."""
+    """The blocks of an operand, and the block column of the result at which the operand begins."""
 
     blocks: Blocks
     left: int
@@ -39,21 +39,29 @@ class _Piece(NamedTuple):
 
 # -------------------------------------------------------------------------------------- stacking
 def vstack(blocks: Iterable[Any], dtype: Any = None) -> Any:
-    """Matrices below each other.
+    """Stack matrices vertically, each below the one before.
 
     Parameters
     ----------
     blocks : sequence of matrices
-        All with as many columns and in the same place (CPU or GPU), at least one of them a `bsr_array` or `bsr_matrix`.
-        Those have one block size. Matrices of other formats (scipy's on the CPU, cupyx's on the GPU) and dense 2-D
-        arrays are converted to it.
+        The operands have the same number of columns and are on the same device, and at least one of them is a
+        `bsr_array` or `bsr_matrix`. Those must have the same block size. Matrices of other formats (of scipy on the
+        CPU, of cupyx on the GPU) and dense 2-D arrays are converted to it.
     dtype : dtype, optional
-        Element type of the result, cast as by ``astype``. By default NumPy's promotion of all of them.
+        The dtype of the result, to which `astype` casts the operands. By default NumPy's promotion of all dtypes.
 
     Returns
     -------
     bsr_array or bsr_matrix
-        With arrays of its own. A `bsr_matrix` if no operand is a sparse array.
+        A matrix with arrays of its own; a `bsr_matrix` if no operand is a sparse array.
+
+    Raises
+    ------
+    TypeError
+        If no operand is a `bsr_array` or `bsr_matrix`, an operand is not a matrix or is on another device, or the
+        result cannot have the dtype.
+    ValueError
+        If the shapes do not fit, or if two `bsr_array` or `bsr_matrix` operands have different block sizes.
 
     See Also
     --------
@@ -61,12 +69,12 @@ def vstack(blocks: Iterable[Any], dtype: Any = None) -> Any:
 
     Notes
     -----
-    Blocks are copied as they are stored: their order in a row, blocks of zeros and duplicates stay. Where all operands
-    are known to be in canonical format the result is too.
+    Blocks are copied as they are stored: their order within a row, blocks of zeros and duplicates are kept. If all
+    operands are known to be in canonical format, the result is too.
 
-    On the GPU the call waits for nothing where all operands are of this package and have the dtype of the result. It
-    waits to convert other formats and dense arrays, to cast floats to integers, and to cast a matrix that is not known
-    to be in canonical format: its duplicates are added up in its own dtype first.
+    The call does not wait for the GPU if all operands are `bsr_array` or `bsr_matrix` and have the dtype of the result.
+    It waits to convert other formats and dense arrays, to cast floats to integers, and to cast a matrix that is not
+    known to be in canonical format, because its duplicates are added up in its own dtype first.
 
     Examples
     --------
@@ -82,23 +90,31 @@ def vstack(blocks: Iterable[Any], dtype: Any = None) -> Any:
 
 
 def hstack(blocks: Iterable[Any], dtype: Any = None) -> Any:
-    """Matrices beside each other.
+    """Stack matrices horizontally, each to the right of the one before.
 
     Parameters
     ----------
     blocks : sequence of matrices
-        All with as many rows; otherwise as in `vstack`.
+        The operands have the same number of rows. The other conditions are those of `vstack`.
     dtype : dtype, optional
-        Element type of the result, cast as by ``astype``. By default NumPy's promotion of all of them.
+        The dtype of the result, to which `astype` casts the operands. By default NumPy's promotion of all dtypes.
 
     Returns
     -------
     bsr_array or bsr_matrix
-        With arrays of its own. A `bsr_matrix` if no operand is a sparse array.
+        A matrix with arrays of its own; a `bsr_matrix` if no operand is a sparse array.
+
+    Raises
+    ------
+    TypeError
+        If no operand is a `bsr_array` or `bsr_matrix`, an operand is not a matrix or is on another device, or the
+        result cannot have the dtype.
+    ValueError
+        If the shapes do not fit, or if two `bsr_array` or `bsr_matrix` operands have different block sizes.
 
     See Also
     --------
-    vstack : says what is kept, and when a call waits for the GPU.
+    vstack : describes what is kept, and when a call waits for the GPU.
     block_array
 
     Examples
@@ -114,24 +130,34 @@ def hstack(blocks: Iterable[Any], dtype: Any = None) -> Any:
 
 
 def block_array(grid: Iterable[Iterable[Any]], dtype: Any = None) -> Any:
-    """A matrix from a grid of matrices.
+    """Assemble a matrix from a grid of matrices.
 
     Parameters
     ----------
-    grid : rows of matrices
-        Rows of one length. None stands for zeros. Matrices in a row of the grid have as many rows, those in a column
-        of the grid as many columns; a row or column of None alone has none. Otherwise as in `vstack`.
+    grid : sequence of sequences of matrices
+        The rows of the grid, all of the same length. None stands for zeros. The matrices in a row of the grid have the
+        same number of rows, those in a column of the grid the same number of columns. A row of the grid with None only
+        adds no rows to the result, and a column with None only adds no columns. The other conditions are those of
+        `vstack`.
     dtype : dtype, optional
-        Element type of the result, cast as by ``astype``. By default NumPy's promotion of all of them.
+        The dtype of the result, to which `astype` casts the operands. By default NumPy's promotion of all dtypes.
 
     Returns
     -------
     bsr_array or bsr_matrix
-        With arrays of its own. A `bsr_matrix` if no operand is a sparse array, as by ``scipy.sparse.bmat``.
+        A matrix with arrays of its own; a `bsr_matrix` if no operand is a sparse array, as in ``scipy.sparse.bmat``.
+
+    Raises
+    ------
+    TypeError
+        If no operand is a `bsr_array` or `bsr_matrix`, an operand is not a matrix or is on another device, or the
+        result cannot have the dtype.
+    ValueError
+        If the shapes do not fit, or if two `bsr_array` or `bsr_matrix` operands have different block sizes.
 
     See Also
     --------
-    vstack : says what is kept, and when a call waits for the GPU.
+    vstack : describes what is kept, and when a call waits for the GPU.
     hstack, block_diag
 
     Examples
@@ -158,23 +184,31 @@ def block_array(grid: Iterable[Iterable[Any]], dtype: Any = None) -> Any:
 
 
 def block_diag(mats: Iterable[Any], dtype: Any = None) -> Any:
-    """Matrices along the diagonal, each below and to the right of the one before; zeros elsewhere.
+    """Put matrices on the diagonal, each below and to the right of the one before, and zeros elsewhere.
 
     Parameters
     ----------
     mats : sequence of matrices
-        Of any shapes; otherwise as in `vstack`.
+        The operands may have any shapes. The other conditions are those of `vstack`.
     dtype : dtype, optional
-        Element type of the result, cast as by ``astype``. By default NumPy's promotion of all of them.
+        The dtype of the result, to which `astype` casts the operands. By default NumPy's promotion of all dtypes.
 
     Returns
     -------
     bsr_array or bsr_matrix
-        With arrays of its own. A `bsr_matrix` if no operand is a sparse array.
+        A matrix with arrays of its own; a `bsr_matrix` if no operand is a sparse array.
+
+    Raises
+    ------
+    TypeError
+        If no operand is a `bsr_array` or `bsr_matrix`, an operand is not a matrix or is on another device, or the
+        result cannot have the dtype.
+    ValueError
+        If the shapes do not fit, or if two `bsr_array` or `bsr_matrix` operands have different block sizes.
 
     See Also
     --------
-    vstack : says what is kept, and when a call waits for the GPU.
+    vstack : describes what is kept, and when a call waits for the GPU.
 
     Examples
     --------
@@ -189,7 +223,7 @@ def block_diag(mats: Iterable[Any], dtype: Any = None) -> Any:
 
 
 def _entries(x: Any, name: str) -> list[Any]:
-    """The entries of a sequence; a matrix is none, but an array of objects is."""
+    """Return the entries of a sequence; raise TypeError for a matrix. An array of objects counts as a sequence."""
     backend = backend_of(x)
     if backend is None or (backend.is_dense(x) and x.dtype == np.object_ and x.ndim):
         try:
@@ -200,7 +234,7 @@ def _entries(x: Any, name: str) -> list[Any]:
 
 
 def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype: Any) -> Any:
-    """The matrix with each operand in its place; `places` go row by row, from left to right."""
+    """Assemble the operands at their positions in the grid; `places` are in order, row by row from left to right."""
     first = next((place for place in places if isinstance(place.value, BsrBase)), None)
     if first is None:
         got = ", ".join(type(place.value).__name__ for place in places) or "nothing"
@@ -241,7 +275,7 @@ def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype
 def _joined(
     backend: Backend, rows: list[list[_Piece]], shape: tuple[int, int], blocksize: tuple[int, int], dtype: np.dtype[Any]
 ) -> Blocks:
-    """The blocks of rows of pieces, each row of the result having those of the pieces from left to right."""
+    """Join the blocks of the pieces; each block row of the result has those of its pieces, from left to right."""
     xp = backend.xp
     pieces = [piece for row in rows for piece in row]
     total = sum(len(blocks.indices) for blocks, _ in pieces)
@@ -250,12 +284,12 @@ def _joined(
     )
     data, indices = xp.empty((total, *blocksize), dtype), xp.empty(total, index)
     starts = []
-    first = 0  # where the blocks of a row of pieces begin
+    first = 0  # the number of blocks in the rows of pieces before this one
     for row in rows:
         if not row:
             continue
         indptrs = [blocks.indptr.astype(index, copy=False) for blocks, _ in row]
-        free = sum(indptr[:-1] for indptr in indptrs) + first  # the next place that is free in each row
+        free = sum(indptr[:-1] for indptr in indptrs) + first  # the next free position in each block row
         starts.append(free)
         for (blocks, left), indptr in zip(row, indptrs, strict=True):
             n = len(blocks.indices)
@@ -273,7 +307,10 @@ def _joined(
 
 
 def _sizes(places: Sequence[_Place], count: int, what: str, axis: int) -> list[int]:
-    """Rows in each row of the grid (axis 0) or columns in each of its columns (axis 1); 0 where all is None."""
+    """Return the number of rows of each row of the grid (axis 0), or of columns of each column (axis 1).
+
+    It is 0 if a row or column of the grid has None only. Operands that do not fit raise ValueError.
+    """
     givers: list[_Place | None] = [None] * count
     for place in places:
         line = place.column if axis else place.row
@@ -286,7 +323,7 @@ def _sizes(places: Sequence[_Place], count: int, what: str, axis: int) -> list[i
 
 # -------------------------------------------------------------------------------------- operands
 def _operand(A: BsrBase, x: Any, name: str) -> Any:
-    """`x` as a sparse matrix or a dense 2-D array in the place of `A`; TypeError or ValueError otherwise."""
+    """Return `x` as a sparse matrix or a dense 2-D array in the backend of `A`; else raise TypeError or ValueError."""
     operand = A._operand(x, name)
     if operand is None:
         raise TypeError(f"{name}: wanted a matrix or a dense 2-D array on {A._backend.name!r}, got {type(x).__name__}")
@@ -297,7 +334,7 @@ def _operand(A: BsrBase, x: Any, name: str) -> Any:
 
 
 def _promoted(backend: Backend, places: Sequence[_Place]) -> np.dtype[Any]:
-    """NumPy's promotion of all dtypes at once, which does not depend on their order; bfloat16 as `result_dtype`."""
+    """Promote all dtypes at once as NumPy does, independently of their order; `result_dtype` promotes bfloat16."""
     dtypes = [check_dtype(place.value.dtype, backend.dtypes) for place in places]
     if BFLOAT16 in dtypes:
         dtypes = [dtype for dtype in (result_dtype(BFLOAT16, d) for d in dtypes) if dtype != BFLOAT16]
@@ -305,7 +342,7 @@ def _promoted(backend: Backend, places: Sequence[_Place]) -> np.dtype[Any]:
 
 
 def _converted(A: BsrBase, x: Any, blocksize: tuple[int, int], dtype: np.dtype[Any]) -> Any:
-    """`x` in blocks of this size and in this dtype; duplicates are added up before a cast."""
+    """Convert `x` to this dtype, after adding up duplicates, and other formats to BSR in blocks of `blocksize`."""
     if not isinstance(x, BsrBase):
         parts = parse(A._backend, x, None, None, False, blocksize, A._is_array)  # synchronize!
         x = A._new(parts.blocks, parts.shape, canonical=parts.canonical)
@@ -315,28 +352,37 @@ def _converted(A: BsrBase, x: Any, blocksize: tuple[int, int], dtype: np.dtype[A
 
 
 def _any_array(backend: Backend, places: Sequence[_Place]) -> bool:
-    """Is one of the operands a sparse array, and not a sparse matrix?"""
+    """Tell whether one of the operands is a sparse array (and not a sparse matrix)."""
     return any(isinstance(place.value, backend.sparse.sparray) for place in places)
 
 
 # ------------------------------------------------------------------------------ Kronecker products
 def kron(A: Any, B: Any) -> Any:
-    """The Kronecker product: `B` once for each element of `A`, multiplied by it.
+    """Compute the Kronecker product, in which each element of `A` is replaced by its product with `B`.
 
     Parameters
     ----------
     A, B : matrices
-        In the same place (CPU or GPU), at least one of them a `bsr_array` or `bsr_matrix`. The other one may be of
-        another format (scipy's on the CPU, cupyx's on the GPU), which counts as blocks of 1 x 1, or a dense 2-D array.
+        Two operands on the same device, of shapes (M, N) and (P, Q). At least one of them is a `bsr_array` or
+        `bsr_matrix`. The other one may be a dense 2-D array or have another format (of scipy on the CPU, of cupyx on
+        the GPU), which counts as BSR in blocks of 1 x 1.
 
     Returns
     -------
     bsr_array or bsr_matrix
-        In canonical format, in NumPy's promotion of the two dtypes; a `bsr_matrix` if no operand is a sparse array.
+        A matrix of shape (M P, N Q) in canonical format, in NumPy's promotion of the two dtypes; a `bsr_matrix` if no
+        operand is a sparse array.
 
-        - A dense `B` of p x q: the pattern of `A`, in blocks of (R p) x (C q), where `A` has blocks of R x C.
-        - A sparse `B`: the block size of `B`. Every stored element of `A`, zero or not, gives all stored blocks of
-          `B`; of a dense `A` those elements that are not zero.
+        - If `B` is dense, the result has the pattern of `A` and blocks of (R P) x (C Q), where `A` has blocks of R x C.
+        - If `B` is sparse, the result has the block size of `B`. Every stored element of a sparse `A`, even if it is
+          zero, gives all stored blocks of `B`; so does every nonzero element of a dense `A`.
+
+    Raises
+    ------
+    TypeError
+        If neither operand is a `bsr_array` or `bsr_matrix`, or one is not a matrix or is on another device.
+    ValueError
+        If an operand does not have two dimensions, or if the result has more elements than a 64-bit integer can count.
 
     See Also
     --------
@@ -344,12 +390,12 @@ def kron(A: Any, B: Any) -> Any:
 
     Notes
     -----
-    The pattern depends on the patterns alone. Zeros inside the blocks of `A` give blocks of zeros;
-    ``A.tobsr((1, 1))`` and its ``eliminate_zeros()`` before, or ``eliminate_zeros()`` of the result, drop them.
-    To keep the pattern of `A` with a sparse `B`, give ``B.toarray()``.
+    The pattern of the result depends on the two patterns only. Zeros inside the blocks of `A` give blocks of zeros. To
+    avoid them, convert `A` with ``tobsr((1, 1))`` and call its ``eliminate_zeros()``, or call ``eliminate_zeros()`` of
+    the result. To keep the pattern of `A` with a sparse `B`, pass ``B.toarray()``.
 
-    Duplicates are added up first. On the GPU the call waits for that where a matrix is not known to be in canonical
-    format, and to convert other formats and a dense `A`.
+    Duplicates are added up first. The call waits for the GPU if a matrix is not known to be in canonical format, and to
+    convert other formats and a dense `A`.
 
     Examples
     --------
@@ -385,27 +431,27 @@ def kron(A: Any, B: Any) -> Any:
 
 
 def _canonical_in(ours: BsrBase, x: Any, dtype: np.dtype[Any]) -> Any:
-    """`x` in a dtype, without duplicates; what is not one of our matrices is in blocks of 1 x 1."""
+    """Convert `x` to BSR in this dtype without duplicates; other formats get blocks of 1 x 1."""
     x = _converted(ours, x, (1, 1), dtype)
     return x._new(x._canonical(), canonical=True)  # synchronize!
 
 
 def _kron_dense(backend: Backend, a: Blocks, X: Array, shape: tuple[int, int]) -> Blocks:
-    """``out[k] = kron(a[k], X)``."""
+    """Compute ``out[k] = kron(a[k], X)``."""
     xp = backend.xp
     (n, R, C), (P, Q) = a.data.shape, X.shape
     index = structure.index_dtype(max(*shape, n), a.indices, a.indptr)
-    if not X.size:  # blocks hold at least one element: here is none
+    if not X.size:  # a block must have at least one element, so none is stored
         R, C = R * max(P, 1), C * max(Q, 1)
         return Blocks(xp.empty((0, R, C), X.dtype), xp.empty(0, index), xp.zeros(shape[0] // R + 1, index))
     data = xp.empty((n, R, P, C, Q), X.dtype)
     xp.multiply(a.data[:, :, None, :, None], X[:, None, :], out=data)
-    # Not the arrays of A: what is written into those shall not show here.
+    # The index arrays are copied, so that the result does not change when A does.
     return Blocks(data.reshape(n, R * P, C * Q), a.indices.astype(index), a.indptr.astype(index))
 
 
 def _kron_sparse(backend: Backend, a: Blocks, b: Blocks, block_cols: tuple[int, int], shape: tuple[int, int]) -> Blocks:
-    """A block ``a[i, j] * b[r, c]`` for each element of A and each block of B, sorted: by i, r, j and c."""
+    """Compute a block ``a[i, j] * b[r, c]`` for each element of A and each block of B, sorted by i, r, j and c."""
     xp = backend.xp
     b_rows, b_count = len(b.indptr) - 1, len(b.indices)
     total = a.data.size * b_count
@@ -413,7 +459,8 @@ def _kron_sparse(backend: Backend, a: Blocks, b: Blocks, block_cols: tuple[int, 
     values, columns, a_indptr = backend.to_csr(a, block_cols[0], index)
     b_indptr, b_indices = (x.astype(index, copy=False) for x in (b.indptr, b.indices))
     a_counts, b_counts = xp.diff(a_indptr), xp.diff(b_indptr)
-    # The rows of A before i have all of B for each element, and row i has B's rows before r.
+    # Each element in the rows of A before i gives all blocks of B, and each element in row i those in the rows of B
+    # before r.
     starts = (a_indptr[:-1] * b_count)[:, None] + a_counts[:, None] * b_indptr[:-1]
     indptr = xp.concatenate([starts.reshape(-1), xp.full(1, total, index)])
     rows = backend.expand(indptr, total)

@@ -1,4 +1,4 @@
-"""The block-sparse matrix as a structure: its arrays, its flags, its order. No product, no conversion."""
+"""The base class of BSR matrices: their arrays, flags and order, without products and conversions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .._plotting import spy as spy_picture
 from ..dtypes import BFLOAT16, check_dtype, result_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
-#: The attributes that make a matrix; what it remembers for its kernels, and of its transposes, is not copied along.
+#: The attributes that define a matrix and are pickled. Data cached for kernels and references to transposes are not.
 _STATE = frozenset(
     (*Blocks._fields, "_shape", "maxprint", "_has_sorted_indices", "_has_canonical_format", "_canonical_indices")
 )
 
 
 class Origin(NamedTuple):
-    """What a transpose that is not built yet is read from: a matrix, and what it was when it was transposed."""
+    """The source of a transpose that has no arrays yet: a matrix, and its arrays and flags when it was transposed."""
 
     matrix: Any
     blocks: Blocks
@@ -30,13 +30,17 @@ class Origin(NamedTuple):
     sorted_: bool | None
 
     def unchanged(self) -> bool:
-        """Does the matrix still have these arrays and this shape?"""
+        """Tell whether the matrix still has these arrays and this shape."""
         A, (data, indices, indptr) = self.matrix, self.blocks
         return A.data is data and A.indices is indices and A.indptr is indptr and A._shape == self.shape
 
 
 class _Stored:
-    """An array of a matrix, absent from a transpose until it is asked for. An array that is there is found first."""
+    """A descriptor for `data`, `indices` or `indptr`, one of the three arrays of a matrix.
+
+    A transpose has no arrays until one of them is read; reading it through this descriptor builds all three. An array
+    that a matrix has already is in the `__dict__` of the matrix, where Python finds it without this descriptor.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -52,29 +56,35 @@ class _Stored:
 
 
 class BsrBase:
-    """What every BSR class has. Written once over ``self._backend.xp``.
+    """The base class of all BSR matrices, written once for all backends over ``self._backend.xp``.
 
-    A transpose begins as an `Origin` without arrays of its own: products read the origin, and `data`, `indices` and
-    `indptr` are built when one of them is asked for.
+    A transpose begins as an `Origin` without arrays of its own. Products read the arrays of the origin, and `data`,
+    `indices` and `indptr` of the transpose are built when one of them is read.
     """
 
     _backend: ClassVar[Backend]
     _is_array: ClassVar[bool]
+    #: The name of the format, as scipy has it: always "bsr".
     format = "bsr"
+    #: The number of dimensions, which is always 2.
     ndim = 2
     __hash__ = None  # type: ignore[assignment]
 
+    #: The stored blocks, of shape (blocks, R, C), block row by block row.
     data: Array = _Stored()
+    #: The block column of each stored block, of shape (blocks,), in int32 or int64.
     indices: Array = _Stored()
+    #: The blocks of block row i are those from ``indptr[i]`` to ``indptr[i + 1] - 1``; shape (block rows + 1,).
     indptr: Array = _Stored()
     _origin: Origin | None = None
-    #: Transposes of this matrix that may not be built yet, by id; shared with matrices that share its arrays.
+    #: Transposes that may still read the arrays of this matrix, by id. Matrices that share these arrays may share this
+    #: dictionary.
     _transposes: WeakValueDictionary[int, Any] | None = None
     _shape: tuple[int, int]
     maxprint: int
     _has_sorted_indices: bool | None
     _has_canonical_format: bool | None
-    #: The index array that is known to be in canonical format, while it is the one in use.
+    #: An index array that is known to be in canonical format; it tells nothing once `indices` is another array.
     _canonical_indices: Array | None
 
     # ------------------------------------------------------------------------------- building
@@ -96,11 +106,11 @@ class BsrBase:
         return self
 
     def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
-        """A matrix of the same class around arrays that are known to be good."""
+        """Create a matrix of the same class from arrays that are known to be valid, without copying them."""
         return object.__new__(type(self))._set(blocks, self._shape if shape is None else shape, **flags)  # type: ignore[arg-type]
 
     def _with_data(self, data: Array, copy: bool = True) -> Self:
-        """The same structure with other values."""
+        """Create a matrix with the same pattern and other values; `copy` tells whether to copy the index arrays."""
         indices, indptr = (self.indices.copy(), self.indptr.copy()) if copy else (self.indices, self.indptr)
         return self._new(
             Blocks(data, indices, indptr),
@@ -113,7 +123,27 @@ class BsrBase:
         return Blocks(self.data, self.indices, self.indptr)
 
     def copy(self) -> Self:
-        """A matrix with arrays of its own."""
+        """Return a copy of this matrix with arrays of its own.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A matrix of the same class, on the same device.
+
+        Notes
+        -----
+        The copy of a transpose is built immediately. The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.eye(2), blocksize=(2, 2))
+        >>> B = A.copy()
+        >>> B *= 5
+        >>> A.toarray()
+        array([[1., 0.],
+               [0., 1.]])
+        """
         if self._origin is not None:
             A, transposed = self._source()
             if transposed:
@@ -130,9 +160,9 @@ class BsrBase:
         return x.ndim == 0 if self._backend.is_dense(x) else host_scalar(x)
 
     def _operand(self, other: Any, what: str = "other") -> Any:
-        """`other` as a dense array or sparse matrix of this backend; None if it is neither.
+        """Return `other` as a dense array or sparse matrix of this backend, or None if it is neither.
 
-        An operand that lives elsewhere is a TypeError that says how to move it.
+        An operand of another backend raises a TypeError whose message says how to move it.
         """
         if self._backend.is_dense(other):
             return other
@@ -154,7 +184,7 @@ class BsrBase:
         raise elsewhere(other, what, self._backend)
 
     def _promoted(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Two arrays in their common dtype, where NumPy's own promotion would not do (bfloat16)."""
+        """Cast two arrays to their common dtype if one is bfloat16; NumPy promotes all other dtypes by itself."""
         if BFLOAT16 in (a.dtype, b.dtype) and a.dtype != b.dtype:
             dtype = result_dtype(a.dtype, b.dtype)
             return a.astype(dtype), b.astype(dtype)
@@ -162,7 +192,7 @@ class BsrBase:
 
     # ------------------------------------------------------------------------------ transposes
     def _transposed(self) -> Self:
-        """The transpose, to be built when its arrays are asked for."""
+        """Return the transpose, whose arrays are built when they are first read."""
         if self._origin is not None:
             A, transposed = self._source()
             if transposed:
@@ -179,23 +209,23 @@ class BsrBase:
         flags = self._known_canonical or None, self._has_sorted_indices
         T._origin = Origin(self, self._blocks, self._shape, *flags)
         transposes = self._transposes
-        if transposes is None:  # in one step: two threads must not make two
+        if transposes is None:  # setdefault is atomic, so two threads get the same dictionary
             transposes = self.__dict__.setdefault("_transposes", WeakValueDictionary())
         transposes[id(T)] = T
         return T
 
     def _transpose_now(self) -> Self:
-        """The transpose with arrays of its own, now."""
+        """Build the transpose with arrays of its own."""
         M, N = self._shape
         blocks = self._backend.transpose(self._validated, self._block_shape[1])
         return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
     def _source(self) -> tuple[Self, bool]:
-        """A matrix that has its arrays, and whether this one is its transpose."""
+        """Return a matrix that has arrays, and whether this matrix is the transpose of it."""
         origin = self._origin
         if origin is None:
             return self, False
-        if not self.__dict__.keys().isdisjoint(Blocks._fields):  # one was assigned: it counts
+        if not self.__dict__.keys().isdisjoint(Blocks._fields):  # a user has assigned an array; it takes precedence
             self._build()
             return self, False
         if not origin.unchanged():
@@ -205,7 +235,7 @@ class BsrBase:
         return origin.matrix, True
 
     def _build(self) -> None:
-        """Give a transpose its own arrays; those that were assigned stay."""
+        """Give a transpose arrays of its own; arrays that a user has assigned to it are kept."""
         origin = self._origin
         if origin is None:
             return
@@ -218,7 +248,7 @@ class BsrBase:
         self._origin = None
 
     def _before_writing(self) -> None:
-        """The values are about to change in place: transposes that would still read them are built first."""
+        """Build all transposes that still read the values of this matrix, which are about to change in place."""
         if self._transposes is not None:
             for T in list(self._transposes.values()):
                 T._build()
@@ -227,12 +257,12 @@ class BsrBase:
     # ----------------------------------------------------------------------------- description
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The numbers of rows and columns, (M, N)."""
         return self._shape
 
     @property
     def blocksize(self) -> tuple[int, int]:
-        """Rows and columns of a block."""
+        """The numbers of rows and columns of a block, (R, C)."""
         if self._origin is not None:
             A, transposed = self._source()
             return tuple(A.data.shape[:0:-1] if transposed else A.data.shape[1:])
@@ -240,13 +270,13 @@ class BsrBase:
 
     @property
     def _block_shape(self) -> tuple[int, int]:
-        """Block rows and block columns."""
+        """The numbers of block rows and block columns."""
         (M, N), (R, C) = self._shape, self.blocksize
         return M // R, N // C
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the elements. Setting it reinterprets the bytes, as in scipy."""
+        """The dtype of the elements. Setting it reinterprets the bytes of `data`, as in scipy."""
         return self._source()[0].data.dtype if self._origin is not None else self.data.dtype
 
     @dtype.setter
@@ -259,7 +289,7 @@ class BsrBase:
 
     @property
     def nnz(self) -> int:
-        """Stored elements: every element of a stored block counts, zero or not."""
+        """The number of stored elements. Every element of a stored block counts, even if it is zero."""
         return self._getnnz()
 
     size = nnz
@@ -272,39 +302,46 @@ class BsrBase:
 
     @property
     def density(self) -> float:
-        """Stored elements over all elements; 0 for a matrix without elements."""
+        """The number of stored elements divided by the number of all elements; 0 if the matrix has no elements."""
         M, N = self._shape
         return self.nnz / (M * N) if M and N else 0.0
 
     @property
     def device(self) -> Any:
-        """Where the data is: "cpu", or the CuPy device."""
+        """The device of the data: "cpu" or a `cupy.cuda.Device`."""
         return self._backend.device_of(self._source()[0].data)
 
     def spy(self, ax: Any = None, *, histogram: bool = True) -> Any:
-        """Draw which blocks are stored, and how many in each block row, with matplotlib.
+        """Draw which blocks are stored, and how many there are in each block row, with matplotlib.
 
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw the pattern, alone. By default a new figure.
+            The axes to draw the pattern on, without a histogram. By default a new figure is made.
         histogram : bool
-            In a new figure, also draw how many block rows have how many blocks, beside the pattern.
+            In a new figure, also draw how many block rows have each number of blocks, beside the pattern.
 
         Returns
         -------
         matplotlib.axes.Axes, or two of them
-            The axes of the pattern; ``(pattern, histogram)`` where a histogram was drawn.
+            The axes of the pattern, or ``(pattern, histogram)`` if a histogram was drawn.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        TypeError
+            If `ax` is not a matplotlib.axes.Axes.
 
         Notes
         -----
-        Up to 64 blocks a side are drawn as shapes, more as an image. Where there are more blocks than pixels, a cell
-        of the image stands for several: it is as dark as the share of them that is stored, and white only where none
-        is. Blocks of zeros that are stored are drawn. A block that is stored several times is drawn once, and counted
-        as often in the histogram, the number of blocks and the density.
+        A pattern of at most 64 x 64 blocks is drawn as rectangles, a larger one as an image. If there are more blocks
+        than pixels, a cell of the image represents several blocks: it is as dark as the share of them that is stored,
+        and it is white only if none is. Stored blocks of zeros are drawn. A block that is stored several times is drawn
+        once, but each time counts in the histogram, in the number of blocks and in the density.
 
-        Of a matrix on the GPU `indptr` and `indices` are copied to the host, its values are not; this waits for the
-        GPU. A transpose is drawn without being built.
+        If the matrix is on the GPU, `indptr` and `indices` are copied to the host but the values are not; this waits
+        for the GPU. For a transpose the arrays of the original matrix are read.
 
         Examples
         --------
@@ -324,7 +361,7 @@ class BsrBase:
         return spy_picture.draw(pattern, ax, histogram)
 
     def _places(self) -> tuple[Any, Any]:
-        """Block row and block column of every stored block, on the host; of a transpose without building it."""
+        """Return the block row and block column of every stored block, on the host; a transpose is not built for it."""
         stored, transposed = self._source()
         structure.check_arrays(*stored._blocks, stored._shape)
         indices, indptr = (stored._backend.to_host(x) for x in (stored.indices, stored.indptr))  # synchronize!
@@ -376,7 +413,10 @@ class BsrBase:
     # -------------------------------------------------------------------------------- order
     @property
     def has_sorted_indices(self) -> bool:
-        """Are the block columns of each block row in order? Found out once, then remembered."""
+        """Whether the block columns of each block row are in order.
+
+        If this is not known yet, reading the property checks the indices, which waits for the GPU; the answer is kept.
+        """
         if self._has_sorted_indices is None and self._known_canonical:
             self._has_sorted_indices = True
         if self._has_sorted_indices is None:
@@ -389,7 +429,10 @@ class BsrBase:
 
     @property
     def has_canonical_format(self) -> bool:
-        """Sorted and without duplicates? Found out once, then remembered."""
+        """Whether the indices are sorted and without duplicates.
+
+        If this is not known yet, reading the property checks the indices, which waits for the GPU; the answer is kept.
+        """
         if self._has_sorted_indices is False:
             self._has_canonical_format = False
         elif self._has_canonical_format is None:
@@ -406,7 +449,7 @@ class BsrBase:
 
     @property
     def _known_canonical(self) -> bool:
-        """Does the flag, or the way in which the index array was made, say so already?"""
+        """Whether the matrix is known to be in canonical format, without a check of the indices."""
         if self._has_canonical_format is not None:
             return self._has_canonical_format
         return self.indices is self._canonical_indices
@@ -415,19 +458,66 @@ class BsrBase:
         self.data, self.indices, self.indptr = blocks
 
     def sort_indices(self) -> None:
-        """Sort the block columns of each block row, in place."""
+        """Sort the blocks of each block row by block column, in place; duplicates keep their order.
+
+        Notes
+        -----
+        Does nothing if the indices are known to be sorted. Otherwise the call waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array((np.ones((2, 1, 1)), [1, 0], [0, 2]), shape=(1, 2))
+        >>> A.sort_indices()
+        >>> A.indices.tolist()
+        [0, 1]
+        """
         if not self.has_sorted_indices:
             self._replace(structure.sort_blocks(self._backend, self._blocks, self._block_shape[1]))
             self._has_sorted_indices = True
 
     def sorted_indices(self) -> Self:
-        """A copy with sorted indices."""
+        """Return a copy in which the blocks of each block row are sorted by block column.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+
+        Notes
+        -----
+        On the GPU the call waits if the indices are not known to be sorted.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array((np.ones((2, 1, 1)), [1, 0], [0, 2]), shape=(1, 2))
+        >>> A.sorted_indices().indices.tolist(), A.indices.tolist()
+        ([0, 1], [1, 0])
+        """
         A = self.copy()
         A.sort_indices()
         return A
 
     def sum_duplicates(self) -> None:
-        """Add up blocks stored at the same place, in place."""
+        """Add up the blocks that are stored at the same position, in place, and sort the indices.
+
+        Raises
+        ------
+        ValueError
+            On the CPU, if the index arrays are invalid.
+
+        Notes
+        -----
+        Does nothing if the matrix is known to be in canonical format. Otherwise the call waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array((np.ones((3, 1, 1)), [1, 0, 1], [0, 3]), shape=(1, 2))
+        >>> A.sum_duplicates()
+        >>> A.indices.tolist(), A.data.ravel().tolist()
+        ([0, 1], [1.0, 2.0])
+        """
         if not self.has_canonical_format:
             self._replace(structure.sum_duplicates(self._backend, self._validated, self._block_shape[1]))
             self.has_canonical_format = True
@@ -439,7 +529,7 @@ class BsrBase:
         return structure.has_duplicates(self._backend, self.indices, self.indptr, self._block_shape[1])
 
     def _canonical(self) -> Blocks:
-        """Sorted blocks without duplicates; this matrix keeps its own."""
+        """Return sorted blocks without duplicates; this matrix does not change."""
         blocks = self._validated
         if self.has_canonical_format:
             return blocks
@@ -447,17 +537,49 @@ class BsrBase:
 
     @property
     def _validated(self) -> Blocks:
-        """The blocks; checked on the host, not on the GPU, where a check would synchronise."""
+        """The blocks, checked on the host but not on the GPU, where a check would synchronise."""
         return self._backend.validated(self._blocks, *self._block_shape)
 
     def eliminate_zeros(self) -> None:
-        """Drop the blocks that hold nothing but zeros, in place."""
+        """Remove the blocks in which every element is zero, in place.
+
+        Notes
+        -----
+        Zeros inside other blocks stay stored, and duplicates are not added up. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array((np.array([[[1.0, 0]], [[0, 0]]]), ([0, 0], [0, 1])), shape=(1, 4))
+        >>> A.eliminate_zeros()
+        >>> A.nnz
+        2
+        """
         if len(self.data):
             keep = structure.nonzero_blocks(self._backend, self.data)
             self._replace(structure.select_blocks(self._backend, self._blocks, keep))
 
     def prune(self) -> None:
-        """Cut off what the arrays hold behind the last block. Waits for the GPU."""
+        """Shorten `data` and `indices`, in place, to the number of blocks that `indptr` names.
+
+        Raises
+        ------
+        ValueError
+            If the arrays do not fit each other, or if `indptr` names more blocks than there are.
+
+        Notes
+        -----
+        The shortened arrays are views of the old ones. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2], [0, 3]]), blocksize=(1, 2))
+        >>> A.indptr[-1] = 1
+        >>> A.prune()
+        >>> A.data.shape
+        (1, 1, 2)
+        """
         structure.check_arrays(*self._blocks, self._shape)
         stop = int(self.indptr[-1])  # synchronize!
         if stop > len(self.indices):
@@ -465,12 +587,30 @@ class BsrBase:
         self.data, self.indices = self.data[:stop], self.indices[:stop]
 
     def check_format(self, full_check: bool = True) -> None:
-        """Raise ValueError unless the arrays make a BSR matrix.
+        """Raise ValueError unless the arrays are those of a BSR matrix.
 
         Parameters
         ----------
         full_check : bool
-            Look at the values too: index pointer climbing from 0, indices in range. Waits for the GPU.
+            Whether to check the values too: `indptr` must start at 0 and never decrease, and `indices` must be in
+            range. This waits for the GPU, and it shortens `data` and `indices` to the number of blocks that `indptr`
+            names. Without it, only dtypes and shapes are checked.
+
+        Raises
+        ------
+        ValueError
+            If a check fails; the message names the array.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.eye(2), blocksize=(1, 1))
+        >>> A.check_format()
+        >>> A.indices[0] = 7
+        >>> A.check_format()
+        Traceback (most recent call last):
+            ...
+        ValueError: indices: column index values must be < 2 (now max 7)
         """
         for name in ("indices", "indptr"):
             kind = getattr(self, name).dtype.kind
@@ -482,7 +622,33 @@ class BsrBase:
             self.data, self.indices = self.data[:stop], self.indices[:stop]
 
     def resize(self, *shape: Any) -> None:
-        """Change the shape in place, to multiples of the block; what falls outside is dropped."""
+        """Change the shape in place; blocks outside of the new shape are dropped.
+
+        Parameters
+        ----------
+        *shape : int or tuple of int
+            The new numbers of rows and columns, as two integers or as one pair. They must be multiples of the block
+            size.
+
+        Raises
+        ------
+        ValueError
+            If the block size does not divide the new shape, or if the shape is not two non-negative integers.
+
+        Notes
+        -----
+        Waits for the GPU if the number of rows or columns becomes smaller.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(4.0).reshape(2, 2), blocksize=(1, 1))
+        >>> A.resize(3, 1)
+        >>> A.toarray()
+        array([[0.],
+               [2.],
+               [0.]])
+        """
         M, N = check_shape(shape[0] if len(shape) == 1 else shape)
         self._build()
         R, C = self.blocksize
@@ -504,7 +670,7 @@ class BsrBase:
 
 
 def check_shape(shape: Any, what: str = "shape") -> tuple[int, int]:
-    """Two non-negative ints, or ValueError/TypeError."""
+    """Return `shape` as two ints; raise ValueError unless it is two non-negative integers."""
     try:
         sides = tuple(int(n.__index__()) for n in shape)
     except (TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Blocks as small matrices: those of the diagonal, and their inverses."""
+"""The blocks on the diagonal as small dense matrices, and their inverses."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .convert import Conversions
 
 
 class BlockTools(Conversions):
-    """The blocks of the diagonal, which solvers ask for."""
+    """Methods for the blocks on the diagonal, which solvers and preconditioners use."""
 
     # ---------------------------------------------------------------------------------- diagonal
     def block_diagonal(self) -> Array:
-        """The blocks on the diagonal of a matrix with square blocks.
+        """Return the blocks on the diagonal of a matrix with square blocks.
 
         Returns
         -------
         array of shape (n, R, R)
-            ``out[i]`` is block (i, i), zero where none is stored; duplicates are added up. n is the smaller of the
-            numbers of block rows and block columns.
+            ``out[i]`` is block (i, i), in the dtype of this matrix; it is zero if that block is not stored.
+            Duplicates are added up. n is the smaller of the numbers of block rows and block columns.
 
         Raises
         ------
         ValueError
-            Blocks are not square.
+            If the blocks are not square.
 
         Notes
         -----
-        Waits for the GPU. A transpose is read without being built.
+        Waits for the GPU. For a transpose the arrays of the original matrix are read.
 
         Examples
         --------
@@ -48,7 +48,7 @@ class BlockTools(Conversions):
         return self._diagonal_blocks("block_diagonal")[0]
 
     def _diagonal_blocks(self, what: str) -> tuple[Array, Array]:
-        """The blocks on the diagonal, and for each whether it is stored."""
+        """Return the blocks on the diagonal, and for each of them whether it is stored."""
         R, C = self.blocksize
         if R != C:
             raise ValueError(f"{what}: wanted square blocks, got blocksize={(R, C)}")
@@ -67,26 +67,28 @@ class BlockTools(Conversions):
         return (xp.ascontiguousarray(out.transpose(0, 2, 1)) if transposed else out), stored
 
     def inverse_block_diagonal(self) -> Self:
-        """The inverses of the blocks on the diagonal, as a block-diagonal matrix: the block-Jacobi preconditioner.
+        """Invert the blocks on the diagonal; the block-diagonal result is the block-Jacobi preconditioner.
 
         Returns
         -------
         bsr_array or bsr_matrix
-            Of the class of this matrix, where this matrix lives, of the shape of its transpose. Integers and booleans
-            give float64. 16-bit floats are inverted in float32 and rounded, which may overflow.
+            A matrix of the same class on the same device, with the shape of the transpose. Integers and booleans give
+            float64. 16-bit floats are inverted in float32 and rounded, which may overflow.
 
         Raises
         ------
         ValueError
-            Blocks are not square.
+            If the blocks are not square.
+        TypeError
+            If the dtype is a long double, which NumPy cannot invert.
         numpy.linalg.LinAlgError
-            A block is missing or singular; the message has the index of the first one. Singular is a block whose LU
-            decomposition meets a pivot of exactly 0, as in `numpy.linalg.inv`, and one of finite numbers whose inverse
-            is not finite. NaN in a block becomes NaN in its inverse.
+            If a block is missing or singular; the message names the index of the first one. A block counts as singular
+            if a pivot of its LU decomposition is exactly 0, as in `numpy.linalg.inv`, or if all its elements are finite
+            and its inverse is not. A block with NaN has an inverse with NaN and raises no error.
 
         Notes
         -----
-        Waits for the GPU: a singular block would not be noticed otherwise.
+        Waits for the GPU, because singular blocks could not be reported otherwise.
 
         Examples
         --------
@@ -110,7 +112,8 @@ class BlockTools(Conversions):
         diagonal, stored = self._diagonal_blocks(what)
         diagonal = diagonal.astype(accumulator_dtype(dtype), copy=False)
         xp = self._backend.xp
-        # inv of NumPy raises without an index, that of CuPy does not tell: the pivots of the same LU are asked first.
+        # numpy.linalg.inv raises without the index of the block, and cupy.linalg.inv does not raise. The sign of the
+        # determinant is 0 if a pivot of the same LU decomposition is 0, so it is computed first.
         with np.errstate(all="ignore"):
             sign, _ = xp.linalg.slogdet(diagonal)
         first = self._first(sign == 0)
@@ -131,6 +134,6 @@ class BlockTools(Conversions):
         return self._new(blocks, self._shape[::-1], canonical=True)
 
     def _first(self, found: Array) -> int | None:
-        """The first place at which a boolean vector is true."""
+        """Return the first index at which a boolean vector is true, or None."""
         places = self._backend.xp.flatnonzero(found)  # synchronize!
         return int(places[0]) if len(places) else None

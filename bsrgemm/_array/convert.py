@@ -1,4 +1,4 @@
-"""To other formats, other block sizes, other dtypes, dense, and back."""
+"""Conversion to other formats, block sizes, dtypes and shapes, to dense arrays, and the transpose."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
 
 
 class Conversions(BsrBase):
-    """Conversions, and what other parts of the class ask of them."""
+    """Conversion methods of the matrix classes, and helpers for the other parts of these classes."""
 
     # ------------------------------------------------------------------------------ other formats
     def _other_class(self, format: str) -> Any:
-        """The class of another format in this backend's sparse module; TypeError if it cannot hold us."""
+        """Return the class of another format in this backend's sparse module; NotImplementedError if it has none."""
         name = f"{format}_{'array' if self._is_array else 'matrix'}"
         cls = getattr(self._backend.sparse, name, None)
         if cls is None:
@@ -33,7 +33,7 @@ class Conversions(BsrBase):
         return cls
 
     def _foreign(self, format: str, arrays: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """A matrix of another format around `arrays`."""
+        """Create a matrix of another format from `arrays`; raise TypeError if that format cannot have this dtype."""
         if dtype not in self._backend.foreign_dtypes:
             wider = "float32" if dtype.itemsize <= 2 else "float64"
             elsewhere = "" if self._backend is host() else ", or copy to the host: A.get()"
@@ -47,26 +47,140 @@ class Conversions(BsrBase):
         return structure.index_dtype(max(*self._shape, *maxvals, 0), self.indices, self.indptr)
 
     def tocoo(self, copy: bool = True) -> Any:
-        """Coordinate format: every element of every stored block. ``copy=False`` shares the values."""
+        """Convert to coordinate (COO) format, with every element of every stored block.
+
+        Parameters
+        ----------
+        copy : bool
+            With False the result shares its values with this matrix where that is possible.
+
+        Returns
+        -------
+        coo_array or coo_matrix
+            A matrix of `scipy.sparse` on the CPU, of `cupyx.scipy.sparse` on the GPU, in the dtype of this matrix.
+            Zeros inside stored blocks and duplicates are kept.
+
+        Raises
+        ------
+        TypeError
+            If the other library does not support the dtype: float16 and bfloat16 anywhere, and integers on the GPU.
+
+        Notes
+        -----
+        On the GPU the call waits, because cupyx checks the index arrays.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> S = A.tocoo()
+        >>> S.row.tolist(), S.col.tolist(), S.data.tolist()
+        ([0, 0, 1, 1], [0, 1, 2, 3], [1.0, 2.0, 0.0, 3.0])
+        """
         row, col = structure.to_coo(self._backend, self._validated, structure.index_dtype(max(*self._shape, 0)))
         values = self.data.reshape(-1)
         return self._foreign("coo", (values.copy() if copy else values, (row, col)), self._shape, self.dtype)
 
     def tocsr(self, copy: bool = False) -> Any:
-        """Compressed Sparse Row format, with arrays of its own."""
+        """Convert to Compressed Sparse Row (CSR) format, with every element of every stored block.
+
+        Parameters
+        ----------
+        copy : bool
+            Present for compatibility with scipy. The result never shares arrays with this matrix.
+
+        Returns
+        -------
+        csr_array or csr_matrix
+            A matrix of `scipy.sparse` on the CPU, of `cupyx.scipy.sparse` on the GPU, in the dtype of this matrix.
+            Zeros inside stored blocks and duplicates are kept.
+
+        Raises
+        ------
+        TypeError
+            If the other library does not support the dtype: float16 and bfloat16 anywhere, and integers on the GPU.
+
+        Notes
+        -----
+        On the GPU the call waits, because cupyx checks the index arrays.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> S = A.tocsr()
+        >>> S.format, S.indptr.tolist(), S.indices.tolist()
+        ('csr', [0, 2, 4], [0, 1, 2, 3])
+        """
         values, columns, indptr = self._backend.to_csr(
             self._validated, self._block_shape[1], self._element_index(self.nnz)
         )
-        if self.blocksize[0] == 1:  # storage order is row order: the values are still ours
+        if self.blocksize[0] == 1:  # these blocks are stored as CSR values: `values` may share memory
             values = values.copy()
         return self._foreign("csr", (values, columns, indptr), self._shape, self.dtype)
 
     def tocsc(self, copy: bool = False) -> Any:
-        """Compressed Sparse Column format."""
+        """Convert to Compressed Sparse Column (CSC) format, with every element of every stored block.
+
+        Parameters
+        ----------
+        copy : bool
+            Present for compatibility with scipy. The result never shares arrays with this matrix.
+
+        Returns
+        -------
+        csc_array or csc_matrix
+            A matrix of `scipy.sparse` on the CPU, of `cupyx.scipy.sparse` on the GPU, in the dtype of this matrix.
+
+        Raises
+        ------
+        TypeError
+            If the other library does not support the dtype: float16 and bfloat16 anywhere, and integers on the GPU.
+
+        Notes
+        -----
+        On the GPU the call waits, because cupyx checks the index arrays.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> S = A.tocsc()
+        >>> S.format, S.indptr.tolist(), S.indices.tolist()
+        ('csc', [0, 1, 2, 3, 4], [0, 0, 1, 1])
+        """
         return self.tocsr().tocsc()
 
     def todia(self, copy: bool = False) -> Any:
-        """DIAgonal format."""
+        """Convert to diagonal (DIA) format.
+
+        Parameters
+        ----------
+        copy : bool
+            Present for compatibility with scipy. The result never shares arrays with this matrix.
+
+        Returns
+        -------
+        dia_array or dia_matrix
+            A matrix of `scipy.sparse` on the CPU, of `cupyx.scipy.sparse` on the GPU, in the dtype of this matrix.
+            It has every diagonal that a stored block crosses. Duplicates are added up.
+
+        Raises
+        ------
+        TypeError
+            If the other library does not support the dtype: float16 and bfloat16 anywhere, and integers on the GPU.
+
+        Notes
+        -----
+        Waits for the GPU, which has to count the diagonals. The result takes memory for (diagonals, N) elements.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> A.todia().offsets.tolist()
+        [0, 1, 2]
+        """
         xp = self._backend.xp
         values, columns, indptr = self._elements()
         shift = columns.astype(np.int64, copy=False) - self._backend.expand(indptr, len(values))
@@ -78,17 +192,98 @@ class Conversions(BsrBase):
         return self._foreign("dia", (data, offsets), self._shape, self.dtype)
 
     def tolil(self, copy: bool = False) -> Any:
-        """List of Lists format (host only)."""
+        """Convert to List of Lists (LIL) format, on the CPU only.
+
+        Parameters
+        ----------
+        copy : bool
+            Present for compatibility with scipy. The result never shares arrays with this matrix.
+
+        Returns
+        -------
+        scipy.sparse.lil_array or scipy.sparse.lil_matrix
+
+        Raises
+        ------
+        NotImplementedError
+            If this matrix is on the GPU: cupyx has no such format. Use ``A.get().tolil()``.
+        TypeError
+            If scipy does not support the dtype (float16 and bfloat16).
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> A.tolil().rows.tolist()
+        [[0, 1], [2, 3]]
+        """
         self._other_class("lil")
         return self.tocsr().tolil()
 
     def todok(self, copy: bool = False) -> Any:
-        """Dictionary Of Keys format (host only)."""
+        """Convert to Dictionary Of Keys (DOK) format, on the CPU only.
+
+        Parameters
+        ----------
+        copy : bool
+            Present for compatibility with scipy. The result never shares arrays with this matrix.
+
+        Returns
+        -------
+        scipy.sparse.dok_array or scipy.sparse.dok_matrix
+
+        Raises
+        ------
+        NotImplementedError
+            If this matrix is on the GPU: cupyx has no such format. Use ``A.get().todok()``.
+        TypeError
+            If scipy does not support the dtype (float16 and bfloat16).
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> print(A.todok()[1, 3])
+        3.0
+        """
         self._other_class("dok")
         return self.tocoo(copy=False).todok()
 
     def tobsr(self, blocksize: tuple[int, int] | None = None, copy: bool = False) -> Self:
-        """This matrix, or the same in blocks of another size."""
+        """Return this matrix, or the same matrix in blocks of another size.
+
+        Parameters
+        ----------
+        blocksize : (R, C), optional
+            The new block size, which must divide the shape. By default it stays as it is.
+        copy : bool
+            Whether to copy the arrays if the block size stays as it is.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            This matrix itself if the block size stays as it is and `copy` is False. Otherwise a matrix with arrays of
+            its own; in new blocks it is in canonical format (sorted, without duplicates).
+
+        Raises
+        ------
+        ValueError
+            If `blocksize` is not a pair of positive integers that divides the shape.
+
+        Notes
+        -----
+        Zeros inside the old blocks count as stored, so that a new block may consist of zeros; `eliminate_zeros` drops
+        such blocks. A change of the block size waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(8.0).reshape(2, 4), blocksize=(1, 2))
+        >>> A.tobsr((2, 2)).data.shape
+        (2, 2, 2)
+        >>> A.tobsr() is A
+        True
+        """
         blocksize = self.blocksize if blocksize is None else check_blocksize(blocksize, self._shape)
         if blocksize == self.blocksize:
             return self.copy() if copy else self
@@ -96,7 +291,38 @@ class Conversions(BsrBase):
         return self._new(parts.blocks, canonical=True)
 
     def asformat(self, format: str | None, copy: bool = False) -> Any:
-        """This matrix in the format named "bsr", "csr", "coo"..."""
+        """Convert to the format of a given name.
+
+        Parameters
+        ----------
+        format : {"bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense"} or None
+            The name of the format. "array" and "dense" call `toarray` and `todense`; None means "bsr".
+        copy : bool
+            Passed on to the method of that format, except for "array" and "dense", which always copy.
+
+        Returns
+        -------
+        sparse or dense matrix
+            This matrix itself for "bsr" without `copy`.
+
+        Raises
+        ------
+        ValueError
+            If `format` is not one of these names.
+        NotImplementedError, TypeError
+            As raised by the method of the format, for example `tocsr`.
+
+        Notes
+        -----
+        On the GPU every conversion to a sparse format other than BSR waits.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
+        >>> A.asformat("csr").format, A.asformat("bsr") is A
+        ('csr', True)
+        """
         if format is None or format == "bsr":
             return self.copy() if copy else self
         if format not in _FORMATS:
@@ -106,14 +332,38 @@ class Conversions(BsrBase):
 
     # --------------------------------------------------------------------------------------- dense
     def toarray(self, order: str | None = None, out: Array | None = None) -> Array:
-        """A dense array with the same values.
+        """Convert to a dense array; duplicates are added up.
 
         Parameters
         ----------
         order : {'C', 'F'}, optional
-            Memory order of the result; not together with `out`.
-        out : array, optional
-            Array of the same shape, dtype and backend to write into.
+            Memory order of the result. It cannot be given together with `out`.
+        out : array of shape (M, N), optional
+            Array to write the result to, in the dtype and on the device of this matrix.
+
+        Returns
+        -------
+        array of shape (M, N)
+            `out` if it was given, otherwise a new NumPy or CuPy array in the dtype of this matrix.
+
+        Raises
+        ------
+        ValueError
+            If both `order` and `out` are given, or if `out` has another shape or dtype.
+        TypeError
+            If `out` is not an array on the device of this matrix.
+
+        Notes
+        -----
+        On the GPU the call waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array((np.ones((1, 2, 2)), ([0], [1])), shape=(2, 4))
+        >>> A.toarray()
+        array([[0., 0., 1., 1.],
+               [0., 0., 1., 1.]])
         """
         xp = self._backend.xp
         if out is None:
@@ -134,16 +384,78 @@ class Conversions(BsrBase):
         return out
 
     def todense(self, order: str | None = None, out: Array | None = None) -> Array:
-        """`toarray`, as an ndarray (bsr_array) or np.matrix (bsr_matrix on the host)."""
+        """Convert to a dense array, or to an `np.matrix` if this is a `bsr_matrix` on the CPU.
+
+        Parameters
+        ----------
+        order : {'C', 'F'}, optional
+            Memory order of the result. It cannot be given together with `out`.
+        out : array of shape (M, N), optional
+            Array to write the result to, in the dtype and on the device of this matrix.
+
+        Returns
+        -------
+        array or numpy.matrix, of shape (M, N)
+
+        Raises
+        ------
+        ValueError, TypeError
+            As raised by `toarray`.
+
+        Notes
+        -----
+        On the GPU the call waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> bg.bsr_matrix(np.eye(2), blocksize=(2, 2)).todense()
+        matrix([[1., 0.],
+                [0., 1.]])
+        """
         return self._container(self.toarray(order=order, out=out))
 
     def _container(self, x: Array) -> Array:
-        """Dense results in the form that this class hands out."""
+        """Return a dense result in the container of this class: `bsr_matrix` overrides this to give an np.matrix."""
         return x
 
     # ----------------------------------------------------------------------------- dtype, values
     def astype(self, dtype: Any, casting: Any = "unsafe", copy: bool = True) -> Self:
-        """The same matrix in another dtype. Duplicates are added up before the cast."""
+        """Cast the elements to another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The new dtype; see `bsr_array` for the dtypes that a matrix may have.
+        casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}
+            Which casts are allowed, as in `numpy.can_cast`.
+        copy : bool
+            With False this matrix itself is returned if it has that dtype already.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            The same pattern with arrays of its own. Complex numbers lose their imaginary part in a cast to real ones.
+
+        Raises
+        ------
+        TypeError
+            If a matrix cannot have this dtype, or if `casting` does not allow the cast.
+        ValueError
+            If NaN or infinity would be cast to an integer.
+
+        Notes
+        -----
+        A change of dtype first adds up the duplicates of this matrix, in place. On the GPU this waits if the matrix is
+        not yet known to be in canonical format. A cast from floats to integers always waits.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.5, 2.5]]), blocksize=(1, 2))
+        >>> A.astype("int32").toarray()
+        array([[1, 2]], dtype=int32)
+        """
         wanted = check_dtype(dtype, self._backend.dtypes)
         if wanted == self.dtype:
             return self.copy() if copy else self
@@ -161,16 +473,37 @@ class Conversions(BsrBase):
 
     @property
     def real(self) -> Self:
-        """Real part."""
+        """The real part, as a matrix with the same pattern."""
         return self._with_data(self.data.real if self.dtype.kind == "c" else self.data.copy())
 
     @property
     def imag(self) -> Self:
-        """Imaginary part."""
+        """The imaginary part, as a matrix with the same pattern; all elements are 0 if the dtype is real."""
         return self._with_data(self.data.imag if self.dtype.kind == "c" else self._backend.xp.zeros_like(self.data))
 
     def conjugate(self, copy: bool = True) -> Self:
-        """Complex conjugate."""
+        """Return the complex conjugate.
+
+        Parameters
+        ----------
+        copy : bool
+            With False a real matrix returns itself, and a complex one shares its index arrays with the result.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+
+        Notes
+        -----
+        The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1 + 2j, 3]]), blocksize=(1, 2))
+        >>> A.conjugate().toarray()
+        array([[1.-2.j, 3.-0.j]])
+        """
         if self.dtype.kind == "c":
             return self._with_data(self.data.conj(), copy=copy)
         return self.copy() if copy else self
@@ -187,28 +520,34 @@ class Conversions(BsrBase):
 
     # ------------------------------------------------------------------------------------- shape
     def transpose(self, axes: tuple[int, int] | None = None, copy: bool = False) -> Self:
-        """Rows and columns exchanged: BSR with blocks (C, R), sorted.
+        """Return the transpose, of shape (N, M), with blocks of (C, R) and sorted indices.
 
-        Nothing is copied yet: products with dense arrays read this matrix as it lies, and the transpose builds
-        arrays of its own when one of them is first asked for or assigned.
+        The transpose does not copy anything at first. Products with dense arrays read the arrays of this matrix, and
+        the transpose builds arrays of its own when one of them is first read or assigned.
 
         Parameters
         ----------
         axes : (1, 0), optional
-            The one permutation there is.
+            The order of the axes. No other value is allowed.
         copy : bool
-            Build the arrays now.
+            Whether to build the arrays of the transpose immediately.
 
         Returns
         -------
         bsr_array or bsr_matrix
 
+        Raises
+        ------
+        ValueError
+            If `axes` is given and is not (1, 0).
+
         Notes
         -----
-        Until its arrays are built the transpose takes its values from the arrays that this matrix had when it was
-        transposed. What is written into ``A.data[...]`` meanwhile, or by another matrix that shares that array,
-        shows in it; what this matrix's own operators and methods change (``A *= 2``, ``A[:2] = 0``, sorting, a new
-        ``A.data``) does not. The transpose of a transpose that is not built yet shares the arrays of the first matrix.
+        Until its arrays are built, the transpose reads its values from the arrays that this matrix had when it was
+        transposed. If you write to ``A.data[...]`` in the meantime, or another matrix that shares this array changes
+        it, the transpose changes too. It does not change if an operator or method of this matrix does (``A *= 2``,
+        ``A[:2] = 0``, sorting, an assignment to ``A.data``). The transpose of a transpose that is not built yet shares
+        the arrays of the first matrix. The call does not wait for the GPU.
 
         Examples
         --------
@@ -226,21 +565,59 @@ class Conversions(BsrBase):
 
     @property
     def T(self) -> Self:
-        """Transpose; nothing is copied until its arrays are asked for. See `transpose`."""
+        """The transpose. Nothing is copied until its arrays are read; see `transpose`."""
         return self._transposed()
 
     @property
     def mT(self) -> Self:
-        """Matrix transpose; the same as `T`."""
+        """The matrix transpose, which is the same as `T`."""
         return self._transposed()
 
     @property
     def H(self) -> Self:
-        """Conjugate transpose; nothing is copied for real dtypes until its arrays are asked for."""
+        """The conjugate transpose. If the dtype is real, nothing is copied until its arrays are read."""
         return (self.conjugate() if self.dtype.kind == "c" else self)._transposed()
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool = False) -> Any:
-        """Another shape with the same elements: this matrix if it is the same, otherwise COO."""
+        """Give the elements another shape; a change of shape returns a matrix in COO format.
+
+        Parameters
+        ----------
+        *shape : int or tuple of int
+            The new shape, as separate integers or as one tuple. A single -1 is computed from the number of elements. A
+            `bsr_array` may get any number of dimensions that COO supports, a `bsr_matrix` always has two.
+        order : {'C', 'F'}
+            The order in which elements are read and written: by rows ('C') or by columns ('F').
+        copy : bool
+            With False this matrix itself is returned if it has that shape already, and the values are shared otherwise
+            where that is possible.
+
+        Returns
+        -------
+        bsr_array, bsr_matrix, coo_array or coo_matrix
+            BSR if the shape stays as it is, otherwise COO of `scipy.sparse` or `cupyx.scipy.sparse`.
+
+        Raises
+        ------
+        ValueError
+            If the shape does not have as many elements as this matrix, or `order` is unknown.
+        TypeError
+            If the shape is not made of integers, or COO does not support the dtype; see `tocoo`.
+
+        Notes
+        -----
+        On the GPU a change of shape waits, because cupyx checks the index arrays.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(8.0).reshape(2, 4), blocksize=(1, 2))
+        >>> A.reshape(4, -1).toarray()
+        array([[0., 1.],
+               [2., 3.],
+               [4., 5.],
+               [6., 7.]])
+        """
         if order not in ("C", "F"):
             raise ValueError(f"order: wanted 'C' or 'F', got {order!r}")
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
@@ -256,30 +633,30 @@ class Conversions(BsrBase):
         return self._foreign("coo", (values.copy() if copy else values, coords), wanted, self.dtype)
 
     def _coords_in(self, shape: tuple[int, ...], order: str) -> tuple[Array, ...]:
-        """Coordinates of every stored element in a matrix of another shape."""
+        """Return the coordinates that every stored element has in a matrix of another shape."""
         M, N = self._shape
         row, col = structure.to_coo(self._backend, self._validated, _INDEX64)
         return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:
-        """Sorted CSR arrays without duplicates: (values, columns, indptr)."""
+        """Return sorted CSR arrays without duplicates: (values, columns, indptr)."""
         blocks = self._canonical()
         return self._backend.to_csr(blocks, self._block_shape[1], self._element_index(blocks.data.size))
 
     def _csr_where(self, keep: Array, values: Array, columns: Array, indptr: Array) -> Any:
-        """CSR of the elements where `keep` is true."""
+        """Return a CSR matrix of the elements for which `keep` is true."""
         xp = self._backend.xp
         kept = xp.flatnonzero(keep)  # synchronize!
         before = xp.concatenate([xp.zeros(1, indptr.dtype), xp.cumsum(keep, dtype=indptr.dtype)])
         return self._foreign("csr", (values[kept], columns[kept], before[indptr]), self._shape, values.dtype)
 
     def _from_full(self, X: Array, blocksize: tuple[int, int]) -> Self:
-        """A matrix of this class from a dense array of the same backend."""
+        """Create a matrix of this class from a dense array of the same backend."""
         index = structure.index_dtype(max(*X.shape, 1))
         return self._new(structure.from_dense(self._backend, X, blocksize, index), tuple(X.shape), canonical=True)
 
     def _coerce(self, other: Any) -> Self:
-        """Another sparse matrix of this backend and shape, in this matrix's blocks, without duplicates."""
+        """Convert another sparse matrix of this backend and shape to the class and the block size of this matrix."""
         if not isinstance(other, BsrBase):
             parts = from_sparse(self._backend, other, None, False, self.blocksize)
             return self._new(parts.blocks, parts.shape, canonical=parts.canonical)
@@ -288,7 +665,7 @@ class Conversions(BsrBase):
 
 
 def full_shape(shape: tuple[Any, ...], size: int) -> tuple[int, ...]:
-    """`shape` with a single -1 replaced; ValueError if it does not hold `size` elements."""
+    """Return `shape` with a single -1 replaced; raise ValueError unless it has `size` elements."""
     try:
         sides = [int(n.__index__()) for n in shape]
     except (AttributeError, TypeError):
@@ -307,7 +684,7 @@ def full_shape(shape: tuple[Any, ...], size: int) -> tuple[int, ...]:
 
 
 def _unravel(flat: Array, shape: tuple[int, ...], order: str) -> tuple[Array, ...]:
-    """Coordinates of flat indices."""
+    """Return the coordinates of flat indices."""
     coords = []
     sides = shape if order == "F" else shape[::-1]
     for side in sides:

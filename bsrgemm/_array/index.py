@@ -1,4 +1,4 @@
-"""Blocks by position: block-aligned slices, assignment of stored blocks, the diagonal."""
+"""Access by position: slices along block boundaries, assignment to stored blocks, diagonals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INDEX64 = np.dtype(np.int64)
 
 
 class Indexing(Conversions):
-    """Blocks by position, and diagonals."""
+    """Slices along block boundaries, assignment, and diagonals."""
 
     def _window(self, key: Any) -> tuple[int, int, int, int]:
-        """The block rows and block columns (first, last + 1) that a pair of slices names."""
+        """Return the block rows and columns that a pair of slices selects: (top, bottom, left, right), without ends."""
         pair = key if isinstance(key, tuple) else (key,)
         if sum(part is Ellipsis for part in pair) > 1:
             raise IndexError("an index can only have a single ellipsis ('...')")
@@ -43,14 +43,18 @@ class Indexing(Conversions):
         return bounds[0], bounds[1], bounds[2], bounds[3]
 
     def _in_window(self, window: tuple[int, int, int, int]) -> tuple[int, int, Array]:
-        """First and last + 1 block of the rows, and which of them lie in the columns."""
+        """Return the range of the blocks in the rows of the window, and which of them are in its columns."""
         top, bottom, left, right = window
         first, last = (int(v) for v in self._backend.to_host(self.indptr[[top, bottom]]))  # synchronize!
         columns = self.indices[first:last]
         return first, last, (columns >= left) & (columns < right)
 
     def __getitem__(self, key: Any) -> Self:
-        """The sub-matrix of a pair of slices that lie on block boundaries, as BSR with values of its own."""
+        """Return the sub-matrix of one or two slices along block boundaries, as BSR with values of its own.
+
+        A slice that does not begin and end on a block boundary, a step other than 1 and single elements raise
+        NotImplementedError; use ``A.tocsr()`` for those. Waits for the GPU.
+        """
         window = top, bottom, left, right = self._window(key)
         first, last, inside = self._in_window(window)
         rows = Blocks(self.data[first:last], self.indices[first:last], self.indptr[top : bottom + 1] - self.indptr[top])
@@ -65,10 +69,11 @@ class Indexing(Conversions):
         )
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write a number, a dense array or a BSR matrix into stored blocks.
+        """Write a number, a dense array or a sparse matrix to stored blocks, in place.
 
-        Slices lie on block boundaries. A value other than zero where no block is stored is a ValueError:
-        assignment does not change the pattern.
+        The slices must lie on block boundaries. Assignment does not change the pattern: a value other than zero at a
+        position without a stored block raises ValueError. Duplicates of this matrix are added up first. Waits for the
+        GPU.
         """
         window = top, bottom, left, right = self._window(key)
         R, C = self.blocksize
@@ -93,7 +98,7 @@ class Indexing(Conversions):
         self.data[where] = tiles[rows, cols]
 
     def _assignable(self, value: Any, name: str) -> Array:
-        """`value` as an array of this backend and dtype, with nothing lost but precision."""
+        """Convert `value` to an array of this backend and dtype; raise if more than precision would be lost."""
         backend = backend_of(value) or foreign_backend(value)
         if backend is not None and backend is not self._backend and not host_scalar(value):
             raise elsewhere(value, name, self._backend)
@@ -116,7 +121,29 @@ class Indexing(Conversions):
 
     # ---------------------------------------------------------------------------------- diagonal
     def diagonal(self, k: int = 0) -> Array:
-        """The k-th diagonal as a dense vector; duplicates are added up."""
+        """Return a diagonal as a dense vector; duplicates are added up.
+
+        Parameters
+        ----------
+        k : int
+            Which diagonal: 0 is the main one, k > 0 lies above it and k < 0 below it. The elements are A[i, i + k].
+
+        Returns
+        -------
+        array of shape (n,)
+            In the dtype of this matrix. n is the length of the diagonal, which is 0 for one outside of the matrix.
+
+        Notes
+        -----
+        Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(8.0).reshape(2, 4), blocksize=(1, 2))
+        >>> A.diagonal(), A.diagonal(k=2)
+        (array([0., 5.]), array([2., 7.]))
+        """
         xp = self._backend.xp
         M, N = self._shape
         if k <= -M or k >= N:
@@ -134,18 +161,62 @@ class Indexing(Conversions):
         return out
 
     def trace(self, offset: int = 0) -> Any:
-        """Sum of a diagonal."""
-        return self.diagonal(k=offset).sum()
-
-    def setdiag(self, values: Any, k: int = 0) -> None:
-        """Set the k-th diagonal in place; blocks that it needs are added.
+        """Return the sum of a diagonal.
 
         Parameters
         ----------
-        values : array_like
-            One number, or the leading values of the diagonal.
+        offset : int
+            Which diagonal, as `k` of `diagonal`.
+
+        Returns
+        -------
+        number
+            A NumPy scalar on the CPU, a 0-d array on the GPU, in the dtype in which NumPy sums.
+
+        Notes
+        -----
+        Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(8.0).reshape(2, 4), blocksize=(1, 2))
+        >>> A.trace(), A.trace(offset=1)
+        (np.float64(5.0), np.float64(7.0))
+        """
+        return self.diagonal(k=offset).sum()
+
+    def setdiag(self, values: Any, k: int = 0) -> None:
+        """Set a diagonal in place, and store the blocks that it crosses.
+
+        Parameters
+        ----------
+        values : number or array_like of shape (n,)
+            One number for the whole diagonal, or its first n values. The rest of a longer diagonal stays as it is;
+            values beyond its end are ignored.
         k : int
-            Diagonal to set.
+            Which diagonal: 0 is the main one, k > 0 lies above it and k < 0 below it.
+
+        Raises
+        ------
+        ValueError
+            If the diagonal lies outside of the matrix, `values` has more than one dimension, or NaN or infinity would
+            be cast to an integer.
+        TypeError
+            If `values` are complex and the matrix is real, are not numbers, or are arrays on another device.
+
+        Notes
+        -----
+        The values are cast to the dtype of this matrix. Duplicates of this matrix are added up. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array((2, 4), blocksize=(2, 2))
+        >>> A.setdiag([1, 2], k=1)
+        >>> A.toarray()
+        array([[0., 1., 0., 0.],
+               [0., 0., 2., 0.]])
         """
         M, N = self._shape
         if (k > 0 and k >= N) or (k < 0 and -k >= M):
@@ -174,7 +245,25 @@ class Indexing(Conversions):
         self.has_canonical_format = True
 
     def nonzero(self) -> tuple[Array, Array]:
-        """(row, col) of the elements that are not zero, row by row, duplicates added up first."""
+        """Return the positions of the elements that are not zero, row by row.
+
+        Returns
+        -------
+        row, col : arrays of shape (n,)
+            Integer indices, on the device of this matrix. Duplicates are added up first.
+
+        Notes
+        -----
+        Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 2, 0, 0], [0, 0, 0, 3]]), blocksize=(1, 2))
+        >>> row, col = A.nonzero()
+        >>> row.tolist(), col.tolist()
+        ([0, 0, 1], [0, 1, 3])
+        """
         values, columns, indptr = self._elements()
         kept = self._backend.xp.flatnonzero(values != 0)  # synchronize!
         return self._backend.expand(indptr, len(values))[kept], columns[kept]

@@ -1,7 +1,8 @@
-"""The classes that hold data: for each backend one of arrays and one of matrices, made when first needed.
+"""A registry of the classes that hold data: for each backend one array class and one matrix class.
 
-They stand above this room, since they have products; whoever defines them registers them here, so that what lies below
-can make a matrix without an import upwards.
+These classes also have products, so `bsrgemm/bsr.py` defines them, above this package. It registers them here, so that
+the modules of this package can create a matrix without importing `bsrgemm/bsr.py`. A class that is missing for a
+backend is created when it is first needed.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ _leaves: dict[tuple[Backend, bool], type[Any]] = {}
 
 
 def register_public(cls: type[Any]) -> type[Any]:
-    """A class decorator for the class that users name, which has everything but a backend."""
+    """Register a public class, `bsr_array` or `bsr_matrix`, which has no backend yet; a class decorator."""
     _public[cls._is_array] = cls
     return cls
 
 
 def register_leaf(cls: type[Any]) -> type[Any]:
-    """A class decorator for a class with the arrays of one backend."""
+    """Register a class whose data lives in one backend; a class decorator."""
     _leaves[cls._backend, cls._is_array] = cls
     return cls
 
 
 def leaf(backend: Backend, is_array: bool) -> type[Any]:
-    """The class whose data lives in `backend`."""
+    """Return the array class (`is_array`) or the matrix class whose data lives in `backend`."""
     found = _leaves.get((backend, is_array))
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Norms of a matrix, and of its rows or columns, from the stored blocks alone."""
+"""Norms of a matrix and of its rows or columns, computed from the stored blocks only."""
 
 from __future__ import annotations
 
@@ -18,27 +18,34 @@ _FROBENIUS = (None, "fro", "f")
 
 
 def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
-    """Norm of a BSR matrix, or norms of its rows or columns, as `scipy.sparse.linalg.norm` has them.
+    """Compute the norm of a BSR matrix, or of each row or column, as `scipy.sparse.linalg.norm` does.
 
     Parameters
     ----------
     A : bsr_array or bsr_matrix
-        Duplicates are added up first; `A` itself stays as it is, and a transpose is not built.
-    ord : {None, 'fro', 1, -1, inf, -inf}, or 0 and numbers > 0 with an axis
-        Which norm, see the table.
+        The matrix. Its duplicates are added up in a copy; `A` itself does not change. For a transpose the arrays of the
+        original matrix are read.
+    ord : {None, 'fro', 1, -1, inf, -inf}, or 0 or a number > 0 with an axis
+        Which norm to compute; see the table below.
     axis : {None, 0, 1, (0, 1), (1, 0)}, optional
-        None: of the matrix. 0: of each column, 1: of each row. A pair: of the matrix; (1, 0) of its transpose.
+        With None or (0, 1) the norm of the matrix is computed, with (1, 0) that of its transpose, with 0 the norm of
+        each column, and with 1 the norm of each row.
 
     Returns
     -------
     number or array
-        NumPy's number on the CPU, a 0-d array on the GPU; with an axis a vector. Sums of integers are integers, roots
-        are float64. 16-bit floats are summed in float32 and rounded once, to their own dtype.
+        For the matrix, a NumPy scalar on the CPU and a 0-d array on the GPU. With one axis, an array of shape (N,) or
+        (M,). Integers give integers for norms that are sums or extremes, and float64 for norms that are roots. 16-bit
+        floats are summed in float32 and rounded once, to their own dtype.
 
     Raises
     ------
+    TypeError
+        If `A` is not a `bsr_array` or `bsr_matrix`, or `axis` is not made of integers.
+    ValueError
+        If `ord` or `axis` is not one of those above, or there are no elements to compare.
     NotImplementedError
-        For ord 2 and -2 of a matrix, which need singular values.
+        If `ord` is 2 or -2 for a matrix, because these norms need singular values.
 
     Notes
     -----
@@ -55,7 +62,7 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
     p > 0       -                     sum(abs(x)**p)**(1/p)
     ==========  ====================  =====================
 
-    Waits for the GPU, but for the Frobenius norm of a matrix that is known to be in canonical format.
+    Waits for the GPU. Only the Frobenius norm of a matrix that is known to be in canonical format does not wait.
 
     Examples
     --------
@@ -79,7 +86,7 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
 
 
 def _axes(axis: Any) -> tuple[int, ...]:
-    """One axis or two, each 0 or 1."""
+    """Return one or two axes, each 0 or 1; raise TypeError or ValueError for anything else."""
     if axis is None:
         return 0, 1
     axes = axis if isinstance(axis, tuple) else (axis,)
@@ -118,9 +125,9 @@ def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
     return (sums.max() if ord > 0 else sums.min()).astype(_real(_sum_dtype(A.dtype)))
 
 
-# ------------------------------------------------------------------------------------------ its lines
+# ----------------------------------------------------------------------------------- rows and columns
 def _line_norms(A: BsrBase, ord: Any, axis: int) -> Array:
-    """Norms of the columns (axis 0) or rows (axis 1)."""
+    """Compute the norms of the columns (axis 0) or rows (axis 1)."""
     xp = A._backend.xp
     if _is(ord, math.inf, -math.inf):
         return _line_extremes(A, axis, ord > 0)
@@ -141,11 +148,11 @@ def _line_norms(A: BsrBase, ord: Any, axis: int) -> Array:
 
 
 def _line_sums(A: BsrBase, axis: int) -> Array:
-    """Sums of absolute values, in what they are summed in."""
+    """Return the sums of absolute values of the columns (axis 0) or rows (axis 1), in the dtype of the accumulator."""
     blocks = A._canonical()
     dtype = _sum_dtype(A.dtype)
     data = blocks.data
-    if data.dtype.kind != "c":  # integers first: int8 has no 128
+    if data.dtype.kind != "c":  # cast before abs: abs(-128) does not fit into int8
         data = data.astype(accumulator_dtype(dtype), copy=False)
     values = abs(data)
     return _sum_over_lines(A, blocks, axis, values, values.dtype)
@@ -158,7 +165,7 @@ def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype:
 
 
 def _line_extremes(A: BsrBase, axis: int, largest: bool) -> Array:
-    """The largest or smallest absolute values; what is not stored is 0."""
+    """Return the largest or smallest absolute value of each column or row; elements that are not stored are 0."""
     xp = A._backend.xp
     if not A._shape[axis]:
         raise ValueError(f"A: {'columns' if axis == 0 else 'rows'} of shape {A._shape} have no elements to compare")
@@ -176,7 +183,11 @@ def _line_extremes(A: BsrBase, axis: int, largest: bool) -> Array:
 
 
 def _group(A: BsrBase, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | None]:
-    """The block columns (axis 0) or block rows (axis 1) that have blocks: (which, where each begins, their order)."""
+    """Group the blocks by block column (axis 0) or block row (axis 1).
+
+    Returns the columns or rows that have blocks, the start of each group, and the order of the blocks that groups them;
+    the order is None if the blocks are stored in it.
+    """
     backend, xp = A._backend, A._backend.xp
     order = None
     if axis == 1:
@@ -189,7 +200,7 @@ def _group(A: BsrBase, blocks: Blocks, axis: int) -> tuple[Array, Array, Array |
 
 
 def _spread(A: BsrBase, axis: int, lines: Array, values: Array) -> Array:
-    """The values of some block columns or block rows among zeros for all others."""
+    """Return a vector with the values of some block columns or block rows and zeros for all others."""
     side = 1 - axis
     out = A._backend.xp.zeros((A._block_shape[side], A.blocksize[side]), values.dtype)
     out[lines] = values
@@ -198,23 +209,23 @@ def _spread(A: BsrBase, axis: int, lines: Array, values: Array) -> Array:
 
 # -------------------------------------------------------------------------------------------- dtypes
 def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of absolute values."""
+    """Return the dtype of the absolute values of `dtype`."""
     return np.zeros((), dtype).real.dtype if dtype.kind == "c" else dtype
 
 
 def _root_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of roots of sums."""
+    """Return the dtype of a norm that is a root: float64 for integers and booleans."""
     return np.dtype(np.float64) if dtype.kind in "biu" else _real(dtype)
 
 
 def _for_root(data: Array) -> Array:
-    """Values in the dtype in which their powers are summed."""
+    """Cast values to the dtype in which their powers are summed."""
     if data.dtype.kind == "c":
         return data
     return data.astype(accumulator_dtype(_root_dtype(data.dtype)), copy=False)
 
 
 def _squares(data: Array) -> Array:
-    """``abs(x)**2``."""
+    """Compute ``abs(x)**2``."""
     x = _for_root(data)
     return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x

@@ -1,4 +1,4 @@
-"""Over rows, columns or everything: sum, mean, extremes and where they are."""
+"""Reductions over rows, columns or all elements: sum, mean, count, extremes and their positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .convert import Conversions
 
 
 def _axis(axis: Any) -> int | None:
-    """0, 1 or None (everything); ValueError or TypeError for anything else."""
+    """Return the axis as 0, 1 or None (all elements); raise ValueError or TypeError for anything else."""
     if axis is None:
         return None
     if isinstance(axis, tuple):
@@ -34,7 +34,7 @@ def _axis(axis: Any) -> int | None:
 
 
 def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What NumPy sums `dtype` in."""
+    """Return the dtype that NumPy gives to a sum of `dtype`."""
     if dtype == BOOL or (dtype.kind == "i" and np.can_cast(dtype, np.int_)):
         return np.dtype(np.int_)
     if dtype.kind == "u" and np.can_cast(dtype, np.uint):
@@ -43,11 +43,14 @@ def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class Reductions(Conversions):
-    """Reductions over rows, columns or everything."""
+    """Reductions over rows, columns or all elements."""
 
     # ---------------------------------------------------------------------------------- lines
     def _lines(self, axis: int) -> tuple[Blocks, int, int]:
-        """Blocks whose rows are the lines along which `axis` is reduced: (blocks, lines, length)."""
+        """Return blocks whose rows are the lines that a reduction over `axis` combines: (blocks, lines, length).
+
+        These are the blocks of this matrix for axis 1 and those of its transpose for axis 0.
+        """
         M, N = self._shape
         blocks = self._canonical()
         if axis == 1:
@@ -55,28 +58,64 @@ class Reductions(Conversions):
         return self._backend.transpose(blocks, self._block_shape[1]), N, M
 
     def _reduce_lines(self, op: str, blocks: Blocks, within: Array) -> tuple[Array, Array]:
-        """Reduce (blocks, R) values over the blocks of each row: (rows that have any, (rows, R) values)."""
+        """Reduce values of shape (blocks, R) over the blocks of each block row.
+
+        Returns the block rows that have blocks, and their values of shape (rows, R).
+        """
         xp = self._backend.xp
         filled = xp.flatnonzero(xp.diff(blocks.indptr) > 0)  # synchronize!
         values = self._backend.segment_reduce(op, within, None, blocks.indptr[filled])
         return filled, values
 
     def _dense_lines(self, blocks: Blocks, filled: Array, values: Array, lines: int) -> Array:
-        """Values of the filled block rows spread over all lines, zero elsewhere."""
+        """Return a vector over all lines with the values of the filled block rows and zeros elsewhere."""
         R = blocks.data.shape[1]
         out = self._backend.xp.zeros((lines // R, R), values.dtype)
         out[filled] = values
         return out.reshape(-1)
 
     def _line_result(self, values: Array, axis: int) -> Array:
-        """A vector in the shape that this class hands out."""
+        """Return a vector in the shape of this class: `bsr_matrix` overrides this to give a row or a column."""
         return values
 
     # ---------------------------------------------------------------------------- sum and mean
     def sum(self, axis: Any = None, dtype: Any = None, out: Array | None = None) -> Any:
-        """Sum of the elements over `axis` (0, 1 or None for all).
+        """Add up the elements of the matrix, or of each column or row.
 
-        16-bit floats are summed in float32 and rounded once. On the GPU the sum of everything is a 0-d array.
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None adds up all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        dtype : dtype, optional
+            The dtype of the result, in which the sum is accumulated. By default it is NumPy's: 64-bit integers for
+            narrower integers and booleans, otherwise the dtype of this matrix.
+        out : array, optional
+            Array to write the result to, on the device of this matrix and in the shape of the result.
+
+        Returns
+        -------
+        number or array
+            For all elements, a NumPy scalar on the CPU and a 0-d array on the GPU. With an axis, an array of shape (N,)
+            or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
+
+        Raises
+        ------
+        ValueError
+            If the axis is out of range, or `out` has another shape.
+        TypeError
+            If the axis is not an integer, or `out` is not an array on the device of this matrix.
+
+        Notes
+        -----
+        16-bit floats are summed in float32 and rounded once. With an axis the call waits for the GPU; without one it
+        waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1, 2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.sum(), A.sum(axis=1)
+        (np.int64(10), array([3, 7]))
         """
         axis = _axis(axis)
         wanted = np.dtype(dtype) if dtype is not None else _sum_dtype(self.dtype)
@@ -92,7 +131,7 @@ class Reductions(Conversions):
         return self._deliver(result, out, tuple(result.shape))
 
     def _deliver(self, result: Any, out: Array | None, shape: tuple[int, ...]) -> Any:
-        """`result`, or `out` with it inside."""
+        """Return `result`, or write it to `out` and return `out`."""
         if out is None:
             return result
         if not self._backend.is_dense(out):
@@ -106,14 +145,54 @@ class Reductions(Conversions):
 
     @staticmethod
     def _cast_for_sum(data: Array, acc: np.dtype[Any]) -> Array:
-        """`data` in a dtype whose sum in `acc` means the same in NumPy and CuPy: cast first, then added."""
+        """Cast `data` before a sum in `acc` where NumPy and CuPy would otherwise cast at different times.
+
+        bfloat16 and floats that are summed as integers are cast before they are added. Complex numbers that are summed
+        as real ones lose their imaginary part.
+        """
         if data.dtype.kind == "c" and acc.kind != "c":
             data = data.real
         fractions_lost = data.dtype.kind == "f" and acc.kind in "biu"
         return data.astype(acc) if data.dtype == BFLOAT16 or fractions_lost else data
 
     def mean(self, axis: Any = None, dtype: Any = None, out: Array | None = None) -> Any:
-        """Mean of the elements over `axis`; integers and booleans through float64."""
+        """Compute the mean of the elements of the matrix, or of each column or row.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None averages all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        dtype : dtype, optional
+            The dtype of the result: by default float64 for integers and booleans, otherwise that of this matrix.
+        out : array, optional
+            Array to write the result to, on the device of this matrix and in the shape of the result.
+
+        Returns
+        -------
+        number or array
+            For all elements, a NumPy scalar on the CPU and a 0-d array on the GPU. With an axis, an array of shape (N,)
+            or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1). The mean of no elements is NaN.
+
+        Raises
+        ------
+        ValueError
+            If the axis is out of range, or `out` has another shape.
+        TypeError
+            If the axis is not an integer, or `out` is not an array on the device of this matrix.
+
+        Notes
+        -----
+        Elements that are not stored count as zeros. Integers and booleans are summed in float64, 16-bit floats in
+        float32. With an axis the call waits for the GPU; without one it waits if the matrix is not yet known to be in
+        canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1, 2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.mean(), A.mean(axis=1)
+        (np.float64(1.25), array([0.75, 1.75]))
+        """
         line = _axis(axis)
         count = math.prod(self._shape) if line is None else self._shape[line]
         inner = np.dtype(np.float64) if self.dtype.kind in "biu" else self.dtype
@@ -152,7 +231,7 @@ class Reductions(Conversions):
         return self._sparse_vector(vector, line)
 
     def _sparse_vector(self, vector: Array, axis: int) -> Any:
-        """A dense vector as COO: 1-D for bsr_array, a row or column for bsr_matrix."""
+        """Convert a dense vector to COO: one dimension for a `bsr_array`, a row or a column for a `bsr_matrix`."""
         (kept,) = self._backend.xp.nonzero(vector)  # synchronize!
         kept = kept.astype(structure.index_dtype(len(vector)), copy=False)
         values = vector[kept]
@@ -163,19 +242,167 @@ class Reductions(Conversions):
         return self._foreign("coo", (values, coords), shape, vector.dtype)
 
     def max(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
-        """Largest element, or COO of the largest along `axis`; `explicit` leaves out what is not stored."""
+        """Find the largest element of the matrix, or of each column or row.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None reduces all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        out : None
+            Present for compatibility with scipy; no other value is allowed.
+        explicit : bool
+            With True, only stored elements count. By default elements that are not stored count as zeros.
+
+        Returns
+        -------
+        number, coo_array or coo_matrix
+            A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
+            `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
+            The dtype is that of this matrix.
+
+        Raises
+        ------
+        ValueError
+            If there are no elements to compare, the axis is out of range, or `out` is given.
+        TypeError
+            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+
+        Notes
+        -----
+        NaN wins, as in NumPy. Duplicates are added up first. With an axis the call waits for the GPU; without one it
+        waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[-1.0, -2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.max(), A.max(axis=1).toarray()
+        (np.float64(4.0), array([0., 4.]))
+        >>> A.max(axis=1, explicit=True).toarray()
+        array([-1.,  4.])
+        """
         return self._extreme_over(axis, out, "maximum", explicit)
 
     def min(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
-        """Smallest element, or COO of the smallest along `axis`; `explicit` leaves out what is not stored."""
+        """Find the smallest element of the matrix, or of each column or row.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None reduces all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        out : None
+            Present for compatibility with scipy; no other value is allowed.
+        explicit : bool
+            With True, only stored elements count. By default elements that are not stored count as zeros.
+
+        Returns
+        -------
+        number, coo_array or coo_matrix
+            A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
+            `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
+            The dtype is that of this matrix.
+
+        Raises
+        ------
+        ValueError
+            If there are no elements to compare, the axis is out of range, or `out` is given.
+        TypeError
+            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+
+        Notes
+        -----
+        NaN wins, as in NumPy. Duplicates are added up first. With an axis the call waits for the GPU; without one it
+        waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[-1.0, -2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.min(), A.min(axis=1).toarray()
+        (np.float64(-2.0), array([-2.,  0.]))
+        >>> A.min(axis=1, explicit=True).toarray()
+        array([-2.,  3.])
+        """
         return self._extreme_over(axis, out, "minimum", explicit)
 
     def nanmax(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
-        """Like `max`, without NaNs."""
+        """Find the largest element of the matrix, or of each column or row, and ignore NaN.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None reduces all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        out : None
+            Present for compatibility with scipy; no other value is allowed.
+        explicit : bool
+            With True, only stored elements count. By default elements that are not stored count as zeros.
+
+        Returns
+        -------
+        number, coo_array or coo_matrix
+            A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
+            `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
+            The dtype is that of this matrix.
+
+        Raises
+        ------
+        ValueError
+            If there are no elements to compare, the axis is out of range, or `out` is given.
+        TypeError
+            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+
+        Notes
+        -----
+        NaN is ignored unless all elements are NaN. Duplicates are added up first. With an axis the call waits for the
+        GPU; without one it waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[-1.0, np.nan, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.nanmax(), A.nanmax(axis=1).toarray()
+        (np.float64(4.0), array([0., 4.]))
+        """
         return self._extreme_over(axis, out, "fmax", explicit)
 
     def nanmin(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
-        """Like `min`, without NaNs."""
+        """Find the smallest element of the matrix, or of each column or row, and ignore NaN.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None reduces all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        out : None
+            Present for compatibility with scipy; no other value is allowed.
+        explicit : bool
+            With True, only stored elements count. By default elements that are not stored count as zeros.
+
+        Returns
+        -------
+        number, coo_array or coo_matrix
+            A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
+            `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
+            The dtype is that of this matrix.
+
+        Raises
+        ------
+        ValueError
+            If there are no elements to compare, the axis is out of range, or `out` is given.
+        TypeError
+            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+
+        Notes
+        -----
+        NaN is ignored unless all elements are NaN. Duplicates are added up first. With an axis the call waits for the
+        GPU; without one it waits if the matrix is not yet known to be in canonical format.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[-1.0, np.nan, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.nanmin(), A.nanmin(axis=1).toarray()
+        (np.float64(-1.0), array([-1.,  0.]))
+        """
         return self._extreme_over(axis, out, "fmin", explicit)
 
     def _where_extreme(self, axis: Any, out: Any, name: str, explicit: bool) -> Any:
@@ -203,7 +430,7 @@ class Reductions(Conversions):
     def _first_extreme(
         self, values: Array, columns: Array, indptr: Array, length: int, name: str, explicit: bool
     ) -> Array:
-        """For each line of sorted CSR arrays the first column that holds the extreme; NaN wins, as in NumPy."""
+        """Return the first column with the extreme value in each row of sorted CSR arrays; NaN wins, as in NumPy."""
         backend, xp = self._backend, self._backend.xp
         answer = xp.zeros(len(indptr) - 1, np.int64)
         count = xp.diff(indptr)
@@ -219,7 +446,7 @@ class Reductions(Conversions):
         if not explicit:
             within = xp.arange(len(values), dtype=np.int64) - starts[line]
             gap = xp.where(columns != within, within, count[line])
-            hole = backend.segment_reduce("minimum", gap, None, starts)  # first column that is not stored
+            hole = backend.segment_reduce("minimum", gap, None, starts)  # the first column that is not stored
             better = best < 0 if name == "maximum" else best > 0
             at = xp.where((count < length) & better, hole, at)
             at = xp.where((count < length) & (best == 0), xp.minimum(at, hole), at)
@@ -227,15 +454,110 @@ class Reductions(Conversions):
         return answer
 
     def argmax(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
-        """Index of the first largest element, of all (flat) or along `axis`."""
+        """Find the index of the first largest element of the matrix, or of each column or row.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None searches all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        out : None
+            Present for compatibility with scipy; no other value is allowed.
+        explicit : bool
+            With True, only stored elements count. By default elements that are not stored count as zeros.
+
+        Returns
+        -------
+        int or array of int64
+            For all elements, the index into the matrix flattened row by row. With an axis, one index per column or row:
+            an array of shape (n,), for a `bsr_matrix` of shape (1, N) or (M, 1).
+
+        Raises
+        ------
+        ValueError
+            If there are no elements to compare, the axis is out of range, or `out` is given.
+        TypeError
+            If the axis is not an integer.
+
+        Notes
+        -----
+        NaN wins, as in NumPy. Duplicates are added up first. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[-1.0, -2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.argmax(), A.argmax(axis=1)
+        (7, array([2, 3]))
+        """
         return self._where_extreme(axis, out, "maximum", explicit)
 
     def argmin(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
-        """Index of the first smallest element, of all (flat) or along `axis`."""
+        """Find the index of the first smallest element of the matrix, or of each column or row.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None searches all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+        out : None
+            Present for compatibility with scipy; no other value is allowed.
+        explicit : bool
+            With True, only stored elements count. By default elements that are not stored count as zeros.
+
+        Returns
+        -------
+        int or array of int64
+            For all elements, the index into the matrix flattened row by row. With an axis, one index per column or row:
+            an array of shape (n,), for a `bsr_matrix` of shape (1, N) or (M, 1).
+
+        Raises
+        ------
+        ValueError
+            If there are no elements to compare, the axis is out of range, or `out` is given.
+        TypeError
+            If the axis is not an integer.
+
+        Notes
+        -----
+        NaN wins, as in NumPy. Duplicates are added up first. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[-1.0, -2, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.argmin(), A.argmin(axis=1)
+        (1, array([1, 0]))
+        """
         return self._where_extreme(axis, out, "minimum", explicit)
 
     def count_nonzero(self, axis: Any = None) -> Any:
-        """Number of elements that are not zero, of all or along `axis`; duplicates are added up first."""
+        """Count the elements that are not zero, in the matrix or in each column or row.
+
+        Parameters
+        ----------
+        axis : {None, 0, 1} or tuple
+            None counts all elements, 0 each column and 1 each row. Negative axes and tuples are allowed as in scipy.
+
+        Returns
+        -------
+        int or array of int64
+            A Python int for all elements; with an axis an array of shape (N,) or (M,).
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the axis is out of range or not an integer.
+
+        Notes
+        -----
+        Duplicates are added up first. NaN counts as not zero. Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.array([[1.0, 0, 0, 0], [0, 0, 3, 4]]), blocksize=(1, 2))
+        >>> A.count_nonzero(), A.count_nonzero(axis=1), A.nnz
+        (3, array([1, 2]), 4)
+        """
         line = _axis(axis)
         xp = self._backend.xp
         if line is None:
@@ -247,7 +569,7 @@ class Reductions(Conversions):
 
 
 def _wide(x: Any) -> Any:
-    """bfloat16 as float32, which orders it the same way."""
+    """Cast bfloat16 to float32, which has the same order; return all other dtypes as they are."""
     return x.astype(np.float32) if x.dtype == BFLOAT16 else x
 
 
@@ -256,7 +578,7 @@ def _narrow(x: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _fold(op: Any, x: Array) -> Array:
-    """Reduce the last axis with a binary function (array modules lack a quiet nanmax)."""
+    """Reduce the last axis with a binary function. It replaces numpy.nanmax, which warns if all values are NaN."""
     best = x[..., 0]
     for k in range(1, x.shape[-1]):
         best = op(best, x[..., k])

@@ -1,1 +1,1 @@
-"""Where arrays live: NumPy on the host or CuPy on a GPU, and what both must offer."""
+"""The interface to the array modules: NumPy on the host and CuPy on a GPU."""

@@ -1,4 +1,7 @@
-"""The kernels behind two array primitives on the GPU: rows of the entries of an index, and reductions of segments."""
+"""Configurations of the two kernels that implement array primitives on the GPU.
+
+`expand` finds the row of each entry of a compressed index, and `segment` reduces segments of rows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax
 
 @dataclass(frozen=True)
 class Segment:
-    """Reductions over segments of rows."""
+    """Configuration of the kernel that reduces segments of rows."""
 
     element: str
     acc: str
@@ -46,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Expand:
-    """Rows of the entries of a compressed index."""
+    """Configuration of the kernel that writes the row of each entry of a compressed index."""
 
     index: str
 
@@ -62,7 +65,10 @@ class Expand:
 
 @lru_cache(maxsize=1024)
 def segment(dtype: np.dtype[Any], operation: str, average: int, width: int) -> Segment:
-    """The kernel for segments of `average` rows of `width`: a warp for long ones, a thread for short ones."""
+    """Choose the kernel for segments that have `average` rows of `width` values.
+
+    A warp reduces each column of a segment of 32 rows or more; a single thread reduces a column of a shorter one.
+    """
     lanes = 32 if average >= 32 else 1
     columns = 1 if lanes == 32 else min(32, 1 << (max(1, width) - 1).bit_length())
     acc = accumulator(dtype)[0] if operation == "add" else _ordered(dtype)
@@ -70,5 +76,8 @@ def segment(dtype: np.dtype[Any], operation: str, average: int, width: int) -> S
 
 
 def _ordered(dtype: np.dtype[Any]) -> str:
-    """A type in which the values of `dtype` are compared: its own sign must survive."""
+    """Return the device type in which values of `dtype` are compared: float32 for 16-bit floats, else their own type.
+
+    Unlike an accumulator it keeps the signedness of integers, which decides their order.
+    """
     return "f32" if accumulator_dtype(dtype) != dtype else element(dtype)

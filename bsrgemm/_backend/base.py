@@ -1,8 +1,8 @@
-"""What an array module must offer, on the host (NumPy, SciPy) or on the GPU (CuPy, cupyx), and no more.
+"""The interface that an array module must offer, on the host (NumPy, SciPy) or on the GPU (CuPy, cupyx).
 
-A `Backend` names the array module, the sparse classes of the other formats and the few array primitives that have a
-code of their own in each place. Everything else in the package is written once, over `backend.xp`. Products and
-attention have engines of their own, found by `engines.EngineTable`.
+A `Backend` names the array module, the sparse classes of the other formats and the few array primitives that are
+implemented separately for the host and the GPU. Everything else in the package is written once, over `backend.xp`.
+Products and attention have engines of their own, which `engines.EngineTable` finds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = Any
 
 
 class Blocks(NamedTuple):
-    """The three arrays of a BSR matrix: data (nblocks, R, C), indices (nblocks,), indptr (rows + 1,)."""
+    """The three arrays of a BSR matrix: data (blocks, R, C), indices (blocks,) and indptr (block rows + 1,)."""
 
     data: Any
     indices: Any
@@ -26,23 +26,24 @@ class Blocks(NamedTuple):
 
 
 class Backend(ABC):
-    """One place where data lives and work happens."""
+    """An array module together with the device on which its arrays are stored and processed."""
 
-    #: "cpu" or "cuda"
+    #: The name of the device: "cpu" or "cuda".
     name: str
-    #: how a message tells a user to bring an array here
+    #: A sentence for error messages that tells the user how to move an array to this backend.
     bring: str
-    #: dtypes a matrix may have here
+    #: The dtypes that a BSR matrix may have in this backend.
     dtypes: tuple[np.dtype[Any], ...]
-    #: dtypes that the sparse classes of the other formats hold here
+    #: The dtypes that the sparse classes of the other formats (CSR, COO, ...) may have in this backend.
     foreign_dtypes: tuple[np.dtype[Any], ...]
-    #: NumPy defers to us above its own arrays (0) and below nothing of ours
+    #: The `__array_priority__` of BSR matrices. It is above that of arrays (0 for NumPy), so that the operators of an
+    #: array defer to those of the matrix.
     array_priority: float
 
     @property
     @abstractmethod
     def xp(self) -> ModuleType:
-        """NumPy, or a module with its interface."""
+        """The array module: NumPy, or a module with its interface."""
 
     @property
     @abstractmethod
@@ -51,34 +52,34 @@ class Backend(ABC):
 
     @abstractmethod
     def bases(self, is_array: bool) -> tuple[type, ...]:
-        """The classes by which this backend's own library recognises a sparse array or matrix."""
+        """Return the base classes by which the library of this backend recognises a sparse array or matrix."""
 
     @abstractmethod
     def is_dense(self, x: Any) -> bool:
-        """Is `x` an array of this backend's own module?"""
+        """Tell whether `x` is a dense array of this backend's array module."""
 
     @abstractmethod
     def is_sparse(self, x: Any) -> bool:
-        """Is `x` a sparse array or matrix (ours included) that lives here?"""
+        """Tell whether `x` is a sparse array or matrix of this backend, including BSR matrices of this package."""
 
     @abstractmethod
     def adopt(self, x: Any) -> Array | None:
-        """`x` as an array of this backend without a copy, or None if its memory is elsewhere."""
+        """Return `x` as an array of this backend without a copy, or None if its memory cannot be shared."""
 
     @abstractmethod
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:
-        """Copy a NumPy array here."""
+        """Copy a NumPy array to this backend."""
 
     @abstractmethod
     def to_host(self, x: Array) -> np.ndarray[Any, Any]:
-        """Copy an array of this backend to NumPy; waits for the work that produces it."""
+        """Copy an array of this backend to a NumPy array, after waiting for the work that produces it."""
 
     @abstractmethod
     def address(self, x: Array) -> int:
-        """Where the first element of an array lies."""
+        """Return the memory address of the first element of an array."""
 
     def extent(self, x: Array) -> tuple[int, int]:
-        """The address of the first byte of an array, and the address after its last byte."""
+        """Return the address of the first byte of an array, and the address after its last byte."""
         start = self.address(x)
         if x.flags.c_contiguous:
             return start, start + x.nbytes
@@ -90,32 +91,38 @@ class Backend(ABC):
 
     @abstractmethod
     def device_of(self, x: Array) -> Any:
-        """What `A.device` answers."""
+        """Return the value of the property `device` of a matrix with this array."""
 
     @abstractmethod
     def expand(self, indptr: Array, n: int) -> Array:
-        """The row of each of `n` entries: ``out[e] = i`` where ``indptr[i] <= e < indptr[i + 1]``."""
+        """Return the row of each of `n` entries: ``out[e] = i`` where ``indptr[i] <= e < indptr[i + 1]``."""
 
     @abstractmethod
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
         """Reduce segments of rows in a fixed order.
 
-        ``out[s] = op(values[order[k]] for k in starts[s] .. starts[s + 1] - 1)``, the last segment ending
-        with `order` (or `values`). No segment is empty. `op` is "add", "maximum", "minimum", "fmax" or "fmin";
-        "add" of booleans is "or", 16-bit floats are summed in float32 and rounded once.
+        ``out[s] = op(values[order[k]] for k in starts[s] .. starts[s + 1] - 1)``. The last segment ends at the end of
+        `order`. If `order` is None, the rows of `values` are taken as they are stored. No segment may be empty. `op` is
+        "add", "maximum", "minimum", "fmax" or "fmin". Booleans are added by logical or; 16-bit floats are summed in
+        float32 and rounded once.
         """
 
     @abstractmethod
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
-        """The blocks, if their index arrays can be believed; a user may have written to them since the last check.
+        """Return the blocks after a check of their index arrays, to which a user may have written.
 
-        The host checks and raises ValueError. The GPU would have to synchronise for that: its kernels clamp instead.
+        The host raises ValueError for invalid indices. On the GPU a check would synchronise, so the blocks are returned
+        unchecked and the kernels clamp the indices instead.
         """
 
     @abstractmethod
     def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
-        """Blocks of the transposed matrix, sorted, each block transposed."""
+        """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted."""
 
     @abstractmethod
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-        """(data, indices, indptr) in CSR with indices of `dtype`: every element of a stored block, in order."""
+        """Return (data, indices, indptr) in CSR, with index arrays of `dtype`.
+
+        The result has every element of each stored block. Blocks keep their order within a block row, and duplicates
+        are kept.
+        """

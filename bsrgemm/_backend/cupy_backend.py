@@ -1,4 +1,4 @@
-"""The GPU: CuPy arrays, cupyx's sparse classes, and two array primitives by kernels of our own."""
+"""The GPU backend: CuPy arrays, the sparse classes of cupyx, and two array primitives as kernels of this package."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from . import structure
 from .array_kernels import Expand, segment
 from .base import Array, Backend, Blocks
 
-#: A null pointer: the rows of `segment_reduce` come in the order in which they are stored.
+#: A null pointer tells the kernel of `segment_reduce` to take the rows in the order in which they are stored.
 _NO_ORDER = np.uintp(0)
 
 
 class CupyBackend(Backend):
-    """Data in the memory of a GPU."""
+    """The backend for arrays in the memory of a GPU."""
 
     name = "cuda"
     bring = "Bring it to the GPU with cupy.asarray(x), or the matrix to the CPU with A.get()."
@@ -95,7 +95,7 @@ class CupyBackend(Backend):
         return out
 
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
-        return blocks  # a look at the values would mean waiting; kernels clamp instead
+        return blocks  # reading the values would wait for the GPU; the kernels clamp indices instead
 
     def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
         return structure.transpose(self, blocks, block_cols)

@@ -1,4 +1,4 @@
-"""The one dispatch: which engine does a family of operations (products, attention) for the arrays of a backend."""
+"""Dispatch: find the engine that runs a family of operations (products, attention) on the arrays of a backend."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ Engine = TypeVar("Engine")
 
 
 class EngineTable(Generic[Engine]):
-    """The engines of one family, by the name of a backend.
+    """The engines of one family of operations, by the name of the backend.
 
     Parameters
     ----------
+    package : str
+        The package that contains the modules.
     **modules : str
-        For each backend the module of the same room whose `ENGINE` serves it. It is imported when it is first asked
-        for, so that nothing of CuPy is imported for work on the CPU.
+        For each backend, the module of `package` whose `ENGINE` serves it. The module is imported when its engine is
+        first needed, so that work on the CPU never imports CuPy.
     """
 
     def __init__(self, package: str, **modules: str) -> None:
@@ -26,12 +28,12 @@ class EngineTable(Generic[Engine]):
         self._engines: dict[str, Engine] = {}
 
     def of(self, backend: Backend) -> Engine:
-        """The engine that works on arrays of this backend."""
+        """Return the engine that works on arrays of this backend."""
         engine = self._engines.get(backend.name)
         return self._load(backend.name) if engine is None else engine
 
     def register(self, name: str, engine: Engine) -> None:
-        """Serve the arrays of a further backend."""
+        """Add the engine for a further backend, by the name of that backend."""
         self._engines[name] = engine
 
     def _load(self, name: str) -> Engine:

@@ -1,4 +1,4 @@
-"""The CPU: NumPy arrays, SciPy's sparse classes, and its compiled loops where they save a sort."""
+"""The CPU backend: NumPy arrays, SciPy's sparse classes, and SciPy's compiled loops where they avoid a sort."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import Array, Backend, Blocks
 
 
 class NumpyBackend(Backend):
-    """Data in main memory."""
+    """The backend for arrays in main memory."""
 
     name = "cpu"
     bring = "Bring it to the CPU with .get(), or the matrix to the GPU with A.to_device('cuda')."
@@ -85,7 +85,7 @@ class NumpyBackend(Backend):
             index = np.result_type(indices.dtype, indptr.dtype)
             indices, indptr = indices.astype(index), indptr.astype(index)
         indices, indptr = np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
-        unsigned = indices.view(f"u{indices.itemsize}")  # a negative index is a very large one
+        unsigned = indices.view(f"u{indices.itemsize}")  # a negative index becomes a very large one
         in_range = not len(indices) or unsigned.max() < block_cols
         if not in_range or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
             structure.check_values(self, indices, indptr, block_cols)
@@ -125,7 +125,7 @@ class NumpyBackend(Backend):
 
 
 def as_movable(x: Array) -> Array:
-    """A flat view that SciPy's compiled loops can move: 16-bit floats seen as integers of the same bytes."""
+    """Return a flat view that SciPy's compiled loops can copy; 16-bit floats are viewed as integers of 16 bits."""
     return (x.view(np.uint16) if x.dtype in HALF_DTYPES else x).reshape(-1)
 
 

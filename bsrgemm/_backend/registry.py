@@ -1,4 +1,4 @@
-"""Which backend an object lives in, and the backends there are."""
+"""The backends that exist, and the lookup of the backend of an object."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from .base import Array, Backend
 
 
 def host_scalar(x: Any) -> bool:
-    """A plain number: Python's, NumPy's, or a 0-d NumPy array."""
+    """Tell whether `x` is a scalar of Python or NumPy, or a 0-d NumPy array of numbers."""
     return np.isscalar(x) or (isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype != np.object_)
 
 
 _EXTRA_BACKENDS: list[Backend] = []
-#: Types whose backend has been found.
+#: A cache: the backend of each type for which it has been found.
 _BACKENDS: dict[type, Backend] = {}
 _CUDA: Backend | None = None
 _MAKING = threading.Lock()
 
 
 def host() -> Backend:
-    """The CPU backend."""
+    """Return the CPU backend."""
     from .numpy_backend import HOST
 
     return HOST
 
 
 def cuda() -> Backend:
-    """The GPU backend. Imports CuPy, which does not touch the GPU yet."""
+    """Return the GPU backend. This imports CuPy, which does not initialise the GPU yet."""
     global _CUDA
     if _CUDA is None:
         try:
@@ -43,16 +43,31 @@ def cuda() -> Backend:
             ) from error
         from .cupy_backend import CupyBackend
 
-        with _MAKING:  # there is one, whichever threads come first
+        with _MAKING:  # only one backend is created, even if several threads arrive here at once
             _CUDA = _CUDA or CupyBackend()
     return _CUDA
 
 
 def default_device() -> str:
-    """ "cuda" where CuPy and a device for it are at hand, otherwise "cpu".
+    """Return "cuda" if CuPy can be imported and finds a GPU, otherwise "cpu".
 
-    >>> default_device() in ("cpu", "cuda")
+    Returns
+    -------
+    str
+        A name that the parameter `device` of `bsr_array` and of other functions accepts.
+
+    Notes
+    -----
+    `KVCache` and the functions that make a `BlockMask` from a rule use this device unless `device` is given. A matrix
+    is created on the device of its input data instead. The call does not wait for work on the GPU.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> device = bg.default_device()
+    >>> device in ("cpu", "cuda")
     True
+    >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2), device=device)
     """
     try:
         xp = cuda().xp
@@ -62,12 +77,12 @@ def default_device() -> str:
 
 
 def register(backend: Backend) -> None:
-    """Add a further backend: its arrays are then recognised wherever NumPy's and CuPy's are."""
+    """Add a further backend, so that its arrays are recognised wherever those of NumPy and CuPy are."""
     _EXTRA_BACKENDS.append(backend)
 
 
 def backend_of(x: Any) -> Backend | None:
-    """The backend of a dense array, a sparse array or one of ours; None for anything else."""
+    """Return the backend of a dense array, a sparse array or a BSR matrix; None for any other object."""
     kind = type(x)
     found = _BACKENDS.get(kind)
     if found is None:
@@ -89,7 +104,10 @@ def backend_of(x: Any) -> Backend | None:
 
 
 def foreign_backend(x: Any) -> Backend | None:
-    """The backend of the memory behind an object of another library (DLPack, CUDA array interface)."""
+    """Return the backend that can read the memory of an object of another library; None if there is none.
+
+    The object must offer DLPack or the CUDA array interface.
+    """
     if getattr(x, "__cuda_array_interface__", None) is not None:
         return cuda()
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
@@ -105,7 +123,7 @@ _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
 
 
 def by_name(device: str) -> Backend:
-    """The backend called "cpu" or "cuda"."""
+    """Return the backend called "cpu" or "cuda", or a registered one; raise ValueError for any other name."""
     if device == "cpu":
         return host()
     if device == "cuda":
@@ -117,7 +135,7 @@ def by_name(device: str) -> Backend:
 
 
 def elsewhere(x: Any, what: str, backend: Backend) -> TypeError:
-    """The error for an operand that lives in another backend than the matrix."""
+    """Return the TypeError for an operand `x` that belongs to another backend than the matrix."""
     return TypeError(
         f"{what}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a matrix on "
         f"{backend.name!r}: nothing is moved silently. {backend.bring}"

@@ -1,7 +1,7 @@
-"""Block structure as arrays: pure functions over ``(data, indices, indptr)`` and a `Backend`.
+"""Pure functions over the arrays of a BSR matrix, ``(data, indices, indptr)``, and a `Backend`.
 
-No function loops over rows, looks at a matrix class or changes its arguments. A line marked
-``# synchronize!`` waits for the GPU when the arrays live there.
+No function loops over rows in Python or uses a matrix class, and only `add_to_dense` writes to an argument. A line
+marked ``# synchronize!`` waits for the GPU if the arrays are on the GPU.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 def index_dtype(maxval: int, *arrays: Array) -> np.dtype[Any]:
-    """int32, unless `maxval` or one of the index arrays needs int64."""
+    """Return int32, or int64 if `maxval` does not fit into int32 or one of the index arrays is wider than 32 bits."""
     wide = maxval > INT32_MAX or any(a.dtype.itemsize > 4 for a in arrays)
     return np.dtype(np.int64 if wide else np.int32)
 
 
 def block_keys(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> Array:
-    """One int64 per block that orders blocks by row, then column."""
+    """Return one int64 per block that orders blocks by block row, then by block column."""
     rows = backend.expand(indptr, len(indices)).astype(np.int64, copy=False)
     return rows * max(block_cols, 1) + indices
 
@@ -30,7 +30,7 @@ def block_keys(backend: Backend, indices: Array, indptr: Array, block_cols: int)
 def keys_to_index(
     backend: Backend, keys: Array, block_rows: int, block_cols: int, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """(indices, indptr) of sorted, unique block keys."""
+    """Return (indices, indptr) of sorted, unique block keys; the inverse of `block_keys`."""
     xp = backend.xp
     bounds = xp.arange(block_rows + 1, dtype=np.int64) * max(block_cols, 1)
     indptr = xp.searchsorted(keys, bounds).astype(dtype, copy=False)
@@ -38,7 +38,7 @@ def keys_to_index(
 
 
 def first_of_runs(backend: Backend, keys: Array) -> Array:
-    """Positions at which a run of equal keys starts."""
+    """Return the positions at which a run of equal keys starts."""
     xp = backend.xp
     if not len(keys):
         return xp.zeros(0, np.int64)
@@ -48,7 +48,7 @@ def first_of_runs(backend: Backend, keys: Array) -> Array:
 
 # ---------------------------------------------------------------------------- order and duplicates
 def is_sorted(backend: Backend, indices: Array, indptr: Array, *, strictly: bool) -> bool:
-    """Are the column indices of each row increasing (strictly: without duplicates)?"""
+    """Tell whether the column indices of each row are in order; `strictly` also excludes duplicates."""
     if len(indices) < 2:
         return True
     rows = backend.expand(indptr, len(indices))
@@ -57,19 +57,19 @@ def is_sorted(backend: Backend, indices: Array, indptr: Array, *, strictly: bool
 
 
 def has_duplicates(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> bool:
-    """Is a block stored twice anywhere?"""
+    """Tell whether any block is stored more than once."""
     keys = backend.xp.sort(block_keys(backend, indices, indptr, block_cols))
     return bool((keys[1:] == keys[:-1]).any())  # synchronize!
 
 
 def sort_blocks(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
-    """The same blocks, columns in order within each row; duplicates keep their order."""
+    """Sort the blocks of each row by column; duplicates keep their order."""
     order = backend.xp.argsort(block_keys(backend, blocks.indices, blocks.indptr, block_cols), kind="stable")
     return Blocks(blocks.data[order], blocks.indices[order], blocks.indptr)
 
 
 def sum_duplicates(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
-    """Sorted, with blocks at the same place added up in the order in which they were stored."""
+    """Sort the blocks and add up blocks at the same position, in the order in which they are stored."""
     data, indices, indptr = blocks
     xp = backend.xp
     keys = block_keys(backend, indices, indptr, block_cols)
@@ -81,7 +81,7 @@ def sum_duplicates(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
 
 
 def select_blocks(backend: Backend, blocks: Blocks, keep: Array) -> Blocks:
-    """The blocks where the boolean `keep` is true."""
+    """Return the blocks for which the boolean array `keep` is true."""
     xp = backend.xp
     kept = xp.flatnonzero(keep)  # synchronize!
     before = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(keep, dtype=np.int64)])
@@ -90,13 +90,13 @@ def select_blocks(backend: Backend, blocks: Blocks, keep: Array) -> Blocks:
 
 
 def nonzero_blocks(backend: Backend, data: Array) -> Array:
-    """For each block: does it hold a value other than zero (NaN counts)?"""
+    """Tell for each block whether it has an element other than zero; NaN counts as one."""
     return (data != 0).any(axis=(1, 2))
 
 
 # -------------------------------------------------------------------------------- transpose, slices
 def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
-    """Blocks of the transposed matrix: sorted by construction, each block transposed."""
+    """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted."""
     data, indices, indptr = blocks
     xp = backend.xp
     rows = backend.expand(indptr, len(indices))
@@ -112,7 +112,7 @@ def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
 
 # ------------------------------------------------------------------------------- other formats
 def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """(row, col) of every stored element, in storage order."""
+    """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
     data, indices, indptr = blocks
     xp = backend.xp
     n, R, C = data.shape
@@ -123,21 +123,21 @@ def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Arra
 
 
 def to_csr(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """(data, indices, indptr) in CSR: every element of a stored block, order and duplicates kept."""
+    """Return (data, indices, indptr) in CSR with every element of each stored block, in order, with duplicates."""
     data, indices, indptr = blocks
     xp = backend.xp
     n, R, C = data.shape
     counts = xp.diff(indptr).astype(dtype, copy=False)
     per_row = xp.broadcast_to(counts[:, None] * C, (len(counts), R)).reshape(-1)
     new_indptr = xp.concatenate([xp.zeros(1, dtype), xp.cumsum(per_row, dtype=dtype)])
-    if R == 1:  # storage order is row order already
+    if R == 1:  # blocks of one row are stored in the order of CSR already
         col = indices.astype(dtype, copy=False)[:, None] * C + xp.arange(C, dtype=dtype)
         return data.reshape(-1), col.reshape(-1), new_indptr
     rows = backend.expand(indptr, n)
-    first = indptr[rows].astype(np.int64, copy=False)  # first block of the block's row
+    first = indptr[rows].astype(np.int64, copy=False)  # the first block in the row of each block
     width = counts[rows].astype(np.int64, copy=False) * C
     place = first * (R * C) + (xp.arange(n, dtype=np.int64) - first) * C
-    place = place[:, None] + width[:, None] * xp.arange(R, dtype=np.int64)  # (n, R): where C values go
+    place = place[:, None] + width[:, None] * xp.arange(R, dtype=np.int64)  # (n, R): start of each row of a block
     target = (place[:, :, None] + xp.arange(C, dtype=np.int64)).reshape(-1)
     values = xp.empty(n * R * C, data.dtype)
     values[target] = data.reshape(-1)
@@ -158,9 +158,9 @@ def from_coo(
     *,
     unique: bool = False,
 ) -> Blocks:
-    """Blocks of the elements ``(row, col, value)``; elements at the same place are added up in order.
+    """Return the blocks of the elements ``(row, col, value)``; elements at the same position are added up in order.
 
-    `unique` promises that no two elements share a place, which saves a sort of all of them.
+    With `unique` the caller promises that no two elements have the same position, which saves a sort of all elements.
     """
     xp = backend.xp
     (M, N), (R, C) = shape, blocksize
@@ -175,7 +175,7 @@ def from_coo(
             kept = order[starts]
             row, col = row[kept], col[kept]
     block = (row // R) * max(block_cols, 1) + col // C
-    # Neighbouring elements mostly share a block: sort the runs, not the elements.
+    # Neighbouring elements mostly belong to the same block, so runs of them are sorted instead of single elements.
     keys = xp.sort(block[first_of_runs(backend, block)])
     keys = keys[first_of_runs(backend, keys)]
     place = xp.searchsorted(keys, block) * (R * C) + (row % R) * C + col % C
@@ -187,7 +187,10 @@ def from_coo(
 def from_dense(
     backend: Backend, X: Array, blocksize: tuple[int, int], dtype: np.dtype[Any], keep: Array | None = None
 ) -> Blocks:
-    """The blocks of a dense array that `keep` (block_rows, block_cols) names: by default those not all zero."""
+    """Return the blocks of a dense array for which `keep` (block_rows, block_cols) is true.
+
+    By default these are the blocks with an element other than zero.
+    """
     xp = backend.xp
     (M, N), (R, C) = X.shape, blocksize
     tiles = X.reshape(M // R, R, N // C, C).transpose(0, 2, 1, 3)
@@ -200,7 +203,7 @@ def from_dense(
 
 
 def add_to_dense(backend: Backend, blocks: Blocks, out: Array) -> None:
-    """Write the blocks (no duplicates) into their places in `out`, of any strides."""
+    """Write the blocks, which must have no duplicates, to their positions in `out`, which may have any strides."""
     data, indices, indptr = blocks
     (M, N), (R, C) = out.shape, data.shape[1:]
     if not len(data):
@@ -211,9 +214,9 @@ def add_to_dense(backend: Backend, blocks: Blocks, out: Array) -> None:
 
 # ------------------------------------------------------------------------------- element-wise
 def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Array, Array, Array, Array]:
-    """Both matrices on the union of their patterns: (data_a, data_b, indices, indptr).
+    """Return two matrices on the union of their patterns: (data_a, data_b, indices, indptr).
 
-    Each has no duplicates; absent blocks are zero.
+    Neither matrix may have duplicates. A block that one of them does not store is zero there.
     """
     xp = backend.xp
     key_a = block_keys(backend, a.indices, a.indptr, block_cols)
@@ -231,7 +234,7 @@ def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Arra
 
 # -------------------------------------------------------------------------------------- checks
 def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, int]) -> None:
-    """ValueError unless the three arrays fit each other and `shape`; looks at no value."""
+    """Raise ValueError unless the sizes of the three arrays fit each other and `shape`; no value is read."""
     if data.ndim != 3:
         raise ValueError(f"data: BSR data must be 3-dimensional (blocks, R, C), got shape={tuple(data.shape)}")
     if indices.ndim != 1 or indptr.ndim != 1:
@@ -253,9 +256,10 @@ def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, i
 
 
 def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> int:
-    """ValueError unless `indptr` climbs from 0 and `indices` are in range; the number of blocks.
+    """Return the number of blocks; raise ValueError unless the index arrays are valid.
 
-    All that is asked of the values crosses to the host in one piece.
+    `indptr` must start at 0, never decrease and end at or before the end of `indices`; `indices` must be in range.
+    The five values that the check needs are copied to the host together, so that it waits for the GPU once.
     """
     xp = backend.xp
     edge = xp.zeros(1, np.int64)

@@ -1,8 +1,8 @@
-"""Threads of the host: rows of a product are shared out among them, and BLAS keeps to one thread meanwhile.
+"""Threads for products on the CPU: the rows of a product are divided among them, and BLAS runs on one thread meanwhile.
 
-NumPy's BLAS calls and SciPy's loops let go of the interpreter, so threads of Python are enough. There are as many as
-BLAS may use: OMP_NUM_THREADS, threadpoolctl and the like are heeded. A row is summed by one thread, whichever it is, so
-results do not depend on their number.
+NumPy's BLAS calls and SciPy's loops release the interpreter lock, so Python threads are enough. Their number is at most
+the number that BLAS may use, which OMP_NUM_THREADS and threadpoolctl set. Each row is summed by a single thread, so
+results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 
 import numpy as np
 
-#: Held by the product that has the threads.
+#: The product that uses the threads holds this lock.
 _taken = threading.Lock()
-#: Ranges of rows for each thread: a slow one takes fewer.
+#: The number of ranges of rows per thread. With several of them a slow thread can take fewer than the others.
 _RANGES = 4
 
 
 @cache
 def _blas() -> list[Any]:
-    """The BLAS libraries of this process, as threadpoolctl knows them."""
+    """Return the BLAS libraries that threadpoolctl finds in this process."""
     from threadpoolctl import ThreadpoolController
 
     return [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def _crew() -> Iterator[int]:
-    """How many threads a product may use now. One beside another product, which has them all."""
+    """Yield the number of threads that a product may use: one if another product is using the threads already."""
     if not _taken.acquire(blocking=False):
         yield 1
         return
@@ -68,12 +68,12 @@ def share(
     worthwhile: bool,
     blas: bool,
 ) -> None:
-    """Call ``work(first, last)`` for ranges that together are all rows, on up to `most` threads if it is `worthwhile`.
+    """Call ``work(first, last)`` for ranges that together cover all rows, on up to `most` threads if `worthwhile`.
 
-    ``starts[i]`` is where the work of row i begins: ranges have about equal shares of it. What a call raises is raised
-    here when all threads have ended. Work that calls BLAS (`blas`) has it at one thread in any case, unless there is
-    but one row or one thread: BLAS's own threads gain little on small products, and on a busy machine each of them
-    waits for a core.
+    Row i has ``starts[i + 1] - starts[i]`` units of work, and the ranges have about equal amounts of it. An exception
+    in one of the calls is raised here after all threads have ended. If the work calls BLAS (`blas`), BLAS is limited to
+    one thread even when the rows are not divided, unless there is only one row or `most` is 1: the threads of BLAS gain
+    little on small products, and on a busy machine each of them waits for a core.
     """
     rows = len(starts) - 1
     if rows < 2 or most < 2 or not (worthwhile or blas):
@@ -88,7 +88,7 @@ def share(
 
 
 def ranges(starts: np.ndarray[Any, Any], count: int) -> list[tuple[int, int]]:
-    """Up to so many ranges of rows with about equal work.
+    """Divide the rows into at most `count` ranges with about equal amounts of work.
 
     >>> ranges(np.array([0, 8, 9, 10, 16]), 2)
     [(0, 1), (1, 4)]

@@ -1,1 +1,1 @@
-"""Pictures made from plain arrays."""
+"""Pictures of patterns, drawn with matplotlib from plain arrays."""

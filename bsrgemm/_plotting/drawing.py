@@ -1,4 +1,4 @@
-"""What pictures of patterns have in common: shades, rectangles, the grid of blocks. matplotlib is needed to draw."""
+"""Functions that all pictures of patterns use: shades, rectangles, the grid of blocks. They need matplotlib."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-#: Up to so many blocks a side are drawn as shapes, between lines.
+#: A pattern with at most this many block rows and block columns is drawn as rectangles with grid lines between them.
 FEW = 64
-#: One hue, from light to dark: the order is kept in print and for any kind of sight.
+#: Three shades of one hue. Their order stays visible in print in black and white and to readers who are colour-blind.
 LIGHT, MIDDLE, DARK = SHADES = ("#d0e1f2", "#3f83bf", "#08306b")
 _LINES = "#b0b0b0"
-#: Sides are drawn to scale unless one is so many times the other.
+#: The two sides of a matrix are drawn to scale unless one is more than this many times as long as the other.
 _LONGEST = 8
 
 Ints = np.ndarray[Any, Any]
 
 
 def rectangles(ax: Any, x: tuple[Ints, Ints], y: tuple[Ints, Ints], color: str, label: str) -> None:
-    """Rectangles from x[0] to x[1] and y[0] to y[1], as one path."""
+    """Draw rectangles from x[0] to x[1] and from y[0] to y[1], as one path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -30,7 +30,7 @@ def rectangles(ax: Any, x: tuple[Ints, Ints], y: tuple[Ints, Ints], color: str, 
 
 
 def frame(ax: Any, shape: tuple[int, int], block: tuple[int, int]) -> bool:
-    """Limits, ticks at edges of blocks and sides to scale; says whether they are."""
+    """Set the limits of the axes, put ticks at edges of blocks, and return whether the two sides are drawn to scale."""
     (M, N), (R, C) = shape, block
     ax.set(xlim=(0, max(1, N)), ylim=(max(1, M), 0))
     rows, cols = -(-M // R), -(-N // C)
@@ -42,7 +42,7 @@ def frame(ax: Any, shape: tuple[int, int], block: tuple[int, int]) -> bool:
 
 
 def grid(ax: Any, shape: tuple[int, int], block: tuple[int, int]) -> None:
-    """Lines between blocks."""
+    """Draw lines between the blocks."""
     (M, N), (R, C) = shape, block
     ax.vlines(np.arange(C, N, C), 0, M, colors=_LINES, linewidth=0.4)
     ax.hlines(np.arange(R, M, R), 0, N, colors=_LINES, linewidth=0.4)

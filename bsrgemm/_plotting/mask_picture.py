@@ -1,4 +1,4 @@
-"""The picture of a mask: which blocks of one pattern are allowed, whole or in part."""
+"""The picture of an attention mask: which blocks of one pattern are allowed, completely or in part."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 from .drawing import DARK, FEW, LIGHT, MIDDLE, Ints, frame, grid, rectangles
 
-#: What a block of a pattern is: allowed in part, or whole; 0 is not allowed.
+#: The states of a block: some of its pairs are allowed, or all of them; 0 means none.
 PART, WHOLE = 1, 2
 
 
 class MaskPattern(NamedTuple):
-    """What is drawn of one pattern of a mask."""
+    """The arrays from which one pattern of a mask is drawn."""
 
     shape: tuple[int, int]
     block: tuple[int, int]
-    #: for each block row and block column 0, `PART` or `WHOLE`
+    #: (block rows, block columns): 0, `PART` or `WHOLE`.
     blocks: Ints
-    #: the share of pairs of a query and a key that is allowed
+    #: The share of the pairs of a query and a key that is allowed, from 0 to 1.
     density: float
-    #: booleans of the shape of the mask, or None if elements are not drawn
+    #: Booleans in the shape of the mask, or None if single elements are not drawn.
     elements: Ints | None = None
 
 
 def draw(pattern: MaskPattern, ax: Any) -> Any:
-    """Draw one pattern; see `BlockMask.plot`."""
+    """Draw one pattern and return the axes; see `BlockMask.plot`."""
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
 
@@ -52,7 +52,7 @@ def draw(pattern: MaskPattern, ax: Any) -> Any:
 
 
 def _fill(ax: Any, cells: Ints, cell: tuple[int, int], shape: tuple[int, int], color: str, label: str) -> None:
-    """Rectangles, one for each run of cells side by side."""
+    """Draw one rectangle for each horizontal run of cells that are true."""
     (height, width), (S_q, S_k) = cell, shape
     steps = np.diff(np.pad(cells, ((0, 0), (1, 1))).view(np.int8), axis=1)
     (top, left), (_, right) = np.nonzero(steps > 0), np.nonzero(steps < 0)

@@ -1,6 +1,7 @@
 """The picture of a block-sparse matrix: which blocks are stored, and how many in each block row.
 
-Takes memory for the stored blocks and for the cells of the picture, never for all blocks that there could be.
+The memory that it needs grows with the number of stored blocks and of cells in the picture, never with the number of
+all positions that a block could have.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ import numpy as np
 
 from .drawing import DARK, FEW, MIDDLE, SHADES, Ints, frame, grid, rectangles
 
-#: Cells of an image a side, whatever the axes have room for; and a bar of shades takes some of that room.
+#: The smallest and the largest number of cells along a side of an image, and the share of the axes that the image keeps
+#: when a colour bar is drawn beside it.
 _LEAST_CELLS, _MOST_CELLS, _LEFT_BY_BAR = 64, 2048, 0.85
-#: Bars of a histogram; one so many times as high as another hides it, unless heights are logarithms.
+#: The largest number of bars in a histogram, and the ratio of the highest to the lowest bar from which the scale of the
+#: heights is logarithmic.
 _MOST_BARS, _UNEVEN = 60, 100
 
 
 class Pattern(NamedTuple):
-    """What is drawn of a matrix: its shape, that of a block, and where blocks are stored."""
+    """The shape of a matrix, the shape of its blocks, and the positions of the stored blocks."""
 
     shape: tuple[int, int]
     blocksize: tuple[int, int]
-    #: block row and block column of every stored block
+    #: The block row and the block column of every stored block.
     row: Ints
     col: Ints
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Block rows and block columns."""
+        """The numbers of block rows and block columns."""
         (M, N), (R, C) = self.shape, self.blocksize
         return M // R, N // C
 
 
 def draw(pattern: Pattern, ax: Any, histogram: bool) -> Any:
-    """Draw a pattern; see `bsr_array.spy`."""
+    """Draw a pattern and return the axes; see `bsr_array.spy`."""
     try:
         import matplotlib.pyplot as plt
         from matplotlib.axes import Axes
@@ -55,7 +58,7 @@ def draw(pattern: Pattern, ax: Any, histogram: bool) -> Any:
 def _blocks(pattern: Pattern, ax: Any) -> Any:
     (M, N), (R, C), row, col = pattern
     rows, cols = pattern.counts
-    found = np.unique(row * max(1, cols) + col)  # a block that is stored twice is seen once
+    found = np.unique(row * max(1, cols) + col)  # a block that is stored twice is drawn once
     title = f"{M:,} x {N:,}, blocks {R} x {C}\n{len(row):,} blocks"
     if len(found) < len(row):
         title += f" at {len(found):,} places"
@@ -72,7 +75,7 @@ def _blocks(pattern: Pattern, ax: Any) -> Any:
 
 
 def _cells(ax: Any, shape: tuple[int, int], similar: bool) -> tuple[int, int]:
-    """How many cells an image may have down and across: no more than pixels, or some would not be seen."""
+    """Return how many cells an image may have down and across: at most one per pixel, so that each is visible."""
     box = ax.get_window_extent()
     pixels = _LEFT_BY_BAR * np.array([box.height, box.width])
     if similar:
@@ -84,16 +87,17 @@ def _cells(ax: Any, shape: tuple[int, int], similar: bool) -> tuple[int, int]:
 def _image(
     ax: Any, row: Ints, col: Ints, counts: tuple[int, int], block: tuple[int, int], most: tuple[int, int]
 ) -> None:
-    """Cells of one or several blocks, as dark as the share of them that is stored; white where none is."""
+    """Draw cells of one or several blocks; a cell is as dark as the share of its blocks that is stored, or white."""
     from matplotlib.colors import LinearSegmentedColormap
 
     (rows, cols), (R, C) = counts, block
-    down, across = (-(-n // cells) for n, cells in zip(counts, most, strict=True))  # blocks of a cell
+    down, across = (-(-n // cells) for n, cells in zip(counts, most, strict=True))  # blocks in a cell
     height, width = -(-rows // down), -(-cols // across)
     stored = np.bincount(row // down * width + col // across, minlength=height * width).reshape(height, width)
     tall, wide = np.minimum(rows - np.arange(height) * down, down), np.minimum(cols - np.arange(width) * across, across)
     share = stored / np.multiply.outer(tall, wide)
-    # The last cells may be of fewer blocks, and full by chance: they are not to make the others pale.
+    # The last row and column of cells may have fewer blocks. If such a cell is full, it must not make the others pale:
+    # the scale of the shades is taken from complete cells.
     most_stored = float(share[: rows // down, : cols // across].max() or share.max())
     image = ax.imshow(
         np.ma.masked_equal(share, 0), cmap=LinearSegmentedColormap.from_list("blocks", SHADES), vmin=0,
@@ -111,9 +115,9 @@ def _image(
 
 # -------------------------------------------------------------------------------------- histogram
 def _histogram(ax: Any, counts: Ints) -> Any:
-    """How many block rows have how many blocks."""
+    """Draw how many block rows have each number of blocks."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-    step = -(-(high - low + 1) // _MOST_BARS)  # whole numbers in a bar
+    step = -(-(high - low + 1) // _MOST_BARS)  # how many consecutive numbers of blocks share a bar
     bars = np.bincount((counts - low) // step, minlength=1)
     seen = bars[bars > 0]
     uneven = len(seen) > 0 and int(seen.max()) >= _UNEVEN * int(seen.min())
@@ -125,7 +129,7 @@ def _histogram(ax: Any, counts: Ints) -> Any:
         title += f", {int((counts == 0).sum()):,} of {len(counts):,} empty" if low == 0 else ""
     ax.set_title(title, fontsize="medium")
     ax.set(xlabel="blocks in a block row", ylabel="block rows")
-    if high - low < 4:  # whole numbers on both sides of a few bars
+    if high - low < 4:  # a few bars: widen the axis, so that it has ticks on both sides of them
         ax.set_xlim(max(-0.7, low - 2), high + 2)
     ax.set_ylim(bottom=0.5 if uneven else 0, top=None if len(counts) else 1)
     for axis in (ax.xaxis,) if uneven else (ax.xaxis, ax.yaxis):
