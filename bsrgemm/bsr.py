@@ -24,28 +24,41 @@ from .dtypes import check_dtype
 _FORMS = """
     Parameters
     ----------
-    arg1 : sparse, dense or tuple
-        - another sparse matrix S of scipy, cupyx or bsrgemm, or a dense 2-D array D;
-        - ``(M, N)``: an empty matrix of that shape;
-        - ``(data, (row, col))``: elements; those at the same place are added up;
-        - ``(blocks, (block_row, block_col))`` with 3-D blocks: block-COO;
-        - ``(data, indices, indptr)``: the BSR arrays, data of shape (blocks, R, C).
+    arg1 : sparse matrix, dense array or tuple
+        - A sparse matrix of scipy, cupyx or bsrgemm, or a dense array of shape (M, N).
+        - ``(M, N)``: a matrix of this shape without stored blocks.
+        - ``(data, (row, col))``: elements of shape (n,) and their positions; those at the same position are added up.
+        - ``(blocks, (block_row, block_col))``: blocks of shape (n, R, C) and their positions, in any order; duplicates
+          are kept.
+        - ``(data, indices, indptr)``: the arrays of the BSR format, of shapes (n, R, C), (n,) and (M / R + 1,).
     shape : (M, N), optional
-        Inferred from the indices where they are given without it.
+        The shape. By default it is the smallest one that contains all indices.
     dtype : dtype, optional
-        Element type: bool, integers, float16, bfloat16, float32, float64, complex64, complex128.
+        The dtype of the elements, by default that of `arg1`: bool, integers, float16, bfloat16, float32, float64,
+        complex64 or complex128; on the CPU also NumPy's long double types.
     copy : bool
-        Do not share arrays with `arg1`.
+        With False the matrix may share arrays with `arg1`.
     blocksize : (R, C), optional
-        Any size that divides the shape. Without it a small square block that fits well, as scipy guesses.
+        The block size, which must divide the shape. By default blocks that `arg1` has are kept; otherwise a small
+        square block is guessed, as scipy does.
     maxprint : int, optional
-        Elements shown by ``print``.
+        The largest number of elements that ``print`` shows, by default 50.
     device : {"cpu", "cuda"}, optional
-        Where to put the matrix. By default it stays where `arg1` is.
+        The device of the matrix, by default that of `arg1`.
+
+    Raises
+    ------
+    ValueError
+        If the shape, the block size and the arrays do not fit each other, an index is out of range, NaN or infinity
+        would be cast to an integer, or `device` is unknown.
+    TypeError
+        If a matrix cannot have the dtype, or the arrays of `arg1` are on different devices.
+    ImportError
+        If `device` is "cuda" and CuPy cannot be imported.
 
     Notes
     -----
-    Index arrays that come from outside are checked once, where they are; on the GPU this waits for it.
+    The index arrays of `arg1` are checked once; on the GPU this waits. A BSR matrix of bsrgemm is not checked again.
 """
 
 
@@ -190,12 +203,23 @@ class bsr_array(_BSR):
 @register_public
 class bsr_matrix(_BSR):
     __doc__ = (
-        """Block Sparse Row matrix: `bsr_array` with the older matrix manners.
+        """Block Sparse Row matrix: `bsr_array` with the older matrix interface of scipy.
 
-    ``*`` is the matrix product, ``**`` the matrix power, dense results are 2-D (np.matrix on the host).
+    ``*`` is the matrix product and ``**`` the matrix power; dense results have two dimensions (np.matrix on the CPU).
     New code should use `bsr_array`.
 """
         + _FORMS
+        + """
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_matrix(np.array([[0.0, 1], [1, 0]]), blocksize=(1, 1))
+    >>> (A * A).toarray()
+    array([[1., 0.],
+           [0., 1.]])
+    >>> A.sum(axis=0)
+    matrix([[1., 1.]])
+    """
     )
     _is_array = False
 
