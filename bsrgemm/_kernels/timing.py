@@ -1,4 +1,4 @@
-"""Seconds of a call on the GPU between two CUDA events, with the L2 cache flushed before each."""
+"""Timing of calls on the GPU with CUDA events. The L2 cache is flushed before each timed call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-#: Read between timings, so that no call finds its operands in the L2 cache. A memset would leave dirty lines there.
+#: Size of the array that is read before each timed call, and how often it is read, so that no call finds its operands
+#: in the L2 cache. A memset would leave modified lines in the cache, which the timed call would have to write back.
 _FLUSH_BYTES, _FLUSHES = 512 << 20, 3
 
 
 def samples_gpu(call: Callable[[], Any], repeats: int = 20, idle: float = 0.0) -> list[float]:
-    """Seconds of some calls between two events, after `idle` seconds without work.
+    """Return the seconds that each of `repeats` calls takes between two events, after `idle` seconds without work.
 
-    The flush before each call takes longer than the host needs to launch the call, so that a slow host is not measured.
+    The flush before each call takes longer than the host needs to launch the call, so that the time of a slow host is
+    not included. This function waits for the GPU.
     """
     import cupy
 
@@ -39,5 +41,5 @@ def samples_gpu(call: Callable[[], Any], repeats: int = 20, idle: float = 0.0) -
 
 
 def time_gpu(call: Callable[[], Any], repeats: int = 20, idle: float = 0.0) -> float:
-    """Median seconds of a call, the L2 cache flushed before each."""
+    """Return the median time of a call in seconds, with the L2 cache flushed before each. Waits for the GPU."""
     return statistics.median(samples_gpu(call, repeats, idle))
