@@ -361,7 +361,7 @@ class SpmmF64:
         return KernelSpec("spmm_f64.cu", "spmm_f64", shape, (arguments.product("f64"),))
 
     def grid(self, block_rows: int, N: int, batches: int) -> tuple[int, int, int]:
-        """Return the grid: block rows (or parts of them, one per warp) along x, column tiles along y, batches along z."""
+        """Return the grid: block rows or parts of them, a warp each, along x; column tiles along y; batches along z."""
         warps = block_rows * -(-self.block_r // (8 * min(self.tiles, -(-self.block_r // 8))))
         return (
             min(MAX_GRID_X, -(-warps // (self.threads // 32))),
