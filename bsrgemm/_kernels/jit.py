@@ -42,7 +42,7 @@ class KernelSpec:
     source: str
     entry: str
     defines: tuple[tuple[str, str | int], ...] = ()
-    #: structs that the kernel takes as arguments; the compiler asserts that Python and CUDA lay them out alike
+    #: structs that the kernel takes as arguments; the compiler asserts that Python and CUDA agree on their layout
     structs: tuple[Struct, ...] = ()
 
     def __str__(self) -> str:

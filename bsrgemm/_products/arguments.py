@@ -13,7 +13,7 @@ _FACTORS: dict[str, Any] = {
     "f": "f", "d": "d", "F": Complex("f"), "D": Complex("d"), "I": "I", "L": "Q", "Q": "Q", "?": "?",
 }  # fmt: skip
 
-#: The work list of a pattern. The last three fields point to temporary memory, which each launch has for itself.
+#: The work list of a pattern. The last three fields point to temporary memory, which differs between launches.
 SCHEDULE = Struct("Schedule", fields("P", "items splits count columns blocks row_tiles counters partial arrived"))
 
 #: For spmv_small: the pieces of block rows that are too long for one group of lanes, and the block rows of each CTA.

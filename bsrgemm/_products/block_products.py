@@ -21,7 +21,7 @@ from .operand_order import order_of
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
-#: The kernels number tiles, rows and columns with 31 bits, so that there must be fewer of each than this.
+#: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 _MOST = 2**31
 
 

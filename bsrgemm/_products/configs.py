@@ -514,7 +514,7 @@ class BlockProductsSm80:
 class RowMatching:
     """One of the three kernels that find row tiles with many block columns in common.
 
-    Only `row_bits` reads the index arrays of a matrix, so that only it depends on the index type.
+    Only `row_bits` reads the index arrays of a matrix, so only this kernel depends on the index type.
     """
 
     entry: str

@@ -20,7 +20,7 @@ from .launch import Launch
 from .matrix_cache import matrix_cache_of
 from .transposed import transposed_copy
 
-#: Work lists hold 32-bit integers, so that sizes must be smaller than this.
+#: Work lists hold 32-bit integers, so sizes must be smaller than this.
 _MOST_INT32 = 2**31
 
 

@@ -239,7 +239,7 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             )
             _loop("bsr", (block_cols, count), (C, R), width, columns, rows, wide(turned).ravel(), x[here], y)
 
-    # A transposed product adds to all of y, so that it runs in one thread.
+    # Every block row of a transposed product can add to all of y, so the product runs in one thread.
     worthwhile = not transposed and data.size * width >= _LOOP_SHARED
     threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=False)
 

@@ -104,9 +104,9 @@ class Launch:
     def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
         """Start the kernel with these factors on CuPy's current stream.
 
-        Arguments can be shared between threads, so that they are created and never modified afterwards. Arguments of an
-        earlier call are reused only if the factors are integers: equal integers have equal bytes, but the floats 0.0
-        and -0.0 are equal and have different bytes.
+        Threads can share the arguments of a launch, so arguments are never modified after they were created. Arguments
+        of an earlier call are reused only if the factors are integers: equal integers have equal bytes, but the floats
+        0.0 and -0.0 are equal and have different bytes.
         """
         temporary = None
         counters = pieces = 0

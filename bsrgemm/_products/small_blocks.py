@@ -86,7 +86,7 @@ def spmv_small(
 
 
 def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | None:
-    """Return the kernel for blocks of more than 100 and at most 144 bytes, or None if it does not suit the block.
+    """Return the kernel for blocks of more than 100 and at most 144 bytes, or None if it does not apply.
 
     Such blocks gain from more CTAs on a multiprocessor. A lane has three blocks in flight. It reads 8 bytes of each
     row that it takes of a block: half of the rows if their number is even, otherwise all.
@@ -103,7 +103,7 @@ def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | N
 
 
 def _spmv_by_rows(names: Types, R: int, K: int, row: int) -> SpmvSmall | None:
-    """Return the kernel for block rows of one or two blocks, or of a few more small ones, or None if it does not suit.
+    """Return the kernel for block rows of one or two blocks, or of a few more small ones, or None if it does not apply.
 
     A lane takes whole rows of blocks, each of which is contiguous in memory. If these are few bytes, it processes two
     or four block rows at once; 48 bytes in flight are enough. Fraction of the bandwidth of a device-to-device copy on
@@ -170,8 +170,9 @@ def _spmv_whole(
     if names.acc == "c128":
         words = rows * (together * each * 3 // 2 + 4 * sums)
     threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= room), 256)
-    # This rule fits one benchmark case: 1 x 1 blocks, 300,000 block rows of 27 blocks, on an H200. 72 registers allow
-    # 28 warps (896 threads); 26 warps (832 threads) were the fastest.
+    # This rule fits one benchmark case: 1 x 1 blocks of float64, 300,000 block rows of 27 blocks, on an H200. 26 warps
+    # (832 threads) take about 30 us, 24 warps (768 threads) about 31 us. Registers would allow 28 warps (896 threads),
+    # which are not faster.
     if R * K == 1 and threads == 768:
         threads = 832
     return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager, rows)
@@ -201,8 +202,8 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
 #: memory to the L1 cache for B. It is used only for float64 blocks of 65 to 100 bytes by many columns, and was fitted
 #: to one benchmark case: 3 x 3 blocks of float64 by 16 columns on an H200.
 _CHUNK_BYTES, _FEW_BYTES = {4: 3072, 8: 1600}, 600
-#: Number of rows of a block from which on the tensor cores of float64 are faster, and the largest side of a block for
-#: which they are used.
+#: The least number of rows of a block for which the tensor cores of float64 are faster, and the largest side of a block
+#: for which they are used.
 _DMMA_ROWS, _MOST_DMMA = 6, 128
 #: Bytes of shared memory that a CTA has without an explicit request, and that all CTAs of a multiprocessor may use so
 #: that the L1 cache, which is in the same memory, keeps enough space for B.

@@ -14,7 +14,7 @@ from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
 from .call import ProductPattern
 from .configs import SpgemmPattern
 
-#: Blocks, pairs and columns are numbered with 31 bits, so that there must be fewer of each than this.
+#: Blocks, pairs and columns are numbered with 31 bits, so there must be fewer of each than this.
 _MOST = 2**31
 #: Bytes of shared memory that a CTA has without an explicit request, which is the limit for a CTA of more than one
 #: warp, and the largest number of warps of a CTA.
