@@ -1,1 +1,1 @@
-"""Compiling and loading CUDA kernels, and what a launch needs; knows nothing of matrices."""
+"""Compiling, loading and launching CUDA kernels. Nothing in this package knows about matrices."""

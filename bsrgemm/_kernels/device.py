@@ -1,4 +1,4 @@
-"""What CuPy's current device offers. Each device is asked once, and answers for itself alone."""
+"""Properties of CuPy's current device. Each device is queried once, and its values are cached for it alone."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import cupy
 
 
 def multiprocessors() -> int:
-    """Streaming multiprocessors of CuPy's current device."""
+    """Return the number of streaming multiprocessors of CuPy's current device."""
     return _attribute(cupy.cuda.runtime.getDevice(), "MultiProcessorCount")
 
 
 def l2_bytes() -> int:
-    """Size of the L2 cache of CuPy's current device."""
+    """Return the size of the L2 cache of CuPy's current device, in bytes."""
     return _attribute(cupy.cuda.runtime.getDevice(), "L2CacheSize")
 
 
 def shared_bytes_per_block() -> int:
-    """Shared memory that a thread block of CuPy's current device may ask for."""
+    """Return the most shared memory that a thread block of CuPy's current device can request, in bytes."""
     return _attribute(cupy.cuda.runtime.getDevice(), "MaxSharedMemoryPerBlockOptin")
 
 

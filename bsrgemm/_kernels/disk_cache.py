@@ -1,7 +1,7 @@
-"""The disk cache of compiled kernels: one file per entry, its name ending in a digest of its contents.
+"""The disk cache of compiled kernels: one file per entry, whose name ends in a digest of its contents.
 
-It lives in CuPy's cache folder. A damaged entry is removed; a folder that cannot be used is no
-error: the cubin is then kept in memory under a path of its own.
+The cache is a subfolder of CuPy's cache folder. A damaged entry is removed. A folder that cannot be used is not an
+error: the compiled kernel (cubin) is then kept in memory, under a path that this process can read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import warnings
 from pathlib import Path
 
-#: Hex digits of SHA-256 kept in a file name: 128 bits.
+#: Number of hex digits of a SHA-256 digest that a file name holds: 128 bits.
 DIGITS = 32
 
 _lock = threading.Lock()
@@ -24,13 +24,13 @@ _memory: dict[str, str] = {}
 
 
 def folder() -> Path:
-    """`$CUPY_CACHE_DIR/bsrgemm`, by default `~/.cupy/kernel_cache/bsrgemm`; it need not exist."""
+    """Return `$CUPY_CACHE_DIR/bsrgemm`, or `~/.cupy/kernel_cache/bsrgemm` by default. The folder need not exist."""
     base = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
     return Path(base, "bsrgemm").absolute()
 
 
 def lookup(where: Path, stem: str) -> Path | None:
-    """The entry of `stem` whose contents match the digest in its name; one met that does not is removed."""
+    """Return the entry of `stem` whose contents match the digest in its name, and remove entries that do not match."""
     for path in sorted(where.glob(f"{stem}-*.cubin")):
         with contextlib.suppress(OSError):
             if path == entry_path(where, stem, path.read_bytes()):
@@ -40,7 +40,7 @@ def lookup(where: Path, stem: str) -> Path | None:
 
 
 def store(where: Path, stem: str, contents: bytes) -> Path:
-    """Write an entry so that other processes see all of it or nothing; OSError where that fails."""
+    """Write an entry so that other processes see all of it or nothing; raise OSError if that fails."""
     path = entry_path(where, stem, contents)
     where.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=where, prefix=".", suffix=".tmp")
@@ -55,12 +55,12 @@ def store(where: Path, stem: str, contents: bytes) -> Path:
 
 
 def entry_path(where: Path, stem: str, contents: bytes) -> Path:
-    """Where `contents` belong as an entry of `stem`."""
+    """Return the path of the entry of `stem` that holds `contents`."""
     return where / f"{stem}-{_digest(contents)}.cubin"
 
 
 def keep_in_memory(contents: bytes) -> str:
-    """A path from which this process can read `contents` as long as it lives, without the cache."""
+    """Return a path outside the cache from which this process can read `contents` until it ends."""
     key = _digest(contents)
     with _lock:
         if key not in _memory:
@@ -69,7 +69,7 @@ def keep_in_memory(contents: bytes) -> str:
 
 
 def warn_unusable(where: Path, reason: OSError) -> None:
-    """Say once per process that kernels will be compiled again in every process, and why."""
+    """Warn once per process that every process will compile its kernels again, and give the reason."""
     global _warned
     with _lock:
         if _warned:
@@ -90,7 +90,7 @@ def _memory_file(contents: bytes) -> str:
     else:
         handle, path = tempfile.mkstemp(prefix="bsrgemm-", suffix=".cubin")
         atexit.register(_remove, path)
-    # The handle stays open until the process ends: the path of a memfd lives as long as it.
+    # The handle stays open until the process ends, because the path of a memfd is valid only while it is open.
     with open(handle, "wb", closefd=False) as file:
         file.write(contents)
     return path

@@ -1,4 +1,4 @@
-"""Names of element types in CUDA code, what sums are kept in, and what an architecture has."""
+"""Names of element types in the CUDA sources, their accumulator types, and limits of each architecture."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ CUDA_NAMES = {
     np.dtype("c16"): "c128",
 }
 
-#: Bytes of an element.
+#: Size of an element in bytes, by its CUDA name.
 BYTES = {name: dtype.itemsize for dtype, name in CUDA_NAMES.items()} | {"e4m3": 1}
 
 
 def element(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in cuda/common/types.cuh."""
+    """Return the name of a dtype in cuda/common/types.cuh."""
     return CUDA_NAMES[dtype]
 
 
 @lru_cache(maxsize=256)
 def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
-    """What sums of `dtype` are kept in: its name in cuda/common/types.cuh and a NumPy dtype of the same bytes.
+    """Return the accumulator of `dtype`: its name in cuda/common/types.cuh and a NumPy dtype with the same bytes.
 
-    Integers are summed modulo 2^32 or 2^64, whose low bits are those of the narrower type.
+    Integers are summed modulo 2^32 or 2^64. The low bits of such a sum are the sum in the narrower type.
     """
     dtype = accumulator_dtype(dtype)
     if dtype.kind in "iu":
@@ -51,24 +51,24 @@ def accumulator(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
 
 @cache
 def number(acc: str) -> np.dtype[Any]:
-    """The NumPy dtype of an accumulator, by its CUDA name."""
+    """Return the NumPy dtype of an accumulator, given its CUDA name."""
     return next(dtype for dtype, name in CUDA_NAMES.items() if name == acc)
 
 
 def tensor_arch(arch: str) -> bool:
-    """Has the card what gemm_sm80 needs? Those before Ampere have no asynchronous copies."""
+    """Return whether a card can run gemm_sm80. Cards older than Ampere (sm_80) have no asynchronous copies."""
     return int("".join(c for c in arch if c.isdigit())) >= 80
 
 
 def shared_kb(arch: str) -> int:
-    """What a CTA can have of the shared memory; a multiprocessor has 1 KB more."""
+    """Return the most shared memory that one CTA can request, in KiB. A multiprocessor has 1 KiB more."""
     number = int("".join(c for c in arch if c.isdigit()))
     return 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
 
 
 @dataclass(frozen=True)
 class Types:
-    """Element types of the two operands, the result and the sums, and the index type, by their CUDA names."""
+    """CUDA names of the types of a product: the two operands, the result, the accumulator and the index arrays."""
 
     a: str
     b: str
@@ -86,7 +86,7 @@ class Types:
         )
 
     def of_one(self, name: str) -> bool:
-        """Are operands, result and sums all of this type?"""
+        """Return whether operands, result and accumulator all have this type."""
         return self.a == self.b == self.c == self.acc == name
 
 
@@ -96,5 +96,5 @@ def types(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], acc: np.dtype[An
 
 
 def scaled(names: Types) -> Types:
-    """The same with operands that are bytes of fp8."""
+    """Return the same types, except that both operands are fp8 numbers (e4m3)."""
     return replace(names, a="e4m3", b="e4m3")

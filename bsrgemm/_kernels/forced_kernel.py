@@ -1,17 +1,17 @@
-"""Forces products and attention onto one kernel, for tests and benchmarks."""
+"""A switch that forces products and attention onto one kernel, for tests and benchmarks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-#: The class name of the kernel config that `force_kernel` asks for, such as "GemmSm80"; None lets the rules choose.
+#: Class name of the kernel config that `force_kernel` selected, such as "GemmSm80"; None lets the rules choose.
 name: str | None = None
 
 
 @contextlib.contextmanager
 def force_kernel(config: str) -> Iterator[None]:
-    """Inside this block products and attention run on one kernel ("GemmSm80", ...), or raise ValueError."""
+    """Within this context, products and attention use the kernel `config` ("GemmSm80", ...) or raise ValueError."""
     global name
     before, name = name, config
     try:

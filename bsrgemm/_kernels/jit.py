@@ -1,7 +1,7 @@
-"""From a kernel's description to a loaded kernel: gather, hash, NVRTC to cubin, disk cache, load.
+"""Build kernels from their descriptions: gather the sources, hash them, compile with NVRTC, cache on disk, load.
 
-`load` is what a launch calls; `build` and `compile_cubin` need no GPU. CuPy is imported only when
-something is compiled or loaded.
+A launch calls `load`. `build` and `compile_cubin` need no GPU. CuPy is imported only when something is compiled or
+loaded.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from . import disk_cache
 from .sources import cuda_root, digest, gather
 from .structs import Struct
 
-#: Part of every cache key: raise it when the meaning of an entry changes.
+#: A part of every cache key. Raise it when the meaning of a cache entry changes.
 _CACHE_FORMAT = 1
 _OLDEST = 75
-#: The largest grid along x, and along y and z.
+#: The largest number of thread blocks of a grid along x, and along y or z.
 MAX_GRID_X, MAX_GRID_YZ = 2**31 - 1, 65535
-#: Integrated (Jetson) chips: their binaries and those of the cards do not run on each other.
+#: Compute capabilities of integrated (Jetson) chips. Their binaries do not run on discrete cards, nor the reverse.
 _INTEGRATED = frozenset({72, 87, 101, 110})
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a source; the text holds its log with file and line numbers."""
+    """NVRTC refused a source. The message holds NVRTC's log with file and line numbers."""
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel to build: a file of the cuda folder, its extern "C" entry, -D definitions, and argument structs."""
+    """A kernel to build: a file of the cuda folder, its extern "C" entry, -D definitions, and argument structs."""
 
     source: str
     entry: str
     defines: tuple[tuple[str, str | int], ...] = ()
-    #: what the kernel takes; the compiler asserts that both sides lay it out in the same way
+    #: structs that the kernel takes as arguments; the compiler asserts that Python and CUDA agree on their layout
     structs: tuple[Struct, ...] = ()
 
     def __str__(self) -> str:
@@ -50,13 +50,13 @@ class KernelSpec:
         return f"{self.source}:{self.entry}{defines}"
 
     def all_defines(self) -> tuple[tuple[str, str | int], ...]:
-        """The definitions, and those that describe the argument structs."""
+        """Return the definitions of the kernel and those that describe its argument structs."""
         return (*self.defines, *(define for layout in self.structs for define in layout.defines()))
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What NVRTC made: the binary, its log (registers, shared memory, spills), the time it took."""
+    """The result of a compilation: the binary, NVRTC's log (registers, shared memory, spills), the time in seconds."""
 
     cubin: bytes
     log: str
@@ -65,7 +65,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """Where a kernel's binary lies; `log` and `seconds` are empty when it came from the cache."""
+    """The path of a kernel's binary. `log` is empty and `seconds` is 0 when the binary came from the cache."""
 
     path: str
     cached: bool
@@ -74,7 +74,9 @@ class BuildReport:
 
 
 def target(compute_capability: str | int, archs: Iterable[int] | None = None) -> str:
-    """The architecture to compile for on a card, given those that NVRTC knows (by default: ask it).
+    """Return the architecture to compile for on a card of this compute capability.
+
+    `archs` are the architectures that NVRTC can compile for; by default NVRTC is asked for them.
 
     >>> target(90, [80, 90]), target("89", [80, 86, 89]), target(103, [100, 101, 120])
     ('sm_90a', 'sm_89', 'sm_100')
@@ -89,7 +91,7 @@ def target(compute_capability: str | int, archs: Iterable[int] | None = None) ->
     if capability in known:
         return "sm_90a" if capability == 90 else f"sm_{capability}"
     if capability not in _INTEGRATED:
-        # A card runs binaries of its own major version and a lower minor one.
+        # A card also runs binaries for a lower minor version of its own major version.
         older = [a for a in known if a // 10 == capability // 10 and a < capability and a not in _INTEGRATED]
         if older:
             return f"sm_{older[-1]}"
@@ -101,7 +103,7 @@ def target(compute_capability: str | int, archs: Iterable[int] | None = None) ->
 
 
 def device_target() -> str:
-    """The architecture to compile for on CuPy's current device."""
+    """Return the architecture to compile for on CuPy's current device."""
     cuda = _cupy().cuda
     device = cuda.runtime.getDevice()
     if device not in _device_targets:
@@ -110,7 +112,7 @@ def device_target() -> str:
 
 
 def load(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Any:
-    """The `cupy.RawKernel` of `spec`, compiled or read from the cache once per process."""
+    """Return the `cupy.RawKernel` of `spec`, which is compiled or read from the disk cache once per process."""
     key = (spec, arch, root)
     kernel = _kernels.get(key)
     if kernel is not None:
@@ -124,7 +126,11 @@ def load(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Any:
 
 
 def argument(packed: bytes | bytearray) -> np.ndarray[Any, Any]:
-    """A struct as a kernel takes it. Opaque: CuPy asks NumPy what it is, which takes 4 us where it has fields."""
+    """Return a packed struct in the form in which CuPy passes it to a kernel.
+
+    Its dtype is opaque, without fields: CuPy inspects the dtype of every argument through NumPy, which takes the host
+    4 us per launch for a dtype with fields.
+    """
     return np.ndarray((), _opaque(len(packed)), packed)
 
 
@@ -134,12 +140,12 @@ def _opaque(size: int) -> np.dtype[Any]:
 
 
 def build(spec: KernelSpec, arch: str, *, root: Path | None = None) -> str:
-    """The path of the kernel's cubin, compiled unless the cache has it."""
+    """Return the path of the kernel's cubin, and compile it first unless the cache has it."""
     return build_report(spec, arch, root=root).path
 
 
 def build_report(spec: KernelSpec, arch: str, *, root: Path | None = None) -> BuildReport:
-    """As `build`, saying also whether the cache had it and what the compiler said."""
+    """Do what `build` does, and also report whether the cache had the binary and what the compiler printed."""
     root = cuda_root() if root is None else root
     texts = gather(spec.source, root)
     stem = f"{spec.entry}-{arch}-{_cache_key(spec, arch, texts)[: disk_cache.DIGITS]}"
@@ -157,23 +163,23 @@ def build_report(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Bu
 
 
 def compile_cubin(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Compiled:
-    """Compile without looking at the cache or writing to it."""
+    """Compile a kernel without reading the cache or writing to it."""
     root = cuda_root() if root is None else root
     return _compile(spec, arch, gather(spec.source, root), root)
 
 
 def options(spec: KernelSpec, arch: str) -> tuple[str, ...]:
-    """NVRTC's options for `spec`; `-v` puts registers, shared memory and spills into the log."""
+    """Return NVRTC's options for `spec`; `-v` puts registers, shared memory and spills into the log."""
     return ("-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *_define_options(spec))
 
 
 def nvrtc_version() -> str:
-    """NVRTC's version as it tells it: major and minor."""
+    """Return NVRTC's version as "major.minor"."""
     return ".".join(map(str, _nvrtc().getVersion()))
 
 
 def supported_archs() -> tuple[int, ...]:
-    """The architectures that NVRTC compiles for, as 75, 80, 90..."""
+    """Return the architectures that NVRTC compiles for, as the numbers 75, 80, 90, ..."""
     return tuple(_nvrtc().getSupportedArchs())
 
 
@@ -213,7 +219,7 @@ def _compile(spec: KernelSpec, arch: str, texts: Mapping[str, str], root: Path) 
 
 
 def _whole(cubin: bytes) -> bytes:
-    """The cubin to the end of its ELF tables: CuPy cuts the last byte, a zero, as if it ended a string."""
+    """Return the cubin up to the end of its ELF tables. CuPy drops the last byte, a zero, as if it ended a string."""
     program_table, section_table = struct.unpack_from("<QQ", cubin, 32)
     program_size, programs, section_size, sections = struct.unpack_from("<HHHH", cubin, 54)
     end = max(program_table + program_size * programs, section_table + section_size * sections)
@@ -251,7 +257,7 @@ def _nvrtc() -> Any:
 
     try:
         nvrtc.getVersion()
-    except Exception as error:  # CuPy's and NVIDIA's loaders raise a class of their own per version
+    except Exception as error:  # the class of the error depends on the versions of CuPy and of NVIDIA's loader
         raise RuntimeError(_missing("NVRTC (libnvrtc)", error)) from error
     return nvrtc
 

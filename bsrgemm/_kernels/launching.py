@@ -1,4 +1,4 @@
-"""Starting kernels that take separate arguments, and the memory layout that kernels read."""
+"""Helpers that launch kernels with separate arguments and bring arrays into the layout that kernels read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .jit import KernelSpec
 
 
 class KernelConfig(Protocol):
-    """What every config of a kernel offers: the source with its definitions, and threads of a thread block."""
+    """The interface of every kernel config: the kernel to compile, and the number of threads of a thread block."""
 
     @property
     def threads(self) -> int: ...
@@ -20,10 +20,10 @@ class KernelConfig(Protocol):
 
 
 def run(config: KernelConfig, grid: tuple[int, ...], args: tuple[Any, ...], threads: int | None = None) -> None:
-    """Start a kernel with separate arguments on CuPy's current device and stream."""
+    """Launch a kernel with separate arguments on CuPy's current device and stream."""
     jit.load(config.spec(), jit.device_target())(grid, (threads or config.threads,), args)
 
 
 def contiguous(x: Any) -> Any:
-    """The array, or a copy in one piece of memory, which is how kernels read it."""
+    """Return the array if it is C-contiguous, otherwise a C-contiguous copy; kernels read nothing else."""
     return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)

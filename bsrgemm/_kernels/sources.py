@@ -1,7 +1,7 @@
-"""Finds the CUDA sources, gathers what one of them includes, and hashes the result.
+"""Functions that find the CUDA sources, gather the headers that a source includes, and hash the result.
 
-A source includes headers as `#include "name.cuh"`, named from the top of the cuda folder; nothing
-from outside the folder is gathered.
+A source includes headers as `#include "name.cuh"`, with names relative to the top of the cuda folder. Nothing from
+outside that folder is gathered.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _INCLUDE = re.compile(r'^# ?include ?"([^"]+)"', re.MULTILINE)
 
 
 def cuda_root() -> Path:
-    """The folder of the CUDA sources: inside the package in a wheel, beside it in a checkout."""
+    """Return the folder of the CUDA sources: it is inside the package in a wheel, and next to it in a checkout."""
     candidates = (_PACKAGE / "cuda", _PACKAGE.parent / "cuda")
     for folder in candidates:
-        # NVIDIA's Python namespace is a folder `cuda` beside an installed package: it holds no .cu file.
+        # NVIDIA's Python packages install a folder `cuda` next to this package; that folder holds no .cu file.
         if any(folder.glob("*.cu")):
             return folder
     raise FileNotFoundError(
@@ -42,7 +42,7 @@ def cuda_root() -> Path:
 
 
 def gather(source: str, root: Path | None = None) -> dict[str, str]:
-    """The text of `source` and, recursively, of every header it includes, by name, `source` first."""
+    """Return the text of `source` and, recursively, of every header it includes, by name, with `source` first."""
     root = cuda_root() if root is None else root
     texts: dict[str, str] = {}
     pending = [(source, "")]
@@ -63,9 +63,9 @@ def gather(source: str, root: Path | None = None) -> dict[str, str]:
 
 
 def strip(text: str) -> str:
-    """C++ text without comments and with every run of blanks as one; literals stay as they are.
+    """Return C++ text without comments and with each run of blanks replaced by one; literals stay unchanged.
 
-    A preprocessor directive keeps a line of its own, other line ends count as blanks.
+    A preprocessor directive keeps a line of its own. All other line ends count as blanks.
     """
     parts: list[str] = []
     blank = directive = False
@@ -91,7 +91,7 @@ def strip(text: str) -> str:
 
 
 def digest(texts: Mapping[str, str]) -> str:
-    """SHA-256 over names and texts: any edit changes it."""
+    """Return the SHA-256 digest of names and texts. Any edit changes it."""
     sha = hashlib.sha256()
     for name in sorted(texts):
         for part in (name.encode(), texts[name].encode()):
@@ -101,5 +101,5 @@ def digest(texts: Mapping[str, str]) -> str:
 
 
 def code_digest(texts: Mapping[str, str]) -> str:
-    """SHA-256 over the code alone: edits of comments and blank space leave it as it is."""
+    """Return the SHA-256 digest of the code alone. Edits of comments and blank space do not change it."""
     return digest({name: strip(text) for name, text in texts.items()})

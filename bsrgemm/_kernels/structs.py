@@ -1,6 +1,6 @@
-"""Arguments of kernels as named structs: packed here by name, and checked by the compiler on the device side.
+"""Kernel arguments as named structs, which are packed here by name and checked by the compiler in the CUDA sources.
 
-A `Struct` is declared once, with the fields of its C twin in the same order. `KernelSpec.structs` hands its size and
+A `Struct` has the fields of the C struct of the same name, in the same order. `KernelSpec.structs` passes its size and
 the offsets of its fields to the compiler, where ``CHECK_LAYOUT`` of cuda/common/layout.cuh asserts that they agree.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-#: A map of the copy engine: its bytes, and the multiple of which its address must be.
+#: Size of a tensor map, and the alignment of its address, in bytes.
 TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
-#: Formats of the module struct: pointers, integers, floats and booleans, each with its own alignment.
+#: Allowed format characters of the module `struct`: pointers, integers, floats, booleans. Each is aligned to its size.
 _TYPES = "PqQiIfd?"
 
 
@@ -28,7 +28,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Complex:
-    """The type of a field that holds two numbers side by side and is aligned to both of them."""
+    """The type of a field that holds a complex number: two parts, aligned to the size of both together."""
 
     part: str
 
@@ -43,10 +43,10 @@ class Complex:
 
 @dataclass(frozen=True)
 class Struct:
-    """A struct of C: its name there, and its fields in order with a type for each.
+    """The layout of a C struct: its name in the CUDA sources, and its fields in order with a type for each.
 
-    A type is a character of the module `struct` (pointer "P", "q", "Q", "i", "I", "f", "d", "?"), a `Complex`, a
-    `TensorMap` or another `Struct`.
+    A type is a format character of the module `struct` ("P" for a pointer, "q", "Q", "i", "I", "f", "d" or "?"), a
+    `Complex`, a `TensorMap` or another `Struct`.
 
     >>> point = Struct("Point", (("x", "d"), ("y", "d"), ("tag", "i")))
     >>> point.size, point.offsets
@@ -60,7 +60,7 @@ class Struct:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each field begins."""
+        """The offset of each field, in bytes."""
         found, end = {}, 0
         for field, kind in self.fields:
             end = -(-end // _alignment(kind)) * _alignment(kind)
@@ -70,17 +70,20 @@ class Struct:
 
     @cached_property
     def alignment(self) -> int:
-        """The multiple of which the struct's address must be."""
+        """The alignment of the struct, in bytes."""
         return max(_alignment(kind) for _, kind in self.fields)
 
     @cached_property
     def size(self) -> int:
-        """Bytes, with what fills up the last of them."""
+        """The size of the struct in bytes, including the padding at its end."""
         last, kind = self.fields[-1]
         return -(-(self.offsets[last] + _size(kind)) // self.alignment) * self.alignment
 
     def pack(self, **values: Any) -> bytearray:
-        """The bytes of the struct. Every field is named; one that holds a struct or a tensor map takes its bytes."""
+        """Return the bytes of the struct.
+
+        Every field needs a value. The value of a field that is a struct or a tensor map is that object's bytes.
+        """
         if values.keys() != self.offsets.keys():
             wrong = sorted(values.keys() ^ self.offsets.keys())
             raise TypeError(f"{self.name}: wanted a value for each field and no other, these differ: {wrong}")
@@ -96,7 +99,10 @@ class Struct:
         return packed
 
     def patch(self, *names: str) -> Patch:
-        """Fields that are written together into bytes that `pack` has made; those of an inner struct as "inner.x"."""
+        """Return a writer for neighbouring fields in bytes that `pack` returned.
+
+        A field of an inner struct is named "inner.x".
+        """
         places = [self._place(name) for name in names]
         format_, end = "=", places[0][0]
         for at, kind in places:
@@ -107,7 +113,7 @@ class Struct:
         return Patch(struct.Struct(format_), places[0][0])
 
     def defines(self) -> tuple[tuple[str, str | int], ...]:
-        """What the compiler is told: the size, the offsets of all fields, and the same of structs inside."""
+        """Return the -D definitions with the size and the field offsets of this struct and of its inner structs."""
         macro = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.name).upper()
         own = ((f"{macro}_BYTES", self.size), (f"{macro}_OFFSETS", ",".join(map(str, self.offsets.values()))))
         inner = {kind: None for _, kind in self.fields if isinstance(kind, Struct)}
@@ -124,18 +130,18 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Some neighbouring fields of a struct, written at once."""
+    """A writer for some neighbouring fields of a struct."""
 
     layout: struct.Struct
     at: int
 
     def write(self, packed: bytearray, *values: Any) -> None:
-        """Put the values of the fields into the bytes of a struct; a complex number is two values."""
+        """Write the values of the fields into the bytes of a struct; a complex number counts as two values."""
         self.layout.pack_into(packed, self.at, *values)
 
 
 def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
-    """Fields of one type, their names separated by blanks.
+    """Return fields of one type, given their names separated by blanks.
 
     >>> fields("i", "R K")
     (('R', 'i'), ('K', 'i'))
@@ -144,7 +150,7 @@ def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _portable(kind: str) -> str:
-    """A type of the module struct whose size does not depend on the machine: a pointer is 64 bits."""
+    """Return a format character whose size does not depend on the machine: a pointer becomes a 64-bit integer."""
     assert kind in _TYPES
     return "Q" if kind == "P" else kind
 

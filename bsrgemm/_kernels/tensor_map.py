@@ -1,7 +1,7 @@
-"""Tensor maps: how the copy engine of sm_90 and newer cards sees a tensor in global memory.
+"""Tensor maps, which tell the copy engine (TMA) of sm_90 and newer cards how a tensor lies in global memory.
 
-`encode` makes one on the host, as a kernel argument by value for a parameter
-`const __grid_constant__ TensorMap map`, `struct alignas(64) TensorMap { unsigned long long opaque[16]; };`.
+`encode` makes a tensor map on the host. A kernel takes it by value, as `const __grid_constant__ TensorMap map` with
+`struct alignas(64) TensorMap { unsigned long long opaque[16]; };`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = {
     "float64": (8, 8),
     "bfloat16": (9, 2),
 }
-#: Name -> (CUtensorMapSwizzle, largest inner extent of the box in bytes).
+#: Name -> (CUtensorMapSwizzle, largest extent of the box along the first dimension in bytes).
 SWIZZLES = {"none": (0, None), "32B": (1, 32), "64B": (2, 64), "128B": (3, 128)}
 #: Name -> CUtensorMapL2promotion.
 L2_PROMOTIONS = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
@@ -44,39 +44,50 @@ def encode(
     swizzle: str = "none",
     l2: str = "256B",
 ) -> np.ndarray[Any, Any]:
-    """The tensor map of `dims` elements, fastest dimension first, fetched in tiles of `box`.
+    """Return the tensor map of a tensor of `dims` elements that is copied in tiles of `box` elements.
+
+    The fastest dimension comes first.
 
     Parameters
     ----------
     pointer : int
-        Address in device memory, a multiple of 16.
+        Address in device memory. It must be a multiple of 16 bytes.
     dtype_name : str
-        One of `DTYPES`.
+        Element type, a key of `DTYPES`.
     dims, box : sequence of int
-        Elements of the tensor and of one tile per dimension; 1 to 5 dimensions, a tile at most 256 in each.
+        Extents of the tensor and of one tile, in elements. There are 1 to 5 dimensions; a tile has at most 256
+        elements along each.
     strides_bytes : sequence of int
-        Distance in bytes along every dimension but the first, which is contiguous; multiples of 16.
+        Distance in bytes between neighbours along every dimension except the first, which is contiguous. Each is a
+        multiple of 16.
     swizzle : {"none", "32B", "64B", "128B"}
-        How a tile lies in shared memory.
+        Swizzle pattern of a tile in shared memory.
     l2 : {"none", "64B", "128B", "256B"}
-        How much L2 fetches at once.
+        Number of bytes that the L2 cache fetches at once.
 
     Returns
     -------
     numpy.ndarray
-        One element, 128 bytes, read-only, 64-byte aligned. What lies outside the tensor is read as zero.
+        A read-only array of one element of 128 bytes, aligned to 64 bytes. Reads outside the tensor give zeros.
+
+    Raises
+    ------
+    ValueError
+        If an argument breaks one of the limits above.
+    RuntimeError
+        If the driver has no tensor maps or refuses this one.
 
     Notes
     -----
-    A tile starts at a multiple of 16 bytes along the first dimension, negative ones included; any other start is an
-    illegal instruction (seen on an H200).
+    A tile must start at a multiple of 16 bytes along the first dimension; negative multiples are allowed. Any other
+    start makes the kernel fail with an illegal instruction (observed on an H200).
     """
-    # ctypes takes Python's integers, not NumPy's
+    # ctypes accepts Python integers but not NumPy integers
     extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))
     return _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
 
 
-# A map depends on its arguments alone, and a launch in a loop passes the same ones again.
+# A map depends only on its arguments, and launches in a loop pass the same arguments again.
 @lru_cache(maxsize=1024)
 def _encode(
     pointer: int,
@@ -104,7 +115,7 @@ def _encode(
         0,  # no interleaving
         SWIZZLES[swizzle][0],
         L2_PROMOTIONS[l2],
-        0,  # zeros out of bounds
+        0,  # reads out of bounds give zeros
     )
     if status != 0:
         raise RuntimeError(

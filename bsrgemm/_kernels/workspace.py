@@ -1,9 +1,9 @@
-"""Memory that launches need beside their operands, how long it lives, and values that a stream has yet to make.
+"""Temporary memory of launches and how long it lives, and values that a stream may not have computed yet.
 
-A stream runs one launch after the other, so its launches share their counters and take temporary memory from CuPy's
-pool, which hands it to others only after them. A captured graph runs again at any time, beside anything: what is
-captured has memory of its own, shared by all launches of a stream within one capture, and keeps it, since CUDA does not
-tell when a graph is gone.
+A stream runs its launches one after the other. They can therefore share their counters, and take temporary memory from
+CuPy's pool, which reuses it only for later work of the same stream. A captured graph can run again at any time, next to
+any other work. Its launches therefore have memory of their own, shared by the launches of one stream within one
+capture. That memory is never freed, because CUDA does not report when a graph is destroyed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 import cupy
 import numpy as np
 
-#: Counters of a stream: enough for most launches on most cards.
+#: Number of counters that a stream gets at least: enough for most launches on most cards.
 _LEAST_COUNTERS = 1024
-#: Those of all captures: some hundreds.
+#: Number of counters that all captures on a device share: enough for some hundreds of captures.
 _RESERVE = 1 << 18
-#: The address by which CUDA knows the stream that each thread has for itself.
+#: The pointer that stands for CUDA's per-thread default stream.
 _PER_THREAD = 2
 
 
 class StreamOrdered:
-    """Something made on a stream; another stream that asks for it waits until it is there."""
+    """A value that was computed on one stream. Another stream that asks for it waits until it is complete."""
 
     __slots__ = ("__weakref__", "_event", "value")
 
@@ -37,7 +37,7 @@ class StreamOrdered:
         self._event = cupy.cuda.get_current_stream().record()
 
     def get(self) -> Any:
-        """The value, after the current stream has been told to wait for it."""
+        """Return the value, after making CuPy's current stream (not the host) wait for it."""
         if self._event is not None:
             if self._event.done:
                 self._event = None
@@ -48,7 +48,7 @@ class StreamOrdered:
 
 @dataclass
 class _Capture:
-    """What the launches of a stream share within one capture."""
+    """The memory that the launches of a stream share within one capture."""
 
     counters: Array | None = None
     room: Array | None = None
@@ -57,7 +57,7 @@ class _Capture:
 Array = Any
 
 _zeroed: dict[tuple[int, int, int], Array] = {}
-#: Per device: zeros for captured launches, and how many of them are given away.
+#: For each device: an array of zeros for captured launches, and how many of its elements are in use.
 _reserves: dict[int, list[Any]] = {}
 _reserving = threading.Lock()
 _captures: dict[tuple[int, int, int], _Capture] = {}
@@ -66,9 +66,10 @@ _fresh = itertools.count(-1, -1)
 
 
 def counters(count: int) -> Array:
-    """Zeros that no other kernel uses meanwhile; kernels leave them at zero.
+    """Return at least `count` zeros that no concurrent kernel uses. Kernels must leave them at zero.
 
-    Those of captures come from a reserve, as filling them would become a part of the graph.
+    Counters for captures come from a reserve that was zeroed in advance, because zeroing them during the capture would
+    become a part of the graph.
     """
     stream = cupy.cuda.get_current_stream()
     device = cupy.cuda.runtime.getDevice()
@@ -88,7 +89,7 @@ def counters(count: int) -> Array:
 
 
 def temporary(count: int, dtype: Any) -> Array:
-    """Memory of `count` elements for one launch, whatever it holds."""
+    """Return uninitialised memory of at least `count` elements for one launch."""
     stream = cupy.cuda.get_current_stream()
     if not stream.is_capturing():
         return cupy.empty(count, dtype)
@@ -100,7 +101,7 @@ def temporary(count: int, dtype: Any) -> Array:
 
 
 def retain_for_graph(make: Callable[[], Any]) -> Any:
-    """What `make` returns; all memory that it takes meanwhile stays the graph's own."""
+    """Return what `make` returns. During a capture, all memory that `make` allocates is kept for the graph."""
     if not cupy.cuda.get_current_stream().is_capturing():
         return make()
     pool = cupy.cuda.MemoryPool()
@@ -126,7 +127,7 @@ def _capture_of(device: int, stream: Any) -> _Capture:
 
 
 def _capture_number(pointer: int) -> int:
-    """The driver's number of the capture that a stream is in; without a driver's word a new one each time."""
+    """Return the driver's id of the capture that a stream is in, or a new number each time if the driver has no id."""
     ask = _capture_info()
     number = ctypes.c_uint64()
     status = ctypes.c_int()

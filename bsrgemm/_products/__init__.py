@@ -1,1 +1,1 @@
-"""Products with block-sparse matrices."""
+"""Products with block-sparse (BSR) matrices."""

@@ -1,4 +1,4 @@
-"""The argument structs of the product kernels, as cuda/common/bsr.cuh and the kernels declare them."""
+"""The argument structs of the product kernels. Their fields are those of cuda/common/bsr.cuh and of the kernels."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from .._kernels.element_types import number
 from .._kernels.structs import Complex, Struct, TensorMap, fields
 
-#: alpha and beta by the dtype in which sums are kept.
+#: Field type of alpha and beta, by the NumPy type character of the accumulator.
 _FACTORS: dict[str, Any] = {
     "f": "f", "d": "d", "F": Complex("f"), "D": Complex("d"), "I": "I", "L": "Q", "Q": "Q", "?": "?",
 }  # fmt: skip
 
-#: The work list of a pattern; the last three are scratch memory, which each launch has of its own.
+#: The work list of a pattern. The last three fields point to temporary memory, which differs between launches.
 SCHEDULE = Struct("Schedule", fields("P", "items splits count columns blocks row_tiles counters partial arrived"))
 
-#: Rows of spmv_small that are too long for one CTA, in pieces, and the block rows of each CTA.
+#: For spmv_small: the pieces of block rows that are too long for one group of lanes, and the block rows of each CTA.
 LONG_ROWS = Struct("LongRows", fields("P", "pieces parents count bounds partial arrived"))
 
 BLOCK_PRODUCTS_SM90 = Struct(
@@ -50,7 +50,7 @@ SPGEMM_PATTERN = Struct(
     ),
 )
 
-#: A pattern whose arrays lie in one piece each and have one dtype.
+#: A sparsity pattern whose two index arrays are contiguous and have the same dtype.
 STORED_PATTERN = Struct(
     "StoredPattern", (*fields("P", "indices indptr"), *fields("q", "rows columns blocks transposed"))
 )
@@ -69,7 +69,7 @@ WORK_LIST = Struct(
 
 @cache
 def product(acc: str) -> Struct:
-    """The argument of a product whose sums are kept in `acc`, by its CUDA name."""
+    """Return the argument struct of a product whose accumulator has the CUDA name `acc`."""
     return Struct(
         "Product",
         (
@@ -83,13 +83,13 @@ def product(acc: str) -> Struct:
 
 @cache
 def gemm_sm80(acc: str) -> Struct:
-    """The argument of gemm_sm80."""
+    """Return the argument struct of gemm_sm80 for the accumulator `acc`."""
     return Struct("GemmSm80", (("product", product(acc)), ("schedule", SCHEDULE)))
 
 
 @cache
 def gemm_sm90() -> Struct:
-    """The argument of gemm_sm90, whose sums are always float32."""
+    """Return the argument struct of gemm_sm90, whose accumulator is always float32."""
     maps = fields(TensorMap(), "a b c")
     parts = (("product", product("f32")), ("schedule", SCHEDULE))
     return Struct("GemmSm90", (*maps, *parts, *fields("i", "group count keep_a")))

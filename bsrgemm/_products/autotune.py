@@ -1,4 +1,4 @@
-"""`tune`: which kernel is fastest for one matrix and one width, measured on the card at hand and kept."""
+"""`tune` measures which kernel is fastest for one matrix and one number of columns, and stores the result."""
 
 from __future__ import annotations
 
@@ -18,29 +18,49 @@ _REPEATS = 10
 
 
 def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> list[tuple[str, float]]:
-    """Measure every kernel that can multiply `A` by N columns, and remember the fastest for this card.
+    """Measure every kernel that can multiply `A` by N columns, and store the fastest one for this card.
 
-    Later products of matrices with the same sizes, in this process and in others, use what was found. Without a call
-    of `tune` the choice is made by a fixed rule.
+    Later products use the stored kernel, in this process and in others, if they have the same sizes, dtypes and number
+    of blocks, row-major operands whose rows start at multiples of 16 bytes, and `beta` 0. For all other products, fixed
+    rules choose the kernel.
 
     Parameters
     ----------
     A : bsr_array or bsr_matrix
-        On the GPU; a transpose counts as such.
+        The left operand, a matrix on the GPU. If it is the transpose of another matrix (``A.T``), the product with
+        the transpose is measured.
     N : int
-        Columns of the right-hand side, which is taken as row-major.
+        Number of columns of the right-hand side, which is taken to be row-major.
     dtype : dtype, optional
-        Of the right-hand side; that of `A` by default.
+        Dtype of the right-hand side; by default the dtype of `A`.
     precision : {"float32", "tf32"}, optional
-        As for `matmul`.
+        Precision of products in float32, as in `matmul`.
 
     Returns
     -------
     list of (str, float)
-        Kernels and their seconds, fastest first. The right-hand sides are random; the GPU is waited for.
+        The kernels and their times in seconds, fastest first.
+
+    Raises
+    ------
+    TypeError
+        If `A` is not a BSR matrix, if it is on the CPU, where there is only one implementation, or if `dtype` is not
+        supported.
+    ValueError
+        If `N` is not a positive integer, or if `precision` is not one of the values above.
+    OSError
+        If the result cannot be written to the cache folder.
+
+    Notes
+    -----
+    The right-hand side is filled with random numbers. Each kernel is compiled if necessary, run a few times to warm up
+    and timed 10 times with the L2 cache flushed before each run. The call waits for the GPU, and it needs memory for
+    the right-hand side, the result and 512 MiB of data that flush the cache.
 
     Examples
     --------
+    A matrix on the CPU is refused:
+
     >>> import numpy as np, bsrgemm as bg
     >>> A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
     >>> bg.tune(A, 8)

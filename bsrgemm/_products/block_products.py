@@ -1,4 +1,4 @@
-"""Products whose result is blocks, on the tensor cores: from operands to a launch."""
+"""Launches of the tensor-core kernels whose result is a list of blocks: ``BSR @ BSR`` and sampled products."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from .configs import BlockProductsSm80, BlockProductsSm90
 from .heuristics import BlockProblem
 from .operand_order import order_of
 
-#: Rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
+#: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
-#: Tiles are counted in 31 bits, and so are rows and columns.
+#: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 _MOST = 2**31
 
 
 @dataclass(slots=True)
 class _Lists:
-    """Which blocks meet, and how many there are."""
+    """The pairs of blocks that are multiplied, and the number of blocks."""
 
-    #: block of the left operand for each pair; None where the block row says it
+    #: index of the left block of each pair; None in a sampled product, where the block row determines it
     left: Array | None
-    #: block of the right operand for each pair
+    #: index of the right block of each pair
     right: Array
-    #: where the pairs of a block of the result, or of a block row, begin
+    #: index of the first pair of each block of the result; in a sampled product, of each block row
     starts: Array
-    #: blocks of the result, pairs, blocks of the left and of the right operand
+    #: number of blocks of the result, of pairs, of blocks of the left operand and of blocks of the right operand
     counts: tuple[int, int, int, int]
 
     def fields(self) -> dict[str, int]:
-        """What both kernels take of it."""
+        """Return the fields of the kernel argument that both kernels have in common."""
         blocks, pairs, a_blocks, b_blocks = self.counts
         return {
             "left": 0 if self.left is None else self.left.data.ptr,
@@ -55,10 +55,11 @@ class _Lists:
 def pair_products(
     a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
 ) -> Array | None:
-    """``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs of block s, or None if the tensor cores cannot do it.
+    """Compute ``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs k of block s on the tensor cores.
 
-    If the blocks of the result are those of so many block rows, in order, and B is larger than the L2, Hopper takes
-    them in an order that reads less from memory.
+    The result is None if the tensor cores cannot compute this product. `rows` is the number of block rows of the
+    result if its blocks are sorted by block row, otherwise 0. If B is larger than the L2 cache, the Hopper kernel uses
+    it to compute the blocks in an order that reads less from memory.
     """
     R, K = a.shape[1:]
     N = b.shape[2]
@@ -90,10 +91,11 @@ def sampled(
     dtype: np.dtype[Any],
     tf32: bool = False,
 ) -> Array | None:
-    """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, or None if the tensor cores cannot do it.
+    """Compute ``out[p] = X[rows of block p] @ Y[:, columns of block p]`` on the tensor cores.
 
-    An operand whose rows or columns cannot be read 16 bytes at a time is copied; on Hopper so is a row-major Y of
-    16-bit floats, if blocks do not divide into parts of 32 columns.
+    The result is None if the tensor cores cannot compute this product. An operand that the copy engine cannot read as
+    it lies in memory is copied first (see `order_of`). On Hopper, a row-major Y of 16-bit floats is also copied if the
+    number of columns of a block is not a multiple of 32.
     """
     R, N = block
     M, K = X.shape
@@ -125,7 +127,7 @@ def sampled(
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> bytes:
-    """Matrices one after the other, fastest dimension first; a line of the box is a row of the swizzle."""
+    """Return the tensor map of a stack of matrices, fastest dimension first; a line of the box is a swizzled row."""
     strides = [p * x.itemsize for p in (*pitches, pitches[-1])]
     swizzle = f"{box[0] * x.itemsize}B"
     return tensor_map.encode(x.data.ptr, str(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle=swizzle).tobytes()
@@ -141,7 +143,7 @@ def _launch_sm90(
         return None
     kernel = _kernel(replace(config, index=element(lists.right.dtype)))
     ctas = min(tiles, device.multiprocessors())
-    # As many wide tiles as occupy all CTAs equally often.
+    # The kernel starts with so many wide tiles that every CTA computes the same number of them; the rest are narrow.
     narrow = tiles // (config.parts * ctas) * ctas // heights * config.parts
     packed = BLOCK_PRODUCTS_SM90.pack(
         a=maps[0], b=maps[1], out=out.data.ptr, counters=counters(2).data.ptr, R=R, N=N, K=K, narrow=narrow,

@@ -1,4 +1,4 @@
-"""One object for one product: what `matmul` has checked and an engine carries out."""
+"""The object that describes one product: `matmul` checks and creates it, and an engine carries it out."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .configs import Gemm
 
 @dataclass(slots=True)
 class ProductCall:
-    """``out = alpha * (A @ B) + beta * out`` with a BSR `A` and dense `B` and `out` of any strides, checked.
+    """The product ``out = alpha * (A @ B) + beta * out`` of a BSR matrix `A` and a dense `B`, with checked arguments.
 
-    `B` is (K, N) and `out` (M, N), or (batch, K, N) and (batch, M, N). `out` is not read when `beta` is 0.
+    `B` has shape (K, N) and `out` (M, N), or (batch, K, N) and (batch, M, N). Both may have any strides. `out` is not
+    read when `beta` is 0.
     """
 
-    #: A, or the matrix whose transpose is multiplied; it has the arrays that are read, and keeps what serves the
-    #: next call
+    #: A itself, or the matrix whose transpose is A if `transposed`; its arrays are read, and the results of
+    #: preparations for later calls are stored on it
     matrix: Any
     B: Array
     out: Array
@@ -28,31 +29,32 @@ class ProductCall:
     alpha: Any = 1
     beta: Any = 0
     transposed: bool = False
-    #: float32 and complex64 may be rounded to tf32
+    #: whether factors in float32 and complex64 may be rounded to tf32
     tf32: bool = False
-    #: the bytes of A and B are e4m3 numbers
+    #: whether the bytes of A and B are fp8 numbers (e4m3)
     fp8: bool = False
-    #: one kernel among `heuristics.candidates`; None lets the rules choose
+    #: the kernel to use, one of `heuristics.candidates`; None lets the rules choose
     config: Gemm | None = None
-    #: B may be copied where that pays
+    #: whether B may be copied if the product is faster with the copy
     may_copy: bool = True
 
     @property
     def columns(self) -> int:
-        """Columns of B and of the result."""
+        """The number of columns of B and of the result."""
         return int(self.B.shape[-1])
 
     @property
     def batches(self) -> int:
-        """Matrices in a batch, 1 without one."""
+        """The number of matrices in the batch, or 1 if there is no batch."""
         return int(self.B.shape[0]) if self.B.ndim == 3 else 1
 
 
 class ProductPattern(NamedTuple):
-    """Which blocks meet in ``A @ B`` of two BSR matrices, and where the result has blocks.
+    """The pairs of blocks that ``A @ B`` of two BSR matrices multiplies, and the sparsity pattern of the result.
 
-    Pair k multiplies block ``left[k]`` of A with block ``right[k]`` of B. Pairs are grouped by blocks of the result:
-    those of block s begin at ``starts[s]``, in the order of A's storage. `indices` and `indptr` are the result's.
+    Pair k multiplies block ``left[k]`` of A by block ``right[k]`` of B. Pairs are grouped by the block of the result to
+    which they contribute: the pairs of block s begin at ``starts[s]`` and are in the order in which A is stored.
+    `indices` and `indptr` are the index arrays of the result.
     """
 
     left: Array

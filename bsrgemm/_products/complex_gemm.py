@@ -1,7 +1,8 @@
-"""Complex products on the tensor cores, which multiply real numbers only.
+"""Complex products on the tensor cores, which can only multiply real numbers.
 
-With B's columns seen as pairs of real ones, ``A @ B = [Re A, Im A] @ [B; iB]`` in real numbers: blocks twice as wide
-and a right-hand side twice as high, four real products for each complex one and nothing more.
+If each complex column of B is stored as two real columns, ``A @ B = [Re A, Im A] @ [B; iB]`` is a product of real
+matrices. Its blocks are twice as wide and its right-hand side is twice as high. Each complex multiplication becomes
+four real ones, which is as many as it needs.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _REAL: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.complex64): np.dtype(np.float32),
     np.dtype(np.complex128): np.dtype(np.float64),
 }
-#: Fewer columns do not pay for the copies.
+#: With fewer columns than this, copying A and B costs more than the tensor cores save.
 _LEAST_COLUMNS = 64
 
 
 @dataclass(slots=True)
 class _RealMatrix:
-    """The real matrix that stands for a complex one: what a product reads of a matrix, and no more."""
+    """The real matrix [Re A, Im A] of a complex matrix A, with only those attributes that a product reads."""
 
     data: Array
     indices: Array
@@ -40,7 +41,7 @@ class _RealMatrix:
 
 
 def serves(call: ProductCall) -> bool:
-    """Is this a complex product that is worth it?"""
+    """Return whether this is a complex product that real tensor-core kernels can compute faster."""
     A, B, acc = call.matrix, call.B, call.acc
     if acc not in _REAL or not acc == B.dtype == call.out.dtype == A.data.dtype or B.ndim != 2:
         return False
@@ -55,12 +56,12 @@ def serves(call: ProductCall) -> bool:
 
 
 def product(call: ProductCall) -> None:
-    """Carry out the call in temporary memory for a copy of A, which is kept with it, and two of B."""
+    """Carry out the call. It needs memory for a copy of A, which is kept for later calls, and for two copies of B."""
     A, B, out, alpha, beta = call.matrix, call.B, call.out, call.alpha, call.beta
     real = _REAL[B.dtype]
     K = A.data.shape[1] if call.transposed else A.data.shape[2]
     rows, N = B.shape
-    panels = cupy.empty((rows // K, 2, K, N, 2), real)  # B and iB, block column by block column
+    panels = cupy.empty((rows // K, 2, K, N, 2), real)  # B and iB for each block column of A
     parts = B.reshape(rows // K, K, N)
     panels[:, 0, :, :, 0] = panels[:, 1, :, :, 1] = parts.real
     panels[:, 0, :, :, 1] = parts.imag
@@ -82,7 +83,10 @@ def product(call: ProductCall) -> None:
 
 
 def _real_matrix(A: Any, real: np.dtype[Any], transposed: bool) -> _RealMatrix:
-    """A real matrix with blocks [Re, Im], its work list kept; its values are taken anew, for they may have changed."""
+    """Return the real matrix whose blocks are [Re, Im] of the blocks of A.
+
+    The matrix and its work list are kept on A. Its values are copied in every call, since those of A may have changed.
+    """
     cache = matrix_cache_of(A)
     axis = 1 if transposed else 2
     wide: _RealMatrix | None = cache.wide.get(axis)

@@ -1,4 +1,8 @@
-"""The kernels of products and their constants: small frozen dataclasses, whose `spec()` is what the loader compiles."""
+"""The kernels of products and their compile-time constants: frozen dataclasses whose `spec()` the loader compiles.
+
+Comments here use NVIDIA's words: a CTA is a thread block, a lane is a thread of a warp. A row tile is a part of a block
+row: a block row is cut into row tiles of equal height, and one tile of a tensor-core kernel covers a few of them.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,14 @@ from .._kernels.element_types import BYTES, Types, shared_kb
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ, KernelSpec
 from . import arguments
 
-#: What wgmma calls an element, and how many it takes along K.
+#: Element -> (its name in the wgmma instruction, how many of them one instruction takes along K).
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
 STORES = ("direct", "rows", "columns")
 
 
 @dataclass(frozen=True)
 class GemmSimt:
-    """``A @ B`` on the plain cores: any block, any dtype, any strides."""
+    """``A @ B`` on the CUDA cores, for any block size, any dtype and any strides."""
 
     types: Types
     rows: int
@@ -37,7 +41,10 @@ class GemmSimt:
         return KernelSpec("gemm_simt.cu", "gemm_simt", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int, int]:
-        """Block rows (of all batches), columns and rows of a block along x, y and z; the kernel loops over the rest."""
+        """Return the grid: block rows (of all batches) along x, columns of B along y, rows of a block along z.
+
+        The kernel loops over whatever exceeds the largest grid.
+        """
         return (
             min(MAX_GRID_X, -(-block_rows // (self.threads // self.lanes))),
             min(MAX_GRID_YZ, -(-N // (self.lanes * self.cols))),
@@ -47,7 +54,7 @@ class GemmSimt:
 
 @dataclass(frozen=True)
 class GemmSm90:
-    """``A @ B`` on Hopper's tensor cores, tiles of 128 x `tile_n`."""
+    """``A @ B`` on Hopper's tensor cores, in tiles of 128 x `tile_n`."""
 
     types: Types
     row_tile_height: int
@@ -56,13 +63,13 @@ class GemmSm90:
     tail: int
     a_transposed: bool
     b_transposed: bool
-    #: how C is written: "direct", or as tiles of "rows" or "columns"
+    #: how C is written: "direct", or by the copy engine as tiles of "rows" or "columns"
     store: str
-    #: all slabs of 64 columns of a panel of B in one copy
+    #: whether one copy brings all slabs of 64 columns of a panel of B
     wide: bool
-    #: small row_tiles: what a step takes of a block is one piece of memory
+    #: for row tiles of fewer than 64 rows: whether the part of a block that a step needs is contiguous in memory
     flat: bool
-    #: columns of B that are walked together
+    #: number of columns of B that are processed before the kernel moves on to the next ones
     section: int = 1024
 
     threads = 384
@@ -70,12 +77,12 @@ class GemmSm90:
 
     @property
     def row_tiles(self) -> int:
-        """Row tiles that share a tile."""
+        """The number of row tiles of a tile."""
         return self.tile_m // self.row_tile_height
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """The number of pipeline stages: as many as fit into shared memory."""
         return {256: 4, 128: 6, 64: 8}[self.tile_n]
 
     def spec(self) -> KernelSpec:
@@ -104,13 +111,14 @@ class GemmSm90:
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel, and what aligns it: 230,912 of 232,448 bytes at most."""
+        """The size of the kernel's struct Shared plus its alignment: at most 230,912 of the 232,448 bytes of a CTA."""
         return 1024 + self.stages * 128 * (self.tile_m + self.tile_n) + 16 * 2048 + 512
 
     def group(self, K: int) -> int:
-        """Column tiles walked together: those of a section, as long as their panels of B fit 20 MB of the L2.
+        """Return how many column tiles are processed together, for a B of K rows.
 
-        At K = 8192, 2048 columns cost 3-7 % and 4096 cost 20 %.
+        These are the tiles of one section, or fewer if their panels of B do not fit into 20 MiB of the L2 cache. At
+        K = 8192 on an H200, sections of 2048 columns instead of 1024 cost 3-7 %, and sections of 4096 cost 20 %.
         """
         bytes_ = K * self.tile_n * BYTES[self.types.b]
         return max(1, min(self.section // self.tile_n, (20 << 20) // bytes_))
@@ -118,16 +126,16 @@ class GemmSm90:
 
 @dataclass(frozen=True)
 class GemmSm80:
-    """``A @ B`` on the tensor cores of any card since Ampere: tiles of `row_tiles` row_tiles by `tile_n` columns."""
+    """``A @ B`` on the tensor cores of any card since Ampere, in tiles of `row_tiles` row tiles by `tile_n` columns."""
 
     types: Types
-    #: how elements are multiplied: "MMA_F16", "MMA_3XTF32"...
+    #: how elements are multiplied: "MMA_F16", "MMA_3XTF32", ...
     kind: str
     row_tile_height: int
-    #: row_tiles that share a tile
+    #: number of row tiles of a tile
     row_tiles: int
     tile_n: int
-    #: warps below each other, which divide the row_tiles among them
+    #: number of warps along the rows of a tile, among which its row tiles are divided
     warps_m: int
     threads: int
     stages: int
@@ -151,11 +159,11 @@ class GemmSm80:
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel at most."""
+        """An upper bound of the size of the kernel's struct Shared, in bytes."""
         return self.stages * 128 * (self.row_tiles * self.row_tile_height + self.tile_n) + 1024
 
     def ctas(self, arch: str) -> int:
-        """CTAs that share a multiprocessor: kCtas of the kernel."""
+        """Return the number of CTAs that share a multiprocessor: kCtas of the kernel."""
         words = (
             self.row_tiles * self.row_tile_height * self.tile_n // self.threads * (2 if self.kind == "MMA_F64" else 1)
         )
@@ -165,7 +173,7 @@ class GemmSm80:
 
 @dataclass(frozen=True)
 class Spmv:
-    """``A @ x``: lanes share a block row."""
+    """``A @ x`` for one vector x; `lanes` threads share a block row."""
 
     types: Types
     lanes: int
@@ -173,7 +181,7 @@ class Spmv:
     block_r: int
     block_c: int
     a_transposed: bool = False
-    #: columns of a block that a lane reads at once
+    #: number of columns of a block that a lane reads with one instruction
     vector: int = 1
 
     threads, shared_bytes = 128, 0
@@ -191,13 +199,16 @@ class Spmv:
         return KernelSpec("spmv.cu", "spmv", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, R: int, N: int) -> tuple[int, int]:
-        """Block rows along x, the rows of a block along y."""
+        """Return the grid: block rows along x, the rows of a block along y."""
         return min(MAX_GRID_X, -(-block_rows // (self.threads // self.lanes))), min(MAX_GRID_YZ, -(-R // self.rows))
 
 
 @dataclass(frozen=True)
 class SpmvSmall:
-    """``A @ x``, blocks of up to 16 x 16: `lanes` share a block row, `row_lanes` by `column_lanes` of them a block."""
+    """``A @ x`` for one vector x and blocks of up to 16 x 16.
+
+    `lanes` threads share a block row. A group of `row_lanes` by `column_lanes` of them shares a block.
+    """
 
     types: Types
     block_r: int
@@ -205,22 +216,23 @@ class SpmvSmall:
     lanes: int
     row_lanes: int
     column_lanes: int
-    #: blocks of a lane under way
+    #: number of blocks that a lane loads before it uses the first of them
     together: int
-    #: neighbouring block rows are left to one CTA
+    #: whether each CTA processes a range of neighbouring block rows
     in_chunks: bool
     a_transposed: bool = False
     threads: int = 128
-    #: CTAs that share a multiprocessor at least
+    #: least number of CTAs that share a multiprocessor
     at_least: int = 4
-    #: x lies together, at a multiple of 16 bytes
+    #: whether x is contiguous and starts at a multiple of 16 bytes
     x_adjacent: bool = False
-    #: all loads of a lane at once, by predicates; columns a row ahead of their values, if a CTA has many rows
+    #: whether a lane issues all its loads at once, with predicates; if a CTA has many rows, it also loads the column
+    #: indices of a row before it needs the values of that row
     eager: bool = False
-    #: block rows of the same lanes under way at once
+    #: number of block rows that the same lanes process at once
     rows_together: int = 1
 
-    #: kLong of the kernel: blocks of a row, or of a piece of a longer one
+    #: kLong of the kernel: a block row with more blocks than this is cut into pieces of at most as many blocks
     long = 256
     shared_bytes = 0
 
@@ -244,7 +256,10 @@ class SpmvSmall:
         return KernelSpec("spmv_small.cu", "spmv_small", (*self.types.defines(), *shape), layouts)
 
     def ctas(self, block_rows: int, multiprocessors: int) -> int:
-        """CTAs for all rows; where each has many, few rows are dealt to all of them."""
+        """Return the number of CTAs for all block rows.
+
+        With `in_chunks` there are only as many as run at the same time, and the block rows are divided among them.
+        """
         if self.in_chunks:
             return max(1, min(-(-block_rows // (32 // self.lanes)), self.at_least * multiprocessors))
         return max(1, min(MAX_GRID_X // 2, -(-block_rows // (self.threads // self.lanes * self.rows_together))))
@@ -252,33 +267,36 @@ class SpmvSmall:
 
 @dataclass(frozen=True)
 class Spmm:
-    """``A @ B``, blocks of up to 16 x 16, few columns: a warp has a block row, `lanes` of it `width` columns each."""
+    """``A @ B`` for blocks of up to 16 x 16 and few columns, on the CUDA cores.
+
+    A warp computes a block row. `lanes` neighbouring lanes take `width` columns of B each.
+    """
 
     types: Types
     block_r: int
     block_c: int
     lanes: int
     width: int
-    #: blocks of a lane under way
+    #: number of blocks that a lane loads before it uses the first of them
     together: int
     a_transposed: bool = False
-    #: CTAs that share a multiprocessor, at least
+    #: least number of CTAs that share a multiprocessor
     at_least: int = 3
-    #: blocks that come through shared memory at a time; 0: they are read straight from memory
+    #: number of blocks that a warp copies to shared memory at a time; 0 means that blocks are read from global memory
     chunk: int = 0
     threads: int = 128
 
-    #: kStages of the kernel
+    #: kStages of the kernel: number of chunks that a warp holds in shared memory
     stages = 2
 
     @property
     def staged(self) -> bool:
-        """Do blocks come through shared memory?"""
+        """Whether blocks are copied to shared memory first."""
         return self.chunk > 0
 
     @property
     def shared_bytes(self) -> int:
-        """`Chunk` of cuda/common/chunks.cuh, so many for each warp."""
+        """The size of all chunks in bytes: each warp has `stages` structs `Chunk` of cuda/common/chunks.cuh."""
         if not self.staged:
             return 0
         values = -(-self.chunk * self.block_r * self.block_c * BYTES[self.types.a] // 16) * 16 + 16
@@ -300,7 +318,11 @@ class Spmm:
         return KernelSpec("spmm.cu", "spmm", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, N: int, batches: int, multiprocessors: int) -> tuple[int, ...]:
-        """Block rows (of all batches) and tiles of columns; staged, CTAs that stay, tiles of columns and batches."""
+        """Return the grid.
+
+        Without staging it is block rows (of all batches) and column tiles. With staging it is CTAs that each loop over
+        block rows, column tiles, and batches.
+        """
         warps, tiles = self.threads // 32, min(MAX_GRID_YZ, -(-N // (self.lanes * self.width)))
         if not self.staged:
             return min(MAX_GRID_X, -(-block_rows * batches // warps)), tiles
@@ -309,16 +331,19 @@ class Spmm:
 
 @dataclass(frozen=True)
 class SpmmF64:
-    """As `Spmm`, on the tensor cores of float64: 16 `pairs` columns of a warp, `together` instructions under way."""
+    """``A @ B`` for float64 and few columns, on the tensor cores.
+
+    A warp computes ``16 * pairs`` columns. It loads the operands of `together` instructions before it uses the first.
+    """
 
     index: str
     block_r: int
     block_c: int
     pairs: int
     together: int
-    #: CTAs that share a multiprocessor at least
+    #: least number of CTAs that share a multiprocessor
     at_least: int
-    #: of eight rows that a warp has at most
+    #: largest number of tiles of eight rows that a warp computes
     tiles: int = 2
 
     threads, shared_bytes = 128, 0
@@ -336,7 +361,7 @@ class SpmmF64:
         return KernelSpec("spmm_f64.cu", "spmm_f64", shape, (arguments.product("f64"),))
 
     def grid(self, block_rows: int, N: int, batches: int) -> tuple[int, int, int]:
-        """A warp has a block row, or a part of one."""
+        """Return the grid: block rows or parts of them, a warp each, along x; column tiles along y; batches along z."""
         warps = block_rows * -(-self.block_r // (8 * min(self.tiles, -(-self.block_r // 8))))
         return (
             min(MAX_GRID_X, -(-warps // (self.threads // 32))),
@@ -347,11 +372,11 @@ class SpmmF64:
 
 @dataclass(frozen=True)
 class SpgemmSimt:
-    """The numeric half of ``BSR @ BSR``: `lanes` threads share a block of the result."""
+    """The numeric phase of ``BSR @ BSR`` on the CUDA cores; `lanes` threads share a block of the result."""
 
     types: Types
     lanes: int
-    #: R, K and N of small blocks; zeros if the kernel is told when it runs
+    #: R, K and N of small blocks, which are compiled in; zeros if the kernel takes the sizes as arguments
     block: tuple[int, int, int] = (0, 0, 0)
 
     threads = 128
@@ -366,18 +391,21 @@ class SpgemmSimt:
 
 @dataclass(frozen=True)
 class BlockProductsSm90:
-    """Blocks of a product of 16-bit floats on Hopper's tensor cores: ``BSR @ BSR``, or `sampled` of dense matrices."""
+    """The blocks of a product of 16-bit floats on Hopper's tensor cores.
+
+    The product is ``BSR @ BSR`` or, if `sampled`, the product of two dense matrices at the blocks of a pattern.
+    """
 
     element: str
     out: str
     sampled: bool
-    #: K runs fastest in B
+    #: whether K is the contiguous dimension of B
     b_transposed: bool
     tile_m: int
     part_n: int
-    #: of a tile, side by side
+    #: number of parts of `part_n` columns of a tile; in a sampled product they are neighbours in a block row
     parts: int
-    #: of the lists of blocks
+    #: index type of the lists of blocks
     index: str = "i64"
 
     threads = 384
@@ -388,12 +416,12 @@ class BlockProductsSm90:
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """The number of pipeline stages: as many as fit into 200 KiB of shared memory."""
         return (200 << 10) // (128 * (self.tile_m + self.tile_n))
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel."""
+        """The size of the kernel's struct Shared plus its alignment, in bytes."""
         return self.stages * 128 * (self.tile_m + self.tile_n) + (16 << 10) + 1024
 
     def spec(self) -> KernelSpec:
@@ -420,25 +448,28 @@ class BlockProductsSm90:
 
 @dataclass(frozen=True)
 class BlockProductsSm80:
-    """As `BlockProductsSm90`, on the tensor cores of any card since Ampere: a tile of `tile_m` x `tile_n` a CTA."""
+    """The same products as `BlockProductsSm90`, on the tensor cores of any card since Ampere.
+
+    A CTA computes a tile of `tile_m` x `tile_n`.
+    """
 
     element: str
     out: str
     #: how elements are multiplied, as in `GemmSm80`
     kind: str
     sampled: bool
-    #: K runs fastest in B
+    #: whether K is the contiguous dimension of B
     b_transposed: bool
     tile_m: int
     tile_n: int
-    #: columns of a tile that lie together
+    #: number of columns of a tile that belong to the same block
     part_n: int
-    #: of the lists of blocks
+    #: index type of the lists of blocks
     index: str = "i64"
 
     @property
     def warps(self) -> tuple[int, int]:
-        """Below each other and side by side, of up to 64 x 32 each."""
+        """The number of warps along the rows and along the columns of a tile; each computes up to 64 x 32 elements."""
         return -(-self.tile_m // 64), self.tile_n // 32
 
     @property
@@ -451,7 +482,7 @@ class BlockProductsSm80:
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel at most."""
+        """An upper bound of the size of the kernel's struct Shared, in bytes."""
         return self.stages * 128 * (self.tile_m + self.tile_n) + 1024
 
     def spec(self) -> KernelSpec:
@@ -481,7 +512,10 @@ class BlockProductsSm80:
 
 @dataclass(frozen=True)
 class RowMatching:
-    """One of the three kernels that find out which rows go well together; `row_bits` reads the index of a matrix."""
+    """One of the three kernels that find row tiles with many block columns in common.
+
+    Only `row_bits` reads the index arrays of a matrix, so only this kernel depends on the index type.
+    """
 
     entry: str
     index: str = "i32"
@@ -496,13 +530,13 @@ class RowMatching:
         return KernelSpec("row_matching.cu", self.entry, (("INDEX", self.index),), (arguments.STORED_PATTERN,))
 
     def grid(self, blocks: int) -> tuple[int]:
-        """Of `row_bits`: a thread for some neighbors."""
+        """Return the grid of `row_bits`, in which a thread reads `neighbors` consecutive blocks."""
         return (min(MAX_GRID_X, -(-blocks // (self.threads * self.neighbors))),)
 
 
 @dataclass(frozen=True)
 class SpgemmPattern:
-    """One of the three kernels that find out which blocks meet in ``BSR @ BSR``."""
+    """One of the three kernels that find the pairs of blocks which ``BSR @ BSR`` multiplies."""
 
     entry: str
     index: str
@@ -513,13 +547,13 @@ class SpgemmPattern:
         return KernelSpec("spgemm_pattern.cu", self.entry, (("INDEX", self.index),), (arguments.SPGEMM_PATTERN,))
 
     def grid(self, rows: int, warps: int) -> tuple[int]:
-        """A warp for each block row."""
+        """Return the grid, in which each block row has a warp."""
         return (min(MAX_GRID_X, -(-rows // warps)),)
 
 
 @dataclass(frozen=True)
 class WorkListKernel:
-    """Lists of the entries of groups of row_tiles, and of the groups by length, step by step."""
+    """The kernel that builds a work list step by step: the entries of each group of row tiles, and groups by length."""
 
     index: str = "i32"
 
@@ -534,7 +568,10 @@ class WorkListKernel:
         return (min(MAX_GRID_X, -(-threads // self.threads)),)
 
     def tiles(self, keys: int) -> tuple[int, int]:
-        """CTAs that share so many keys, and keys of each: all CTAs look at what the ones before found."""
+        """Return the number of CTAs that share `keys` keys, and the number of keys of each.
+
+        There are at most 1024 CTAs, because every CTA reads what all CTAs before it have counted.
+        """
         tile = max(4, -(-keys // (1024 * self.threads))) * self.threads
         return -(-keys // tile), tile
 

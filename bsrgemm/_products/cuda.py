@@ -1,4 +1,4 @@
-"""Products on the GPU: which launches a product takes."""
+"""Products on the GPU: this engine chooses the launches that each product needs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .launch import Launch
 from .matrix_cache import matrix_cache_of
 from .transposed import transposed_copy
 
-#: Work lists count in 32 bits.
+#: Work lists hold 32-bit integers, so sizes must be smaller than this.
 _MOST_INT32 = 2**31
 
 
 class CudaProducts(ProductEngine):
-    """Products of CuPy arrays."""
+    """The engine for products of CuPy arrays."""
 
     def multiply_dense(self, call: ProductCall) -> Launch | None:
         A, B = call.matrix, call.B
@@ -37,10 +37,11 @@ class CudaProducts(ProductEngine):
             workspace.retain_for_graph(lambda: complex_gemm.product(call))
             return None
         started = launch.product(call)
-        return started if call.matrix is A and call.B is B else None  # copies are made for every product
+        # a launch that reads a copy cannot be reused, since the copy is made again for every product
+        return started if call.matrix is A and call.B is B else None
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
-        memory, other = out.data.mem, X.data.mem  # allocations of their own share nothing
+        memory, other = out.data.mem, X.data.mem  # arrays in different allocations cannot overlap
         first, last = memory.ptr, memory.ptr + memory.size
         if other.ptr >= last or first >= other.ptr + other.size:
             for start, stop in matrix_cache_of(A).extents:
@@ -89,7 +90,7 @@ class CudaProducts(ProductEngine):
 
 
 def _by_columns(B: Array) -> Array:
-    """A matrix, or each of a batch, in columns."""
+    """Return a column-major copy of a matrix, or of each matrix of a batch."""
     return cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
 
 

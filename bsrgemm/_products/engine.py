@@ -1,4 +1,4 @@
-"""What an engine of products must do, and which engine serves which backend."""
+"""The interface of the engines that compute products, and the table that maps each backend to its engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .call import ProductCall, ProductPattern
 
 
 class ProductEngine(ABC):
-    """Products on the arrays of one backend. What is not abstract here is written over the array module."""
+    """Products of the arrays of one backend. Methods that are not abstract use only the backend's array module."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -23,12 +23,15 @@ class ProductEngine(ABC):
     def multiply_dense(self, call: ProductCall) -> Any:
         """Carry out a product with a dense operand.
 
-        Returns what `matmul` may start again for the same operands, a `launch.Launch`, or None if there is no such
-        thing.
+        The result is a `launch.Launch` that `matmul` can start again for the same operands, or None if the launch
+        cannot be reused.
         """
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
-        """Which of `X` and the data, indices and indptr of `A` shares bytes with `out`: its number, or None."""
+        """Return the number of the first array that shares bytes with `out`, or None if none does.
+
+        Number 0 is `X`; 1, 2 and 3 are `data`, `indices` and `indptr` of `A`.
+        """
         first, last = self.backend.extent(out)
         for number, array in enumerate((X, A.data, A.indices, A.indptr)):
             start, stop = self.backend.extent(array)
@@ -40,9 +43,9 @@ class ProductEngine(ABC):
     def pair_products(
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
     ) -> Array:
-        """``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1`` in order.
+        """Return ``out[s] = sum of a[ia[k]] @ b[ib[k]] for k in starts[s] .. starts[s + 1] - 1``, added in order of k.
 
-        `rows` is the number of block rows of the result where its blocks come row after row, otherwise 0.
+        `rows` is the number of block rows of the result if its blocks are sorted by block row, otherwise 0.
         """
 
     def sampled(
@@ -55,9 +58,9 @@ class ProductEngine(ABC):
         dtype: np.dtype[Any],
         tf32: bool = False,
     ) -> Array:
-        """``out[p] = X[rows of block p] @ Y[:, columns of block p]``, (blocks, R, C) in `dtype`.
+        """Return ``out[p] = X[rows of block p] @ Y[:, columns of block p]``, of shape (blocks, R, C) and this `dtype`.
 
-        `tf32` allows float32 factors to be rounded, where an engine has that choice.
+        `tf32` allows an engine to round float32 factors to tf32.
         """
         xp, (R, C), n = self.backend.xp, block, len(indices)
         K, rows, cols = X.shape[1], X.shape[0] // R, Y.shape[1] // C
@@ -70,7 +73,7 @@ class ProductEngine(ABC):
         return self.pair_products(left, row, right, col, xp.arange(n, dtype=np.int64), dtype)
 
     def product_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
-        """Which blocks meet in ``A @ B`` with `block_cols` block columns, by sorting all pairs."""
+        """Return the pairs of blocks that ``A @ B`` with `block_cols` block columns multiplies; sorts all pairs."""
         backend, xp = self.backend, self.backend.xp
         a_rows = backend.expand(a.indptr, len(a.indices)).astype(np.int64, copy=False)
         first = b.indptr[a.indices].astype(np.int64, copy=False)
@@ -88,7 +91,7 @@ class ProductEngine(ABC):
         return ProductPattern(left[order], right[order], starts, *found)
 
     def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
-        """Blocks of ``A @ B`` with `block_cols` block columns, sorted and without duplicates."""
+        """Return the blocks of ``A @ B`` with `block_cols` block columns, sorted and without duplicates."""
         left, right, starts, *index = self.product_pattern(a, b, block_cols)
         return Blocks(self.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
 

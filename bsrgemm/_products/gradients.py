@@ -12,21 +12,40 @@ from .sddmm import dense_matrix, sddmm
 
 
 def matmul_backward(dC: Any, A: Any, B: Any) -> tuple[Any, Array]:
-    """Gradients of ``C = A @ B`` for a BSR `A` and a dense `B`.
+    """Return the gradients of ``C = A @ B`` for a BSR `A` and a dense `B`.
 
     Parameters
     ----------
-    dC : array (M, N)
-        The gradient of a scalar by C.
+    dC : array of shape (M, N)
+        The gradient of a scalar with respect to C.
     A : bsr_array or bsr_matrix of shape (M, K)
-    B : array (K, N)
+        The BSR operand of the product.
+    B : array of shape (K, N)
+        The dense operand of the product. `dC` and `B` are on the same device as `A`.
 
     Returns
     -------
-    dA : bsr_array or bsr_matrix
-        ``dC @ B.conj().T`` on the blocks of `A`.
-    dB : array (K, N)
-        ``A.conj().T @ dC``.
+    dA : bsr_array or bsr_matrix of shape (M, K)
+        The gradient with respect to `A`: ``dC @ B.conj().T``, computed only for the blocks that `A` stores.
+    dB : array of shape (K, N)
+        The gradient with respect to `B`: ``A.conj().T @ dC``.
+
+    Raises
+    ------
+    TypeError
+        If `A` is not a BSR matrix, or if `dC` or `B` is not a dense array on the same device as `A` or has a dtype
+        that is not supported.
+    ValueError
+        If `dC` or `B` does not have two dimensions, or if the shapes do not agree.
+
+    See Also
+    --------
+    sddmm : the product that computes dA, with notes on waiting for the GPU.
+
+    Notes
+    -----
+    On the GPU, the work is queued on CuPy's current stream. The call waits for the GPU only where `sddmm` or `matmul`
+    does: when it must search for duplicate blocks in a matrix that is not known to be in canonical format.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Which kernel serves which problem, and with which constants: pure functions, no device, no array.
+"""The rules that choose a kernel and its constants for a product. They are pure functions without device or arrays.
 
-Every config of configs.py that can be returned for the dtypes of bsrgemm is listed by `every_config`, so that all of
-them can be compiled ahead.
+`every_config` lists the configs of configs.py that these rules return for the dtypes of bsrgemm, so that kernels can be
+compiled ahead of time. "CUDA cores" are the ordinary cores of a GPU, as opposed to its tensor cores.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ from .small_blocks import (
 )
 
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Block sides up to this are compiled into the SpMV kernel: the division by them is then a multiplication.
+#: Blocks whose sides are at most this have their size compiled into the kernel spmv, so that the compiler replaces
+#: divisions by the size with multiplications.
 _SMALL_BLOCK = 8
-#: Of the kernels of pairs that have their sizes compiled in, those that are always listed.
+#: Block sizes (R, K, N) for which `every_config` lists spgemm_simt with compiled-in sizes.
 _PAIRED = ((1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 3), (3, 3, 3), (6, 3, 6), (6, 6, 6), (10, 10, 10))
 
 
@@ -62,7 +63,10 @@ def _floor_power_of_two(n: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides the kernel of a product. R, K and the counts describe A as it is used, transposed or not."""
+    """The properties of a product that decide its kernel.
+
+    If the product is with the transpose of a stored matrix, R, K and the counts are those of the transpose.
+    """
 
     arch: str
     types: Types
@@ -74,19 +78,19 @@ class Problem:
     block_cols: int
     blocks: int
     transposed: bool
-    #: "C" or "F" for operands whose rows or columns the copy engine can read, otherwise ""
+    #: "C" or "F" for operands whose rows or columns the copy engine can read, otherwise "" (see `order_of`)
     b_order: str
     c_order: str
-    #: C is not read
+    #: whether C is only written, because beta is 0
     overwrite: bool
-    #: A's data starts at a multiple of 16 bytes
+    #: whether the data of A starts at a multiple of 16 bytes
     aligned: bool
-    #: for float32: may its products be rounded to tf32?
+    #: for float32: whether factors may be rounded to tf32
     tf32: bool = False
 
 
 def gemm(problem: Problem) -> Gemm:
-    """The kernel for a product with dense right-hand sides: in tiles of the tensor cores where they can do it."""
+    """Return the kernel for a product with a dense right-hand side: a tensor-core kernel if one can compute it."""
     if _tensor_cores_serve(problem) and not _by_rows(problem):
         if sm90_serves(problem):
             return gemm_sm90(problem)
@@ -96,7 +100,7 @@ def gemm(problem: Problem) -> Gemm:
 
 
 def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64:
-    """The kernel for a product on the plain cores, or of float64 by few columns with the tensor cores' help."""
+    """Return the kernel without a work list: one for the CUDA cores, or spmm_f64 for float64 and few columns."""
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
     if _dmma_serves(problem):
         return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
@@ -111,9 +115,10 @@ def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64:
 
 
 def _row(problem: Problem) -> int:
-    """How many blocks most block rows have, at most: a guess, as only the mean is known.
+    """Return a guess of the number of blocks that most block rows do not exceed; only the mean is known.
 
-    Where that is nearly an integer it is a grid, with less at its edges; otherwise rows differ.
+    A mean close to an integer suggests a grid, whose rows have fewer blocks at its edges; the guess is that integer.
+    Otherwise block rows differ in length, and the guess is larger than the mean. It is 27 at most.
     """
     mean = problem.blocks / max(1, problem.block_rows)
     near = round(mean)
@@ -122,11 +127,20 @@ def _row(problem: Problem) -> int:
 
 
 def _by_rows(problem: Problem) -> bool:
-    """Are columns so few that reading A is what takes time?
+    """Return whether there are so few columns that the product should be computed one block row at a time.
 
-    Tiles of several block rows meet the columns of all of them. On an H200, a GB of blocks in rows of 27 with random
-    columns, by 16 columns: 16 x 16 in float32 7.2 ms in tiles, 0.45 so; in float64 16 x 16 3.1 and 0.36, 32 x 32 1.8
-    and 0.35, 64 x 64 1.2 and 0.40; by 64 columns 7.2 and 1.3, 3.1 and 0.91, 1.8 and 0.87, 1.2 and 0.84.
+    With few columns, reading A takes most of the time. The tiles of the tensor-core kernels have several block rows and
+    are processed over the block columns of all of them, most of which each block row does not have. Milliseconds on an
+    H200, for 1 GB of blocks, 27 in each block row, at random block columns (in tiles / by block rows):
+
+    ===============  ===========  ===========
+    blocks           16 columns   64 columns
+    ===============  ===========  ===========
+    float32 16 x 16  7.2 / 0.45   7.2 / 1.3
+    float64 16 x 16  3.1 / 0.36   3.1 / 0.91
+    float64 32 x 32  1.8 / 0.35   1.8 / 0.87
+    float64 64 x 64  1.2 / 0.40   1.2 / 0.84
+    ===============  ===========  ===========
     """
     wide = problem.types.of_one("f32") or problem.types.of_one("f64")
     small = max(problem.R, problem.K) <= _MOST_SMALL and problem.blocks < 2**31
@@ -136,7 +150,7 @@ def _by_rows(problem: Problem) -> bool:
 
 
 def _dmma_serves(problem: Problem) -> bool:
-    """Can spmm_f64 do this product? It counts rows of B in 32 bits."""
+    """Return whether spmm_f64 can compute this product. It numbers the rows of B with 32 bits."""
     return (
         1 < problem.N <= _FEW_COLUMNS
         and problem.N % 2 == 0
@@ -150,7 +164,7 @@ def _dmma_serves(problem: Problem) -> bool:
 
 
 def _staged(problem: Problem) -> bool:
-    """Can blocks come through shared memory, 16 bytes at a time, and pieces of B and C of as many bytes beside them?"""
+    """Return whether blocks can be copied to shared memory in pieces of 16 bytes, and B and C be accessed likewise."""
     return (
         tensor_arch(problem.arch)
         and (problem.types.of_one("f32") or problem.types.of_one("f64"))
@@ -162,7 +176,11 @@ def _staged(problem: Problem) -> bool:
 
 
 def candidates(problem: Problem) -> Iterator[Gemm]:
-    """What `bsrgemm.tune` tries: `gemm`'s choice first, then its neighbours, then the other kernels that can do it."""
+    """Yield the kernels that `bsrgemm.tune` measures.
+
+    The choice of `gemm` comes first, then the same kernel with other constants, then the other kernels that can
+    compute the product.
+    """
     first = gemm(problem)
     yield first
     if isinstance(first, GemmSm90):
@@ -181,16 +199,21 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             yield simple
 
 
-#: Up to so many columns, a product that reads A once is the fastest; and where it reads A or B less well.
+#: Up to the first number of columns, a product that is computed one block row at a time is the fastest. The second
+#: number applies to operands that `_staged` refuses, which are read less efficiently.
 _FEWER_COLUMNS, _FEWEST_COLUMNS = 64, 16
-#: Fewer columns than this are left to the plain cores, unless A has so many elements; a vector always is.
+#: Products with fewer columns than the first number run on the CUDA cores, unless A has at least as many elements as
+#: the second number. A product with one vector always runs on the CUDA cores.
 _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
-#: A product of so many elements of A by columns of B is worth a copy of B.
+#: A copy of B pays if the number of elements of A times the number of columns of B is at least this.
 _WORTH_A_COPY = 1 << 22
 
 
 def _tensor_cores_serve(problem: Problem) -> bool:
-    """Work lists and tiles are counted in 31 bits; few columns of a small matrix are left to the plain cores."""
+    """Return whether the sizes of a product suit the tensor-core kernels.
+
+    They number entries of work lists and tiles with 31 bits. Few columns of a small matrix are left to the CUDA cores.
+    """
     rows, cols = problem.block_rows * problem.R, problem.block_cols * problem.K
     fewest = 2 if problem.blocks * problem.R * problem.K >= _LARGE else _TENSOR_COLUMNS
     row_tiles = problem.blocks * max(1, problem.R // 16)
@@ -206,7 +229,9 @@ def _tensor_cores_serve(problem: Problem) -> bool:
 
 @lru_cache(maxsize=1024)
 def wants_aligned_rows(problem: Problem) -> bool:
-    """Would the tensor cores do this product if only the rows of B began at multiples of 16 bytes, and does that pay?
+    """Return whether a copy of B, with rows that start at multiples of 16 bytes, makes this product faster.
+
+    That is so if the tensor cores can compute the product only with such a B, and if the product is large enough.
 
     >>> names = types(*[np.dtype("float16")] * 3, np.dtype("float32"), np.dtype("int32"))
     >>> sizes = {"R": 64, "K": 64, "batches": 1, "block_rows": 128, "block_cols": 128, "blocks": 3584}
@@ -223,7 +248,10 @@ def wants_aligned_rows(problem: Problem) -> bool:
 
 
 def sm90_serves(problem: Problem) -> bool:
-    """Can gemm_sm90 do this product? It copies B by tiles, and reads across K in 16-bit floats only."""
+    """Return whether gemm_sm90 can compute this product.
+
+    It reads B with the copy engine. Only for 16-bit floats can it read operands whose contiguous dimension is not K.
+    """
     names = problem.types
     if problem.arch != "sm_90a" or names.acc != "f32" or not problem.b_order:
         return False
@@ -235,15 +263,17 @@ def sm90_serves(problem: Problem) -> bool:
     return straight and names.a == "f32" and problem.tf32 and problem.K % 8 == 0 and names.c == "f32"
 
 
-#: Half of the multiprocessors of the largest card.
+#: Half of the 132 multiprocessors of an H100 or H200.
 _FEW_TILES = 66
 
 
 def gemm_sm90(problem: Problem) -> GemmSm90:
-    """Row tiles as high as the block allows: from 64 rows on A needs no registers, from 128 no merging.
+    """Return the config of gemm_sm90 for a product.
 
-    A stage holds 128 bytes of K. Blocks whose K is no multiple of that are walked in equal steps where there are such,
-    otherwise in full ones and a tail.
+    Row tiles are as high as the block size allows. From 64 rows on, A is not passed through registers. With 128 rows,
+    a tile has one row tile, so that no block columns of several row tiles have to be merged. A stage of the pipeline
+    holds 128 bytes along K. A block whose K is not a multiple of that is processed in equal shorter steps if possible,
+    otherwise in full steps and a shorter last one, the tail.
     """
     names, R, K, N = problem.types, problem.R, problem.K, problem.N
     row_tile_height = next(h for h in (128, 64, 32, 16) if R % h == 0)
@@ -257,7 +287,9 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
         tail = K % depth
     tile_n = 64 if N <= 64 else 128 if N <= 128 else 256
     if tile_n == 256 and -(-problem.block_rows * R // 128) * -(-N // 256) * problem.batches <= _FEW_TILES:
-        tile_n = 128  # narrow tiles rather than pieces of wide ones: 265 against 249 TFLOP/s at block 64, N = 256
+        # Narrow tiles instead of wide ones that are cut into pieces. This rule fits one benchmark case: 265 TFLOP/s
+        # instead of 249 on an H200 for float16 blocks of 64 x 64 and 256 columns.
+        tile_n = 128
     pieces = problem.overwrite and names.c in ("f16", "bf16")
     store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if pieces else "direct"
     flat = row_tile_height < 64 and (row_tile_height == R if problem.transposed else depth == K)
@@ -267,7 +299,7 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
     )  # fmt: skip
 
 
-#: Element -> (how it is multiplied, columns of A that one instruction takes).
+#: Element -> (how it is multiplied, number of columns of A that one instruction takes).
 _MMA = {
     "f16": ("MMA_F16", 16),
     "bf16": ("MMA_BF16", 16),
@@ -278,7 +310,7 @@ _MMA = {
 
 
 def sm80_serves(problem: Problem) -> bool:
-    """Can gemm_sm80 do this product? It copies pieces of 16 bytes."""
+    """Return whether gemm_sm80 can compute this product. It copies its operands in pieces of 16 bytes."""
     names = problem.types
     if names.a not in _MMA or not problem.b_order or not tensor_arch(problem.arch):
         return False
@@ -295,11 +327,12 @@ def sm80_serves(problem: Problem) -> bool:
 
 
 def _sm80_tiles(kind: str, row_tile_height: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """{row_tiles, columns, warps below each other, threads, stages} of a tile, the usual one first.
+    """Yield possible tiles as (row tiles, columns, warps along the rows, threads, stages), the preferred one first.
 
-    Measured on an H200 at density .22: rows of one row_tile win wherever an instruction takes long (tf32 109 against 82
-    TFLOP/s at block 32, float64 45 against 33), since no warp waits for the row_tiles of another. 16-bit types want the
-    reuse of B by several row_tiles.
+    Tiles of a single row tile are the fastest where each instruction is slow, since no warp waits for the row tiles of
+    another warp. On an H200, with blocks of 32 x 32 at density 0.22, they reach 109 TFLOP/s in tf32, where tiles of
+    four row tiles reach 82, and 45 TFLOP/s instead of 33 in float64. 16-bit types are faster with several row tiles,
+    which share what is read of B.
     """
     if row_tile_height < 64 and kind in ("MMA_TF32", "MMA_F64") and shared_kb > 99:
         yield max(1, 32 // row_tile_height), 256, 1, 256, 3 if shared_kb > 163 else 2
@@ -311,48 +344,53 @@ def _sm80_tiles(kind: str, row_tile_height: int, shared_kb: int) -> Iterator[tup
 
 
 def _sm80_of(problem: Problem, row_tile_height: int) -> list[GemmSm80]:
-    """float32 as three products of tf32, which keep its accuracy, unless one will do."""
+    """Return the configs of gemm_sm80 with this height of row tiles, the preferred one first.
+
+    A product of float32 numbers is computed as three products of tf32 numbers, which keep the accuracy of float32,
+    or as one if the caller allows tf32.
+    """
     kind = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else _MMA[problem.types.a][0]
     tiles = _sm80_tiles(kind, row_tile_height, shared_kb(problem.arch))
     transposes = (problem.transposed, problem.b_order == "F")
     return [GemmSm80(problem.types, kind, row_tile_height, *tile, *transposes) for tile in tiles]
 
 
-#: Elements of a result that give each multiprocessor of the largest card two wide tiles.
+#: Number of elements of a result that has two tiles of 128 x 256 for each of the 132 multiprocessors of an H200.
 _WIDE = 2 * 132 * 128 * 256
 
 
 def gemm_sm80(problem: Problem) -> GemmSm80:
-    """Wide tiles where there are enough of them."""
+    """Return the config of gemm_sm80 for a product: wide tiles if there are enough of them, otherwise narrow ones."""
     row_tile_height = next(h for h in (128, 64, 32, 16) if problem.R % h == 0)
     few = problem.N <= 128 or problem.block_rows * problem.R * problem.N * problem.batches < _WIDE
     return _sm80_of(problem, row_tile_height)[-1 if few else 0]
 
 
-#: Sides of blocks that products of pairs have compiled in.
+#: Blocks whose sides are at most this have their sizes compiled into spgemm_simt.
 _COMPILED_SIDE = 10
 
 
 @lru_cache(maxsize=4096)
 def spmm(names: Types, R: int, C: int, N: int, transposed: bool = False, aligned: bool = False) -> GemmSimt | Spmv:
-    """The kernel for a product with a dense matrix of N columns on the plain cores."""
+    """Return the kernel for a product with a dense matrix of N columns on the CUDA cores, for blocks of any size."""
     if N == 1:
         return spmv(names, R, C, transposed, aligned)
     lanes = _ceil_power_of_two(N, 32)
     wide = names.acc in ("f64", "u64", "c64", "c128")
     rows = _floor_power_of_two(R, 4 if wide else 8)
-    # Each B value serves `rows` products, each A value `cols`. 8 x 4 sums fill 32 registers, 64-bit ones 4 x 4.
+    # A value of B is used in `rows` products, a value of A in `cols`. 8 x 4 sums of 32 bits take 32 registers, as do
+    # 4 x 4 sums of 64 bits.
     cols = _floor_power_of_two(-(-N // lanes), 4) if lanes == 32 and names.acc != "c128" else 1
     return GemmSimt(names, rows, cols, lanes, transposed)
 
 
 @lru_cache(maxsize=4096)
 def spmv(names: Types, R: int, C: int, transposed: bool = False, aligned: bool = False) -> Spmv:
-    """The kernel for a product with one vector.
+    """Return the kernel for a product with one vector, for blocks of any size.
 
-    A lane keeps `rows` sums, of which 8 are enough to read whole small blocks. Narrow blocks leave little to share
-    within a row, so that 8 lanes a row keep more rows in flight; from 16 columns on a warp has work in every block. Of
-    larger blocks a lane reads 16 bytes at once where they are `aligned`.
+    A lane keeps `rows` sums; 8 are enough to read a small block in one pass. A narrow block gives work to few lanes,
+    so that only 8 lanes share a block row and a warp processes more block rows at once. From 16 columns on, every block
+    has work for a whole warp. A lane reads 16 bytes of a larger block at once if the blocks are `aligned`.
     """
     small = R <= _SMALL_BLOCK and C <= _SMALL_BLOCK
     lanes = 8 if C <= 2 else 16 if C < 16 else 32
@@ -365,7 +403,10 @@ def spmv(names: Types, R: int, C: int, transposed: bool = False, aligned: bool =
 
 @lru_cache(maxsize=1024)
 def spgemm_simt(names: Types, R: int, K: int, N: int) -> SpgemmSimt:
-    """The kernel for result blocks of R x N elements: a thread for each, up to a CTA a block."""
+    """Return the config of spgemm_simt for result blocks of R x N elements.
+
+    A block has as many threads as elements, up to the 128 threads of a CTA.
+    """
     if max(R, K, N) <= _COMPILED_SIDE:
         return SpgemmSimt(names, R * N, (R, K, N))
     return SpgemmSimt(names, _ceil_power_of_two(R * N, 128))
@@ -373,7 +414,7 @@ def spgemm_simt(names: Types, R: int, K: int, N: int) -> SpgemmSimt:
 
 @dataclass(frozen=True)
 class BlockProblem:
-    """What decides the kernel for blocks of R x N that are sums of products of R x K and K x N."""
+    """The properties that decide the kernel for result blocks of R x N, each a sum of products of R x K and K x N."""
 
     arch: str
     a: np.dtype[Any]
@@ -384,16 +425,18 @@ class BlockProblem:
     N: int
     #: the order of the dense right-hand side of a sampled product, "C" or "F"; None for ``BSR @ BSR``
     order: str | None = None
-    #: for float32: may its products be rounded to tf32?
+    #: for float32: whether factors may be rounded to tf32
     tf32: bool = False
 
 
 def block_products_sm90(problem: BlockProblem) -> BlockProductsSm90 | None:
-    """Hopper's kernel for blocks of a product, or None if it cannot make them.
+    """Return Hopper's kernel for the blocks of a product, or None if it cannot compute them.
 
-    Tiles are as high as the block allows. In a sampled product, neighbours in a block row fill 256 columns, since they
-    share what they read of X; where columns run fastest, a part of them is 32 wide at least: with parts of 16, whose
-    rows have 32 bytes in shared memory, a call took 8.5 ms, and 3.7 ms with a copy of Y.
+    Tiles are as high as the block size allows. In a sampled product, a tile covers neighbouring blocks of a block row,
+    256 columns in all, since they share what is read of X. With a row-major Y, the number of columns of a block must
+    be a multiple of 32. On an H200, a sampled product of X and Y of 8192 x 8192 with blocks of 16 columns took 8.5 ms
+    with a row-major Y, whose tiles have rows of 32 bytes in shared memory, and 3.7 ms including a column-major copy
+    of Y.
     """
     a, order, N = problem.a, problem.order, problem.N
     names = CUDA_NAMES[a], CUDA_NAMES[problem.out]
@@ -411,7 +454,11 @@ def block_products_sm90(problem: BlockProblem) -> BlockProductsSm90 | None:
 
 
 def block_products_sm80(problem: BlockProblem) -> BlockProductsSm80 | None:
-    """The same since Ampere, for all floats; float32 by three products of tf32, as accurate, or by one."""
+    """Return the kernel for the blocks of a product on any card since Ampere, or None if it cannot compute them.
+
+    It multiplies all float types. A product of float32 numbers is computed as three products of tf32 numbers, which
+    keep the accuracy of float32, or as one if the caller allows tf32.
+    """
     a, R, N = problem.a, problem.R, problem.N
     name, to = CUDA_NAMES[a], CUDA_NAMES[problem.out]
     if not tensor_arch(problem.arch) or a != problem.b or name not in _MMA or name == "i8" or to not in (name, "f32"):
@@ -427,7 +474,7 @@ def block_products_sm80(problem: BlockProblem) -> BlockProductsSm80 | None:
 
 
 def runs_on(config: Config, arch: str) -> bool:
-    """Can this kernel be compiled for `arch`?"""
+    """Return whether this kernel can be compiled for `arch`."""
     if isinstance(config, GemmSm80) or (isinstance(config, Spmm) and config.staged):
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
     if isinstance(config, SpmmF64 | BlockProductsSm80):
@@ -436,7 +483,7 @@ def runs_on(config: Config, arch: str) -> bool:
 
 
 def skip_ahead_of_time(config: Config) -> bool:
-    """Is this left out when kernels are compiled ahead, unless all are asked for?"""
+    """Return whether this kernel is left out when kernels are compiled ahead of time, unless all are requested."""
     if isinstance(config, GemmSm90):
         usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
         few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
@@ -445,7 +492,7 @@ def skip_ahead_of_time(config: Config) -> bool:
 
 
 def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
-    """For 16-bit floats everything, for float32 (tf32) and e4m3 what B in columns leaves."""
+    """Yield the configs of gemm_sm90: all layouts for 16-bit floats, only a column-major B for float32 (tf32)."""
     half = dtype in HALF_DTYPES
     name = element(dtype)
     results = ((name, "rows"), (name, "columns"), (name, "direct")) if half else ()
@@ -486,7 +533,7 @@ def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
 
 
 def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
-    """The scaled products, which are asked for by `scale_a` and `scale_b` and not by a dtype."""
+    """Yield the configs of fp8 products, which a user requests by `scale_a` and `scale_b` and not by a dtype."""
     for c in ("f16", "bf16", "f32"):
         names = Types("e4m3", "e4m3", c, "f32")
         for store, row_tile_height, tile_n, tail in itertools.product(
@@ -498,7 +545,7 @@ def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
 
 
 def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlockProductsSm90 | BlockProductsSm80]:
-    """Of both kernels; the lists of sampled blocks come in either index type."""
+    """Yield the configs of both kernels for blocks of a product; sampled products can have either index type."""
     orders = (None, "C", "F")
     for R, N, order in itertools.product((16, 32, 64, 128), (16, 32, 64, 128), orders):
         for tf32 in (False, True) if dtype == np.float32 else (False,):
@@ -514,7 +561,7 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlockProductsSm90 | BlockPr
 
 
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmF64]:
-    """Of the kernels for small blocks, which have their sizes compiled in: all squares, and some others."""
+    """Yield configs of the kernels for small blocks, whose sizes are compiled in: all squares, and some rectangles."""
     if names.of_one("f64"):
         yield from (spmm_f64(names.index, n, n, N) for n in (20, 32, 64, 128) for N in (16, 64))
     shapes = [*((n, n) for n in range(1, _MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16)]
@@ -530,10 +577,10 @@ def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmF64]:
 
 
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:
-    """All configs for operands of equal dtype, promoted results and both index types.
+    """Yield all configs for operands of equal dtype, results of the promoted dtype and both index types.
 
-    Transposed products of the plain cores are listed with the int32 indices that they always have. Mixed dtypes and
-    `out_dtype` name further element types for the same kernels; they are compiled when met.
+    Transposed products on the CUDA cores always have int32 indices and are listed only with these. Mixed dtypes and
+    `out_dtype` lead to the same kernels with other element types, which are compiled when they are first used.
     """
     int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
     for index in (int32, int64):

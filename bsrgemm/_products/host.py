@@ -1,4 +1,4 @@
-"""Products on the CPU: by BLAS on gathered panels, or by SciPy's compiled loops."""
+"""Products on the CPU, either by BLAS on gathered panels of B or by SciPy's compiled loops."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from ..dtypes import BOOL, FP8_VALUES, accumulator_dtype
 from .call import ProductCall
 from .engine import ProductEngine
 
-#: From this many columns and flops a block row on, BLAS on a gathered panel beats SciPy's loops, which do 3 to 12
-#: GFLOP/s on two cores. Of blocks with fewer rows it takes more: BLAS does less with a panel gathered for them.
+#: BLAS on a gathered panel is faster than SciPy's loops from this many columns and from this many flops per block row
+#: on. SciPy's loops reach 3 to 12 GFLOP/s on two cores of the CPU on which this was measured. Blocks with fewer rows
+#: than the third number need more flops, because BLAS does less work with each panel that is gathered for them.
 _PANEL_WIDTH, _PANEL_FLOPS, _PANEL_ROWS = 8, 500_000, 32
-#: A gathered panel of B: small enough for the caches, wide enough for BLAS.
+#: Size of a gathered panel of B in bytes, small enough for the caches and wide enough for BLAS.
 _PANEL_BYTES = 4 << 20
 _LEAST_PANEL_COLUMNS = 64
-#: Columns of a batch multiplied at a time: enough for BLAS, and a copy of no more than that.
+#: Number of columns of a batch that are copied and multiplied at a time: enough for BLAS, and a small copy.
 _BATCH_COLUMNS = 256
-#: Values of A cast or transposed at a time for SciPy's loops.
+#: Number of bytes of A that are cast or transposed at a time for SciPy's loops.
 _LOOP_BYTES = 4 << 20
-#: From this many columns on, the loop of CSR is faster by more than putting the values in its order costs.
+#: From this many columns on, SciPy's CSR loop saves more time than the conversion of the blocks to CSR takes.
 _CSR_WIDTH = 8
-#: Elements times columns of SciPy's loops, and flops of BLAS, from which on threads pay: starting one takes 0.1 ms, and
-#: one that finds its core taken (by a BLAS that waits for more work, say) is waited for. But threads that call BLAS for
-#: fewer flops than the last at a time wait for the interpreter more than they multiply.
+#: Least work for which several threads are faster than one: elements of A times columns of B for SciPy's loops, and
+#: flops for BLAS. Starting a thread takes 0.1 ms, and a thread whose core is busy (for example with a BLAS that waits
+#: for more work) delays the result. The third number is the least flops per call of BLAS: threads that make smaller
+#: calls spend more time waiting for Python's interpreter lock than multiplying.
 _LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 4_000_000, 50_000_000, 2_000_000
 _MOST_THREADS = 64
-#: Pairs of blocks multiplied at a time in a sparse product: bounds the gathered copies.
+#: Size in bytes of the pairs of blocks that a sparse product copies and multiplies at a time.
 _PAIR_BYTES = 1 << 26
 
 _Cast = Callable[[Array], Array]
 
 
 class HostProducts(ProductEngine):
-    """Products of NumPy arrays."""
+    """The engine for products of NumPy arrays."""
 
     def multiply_dense(self, call: ProductCall) -> None:
         A, B, out, acc = call.matrix, call.B, call.out, call.acc
@@ -50,11 +52,11 @@ class HostProducts(ProductEngine):
         blocks = self.backend.validated(A._blocks, M // R, N // C)
 
         def wide(x: Array) -> Array:
-            """Stored values in the dtype of the sums."""
+            """Return stored values in the dtype of the accumulator."""
             return np.take(FP8_VALUES, x) if call.fp8 else x.astype(acc, copy=False)
 
         def multiply(B: Array, out: Array) -> None:
-            """The product of one matrix, or of several: (K, n, N) times A gives (M, n, N)."""
+            """Multiply A by one matrix, or by n matrices at once: a B of shape (K, n, N) gives (M, n, N)."""
             rows, width = len(out), math.prod(out.shape[1:])
             direct = out.dtype == acc and out.flags.c_contiguous
             flat = wide(B).reshape(len(B), width)
@@ -75,7 +77,7 @@ class HostProducts(ProductEngine):
             product = out if direct else np.empty(out.shape, acc)
             _multiply(blocks, flat, product.reshape(rows, width), transposed, wide)
             if alpha != 1:
-                np.multiply(product, _number(acc, alpha), out=product)  # "and" for booleans
+                np.multiply(product, _number(acc, alpha), out=product)  # for booleans this is a logical and
             if direct:
                 return
             if beta == 0:
@@ -108,7 +110,7 @@ class HostProducts(ProductEngine):
         pairs = max(1, _PAIR_BYTES // bytes_per_pair)
         ends = np.append(starts[1:], len(ia))
         first = 0
-        while first < len(starts):  # whole segments, as many as fit
+        while first < len(starts):  # each step takes as many whole segments as fit
             last = max(first + 1, int(np.searchsorted(ends, starts[first] + pairs, side="right")))
             k = slice(int(starts[first]), int(ends[last - 1]))
             products = np.matmul(a[ia[k]].astype(acc, copy=False), b[ib[k]].astype(acc, copy=False))
@@ -127,12 +129,12 @@ class HostProducts(ProductEngine):
         dtype: np.dtype[Any],
         tf32: bool = False,
     ) -> Array:
-        """By BLAS, one block row at a time: its rows of X times the columns of Y that its blocks meet."""
+        """Compute one block row at a time by BLAS: its rows of X times the columns of Y at its blocks."""
         acc = accumulator_dtype(dtype)
         (R, C), K = block, X.shape[1]
         out = np.empty((len(indices), R, C), dtype)
         columns = np.ascontiguousarray(Y.T, acc).reshape(Y.shape[1] // C, C * K)
-        together = max(1, _PANEL_BYTES // max(1, C * K * acc.itemsize))  # blocks of a panel
+        together = max(1, _PANEL_BYTES // max(1, C * K * acc.itemsize))  # number of blocks of a panel
 
         def rows_of(first_row: int, end_row: int) -> None:
             for i in range(first_row, end_row):
@@ -165,12 +167,12 @@ class HostProducts(ProductEngine):
             a_indptr, a_indices, np.ravel(a.data), b_indptr, b_indices, np.ravel(b.data),
             indptr, indices, data.ravel(),
         )  # fmt: skip
-        used = int(indptr[-1])  # sums that came out as zero are left out of 1 x 1 blocks
+        used = int(indptr[-1])  # SciPy drops 1 x 1 blocks whose sum is zero
         return Blocks(data[:used], indices[:used], indptr)
 
 
 def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
-    """``out = A @ B`` or ``A.T @ B`` in the dtype of B and `out`, which is contiguous."""
+    """Compute ``out = A @ B`` or ``A.T @ B`` in the common dtype of B and `out`; `out` is contiguous."""
     rows, width = out.shape
     if _by_loops(blocks, rows, width, out.dtype, transposed):
         out[...] = 0
@@ -180,23 +182,23 @@ def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cas
 
 
 def _by_loops(blocks: Blocks, rows: int, width: int, dtype: np.dtype[Any], transposed: bool) -> bool:
-    """Are SciPy's loops faster than BLAS on panels, or all there is?"""
+    """Return whether SciPy's loops are faster than BLAS on panels, or BLAS does not support the dtype."""
     side = blocks.data.shape[2 if transposed else 1]
-    flops = (4 if dtype.char in "FD" else 2) * blocks.data.size * width / max(1, rows // side)  # of a block row
+    flops = (4 if dtype.char in "FD" else 2) * blocks.data.size * width / max(1, rows // side)  # per block row
     full = min(1, side / _PANEL_ROWS) ** 2
     return width < max(2, _PANEL_WIDTH) or dtype.char not in "fdFD" or flops * full < _PANEL_FLOPS
 
 
 def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: bool, wide: _Cast) -> None:
-    """``y += A @ x`` or ``A.T @ x`` by SciPy's loops, `x` and `y` being matrices of `width` columns, flat.
+    """Compute ``y += A @ x`` or ``y += A.T @ x`` by SciPy's loops; `x` and `y` are flattened, with `width` columns.
 
-    Values that must be cast, transposed or put in the order of CSR are so by a few block rows at a time.
+    If the values must be cast, transposed or converted to CSR, this is done for a few block rows at a time.
     """
     data, indices, indptr = blocks
     block_rows = len(indptr) - 1
     _, R, C = data.shape
     block_cols = (len(y) if transposed else len(x)) // max(1, width * C)
-    single = R == C == 1  # CSR, whose transpose is CSC with the same arrays
+    single = R == C == 1  # 1 x 1 blocks are CSR, and the same arrays are the transpose in CSC
     plain = data.dtype == y.dtype
     if transposed and plain and single:
         _loop("csc", (block_cols, block_rows), (), width, indptr, indices, data.ravel(), x, y)
@@ -217,7 +219,7 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             first = last
 
     def some(first: int, last: int, start: int, stop: int) -> None:
-        """A few block rows."""
+        """Multiply the block rows from `first` to `last`, which hold the blocks from `start` to `stop`."""
         count = last - first
         pattern, values = (indptr[first : last + 1] - indptr[first], indices[start:stop]), data[start:stop]
         here = slice(first * R * width, last * R * width)
@@ -237,13 +239,13 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             )
             _loop("bsr", (block_cols, count), (C, R), width, columns, rows, wide(turned).ravel(), x[here], y)
 
-    # What is transposed adds to all of y: it stays in one thread.
+    # Every block row of a transposed product can add to all of y, so the product runs in one thread.
     worthwhile = not transposed and data.size * width >= _LOOP_SHARED
     threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=False)
 
 
 def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:
-    """Blocks as CSR, whose loop over columns of B is the faster one."""
+    """Return the blocks as CSR arrays, for which SciPy's loop over the columns of B is faster than for BSR."""
     (_, R, C), rows = values.shape, len(indptr) - 1
     index = indices.dtype if max(values.size, block_cols * C) <= np.iinfo(indices.dtype).max else np.dtype(np.int64)
     starts, columns, flat = (
@@ -264,10 +266,11 @@ def _loop(format: str, shape: tuple[int, int], block: tuple[int, ...], width: in
 
 
 def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
-    """``out = A @ B`` by BLAS, one block row at a time: its blocks side by side times the rows of B that they meet.
+    """Compute ``out = A @ B`` by BLAS, one block row at a time.
 
-    ``A.T @ B`` likewise, one block column of A at a time: BLAS reads its blocks, one below the other, transposed.
-    Beside the operands each thread holds one gathered panel of B and one row or column of A.
+    The blocks of a block row, side by side, are multiplied by a panel: the rows of B at their block columns, gathered
+    into one array. ``A.T @ B`` is computed one block column of A at a time; its blocks, stacked, are passed to BLAS as
+    a transposed matrix. Each thread needs temporary memory for one panel and for one block row or block column of A.
     """
     data, indices, indptr = blocks
     (_, R, C), (K, N) = data.shape, B.shape
@@ -277,11 +280,11 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
         R, C = C, R
     longest = int(np.diff(indptr).max(initial=0)) * C
     width = min(N, max(_LEAST_PANEL_COLUMNS, _PANEL_BYTES // max(1, longest * B.itemsize)))
-    # Together the panels take no more than the result.
+    # The number of threads is limited so that all their panels together take no more memory than the result.
     most = min(_MOST_THREADS, out.nbytes // max(1, longest * (width + R) * B.itemsize))
 
     def rows_of(first_row: int, end_row: int) -> None:
-        """Some rows of `out`, in the columns from `left` to `left + n`."""
+        """Compute some block rows of `out`, in the columns from `left` to `left + n`."""
         panel = np.empty(longest * n, B.dtype)
         bounds = indptr[first_row : end_row + 1].tolist()
         for i, (first, last) in enumerate(itertools.pairwise(bounds), first_row):
@@ -291,7 +294,7 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
                 continue
             k = (last - first) * C
             gathered = panel[: k * n]
-            # "clip" writes straight into the panel; the indices are known to be in range
+            # mode="clip" makes NumPy write directly into the panel; the indices are known to be in range
             np.take(columns, indices[first:last], axis=0, out=gathered.reshape(-1, C * n), mode="clip")
             if order is None:
                 row = wide(data[first:last].transpose(1, 0, 2).reshape(R, k))
@@ -309,7 +312,7 @@ def _multiply_panels(blocks: Blocks, B: Array, out: Array, transposed: bool, wid
 
 
 def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:
-    """The blocks column by column: (their positions, their block rows, where each column begins)."""
+    """Return the blocks sorted by block column: their positions, their block rows, and where each column begins."""
     _, indices, indptr = blocks
     n = len(indices)
     order, rows, begins = np.empty(n, indices.dtype), np.empty(n, indices.dtype), np.empty(block_cols + 1, indptr.dtype)
@@ -319,7 +322,7 @@ def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:
 
 
 def _number(dtype: np.dtype[Any], x: Any) -> Any:
-    """alpha or beta in the dtype of the sums; integers wrap as the sums do."""
+    """Return alpha or beta in the dtype of the accumulator; integers wrap around as sums do."""
     if dtype.kind not in "iu":
         return dtype.type(x)
     return np.array(int(x) % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)[()]

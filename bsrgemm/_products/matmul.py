@@ -1,4 +1,4 @@
-"""Products: checks, result dtype and output; then the engine of the data's backend does the work."""
+"""Products of a BSR matrix: this module checks arguments and allocates results; an engine does the computation."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .call import ProductCall
 from .engine import ENGINES
 
 _PRECISIONS = (None, "float32", "tf32")
-#: Factors that can be compared with 0 before they are checked.
+#: Types of factors that can safely be compared with 0 before they are checked.
 _PLAIN = (int, float, complex)
 
 
 class _Options(NamedTuple):
-    """What `matmul` is asked for beside its operands."""
+    """The arguments of `matmul` except its operands."""
 
     out: Any = None
     out_dtype: Any = None
     alpha: Any = 1
     beta: Any = 0
     precision: str | None = None
-    #: the product of the scales of fp8 operands; None for operands that are no fp8
+    #: the product of the scales of fp8 operands; None if the operands are not fp8
     scale: float | None = None
 
 
 _PLAIN_PRODUCT = _Options()
-#: How messages name the matrix and the dense operand of an operator.
+#: Names of the matrix and the dense operand in error messages of the operator ``@``.
 _SELF_AND_OTHER = ("self", "other")
 
 
@@ -52,39 +52,62 @@ def matmul(
     scale_a: Any = None,
     scale_b: Any = None,
 ) -> Any:
-    """``alpha * (A @ B) + beta * out`` for a BSR `A` and a dense `B`, or a dense `A` and a BSR `B`.
+    """Return ``alpha * (A @ B) + beta * out`` for a BSR `A` and a dense `B`, or for a dense `A` and a BSR `B`.
 
     Parameters
     ----------
-    A, B : bsr_array or bsr_matrix, and a dense array in the same place
-        The dense operand may have any strides and belong to any library that speaks DLPack or the CUDA array
-        interface. It is a vector, a matrix, or a batch of matrices: (batch, K, N) behind a BSR matrix of shape (M, K)
-        gives (batch, M, N), and (batch, N, M) before it gives (batch, N, K).
+    A, B : bsr_array or bsr_matrix, and array
+        One BSR matrix and one dense array, on the same device. Their dtypes may be bool, integers of 8 to 64 bits,
+        float16, bfloat16, float32, float64, complex64 and complex128; on the CPU also NumPy's long double types. The
+        dense operand may have any strides and come from any library that supports DLPack or the CUDA array interface.
+        It is a vector, a matrix or a batch of matrices. With a BSR `A` of shape (M, K), `B` has shape (K,), (K, N) or
+        (batch, K, N), and the result (M,), (M, N) or (batch, M, N). With a BSR `B` of shape (M, K), `A` has shape (M,),
+        (N, M) or (batch, N, M), and the result (K,), (N, K) or (batch, N, K).
     out : array, optional
-        Where to write, of any strides; must not overlap an operand. Read only when `beta` is not 0.
+        Array of the shape and dtype of the result, which is written there. It may have any strides and must not
+        overlap an operand. Its old values are read only if `beta` is not 0.
     out_dtype : dtype, optional
-        Dtype of the result; by default NumPy's promotion of the two. Ask for float32 from 16-bit floats or
-        int32 from int8 to keep what they were summed in.
+        Dtype of the result; by default the dtype of `out`, or without it the dtype to which NumPy promotes those of
+        `A` and `B`. Choose float32 for 16-bit floats, or int32 for int8, to get sums that are not rounded or wrapped to
+        the narrower dtype.
     alpha, beta : number
-        Factors of the product and of what `out` holds.
+        Factors of the product and of the old values of `out`.
     precision : {"float32", "tf32"}, optional
-        For products in float32 and complex64: "tf32" lets tensor cores round the factors to 10 bits after the
-        point. By default float32, unless the environment variable CUPY_TF32 asks otherwise, as it does of CuPy; it
-        is read once. The CPU always computes in float32.
+        Precision of products in float32 and complex64. "tf32" allows tensor cores to round the factors to 10 bits of
+        mantissa. The default is "float32", or "tf32" if the environment variable CUPY_TF32 is a positive number, as
+        in CuPy; the variable is read once. The CPU always computes in float32.
     scale_a, scale_b : number, optional
-        With one of them both operands are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``) held as uint8, the dense
-        one on the CPU also under its own name. ``scale_a * scale_b * alpha * (A @ B) + beta * out`` is summed in
-        float32 and delivered in float32 or, by `out_dtype` or `out`, in float16 or bfloat16. A missing one is 1.
+        Factors of operands in fp8. If at least one of them is given, both operands are e4m3 numbers
+        (``ml_dtypes.float8_e4m3fn``) stored as uint8; on the CPU the dense operand may also have the dtype
+        ``float8_e4m3fn``. The result is ``scale_a * scale_b * alpha * (A @ B) + beta * out``, summed in float32 and
+        returned in float32 or, if `out_dtype` or `out` says so, in float16 or bfloat16. A factor that is not given is
+        1.
 
     Returns
     -------
     array
-        `out`, or a new array.
+        `out` if it was given, otherwise a new array on the device of the operands.
+
+    Raises
+    ------
+    TypeError
+        If neither operand is a BSR matrix, if the other one is not a dense array on the same device, if a dtype is not
+        supported, if the result's dtype cannot hold the product (complex to real, float to integer), if `alpha`,
+        `beta`, `scale_a` or `scale_b` is not a suitable number, or if a scale is given for operands that are not fp8.
+    ValueError
+        If the shapes do not agree, if the dense operand does not have 1, 2 or 3 dimensions, if `out` has a wrong shape
+        or dtype, is read-only, overlaps an operand or has elements that share memory, if `beta` is not 0 and there is
+        no `out`, or if `precision` is unknown or is given for other dtypes than float32 and complex64.
+    RuntimeError
+        If the GPU is older than compute capability 7.5, or if NVRTC is missing or does not support the GPU.
 
     Notes
     -----
-    16-bit floats are summed in float32 and rounded once. The same call on the same card gives the same bits.
-    The work goes to CuPy's current stream; the call does not wait for it.
+    16-bit floats are summed in float32 and rounded once. The same call on the same card gives the same bits. On the
+    GPU, the work is queued on CuPy's current stream and the call does not wait for it, with one exception: a product of
+    integers or booleans that is summed in another dtype must search for duplicate blocks, which waits for the GPU
+    unless the matrix is known to be in canonical format. The first call of a kind compiles its kernel, unless the disk
+    cache has it. Repeated calls with `out` on the same arrays reuse the prepared launch.
 
     Examples
     --------
@@ -98,7 +121,13 @@ def matmul(
     >>> bg.matmul(A, np.ones((5, 4, 3))).shape
     (5, 4, 3)
 
-    fp8 operands are bytes, with a factor for each:
+    The product is added to 100 times the old values of `out`:
+
+    >>> out = np.ones(4)
+    >>> bg.matmul(A, np.ones(4), out=out, beta=100)
+    array([101., 102., 103., 104.])
+
+    fp8 operands are bytes, and each can have a factor:
 
     >>> from ml_dtypes import float8_e4m3fn
     >>> X = np.array([[0.5, 1.0], [2.0, 3.0]], np.float32)
@@ -130,7 +159,7 @@ def _product(
     left: bool = False,
     names: tuple[str, str] = _SELF_AND_OTHER,
 ) -> Array:
-    """``A @ x``, or ``x @ A`` with the dense operand on the `left`."""
+    """Return ``A @ x``, or ``x @ A`` if the dense operand is on the `left`."""
     out, out_dtype, alpha, beta, precision, scale = options
     backend = A._backend
     source, lazy = (A, False) if A._origin is None else A._source()
@@ -140,7 +169,7 @@ def _product(
         key = ready.call_key(source, x, out, (left, lazy, precision, scale is None, beta == 0))
         launch = ready.launches.get(key)
         plan = None if launch is None else launch.plan()
-        if plan is not None:  # everything but the factors was looked at when this was remembered
+        if plan is not None:  # all arguments except the factors were checked when this launch was stored
             dtype = out.dtype
             alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
             launch.start(plan, alpha if scale is None else scale * alpha, beta)
@@ -163,7 +192,7 @@ def _product(
     else:
         dtype, acc = _fp8_dtypes(A, names[0], wanted, precision)
     alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
-    if left and ndim > 1:  # the transposed product, seen from the other side
+    if left and ndim > 1:  # x @ A is computed as the transpose of A.T @ x.T
         X = X.T if ndim == 2 else X.swapaxes(1, 2)
         sides = X.shape
     shape = (M, *sides[1:]) if ndim < 3 else (sides[0], M, sides[2])
@@ -194,7 +223,7 @@ def _product(
 
 
 def dense_operand(A: BsrBase, x: Any, name: str, fp8: bool = False) -> Array:
-    """A dense operand as an array of the matrix's backend, of a dtype that it holds and of 1 to 3 dimensions."""
+    """Return a dense operand as an array of the backend of `A`, after checking its dtype and its 1 to 3 dimensions."""
     X = A._operand(x, name)
     if X is None or A._backend.is_sparse(X):
         raise TypeError(f"{name}: wanted a dense array on {A._backend.name!r}, got {type(x).__name__}")
@@ -211,7 +240,7 @@ def dense_operand(A: BsrBase, x: Any, name: str, fp8: bool = False) -> Array:
 
 @lru_cache(maxsize=256)
 def _check_held(dtype: np.dtype[Any], backend: Backend, name: str) -> None:
-    """`check_dtype` for every product: a backend is found sooner than all its dtypes."""
+    """Do what `check_dtype` does, with a cache; its key is the backend, which is hashed faster than all its dtypes."""
     check_dtype(dtype, backend.dtypes, name)
 
 
@@ -219,7 +248,7 @@ def _check_held(dtype: np.dtype[Any], backend: Backend, name: str) -> None:
 def product_dtypes(
     a: np.dtype[Any], x: np.dtype[Any], wanted: np.dtype[Any] | None
 ) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
-    """The dtype of a product, that of its sums, and whether they may run as tf32."""
+    """Return the dtype of a product, the dtype of its sums, and whether the product may be computed in tf32."""
     promoted = result_dtype(a, x)
     dtype = promoted if wanted is None else wanted
     if dtype != promoted and not _can_hold(promoted, dtype):
@@ -229,7 +258,7 @@ def product_dtypes(
 
 
 def check_precision(precision: Any) -> None:
-    """ValueError or TypeError unless `precision` is one of those that `matmul` takes."""
+    """Raise ValueError or TypeError unless `precision` is a value that `matmul` accepts."""
     if precision not in _PRECISIONS:
         wrong = ValueError if isinstance(precision, str) else TypeError
         raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
@@ -238,7 +267,10 @@ def check_precision(precision: Any) -> None:
 def checked_precision(
     precision: str | None, single: bool, a: np.dtype[Any], b: np.dtype[Any], acc: np.dtype[Any]
 ) -> str | None:
-    """What was asked for, or the environment's choice; an error if the product is not `single`."""
+    """Return the precision of a product, which defaults to the environment's choice.
+
+    Raise ValueError if a precision is given for a product that is not computed in `single` precision.
+    """
     if single:
         return precision or _default_precision()
     if precision is not None:
@@ -250,7 +282,7 @@ def checked_precision(
 
 @cache
 def _default_precision() -> str | None:
-    """ "tf32" where the environment asks CuPy for it, in CuPy's own way of asking."""
+    """Return "tf32" if the environment variable CUPY_TF32 asks for it, as CuPy interprets it, otherwise None."""
     text = os.environ.get("CUPY_TF32", "0")
     try:
         return "tf32" if int(text) > 0 else None
@@ -261,7 +293,7 @@ def _default_precision() -> str | None:
 def _fp8_dtypes(
     A: BsrBase, name: str, wanted: np.dtype[Any] | None, precision: str | None
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """The dtype of an fp8 product and that of its sums."""
+    """Return the dtype of an fp8 product and the dtype of its sums."""
     if A.data.dtype != UINT8:
         raise TypeError(f"{name}: wanted fp8 numbers as uint8, since a scale is given, got {A.data.dtype}")
     if precision is not None:
@@ -274,7 +306,7 @@ def _fp8_dtypes(
 
 
 def _scale(x: Any, name: str) -> float:
-    """scale_a or scale_b as a float."""
+    """Return scale_a or scale_b as a float; 1 if it is None."""
     if x is None:
         return 1.0
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
@@ -285,7 +317,7 @@ def _scale(x: Any, name: str) -> float:
 
 
 def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """May a product of dtype `promoted` be delivered as `dtype`? Not from complex to real, float to integer..."""
+    """Return whether a product of dtype `promoted` may become `dtype`; complex to real, for example, is not allowed."""
     order = "biufc"
     kinds = ["f" if is_float(d) else d.kind for d in (promoted, dtype)]
     if "u" in kinds and kinds[0] != kinds[1] and set(kinds) <= {"i", "u"}:
@@ -294,7 +326,7 @@ def _can_hold(promoted: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def checked_factor(x: Any, dtype: np.dtype[Any], name: str) -> Any:
-    """alpha or beta as a Python number that the result's dtype can carry."""
+    """Return alpha or beta as a Python number, after checking that the dtype of the result can represent it."""
     kind = dtype.kind
     if (type(x) is int and kind != "b") or (type(x) is float and kind in "fcV"):  # "V": bfloat16
         return x
@@ -327,23 +359,29 @@ def _check_out(
 
 
 def adds_duplicates(A: BsrBase, dtype: np.dtype[Any]) -> bool:
-    """May a product in `dtype` add up duplicates itself? True and True is True, int8 wraps: not in a wider one."""
+    """Return whether a product that is summed in `dtype` gives the right result if A has duplicate blocks.
+
+    Duplicates are summed in the dtype of A: True plus True is True, and int8 wraps around. Both are different in a
+    wider dtype, in which duplicates must therefore be summed before the product.
+    """
     own = A.data.dtype
     return own.kind not in "biu" or dtype == own
 
 
 def for_product(A: Any, dtype: np.dtype[Any]) -> Any:
-    """The matrix, with duplicates of integers and booleans added up in their own dtype first."""
+    """Return the matrix, or a copy whose duplicates are summed if a product in `dtype` needs that.
+
+    The search for duplicates waits for the GPU, unless the matrix is known to be in canonical format.
+    """
     if adds_duplicates(A, dtype) or not A._has_duplicates:
         return A
     return A._new(A._canonical(), canonical=True)
 
 
 class Products(Conversions):
-    """The operator ``@``."""
+    """The operator ``@`` and the method `dot` of BSR matrices."""
 
-    #: what matrix_cache.py remembers of a matrix on the GPU; by name, since asking for __dict__ makes all attributes
-    #: slower
+    #: the `MatrixCache` of a matrix on the GPU; a class attribute, since access to __dict__ makes all attributes slower
     _matrix_cache: Any = None
 
     def __matmul__(self, other: Any) -> Any:
@@ -377,11 +415,46 @@ class Products(Conversions):
         return _product(self, operand, left=True)
 
     def dot(self, other: Any) -> Any:
-        """``A * other`` for a number, ``A @ other`` for anything else."""
+        """Return ``A * other`` for a number, and ``A @ other`` for anything else.
+
+        Parameters
+        ----------
+        other : number, array or sparse matrix
+            A number, or the right operand of shape (K,), (K, N) or (batch, K, N), on the same device as this matrix of
+            shape (M, K). A sparse operand has shape (K, N).
+
+        Returns
+        -------
+        array, bsr_array or bsr_matrix
+            A BSR matrix if `other` is a number or sparse, otherwise a dense array.
+
+        Raises
+        ------
+        TypeError
+            If `other` is on another device, or has a type or dtype that is not supported.
+        ValueError
+            If the shapes do not agree.
+
+        Notes
+        -----
+        On the GPU, a product with a dense operand does not wait, as in `matmul`; one with a sparse operand waits.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2))
+        >>> A.dot(np.ones(4))
+        array([1., 2., 3., 4.])
+        >>> A.dot(10).diagonal()
+        array([10., 20., 30., 40.])
+        """
         return operator.mul(self, other) if self._is_scalar(other) else self @ other
 
     def _matmul_sparse(self, other: Any) -> Any:
-        """BSR with blocks (R of self, C of other); other formats count as blocks of one column."""
+        """Return the product with a sparse matrix as BSR with blocks of (R of self, C of other).
+
+        Other formats than BSR count as blocks of one column.
+        """
         inner = self.blocksize[1]
         if other.ndim != 2 or self._shape[1] != other.shape[0]:
             raise ValueError(f"matmul: dimension mismatch: {self._shape} and {tuple(other.shape)}")

@@ -1,7 +1,7 @@
-"""What is worth remembering of a matrix for its products on the GPU: pointers, work lists, kernels with their launches.
+"""The cache that a matrix keeps for its products on the GPU: pointers, work lists, and kernels with their launches.
 
-Everything here is made on the device and without a wait, on the first product that needs it, and belongs to the three
-arrays it was made from.
+Every entry is made on the device by the first product that needs it, without waiting for the GPU. Entries are valid for
+the three arrays from which they were made.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from .._kernels.workspace import StreamOrdered
 from . import row_matching, work_list, work_list_launch
 from .work_list import Groups, Items, LongRows, Pattern
 
-#: Different widths and dtypes of B remembered per matrix.
+#: The largest number of plans per matrix. Each combination of the number of columns and the dtype of B has one.
 _MOST_PLANS = 64
-#: Keys of launches remembered per matrix: two for each set of operand addresses.
+#: The largest number of keys of launches per matrix. Each set of operand addresses has up to two.
 _MOST_LAUNCHES = 512
 
 
 class MatrixCache:
-    """A BSR matrix as kernels see it.
+    """The arrays of a BSR matrix in the form that kernels read, and everything that was prepared for its products.
 
-    `whole` is the matrix's shape, or None if an array had to be copied to be read as one piece.
+    `whole` is the shape of the matrix, or None if an array had to be copied because it was not contiguous or because
+    the index arrays had different dtypes.
     """
 
     __slots__ = (
@@ -48,21 +49,21 @@ class MatrixCache:
         self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
         self._made: dict[Any, StreamOrdered] = {}
         self.plans: dict[Any, StreamOrdered] = {}
-        #: launches by the addresses of their operands, and by `call_key`; they point to plans and do not keep them
+        #: launches by the key of `launch.product` and by `call_key`; they have only weak references to their plans
         self.launches: dict[Any, Any] = {}
-        #: for a complex matrix the real ones that stand for it, see complex_gemm.py
+        #: for a complex matrix, the real matrices that replace it in products (see complex_gemm.py)
         self.wide: dict[int, Any] = {}
 
     def fits(self, A: Any) -> bool:
-        """Are these still the shape and the arrays of the matrix, read where they are and not from a copy?"""
+        """Return whether the matrix still has these arrays and this shape, and no array had to be copied."""
         data, indices, indptr = self.source
         return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
 
     def call_key(self, A: Any, x: Array, out: Array, options: tuple[Any, ...]) -> Any:
-        """The key of `launches` for a product as its caller asks for it, or None if this is not of A as it is now.
+        """Return the key of `launches` for the arguments of `matmul`, or None if this cache does not fit A any more.
 
-        Everything that is checked of operands follows from it: dtypes, shapes and, by addresses and strides, that none
-        overlap.
+        The key determines everything that `matmul` checks about its operands: dtypes, shapes and, by addresses and
+        strides, that no arrays overlap.
         """
         if not type(x) is type(out) is type(self.source[0]) or not self.fits(A):
             return None
@@ -72,13 +73,13 @@ class MatrixCache:
         )  # fmt: skip
 
     def remember(self, key: Any, launch: Any) -> None:
-        """Keep a launch under its key; all are forgotten when there are too many."""
+        """Store a launch under its key. If there are too many launches, all others are removed first."""
         if len(self.launches) >= _MOST_LAUNCHES:
             self.launches.clear()
         self.launches[key] = launch
 
     def plan(self, key: Any, make: Callable[[], Any]) -> StreamOrdered:
-        """The plan of that key, made when it is first asked for."""
+        """Return the plan of a key, and make it when it is first requested."""
         made = self.plans.get(key)
         if made is None:
             if len(self.plans) >= _MOST_PLANS:
@@ -87,12 +88,15 @@ class MatrixCache:
         return made
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
-        """The structure of the matrix, or of its transpose, which has `block_cols` block columns as it is stored."""
+        """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""
         _, indices, indptr = self._kept
         return Pattern(indices, indptr, len(indptr) - 1, block_cols, transposed)
 
     def index(self, block_cols: int, transposed: bool) -> tuple[Array, ...]:
-        """(indices, indptr, places) of the operand as the plain kernels read it."""
+        """Return the index arrays of the operand for kernels without a work list: (indices, indptr, places).
+
+        `places` maps each entry of the transposed index to its stored block; it is None without a transpose.
+        """
         if not transposed:
             return (*self._kept[1:], None)
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
@@ -100,19 +104,19 @@ class MatrixCache:
         return groups.columns, bounds, groups.blocks
 
     def long_rows(self, block_cols: int, transposed: bool, longest: int) -> LongRows:
-        """Pieces of block rows with more than `longest` blocks."""
+        """Return the pieces of block rows with more than `longest` blocks."""
         indptr = self.index(block_cols, transposed)[1]
         key = ("long rows", block_cols, transposed, longest)
         return self.remembered(key, lambda: work_list.long_rows(self._backend, indptr, self.blocks, longest))
 
     def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
-        """Where `count` shares of neighbouring block rows begin, and where the last one ends."""
+        """Return where each of `count` ranges of neighbouring block rows begins, and where the last one ends."""
         indptr = self.index(block_cols, transposed)[1]
         key = ("shares", block_cols, transposed, longest, count)
         return self.remembered(key, lambda: work_list.shares(self._backend, indptr, longest, count))
 
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
-        """Row tiles in groups, `per_row` of them to a block row and `per_group` to a group."""
+        """Return groups of row tiles; a block row has `per_row` row tiles, and a group has `per_group`."""
         key = ("groups", pattern.block_cols, pattern.transposed, per_row, per_group)
         return self.remembered(key, lambda: self._groups(pattern, per_row, per_group))
 
@@ -124,13 +128,13 @@ class MatrixCache:
         return work_list.merged(self._backend, pattern, per_row, per_group, order) if groups is None else groups
 
     def whole_items(self, pattern: Pattern, per_row: int, per_group: int) -> Items:
-        """What is to be done of `groups` with the same arguments: whole groups, longest first."""
+        """Return the work items for `groups` with the same arguments: whole groups, longest first."""
         groups = self.groups(pattern, per_row, per_group)
         key = ("whole items", pattern.block_cols, pattern.transposed, per_row, per_group)
         return self.remembered(key, lambda: work_list_launch.whole(groups) or work_list.whole(self._backend, groups))
 
     def split_items(self, pattern: Pattern, per_row: int, per_group: int, share: work_list.Share) -> Items:
-        """The same in pieces, where a group could be longer than the fair share of a CTA; whole groups otherwise."""
+        """Return work items that are pieces of groups if a group could exceed a CTA's fair share, else whole groups."""
         groups = self.groups(pattern, per_row, per_group)
         if not work_list.may_split(groups, pattern, share):
             return self.whole_items(pattern, per_row, per_group)
@@ -138,7 +142,10 @@ class MatrixCache:
         return self.remembered(key, lambda: work_list.split(self._backend, groups, share))
 
     def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returned when that key was first asked for. The key names everything that `make` depends on."""
+        """Return what `make` returned when this key was first requested.
+
+        The key must contain everything on which the result of `make` depends.
+        """
         made = self._made.get(key)
         if made is None:
             made = self._made.setdefault(key, StreamOrdered(make()))
@@ -146,7 +153,7 @@ class MatrixCache:
 
 
 def matrix_cache_of(A: Any) -> MatrixCache:
-    """What the matrix remembers for its kernels, made anew when its arrays are others."""
+    """Return the cache of a matrix, or a new one if its arrays or its shape have changed."""
     cache: MatrixCache | None = getattr(A, "_matrix_cache", None)
     if cache is None or not cache.fits(A):
         cache = A._matrix_cache = MatrixCache(A)

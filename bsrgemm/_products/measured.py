@@ -1,4 +1,4 @@
-"""Choices of kernels that were measured by `tune`, kept on disk per card and preferred to those of `tuning`."""
+"""Kernels that `tune` found to be the fastest. They are stored on disk per card, and override heuristics.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _loaded: dict[Path, dict[str, Any]] = {}
 
 
 def choice(problem: heuristics.Problem) -> configs.Gemm | None:
-    """What was measured to be best for this very problem on this card, if anything was."""
+    """Return the forced kernel, or the kernel that `tune` found to be the fastest for this problem, or None."""
     if forced_kernel.name is not None:
         for config in heuristics.candidates(problem):
             if type(config).__name__ == forced_kernel.name:
@@ -30,12 +30,12 @@ def choice(problem: heuristics.Problem) -> configs.Gemm | None:
     kept = _read(path()).get(signature(problem))
     if kept is None:
         return None
-    # An entry of another version, or one that was damaged, matches no candidate.
+    # An entry that another version wrote, or that is damaged, equals no candidate.
     return next((c for c in heuristics.candidates(problem) if _described(c) == kept), None)
 
 
 def keep(problem: heuristics.Problem, config: configs.Gemm) -> Path:
-    """Remember a choice, in this process and on disk; OSError where the cache cannot be written."""
+    """Store the kernel of a problem in this process and on disk; raise OSError if the file cannot be written."""
     where = path()
     with _lock:
         _loaded.pop(where, None)
@@ -56,12 +56,12 @@ def keep(problem: heuristics.Problem, config: configs.Gemm) -> Path:
 
 
 def path() -> Path:
-    """The file of CuPy's current device."""
+    """Return the path of the file for CuPy's current device."""
     return disk_cache.folder() / f"tuned-{_card()}.json"
 
 
 def signature(problem: heuristics.Problem) -> str:
-    """A problem as text: another number of blocks is another problem."""
+    """Return a problem as text. Problems that differ in any size, even in the number of blocks, are different."""
     return " ".join(str(x) for x in astuple(problem))
 
 
@@ -81,7 +81,7 @@ def _read(where: Path) -> dict[str, Any]:
 
 
 def _card() -> str:
-    """The name of CuPy's current device, fit for a file's name."""
+    """Return the name of CuPy's current device in a form that can be part of a file name."""
     import cupy
 
     return _card_name(cupy.cuda.runtime.getDevice())

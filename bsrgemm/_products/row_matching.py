@@ -1,4 +1,4 @@
-"""Which block rows go well together in a group: launches of cuda/row_matching.cu."""
+"""Launches of cuda/row_matching.cu, which finds row tiles with many block columns in common."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from . import work_list_launch
 from .configs import RowMatching
 from .work_list import Pattern
 
-#: Rows of bits that are compared to find rows which go well together, in bytes; beyond it neighbours share a group.
+#: The largest size, in bytes, of the table with one bit for each row tile and block column that is searched for row
+#: tiles with common columns. If the table would be larger, neighbouring row tiles share a group.
 _MOST_PATTERN_BYTES = 64 << 20
-#: A null pointer: row tiles in the order in which they come.
+#: A null pointer, which means that row tiles are in their original order.
 _NO_ORDER = np.uintp(0)
 
 
 def matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:
-    """An order of the row tiles in which those of a group have many columns in common, or None for their own order.
+    """Return an order of the row tiles in which those of a group have many block columns in common.
 
-    Tiles are put together in pairs, then pairs of pairs, and so on, as long as a group takes more.
+    The result is None if the row tiles should stay in their original order. Row tiles are joined to pairs, then pairs
+    to pairs of pairs, and so on, until a group is full.
     """
     rows, cols = pattern.shape
     padded = -(-rows * per_row // per_group) * per_group
@@ -38,7 +40,7 @@ def matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:
     run(config, config.grid(len(pattern.indices)), (stored, bits, np.int32(per_row), np.int32(words)))
     order: Any = _NO_ORDER
     nodes, members = min(window, padded), 1
-    overlap = cupy.empty((-(-padded // nodes), nodes, nodes), np.uint16)  # later rounds need a quarter
+    overlap = cupy.empty((-(-padded // nodes), nodes, nodes), np.uint16)  # each later round needs a quarter of this
     while members < per_group:
         all_nodes = padded // members
         windows, tiles = -(-all_nodes // nodes), -(-nodes // side)

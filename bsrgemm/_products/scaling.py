@@ -1,4 +1,4 @@
-"""Factors of block rows and block columns."""
+"""Methods that multiply the block rows or the block columns of a matrix by factors."""
 
 from __future__ import annotations
 
@@ -15,30 +15,39 @@ from .matmul import for_product
 
 
 class BlockScaling(Conversions):
-    """Block rows and block columns times a factor for each."""
+    """The methods `scale_block_rows` and `scale_block_cols` of BSR matrices."""
 
     def scale_block_rows(self, D: Any) -> Self:
-        """``D[i] @ block`` for every block of block row i.
+        """Return the matrix with every block of block row i multiplied by ``D[i]`` from the left.
 
         Parameters
         ----------
         D : array of shape (n,), (n, R) or (n, R, R)
-            For each of the n block rows, whose blocks have R rows: a number, the diagonal of a factor, or a factor.
+            A factor for each of the n block rows, whose blocks have R rows: a number, the diagonal of a matrix, or a
+            matrix. It is on the same device as this matrix and has a dtype that BSR matrices support.
 
         Returns
         -------
         bsr_array or bsr_matrix
-            A new matrix with the same pattern, in the dtype to which NumPy promotes the two; 16-bit floats are summed
-            in float32. Of a transpose that is not built yet it is another one.
+            A new matrix with the same pattern, in the dtype to which NumPy promotes both dtypes. 16-bit floats are
+            summed in float32. If this matrix is a transpose whose arrays are not built yet, so is the result.
+
+        Raises
+        ------
+        TypeError
+            If `D` is not a dense array on the same device as this matrix, or has a dtype that is not supported.
+        ValueError
+            If `D` has none of the shapes above.
 
         Notes
         -----
-        The blocks are multiplied as they are stored. Only integers and booleans that become another dtype have their
-        duplicates added up first.
+        The blocks are multiplied as they are stored, and duplicate blocks stay. Duplicates are summed first only if
+        this matrix holds integers or booleans and the result has another dtype; the search for them waits for the GPU,
+        unless the matrix is known to be in canonical format. In all other cases the call does not wait for the GPU.
 
         Examples
         --------
-        Block-Jacobi scaling: the blocks on the diagonal become the identity.
+        Block-Jacobi scaling turns the blocks on the diagonal into identity matrices:
 
         >>> import bsrgemm as bg, numpy as np
         >>> A = bg.bsr_array(np.array([[2.0, 1, 6, 0], [0, 1, 0, 0], [0, 0, 4, 0], [8, 0, 0, 8]]), blocksize=(2, 2))
@@ -56,23 +65,30 @@ class BlockScaling(Conversions):
         return self._scale_blocks(D, rows=True)
 
     def scale_block_cols(self, D: Any) -> Self:
-        """``block @ D[j]`` for every block of block column j.
+        """Return the matrix with every block of block column j multiplied by ``D[j]`` from the right.
 
         Parameters
         ----------
         D : array of shape (n,), (n, C) or (n, C, C)
-            For each of the n block columns, whose blocks have C columns: a number, the diagonal of a factor, or a
-            factor.
+            A factor for each of the n block columns, whose blocks have C columns: a number, the diagonal of a matrix,
+            or a matrix. It is on the same device as this matrix and has a dtype that BSR matrices support.
 
         Returns
         -------
         bsr_array or bsr_matrix
-            A new matrix with the same pattern, in the dtype to which NumPy promotes the two; 16-bit floats are summed
-            in float32. Of a transpose that is not built yet it is another one.
+            A new matrix with the same pattern, in the dtype to which NumPy promotes both dtypes. 16-bit floats are
+            summed in float32. If this matrix is a transpose whose arrays are not built yet, so is the result.
+
+        Raises
+        ------
+        TypeError
+            If `D` is not a dense array on the same device as this matrix, or has a dtype that is not supported.
+        ValueError
+            If `D` has none of the shapes above.
 
         See Also
         --------
-        scale_block_rows : the same from the left, with notes that hold for both.
+        scale_block_rows : multiplication from the left. Its notes, on duplicates and waiting, hold for both methods.
 
         Examples
         --------
@@ -94,7 +110,7 @@ class BlockScaling(Conversions):
         return A._times_factor(factor, not rows)._transposed()
 
     def _block_factor(self, D: Any, rows: bool) -> Array:
-        """D as an array of this backend, of a shape and a dtype that go with the block rows, or block columns."""
+        """Return D as an array of this backend, after checking that its shape and dtype suit the blocks."""
         factor = self._operand(D, "D")
         if factor is None or self._backend.is_sparse(factor):
             raise TypeError(f"D: wanted a dense array on {self._backend.name!r}, got {type(D).__name__}")

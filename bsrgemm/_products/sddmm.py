@@ -1,4 +1,4 @@
-"""Sampled products: the blocks of a dense product that a pattern has."""
+"""Sampled products: the product of two dense matrices, computed only at the blocks of a pattern."""
 
 from __future__ import annotations
 
@@ -22,37 +22,54 @@ def sddmm(
     out_dtype: Any = None,
     precision: str | None = None,
 ) -> Any:
-    """``alpha * (X @ Y) + beta * out`` on the blocks of `pattern`, for dense `X` and `Y`.
+    """Return ``alpha * (X @ Y) + beta * out`` at the blocks of `pattern`, for dense `X` and `Y`.
 
     Parameters
     ----------
-    X, Y : arrays (M, K) and (K, N)
-        In the place of `pattern`, of any strides.
+    X, Y : arrays of shape (M, K) and (K, N)
+        The dense operands, on the same device as `pattern`. They may have any strides and any dtype that `matmul`
+        accepts.
     pattern : bsr_array or bsr_matrix of shape (M, N)
-        Which blocks are computed. Its values are not read.
+        A matrix whose blocks are the ones to compute. Its values are not read.
     alpha, beta : number
-        Factors of the product and of what `out` holds.
+        Factors of the product and of the old values of `out`.
     out : bsr_array or bsr_matrix, optional
-        A matrix with the blocks of `pattern`, in the same order, whose values are written.
+        A matrix with the blocks of `pattern` in the same order. Its values are overwritten by the result.
     out_dtype : dtype, optional
-        Dtype of the result; by default NumPy's promotion of `X` and `Y`.
+        Dtype of the result; by default the dtype of `out`, or without it the dtype to which NumPy promotes those of
+        `X` and `Y`.
     precision : {"float32", "tf32"}, optional
-        As in `matmul`, for products in float32.
+        Precision of products in float32, as in `matmul`.
 
     Returns
     -------
     bsr_array or bsr_matrix
-        `out`, or a new matrix with the structure of `pattern`; blocks that `pattern` holds twice are there once.
+        `out` if it was given, otherwise a new matrix with the structure of `pattern`. A block that `pattern` stores
+        twice appears once in the new matrix.
+
+    Raises
+    ------
+    TypeError
+        If `pattern` or `out` is not a BSR matrix, if an operand is not a dense array on the same device as `pattern`,
+        if a dtype is not supported, if `out_dtype` cannot hold the product, or if `alpha` or `beta` is not a number
+        that the result's dtype can represent.
+    ValueError
+        If the shapes do not agree, if `X` or `Y` does not have two dimensions, if `out` has another structure or dtype
+        than the result, if `out` is given and `pattern` stores a block twice, if `beta` is not 0 and there is no `out`,
+        or if `precision` is unknown or is given for other dtypes than float32 and complex64.
 
     Notes
     -----
-    16-bit floats are summed in float32 and rounded once. On the CPU this is BLAS on gathered columns of `Y`. On GPUs
-    since Ampere, floats of 16, 32 and 64 bits with blocks of 16 n x 16 n and rows of `X` of a multiple of 16 bytes run
-    on the tensor cores; an operand whose lines do not begin at such multiples is copied, and on Hopper a row-major `Y`
-    of 16-bit floats if the columns of blocks are no multiple of 32. The rest runs on the plain cores of any GPU, by the
-    kernel of ``A @ A2``, which takes room for a copy of `Y`. The call waits for the GPU only to look for duplicates in
-    a pattern that is not known to be in canonical format, or to compare the structure of `out` if it has index arrays
-    of its own.
+    16-bit floats are summed in float32 and rounded once. The CPU multiplies gathered columns of `Y` by BLAS. GPUs since
+    Ampere use their tensor cores for floats of 16, 32 and 64 bits, if the sides of the blocks are multiples of 16 and
+    `K` times the size of an element is a multiple of 16 bytes. An operand whose rows or columns do not start at
+    multiples of 16 bytes is copied first; on Hopper, so is a row-major `Y` of 16-bit floats if the number of columns of
+    a block is not a multiple of 32. All other cases run on the CUDA cores of any GPU, with the kernel of the product of
+    two BSR matrices, and need temporary memory for a copy of `Y`.
+
+    The call waits for the GPU only in two cases: to search for duplicate blocks in a pattern that is not known to be in
+    canonical format, and to compare the structure of `out` with that of `pattern` if they do not share their index
+    arrays.
 
     Examples
     --------
@@ -88,7 +105,7 @@ def sddmm(
         _check_out(out, pattern, dtype)
         if pattern._has_duplicates:
             raise ValueError("pattern: holds a block twice, which `out` cannot; call pattern.sum_duplicates() first")
-    elif pattern._origin is not None:  # the transpose of a matrix: its blocks are those of Y.T @ X.T
+    elif pattern._origin is not None:  # a transpose that is not built yet: compute Y.T @ X.T on the original matrix
         source, _ = pattern._source()
         return sddmm(Y.T, X.T, source, alpha=alpha, out_dtype=dtype, precision=precision).T
     elif pattern._has_duplicates:
@@ -110,7 +127,7 @@ def sddmm(
 
 
 def dense_matrix(pattern: BsrBase, x: Any, name: str) -> Array:
-    """A dense matrix in the place of the pattern."""
+    """Return a dense operand as a matrix on the device of the pattern, after checking that it has two dimensions."""
     X = dense_operand(pattern, x, name)
     if X.ndim != 2:
         raise ValueError(f"{name}: wanted 2 dimensions, got {X.ndim} in shape {tuple(X.shape)}")
@@ -118,7 +135,7 @@ def dense_matrix(pattern: BsrBase, x: Any, name: str) -> Array:
 
 
 def _check_out(out: BsrBase, pattern: BsrBase, dtype: Any) -> None:
-    """ValueError unless `out` has the structure of the pattern and this dtype."""
+    """Raise ValueError unless `out` has the structure of the pattern and this dtype."""
     if out.dtype != dtype:
         raise ValueError(f"out: wanted dtype {dtype}, got {out.dtype}")
     for what, mine, theirs in (("shape", out._shape, pattern._shape), ("blocksize", out.blocksize, pattern.blocksize)):

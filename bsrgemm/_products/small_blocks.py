@@ -1,4 +1,7 @@
-"""Rules for blocks of up to 16 x 16: of how many lanes, blocks under way and CTAs each kernel is made, and why."""
+"""The rules that choose the constants of the kernels for blocks of up to 16 x 16: lanes, loads in flight, CTAs.
+
+The rules were fitted to measurements on an H200. "In flight" are values that a lane has loaded and not used yet.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from functools import lru_cache
 from .._kernels.element_types import BYTES, Types, number
 from .configs import Spmm, SpmmF64, SpmvSmall
 
-#: Sides of blocks, and columns, that the kernels for small ones take.
+#: The largest block side, and the largest number of columns of B, of the kernels for small blocks.
 _MOST_SMALL, _FEW_COLUMNS = 16, 128
-#: Blocks of a row of a mesh of hexahedra, and registers for values that a lane has under way.
+#: Number of blocks in a block row of a mesh of hexahedra, and number of registers for values that a lane has in flight.
 _USUAL_ROW, _MOST_WORDS = 27, 36
-#: Rows of up to so many blocks have few lanes, if blocks have no more than so many bytes.
+#: Block rows of at most so many blocks are shared by few lanes, if a block has at most so many bytes.
 _SHORT_ROW, _HEAVY_BYTES = 14, 648
-#: Blocks of so many bytes are limited by instructions, or nearly so; registers for what a lane has under way of these.
+#: Blocks of at most the first number of bytes are limited by instructions instead of memory, and blocks of at most the
+#: second number nearly so. The third is the number of registers for what a lane has in flight of the smallest ones.
 _SMALLEST_BYTES, _LIGHT_BYTES, _EAGER_WORDS = 100, 144, 68
 
 
@@ -32,14 +36,16 @@ def spmv_small(
     x_adjacent: bool = False,
     row: int = _USUAL_ROW,
 ) -> SpmvSmall:
-    """The kernel for a product of small blocks with one vector: of some thousand ways on an H200, rules near the best.
+    """Return the kernel for a product of small blocks with one vector.
 
-    `row` is how many blocks most rows have, at most.
+    `row` is the number of blocks that most block rows do not exceed. The rules are close to the best of some thousand
+    variants that were measured on an H200.
 
-    A lane takes 16 or 8 bytes of a row of a block, where rows start at multiples of them, otherwise one element, and so
-    many rows that it has 24 bytes of a block. The more blocks a lane has under way, the better, as long as registers
-    allow: those of a row at once, or three or four, whichever leaves fewer lanes idle at its end. Of blocks of
-    up to 6 x 6 a lane takes more rows where that leaves fewer lanes without work.
+    A lane reads 16 or 8 bytes of a row of a block at once if the rows start at such multiples, otherwise one element.
+    It takes as many rows of the block as give it at least 24 bytes. The more blocks a lane has in flight, the better,
+    as far as registers allow: it loads all its blocks of a block row at once, or three or four, whichever leaves fewer
+    lanes idle at the end of the block row. In blocks of up to 6 x 6, a lane takes more rows of the block if that leaves
+    fewer lanes without work.
     """
     size, columns = BYTES[names.a], 1
     if R * K * size <= _SMALLEST_BYTES or row <= (_SHORT_ROW if R * K * size <= _HEAVY_BYTES else 4):
@@ -80,7 +86,11 @@ def spmv_small(
 
 
 def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | None:
-    """Blocks of little more than 100 bytes gain by more CTAs: of three blocks a lane has 8 bytes of half the rows."""
+    """Return the kernel for blocks of more than 100 and at most 144 bytes, or None if it does not apply.
+
+    Such blocks gain from more CTAs on a multiprocessor. A lane has three blocks in flight. It reads 8 bytes of each
+    row that it takes of a block: half of the rows if their number is even, otherwise all.
+    """
     size = BYTES[names.a]
     if not _SMALLEST_BYTES < R * K * size <= _LIGHT_BYTES or size > 8 or names.index != "i32":
         return None
@@ -93,11 +103,20 @@ def _spmv_light(names: Types, R: int, K: int, x_adjacent: bool) -> SpmvSmall | N
 
 
 def _spmv_by_rows(names: Types, R: int, K: int, row: int) -> SpmvSmall | None:
-    """Rows of one or two blocks, or few more small ones: a lane has whole rows of blocks.
+    """Return the kernel for block rows of one or two blocks, or of a few more small ones, or None if it does not apply.
 
-    What a lane has under way of one row of blocks lies together. Where that is little, it has two or four of these at
-    once: 48 bytes in all are enough. Share of a copy's bandwidth on an H200, lanes for columns and lanes for rows: 3 x
-    3 blocks on the diagonal .63 and .83 in float64, .43 and .70 in float32, 2 x 3 .56 and .89, .36 and .81.
+    A lane takes whole rows of blocks, each of which is contiguous in memory. If these are few bytes, it processes two
+    or four block rows at once; 48 bytes in flight are enough. Fraction of the bandwidth of a device-to-device copy on
+    an H200, for one block in each block row, if the lanes share the columns of a block or its rows:
+
+    =============  =======  ====
+    blocks         columns  rows
+    =============  =======  ====
+    float64 3 x 3  0.63     0.83
+    float32 3 x 3  0.43     0.70
+    float64 2 x 3  0.56     0.89
+    float32 2 x 3  0.36     0.81
+    =============  =======  ====
     """
     size = BYTES[names.a]
     under_way = row * K * size
@@ -116,11 +135,12 @@ def _spmv_by_rows(names: Types, R: int, K: int, row: int) -> SpmvSmall | None:
 def _spmv_whole(
     names: Types, R: int, K: int, row: int, transposed: bool, aligned: bool, x_adjacent: bool
 ) -> SpmvSmall:  # fmt: skip
-    """Of short rows, and of blocks whose limit is instructions: so few lanes that each has several blocks of a row.
+    """Return the kernel for short block rows, and for blocks that are limited by instructions instead of memory.
 
-    All blocks of a row are asked for at once, up to seven by a lane. It has 16 to 24 bytes of a block, 8 of each row;
-    up to 48, 16 of each row, of large blocks and where there is one in a row. One CTA a multiprocessor has neighbouring
-    rows, so that x stays in the L1, and as many threads as registers allow.
+    So few lanes share a block row that each has several of its blocks. A lane loads all its blocks of a block row at
+    once, up to seven. It reads 16 to 24 bytes of a block, 8 from each row of the block; for large blocks, and for block
+    rows of one block, it reads up to 48 bytes, 16 from each row. A multiprocessor has one CTA with as many threads as
+    registers allow, which processes neighbouring block rows so that x stays in the L1 cache.
     """
     size, bytes_of_block = BYTES[names.a], R * K * BYTES[names.a]
     much = row == 1 or bytes_of_block > _HEAVY_BYTES
@@ -131,7 +151,8 @@ def _spmv_whole(
     shares = [n for n in range(1, R + 1) if R % n == 0 and n * across <= 32 and R // n * columns * size >= 16] or [1]
     small = (n for n in shares if R // n * columns * size <= (48 if much else 24))
     down = 1 if bytes_of_block <= _SMALLEST_BYTES and row > 1 else next(small, shares[-1])
-    # Of a block: values, x, its column and, eager, that of one of the next row; what else an address takes.
+    # Registers for each block in flight: its values, its part of x, its column index, and either (eager) the column
+    # index of a block of the next block row or the computation of addresses.
     eager = x_adjacent and not transposed and names.index == "i32" and names.a != "boolean"
     columns_ahead = 2 if eager else 6 if transposed or names.index == "i64" else 4
     each = R // down * columns * max(1, size // 4) + columns * max(1, BYTES[names.b] // 4) + columns_ahead
@@ -149,16 +170,21 @@ def _spmv_whole(
     if names.acc == "c128":
         words = rows * (together * each * 3 // 2 + 4 * sums)
     threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= room), 256)
-    if R * K == 1 and threads == 768:  # 72 registers leave room for 28 warps; 26 were the fastest, 896 threads not
+    # This rule fits one benchmark case: 1 x 1 blocks of float64, 300,000 block rows of 27 blocks, on an H200. 26 warps
+    # (832 threads) take about 30 us, 24 warps (768 threads) about 31 us. Registers would allow 28 warps (896 threads),
+    # which are not faster.
+    if R * K == 1 and threads == 768:
         threads = 832
     return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager, rows)
 
 
 @lru_cache(maxsize=4096)
 def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, aligned: bool = False) -> Spmm:
-    """The kernel for a product of small blocks with few columns: 16 bytes of B to a lane, as far as its sums fit.
+    """Return the kernel for a product of small blocks with few columns.
 
-    Blocks of 4 rows, and of 8 and more, gain by fewer columns a lane (.50 against .54 ms, 1.31 against 1.52).
+    A lane takes 16 bytes of each row of B, or fewer if its sums would need too many registers. Blocks of 4 rows, and of
+    8 rows and more, are faster with fewer columns per lane: 0.50 ms instead of 0.54 ms with 4 rows, and 1.31 ms instead
+    of 1.52 ms with 8 rows, in one benchmark case each on an H200.
     """
     words = R * max(1, number(names.acc).itemsize // 4)
     width = 16 // BYTES[names.b] if aligned else 1
@@ -172,16 +198,23 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
 
 
-#: Bytes of blocks that a warp has brought at once, by the size of an element; fewer where B gains most by the L1.
+#: Bytes of blocks that a warp copies to shared memory at once, by the size of an element. The second number leaves more
+#: memory to the L1 cache for B. It is used only for float64 blocks of 65 to 100 bytes by many columns, and was fitted
+#: to one benchmark case: 3 x 3 blocks of float64 by 16 columns on an H200.
 _CHUNK_BYTES, _FEW_BYTES = {4: 3072, 8: 1600}, 600
-#: Rows of blocks from which the tensor cores of float64 pay, and rows and columns up to which they are asked.
+#: The least number of rows of a block for which the tensor cores of float64 are faster, and the largest side of a block
+#: for which they are used.
 _DMMA_ROWS, _MOST_DMMA = 6, 128
-#: Shared memory of a CTA that needs no asking for, and of a multiprocessor beside an L1 for B.
+#: Bytes of shared memory that a CTA has without an explicit request, and that all CTAs of a multiprocessor may use so
+#: that the L1 cache, which is in the same memory, keeps enough space for B.
 _STATIC_BYTES, _ALL_STAGES = 48 << 10, 208 << 10
 
 
 def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[int, int]:
-    """Blocks of a chunk, a multiple of the period, and how many CTAs have room: four warps of two chunks each."""
+    """Return the number of blocks of a chunk, a multiple of `period`, and how many CTAs fit a multiprocessor.
+
+    The CTAs are counted with four warps each, and each warp has two chunks in shared memory.
+    """
 
     def stages(chunk: int) -> int:
         return 4 * 2 * (-(-chunk * bytes_of_block // 16) * 16 + 16 + 8 * chunk)
@@ -194,14 +227,23 @@ def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[in
 
 @lru_cache(maxsize=4096)
 def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> Spmm:
-    """The kernel for a product of small float32 or float64 blocks with few columns, where all is aligned.
+    """Return the kernel for a product of small float32 or float64 blocks with few columns, where all is aligned.
 
-    16 bytes of B to a lane, fewer of float32 at 4 rows and from 8 on, as in `spmm_small`. As many warps as registers
-    allow: for sums, for what a lane has asked for of B, and some more where loops are not unrolled. One CTA has them
-    all, if a CTA may have that much shared memory, so that its rows are neighbours and find B in the L1; not so the
-    smallest blocks. float64 blocks come few at a time, to leave room for that. Timed on an H200, 16 columns, rows of
-    27 blocks with random columns, and those of a mesh: 0.42 and 0.39 ms at 3 x 3 in float64, 0.57 (to 0.65 in other
-    runs) and 0.53 at 4 x 4 (CTAs of four warps, 28 blocks at a time: 0.46 and 0.38, 0.64 and 0.57).
+    A lane takes 16 bytes of each row of B; it takes fewer of float32 if blocks have 4 rows, or 8 and more, as in
+    `spmm_small`. There are as many warps as registers allow: a lane needs registers for its sums, for its values of B
+    in flight, and for some more where loops are not unrolled. If its shared memory suffices, one CTA has all warps of a
+    multiprocessor, so that its block rows are neighbours and find B in the L1 cache. The smallest blocks have CTAs of
+    four warps instead. float64 blocks are copied a few at a time, which leaves more memory to the L1 cache.
+    Milliseconds on an H200 for 16 columns and block rows of 27 float64 blocks:
+
+    ======  ===================================  ==============  ====
+    blocks  CTAs                                 random columns  mesh
+    ======  ===================================  ==============  ====
+    3 x 3   as chosen here                       0.42            0.39
+    3 x 3   four warps, 28 blocks at a time      0.46            0.38
+    4 x 4   as chosen here                       0.57 to 0.65    0.53
+    4 x 4   four warps, 28 blocks at a time      0.64            0.57
+    ======  ===================================  ==============  ====
     """
     size = BYTES[names.a]
     width = 16 // size
@@ -232,10 +274,11 @@ def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> S
 
 @lru_cache(maxsize=4096)
 def spmm_f64(index: str, R: int, K: int, N: int) -> SpmmF64:
-    """The kernel for a product of float64 blocks of 6 rows and more with few columns, where all is aligned.
+    """Return the kernel for a product of float64 blocks of 6 rows and more with few columns, where all is aligned.
 
-    By a sweep over 17 cases on an H200: three or four instructions under way, if registers allow. 16 columns, 300,000
-    rows of 27 blocks: 1.06 ms at 6 x 6, 1.46 at 8 x 8.
+    In a sweep over 17 cases on an H200, it was best to have the operands of three or four instructions in flight, if
+    registers allow. With 16 columns and 300,000 block rows of 27 blocks, the product takes 1.06 ms with blocks of 6 x 6
+    and 1.46 ms with blocks of 8 x 8.
     """
     if N <= 16:
         if R <= 8:

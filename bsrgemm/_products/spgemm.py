@@ -1,4 +1,4 @@
-"""BsrBase of two sparse matrices whose patterns stay: which blocks meet is found once, the numbers come many times."""
+"""Products of two BSR matrices with constant patterns: pairs of blocks are found once, values are multiplied often."""
 
 from __future__ import annotations
 
@@ -14,14 +14,36 @@ _NAMES = ("A", "B")
 
 
 class ProductPlan:
-    """Which blocks meet in ``A @ B``, of two matrices with one structure: made by `plan`.
+    """The pairs of blocks that ``A @ B`` multiplies, for all matrices with the patterns of `A` and `B`.
+
+    Use the function `plan` to make one. It checks the operands first, which this constructor does not.
+
+    Parameters
+    ----------
+    A, B : bsr_array or bsr_matrix of shapes (M, K) and (K, N)
+        Two matrices on the same device. The blocks of `B` have as many rows as those of `A` have columns.
 
     Attributes
     ----------
     shape, blocksize : tuple of int
-        Of the result.
+        Shape and block size of the result.
     blocks, pairs : int
-        Blocks of the result, and products of blocks that they are sums of.
+        Number of blocks of the result, and number of products of two blocks of which they are the sums.
+
+    Raises
+    ------
+    ValueError
+        On the CPU, if the index arrays of `A` or `B` are not valid.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.kron(np.ones((2, 3)), np.eye(2)), blocksize=(2, 2))
+    >>> product = bg.plan(A, A.T)
+    >>> product.shape, product.blocksize, product.blocks, product.pairs
+    ((4, 4), (2, 2), 4, 12)
+    >>> product(A, A.T).toarray()[0]
+    array([3., 0., 3., 0.])
     """
 
     def __init__(self, A: BsrBase, B: BsrBase) -> None:
@@ -35,18 +57,42 @@ class ProductPlan:
         return f"<ProductPlan of shape {self.shape}: {self.blocks} blocks {self.blocksize} from {self.pairs} products>"
 
     def __call__(self, A: Any, B: Any) -> Any:
-        """``A @ B``, for two matrices with the structure that was planned for and any values.
+        """Return ``A @ B`` for two matrices with the patterns of the plan and any values.
 
         Parameters
         ----------
-        A, B : bsr_array or bsr_matrix
-            With the shape, the block size and the index arrays of those that the plan was made from. On the GPU the
-            call waits only to compare index arrays, if they are not the very same.
+        A, B : bsr_array or bsr_matrix of shapes (M, K) and (K, N)
+            Matrices with the shape, the block size and the index arrays of those that the plan was made from. Their
+            dtypes may be different.
 
         Returns
         -------
-        bsr_array or bsr_matrix
-            The product in canonical format. All results of a plan share their index arrays.
+        bsr_array or bsr_matrix of shape (M, N)
+            The product in canonical format and in the dtype to which NumPy promotes both dtypes. All results of a plan
+            share their index arrays.
+
+        Raises
+        ------
+        TypeError
+            If `A` or `B` is not a BSR matrix on the device of the plan.
+        ValueError
+            If the shape, block size or index arrays of `A` or `B` differ from those of the plan, or if a matrix of
+            integers or booleans stores a block twice and the result has another dtype.
+
+        Notes
+        -----
+        The call does not wait for the GPU if `A` and `B` share the index arrays that the plan was made from. Otherwise
+        it waits to compare the arrays. It also waits to search for duplicates in a matrix of integers or booleans that
+        is not known to be in canonical format, if the result has another dtype.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2))
+        >>> square = bg.plan(A, A)
+        >>> A.data *= 10
+        >>> square(A, A).diagonal()
+        array([ 100.,  400.,  900., 1600.])
         """
         for name, x, wanted in zip(_NAMES, (A, B), self._structures, strict=True):
             _check(name, x, self._backend, wanted)
@@ -61,23 +107,33 @@ class ProductPlan:
 
 
 def plan(A: Any, B: Any) -> ProductPlan:
-    """Which blocks meet in ``A @ B``: for many products of matrices whose values change and whose patterns do not.
+    """Return a plan for many products ``A @ B`` of matrices whose values change and whose patterns do not.
 
     Parameters
     ----------
-    A, B : bsr_array or bsr_matrix
-        In the same place. The columns of A's blocks are as many as the rows of B's.
+    A, B : bsr_array or bsr_matrix of shapes (M, K) and (K, N)
+        Two matrices on the same device. The blocks of `B` have as many rows as those of `A` have columns. Only their
+        patterns are read.
 
     Returns
     -------
     ProductPlan
-        Called with two such matrices it gives their product.
+        An object that returns the product of two matrices with these patterns when it is called with them.
+
+    Raises
+    ------
+    TypeError
+        If `A` or `B` is not a BSR matrix, or if they are on different devices.
+    ValueError
+        If the shapes or the block sizes do not agree.
 
     Notes
     -----
-    Making a plan waits for the GPU twice, as ``A @ B`` does; calling it does not. The plan takes 8 bytes of memory for
-    each product of two blocks, on the CPU 16, and keeps the index arrays of A and B. The result has all blocks that the
-    patterns meet in, also where values cancel out.
+    Making a plan waits for the GPU twice, as ``A @ B`` does. A call of the plan does not wait, if the matrices share
+    the index arrays that the plan was made from. For each product of two blocks, the plan takes 8 bytes of memory on
+    the GPU and 16 bytes on the CPU; it takes 16 bytes on the GPU too if the result has a block row with too many blocks
+    for a hash table in shared memory. The plan keeps the index arrays of `A` and `B`. The result has every block that
+    the patterns allow, even if its values cancel out to zero.
 
     Examples
     --------
@@ -110,7 +166,7 @@ def _structure(x: BsrBase) -> tuple[tuple[int, int], tuple[int, int], Any, Any]:
 
 
 def _check(name: str, x: Any, backend: Any, wanted: tuple[Any, ...]) -> None:
-    """An error unless `x` has the structure that was planned for."""
+    """Raise TypeError or ValueError unless `x` has the structure of the plan."""
     if not isinstance(x, BsrBase) or x._backend is not backend:
         raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {type(x).__name__}")
     found = _structure(x)

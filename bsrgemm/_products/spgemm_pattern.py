@@ -1,4 +1,4 @@
-"""Which blocks meet in a product of two sparse matrices on the GPU: launches of cuda/spgemm_pattern.cu."""
+"""Launches of cuda/spgemm_pattern.cu, which finds the pairs of blocks that ``BSR @ BSR`` multiplies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
 from .call import ProductPattern
 from .configs import SpgemmPattern
 
-#: Blocks, pairs and columns are counted in 31 bits.
+#: Blocks, pairs and columns are numbered with 31 bits, so there must be fewer of each than this.
 _MOST = 2**31
-#: Shared memory of a CTA with more than one warp, and warps of a CTA.
+#: Bytes of shared memory that a CTA has without an explicit request, which is the limit for a CTA of more than one
+#: warp, and the largest number of warps of a CTA.
 _SHARED_BYTES, _WARPS = 48 << 10, 4
 
 
 def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | None:
-    """The pairs of ``A @ B``, or None if there are none, or more columns in a row than a table holds."""
+    """Return the pairs of blocks of ``A @ B`` and the pattern of the result. Waits twice for the GPU.
+
+    The result is None if there are no pairs, if a size exceeds 31 bits, or if a block row of the result may have more
+    blocks than fit into a hash table in shared memory.
+    """
     rows = len(a.indptr) - 1
     if not rows or max(len(a.indices), len(b.indices), block_cols) >= _MOST:
         return None
@@ -29,7 +34,7 @@ def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | N
     patterns = [tuple(contiguous(x.astype(index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
     sides = [_packed(indices, indptr) for indices, indptr in patterns]
     before = cupy.zeros(rows + 2, np.int64)
-    #: the arrays that the kernels write; a null pointer as long as they do not exist
+    #: the arrays that the kernels write; one that is not allocated yet is passed as a null pointer
     made: dict[str, Array | None] = dict.fromkeys(("left", "right", "column", "start", "count", "indices", "starts"))
     made |= {"before": before, "most": before[-1:]}
 
@@ -71,7 +76,10 @@ def _packed(indices: Array, indptr: Array) -> bytearray:
 
 
 def _table(columns: int) -> tuple[int, int]:
-    """Slots of a hash table for so many columns, a fifth of them free, and places where columns are sorted."""
+    """Return the size of a hash table for so many columns, and the size of the array in which columns are sorted.
+
+    Both are powers of two. At least a fifth of the hash table stays free.
+    """
     return (_power(max(32, columns * 5 // 4 + 1)), _power(max(1, columns)))
 
 

@@ -1,11 +1,11 @@
-"""The work list of a pattern for the tensor-core kernels: groups of rows, the union of their columns, items to do.
+"""The work list of a pattern for the tensor-core kernels: groups of row tiles, the union of their columns, work items.
 
-Written over ``backend.xp`` and without a wait, so that a product on the GPU can make it on its first call. There
-work_list_launch.py does what `merged` and `whole` do, in fewer launches; they stay what it is held against. All arrays
-are int32. `Schedule` of cuda/common/bsr.cuh is what the kernels see of it.
+A block row is cut into *row tiles* of equal height. A *group* is a few row tiles that one tile of a kernel covers. An
+*entry* of a group is a block column that at least one of its row tiles has, with the block of each row tile or -1. An
+*item* is a group, or a piece of one. All arrays are int32; the kernels read them as `Schedule` of cuda/common/bsr.cuh.
 
-A block row is cut into *row tiles* of equal height; a *group* is a few row tiles that one tile of a kernel covers; an
-*entry* is a block column that at least one of them has, with the block of each row tile or -1.
+These functions work with any array module (``backend.xp``) and never wait for the GPU. On the GPU, work_list_launch.py
+does what `merged` and `whole` do, in fewer launches; here they are its reference implementation and its fallback.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ import numpy as np
 from .._backend.base import Array, Backend
 
 _INT32 = np.dtype(np.int32)
-#: An item is not cut shorter than so many columns of A: writing and adding up a tile of sums costs as much as these.
+#: A group with at most so many columns of A is never cut, because writing and adding the sums of a piece costs as much
+#: as multiplying so many columns.
 _LEAST_COLUMNS = 512
-#: Items may be so much longer than a CTA's fair share before they are cut: one round less is worth it.
+#: A group is cut only if it is longer than a CTA's fair share times this factor, because one round less saves more.
 _SLACK = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The structure of A, or of its transpose, as seen by a product."""
+    """The structure of the stored matrix of a product, and whether the product uses its transpose.
+
+    `block_rows` and `block_cols` are those of the stored matrix.
+    """
 
     indices: Array
     indptr: Array
@@ -36,13 +40,17 @@ class Pattern:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Block rows and block columns of the operand as it is used."""
+        """The numbers of block rows and block columns of the operand, after a transposition if there is one."""
         return (self.block_cols, self.block_rows) if self.transposed else (self.block_rows, self.block_cols)
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Entries of all groups: group g has those from ``first[g]`` up to ``last[g]``."""
+    """The entries of all groups. Those of group g are from ``first[g]`` up to, and without, ``last[g]``.
+
+    ``columns`` has the block column of each entry, ``blocks`` the `per_group` blocks of each entry (or -1), and
+    ``row_tiles`` the `per_group` row tiles of each group (or -1).
+    """
 
     first: Array
     last: Array
@@ -58,10 +66,11 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What is to be done, longest first: rows {group, first entry, behind the last, piece or -1}.
+    """The work items, longest first. A row of `items` is {group, first entry, end of the entries, piece or -1}.
 
-    `pieces` bounds the number of pieces of groups that were split; `splits` tells of each piece {first piece of its
-    group, pieces of it, first entry of the group, behind its last}.
+    ``count[0]`` is the number of items. `pieces` is an upper bound of the number of pieces of groups that were split.
+    A row of `splits` describes a piece: {first piece of its group, number of pieces of the group, first entry of the
+    group, end of its entries}.
     """
 
     items: Array
@@ -71,22 +80,25 @@ class Items:
 
 
 class Share(NamedTuple):
-    """What the fair share of a CTA follows from."""
+    """The sizes that determine the fair share of a CTA: all work divided by the number of CTAs."""
 
-    #: columns of a block
+    #: number of columns of a block
     K: int
-    #: tiles side by side that the result has
+    #: number of column tiles of the result, over all batches
     column_tiles: int
     ctas: int
 
     @property
     def most_pieces(self) -> int:
-        """Pieces that `split` makes of groups it cuts, at most: each is longer than half of a CTA's fair share."""
+        """An upper bound of the number of pieces that `split` makes; each exceeds half of a CTA's fair share."""
         return 2 * self.ctas // self.column_tiles + 2
 
 
 def coordinates(backend: Backend, pattern: Pattern) -> tuple[Array, Array]:
-    """(row, column) of every stored block in the operand as it is used; -1 for what lies outside the matrix."""
+    """Return the block row and block column of every stored block in the operand, which may be a transpose.
+
+    Both are -1 for a block that lies outside the matrix.
+    """
     xp = backend.xp
     indices, indptr = pattern.indices, pattern.indptr
     rows = backend.expand(indptr, len(indices))
@@ -98,7 +110,7 @@ def coordinates(backend: Backend, pattern: Pattern) -> tuple[Array, Array]:
 
 
 def single(backend: Backend, pattern: Pattern, per_row: int) -> Groups:
-    """Groups of one row_tile: each of the `per_row` row_tiles of a block row walks over the row's own blocks."""
+    """Return groups of one row tile. Each of the `per_row` row tiles of a block row has all blocks of that row."""
     xp = backend.xp
     rows, _ = pattern.shape
     if pattern.transposed:
@@ -120,9 +132,10 @@ def single(backend: Backend, pattern: Pattern, per_row: int) -> Groups:
 
 
 def merged(backend: Backend, pattern: Pattern, per_row: int, per_group: int, order: Array | None = None) -> Groups:
-    """Groups of `per_group` row_tiles over the union of their columns, a column's duplicates in entries of their own.
+    """Return groups of `per_group` row tiles, with an entry for each block column that one of the row tiles has.
 
-    `order` is a permutation of the row_tiles, padded to a multiple of `per_group`; without it neighbours share a group.
+    A block that is stored twice has two entries. `order` is a permutation of the row tiles, padded to a multiple of
+    `per_group`; without it, neighbouring row tiles share a group.
     """
     xp = backend.xp
     rows, cols = pattern.shape
@@ -159,7 +172,7 @@ def merged(backend: Backend, pattern: Pattern, per_row: int, per_group: int, ord
 
 
 def whole(backend: Backend, groups: Groups) -> Items:
-    """One item per group."""
+    """Return one item per group."""
     xp = backend.xp
     group = xp.argsort(groups.first - groups.last, kind="stable").astype(_INT32)
     items = xp.stack([group, groups.first[group], groups.last[group], xp.full(groups.count, -1, _INT32)], axis=1)
@@ -167,9 +180,12 @@ def whole(backend: Backend, groups: Groups) -> Items:
 
 
 def may_split(groups: Groups, pattern: Pattern, share: Share) -> bool:
-    """Could a group be longer than its fair share? Judged by sizes alone; duplicates may make one longer still."""
+    """Return whether a group could be longer than a CTA's fair share, judged by sizes alone.
+
+    Duplicate blocks, which can make a group even longer, are not taken into account.
+    """
     _, cols = pattern.shape
-    entries = len(groups.blocks) // groups.per_group**2  # at least: every row_tile has every entry
+    entries = len(groups.blocks) // groups.per_group**2  # a lower bound, reached if every row tile has every entry
     if groups.per_group == 1:
         entries *= groups.count // max(1, pattern.shape[0])
     fair = max(-(-_LEAST_COLUMNS // share.K), int(entries * share.column_tiles / share.ctas * _SLACK))
@@ -177,10 +193,10 @@ def may_split(groups: Groups, pattern: Pattern, share: Share) -> bool:
 
 
 def split(backend: Backend, groups: Groups, share: Share) -> Items:
-    """Items of at most a CTA's fair share of all entries, so that one long row does not keep one CTA busy alone."""
+    """Return items of at most about a CTA's fair share, so that no CTA works on one long group after all others."""
     xp = backend.xp
     first = groups.first.astype(np.int64)
-    length = xp.maximum(groups.last - first, 0)  # index arrays that were spoiled may run backwards
+    length = xp.maximum(groups.last - first, 0)  # invalid index arrays can make this negative
     total = length.sum()
     entries = xp.ceil(total * (share.column_tiles / share.ctas * _SLACK)).astype(np.int64)
     pieces = xp.maximum(-(-length // xp.maximum(-(-_LEAST_COLUMNS // share.K), entries)), 1)
@@ -207,9 +223,10 @@ def split(backend: Backend, groups: Groups, share: Share) -> Items:
 
 @dataclass(frozen=True, slots=True)
 class LongRows:
-    """Pieces of the block rows with more than so many blocks: {row, first, behind the last, number within the row}.
+    """The pieces of long block rows. A row of `pieces` is {block row, first block, end, number within the block row}.
 
-    `parents` has {first piece of its row, pieces of it}. There are ``count[0]`` pieces, and room for `bound`.
+    A row of `parents` is {first piece of the block row, number of pieces of the block row}. There are ``count[0]``
+    pieces; the arrays have `bound` rows.
     """
 
     pieces: Array
@@ -218,12 +235,12 @@ class LongRows:
     bound: int
 
 
-#: What a row costs beside its blocks, in blocks.
+#: The fixed cost of a block row, expressed as a number of blocks.
 _ROW_COST = 16
 
 
 def long_rows(backend: Backend, indptr: Array, blocks: int, longest: int) -> LongRows:
-    """The block rows with more than `longest` blocks, in pieces of at most so many."""
+    """Return the block rows with more than `longest` blocks, cut into pieces of at most `longest` blocks."""
     xp = backend.xp
     bound = 2 * (blocks // longest)  # a row of n > longest blocks has at most n / longest + 1 pieces
     rows = len(indptr) - 1
@@ -242,10 +259,11 @@ def long_rows(backend: Backend, indptr: Array, blocks: int, longest: int) -> Lon
 
 
 def shares(backend: Backend, indptr: Array, longest: int, count: int) -> Array:
-    """Where shares of neighbouring rows with about as much work each begin: in order, whatever `indptr` holds.
+    """Return the bounds of `count` ranges of neighbouring block rows with about the same work.
 
-    A row costs as much as its blocks and some more: its lanes wait for it, however short it is. One of more than
-    `longest` blocks is left to others.
+    The bounds are in increasing order, even if `indptr` is invalid. The cost of a block row is its number of blocks
+    plus a constant, because lanes wait even for a short row. The blocks of a row with more than `longest` blocks do not
+    count, because such rows are processed in pieces (see `long_rows`).
     """
     xp, rows = backend.xp, len(indptr) - 1
     length = xp.maximum(indptr[1:] - indptr[:-1], 0)
@@ -257,7 +275,7 @@ def shares(backend: Backend, indptr: Array, longest: int, count: int) -> Array:
 
 
 def describe(groups: Groups, items: Items) -> dict[str, Any]:
-    """Numbers for people: waits for the GPU."""
+    """Return statistics of a work list for people to read. Waits for the GPU."""
     blocks = groups.blocks.reshape(-1, groups.per_group)
     used = int((groups.last - groups.first).sum())
     return {

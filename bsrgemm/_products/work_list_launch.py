@@ -1,6 +1,6 @@
-"""The work list of a pattern on the GPU: `merged` and `whole` of work_list.py in a few launches of cuda/work_list.cu.
+"""Work lists on the GPU: `merged` and `whole` of work_list.py in a few launches of cuda/work_list.cu.
 
-Nothing here waits, and the lists are those of work_list.py, number by number.
+Nothing here waits for the GPU. The lists are identical to those of work_list.py.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .arguments import STORED_PATTERN, WORK_LIST
 from .configs import WorkListKernel
 from .work_list import Groups, Items, Pattern
 
-#: Work lists count in 31 bits; a sort key has one bit more than it may use.
+#: Sizes of work lists must be smaller than the first number, and a sort key may use 63 of its 64 bits.
 _MOST, _KEY_BITS = 2**31, 63
 _INT32 = np.dtype(np.int32)
-#: Fields that a step does not read.
+#: Zeros for all fields of the argument; a step fills in those that it reads.
 _UNUSED = dict.fromkeys((name for name, _ in WORK_LIST.fields[1:]), 0)
 
 
 class Step(IntEnum):
-    """What one launch does: the steps of cuda/work_list.cu, in their order."""
+    """The steps of cuda/work_list.cu, in their order. Each launch does one of them."""
 
     PLACE_ROW_TILES = 0
     ROW_TILE_KEYS = 1
@@ -36,7 +36,7 @@ class Step(IntEnum):
 
 
 def stored(pattern: Pattern) -> bytearray:
-    """A pattern as kernels take it, whose arrays lie in one piece and have one dtype."""
+    """Return the packed struct of a pattern, whose index arrays must be contiguous and have the same dtype."""
     indices, indptr = pattern.indices, pattern.indptr
     return STORED_PATTERN.pack(
         indices=indices.data.ptr,
@@ -49,7 +49,10 @@ def stored(pattern: Pattern) -> bytearray:
 
 
 def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None = None) -> Groups | None:
-    """Groups of `per_group` row tiles over the union of their columns, or None if there are none or keys too short."""
+    """Return groups of `per_group` row tiles, with an entry for each block column that one of the row tiles has.
+
+    The result is None if there are no groups or no blocks, or if the sizes exceed the bits of a sort key.
+    """
     rows, cols = pattern.shape
     row_tiles, blocks = rows * per_row, len(pattern.indices)
     groups, count = -(-row_tiles // per_group), blocks * per_row
@@ -92,7 +95,7 @@ def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None =
 
 
 def whole(groups: Groups) -> Items | None:
-    """One item per group, or None if there are none."""
+    """Return one item per group, or None if there are no groups."""
     count = groups.count
     if not count:
         return None
