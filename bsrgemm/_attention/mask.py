@@ -842,7 +842,7 @@ class BlockMask:
         backend, grid = first._backend, first._grid
         xp, (rows, cols) = backend.xp, grid.counts
         starts = np.cumsum([0, *(len(mask.indices) for mask in masks)])
-        # first entry of each mask's table of element masks; entry 0 of a table is "whole"
+        # First entry of each mask's table of element masks; entry 0 of a table is "whole".
         tables = np.cumsum([0, *(len(mask.bits) + 1 for mask in masks)]).tolist()
         parts = [mask.indptr[:-1] + start for mask, start in zip(masks, starts[:-1].tolist(), strict=True)]
         indptr = xp.concatenate([*parts, backend.from_host(starts[-1:])])
