@@ -1,6 +1,7 @@
-// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees, by mma.sync on sm_80 and newer. A
-// CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys and of values alternate in a ring in shared
-// memory and are copied one or two turns ahead. Operands are 16-bit floats with contiguous columns.
+// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
+// Products by mma.sync, on sm_80 and newer. A CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys and
+// of values alternate in a ring in shared memory and are copied one or two turns ahead. Operands are 16-bit floats with
+// contiguous columns.
 #include "common/attention.cuh"
 #include "common/registers.cuh"
 #include "ptx/mma.cuh"
@@ -28,7 +29,7 @@ static_assert(kStages == 2 || kStages == 3, "a turn or two ahead");
 
 struct alignas(128) Shared {
   u8 q[kTileQ * kMostDim * 2];       // the queries, then the result before it is stored
-  u8 ring[kStages][kTurnBytes];           // keys, values, keys...
+  u8 ring[kStages][kTurnBytes];      // keys, values, keys...
   u8 seeing[kTileQ];                 // whether the query has seen any key
   int columns[2][32], parts[2][32];  // for 32 entries, and for the next 32
   Tile tile;
@@ -88,8 +89,8 @@ struct Multiplier {
   Shared& shared;
   f32 scores[kSlabs][kTileK / 8][4], sums[kSlabs][kValueDim / 8][4];
   u32 queries[kFromRegisters ? kSlabs : 1][kFromRegisters ? kHeadDim / 16 : 1][4];
-  // For rows lane / 4 and 8 + lane / 4 of a slab: the number that is subtracted from scores, in units of log2(e), and
-  // the sum of the weights of this thread's columns.
+  // For rows lane / 4 and 8 + lane / 4 of a slab: the number that is subtracted from scores, times log2(e), and the sum
+  // of the weights of this thread's columns.
   f32 top[kSlabs][2], total[kSlabs][2];
   u32 words[kWords];  // unless all see all: which keys row lane % kRows sees
 

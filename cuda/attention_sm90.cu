@@ -1,7 +1,8 @@
-// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees, on Hopper's tensor cores. A CTA
-// stays and claims tiles of 64 to 192 queries. One warp looks up the next tile and starts the copies of its queries,
-// one starts the copies of keys and values into rings, two compute which keys are seen unless all are, and one to three
-// warpgroups of 64 queries multiply. Operands are 16-bit floats or fp8 that the copy engine can read.
+// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
+// Hopper's tensor cores. CTAs are persistent and claim tiles of 64 to 192 queries. One warp looks up the next tile and
+// starts the copies of its queries, one starts the copies of keys and values into rings, two compute which keys are
+// seen unless all are, and one to three warpgroups of 64 queries multiply. Operands are 16-bit floats or fp8 that the
+// copy engine can read.
 #include "common/attention.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
@@ -276,7 +277,7 @@ struct Multiplier {
   u32 tile = 0, entry = 0;  // numbers of the tile, and of the entry whose keys are next or in use
   f32 scores[kScoreSums], sums[kSums];
   u32 weights[kWeightSteps][4], next[kFp8 ? kWeightSteps : 1][4], queries[kFromRegisters ? kSteps : 1][4];
-  Two top, total;   // maximum so far in units of log2(e), less kHeadroom; sum of the weights of this thread's columns
+  Two top, total;   // maximum so far times log2(e), less kHeadroom; sum of the weights of this thread's columns
   int hot = 0;      // number of tiles in which the maximum is computed first
   int shade;        // of the entry, see Shared::shades
   f32 fp8_scale;    // of the tile whose scores are being processed

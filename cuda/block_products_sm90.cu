@@ -1,4 +1,4 @@
-// Blocks of a product, in 16-bit floats, on Hopper's tensor cores. A CTA stays and claims tiles.
+// Blocks of a product, in 16-bit floats, on Hopper's tensor cores. CTAs are persistent and claim tiles.
 //   BSR @ BSR: out[s] = sum over pairs k of result block s, in order, of a[left[k]] @ b[right[k]]
 //   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
 #include "common/block_products.cuh"
@@ -42,7 +42,7 @@ static_assert(sizeof(Element) == 2, "16-bit floats");
 struct Tile {
   int first, last;  // BSR @ BSR: the pairs; sampled: {0, 1}; no tile: first > last
   int part;         // the first part of the result: block * parts of a block + index in the block; no more tiles: -1
-  int end;       // end of the parts of the result that may be written
+  int end;          // end of the parts of the result that may be written
   int row, top;     // the first row within a block, and, if sampled, of X
 };
 

@@ -1,7 +1,7 @@
-// O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j] for a few queries at the end
-// of a long cache; each sequence has its own length. A CTA owns a piece of the keys of one KV head, and the rows (query
-// head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with its own copies, softmax
-// and sums, which are added at the end. The CTA of a head that finishes last adds the pieces of the head, in order.
+// O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j]
+// A few queries at the end of a long cache; each sequence has its own length. A CTA owns a piece of the keys of one KV
+// head, and the rows (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with
+// its own copies, softmax and sums. The last CTA of a head adds the pieces, in order.
 #include "common/layout.cuh"
 #include "common/registers.cuh"
 #include "ptx/convert.cuh"
@@ -400,7 +400,7 @@ struct Rows {
 };
 
 // ---------------------------------------------------------------------------------- the result
-// Writes four columns of a row of `out`, and its logarithm; `maximum` is in units of log2(e).
+// Writes four columns of a row of `out`, and its logarithm; `maximum` is times log2(e).
 __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int row, int column, const f32 (&sum)[4],
                                        f32 maximum, f32 total) {
   const i64 q_head = i64(head) * p.group + row / p.queries, query = row % p.queries;

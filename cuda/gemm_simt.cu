@@ -1,4 +1,4 @@
-// C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*kC + c, n] + beta * C[i*R + r, n],  p in block row i
+// C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*K + c, n] + beta * C[i*R + r, n],  p in block row i
 // Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns. The lanes
 // of a warp run along n, so that B is read in lines and A is broadcast. There is no shared memory, and the order of
 // sums is fixed.

@@ -1,7 +1,7 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
-// Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of row tiles (see Schedule) by kTileN
-// columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a ring of
-// stages, the first two multiply 64 rows each with wgmma.
+// Hopper's tensor cores. CTAs are persistent and claim tiles of 128 x kTileN: one group of row tiles (see Schedule) by
+// kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
+// ring of stages, the first two multiply 64 rows each with wgmma.
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
@@ -26,8 +26,8 @@ constexpr int kTileM = 128, kTileN = TILE_N;
 constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStages = STAGES;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
-// Columns of A per step of the ring. From shared memory: kDepth at a time, with kTail at the end of a block. From
-// registers: kChunk at a time, several chunks to a stage.
+// Columns of A per step of the ring. From shared memory: kDepth at a time; if kTail > 0, the last step of a block has
+// kTail. From registers: kChunk at a time, several chunks to a stage.
 constexpr int kDepth = DEPTH, kTail = TAIL;
 constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void clear(float (&sums)[kSums]) {
   for (int e = 0; e < kSums; ++e) sums[e] = 0;
 }
 
-// ------------------------------------------------------------------------------------------------- tiles of C leave
+// ------------------------------------------------------------------------------------------------- storing tiles of C
 // A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait in registers, rounded, and are stored one
 // by one while the next tile is multiplied; the others are stored at once, through shared memory that is free at that
 // moment.

@@ -1,6 +1,8 @@
-// Which row tiles share a group: those with many block columns in common, because a group reads the panels of B at the
-// union of its block columns. Windows of kWindow row tiles are matched separately, level by level: the best pairs, then
-// the best pairs of pairs, and so on. Patterns are rows of bits. The result is a permutation, the same in every run.
+// overlap[i, j] = number of block columns that row tiles i and j share; row tiles with a large overlap are put in one
+// group.
+// A group reads the panels of B at the union of its block columns, so a large overlap saves reads. Windows of kWindow
+// row tiles are matched separately, level by level: the best pairs, then the best pairs of pairs, and so on. Patterns
+// are rows of bits. The result is a permutation, the same in every run.
 #include "common/coordinates.cuh"
 
 using Index = INDEX;

@@ -1,7 +1,8 @@
-// The pattern of A @ B: for each block row of the result its columns, in order, and for each of these the pairs (block
-// of A, block of B) whose products are summed, in the order in which A and B store them. A warp has a block row: it
-// counts the pairs of each column in a hash table in shared memory, sorts the columns, and writes the pairs. The
-// columns of a row are stored at the index of its first pair until the number of columns of all rows is known.
+// The pattern of C[i, j] = sum_k A[i, k] @ B[k, j]: for each block row i its columns j, in order, and for each of these
+// the pairs (block of A, block of B) whose products are summed, in the order in which A and B store them. A warp has a
+// block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and writes the
+// pairs. The columns of a row are stored at the index of its first pair until the number of columns of all rows is
+// known.
 #include "common/bsr.cuh"
 
 using Index = INDEX;

@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply(Acc (&acc)[kR][kWidth], int r0, const A
         acc[r0 + r][w] = multiply_add(load<Acc>(values[r][k]), load<Acc>(x[k].values[w]), acc[r0 + r][w]);
 }
 
-// ---------------------------------------------------------------------------------- blocks straight from memory
+// ---------------------------------------------------------------------------------- blocks directly from global memory
 // The number of rows of a block whose values are in registers at the same time.
 __device__ constexpr int rows_at_once() {
   int rows = 1;

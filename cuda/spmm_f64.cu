@@ -101,7 +101,7 @@ spmm_f64(const __grid_constant__ Problem problem) {
     if (at.row >= problem.block_rows) return;
     const Range range = blocks_of_row(problem.indptr, at.row, problem.blocks);
     const f64* b = problem.b + batch * problem.b_batch + at.n0 + 2 * at.across;
-    // launch.py ensures that the bytes of a row of B fit 32 bits.
+    // The choice of this kernel in Python ensures that rows of B are less than 2^32 bytes apart.
     Line line{nullptr, {}, nullptr, opaque(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
     const auto row_of = [&](int t) { return (at.top + 8 * t < kR ? at.top + 8 * t : kR - 1) * (kK * 8); };
 #pragma unroll

@@ -16,7 +16,7 @@ struct WorkList {
   StoredPattern<Index> stored;
   const int* order;   // place -> row tile, a permutation; null: the identity
   int* place;         // row tile -> place; a group has per_group neighbouring places
-  int* row_tiles;         // place -> row tile, or -1 after the last one
+  int* row_tiles;     // place -> row tile, or -1 after the last one
   i64* keys;          // (count,); for kLengthKeys (groups,): {entries, negated; group}
   int* begun;         // number of entries that begin in each tile
   int* columns;       // (count,): entry -> column; block_cols where there is none

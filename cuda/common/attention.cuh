@@ -189,7 +189,7 @@ __device__ __forceinline__ f32 log2_of(f32 x) { return __log2f(x); }
 __device__ __forceinline__ f64 log2_of(f64 x) { return log2(x); }
 __device__ __forceinline__ f32 quotient(f32 x, f32 y) { return __fdividef(x, y); }
 __device__ __forceinline__ f64 quotient(f64 x, f64 y) { return x / y; }
-// A score in units of log2(e).
+// A score times log2(e).
 template <class T> __device__ __forceinline__ T score_of(const Attention& a, Sum scale, T x) {
   if constexpr (kScores == kCapped) return T(a.cap) * (T(1) - quotient(T(2), exp2_of(x * T(scale)) + T(1)));
   else return x * T(scale);

@@ -48,7 +48,7 @@ struct Schedule {
   const int* count;     // number of items
   const int* columns;   // entry -> block column; block_cols for entries outside the matrix
   const int* blocks;    // entry * row tiles + row tile -> block, or -1 where the row tile lacks it
-  const int* row_tiles;     // group * row tiles + row tile -> first row / row tile height, or -1
+  const int* row_tiles; // group * row tiles + row tile -> first row / row tile height, or -1
   int* counters;        // {tiles claimed, CTAs that are done}, zero before and after
   f32* partial;         // sums of the pieces of groups that were split
   int* arrived;         // pieces that have arrived, per split group, column tile and warpgroup; zero before and after
