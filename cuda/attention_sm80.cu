@@ -17,7 +17,7 @@ constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
 constexpr int kStages = STAGES;                   // stages of the ring
 constexpr int kRows = kTileQ / kWarps;            // queries of a warp
 constexpr int kSlabs = kRows / 16;                // slabs of queries, the height of one mma each
-// Queries stay in registers; otherwise they are loaded for each tile of keys.
+// Whether queries stay in registers; if not, they are loaded for each tile of keys.
 constexpr bool kFromRegisters = Q_IN_REGISTERS;
 constexpr int kMostDim = kHeadDim > kValueDim ? kHeadDim : kValueDim;
 constexpr u32 kTurnBytes = kTileK * kMostDim * 2;

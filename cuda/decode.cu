@@ -43,7 +43,7 @@ struct Decode {
   int entries, block_tiles;  // block_tiles: tiles of 16 keys in a block
   int left;                  // keys before its own position that a query sees; capacity or more: all of them
   int piece_tiles;           // a piece has at least this many tiles, unless it is the only one
-  f32 scale, softcap, inverse_softcap;  // times log2(e), since exponents are powers of two; softcap 0: none
+  f32 scale, softcap, inverse_softcap;  // scale and softcap times log2(e); 1 / (softcap * log2(e)); softcap 0: none
 };
 #ifdef DECODE_BYTES
 CHECK_LAYOUT(Decode, DECODE, (q)(k)(v)(out)(lse)(lengths)(table)(blocks)(partial)(arrived)(q_batch)(q_head)(q_row)(q_col)
@@ -189,7 +189,7 @@ struct Rows {
   u32 q[kSharedQ ? 1 : kSlabs][kSharedQ ? 1 : kD / 16][4];  // fragments: upper, lower, upper, lower rows
   f32 sums[kSlabs][kDv / 8][4];
   f32 maxima[kSlabs][2], totals[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; totals are over this lane's keys
-  int first;                      // first row of the group
+  int first;                      // the CTA's first row within the group
 
   // The position among the keys of the query of a row.
   __device__ __forceinline__ int place(const Decode& p, const Keys& keys, int m, int half, u32 lane) const {
@@ -400,7 +400,7 @@ struct Rows {
 };
 
 // ---------------------------------------------------------------------------------- the result
-// Writes four columns of a row of `out`, and its logarithm; `maximum` is times log2(e).
+// Writes four columns of a row of `out`, and its logarithm; `maximum` is multiplied by log2(e).
 __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int row, int column, const f32 (&sum)[4],
                                        f32 maximum, f32 total) {
   const i64 q_head = i64(head) * p.group + row / p.queries, query = row % p.queries;

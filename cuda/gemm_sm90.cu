@@ -39,7 +39,7 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-// Fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
+// Whether fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
 constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;
 constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that are stored late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;

@@ -136,7 +136,7 @@ class BlockMask:
 
         Notes
         -----
-        The mask is computed on the host and copied to the device. Nothing waits for the GPU.
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples
         --------
@@ -186,7 +186,7 @@ class BlockMask:
 
         Notes
         -----
-        The mask is computed on the host and copied to the device. Nothing waits for the GPU.
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples
         --------
@@ -243,7 +243,7 @@ class BlockMask:
 
         Notes
         -----
-        The mask is computed on the host and copied to the device. Nothing waits for the GPU.
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples
         --------
@@ -298,7 +298,7 @@ class BlockMask:
 
         Notes
         -----
-        The mask is computed on the host and copied to the device. Nothing waits for the GPU.
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples
         --------
@@ -355,7 +355,7 @@ class BlockMask:
 
         Notes
         -----
-        The mask is computed on the host and copied to the device. Nothing waits for the GPU.
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples
         --------
@@ -469,7 +469,7 @@ class BlockMask:
 
         Notes
         -----
-        The mask is computed on the host and copied to the device. Nothing waits for the GPU.
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples
         --------
