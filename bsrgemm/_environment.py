@@ -1,4 +1,7 @@
-"""What this machine offers: versions, device, kernel cache, and which kernel serves which dtype."""
+"""What this machine offers: versions, device, kernel cache, and which kernel serves which dtype.
+
+Nothing here raises an error: what cannot be found is None, with a line under "missing" that says how to get it.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,21 @@ def info() -> dict[str, Any]:
     -------
     dict
         - ``versions``: name to version, or None;
-        - ``device``: name, compute capability and memory of CuPy's current device, or None;
+        - ``device``: name, compute capability and memory in bytes of CuPy's current device, or None;
         - ``target``: the architecture that kernels are compiled for, or None;
-        - ``sources``: folder of the CUDA sources;
-        - ``cache``: folder of the compiled kernels, its entries and bytes;
-        - ``kernels``: for each device and group of dtypes what serves which product, and what it sums in;
-        - ``missing``: a line for each thing that keeps the GPU from being used.
+        - ``sources``: folder of the CUDA sources, or None;
+        - ``cache``: folder of the compiled kernels, the number of its entries and their bytes;
+        - ``kernels``: for each device and group of dtypes, what serves which product, and the dtype of the sums;
+        - ``missing``: a line for each thing that prevents the use of the GPU.
+
+    Notes
+    -----
+    Nothing is raised: a failure becomes a line in ``missing``. The call does not wait for the GPU.
 
     Examples
     --------
     >>> import bsrgemm as bg
-    >>> from bsrgemm._info import info
-    >>> info()["versions"]["bsrgemm"] == bg.__version__
+    >>> bg.info()["versions"]["bsrgemm"] == bg.__version__
     True
     """
     from ._version import __version__
@@ -63,7 +69,7 @@ def info() -> dict[str, Any]:
 
 
 def cuda_problem() -> str | None:
-    """Why no kernel can run here, in one line; None if it can."""
+    """Why no kernel can run here, in one line; None if kernels can run."""
     missing: list[str] = []
     target = _cuda(missing)["target"]
     return None if target else missing[0]
@@ -71,14 +77,15 @@ def cuda_problem() -> str | None:
 
 # --------------------------------------------------------------------------------------- probes
 def _cuda(missing: list[str]) -> dict[str, Any]:
-    """Versions, device and target, as far as CuPy can tell; what stops it goes to `missing`."""
+    """Versions, device and target, as far as CuPy can tell; reasons for a failure are added to `missing`."""
     found: dict[str, Any] = {
         "versions": dict.fromkeys(("cupy", "nvrtc", "cuda_runtime", "cuda_driver")),
         "device": None,
         "target": None,
     }
     versions = found["versions"]
-    # A broken installation fails in many ways (ImportError, OSError, classes of CuPy's own): all are answers.
+    # A broken installation fails in many ways (ImportError, OSError, CuPy's own classes); each of them is a valid
+    # answer.
     try:
         import cupy
 
@@ -125,7 +132,7 @@ def _device(cupy: Any) -> dict[str, Any]:
 
 
 def _dotted(version: int) -> str | None:
-    """CUDA's 12090 as "12.9"; None for the 0 that stands for no driver."""
+    """CUDA's 12090 as "12.9"; None for 0, which means that there is no driver."""
     return f"{version // 1000}.{version % 1000 // 10}" if version else None
 
 
@@ -147,7 +154,7 @@ def _cache() -> dict[str, Any]:
     try:
         for path in folder.glob("*.cubin"):
             sizes.append(path.stat().st_size)
-    except OSError:  # entries may vanish while we count them
+    except OSError:  # entries may vanish while they are counted
         pass
     return {"folder": str(folder), "entries": len(sizes), "bytes": sum(sizes)}
 
@@ -194,7 +201,7 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
 
 
 def _host_kernels() -> list[dict[str, Any]]:
-    # SciPy's compiled loops sum in the dtype of the result, which 16-bit floats are not summed in.
+    # SciPy's compiled loops sum in the dtype of the result, but 16-bit floats have to be summed in float32.
     sparse = {dtype: "NumPy" if dtype in HALF_DTYPES else "SciPy" for dtype in HOST_DTYPES}
     blas = (*HALF_DTYPES, *(np.dtype(c) for c in "fdFD"))
     dense = {dtype: "BLAS or SciPy" if dtype in blas else "SciPy" for dtype in HOST_DTYPES}
@@ -205,7 +212,7 @@ def _host_kernels() -> list[dict[str, Any]]:
 
 
 def _grouped(device: str, served: list[tuple[np.dtype[Any], dict[str, str]]]) -> list[dict[str, Any]]:
-    """One row for all dtypes that are served alike."""
+    """One row for all dtypes that are served by the same kernels."""
     rows: list[dict[str, Any]] = []
     for dtype, products in served:
         acc = accumulator_dtype(dtype)

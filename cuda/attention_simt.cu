@@ -1,5 +1,6 @@
-// Attention on the plain cores: any head size, dtype and strides. A CTA walks over tiles of queries, a warp does one
-// query at a time.
+// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
+// The plain cores: any head size, dtype and strides. A CTA walks over tiles of queries; a warp computes one query at a
+// time.
 #include "common/attention.cuh"
 
 constexpr int kWarps = 8;

@@ -1,36 +1,39 @@
-// Attention on the tensor cores of sm_80 and newer: a CTA has one tile of queries, a warp 16 or 32 of them. Tiles of
-// keys and of values take turns in a ring in shared memory, copied one or two turns ahead.
-//
-// A warp holds the scores of its queries with a tile of keys in registers, and turns them into weights, 16 keys at a
-// time, while the values of the 16 keys before are multiplied. What is subtracted from scores may lie 8 powers of two
-// below the true maximum, so that sums are seldom scaled; in the end they are divided by the sum of the weights.
-//
-// Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
-// by one, by attend_row.
+// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
+// Products by mma.sync, on sm_80 and newer. A CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys and
+// of values alternate in a ring in shared memory and are copied one or two turns ahead. Operands are 16-bit floats with
+// contiguous columns.
 #include "common/attention.cuh"
 #include "common/registers.cuh"
 #include "ptx/mma.cuh"
 
+// A warp holds the scores of its queries with a tile of keys in registers and turns them into weights, 16 keys at a
+// time, while the values of the 16 keys before are multiplied. The number that is subtracted from scores may be up to 8
+// (in powers of two) below the true maximum, so that sums are seldom rescaled; at the end they are divided by the sum
+// of the weights.
+// 0 x Inf is NaN, so a value that is not finite also reaches queries that do not see it. Queries with a non-finite
+// result are recomputed exactly by attend_row.
+
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
-constexpr int kStages = STAGES;                   // of the ring
+constexpr int kStages = STAGES;                   // stages of the ring
 constexpr int kRows = kTileQ / kWarps;            // queries of a warp
-constexpr int kSlabs = kRows / 16;                // of queries, one mma high
-constexpr bool kFromRegisters = Q_IN_REGISTERS;   // queries; otherwise they are loaded for each tile of keys
+constexpr int kSlabs = kRows / 16;                // slabs of queries, the height of one mma each
+// Whether queries stay in registers; if not, they are loaded for each tile of keys.
+constexpr bool kFromRegisters = Q_IN_REGISTERS;
 constexpr int kMostDim = kHeadDim > kValueDim ? kHeadDim : kValueDim;
-constexpr u32 kTurnBytes = kTileK * kMostDim * 2;      // bytes
-constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a key that is not seen: -2^127, exact times any scale
+constexpr u32 kTurnBytes = kTileK * kMostDim * 2;
+constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a hidden key: -2^127, which any scale keeps exact
 constexpr f32 kLag = 8.f;                         // how far the maximum may lag, in powers of two
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kRows % 16 == 0 && kRows <= 32 && kTileK % 32 == 0, "whole fragments and words");
 static_assert(kStages == 2 || kStages == 3, "a turn or two ahead");
 
 struct alignas(128) Shared {
-  u8 q[kTileQ * kMostDim * 2];       // then the result on its way out
-  u8 ring[kStages][kTurnBytes];           // keys, values, keys...
-  u8 seeing[kTileQ];                 // has the query seen any key?
-  int columns[2][32], parts[2][32];  // of 32 entries, and of the next 32
+  u8 q[kTileQ * kMostDim * 2];       // the queries, then the result before it is stored
+  u8 ring[kStages][kTurnBytes];      // keys, values, keys...
+  u8 seeing[kTileQ];                 // whether the query has seen any key
+  int columns[2][32], parts[2][32];  // for 32 entries, and for the next 32
   Tile tile;
-  const Element *k, *v;              // of the tile's head
+  const Element *k, *v;              // keys and values of the tile's head
 };
 
 // d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
@@ -40,19 +43,19 @@ __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0,
 }
 
 // ---------------------------------------------------------------------------------- rows in shared memory
-// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows lies in
-// different banks: row r begins at bank group r * kPieces, a multiple of kGroup of 8.
+// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces so that the same piece of 8 rows lies in
+// different banks: row r begins at bank group r * kPieces, a multiple of kGroup modulo 8.
 template <int kDim> struct Lines {
   static constexpr u32 kPieces = kDim / 8, kBytes = kDim * 2;
   static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
 
   static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
-  // Where in a row the first or the second piece of 16 columns lies.
+  // The offset in a row of the first or the second piece of 16 columns.
   static __device__ __forceinline__ u32 place(u32 sixteen, u32 second, u32 row) {
     return (sixteen * 32) ^ ((second ^ swizzle(row)) * 16);
   }
 
-  // The CTA copies kCount rows of which `rows` are there, with `columns` columns, and puts zeros in the others.
+  // The CTA copies kCount rows, of which `rows` exist with `columns` columns, and writes zeros elsewhere.
   template <int kCount>
   static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
     const u32 thread = opaque(threadIdx.x);
@@ -86,10 +89,10 @@ struct Multiplier {
   Shared& shared;
   f32 scores[kSlabs][kTileK / 8][4], sums[kSlabs][kValueDim / 8][4];
   u32 queries[kFromRegisters ? kSlabs : 1][kFromRegisters ? kHeadDim / 16 : 1][4];
-  // Of rows lane / 4 and 8 + lane / 4 of a slab: what is subtracted from scores, in units of log2(e); the sum of the
-  // weights of this thread's columns.
+  // For rows lane / 4 and 8 + lane / 4 of a slab: the number that is subtracted from scores, times log2(e), and the sum
+  // of the weights of this thread's columns.
   f32 top[kSlabs][2], total[kSlabs][2];
-  u32 words[kWords];  // where not all see all: which keys row lane % kRows does
+  u32 words[kWords];  // unless all see all: which keys row lane % kRows sees
 
   __device__ __forceinline__ Multiplier(const Attention& a, Shared& shared) : a(a), shared(shared) {
 #pragma unroll
@@ -101,7 +104,7 @@ struct Multiplier {
     }
   }
 
-  // Not kept in registers.
+  // These are computed each time, to save registers.
   static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ u32 first_row() { return threadIdx.x / 32 * kRows; }
   __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? a.scale : 1.f; }
@@ -121,7 +124,7 @@ struct Multiplier {
     }
   }
 
-  // Are any keys of an entry seen? Looks up which, where not all see all.
+  // Whether any keys of an entry are seen. Unless all queries see all keys, it also looks up which.
   __device__ __forceinline__ bool look(const Entry& entry) {
     const Tile& x = shared.tile;
     if (x.row + int(first_row()) >= x.rows) return false;
@@ -171,7 +174,7 @@ struct Multiplier {
     }
   }
 
-  // Softcap, and hidden keys.
+  // Applies the softcap, and hides keys that are not seen.
   __device__ __forceinline__ void shape_scores(bool whole) {
     if constexpr (kScores != kPlain) {
 #pragma unroll
@@ -196,7 +199,7 @@ struct Multiplier {
         }
   }
 
-  // Raises what is subtracted where scores lie far above it; what was summed before fades.
+  // Raises the number that is subtracted if scores lie far above it; earlier sums are scaled down.
   __device__ __forceinline__ void raise() {
     f32 fade[kSlabs][2];
     bool any = false;
@@ -293,7 +296,7 @@ struct Multiplier {
         const int own = int(first_row() + m * 16 + half * 8 + lane() / 4), row = x.row + own;
         const bool none = !shared.seeing[own];
         const f32 by = __fdividef(1.f, all);
-        f32 bad = 0.f;  // not a number if any of the row is not finite
+        f32 bad = 0.f;  // NaN if any element of the row is not finite
 #pragma unroll
         for (int j = 0; j < kValueDim / 8; ++j)
 #pragma unroll
@@ -304,7 +307,7 @@ struct Multiplier {
         if (a.lse && lane() % 4 == 0 && row < x.rows)
           a.lse[lse_place(row)] =
               none ? -__int_as_float(0x7f800000) : (top[m][half] + log2_of(all)) * 0.6931471805599453f;
-        // Scores of -inf only leave what is subtracted as it was.
+        // If all scores are -inf, the number that is subtracted has never been raised.
         const bool good = none || (bad == 0.f && all > 0.f && top[m][half] != nothing());
         u32 wrong = __ballot_sync(kAll, row < x.rows && !good);
         wrong |= wrong >> 1;
@@ -315,14 +318,16 @@ struct Multiplier {
     if (redo) repair(redo);
   }
 
-  // 16 bytes at a time where the result lies so: 16-bit elements by way of shared memory, pairs of others as they are.
+  // Writes 16 bytes at a time if the result is aligned: 16-bit elements through shared memory, pairs of 32-bit elements
+  // directly.
   __device__ __forceinline__ void write() {
     const Tile& x = shared.tile;
     const int row = x.row + int(first_row());
     Out* const out = out_row(row);
     const bool aligned = a.o_strides.column == 1 &&
                          ((reinterpret_cast<u64>(out) | u64(a.o_strides.row) * sizeof(Out)) & 15) == 0;
-    if constexpr (kValueDim > kHeadDim && sizeof(Out) == 2) __syncthreads();  // in the place of others' queries, too
+    // The result also overwrites other warps' queries.
+    if constexpr (kValueDim > kHeadDim && sizeof(Out) == 2) __syncthreads();
     if (sizeof(Out) == 2 && aligned) {
       u8* const staged = shared.q + first_row() * Values::kBytes;
 #pragma unroll
@@ -398,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     __syncthreads();
   }
   const auto count = [&] { return x.last - x.first; };
-  // Entries from the last one to the first: one warp looks up 32 at a time.
+  // Entries are walked from the last to the first; one warp looks up 32 at a time.
   const auto look_up = [&](int n) {
     const int lane = threadIdx.x, e = x.last - 1 - n - lane;
     if (lane >= 32 || e < x.first) return;
@@ -434,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     multiplier.load_queries();
 #pragma unroll 1
     for (int n = 0; n < count(); ++n) {
-      // Turn 2 n: keys. The stage of the turn before is free, all warps are done with it.
+      // Turn 2 n: keys. The stage of the turn before is free, since all warps are done with it.
       const u32 turn = 2 * n;
       copy_wait<kStages - 2>();
       __syncthreads();

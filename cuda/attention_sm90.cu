@@ -1,66 +1,58 @@
-// Attention on Hopper's tensor cores. A CTA stays and claims tiles of 64 to 192 queries. One warp looks up the next tile
-// and has its queries copied, one has keys and values copied into rings, two find out which keys are seen where not all
-// are, and one to three warpgroups of 64 queries multiply.
-//
-// A warpgroup issues the scores of one tile of keys and the weighted values of the one before together, and takes the
-// exponentials of the first while the second are multiplied. The row maximum is exact for the first tile of keys only.
-// Later tiles are weighted with the maximum so far, and if the sums show that it was too low, the warp computes its
-// scores once more, from the keys that it has not let go, and raises it: the result is as exact as with the maximum.
-//
-// fp8: the tensor cores read bytes along K only, so that values come as keys side by side (attention_values.cu). Weights
-// are rounded to fp8 too; if one is as large as can be, the maximum is too low. The tensor cores keep 13 bits of sums,
-// which are therefore added up in float32 every 1024 keys, where there is room for that in shared memory.
-//
-// Weights of 0 times values that are not finite are no numbers. Where a result is none, its queries are done again, one
-// by one, by attend_row.
+// O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
+// Hopper's tensor cores. CTAs are persistent and claim tiles of 64 to 192 queries. One warp looks up the next tile and
+// starts the copies of its queries, one starts the copies of keys and values into rings, two compute which keys are
+// seen unless all are, and one to three warpgroups of 64 queries multiply. Operands are 16-bit floats or fp8 that the
+// copy engine can read.
 #include "common/attention.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/wgmma.cuh"
 
-// A warpgroup has 64 queries. One of them leaves room for a second CTA on the multiprocessor.
+// A warpgroup has 64 queries. With one warpgroup, two CTAs fit a multiprocessor.
 constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
 // Registers of a thread that multiplies and of one that feeds: 65,536 in all.
 constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
 constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
-constexpr bool kAcross = kQueries > 1;                       // the scores of the next tile are issued before this one ends
+constexpr bool kAcross = kQueries > 1;  // the scores of the next tile are issued before this one ends
 constexpr int kBytes = sizeof(Element);
-constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);  // queries
+// Queries stay in registers.
+constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
-// A step of a product is 32 bytes deep, a slab has 128 bytes of each row.
+// A step of a product is 32 bytes deep; a slab has 128 bytes of each row.
 constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;
 constexpr int kScoreSums = kTileK / 2, kSums = kValueDim / 2, kSlabColumns = 128 / kBytes;
 constexpr int kQuerySlabs = (kHeadDim + kSlabColumns - 1) / kSlabColumns, kOutSlabs = (kValueDim + 63) / 64;
 constexpr int kSlabs = kQuerySlabs > kOutSlabs ? kQuerySlabs : kOutSlabs;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
 constexpr u32 kValueBytes = kFp8 ? kValueDim * kTileK : kOutSlabs * kSlabK;
-// The score of a key that is not seen: -2^127, exact when scaled; of fp8 -2^100, since its factors may be above 1.
+// The score of a hidden key: -2^127, which scaling keeps exact; for fp8 -2^100, since its factors may be above 1.
 constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f;
-constexpr f32 kMostSum = 16384.f;                            // of weights, before the maximum is raised
-// The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest number.
+constexpr f32 kMostSum = 16384.f;                            // largest sum of weights before the maximum is raised
+// The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest fp8
+// number.
 constexpr f32 kHeadroom = kFp8 ? 5.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
-constexpr f32 kLarge = 1024.f;                               // a maximum whose last bit shows in weights of 16 bits
-// Beyond these bounds of a sum of weights, scores are so large that rounding them has changed the result.
+constexpr f32 kLarge = 1024.f;  // from here on the last bit of a maximum affects weights of 16 bits
+// Outside these bounds of a sum of weights, scores are so large that rounding them has changed the result.
 constexpr f32 kLeastTotal = kFp8 ? 16.f : .5f, kMostTotal = 1e14f;
 constexpr bool kKeep = kFp8 && kValueDim <= 128;
 constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kSums * 128 : 1;
-constexpr int kEarly = 6;                                    // entries before the end of a tile the next one is claimed
-constexpr int kHot = 4;                                      // tiles in which the maximum is looked at after it was raised
+constexpr int kEarly = 6;  // entries before the end of a tile at which the next one is claimed
+constexpr int kHot = 4;  // tiles in which the maximum is computed first after it was raised
 
-// An entry of which not all is seen; no more of them: tile < 0.
+// An entry of which not all is seen. If there are no more of them, tile < 0.
 struct Shade { int tile, key, part; };
 
 struct alignas(1024) Shared {
-  u8 q[kQueries][kSlabs * kSlabQ];  // then the result on its way out
+  u8 q[kQueries][kSlabs * kSlabQ];  // the queries, then the result before it is stored
   u8 k[kStages][kQuerySlabs * kSlabK];
   u8 v[kStages][kValueBytes];
   u64 q_full[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   u64 tile_full[kTiles], tile_empty[kTiles], wanted;
   u64 shade_wanted[kStages], shade_full[kStages];
-  u32 seen[kStages][kTileQ][kWords];  // of entries that are not whole; bit i of word w: the query sees key 32 w + i
+  u32 seen[kStages][kTileQ][kWords];  // for entries that are not whole; bit i of word w: the query sees key 32 w + i
   int shades[kStages];                // entry -> number among those that are not whole, or -1
   Shade shaded[kStages];
   Tile tiles[kTiles];
@@ -102,12 +94,13 @@ __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& m
   }
 }
 
-// Does the copy engine write what a warpgroup computes? Sequences that end within its queries are followed by others.
+// Whether the copy engine writes what a warpgroup computes. It cannot if a sequence ends within its queries, since
+// another sequence follows.
 __device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int warpgroup) {
   return kStoreTiles && (!a.q_bounds || x.row + warpgroup * 64 + 64 <= x.rows);
 }
 
-// The result of tile n, once all have let it go, leaves the place of its queries.
+// Stores the result of tile n from the memory of its queries, once all warps have released the tile.
 __device__ __forceinline__ void send(const AttentionSm90& problem, Shared& shared, u32 n) {
   if constexpr (!kStoreTiles) return;
   const Tile& x = shared.tiles[n % kTiles];
@@ -126,8 +119,8 @@ __device__ __forceinline__ void send(const AttentionSm90& problem, Shared& share
   __syncwarp();
 }
 
-// One warp: claims the next tile when it is soon needed, looks it up, sends out the result that is in the way of its
-// queries, and has them copied.
+// One warp claims the next tile when it is needed soon, looks it up, stores the result that occupies the memory of its
+// queries, and starts the copies of the queries.
 __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
@@ -160,18 +153,18 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
     wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
     send(problem, shared, n - 1);
   }
-  if (lane == 0) {  // the last CTA leaves the counters as they were
+  if (lane == 0) {  // the last CTA resets the counters
     leave_counters(a.counters);
     store_wait();
   }
 }
 
-// One warp: has keys and values copied. The values of an entry go after the keys of the next one, as they are used.
-// Tiles and their queries have one number, keys and values of an entry have one.
+// One warp starts the copies of keys and values. The values of an entry follow the keys of the next one, in the order
+// of their use. Tiles and their queries have the same number, and so have the keys and values of an entry.
 __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
-  int row = -1, head = 0, batch = 0;  // of the last entry, whose values are still to be copied
+  int row = -1, head = 0, batch = 0;  // the last entry, whose values are still to be copied
   const auto copy_values = [&](u32 n) {
     if (row < 0) return;
     const u32 at = n % kStages;
@@ -216,13 +209,13 @@ __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& share
   }
   copy_values(entry - 1);
   if (entry >= kStages) wait(shared.k_empty[entry % kStages], parity<kStages>(entry) ^ 1);
-  if (lane == 0) {  // its place is free: the entry that had it is
+  if (lane == 0) {  // its place is free, because the entry that had it has been consumed
     shared.shaded[shade % kStages].tile = -1;
     arrive(shared.shade_wanted[shade % kStages]);
   }
 }
 
-// kShaders warps: which query sees which key, where not all see all.
+// kShaders warps compute which query sees which key, unless all see all.
 constexpr int kShaders = 2;
 __device__ __forceinline__ void shade(const AttentionSm90& problem, Shared& shared, int thread) {
   for (u32 n = 0;; ++n) {
@@ -254,7 +247,7 @@ __device__ __forceinline__ void multiply_16x8(f32 (&d)[4], const u32 (&x)[4], u3
   else mma_f16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
 }
 
-// What a thread knows of its two queries, 8 rows apart.
+// A number for each of a thread's two queries, which are 8 rows apart.
 struct Two {
   f32 x, y;
 };
@@ -267,43 +260,54 @@ __device__ __forceinline__ Two over_quad_max(Two m) {
   return m;
 }
 
+// A warpgroup issues the scores of one tile of keys together with the weighted values of the tile before, and computes
+// the exponentials of the scores while the values are multiplied. The row maximum is exact for the first tile of keys
+// only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, the warp computes its
+// scores once more, from the keys that it has not released yet, and raises the maximum: the result is as exact as with
+// the true maximum.
+// fp8: the tensor cores read bytes along K only, so values are transposed (attention_values.cu). Weights are rounded to
+// fp8 too; if one is the largest fp8 number, the maximum is too low. The tensor cores keep 13 bits of sums, which are
+// therefore added up in float32 every 1024 keys if shared memory has room for them.
+// 0 x Inf is NaN, so a value that is not finite also reaches queries that do not see it. Queries with a non-finite
+// result are recomputed exactly by attend_row.
 struct Multiplier {
   const AttentionSm90& problem;
   Shared& shared;
-  const int group;          // of warps; the compiler knows it to be the same in all lanes
-  u32 tile = 0, entry = 0;  // numbers: of the tile, and of the entry whose keys are next or in use
+  const int group;          // warpgroup; the compiler knows it to be the same in all lanes
+  u32 tile = 0, entry = 0;  // numbers of the tile, and of the entry whose keys are next or in use
   f32 scores[kScoreSums], sums[kSums];
   u32 weights[kWeightSteps][4], next[kFp8 ? kWeightSteps : 1][4], queries[kFromRegisters ? kSteps : 1][4];
-  Two top, total;   // maximum so far in units of log2(e), less kHeadroom; sum of the weights of this thread's columns
-  int hot = 0;      // tiles in which the maximum is looked at first
+  Two top, total;   // maximum so far times log2(e), less kHeadroom; sum of the weights of this thread's columns
+  int hot = 0;      // number of tiles in which the maximum is computed first
   int shade;        // of the entry, see Shared::shades
-  f32 fp8_scale;    // of the tile whose scores are in hand
+  f32 fp8_scale;    // of the tile whose scores are being processed
   bool has_kept = false;
-  Two kept_fade = {1.f, 1.f};  // a factor of sums that are kept
+  Two kept_fade = {1.f, 1.f};  // factor of the kept sums
 
   __device__ __forceinline__ Multiplier(const AttentionSm90& problem, Shared& shared, int group)
       : problem(problem), shared(shared), group(group) {}
 
-  // Not kept in registers.
+  // These are computed each time, to save registers.
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
   __device__ __forceinline__ const Attention& a() const { return problem.attention; }
   __device__ __forceinline__ f32 tile_scale() const { return kFp8 ? fp8_scale : a().scale; }
   __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? tile_scale() : 1.f; }
-  // A maximum of scores as it is kept in `top`.
+  // A maximum of scores in the form of `top`.
   static __device__ __forceinline__ f32 level(f32 score, f32 scale) {
     return kFp8 ? fmaf(score, scale, -kHeadroom) : score * scale;
   }
 
-  // The number of the thread, as if it were not known: what is made of it stays where it is rarely run.
+  // The number of the thread, hidden from the compiler: what depends on it is computed where it is used, which is
+  // rarely.
   static __device__ __forceinline__ int unknown_thread() {
     u32 thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return int(thread);
   }
 
-  // Where this thread's 16 bytes lie for ldmatrix, within the slabs of a tile of queries.
+  // The offset of this thread's 16 bytes for ldmatrix, within the slabs of a tile of queries.
   static __device__ __forceinline__ u32 query_place(int thread, int step) {
     const int row = thread / 32 * 16 + thread % 16;
     return step / 4 * kSlabQ + row * 128 + ((step % 4 * 2 + thread / 16 % 2) ^ (row & 7)) * 16;
@@ -316,7 +320,7 @@ struct Multiplier {
         load_matrix_x4<false>(queries[step], shared_address(shared.q[tile % kQueries]) + query_place(thread, step));
     }
   }
-  // scores = queries * keys, from now on in flight
+  // Starts scores = queries * keys.
   __device__ __forceinline__ void issue_scores() {
     const u64 b = wgmma_descriptor(shared_address(shared.k[entry % kStages]), 16, 1024);
     u64 x = 0;
@@ -331,7 +335,7 @@ struct Multiplier {
     }
     wgmma_commit();
   }
-  // sums += weights * values, in flight
+  // Starts sums += weights * values.
   __device__ __forceinline__ void issue_sums(u32 n) {
     wait(shared.v_full[n % kStages], parity<kStages>(n));
     const u32 values = shared_address(shared.v[n % kStages]);
@@ -342,7 +346,7 @@ struct Multiplier {
       wgmma<!kFp8>(sums, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
     wgmma_commit();
   }
-  // The scores of this warp once more, from shared memory.
+  // Computes the scores of this warp once more, from shared memory.
   __device__ __forceinline__ void repeat_scores() {
     const int thread = unknown_thread(), lane = thread % 32;
     const u32 from = shared_address(shared.q[tile % kQueries]);
@@ -363,7 +367,7 @@ struct Multiplier {
     }
   }
 
-  // Softcap, and hidden keys.
+  // Applies the softcap, and hides keys that are not seen.
   __device__ __forceinline__ void shape_scores() {
     if constexpr (kScores != kPlain) {
 #pragma unroll
@@ -413,8 +417,8 @@ struct Multiplier {
     }
     return {even.x + odd.x, even.y + odd.y};
   }
-  // A large maximum is rounded itself, and the weight of its key is not 1. Weights are then summed as they will be
-  // multiplied, in 16 bits: the error of one that outweighs all others cancels out.
+  // A large maximum is itself rounded, and the weight of its key is not 1. Then weights are summed as they will be
+  // multiplied, in 16 bits: the error of a weight that dominates all others cancels out.
   __device__ __forceinline__ Two weigh() {
     if constexpr (!kFp8) {
       const f32 nothing = level(kHidden, scale());  // of a row that has seen no key
@@ -423,8 +427,8 @@ struct Multiplier {
     }
     return weigh_with<false>();
   }
-  // Weights of fp8 are packed while those before them are still multiplied. A step has 32 keys: those of two scores side
-  // by side, and of the two 8 keys on.
+  // Weights in fp8 are packed while the earlier ones are still multiplied. A step has 32 keys: two neighbouring scores,
+  // and the two that are 8 keys later.
   __device__ __forceinline__ void pack_next() {
     if constexpr (kFp8) {
 #pragma unroll
@@ -441,22 +445,23 @@ struct Multiplier {
       else weights[i / 4][i % 4] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
     }
   }
-  // Is a weight of fp8 as large as can be, 0x7e?
+  // Whether a weight is the largest fp8 number, 0x7e.
   __device__ __forceinline__ bool is_full() const {
     u32 full = 0;
 #pragma unroll
     for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
     return full & 0x80808080u;
   }
-  // Has the warp weighed with a maximum that is too low?
+  // Whether the warp has used a maximum that is too low.
   __device__ __forceinline__ bool too_low(Two added) const {
     return __any_sync(0xffffffffu, kFp8 ? is_full() : !(fmaxf(added.x, added.y) <= kMostSum));
   }
-  // Weights with the exact maximum are full only if rounding a huge one has cut them: then the queries are done again.
+  // With the exact maximum, weights are full only if rounding a huge maximum has cut them: then the queries are
+  // recomputed.
   __device__ __forceinline__ void spoil_if_full() {
     if (kFp8 && is_full()) total = {__int_as_float(0x7fffffff), __int_as_float(0x7fffffff)};
   }
-  // The maximum goes up; what was summed before fades by the factors returned.
+  // Raises the maximum; returns the factors by which earlier sums have to be scaled.
   __device__ __forceinline__ Two raise(Two to) {
     const Two fade = {exp2_of(top.x - to.x), exp2_of(top.y - to.y)};
     top = to;
@@ -465,7 +470,7 @@ struct Multiplier {
   }
   __device__ __forceinline__ void wait_tile() { wait(shared.tile_full[tile % kTiles], parity<kTiles>(tile)); }
   __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile % kQueries], parity<kQueries>(tile)); }
-  // Entries of the tile; -1: no more tiles.
+  // Number of entries of the tile; -1: no more tiles.
   __device__ __forceinline__ int count() const {
     const Tile& x = shared.tiles[tile % kTiles];
     return uniform(x.head < 0 ? -1 : x.last - x.first);
@@ -480,7 +485,7 @@ struct Multiplier {
   }
   __device__ __forceinline__ void release_values(u32 n) { release(shared.v_empty[n % kStages]); }
 
-  // The next tile that sees any key, or the end; those that see none are answered on the way.
+  // Takes the next tile that sees any key, or returns false at the end; tiles that see no key are answered here.
   __device__ __forceinline__ bool take_tile() {
     while (true) {
       wait_tile();
@@ -504,7 +509,7 @@ struct Multiplier {
   __device__ __forceinline__ void take_scale() {
     if constexpr (kFp8) fp8_scale = shared.tiles[tile % kTiles].scale;
   }
-  // The first scores of a tile, with nothing else under way.
+  // Computes the first scores of a tile, while nothing else is in flight.
   __device__ __forceinline__ bool start() {
     if (!take_tile()) return false;
     clear(scores);
@@ -515,7 +520,7 @@ struct Multiplier {
     settle(scores);
     return true;
   }
-  // The first weights of a tile, with the exact maximum.
+  // Computes the first weights of a tile, with the exact maximum.
   __device__ __forceinline__ void begin() {
     take_scale();
     shape_scores();
@@ -529,11 +534,11 @@ struct Multiplier {
     hot = 0;
   }
 
-  // The scores of an entry are issued with the weighted values of the one before, those of the first entry of a tile with
-  // the last ones of the tile before. What a tile runs through but once is written but once, and short: it is not in the
-  // cache of instructions, and 1500 of them cost as much as an entry.
+  // The scores of an entry are issued with the weighted values of the entry before; those of the first entry of a tile
+  // with the last values of the tile before. Code that runs once for a tile is written once, and is short: it is not in
+  // the instruction cache, and 1500 instructions cost as much time as an entry.
   __device__ __forceinline__ void run() {
-    bool ahead = false;  // are the first scores there?
+    bool ahead = false;  // whether the first scores have been computed
     while (ahead || start()) {
       begin();
       tile = uniform(tile), entry = uniform(entry);
@@ -547,7 +552,7 @@ struct Multiplier {
         shape_scores();
         Two fade = {1.f, 1.f};
         bool rescale = false;
-        if (hot > 0) {  // the maxima of this warp were climbing: look first
+        if (hot > 0) {  // the maxima of this warp were rising: compute them first
           --hot;
           Two now = highest();
           now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
@@ -557,7 +562,7 @@ struct Multiplier {
         pack_next();
         if (too_low(added)) {
           repeat_scores();
-          load_queries();  // so that they need no registers meanwhile
+          load_queries();  // loaded again, so that they need no registers meanwhile
           shape_scores();
           const Two now = highest();
           const Two again = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
@@ -578,7 +583,7 @@ struct Multiplier {
       }
       ++tile;
       ahead = false;
-      if constexpr (kAcross) {  // the first scores of the next tile, which nobody looks at if it has none
+      if constexpr (kAcross) {  // the first scores of the next tile, which are ignored if it has none
         wait_tile();
         ahead = count() > 0;
         if (ahead) {
@@ -622,8 +627,8 @@ struct Multiplier {
     }
   }
 
-  // All weights of the tile before are known: the logarithms of their sums go out, and the factors of the result are returned.
-  // They are no numbers where queries are to be done again: where no key was seen, or none scores above -inf.
+  // All weights of the tile before are known: stores the logarithms of their sums, and returns the factors of the
+  // result. A factor is NaN where a query has to be recomputed: where no key was seen, or no score is above -inf.
   __device__ __forceinline__ Two close() {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
 #pragma unroll
@@ -644,12 +649,13 @@ struct Multiplier {
     return {factor(top.x, total.x), factor(top.y, total.y)};
   }
 
-  // The result of the tile before goes to the place of its queries, from where it will be sent. A warp has its own rows.
+  // The result of the tile before is written to the memory of its queries, from where it will be stored. A warp has its
+  // own rows.
   __device__ __forceinline__ void finish(Two by) {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
     if constexpr (kKeep) take_kept();
     const int row = x.row + warp() * 16 + lane() / 4;
-    u32 bad_x = 0, bad_y = 0;  // not zero if any of the row is not finite
+    u32 bad_x = 0, bad_y = 0;  // not zero if any element of the row is not finite
     if constexpr (kStaged) {
       const int line = warp() * 16 + lane() % 16;
 #pragma unroll
@@ -681,14 +687,14 @@ struct Multiplier {
     }
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
-  // Pairs of numbers times zero, added up.
+  // Adds pairs of numbers times zero: the result is not zero unless all are finite.
   static __device__ __forceinline__ u32 times_zero(u32 pair, u32 sum) {
     if constexpr (Same<Out, bf16>::value) asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
     else asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
     return sum;
   }
   static constexpr bool kStaged = sizeof(Out) == 2;
-  // Where column d of a line of the result lies, of those 8 columns that lie together.
+  // The address of column d of a line of the result, within the 8 columns that are contiguous.
   __device__ __forceinline__ u32 staged(int line, int d) const {
     return shared_address(shared.q[(tile - 1) % kQueries]) + d / 64 * kSlabQ + line * 128 + ((d % 64 / 8) ^ (line & 7)) * 16 +
            d % 8 * 2;
@@ -696,7 +702,7 @@ struct Multiplier {
   __device__ __forceinline__ Out* out_at(const Tile& x, int row) const {
     return a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
   }
-  // A warp's 16 rows go out element by element, where the copy engine cannot send them.
+  // Stores a warp's 16 rows element by element, where the copy engine cannot.
   __device__ __forceinline__ void copy_out(const Tile& x) {
     __syncwarp();
     const int first = warp() * 16;
@@ -711,7 +717,7 @@ struct Multiplier {
       }
     }
   }
-  // Rows of this warp, a bit in four for each of the upper and the lower eight, are done again.
+  // Recomputes rows of this warp; four bits stand for each of the upper and the lower eight rows.
   __device__ __forceinline__ void repair(const Tile& x, u32 rows, u32 lower) {
     __syncwarp();
 #pragma unroll 1
@@ -732,7 +738,7 @@ struct Multiplier {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(const __grid_constant__ AttentionSm90 problem) {
-  extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
+  extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     prefetch_map(&problem.q);

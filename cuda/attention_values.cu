@@ -1,8 +1,8 @@
-// Values of fp8, (batches, heads, keys, columns), as attention_sm90 wants them: (batches, heads, columns, room), keys side
-// by side, zeros after the last one. Of each 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a
-// thread that has the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 has four weights side by side.
-//
-// Sequences of different lengths begin at multiples of 16 places: number s, from key b on, at 16 (ceil(b / 16) + s).
+// to[b, h, d, place(j)] = v[b, h, j, d]
+// Values in fp8, transposed for attention_sm90 so that keys are contiguous. Within 16 keys, place 4 t + i has key 2 t +
+// i or, for i > 1, 2 t + i + 6: a thread with the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 then has four
+// neighbouring weights. Zeros follow the last key. Sequence s of several, from key b on, begins at place 16 (ceil(b /
+// 16) + s).
 #include "common/layout.cuh"
 
 constexpr int kKeys = 128, kColumns = 64, kThreads = 256, kGroups = kKeys / 16;
@@ -11,23 +11,22 @@ constexpr int kPitch = kColumns + 1;  // the same column of keys 16 apart lies i
 struct AttentionValues {
   const u8* v;
   u8* to;
-  const int* bounds;     // of sequences of different lengths, or null
-  i64 batch, head, row;  // strides of v; its columns lie together
+  const int* bounds;     // bounds of sequences of different lengths, or null
+  i64 batch, head, row;  // strides of v in bytes; its columns are contiguous
   int heads, keys, columns, room, sequences;
 };
 #ifdef ATTENTION_VALUES_BYTES
 CHECK_LAYOUT(AttentionValues, ATTENTION_VALUES, (v)(to)(bounds)(batch)(head)(row)(heads)(keys)(columns)(room)(sequences))
 #endif
 
-// The keys of 16 places: the first one, and the end. A user can write to the bounds: what they say is
-// clamped.
+// The keys of 16 places: the first key, and the end. A user can write to the bounds, so they are clamped.
 struct Group { int first, last; };
 
 __device__ __forceinline__ Group group_at(const AttentionValues& p, int number) {
   if (!p.bounds) return {16 * number, p.keys};
   const auto bound = [&](int s) { return min(max(p.bounds[s], 0), p.keys); };
   const auto place = [&](int s) { return (bound(s) + 15) / 16 + s; };
-  int low = 0, high = p.sequences;  // the last sequence that begins at or before it
+  int low = 0, high = p.sequences;  // searches the last sequence that begins at or before `number`
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (place(middle) <= number ? low : high) = middle;
@@ -35,7 +34,7 @@ __device__ __forceinline__ Group group_at(const AttentionValues& p, int number) 
   return {bound(low) + 16 * (number - place(low)), bound(low + 1)};
 }
 
-// Grid: batches by heads, tiles of places, tiles of columns.
+// Grid: batches times heads, tiles of places, tiles of columns.
 extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __grid_constant__ AttentionValues p) {
   __shared__ u8 tile[kKeys * kPitch];
   __shared__ Group groups[kGroups];

@@ -1,14 +1,15 @@
-// Blocks of a product on the tensor cores of Ampere and newer. Two products give blocks:
+// Blocks of a product on the tensor cores of Ampere and newer. Rows of A and lines of B are multiples of 16 bytes.
 //   BSR @ BSR: out[s] = sum over pairs p of result block s, in order, of a[left[p]] @ b[right[p]]
 //   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
-// A CTA has a tile of kTileM rows by kParts parts of kPartN columns. Of BSR @ BSR a tile is (a piece of) one block; sampled,
-// its parts are neighbours in one block row, which share their rows of X: there is a CTA for each part, and those that do
-// not come first in their tile have nothing to do. Rows of A and lines of B are multiples of 16 bytes.
 #include "common/block_products.cuh"
 #include "common/bsr.cuh"
 #include "common/mma_tiles.cuh"
 
 using Index = INDEX;
+
+// A CTA has a tile of kTileM rows by kParts parts of kPartN columns. In BSR @ BSR a tile is one block or a part of it.
+// In a sampled product its parts are neighbours in one block row, which share their rows of X: there is a CTA for each
+// part, and CTAs whose part is not the first of a tile return at once.
 
 constexpr bool kSampled = SAMPLED;
 constexpr int kPartN = PART_N, kParts = kTileN / kPartN;
@@ -18,11 +19,11 @@ struct BlockProductsSm80 {
   const A* a;
   const A* b;
   C* out;               // (blocks, R, N)
-  const Index* left;    // of BSR @ BSR: pair -> block of a
+  const Index* left;    // BSR @ BSR: pair -> block of a
   const Index* right;   // pair -> block of b; sampled: block -> block column
   const Index* starts;  // block of the result -> its first pair; sampled: block row -> its first block
   i64 blocks, pairs;
-  i64 a_blocks, b_blocks;  // sampled: block rows and block columns
+  i64 a_blocks, b_blocks;  // numbers of blocks; sampled: of block rows and block columns
   i64 a_line, b_line;      // elements from a row of A to the next, and from a line of B to the next
   i64 a_block, b_block;    // elements from a block to the next
   int R, N, K;
@@ -39,14 +40,14 @@ struct alignas(1024) Shared {
 };
 
 struct Tile {
-  i64 first, last;    // of BSR @ BSR the pairs; sampled {block row, block row + 1}; none: first > last
-  i64 part, end;      // parts of the result, numbered block * parts of a block + which of them
+  i64 first, last;    // BSR @ BSR: the pairs; sampled: {block row, block row + 1}; no tile: first > last
+  i64 part, end;  // first part and end of the parts; a part is numbered block * parts of a block + index in the block
   int row;            // the first row within a block
 };
 
 __device__ __forceinline__ i64 parts_of(const BlockProductsSm80& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
-// The tile of this CTA, by every warp.
+// The tile of this CTA; every warp computes it.
 __device__ __forceinline__ Tile own_tile(const BlockProductsSm80& problem) {
   const i64 heights = problem.R / kTileM, parts = parts_of(problem);
   const i64 part = blockIdx.x / heights, block = part / parts;
@@ -67,7 +68,7 @@ __device__ __forceinline__ Tile own_tile(const BlockProductsSm80& problem) {
 }
 
 // ---------------------------------------------------------------------------------- the copies
-// Brings the stages of a tile to shared memory, one after the other.
+// Copies the stages of a tile to shared memory, one after the other.
 struct Copier {
   const BlockProductsSm80& problem;
   Shared& shared;
@@ -75,7 +76,7 @@ struct Copier {
   i64 pair;
   int k, first_column;
   i64 a, b;                    // where the blocks of this pair begin, or -1
-  Index next_left, next_right;  // the next pair, asked for early
+  Index next_left, next_right;  // the next pair, loaded early
 
   __device__ __forceinline__ Copier(const BlockProductsSm80& problem, Shared& shared, const Tile& tile)
       : problem(problem), shared(shared), tile(tile), pair(tile.first), k(0),
@@ -122,7 +123,7 @@ struct Copier {
     }
   }
 
-  // All copies of the next stage; a group of them is committed even when none is left.
+  // Starts all copies of the next stage; it commits a group even if nothing is left to copy.
   __device__ __forceinline__ void copy(int stage) {
     if (pair < tile.last) {
       const u32 thread = opaque(threadIdx.x);

@@ -1,11 +1,6 @@
-// Blocks of a product, in 16-bit floats, on Hopper's tensor cores. Two products give blocks:
+// Blocks of a product, in 16-bit floats, on Hopper's tensor cores. CTAs are persistent and claim tiles.
 //   BSR @ BSR: out[s] = sum over pairs k of result block s, in order, of a[left[k]] @ b[right[k]]
 //   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
-// A CTA stays and claims tiles of kTileM rows by kParts parts of kPartN columns. A tile is walked in steps of 64 along K: one
-// copy of A, one of each part of B. Of BSR @ BSR a tile is (a piece of) one block; sampled, its parts are neighbours in
-// one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one feeds a ring of stages.
-// The other two share a tile of 128 x 256; smaller ones they take in turns, and one multiplies while the other one's result
-// leaves. Rows and columns that a block does not have are zeros by the copy engine.
 #include "common/block_products.cuh"
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
@@ -17,54 +12,63 @@ using Element = ELEMENT_A;
 using C = ELEMENT_C;
 using Index = INDEX;
 
+// A tile has kTileM rows by kParts parts of kPartN columns and is computed in steps of 64 along K: one copy of A, one
+// of each part of B. In BSR @ BSR a tile is one block or a part of it; in a sampled product its parts are neighbours in
+// one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one copies operands into
+// a ring of stages. The other two warpgroups share a tile of 128 x 256; they take smaller tiles in turns, and one
+// multiplies while the result of the other is stored. The copy engine fills rows and columns that a block does not have
+// with zeros.
+
 constexpr bool kSampled = SAMPLED;
-constexpr bool kBTransposed = B_TRANSPOSED;  // K runs fastest in B
+constexpr bool kBTransposed = B_TRANSPOSED;  // K is the fastest index of B
 constexpr int kTileM = TILE_M, kPartN = PART_N, kParts = PARTS, kTileN = kParts * kPartN;
 constexpr int kStages = STAGES, kTiles = 4;
-constexpr int kDepth = 64;  // along K: one swizzled row
+constexpr int kDepth = 64;  // columns of A per step: one swizzled row
 constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
-constexpr bool kShared = kTileM * kTileN > 128 * 128;  // a tile by both warpgroups
-constexpr int kHeights = kShared ? 1 : kTileM / 64;    // of 64 rows that a warpgroup has of a tile
+constexpr bool kShared = kTileM * kTileN > 128 * 128;  // both warpgroups share a tile
+constexpr int kHeights = kShared ? 1 : kTileM / 64;    // groups of 64 rows that a warpgroup has of a tile
 constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
 constexpr int kNarrow = 128;  // columns that a shared tile can have instead
 constexpr u32 kStrip = 16;    // rows of the result of BSR @ BSR that are computed together
-// Steps before the end of a tile the next one is claimed: three microseconds.
+// The next tile is claimed this many steps before the end of a tile: 3 us.
 constexpr int kEarly = 4 * (128 * 256) / (kTileM * kTileN);
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
-constexpr int kSlab = kPartN < 64 ? kPartN : 64;  // columns of B side by side in a swizzled row, where they run fastest
+// Columns of B side by side in a swizzled row, if they are the fastest index.
+constexpr int kSlab = kPartN < 64 ? kPartN : 64;
 constexpr u32 kRowB = kSlab * 2, kSlabB = kDepth * kRowB;
 static_assert(kTileN % 64 == 0 && kPartN % kSlab == 0, "whole slabs");
 static_assert(sizeof(Element) == 2, "16-bit floats");
 
 struct Tile {
-  int first, last;  // of BSR @ BSR the pairs; sampled {0, 1}; no tile: first > last
-  int part;         // the first part of the result: block * parts of a block + which of them; no more tiles: -1
-  int end;       // parts of the result that may be written end here
-  int row, top;     // the first row within a block, and sampled, of X
+  int first, last;  // BSR @ BSR: the pairs; sampled: {0, 1}; no tile: first > last
+  int part;         // the first part of the result: block * parts of a block + index in the block; no more tiles: -1
+  int end;          // end of the parts of the result that may be written
+  int row, top;     // the first row within a block, and, if sampled, of X
 };
 
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
   u8 b[kStages][kBytesB];
-  u8 out[kConsumers * 4][2048];  // 16 rows by 64 columns a warp
+  u8 out[kConsumers * 4][2048];  // 16 rows by 64 columns per warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
   u64 wanted[kTiles];    // a tile is nearly fed
-  u64 turn[kConsumers];  // the other warpgroup has met all stages of the tile before
+  u64 turn[kConsumers];  // the other warpgroup has consumed all stages of the tile before
   Tile tiles[kTiles];
 };
 
 struct alignas(64) BlockProductsSm90 {
-  TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest first
+  TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest index first
   C* out;             // (blocks, R, N)
-  const Index* left;    // of BSR @ BSR: pair -> block of a
+  const Index* left;    // BSR @ BSR: pair -> block of a
   const Index* right;   // pair -> block of b; sampled: block -> block column
   const Index* starts;  // block of the result -> its first pair; sampled: block row -> its first block
   int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
   i64 blocks, pairs;
-  i64 a_blocks, b_blocks;  // sampled: block rows and block columns
+  i64 a_blocks, b_blocks;  // numbers of blocks; sampled: of block rows and block columns
   int R, N, K;
-  int narrow;  // sampled: from this part on tiles are narrow, since too few wide ones are left for all CTAs; a multiple of kParts
-  int row_blocks;  // of BSR @ BSR: of a row of the result, on average; 0 if its blocks are in no such order
+  // Sampled: from this part on tiles are narrow, since too few wide ones remain for all CTAs; a multiple of kParts.
+  int narrow;
+  int row_blocks;  // BSR @ BSR: average number of blocks of a row of the result; 0 if its blocks are in no such order
 };
 #ifdef BLOCK_PRODUCTS_SM90_BYTES
 CHECK_LAYOUT(BlockProductsSm90, BLOCK_PRODUCTS_SM90, (a)(b)(out)(left)(right)(starts)(counters)(blocks)(pairs)(a_blocks)
@@ -73,8 +77,9 @@ CHECK_LAYOUT(BlockProductsSm90, BLOCK_PRODUCTS_SM90, (a)(b)(out)(left)(right)(st
 
 __device__ __forceinline__ int parts_of(const BlockProductsSm90& problem) { return (problem.N + kPartN - 1) / kPartN; }
 
-// Which block of the result is computed n-th: those of kStrip rows one below the other, so that what CTAs read of B at
-// the same time lies in few columns and is found in the L2. Where rows differ the columns do; each block comes once all the same.
+// The block of the result that is computed n-th. Blocks of kStrip rows are computed one below the other, so that what
+// CTAs read of B at the same time lies in few columns and is found in the L2. If rows have different lengths the
+// columns differ, but each block still comes exactly once.
 __device__ __forceinline__ u32 in_strips(const BlockProductsSm90& problem, u32 n) {
   const u32 width = problem.row_blocks, strip = kStrip * width;
   if (strip == 0) return n;
@@ -82,7 +87,7 @@ __device__ __forceinline__ u32 in_strips(const BlockProductsSm90& problem, u32 n
   return first + i64(strip) <= problem.blocks ? first + place % kStrip * width + place / kStrip : n;
 }
 
-// What a claim of BSR @ BSR stands for.
+// The tile of claim t in BSR @ BSR.
 __device__ __forceinline__ Tile pairs_at(const BlockProductsSm90& problem, u32 t) {
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
   if (number / parts >= problem.blocks) return {0, 0, -1};
@@ -92,16 +97,17 @@ __device__ __forceinline__ Tile pairs_at(const BlockProductsSm90& problem, u32 t
   return {int(first), int(max(first, start(block + 1))), int(part), int(part) + 1, int(t % heights) * kTileM, 0};
 }
 
-// What a sampled claim stands for, by a whole warp; `block_row` goes with it from one to the next. The first claims are
-// windows of as many parts as a tile has, the others block rows. At most one whole tile begins in a window, one of the row
-// that the window's last part is in. What a row has left after its whole tiles is a tile of its own, and comes at the end.
+// The tile of claim t in a sampled product, computed by a whole warp; `block_row` is kept from one claim to the next.
+// The first claims are windows of as many parts as a tile has, the others are block rows. At most one whole tile begins
+// in a window, in the row of the window's last part. The parts that a row has left after its whole tiles are a tile of
+// their own, which comes at the end.
 __device__ __forceinline__ Tile parts_at(const BlockProductsSm90& problem, u32 t, i64& block_row) {
   constexpr Tile kNone{1, 0}, kEnd{0, 0, -1};
   constexpr int kFew = kShared ? kNarrow / kPartN : kParts;
   const u32 heights = (problem.R + kTileM - 1) / kTileM, parts = parts_of(problem), number = t / heights;
   const i64 all = problem.blocks * parts, narrow = kShared ? i64(problem.narrow) : all;
   const i64 wide_windows = (narrow + kParts - 1) / kParts, windows = wide_windows + (all - narrow + kFew - 1) / kFew;
-  // Parts of a block row, those before `narrow` or those after it.
+  // Parts of a block row, those before `narrow` or those from it on.
   struct Stretch { i64 begin, end; };
   const auto stretch = [&](i64 r, bool wide) {
     const auto bound = [&](i64 i) { return min(max(i64(problem.starts[i]), i64(0)), problem.blocks) * parts; };
@@ -122,7 +128,7 @@ __device__ __forceinline__ Tile parts_at(const BlockProductsSm90& problem, u32 t
   }
   const i64 left = number - windows;
   if (left > problem.a_blocks) return kEnd;
-  const bool is_cut = left == problem.a_blocks;  // the row that goes on after `narrow`: what it has left before
+  const bool is_cut = left == problem.a_blocks;  // the row that continues after `narrow`: the rest of its parts before
   if (is_cut && narrow == all) return kNone;
   const i64 r = is_cut ? block_row_of(problem.starts, problem.a_blocks, narrow / parts, 0) : left;
   const bool wide = is_cut || stretch(r, false).end <= narrow;
@@ -133,12 +139,13 @@ __device__ __forceinline__ Tile parts_at(const BlockProductsSm90& problem, u32 t
 
 __device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.end - x.part) * kPartN <= kNarrow; }
 
-// One warp: claims a tile when it is soon needed. Who claims early takes work from others: a tile can be long.
+// One warp claims a tile when it is needed soon. An earlier claim would take work from other CTAs, since a tile can be
+// long.
 __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Shared& shared) {
   const bool leads = threadIdx.x % 32 == 0;
   const i64 pairs_of_tile = kSampled ? 1 : max(i64(1), problem.pairs / max(i64(1), problem.blocks));
   const i64 steps = pairs_of_tile * ((problem.K + kDepth - 1) / kDepth);
-  const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // of the tile that is fed
+  const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // tiles claimed ahead of the one that is fed
   i64 block_row = 0;
   for (u32 n = 0;; ++n) {
     if (n >= ahead) wait(shared.wanted[(n - ahead) % kTiles], parity<kTiles>(n - ahead));
@@ -160,7 +167,7 @@ __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Share
   }
 }
 
-// One warp: copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
+// One warp copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
 __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& shared) {
   const int lane = threadIdx.x % 32, parts = parts_of(problem), steps_of_pair = (problem.K + kDepth - 1) / kDepth;
   u32 step = 0;
@@ -176,7 +183,8 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
       if constexpr (kSampled) {
         const int part = x.part + lane % kParts;
-        const Index at = part < x.end ? problem.right[part / parts] : Index(-1);  // none: zeros after the last one
+        // No block: the copy engine gives zeros after the last one.
+        const Index at = part < x.end ? problem.right[part / parts] : Index(-1);
         column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * problem.N + part % parts * kPartN;
       } else if (from + lane < x.last) {
         const Index left = problem.left[from + lane], right = problem.right[from + lane];
@@ -213,7 +221,7 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
   }
 }
 
-// Where column c of row `top` of a tile goes, or null. Rows follow N apart; how many there are is told by `rows_from`.
+// The address of column c of row `top` of a tile, or null. Rows are N elements apart; `rows_from` is their number.
 __device__ __forceinline__ C* target_of(const BlockProductsSm90& problem, const Tile& x, int top, int c) {
   const int parts = parts_of(problem), part = x.part + c / kPartN, block = parts == 1 ? part : part / parts;
   const int column = (part - block * parts) * kPartN + c % kPartN;
@@ -222,9 +230,9 @@ __device__ __forceinline__ C* target_of(const BlockProductsSm90& problem, const 
 }
 __device__ __forceinline__ int rows_from(const BlockProductsSm90& problem, const Tile& x, int top) { return problem.R - x.row - top; }
 
-// A warp has 16 rows from `top` on: a thread rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next. 16-bit
-// results leave 16 bytes at a time, through shared memory. Places are found once for all rows: until a result has left,
-// its warpgroup multiplies nothing, and a tile may be three pairs long.
+// A warp has 16 rows from `top` on: a thread has rows lane / 4 and lane / 4 + 8, columns 2 * (lane % 4) + 8 j and the
+// next. 16-bit results are stored 16 bytes at a time, through shared memory. Addresses are computed once for all rows:
+// until a result is stored its warpgroup multiplies nothing, and a tile may be as short as three pairs.
 __device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& shared, const Tile& x, int top,
                                       const f32 (&sums)[kSums]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -262,7 +270,7 @@ __device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& 
   }
 }
 
-// The products of stages `begin` to `end` - 1. A stage is free when those of the next one have begun.
+// The products of stages `begin` to `end` - 1. A stage is released when the products of the next one have started.
 template <int kColumns>
 __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 end, int warpgroup,
                                                 f32 (&sums)[kHeights][kSums]) {
@@ -292,7 +300,7 @@ __device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Share
   const bool signals = threadIdx.x % 32 == 0;
   const int steps_of_pair = (problem.K + kDepth - 1) / kDepth;
   f32 sums[kHeights][kSums];
-  u32 step = 0, own = 0;  // of all tiles; tiles of this warpgroup
+  u32 step = 0, own = 0;  // steps of all tiles; tiles of this warpgroup
   for (u32 n = 0;; ++n) {
     wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
     const Tile& x = shared.tiles[n % kTiles];
@@ -305,11 +313,11 @@ __device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Share
     const u32 begin = __shfl_sync(0xffffffffu, step, 0);
     const u32 end = __shfl_sync(0xffffffffu, step + u32(x.last - x.first) * steps_of_pair, 0);
     step = end;
-    if (!kShared && n % kConsumers != warpgroup) {  // the other one's
+    if (!kShared && n % kConsumers != warpgroup) {  // a tile of the other warpgroup
       let_go();
       continue;
     }
-    // A stage can be waited for only when the one before in its place has been met.
+    // A stage can be waited for only after the stage before it in the same place of the ring has been consumed.
     if (!kShared) {
       if (warpgroup == 1 || own > 0) wait(shared.turn[warpgroup], (own + warpgroup + 1) % 2);
       ++own;

@@ -1,7 +1,7 @@
-// O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j]: a few queries at the end of
-// a long cache, each sequence with a length of its own. A CTA owns a piece of the keys of one KV head, and the rows
-// (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with copies, softmax
-// and sums of its own, and meet at the end only. The pieces of a head are joined by the CTA that comes last, in order.
+// O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j]
+// A few queries at the end of a long cache; each sequence has its own length. A CTA owns a piece of the keys of one KV
+// head, and the rows (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with
+// its own copies, softmax and sums. The last CTA of a head adds the pieces, in order.
 #include "common/layout.cuh"
 #include "common/registers.cuh"
 #include "ptx/convert.cuh"
@@ -11,38 +11,39 @@ using Element = ELEMENT;  // f16 or bf16
 
 constexpr int kD = HEAD_DIM;
 constexpr int kDv = VALUE_DIM;
-constexpr int kRows = ROWS;          // of Q, that a CTA owns
+constexpr int kRows = ROWS;          // rows of Q that a CTA owns
 constexpr int kWarps = WARPS;
 constexpr int kStages = STAGES;      // tiles of K and V in flight, per warp
 constexpr int kThreads = 32 * kWarps;
-constexpr int kKeys = 16;            // of a tile
-constexpr int kSlabs = kRows / 16;   // of rows, one mma high
-constexpr int kMostPieces = 128;     // of the keys of a head
+constexpr int kKeys = 16;            // keys of a tile
+constexpr int kSlabs = kRows / 16;   // slabs of rows, the height of one mma each
+constexpr int kMostPieces = 128;     // most pieces of the keys of a head
 constexpr bool kSharedQ = SHARED_Q;  // fragments of Q are loaded each time: with the sums they take too many registers
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kD % 16 == 0 && kDv % 16 == 0 && kRows % 16 == 0 && kStages <= 32, "whole fragments, a lane per stage");
 
-// decode_launch.py packs it field by field. Strides are in elements; capacity and all steps are below 2^30.
+// The argument. decode_launch.py packs it field by field. Strides are in elements; the capacity and the number of steps
+// are below 2^30.
 struct Decode {
   const Element* q;     // (batch, kv_heads * group, queries, kD)
   const Element* k;     // (pages, kv_heads, page, kD)
   const Element* v;     // (pages, kv_heads, page, kDv)
   Element* out;         // (batch, kv_heads * group, queries, kDv)
-  f32* lse;             // (batch, kv_heads * group, queries), or none
+  f32* lse;             // (batch, kv_heads * group, queries), or null
   const int* lengths;   // (batch,)
-  const int* table;     // (batch, table_width): pages of a sequence; none: page b holds all of sequence b
-  const int* blocks;    // (batch, kv_heads, entries): blocks of keys that are kept; none: all
-  f32* partial;         // sums of pieces, then their maxima and totals
-  int* arrived;         // pieces that are there, per head and tile of rows; zero before and after
+  const int* table;     // (batch, table_width): pages of a sequence; null: page b holds all of sequence b
+  const int* blocks;    // (batch, kv_heads, entries): blocks of keys that are read; null: all
+  f32* partial;         // sums of pieces, followed by their maxima and totals
+  int* arrived;         // pieces that have arrived, per head and tile of rows; zero before and after
   i64 q_batch, q_head, q_row, q_col;
   i64 out_batch, out_head, out_row, out_col;
   i64 blocks_batch, blocks_head, blocks_entry;
   int kv_heads, group, queries;
   int capacity, pages, page, table_width;
-  int entries, block_tiles;  // block_tiles: 16 keys each
-  int left;                  // keys before its own place that a query sees; capacity or more: all of them
-  int piece_tiles;           // a piece has at least so many tiles, unless it is the only one
-  f32 scale, softcap, inverse_softcap;  // in powers of two: times log2(e); softcap 0: none
+  int entries, block_tiles;  // block_tiles: tiles of 16 keys in a block
+  int left;                  // keys before its own position that a query sees; capacity or more: all of them
+  int piece_tiles;           // a piece has at least this many tiles, unless it is the only one
+  f32 scale, softcap, inverse_softcap;  // scale and softcap times log2(e); 1 / (softcap * log2(e)); softcap 0: none
 };
 #ifdef DECODE_BYTES
 CHECK_LAYOUT(Decode, DECODE, (q)(k)(v)(out)(lse)(lengths)(table)(blocks)(partial)(arrived)(q_batch)(q_head)(q_row)(q_col)
@@ -57,15 +58,15 @@ __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&upper)[2], con
 }
 
 constexpr f32 kLog2E = 1.44269504088896341f;
-// Within 5e-7; tanhf takes ten registers more.
+// The error is below 5e-7; tanhf takes ten registers more.
 __device__ __forceinline__ f32 tanh_of(f32 x) { return 1 - __fdividef(2.f, exp2_of(x * (2 * kLog2E)) + 1); }
 __device__ __forceinline__ f32 minus_infinity() { return __uint_as_float(0xff800000u); }
-// What is subtracted from scores: the maximum, or 0 where nothing is seen.
+// The number that is subtracted from scores: the maximum, or 0 if no key is seen.
 __device__ __forceinline__ f32 base_of(f32 maximum) { return maximum == minus_infinity() ? 0.f : maximum; }
 
 // ---------------------------------------------------------------------------------- a tile in shared memory
-// Rows of K, V or Q in pieces of 16 bytes, swizzled within groups of kGroup pieces such that the same piece of 8 rows
-// lies in different banks: row r begins at bank group r * kPieces, a multiple of kGroup of 8.
+// Rows of K, V or Q in pieces of 16 bytes, swizzled within groups of kGroup pieces so that the same piece of 8 rows
+// lies in different banks: row r begins at bank group r * kPieces, a multiple of kGroup modulo 8.
 template <int kDim> struct Tile {
   static constexpr u32 kPieces = kDim / 8;
   static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
@@ -73,7 +74,7 @@ template <int kDim> struct Tile {
 
   static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
 
-  // The warp copies rows `first` to `last` - 1 of 16, which lie side by side, and puts zeros in the others.
+  // The warp copies rows `first` to `last` - 1 of 16 contiguous rows, and writes zeros to the others.
   static __device__ __forceinline__ void copy(u32 to, const Element* from, u32 thread, int first, int last) {
     if (first <= 0 && last >= kKeys)
       copy_if(to, from, thread, [](u32) { return true; });
@@ -89,7 +90,7 @@ template <int kDim> struct Tile {
       copy_16(true, to + row * (kDim * 2) + (piece ^ swizzle(row)) * 16, from + p * 8, !there(row));
     }
   }
-  // Where a row begins, and where in it the first or the second piece of fragment i lies.
+  // The offset of a row, and the offset in it of the first or the second piece of fragment i.
   static __device__ __forceinline__ u32 line(u32 row) { return row * (kDim * 2); }
   static __device__ __forceinline__ u32 step(u32 i, u32 second, u32 row) {
     return (i * 32) ^ ((second ^ swizzle(row)) * 16);
@@ -97,10 +98,11 @@ template <int kDim> struct Tile {
 };
 
 constexpr u32 kStageBytes = Tile<kD>::kBytes + Tile<kDv>::kBytes;
-constexpr int kFours = kDv / 4;    // four columns of a row at a time
-constexpr int kPitch = kDv + 8;  // of sums in shared memory: lanes that write two floats meet no bank twice
+constexpr int kFours = kDv / 4;    // groups of four columns of a row
+// Distance of rows of sums in shared memory, in floats: lanes that write two floats have no bank conflicts.
+constexpr int kPitch = kDv + 8;
 
-// What the warps leave to each other at the end, in the place of the tiles; then what joins pieces.
+// What the warps exchange at the end, in the memory of the tiles; then the data for the sum of pieces.
 struct Ends {
   f32 sums[kWarps][kRows][kPitch];
   f32 maxima[kWarps][kRows], totals[kWarps][kRows];
@@ -119,10 +121,11 @@ struct Shared {
 };
 
 // ---------------------------------------------------------------------------------- which keys
-// The keys that sequence b may show at all, and the steps to them; places are counted from the sequence's first key.
+// The keys that at least one query of sequence b sees, and the steps to them; positions are counted from the sequence's
+// first key.
 struct Keys {
-  int length, begin, end;  // `begin` to `end` - 1: seen by at least one query
-  int steps;               // tiles, or entries of `blocks` by tiles of a block
+  int length, begin, end;  // keys `begin` to `end` - 1 are seen by at least one query
+  int steps;               // tiles, or entries of `blocks` times tiles of a block
 
   __device__ __forceinline__ Keys(const Decode& p, int batch) {
     length = min(max(p.lengths[batch], 0), p.capacity);
@@ -132,8 +135,8 @@ struct Keys {
   }
 };
 
-// The tile of step n: its first key, -1 if none of its keys is seen; and its row in K and V. Numbers of blocks and
-// pages are a user's: what is out of range is passed over or clamped.
+// The tile of step n: its first key, or -1 if none of its keys is seen, and its row in K and V. A user can write to the
+// numbers of blocks and pages, so numbers out of range are skipped or clamped.
 __device__ __forceinline__ void look(const Decode& p, const Keys& keys, int batch, int head, int n, int& key,
                                      int& row) {
   i64 first = i64(keys.begin / kKeys + n) * kKeys;
@@ -148,7 +151,8 @@ __device__ __forceinline__ void look(const Decode& p, const Keys& keys, int batc
   row = (page * p.kv_heads + head) * p.page + key % p.page;
 }
 
-// Copies of a warp, which run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of one stage.
+// The copies of a warp, which run kStages steps ahead. A lane knows the tile of one of 32 steps, and the first key of
+// one stage.
 struct Copier {
   const Decode& p;
   const Keys& keys;
@@ -184,15 +188,15 @@ struct Copier {
 struct Rows {
   u32 q[kSharedQ ? 1 : kSlabs][kSharedQ ? 1 : kD / 16][4];  // fragments: upper, lower, upper, lower rows
   f32 sums[kSlabs][kDv / 8][4];
-  f32 maxima[kSlabs][2], totals[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; totals: of this lane's keys
-  int first;                      // row of the group
+  f32 maxima[kSlabs][2], totals[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; totals are over this lane's keys
+  int first;                      // the CTA's first row within the group
 
-  // Where the query of a row lies among the keys.
+  // The position among the keys of the query of a row.
   __device__ __forceinline__ int place(const Decode& p, const Keys& keys, int m, int half, u32 lane) const {
     return keys.length - p.queries + (first + m * 16 + half * 8 + int(opaque(lane) / 4)) % p.queries;
   }
 
-  // Rows from `first` on; those beyond the last one are zeros.
+  // Loads rows from `first` on; rows beyond the last one are zeros.
   __device__ __forceinline__ Rows(const Decode& p, const Element* q_head, int first_row, u8* queries, u32 warp,
                                   u32 lane)
       : first(first_row) {
@@ -239,7 +243,7 @@ struct Rows {
         for (int e = 0; e < 4; ++e) sums[m][s][e] = 0;
   }
 
-  // scores = Q @ K.T of a tile
+  // scores = Q @ K.T for a tile
   __device__ __forceinline__ void multiply_keys(f32 (&scores)[kSlabs][2][4], u32 tile, u32 queries, u32 lane) const {
     using K = Tile<kD>;
     const u32 row = lane % 8 + lane / 16 * 8, at = tile + K::line(row), q_row = lane % 16;
@@ -264,7 +268,7 @@ struct Rows {
     }
   }
 
-  // Scores become weights; sums and totals are scaled to the new maxima. `key` is the first of the tile's keys.
+  // Scores become weights; sums and totals are scaled to the new maxima. `key` is the first key of the tile.
   __device__ __forceinline__ void softmax(const Decode& p, const Keys& keys, f32 (&scores)[kSlabs][2][4], int key,
                                           bool masked, u32 lane) {
 #pragma unroll
@@ -320,7 +324,7 @@ struct Rows {
       }
   }
 
-  // sums += weights @ V of a tile
+  // sums += weights @ V for a tile
   __device__ __forceinline__ void multiply_values(const f32 (&weights)[kSlabs][2][4], u32 tile, u32 lane) {
     using V = Tile<kDv>;
     const u32 row = lane % 16, at = tile + V::line(row);
@@ -339,8 +343,8 @@ struct Rows {
     }
   }
 
-  // The same where the queries see different keys of the tile: one query after the other, with zeros for the values
-  // that it does not see, since 0 times NaN is NaN.
+  // The same for queries that see different keys of the tile: one query after the other, with zeros for the values that
+  // it does not see, since 0 x NaN is NaN.
   __device__ __forceinline__ void multiply_values_apart(const Decode& p, const Keys& keys,
                                                         const f32 (&weights)[kSlabs][2][4], u32 tile, int key,
                                                         u32 lane) {
@@ -372,7 +376,7 @@ struct Rows {
       }
     }
   }
-  // Ones for those of two keys, `distance` and one less before a query, that it sees.
+  // A mask of two 16-bit halves with ones for the keys, `distance` and distance - 1 before a query, that it sees.
   static __device__ __forceinline__ u32 seen_pair(const Decode& p, int distance) {
     return (u32(distance) <= u32(p.left) ? 0xffffu : 0u) | (u32(distance - 1) <= u32(p.left) ? 0xffff0000u : 0u);
   }
@@ -396,7 +400,7 @@ struct Rows {
 };
 
 // ---------------------------------------------------------------------------------- the result
-// Four columns of a row of `out`, and its logarithm: `maximum` is in powers of two.
+// Writes four columns of a row of `out`, and its logarithm; `maximum` is multiplied by log2(e).
 __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int row, int column, const f32 (&sum)[4],
                                        f32 maximum, f32 total) {
   const i64 q_head = i64(head) * p.group + row / p.queries, query = row % p.queries;
@@ -409,7 +413,7 @@ __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int
         total == 0 ? minus_infinity() : (maximum + log2f(total)) / kLog2E;
 }
 
-// The warps' sums, in their order: the result, or number `piece` of so many pieces of it.
+// Adds the warps' sums in a fixed order: they are the result, or piece number `piece` of `pieces`.
 __device__ __forceinline__ void join_warps(const Decode& p, const Shared& shared, f32* sums, float2* ends, int pieces,
                                            int piece, int batch, int head, int first_row, int rows) {
 #pragma unroll 1
@@ -436,7 +440,7 @@ __device__ __forceinline__ void join_warps(const Decode& p, const Shared& shared
   }
 }
 
-// Is this CTA the last of a head's pieces to come? Then it sees what the others wrote.
+// Whether this CTA is the last of a head's pieces to arrive. If so, it sees what the others wrote.
 __device__ __forceinline__ bool is_last_piece(int* arrived, int pieces) {
   __threadfence();
   __syncthreads();
@@ -450,7 +454,8 @@ __device__ __forceinline__ bool is_last_piece(int* arrived, int pieces) {
   return true;
 }
 
-// By the CTA that comes last: how much each piece of its rows counts. A piece has {maximum, total} of each row.
+// Called by the CTA that arrives last: computes the weight of each piece of its rows. A piece has {maximum, total} of
+// each row.
 __device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends, int pieces, int rows, u32 warp, u32 lane) {
 #pragma unroll 1
   for (int row = warp; row < rows; row += kWarps) {
@@ -474,7 +479,7 @@ __device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends,
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-// Grid: pieces, KV heads by tiles of rows, batch.
+// Grid: pieces, KV heads times tiles of rows, batch.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -500,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   }
 
   Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries, warp, lane);
-  const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // by all queries
+  const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // keys that all queries see
   u32 stage = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {

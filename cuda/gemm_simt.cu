@@ -1,6 +1,7 @@
-// C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*kC + c, n] + beta * C[i*R + r, n],  p in block row i
-// Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns; the lanes
-// of a warp run along n, so that B is read in lines and A is broadcast. No shared memory, one fixed order of sums.
+// C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*K + c, n] + beta * C[i*R + r, n],  p in block row i
+// Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns. The lanes
+// of a warp run along n, so that B is read in lines and A is broadcast. There is no shared memory, and the order of
+// sums is fixed.
 #include "common/elements.cuh"
 
 using Problem = Product<A, B, C, Acc, Index>;
@@ -8,10 +9,10 @@ CHECK_PRODUCT(Problem)
 
 constexpr int kRows = ROWS;    // rows of a block per thread
 constexpr int kCols = COLS;    // columns per thread, kLanes apart
-constexpr int kLanes = LANES;  // threads side by side along n
+constexpr int kLanes = LANES;  // neighbouring threads along n
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr int kThreads = 128;
-constexpr int kCtas = 2;  // per SM: leaves a thread all the registers it asks for, so that ptxas does not spill
+constexpr int kCtas = 2;  // CTAs per SM: leaves a thread all the registers it asks for, so that ptxas does not spill
 constexpr int kGroups = kThreads / kLanes;  // block rows per CTA
 static_assert(32 % kLanes == 0, "a block row must not straddle warps");
 
@@ -24,7 +25,7 @@ gemm_simt(const __grid_constant__ Problem problem) {
   const i64 n_step = i64(gridDim.y) * (kLanes * kCols), i_step = i64(gridDim.x) * kGroups;
 
   const i64 rows = problem.block_rows * problem.batches;
-  // Block rows fastest: CTAs that run together read the same columns of B.
+  // Block rows are the fastest index: CTAs that run at the same time read the same columns of B.
   for (i64 n0 = blockIdx.y * i64(kLanes * kCols) + lane; n0 - lane < N; n0 += n_step)
   for (int r0 = blockIdx.z * kRows; r0 < R; r0 += gridDim.z * kRows)
   for (i64 row_and_batch = blockIdx.x * i64(kGroups) + group; row_and_batch < rows; row_and_batch += i_step) {

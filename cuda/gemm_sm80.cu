@@ -1,24 +1,26 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
-// Ampere and newer: mma.sync fed by cp.async. A CTA owns the rows of kRowTiles row tiles of the schedule by kTileN columns and
-// walks the union of the row tiles' block columns. A warp owns part of one row tile, or several whole ones, and skips what they
-// lack: an absent block contributes nothing, whatever B holds. All warps meet after each stage, so those that share a
-// scheduler (warp % 4) should own all row tiles between them: then every scheduler has the same to do. Rows of stored
-// blocks and lines of B are multiples of 16 bytes; any N, any strides of C, one fixed order of sums.
+// Ampere and newer: mma.sync with operands copied by cp.async. A CTA owns kRowTiles row tiles of the schedule by kTileN
+// columns and walks over the union of the row tiles' block columns. Rows of stored blocks and lines of B are multiples
+// of 16 bytes; N and the strides of C are arbitrary; the order of sums is fixed.
 #include "common/bsr.cuh"
 #include "common/mma_tiles.cuh"
 
 using B = ELEMENT_B;
 static_assert(Same<A, B>::value, "one element type");
 
-constexpr int kRing = 16;  // entries whose indices are kept, kAhead of them before the products
+// A warp owns part of one row tile, or several whole ones, and skips blocks that they lack: an absent block contributes
+// nothing, whatever B holds. All warps synchronise after each stage, so the warps that share a scheduler (warp % 4)
+// should own all row tiles between them: then every scheduler has the same amount of work.
+
+constexpr int kRing = 16;  // entries whose indices are kept, kAhead of them ahead of the products
 static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier between: indices must not meet");
 
-struct alignas(1024) Shared {  // the longest line
+struct alignas(1024) Shared {  // aligned to the longest line
   u8 a[kStages][kTileM * kStageBytes];
   u8 b[kStages][kTileN * kStageBytes];
   int4 item;
-  int places[kRowTiles];              // of the row tiles: row of C / kRowTileHeight, or -1
-  int starts[kRowTiles];              // of the row tiles: first row in a block
+  int places[kRowTiles];              // row of C / kRowTileHeight of each row tile, or -1
+  int starts[kRowTiles];              // first row in a block of each row tile
   int entries[kRing][kRowTiles + 1];  // by entry % kRing: the blocks of the row tiles, the block column
 };
 
@@ -29,17 +31,17 @@ CHECK_PRODUCT(Problem)
 // The first row tile of a warp.
 __device__ __forceinline__ u32 warp_row_tile(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kRowTileHeight; }
 
-// Brings the stages of one tile to shared memory, one after the other.
+// Copies the stages of one tile to shared memory, one after the other.
 struct Copier {
   const Problem& problem;
   const Schedule& schedule;
   Shared& shared;
   const B* panel;  // B at the tile's first column
-  int columns;     // of the tile that lie inside B
+  int columns;     // columns of the tile that lie inside B
   int entry, last, k;
-  u32 plan;        // of the stage that is this lane's number: a bit for each row tile that has the block
+  u32 plan;        // for the stage whose number is this lane's: a bit for each row tile that has the block
 
-  // Indices of an entry, a word per thread.
+  // Copies the indices of an entry, one word per thread.
   __device__ __forceinline__ void copy_indices(int e) const {
     const u32 i = opaque(threadIdx.x);
     if (i > kRowTiles || e >= last) return;
@@ -47,12 +49,13 @@ struct Copier {
     copy_4(true, shared_address(&shared.entries[u32(e) % kRing][i]), from);
   }
 
-  // Of a stage that has an entry; kWhole: all of its k and its columns are inside. `present`: the row tiles that have it.
+  // Copies A for a stage that has an entry. kWhole: all of its k and its columns are inside. `present`: the row tiles
+  // that have the block.
   template <bool kWhole>
   __device__ __forceinline__ void copy_a(u32 thread, int stage, const int* indices, u32 present, int left) const {
     const int R = problem.R, K = problem.K, needed = (left + kStepK - 1) / kStepK * kStepK;
     const u32 to = shared_address(shared.a[stage]) + OperandA::copy_place(thread);
-    // A thread's pieces belong to one row tile, or each to another.
+    // A thread's pieces belong all to one row tile, or each to a different one.
     constexpr int kTileCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kRowTiles - 1) / kRowTiles;
     const auto copy_row_tile = [&](u32 row_tile, int i, u32 place, bool wanted) {
       const int block = indices[row_tile], row = shared.starts[row_tile] + u32(OperandA::copy_mn(thread, i)) % kRowTileHeight;
@@ -105,7 +108,7 @@ struct Copier {
     }
   }
 
-  // The first stages of a tile, of entries `from` to `to` - 1 of a group.
+  // Copies the first stages of a tile, which has entries `from` to `to` - 1 of a group.
   __device__ __forceinline__ void start(int group, int from, int to, int stage) {
     entry = from, last = to, k = 0;
 #pragma unroll
@@ -122,7 +125,7 @@ struct Copier {
     for (int i = 0; i < kAhead; ++i) copy(stage + i < kStages ? stage + i : stage + i - kStages);
   }
 
-  // All copies of the next stage; a group of them is committed even when none is left.
+  // Starts all copies of the next stage; it commits a group even if nothing is left to copy.
   __device__ __forceinline__ void copy(int stage) {
     const u32 thread = opaque(threadIdx.x), lane = thread % 32;
     const int K = problem.K;
@@ -150,8 +153,8 @@ struct Copier {
 };
 
 // ---------------------------------------------------------------------------------- the result
-// `line` is this lane's row of C at the tile's first column, `first` the run's first column there. `whole`: all columns
-// of the tile are inside C, side by side, and vectors are aligned.
+// `line` is this lane's row of C at the tile's first column, `first` is the run's first column there. `whole`: all
+// columns of the tile are inside C and contiguous, and vectors are aligned.
 __device__ __forceinline__ void store_run(const Problem& problem, C* line, int first, int columns, bool whole,
                                           const Sum (&run)[kRun]) {
   if (whole) {
@@ -175,7 +178,7 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-struct GemmSm80 {  // one argument, since that costs the caller less than two
+struct GemmSm80 {  // one argument, since it costs the caller less time than two
   Problem product;
   Schedule schedule;
 };
@@ -198,17 +201,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
   int stage = 0;
   Copier copier{problem, schedule, shared};
 
-  // Items fastest: CTAs that run together share columns of B.
+  // Items are the fastest index: CTAs that run at the same time share columns of B.
   int item = blockIdx.x, column_tile = 0, batch = 0;
   const auto settle = [&] {
-    const int count = *schedule.count;  // read again: a register less
+    const int count = *schedule.count;  // read again: saves a register
     for (; item >= count; item -= count)
       if (++column_tile == column_tiles) column_tile = 0, ++batch;
   };
   settle();
   if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
   while (batch < batches) {
-    __syncthreads();  // the item is there, and nobody reads what was of the last one
+    __syncthreads();  // the item has been written, and no thread still reads the data of the last one
     const int group = uniform(shared.item.x), first = uniform(shared.item.y), last = uniform(shared.item.z);
     const i64 column = i64(column_tile) * kTileN;
     const int columns = int(min(problem.N - column, i64(kTileN)));
@@ -225,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       k = k + kStageK < K ? k + kStageK : 0;
       copy_wait<kAhead - 1>();
       __syncthreads();
-      // One warp of a scheduler copies before its products, another one after them, so that there are always products.
+      // Half of the warps of a scheduler copy before their products, the others after them, so that some warp always
+      // multiplies.
 #pragma unroll 1
       for (u32 turn = 0; turn < 2; ++turn) {
         if (turn == warp / 4 % 2) copier.copy(stage == 0 ? kStages - 1 : stage - 1);

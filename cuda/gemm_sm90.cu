@@ -1,10 +1,7 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
-// Hopper's tensor cores. A CTA stays and claims tiles of 128 x kTileN: one group of row tiles (see Schedule) by kTileN
-// columns, walked over the union of the row tiles' block columns. The last warpgroup feeds a ring of stages, the first two
-// multiply 64 rows each with wgmma.
-// Row tiles of 64 and 128 rows fill a warpgroup: A is copied by the copy engine and multiplied from shared memory, and a
-// warpgroup whose row tile lacks a block sits the stage out. Smaller row tiles share a warpgroup: A goes through registers,
-// which are zero where a row tile lacks the block. 0 * Inf is NaN: sums that are not finite are computed again, exactly.
+// Hopper's tensor cores. CTAs are persistent and claim tiles of 128 x kTileN: one group of row tiles (see Schedule) by
+// kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
+// ring of stages, the first two multiply 64 rows each with wgmma.
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
@@ -14,35 +11,42 @@
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
 
-enum { kDirect, kRows, kColumns };           // how C is written: element by element, as tiles of rows, of columns
+// Row tiles of 64 and 128 rows fill a warpgroup: the copy engine copies A, which is multiplied from shared memory, and
+// a warpgroup whose row tile lacks a block skips the stage. Smaller row tiles share a warpgroup: A goes through
+// registers, which are zero where a row tile lacks the block. 0 x Inf is NaN, so sums that are not finite are
+// recomputed exactly.
+
+enum { kDirect, kRows, kColumns };  // how C is written: element by element, as tiles of rows, or as tiles of columns
 constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the product is with the transpose
-constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K runs fastest
-constexpr bool kWide = WIDE;                 // N is a multiple of 64: all slabs of a panel in one copy
+constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K is the fastest index
+constexpr bool kWide = WIDE;                 // N is a multiple of 64: one copy has all slabs of a panel
 constexpr int kStore = STORE;
 constexpr int kRowTileHeight = ROW_TILE_HEIGHT;
 constexpr int kTileM = 128, kTileN = TILE_N;
 constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStages = STAGES;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
-// Columns of A per step of the ring. From shared memory: kDepth at a time, the last kTail of a block with them.
-// From registers: kChunk at a time, several chunks of the walk to a stage.
+// Columns of A per step of the ring. From shared memory: kDepth at a time; if kTail > 0, the last step of a block has
+// kTail. From registers: kChunk at a time, several chunks to a stage.
 constexpr int kDepth = DEPTH, kTail = TAIL;
 constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
-constexpr bool kFlat = FLAT;  // what a chunk takes of a block for a row tile is one piece of memory
+constexpr bool kFlat = FLAT;  // the part of a block for a row tile and a chunk is contiguous in memory
 
-constexpr int kTiles = 4;          // known ahead
-constexpr int kClaimedRounds = 2;  // of tiles, at the end, where items are of similar length
+constexpr int kTiles = 4;          // tiles known ahead
+constexpr int kClaimedRounds = 2;  // rounds of tiles at the end that are claimed, if items are of similar length
 constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
-constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;  // fragments of A are loaded a stage ahead: 4 %; others lose
-constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that leave late, as registers allow
+// Whether fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
+constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;
+constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that are stored late, as registers allow
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
-constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C on their way out
-constexpr u32 kPieceA = kRowTileHeight * kChunk * 2;  // of one block for one row tile and chunk, where A goes through registers
-// What one step copies of B, in one box or in one box per slab.
+constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C before they are stored
+// Bytes of one block for one row tile and chunk, if A goes through registers.
+constexpr u32 kPieceA = kRowTileHeight * kChunk * 2;
+// The bytes of B that one step copies, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kSlabs;
 constexpr u32 kStepB = kBTransposed ? kTileN * (kFromRegisters ? kChunk * 2 : 128) : kDepth * kTileN * sizeof(Element);
 static_assert(!kFromRegisters || sizeof(Element) == 2, "fragments of 16-bit floats");
@@ -53,7 +57,7 @@ struct Tile { int group, first, last, piece, column, batch, number; };  // group
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
   u8 b[kStages][kBytesB];
-  u8 out[kConsumers * 4 * 2][kBytesOut];  // two slabs a warp
+  u8 out[kConsumers * 4 * 2][kBytesOut];  // two slabs per warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
   u32 present[kStages];  // bit chunk * kRowTiles + row tile: that row tile has a block there
   Tile tiles[kTiles];
@@ -67,16 +71,16 @@ struct alignas(64) GemmSm90 {
   TensorMap a, b, c;
   Operands product;
   Schedule schedule;
-  int group;  // column tiles walked together, since their panels of B fit the L2
-  int count;  // items, or -1: only the device knows
-  int keep_a;  // is A small enough to stay in the L2 beside them?
+  int group;  // column tiles that are computed together, since their panels of B fit the L2
+  int count;  // number of items, or -1: only the device knows it
+  int keep_a;  // whether A is small enough to stay in the L2 beside these panels
 };
 #ifdef GEMM_SM90_BYTES
 CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(keep_a))
 #endif
 
 
-// A place in a ring of kSize and the parity of its barriers.
+// An index in a ring of kSize and the parity of its barriers.
 template <int kSize> struct Ring {
   int at = 0;
   u32 phase = 0;
@@ -85,13 +89,14 @@ template <int kSize> struct Ring {
   }
 };
 
-// Tile number t. Sections of `group` column tiles are walked one after the other, the last one longest item first, the
-// one before it backwards and so on: A is met again while the L2 still holds it, and the end is made of short items.
+// Tile number t. Sections of `group` column tiles are computed one after the other: the last one with the longest item
+// first, the one before it in reverse order, and so on. So A is read again while the L2 still holds it, and short items
+// come at the end.
 struct Walk {
   const int4* __restrict__ items;
   int* claims;
   int count, tiles_n, column_tiles, group;
-  int dealt;  // tiles that are dealt out, not claimed
+  int dealt;  // number of tiles that are assigned in turn, not claimed
 
   __device__ __forceinline__ explicit Walk(const GemmSm90& problem)
       : items(problem.schedule.items), claims(problem.schedule.counters),
@@ -104,8 +109,9 @@ struct Walk {
     dealt = (even ? max(1, rounds - kClaimedRounds) : 1) * int(gridDim.x);
   }
   __device__ __forceinline__ int tiles() const { return count * column_tiles; }
-  // The tile after t. CTAs take turns, so that those with one item stay in step, and find what they read of A and B in
-  // the L2: 5 % at blocks of 64. The last rounds are claimed by whoever is ready, and all where items differ much.
+  // The tile after t. CTAs take turns, so that those with the same item stay in step and find what they read of A and B
+  // in the L2: 5 % faster with blocks of 64. The last rounds are claimed by whichever CTA is ready, and all rounds are
+  // if items differ much.
   __device__ __forceinline__ int after(int t) const {
     return t + int(gridDim.x) < dealt ? t + int(gridDim.x) : dealt + atomicAdd(claims, 1);
   }
@@ -121,14 +127,14 @@ struct Walk {
   }
 };
 
-// Row tiles of 16 and 32 rows gain nothing by uniform registers, and have no registers to spare.
+// Row tiles of 16 and 32 rows gain nothing from uniform registers, and have no registers to spare.
 __device__ __forceinline__ int uniform_if_large(int x) { return kFromRegisters ? x : uniform(x); }
 __device__ __forceinline__ Tile uniform_if_large(const Tile& x) {
   const auto each = [](int field) { return uniform_if_large(field); };
   return {each(x.group), each(x.first), each(x.last), each(x.piece), each(x.column), each(x.batch), each(x.number)};
 }
 
-// Every warp but the claiming one learns from here what to do next, until it lets the tile go.
+// Every warp except the claiming one reads its next tile here, until it releases the tile.
 __device__ __forceinline__ const Tile& next_tile(Shared& shared, const Ring<kTiles>& tiles) {
   wait(shared.tile_full[tiles.at], tiles.phase);
   return shared.tiles[tiles.at];
@@ -145,7 +151,7 @@ __device__ __forceinline__ void publish(Shared& shared, Ring<kTiles>& tiles, con
   tiles.next();
 }
 
-// kDepth rows of B from `row` on, by the tile's columns; `box` is the slab where they come one by one.
+// Copies kDepth rows of B from `row` on, by the tile's columns; `box` is the slab if slabs are copied one by one.
 __device__ __forceinline__ void copy_panel(const GemmSm90& problem, u32 to, int box, int row, const Tile& tile, u32 full,
                                            u64 policy) {
   if constexpr (kBTransposed) copy_tile(to, &problem.b, row, tile.column, 0, tile.batch, full, policy);
@@ -158,18 +164,19 @@ __device__ __forceinline__ void clear(float (&sums)[kSums]) {
   for (int e = 0; e < kSums; ++e) sums[e] = 0;
 }
 
-// ------------------------------------------------------------------------------------------------- tiles of C leave
-// A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait, rounded, in registers, and leave one by
-// one while the next tile is multiplied; the others leave at once, through shared memory that is free at that moment.
+// ------------------------------------------------------------------------------------------------- storing tiles of C
+// A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait in registers, rounded, and are stored one
+// by one while the next tile is multiplied; the others are stored at once, through shared memory that is free at that
+// moment.
 struct Leaving {
   u32 words[kWaiting * 16];
-  int slabs = 0;  // waiting
+  int slabs = 0;  // slabs that wait
   int row, column, batch;
 
   __device__ __forceinline__ void take(const GemmSm90& problem, Shared& shared, const float (&sums)[kSums], int at_row,
                                        const Tile& tile) {
     row = at_row, column = tile.column, batch = tile.batch;
-    // A thread holds rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next.
+    // A thread holds rows lane / 4 and lane / 4 + 8, columns 2 * (lane % 4) + 8 j and the next.
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       u32 now[16];
@@ -187,12 +194,14 @@ struct Leaving {
   __device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, int slab, const u32* now) const {
     const int lane = threadIdx.x % 32;
     const u32 out = shared_address(shared.out[threadIdx.x / 32 * 2 + slab % 2]);
-    if (lane == 0) store_wait_read<kSlabs == 1 ? 0 : 1>();  // the store that used this place before has read it
+    // Waits until the store that used this memory before has read it.
+    if (lane == 0) store_wait_read<kSlabs == 1 ? 0 : 1>();
     __syncwarp();
 #pragma unroll
     for (int chunk = 0; chunk < 4; ++chunk) {  // 16 columns: two 8 x 8 matrices above two others
       const u32* w = now + chunk * 4;
-      // The 16 bytes that this lane names: of a row of C (kRows), or of a column (kColumns), which is 32 bytes long
+      // The 16 bytes whose address this lane gives: of a row of C (kRows), or of a column (kColumns), which is 32 bytes
+      // long.
       constexpr int kPitch = kStore == kRows ? 128 : 32;
       const u32 at = kStore == kRows ? lane % 16 * 128 + (chunk * 2 + lane / 16) * 16
                                      : (chunk * 16 + lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
@@ -206,7 +215,7 @@ struct Leaving {
       store_commit();
     }
   }
-  // One slab, if any waits.
+  // Stores one slab, if any waits.
   __device__ __forceinline__ void step(const GemmSm90& problem, Shared& shared) {
     if constexpr (kStore != kDirect) {
       if (slabs == 0) return;
@@ -223,8 +232,8 @@ struct Leaving {
 };
 
 // --------------------------------------------------------------------------------------------- row tiles of 64 and 128
-// One warp: claims tiles and copies panels of B. Lanes hold the next 32 columns of the walk; what comes after them, in
-// this tile or the next, is on its way meanwhile.
+// One warp claims tiles and copies panels of B. Lanes hold the next 32 block columns; those after them, in this tile or
+// the next, are loaded meanwhile.
 __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) {
   const Walk walk(problem);
   const int K = problem.product.K, lane = threadIdx.x % 32;
@@ -276,7 +285,7 @@ __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) 
   }
 }
 
-// One warp: copies blocks of A. Lanes hold the next 32 of the walk, those of all row tiles.
+// One warp copies blocks of A. Lanes hold the next 32 blocks, for all row tiles.
 __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) {
   constexpr int kEntries = 32 / kRowTiles;
   const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
@@ -287,7 +296,7 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) 
   const auto blocks_from = [&](const Tile& tile, int e) {
     return tile.group >= 0 && e * kRowTiles + lane < tile.last * kRowTiles ? schedule.blocks[e * kRowTiles + lane] : -1;
   };
-  const auto sub_of = [&](const Tile& tile) {  // the first row of the block that lane s's row tile has
+  const auto sub_of = [&](const Tile& tile) {  // the first row of the block of lane s's row tile
     const int row_tile = tile.group < 0 || lane >= kRowTiles ? 0 : schedule.row_tiles[tile.group * kRowTiles + lane];
     return max(row_tile, 0) * kRowTileHeight % R;
   };
@@ -346,7 +355,8 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) 
   }
 }
 
-// Start the products of one stage: kSteps times 32 bytes of K. The fence belongs to the branch it is called in.
+// Starts the products of one stage: kSteps times 32 bytes of K. The fence belongs to the branch in which this is
+// called.
 template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSums], u32 a, u32 b, bool& any) {
   const u64 from_a = kATransposed ? wgmma_descriptor(a, kDepth * 128, 1024) : wgmma_descriptor(a, 16, 1024);
   const u64 from_b = kBTransposed ? wgmma_descriptor(b, 16, 1024) : wgmma_descriptor(b, kDepth * 128, 1024);
@@ -400,10 +410,10 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
 }
 
 // --------------------------------------------------------------------------------------------- row tiles of 16 and 32
-// Four warps, each of which feeds every fourth stage; the first also claims tiles. A lane knows the block of one
-// (chunk, row tile) and copies it, where it is one piece of memory, in lines of 128 bytes that the copy engine swizzles.
-// Otherwise the warp copies block after block, 16 bytes a lane: the pieces of a block's rows then lie column by column,
-// so that the 8 rows which ldmatrix reads at a time are neighbours either way.
+// Each of four warps feeds every fourth stage; the first also claims tiles. A lane knows the block of one (chunk, row
+// tile) and copies it, if it is contiguous, in lines of 128 bytes that the copy engine swizzles. Otherwise the warp
+// copies block after block, 16 bytes per lane: the pieces of a block's rows are then stored column by column. In both
+// cases the 8 rows that ldmatrix reads at a time are neighbours.
 __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shared) {
   const Walk walk(problem);
   const Schedule& schedule = problem.schedule;
@@ -415,7 +425,7 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
   const u64 once = problem.keep_a ? evict_last() : evict_first(), again = evict_last();
   const int row_tile = lane % kRowTiles;
   Ring<kTiles> claims, tiles;
-  u32 stages = 0;  // of the tiles before
+  u32 stages = 0;  // stages of the tiles before
   int claimed = blockIdx.x;
   if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(claimed));
   while (true) {
@@ -487,7 +497,8 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
   const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
   constexpr int kSteps = kChunk / 16;
   constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
-  // Where the 16 bytes lie that this lane names to ldmatrix: 8 elements of row y of the stored piece, from x on.
+  // The offset of the 16 bytes whose address this lane gives to ldmatrix: 8 elements of row y of the stored piece, from
+  // x on.
   u32 fragment[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -497,7 +508,7 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
     const u32 line = row_tile * kPieceA + (y * kWidth + x) * 2;
     fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / 8 * kHigh + y) * 16;
   }
-  // A stage's part of A in registers, and which chunks have any.
+  // A stage's part of A in registers, and which chunks have any blocks.
   struct Fragments {
     u32 present;
     u32 x[kChunks][kSteps][4];
@@ -569,8 +580,8 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
 }
 
 // ------------------------------------------------------------------------------------------------------ the result
-// The sums of a group that came in pieces. Each warpgroup leaves its own in global memory; the one that comes last
-// adds all of them, in their order. False: another one will.
+// Adds the sums of a group that was split into pieces. Each warpgroup writes its sums to global memory; the one that
+// arrives last adds all of them, in their order. Returns false if another one will.
 __device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                        float (&sums)[kSums]) {
   const Schedule& schedule = problem.schedule;
@@ -607,7 +618,7 @@ __device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, 
   return true;
 }
 
-// Which sums are not finite, perhaps because of a block that is not there.
+// Which sums are not finite, perhaps because 0 for an absent block was multiplied with Inf.
 struct Spoiled {
   u32 bits[kSums / 32] = {};
   bool any = false;
@@ -628,8 +639,9 @@ __device__ __forceinline__ void store_element(const Operands& product, C* target
   *target = Store<C>::from(fmaf(product.alpha, sum, old));
 }
 
-// A warp's 16 rows, scaled and added to what C holds, whatever C's strides: through shared memory, so that lanes run
-// along the rows or the columns of C, whichever are closer together. Sums that are not finite are left to be redone.
+// Stores a warp's 16 rows, scaled and added to the old C, for any strides of C. They go through shared memory, so that
+// lanes run along the rows or the columns of C, whichever are closer together. Sums that are not finite are skipped,
+// since they are recomputed.
 __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
                                                const float (&sums)[kSums]) {
   const auto& product = problem.product;
@@ -659,7 +671,7 @@ __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& 
   }
 }
 
-// A warp's 16 rows go to C, at once or one by one while the next tile is multiplied.
+// Stores a warp's 16 rows to C, at once or slab by slab while the next tile is multiplied.
 __device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
                                       float (&sums)[kSums], Leaving& leaving) {
   if constexpr (kStore == kDirect) {
@@ -674,7 +686,7 @@ __device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, c
   }
 }
 
-// One element, block by block: for sums that an absent block may have spoiled.
+// Computes one element block by block, for sums that an absent block may have made NaN.
 __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int row_tile, int row, i64 column,
                                         int batch) {
   const auto& product = problem.product;
@@ -705,7 +717,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ GemmSm90 problem) {
-  extern __shared__ __align__(1024) u8 memory[];  // as it is laid out, without static shared memory
+  extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -715,7 +727,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     prefetch_map(&problem.b);
     init_barriers(shared);
   }
-#ifdef STRESS  // stages start as NaN, so that a product of what was never copied shows
+#ifdef STRESS  // stages start as NaN, so that a product of data that was never copied is noticed
   for (u32 i = threadIdx.x; i < kStages * (kBytesA + kBytesB) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.a)[i] = 0xffffffffu;
   proxy_fence();
@@ -731,7 +743,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
   } else {
     more_registers<224>();
-    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;  // 16 rows in one
+    // These 16 rows belong to one row tile.
+    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;
     Ring<kStages> ring;
     Ring<kTiles> tiles;
     Leaving leaving;

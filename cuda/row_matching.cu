@@ -1,16 +1,18 @@
-// Which row tiles share a group? Those with many block columns in common: the panels of B that a group walks over are the
-// union. Windows of kWindow row tiles are matched on their own, level by level: the best pairs, then the best pairs of
-// pairs... Patterns are rows of bits. The result is a permutation and the same in every run.
+// overlap[i, j] = number of block columns that row tiles i and j share; row tiles with a large overlap are put in one
+// group.
+// A group reads the panels of B at the union of its block columns, so a large overlap saves reads. Windows of kWindow
+// row tiles are matched separately, level by level: the best pairs, then the best pairs of pairs, and so on. Patterns
+// are rows of bits. The result is a permutation, the same in every run.
 #include "common/coordinates.cuh"
 
 using Index = INDEX;
 
 constexpr int kWindow = 512;
-constexpr int kSide = 64;    // of the square of pairs that one CTA counts
-constexpr int kWords = 32;   // of bits held at a time
+constexpr int kSide = 64;    // side of the square of pairs that one CTA counts
+constexpr int kWords = 32;   // words of bits that are held at a time
 constexpr int kThreads = 256;
 
-// bits[row * per + sub] gets the columns of row `row`. Entries outside the pattern are left out.
+// Sets the bits of the columns of row `row` in bits[row * per + sub]. Entries outside the pattern are left out.
 extern "C" __global__ void __launch_bounds__(kThreads)
 row_bits(const __grid_constant__ StoredPattern<Index> stored, u32* __restrict__ bits, int per, int words) {
   for_blocks(stored, [&](i64, int row, int column) {
@@ -58,8 +60,9 @@ overlaps(const u32* __restrict__ bits, u16* __restrict__ overlap, int nodes, int
     }
 }
 
-// One CTA per window: pair nodes that are each other's best until none is left, write the pairs' members one after the
-// other and the union of their bits. `nodes` is even; a node has `members` row tiles, those of `order`, or as they come.
+// One CTA per window: joins two nodes if each is the other's best, until none is left; then writes the members of each
+// pair, one after the other, and the union of their bits. `nodes` is even; a node has `members` row tiles, those listed
+// in `order`, or consecutive ones if it is null.
 extern "C" __global__ void __launch_bounds__(kWindow, 1)
 match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* __restrict__ merged,
            const int* __restrict__ order, int* __restrict__ new_order, int nodes, int all_nodes, int members,
@@ -80,7 +83,7 @@ match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* _
 #pragma unroll 8
       for (int j = 0; j < present; ++j) {
         if (j == i || partner[j] >= 0) continue;
-        // Ties are broken by a number that both nodes see, so that many pairs form in each round.
+        // Ties are broken by a number that is the same for both nodes, so that many pairs form in each round.
         const u32 tie = (u32(i + j) * 2654435761u ^ u32(i * j) * 2246822519u) >> 16;
         const u32 score = u32(overlap[(window + j) * nodes + i]) << 16 | tie;
         if (with < 0 || score > most) most = score, with = j;
@@ -100,7 +103,7 @@ match_rows(const u16* __restrict__ overlap, const u32* __restrict__ bits, u32* _
   if (i < present && partner[i] > i) {
     int pair = 0;
     for (int j = 0; j < i; ++j) pair += partner[j] > j;
-    best[pair] = short(i);  // read below only: nobody looks for partners any more
+    best[pair] = short(i);  // only read below: no node searches for partners any more
   }
   __syncthreads();
   for (int x = threadIdx.x; x < present * members; x += kWindow) {

@@ -1,6 +1,6 @@
 // out[s, e] = OPERATION over k in [starts[s], starts[s+1]) of values[order[k], e], in a fixed order
-// kColumns threads take the columns of a segment, kLanes of them share its rows; with one lane the sum runs strictly
-// left to right.
+// kColumns threads have the columns of a segment, and kLanes of them share its rows; with one lane the sum is strictly
+// from left to right.
 #include "common/bsr.cuh"
 
 using T = ELEMENT_A;
@@ -9,7 +9,7 @@ using Acc = ACCUMULATOR;
 constexpr int kLanes = LANES;
 constexpr int kColumns = COLUMNS;
 constexpr int kThreads = 128;
-constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
+constexpr int kCtas = 4;  // CTAs per SM: leaves 128 registers per thread, so that ptxas does not spill for occupancy
 constexpr int kGroups = kThreads / (kLanes * kColumns);  // segments per CTA
 static_assert(32 % kLanes == 0, "a segment's lanes must not straddle warps");
 

@@ -1,7 +1,8 @@
-// Which blocks of A and B meet in A @ B: for each block row of the result its columns, in order, and for each of these the
-// pairs (block of A, block of B) that it is the sum of, in the order in which A and B store them.
-// A warp has a block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and deals
-// the pairs out. A row's columns are kept from the place of its first pair on, until it is known how many columns these have.
+// The pattern of C[i, j] = sum_k A[i, k] @ B[k, j]: for each block row i its columns j, in order, and for each of these
+// the pairs (block of A, block of B) whose products are summed, in the order in which A and B store them. A warp has a
+// block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and writes the
+// pairs. The columns of a row are stored at the index of its first pair until the number of columns of all rows is
+// known.
 #include "common/bsr.cuh"
 
 using Index = INDEX;
@@ -18,19 +19,19 @@ struct BlockPattern {
 CHECK_LAYOUT(BlockPattern, BLOCK_PATTERN, (indices)(indptr)(rows)(blocks))
 #endif
 
-// What kernels need besides the patterns, and what they make.
+// The argument of the kernels: the patterns, sizes and outputs.
 struct SpgemmPattern {
   BlockPattern a, b;
   i64 columns;       // block columns of B
-  i64* before;       // (rows + 1,): pairs before each row; pairs of each row, one place on, until they are added up
-  i64* most;         // pairs of a row
+  i64* before;       // (rows + 1,): pairs before each row; until they are summed, pairs of row i at i + 1
+  i64* most;         // largest number of pairs of a row
   int *left, *right; // pair -> block of A, of B
-  int *column, *start;  // of the columns of a row, from before[row] on
-  Index* count;      // (rows + 1,): columns of each row, one place on; then columns before each row
+  int *column, *start;  // column, and first pair, of each column of a row, from before[row] on
+  Index* count;      // (rows + 1,): columns of row i at i + 1; then columns before each row
   Index* indices;    // (columns of all rows,)
-  int* starts;       // where the pairs of each begin
-  int slots;         // of a table, a power of two and more than a row has columns
-  int listed;        // columns that are sorted, a power of two, at most
+  int* starts;       // first pair of each of these columns
+  int slots;         // slots of a table, a power of two and more than a row has columns
+  int listed;        // most columns that are sorted, a power of two
 };
 #ifdef SPGEMM_PATTERN_BYTES
 CHECK_LAYOUT(SpgemmPattern, SPGEMM_PATTERN, (a)(b)(columns)(before)(most)(left)(right)(column)(start)(count)(indices)
@@ -38,7 +39,7 @@ CHECK_LAYOUT(SpgemmPattern, SPGEMM_PATTERN, (a)(b)(columns)(before)(most)(left)(
 #endif
 
 
-__device__ __forceinline__ int scanned(int x) {  // with those of the lanes before
+__device__ __forceinline__ int scanned(int x) {  // inclusive prefix sum over the lanes
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const int other = __shfl_up_sync(0xffffffffu, x, step);
@@ -47,7 +48,7 @@ __device__ __forceinline__ int scanned(int x) {  // with those of the lanes befo
   return x;
 }
 
-// Blocks of B that a block of A meets.
+// The blocks of B in the block row that is the block column of block p of A.
 __device__ __forceinline__ Range met(const SpgemmPattern& m, i64 p) {
   const Index row = m.a.indices[p];
   return in_range(row, m.b.rows) ? blocks_of_row(m.b.indptr, i64(row), m.b.blocks) : Range{0, 0};
@@ -73,7 +74,7 @@ count_pairs(const __grid_constant__ SpgemmPattern m) {
   }
 }
 
-// The columns of a row, and a number for each.
+// A hash table from the columns of a row to numbers.
 struct Table {
   u32* keys;
   int* values;
@@ -82,7 +83,7 @@ struct Table {
   __device__ __forceinline__ void clear() const {
     for (u32 s = lane_id(); s <= mask; s += 32) keys[s] = kNone, values[s] = 0;
   }
-  // The slot of a column, which it gets if it has none yet.
+  // The slot of a column, which is inserted if it is not there yet.
   __device__ __forceinline__ u32 claim(u32 key) const {
     u32 slot = first(key);
     for (u32 tries = 0; tries <= mask; ++tries, slot = (slot + 1) & mask) {
@@ -98,7 +99,8 @@ struct Table {
   }
 };
 
-// visit(p, q, column) for the pairs of a row in order, 32 at a time, by all lanes; those without one have column kNone.
+// visit(p, q, column) for the pairs of a row in order, 32 at a time, by all lanes; lanes without a pair have column
+// kNone.
 template <class Visit> __device__ __forceinline__ void for_pairs(const SpgemmPattern& m, const Range& row, Visit visit) {
   for (i64 p0 = row.first; p0 < row.last; p0 += 32) {
     const Range other = p0 + lane_id() < row.last ? met(m, p0 + lane_id()) : Range{0, 0};
@@ -108,7 +110,7 @@ template <class Visit> __device__ __forceinline__ void for_pairs(const SpgemmPat
     const int all = __shfl_sync(0xffffffffu, end, 31);
     for (int e0 = 0; e0 < all; e0 += 32) {
       const int e = e0 + lane_id();
-      int owner = 0;  // blocks of A whose pairs end at or before e
+      int owner = 0;  // number of blocks of A whose pairs end at or before e
 #pragma unroll
       for (int step = 16; step > 0; step /= 2)
         if (__shfl_sync(0xffffffffu, end, owner + step - 1) <= e) owner += step;
@@ -123,7 +125,7 @@ template <class Visit> __device__ __forceinline__ void for_pairs(const SpgemmPat
   }
 }
 
-// Sorts a power of two of columns.
+// Sorts a list of columns whose length is a power of two (bitonic).
 __device__ __forceinline__ void sort(u32* list, int size) {
   for (int run = 2; run <= size; run *= 2)
     for (int step = run / 2; step > 0; step /= 2) {
@@ -136,7 +138,8 @@ __device__ __forceinline__ void sort(u32* list, int size) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 8)  // 64 registers: by itself ptxas takes 40 on sm_120 and spills
+// 64 registers: by default ptxas takes 40 on sm_120 and spills.
+extern "C" __global__ void __launch_bounds__(kThreads, 8)
 list_pairs(const __grid_constant__ SpgemmPattern m) {
   extern __shared__ __align__(1024) u8 memory[];
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -166,7 +169,7 @@ list_pairs(const __grid_constant__ SpgemmPattern m) {
     for (int k = columns + lane_id(); k < size; k += 32) list[k] = kNone;
     __syncwarp();
     sort(list, size);
-    int pairs = 0;  // of the columns before
+    int pairs = 0;  // pairs of the columns before
     for (int k0 = 0; k0 < columns; k0 += 32) {
       const int k = k0 + lane_id();
       const u32 slot = k < columns ? table.find(list[k]) : 0;
@@ -197,7 +200,7 @@ list_pairs(const __grid_constant__ SpgemmPattern m) {
   }
 }
 
-// The columns of all rows, one after the other.
+// Writes the columns of all rows one after the other.
 extern "C" __global__ void __launch_bounds__(kThreads)
 pack_columns(const __grid_constant__ SpgemmPattern m) {
   const i64 step = i64(gridDim.x) * (kThreads / 32);

@@ -1,12 +1,12 @@
-// out[s, r, c] = sum over pairs k of segment s, in order, of sum_j a[ia[k], r, j] * b[ib[k], j, c]
-// The numeric half of BSR @ BSR: kLanes threads share a block of the result, one element each at a time. Small blocks have
-// their sizes compiled in; otherwise these are zero here.
+// out[s, r, c] = sum over the pairs k of segment s, in order, of sum_j a[ia[k], r, j] * b[ib[k], j, c]
+// The numeric half of BSR @ BSR. kLanes threads share a block of the result, each with one element at a time. Small
+// blocks have their sizes compiled in; otherwise the constants are zero.
 #include "common/elements.cuh"
 
 constexpr int kR = BLOCK_R, kK = BLOCK_K, kN = BLOCK_N;
 constexpr int kLanes = LANES;
 constexpr int kThreads = 128;
-constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
+constexpr int kCtas = 4;  // CTAs per SM: leaves 128 registers per thread, so that ptxas does not spill for occupancy
 constexpr int kGroups = kThreads / kLanes;
 static_assert(kR == 0 || kR * kN == kLanes, "a thread has an element of a small block");
 

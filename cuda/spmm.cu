@@ -1,10 +1,8 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
-// Small blocks by few columns, on the plain cores. A warp has one block row: kLanes lanes side by side take kWidth columns
-// each, and 32 / kLanes groups of lanes take blocks in turn. A lane keeps the sums of all rows of the block for its columns,
-// so that what it reads of B serves R products. Sums of the groups are added in one fixed tree.
-// kStaged: blocks and their columns come through shared memory (sm_80, all of it aligned and row-major). Read straight from
-// memory, by one group of lanes after the other, they keep the L1 busier than B does. Warps of a CTA then have neighbouring
-// rows, which share some of B in the L1: the more warps, and the less shared memory, the more.
+// Small blocks by few columns, on the plain cores. A warp has one block row: kLanes neighbouring lanes have kWidth
+// columns each, and the 32 / kLanes groups of lanes take blocks in turn. A lane keeps the sums of all rows of the block
+// for its columns, so that each element of B that it reads serves R products. The sums of the groups are added in one
+// fixed tree.
 #include "common/chunks.cuh"
 #include "common/elements.cuh"
 #include "common/registers.cuh"
@@ -13,16 +11,20 @@
 using Problem = Product<A, B, C, Acc, Index>;
 CHECK_PRODUCT(Problem)
 
+// kStaged: blocks and their columns are copied through shared memory (sm_80; A, B and C aligned and row-major). If each
+// group of lanes reads them from global memory, they load the L1 more than B does. With kStaged the warps of a CTA have
+// neighbouring rows, which share rows of B in the L1: more warps and less shared memory increase that effect.
+
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
-constexpr int kLanes = LANES, kGroups = 32 / kLanes;  // lanes side by side, and groups of them in a warp
-constexpr int kWidth = WIDTH;                         // columns of a lane; more than one lie side by side in B, aligned
-constexpr int kTogether = TOGETHER;                   // blocks of a lane that are under way at once
+constexpr int kLanes = LANES, kGroups = 32 / kLanes;  // neighbouring lanes, and groups of them in a warp
+constexpr int kWidth = WIDTH;                         // columns of a lane; several are contiguous in B and aligned
+constexpr int kTogether = TOGETHER;                   // blocks of a lane that are loaded at the same time
 constexpr bool kTransposed = A_TRANSPOSED;            // stored blocks are K x R
 constexpr bool kStaged = CHUNK > 0;
-constexpr int kChunk = kStaged ? CHUNK : 1, kStages = 2;  // blocks brought at a time, and chunks of a warp
-constexpr int kCtas = CTAS;                           // that share a multiprocessor; fewer leave a thread more registers
+constexpr int kChunk = kStaged ? CHUNK : 1, kStages = 2;  // blocks copied at a time, and chunks of a warp
+constexpr int kCtas = CTAS;  // CTAs that share a multiprocessor; fewer leave a thread more registers
 constexpr int kThreads = THREADS, kWarps = kThreads / 32;
-// So many columns of a block are asked for of B before the first of them is used.
+// The number of rows of B at a block that are loaded before the first of them is used.
 constexpr int kDeep = kK <= 4 ? kK : kK % 4 == 0 ? 4 : kK % 3 == 0 ? 3 : kK % 5 == 0 ? 5 : kK % 7 == 0 ? 7 : kK % 2 == 0 ? 2 : 1;
 static_assert(32 % kLanes == 0 && kK % kDeep == 0, "whole groups and steps");
 static_assert(!kStaged || !kTransposed, "chunks are blocks in the order in which they are stored");
@@ -36,7 +38,7 @@ __device__ __forceinline__ void clear(Acc (&acc)[kR][kWidth]) {
 #pragma unroll
     for (int w = 0; w < kWidth; ++w) acc[r][w] = zero<Acc>();
 }
-// Each group of lanes gets the sums of all of them.
+// Every group of lanes gets the sum over all groups.
 __device__ __forceinline__ void add_groups(Acc (&acc)[kR][kWidth]) {
 #pragma unroll
   for (int apart = 16; apart >= kLanes; apart /= 2)
@@ -45,7 +47,7 @@ __device__ __forceinline__ void add_groups(Acc (&acc)[kR][kWidth]) {
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) acc[r][w] = add(acc[r][w], shuffle_xor(acc[r][w], apart));
 }
-// kRows rows of a block from r0 on, kDeep columns of it, by a lane's columns of B.
+// Multiplies kRows rows of a block from r0 on, kDeep columns of it, by a lane's columns of B.
 template <int kRows>
 __device__ __forceinline__ void multiply(Acc (&acc)[kR][kWidth], int r0, const A (&values)[kRows][kDeep],
                                          const Piece (&x)[kDeep]) {
@@ -58,8 +60,8 @@ __device__ __forceinline__ void multiply(Acc (&acc)[kR][kWidth], int r0, const A
         acc[r0 + r][w] = multiply_add(load<Acc>(values[r][k]), load<Acc>(x[k].values[w]), acc[r0 + r][w]);
 }
 
-// ---------------------------------------------------------------------------------- blocks straight from memory
-// Rows of a block whose values are in registers at once.
+// ---------------------------------------------------------------------------------- blocks directly from global memory
+// The number of rows of a block whose values are in registers at the same time.
 __device__ constexpr int rows_at_once() {
   int rows = 1;
   while (2 * rows <= kR && kR % (2 * rows) == 0 && 2 * rows * kDeep * sizeof(Acc) <= 128) rows *= 2;
@@ -67,12 +69,13 @@ __device__ constexpr int rows_at_once() {
 }
 constexpr int kRowsAtOnce = rows_at_once();
 
-// The sums of a lane over its blocks of row i; `b` is B at the lane's first column, `mine`: that column exists.
+// The sums of a lane over its blocks of row i. `b` is B at the lane's first column; `mine` is whether that column
+// exists.
 __device__ __forceinline__ void sum_row(const Problem& problem, i64 i, int group, const B* __restrict__ b, bool mine,
                                         Acc (&acc)[kR][kWidth]) {
   const Range row = blocks_of_row(problem.indptr, i, problem.blocks);
   i64 p0 = row.first + group;
-  const auto place = [&](i64 p, int u) {  // after the last block: the last one, whose product is not used
+  const auto place = [&](i64 p, int u) {  // after the last block it is the last one, whose product is not used
     p += u * kGroups;
     return p < row.last ? p : row.last - 1;
   };
@@ -124,8 +127,8 @@ using Stage = Chunk<Index, kR * kK * int(sizeof(A)), kChunk, kChunk>;
 constexpr int kRowAlign = alignment_of(kK * sizeof(A)), kPartAlign = alignment_of(kDeep * sizeof(A));
 constexpr int kAlign = kRowAlign < kPartAlign ? kRowAlign : kPartAlign;
 
-// The sums of a lane over `count` blocks of a stage. `b` is B at the lane's first column, `line` the bytes from a row of B to
-// the next, `panel_bytes` those from a block of rows to the next.
+// The sums of a lane over `count` blocks of a stage. `b` is B at the lane's first column, `line` is the number of bytes
+// from a row of B to the next, `panel_bytes` from a block of rows to the next.
 __device__ __forceinline__ void sum_stage(const Stage& stage, const A* blocks, int count, int group, const u8* b, i64 line,
                                           i64 panel_bytes, const Within<Index>& columns, Acc (&acc)[kR][kWidth]) {
 #pragma unroll 1
@@ -163,7 +166,7 @@ __device__ __forceinline__ void sum_stage(const Stage& stage, const A* blocks, i
   }
 }
 
-// Of the rows of a block each group of lanes stores every kGroups-th.
+// Each group of lanes stores every kGroups-th row of a block.
 __device__ __forceinline__ void store_rows(const Problem& problem, C* corner, int group, const Acc (&acc)[kR][kWidth]) {
 #pragma unroll
   for (int r0 = 0; r0 < kR; r0 += kGroups) {
@@ -190,17 +193,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) spmm(const __grid_
   extern __shared__ __align__(1024) u8 memory[];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x % 32 / kLanes, warp = threadIdx.x / 32;
   if constexpr (kStaged) {
-    const auto stages = reinterpret_cast<Stage(*)[kStages]>(memory);  // of each warp
+    const auto stages = reinterpret_cast<Stage(*)[kStages]>(memory);  // the stages of each warp
     const int rows = int(problem.block_rows), step = gridDim.x * kWarps;
     const i64 line = opaque(problem.b_row * i64(sizeof(B))), panel_bytes = opaque(line * kK);
     const Within<Index> columns(problem.block_cols);
     for (i64 batch = blockIdx.z; batch < problem.batches; batch += gridDim.z)
     for (int n0 = blockIdx.y * (kLanes * kWidth); n0 < problem.N; n0 += gridDim.y * (kLanes * kWidth)) {
       const int n = n0 + lane * kWidth;
-      const bool mine = n < problem.N;  // all kWidth of them: they divide N
+      const bool mine = n < problem.N;  // all kWidth columns exist, since kWidth divides N
       const u8* b = opaque(reinterpret_cast<const u8*>(problem.b + batch * problem.b_batch + (mine ? n : 0)));
       C* c = opaque(problem.c + batch * problem.c_batch + n);
-      Rest queue[kStages + 1];  // what is in the stages, and what comes after them
+      Rest queue[kStages + 1];  // the contents of the stages, and what follows them
       queue[0] = rest_of(problem, blockIdx.x * kWarps + warp);
 #pragma unroll
       for (int s = 0; s < kStages; ++s) {
@@ -236,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) spmm(const __grid_
     for (i64 row_and_batch = blockIdx.x * i64(kWarps) + warp; row_and_batch < rows; row_and_batch += row_step) {
       const i64 batch = problem.batches == 1 ? 0 : row_and_batch / problem.block_rows;
       const i64 i = row_and_batch - batch * problem.block_rows, n = n0 + lane * kWidth;
-      const bool mine = n < problem.N;  // all kWidth of them: they divide N
+      const bool mine = n < problem.N;  // all kWidth columns exist, since kWidth divides N
       const B* __restrict__ b = problem.b + batch * problem.b_batch + (mine ? n : 0) * problem.b_col;
       Acc acc[kR][kWidth];
       clear(acc);

@@ -1,10 +1,7 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
 // float64 blocks by few columns, on the tensor cores. A warp has up to 8 * kTiles rows of a block row and 16 * kPairs
-// columns. An instruction takes eight rows, of which those that a block has not are computed for nothing, and four of K,
-// which runs over all blocks of the row without a gap. Columns of B are dealt to the instructions so that 16 bytes of B
-// feed two of them and a lane ends with four neighbouring columns of C: nothing is added up across lanes. All is read
-// straight from memory, by many warps of short-lived CTAs: block rows that are computed at the same time are neighbours,
-// whose rows of B are in the caches.
+// columns. An instruction takes eight rows, where rows that the block lacks are wasted, and four of K, which runs over
+// all blocks of the row without a gap.
 #include "common/chunks.cuh"
 #include "common/registers.cuh"
 #include "common/stream.cuh"
@@ -13,18 +10,23 @@
 using Index = INDEX;
 using Problem = Product<f64, f64, f64, f64, Index>;
 CHECK_PRODUCT(Problem)
-using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // none is negative
+using Number = typename Choose<sizeof(Index) == 4, u32, u64>::Type;  // no index is negative
+
+// Columns of B are assigned to the instructions so that 16 bytes of B feed two of them and a lane ends with four
+// neighbouring columns of C: nothing is summed across lanes. All operands are read directly from global memory by many
+// warps of short-lived CTAs: block rows that are computed at the same time are neighbours, whose rows of B are in the
+// caches.
 
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
-constexpr int kPairs = PAIRS;        // of instructions side by side
-constexpr int kTogether = TOGETHER;  // instructions in a row whose operands are under way
-constexpr int kCtas = CTAS;          // that share a multiprocessor at least
+constexpr int kPairs = PAIRS;        // pairs of instructions side by side
+constexpr int kTogether = TOGETHER;  // consecutive instructions whose operands are loaded at the same time
+constexpr int kCtas = CTAS;          // CTAs that share a multiprocessor, at least
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTiles = (kR + 7) / 8 < TILES ? (kR + 7) / 8 : TILES;
-constexpr int kParts = (kR + 8 * kTiles - 1) / (8 * kTiles);  // of a block row, a warp each
+constexpr int kParts = (kR + 8 * kTiles - 1) / (8 * kTiles);  // parts of a block row, one warp each
 
-// Two elements past all caches but the L1, zeros unless `wanted`. Volatile, so that all of them are asked for before the
-// first is used.
+// Reads two elements through the L1, or gives zeros unless `wanted`. The asm is volatile, so that all loads are issued
+// before the first result is used.
 __device__ __forceinline__ void read_two(f64 (&x)[2], const u8* from, bool wanted) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.f64 %0, 0d0000000000000000;\nmov.f64 %1, 0d0000000000000000;\n"
@@ -32,18 +34,19 @@ __device__ __forceinline__ void read_two(f64 (&x)[2], const u8* from, bool wante
       : "=&d"(x[0]), "=&d"(x[1]) : "l"(from), "r"(int(wanted)));
 }
 
-// Blocks of a row that a lane has before it: few enough that 32 bits tell where they are.
+// The most blocks of a row in one pass of a lane: few enough that 32 bits hold their offsets in bytes.
 constexpr int kSome = (1 << 30) / (kR * kK * 8);
 struct Line {
-  const u8* values;   // its first row of the first block
-  u32 below[kTiles];  // where its other rows are from there
-  const u8* indices;  // of the blocks
-  const u8* b;        // its columns of the first row of B
+  const u8* values;   // this lane's first row of the first block
+  u32 below[kTiles];  // offsets of its other rows from there
+  const u8* indices;  // block columns of the blocks
+  const u8* b;        // this lane's columns of the first row of B
   u32 pitch;          // bytes from a row of B to the next
-  Number columns, read[kPairs];  // block columns that there are, and that this lane reads: none after the last column
+  // Number of block columns, and the number that this lane may read: 0 after the last column.
+  Number columns, read[kPairs];
 };
 
-// Adds what kTogether instructions from k on take; kWhole: there is as much.
+// Adds the products of kTogether instructions from k on; kWhole: all of them are before `end`.
 template <bool kWhole>
 __device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&sums)[kTiles][kPairs][4]) {
   u32 row[kTogether];
@@ -78,9 +81,9 @@ __device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&sums
       }
 }
 
-// Which rows and columns of C a lane has.
+// The rows and columns of C that a lane has.
 struct Place {
-  // Two columns of B and a row of A; one of four of K; its first row of a block; the first column of the tile.
+  // Two columns of B and a row of A; one of four of K; the first row of a block; the first column of the tile.
   int across, deep, top, n0;
   i64 row;
   __device__ __forceinline__ explicit Place(u32 thread)
@@ -98,13 +101,13 @@ spmm_f64(const __grid_constant__ Problem problem) {
     if (at.row >= problem.block_rows) return;
     const Range range = blocks_of_row(problem.indptr, at.row, problem.blocks);
     const f64* b = problem.b + batch * problem.b_batch + at.n0 + 2 * at.across;
-    // launch.py lets no row of B pass that takes more than 32 bits.
+    // The choice of this kernel in Python ensures that rows of B are less than 2^32 bytes apart.
     Line line{nullptr, {}, nullptr, opaque(reinterpret_cast<const u8*>(b)), u32(problem.b_row * 8), Number(problem.block_cols)};
     const auto row_of = [&](int t) { return (at.top + 8 * t < kR ? at.top + 8 * t : kR - 1) * (kK * 8); };
 #pragma unroll
     for (int t = 1; t < kTiles; ++t) line.below[t] = row_of(t) - row_of(0);
 #pragma unroll
-    for (int w = 0; w < kPairs; ++w)  // both: N is even
+    for (int w = 0; w < kPairs; ++w)  // both columns exist, since N is even
       line.read[w] = at.n0 + 16 * w + 2 * at.across < problem.N ? line.columns : 0;
     f64 sums[kTiles][kPairs][4] = {};
     const int last = int(range.last);
@@ -119,7 +122,7 @@ spmm_f64(const __grid_constant__ Problem problem) {
       if (k < end + at.deep) add<false>(line, k, end, sums);
       if (last - first <= kSome) break;
     }
-    const Place to(opaque(threadIdx.x));  // anew: what is kept of it takes registers
+    const Place to(opaque(threadIdx.x));  // computed again, because keeping it takes registers
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -128,7 +131,7 @@ spmm_f64(const __grid_constant__ Problem problem) {
         f64* target = problem.c + batch * problem.c_batch + (to.row * kR + r) * problem.c_row + n;
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
-          if (r >= kR || n + j >= problem.N) continue;  // both
+          if (r >= kR || n + j >= problem.N) continue;  // both columns are beyond the end
           double2 two = {0, 0};
           if (problem.read_c) two = *reinterpret_cast<const double2*>(target + j);
           two.x = fma(problem.alpha, sums[t][w][j], problem.beta * two.x);

@@ -1,22 +1,22 @@
 // y[i*R + r] = alpha * sum_p sum_c A[p, r, c] * x[col[p]*K + c] + beta * y[i*R + r],  p in block row i
-// kLanes lanes share a block row; a lane takes every kLanes-th (block, kVector columns) pair and all R rows of it, kRows
-// at a time; the grid's second dimension shares the rows of a high block. Sums of the lanes are added in one fixed tree.
-// Any block, any element type, any strides of x and y. Several columns are read at once: they divide K, and A starts at
-// a multiple of their bytes.
+// Any block, any element type, any strides of x and y. kLanes lanes share a block row; a lane takes every kLanes-th
+// pair (block, kVector columns) and all R rows of it, kRows at a time; the grid's second dimension divides the rows of
+// high blocks. The sums of the lanes are added in one fixed tree. kVector divides K, and A is aligned to kVector
+// elements.
 #include "common/elements.cuh"
 
 using Problem = Product<A, B, C, Acc, Index>;
 CHECK_PRODUCT(Problem)
 
 constexpr int kLanes = LANES;
-constexpr int kRows = ROWS;        // rows of a block summed at a time
+constexpr int kRows = ROWS;        // rows of a block that are summed at a time
 constexpr int kBlockR = BLOCK_R;   // 0: known at run time only
 constexpr int kBlockC = BLOCK_C;
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr int kVector = VECTOR;
 static_assert(kVector == 1 || !kTransposed, "columns that lie side by side");
 constexpr int kThreads = 128;
-constexpr int kCtas = 4;  // per SM: leaves 128 registers a thread, so that ptxas does not spill for occupancy
+constexpr int kCtas = 4;  // CTAs per SM: leaves 128 registers per thread, so that ptxas does not spill for occupancy
 static_assert(32 % kLanes == 0, "block rows must not straddle warps");
 
 struct alignas(kVector * sizeof(A)) Piece { A values[kVector]; };
@@ -40,7 +40,7 @@ spmv(const __grid_constant__ Problem problem) {
       Acc acc[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) acc[r] = zero<Acc>();
-      const int pieces = K / kVector;  // of a row of a block
+      const int pieces = K / kVector;  // pieces of a row of a block
       i64 p = row.first + lane / pieces;
       int piece = lane % pieces;
       while (p < row.last) {
@@ -60,7 +60,7 @@ spmv(const __grid_constant__ Problem problem) {
             for (int v = 0; v < kVector; ++v) acc[r] = multiply_add(load<Acc>(row_piece.values[v]), x_values[v], acc[r]);
           }
         }
-        p += kLanes / pieces;  // kLanes pairs further on
+        p += kLanes / pieces;  // advances by kLanes pairs
         piece += kLanes % pieces;
         if (piece >= pieces) {
           piece -= pieces;

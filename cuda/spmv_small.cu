@@ -1,8 +1,7 @@
 // y[i*R + r] = alpha * sum_p sum_k A[p, r, k] * x[col[p]*K + k] + beta * y[i*R + r],  p in block row i
-// Blocks of up to 16 x 16, at the speed of memory. kLanes lanes share a block row. Of these kRowLanes * kColumnLanes share
-// a block, and as many blocks as there is room for lie side by side; a lane has kR / kRowLanes rows and kK / kColumnLanes
-// neighbouring columns. Rows of more than kLong blocks come at the end, cut into pieces that are dealt to many warps; who
-// comes last adds the pieces of a row.
+// Blocks of up to 16 x 16, limited by memory bandwidth. kLanes lanes share a block row; kRowLanes * kColumnLanes of
+// them share a block, and the others have further blocks of the row. A lane has kR / kRowLanes rows and kK /
+// kColumnLanes neighbouring columns of a block.
 #include "common/elements.cuh"
 #include "common/registers.cuh"
 #include "common/stream.cuh"
@@ -10,35 +9,38 @@
 using Problem = Product<A, B, C, Acc, Index>;
 CHECK_PRODUCT(Problem)
 
+// Rows of more than kLong blocks come at the end. They are cut into pieces for many warps; the last warp to finish adds
+// the pieces of a row.
+
 constexpr int kR = BLOCK_R, kK = BLOCK_C;
 constexpr int kLanes = LANES, kRowLanes = ROW_LANES, kColumnLanes = COLUMN_LANES;
-constexpr int kTogether = TOGETHER;         // blocks of a lane, of each row, asked for before the first is used
-constexpr int kAtOnce = ROWS_TOGETHER;      // block rows of the same lanes under way at once
+constexpr int kTogether = TOGETHER;         // blocks of a lane, in each row, that are loaded before the first is used
+constexpr int kAtOnce = ROWS_TOGETHER;      // block rows that the same lanes compute at the same time
 constexpr bool kInChunks = IN_CHUNKS;       // a CTA has neighbouring block rows, so that x stays in its L1
-constexpr bool kEager = EAGER;              // all loads of a lane at once; columns a turn ahead, if a CTA has many rows
+constexpr bool kEager = EAGER;  // a lane issues all loads at once; it loads columns a turn ahead if a CTA has many rows
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
-constexpr bool kAdjacent = X_ADJACENT;      // x lies together, at a multiple of 16 bytes
-constexpr int kLong = 256;                  // blocks of a row, or of a piece of a longer one
-constexpr u32 kPieceCtas = 1024;            // that have pieces; short-lived ones need not look for any
+constexpr bool kAdjacent = X_ADJACENT;      // x is contiguous and starts at a multiple of 16 bytes
+constexpr int kLong = 256;                  // most blocks of a row that is not cut, or of a piece of a longer row
+constexpr u32 kPieceCtas = 1024;            // CTAs that compute pieces; the others end without a search for any
 constexpr int kThreads = THREADS, kGroups = kThreads / kLanes, kWarps = kThreads / 32;
-constexpr int kRows = kR / kRowLanes, kColumns = kK / kColumnLanes;  // of a lane
+constexpr int kRows = kR / kRowLanes, kColumns = kK / kColumnLanes;  // rows and columns of a lane
 constexpr int kBlockLanes = kRowLanes * kColumnLanes, kBlocks = kLanes / kBlockLanes;
-// What a lane has of a row of a block lies together, except where stored blocks are transposed.
+// The part of a row of a block that a lane has is contiguous, unless stored blocks are transposed.
 constexpr int kRowAlign = alignment_of(kK * sizeof(A)), kPartAlign = alignment_of(kColumns * sizeof(A));
 constexpr int kAlign = kTransposed || kColumns == 1 ? 1 : kRowAlign < kPartAlign ? kRowAlign : kPartAlign;
 constexpr int kRowAlignX = alignment_of(kK * sizeof(B)), kPartAlignX = alignment_of(kColumns * sizeof(B));
 constexpr int kAlignX = !kAdjacent ? 1 : kRowAlignX < kPartAlignX ? kRowAlignX : kPartAlignX;
-constexpr int kCtas = CTAS;                 // that share a multiprocessor; fewer leave a thread more registers
+constexpr int kCtas = CTAS;                 // CTAs that share a multiprocessor; fewer leave a thread more registers
 static_assert(32 % kLanes == 0 && kR % kRowLanes == 0 && kK % kColumnLanes == 0 && kBlocks >= 1, "lanes of a block");
 
-// Rows of more than kLong blocks, and the shares of CTAs, made by schedule.py and launch.py.
+// Rows of more than kLong blocks, and the shares of CTAs, which Python computes.
 struct LongRows {
   const int4* pieces;   // {block row, first block, end, number within the row}
-  const int2* parents;  // piece -> {first piece of its row, pieces of it}
-  const int* count;     // pieces
-  const i64* bounds;    // of the shares of CTAs that have neighbouring rows
+  const int2* parents;  // piece -> {first piece of its row, number of pieces of the row}
+  const int* count;     // number of pieces
+  const i64* bounds;    // bounds of the shares of CTAs that have neighbouring rows
   Acc* partial;         // (pieces, R)
-  int* arrived;         // by the first piece of a row, zero before and after
+  int* arrived;         // indexed by the first piece of a row; zero before and after
 };
 #ifdef LONG_ROWS_BYTES
 CHECK_LAYOUT(LongRows, LONG_ROWS, (pieces)(parents)(count)(bounds)(partial)(arrived))
@@ -61,16 +63,17 @@ using Number = typename Unsigned<sizeof(Index)>::Type;
 struct Row { Index first; int count; };
 
 constexpr int kStep = kBlocks * kTogether;
-constexpr int kElsewhere = -(1 << 30);  // left of a row of more than kLong blocks, or little less
+// `left` of a row of more than kLong blocks, which is computed elsewhere, or a little less.
+constexpr int kElsewhere = -(1 << 30);
 
-// Blocks of which a lane has every kBlocks-th, and the columns of the first ones, asked for early: which values of x they
-// meet is known only when these are there.
+// The blocks of a lane, every kBlocks-th, and the columns of the next ones. The columns are loaded early, because the
+// address of x is known only once they have arrived.
 struct Blocks {
-  Index first;  // of this lane
-  int left;     // from there on, those of other lanes counted
+  Index first;  // first block of this lane
+  int left;     // blocks from there on, including those of other lanes
   Index column[kTogether];
 
-  // Those of a row, which are none here if they are more than kLong.
+  // Begins with the blocks of a row; here there are none if the row has more than kLong.
   __device__ __forceinline__ void start(const Problem& problem, const Lane& lane, const Row& row) {
     first = row.first + lane.block;
     left = row.count > kLong ? kElsewhere : lane.works ? row.count - lane.block : 0;
@@ -84,13 +87,14 @@ struct Blocks {
   }
   __device__ __forceinline__ bool is_long() const { return left < kElsewhere / 2; }
   __device__ __forceinline__ bool has(int u) const { return u * kBlocks < left; }
-  // What is not there is not asked for, by predicates and from fixed distances: for the smallest blocks the limit is how
-  // many instructions there are. That takes registers for all loads at once; without them the first block is read again.
+  // Absent blocks are not loaded, by predicates and at fixed distances: for the smallest blocks the number of
+  // instructions is the limit. This takes registers for all loads at once; without kEager the first block is loaded
+  // again instead.
   __device__ __forceinline__ bool asked(int u) const { return kEager ? has(u) : left > 0; }
   __device__ __forceinline__ int place(int u) const { return kEager || has(u) ? u * kBlocks : 0; }
 };
 
-// The next blocks of a lane, and what of x they meet.
+// The next blocks of a lane, and the values of x that they are multiplied with.
 struct Parts {
   Elements<A, kColumns, kAlign> values[kTogether][kRows];
   Elements<B, kColumns, kAlignX> x[kTogether];
@@ -145,7 +149,7 @@ struct Parts {
   }
 };
 
-// The sums of this lane over its blocks of some rows; what is next of all of them is asked for before it is used.
+// The sums of this lane over its blocks of some rows. The next blocks of all these rows are loaded before any is used.
 template <int kCount>
 __device__ __forceinline__ void sum_blocks(
     const Problem& problem, const Lane& lane, Blocks (&rows)[kCount], Acc (&acc)[kCount][kRows]) {
@@ -171,7 +175,8 @@ __device__ __forceinline__ void sum_blocks(
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       rows[n].first += kStep;
-      rows[n].left = opaque(rows[n].left - kStep);  // or turns are counted ahead and unrolled, which takes registers
+      // Opaque, or the compiler counts turns ahead and unrolls them, which takes registers.
+      rows[n].left = opaque(rows[n].left - kStep);
       if (kEager && rows[n].left > 0) rows[n].ask(problem);
     }
 #pragma unroll
@@ -181,7 +186,7 @@ __device__ __forceinline__ void sum_blocks(
       if (!kEager && rows[n].left > 0) rows[n].ask(problem);
   }
 }
-// Sums over the lanes that share rows; those of block 0 and column 0 have them then.
+// Adds the sums of the lanes that share rows; the lanes of block 0 and column 0 receive the totals.
 __device__ __forceinline__ void gather(const Lane& lane, Acc (&acc)[kRows]) {
   sum_over_places<kBlocks, kBlockLanes>(acc, lane.block);
   sum_over_places<kColumnLanes, 1>(acc, lane.column / kColumns);
@@ -191,9 +196,9 @@ __device__ __forceinline__ void store(const Problem& problem, i64 row, Acc sum) 
   store_sum(problem, target, sum);
 }
 
-// A warp has a piece, each group of its lanes a part of that.
+// A warp computes a piece; each group of its lanes takes a part of it.
 __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows& rows, int piece) {
-  const Lane lane(opaque(threadIdx.x % kLanes));  // anew: what is kept of it takes registers
+  const Lane lane(opaque(threadIdx.x % kLanes));  // computed again, because keeping it takes registers
   const int4 x = rows.pieces[piece];
   if (!in_range(x.x, problem.block_rows)) return;
   const int first = max(x.y, 0), last = min(x.z, int(problem.blocks));
@@ -234,16 +239,17 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 spmv_small(const __grid_constant__ Problem problem, const __grid_constant__ LongRows rows) {
   const Lane lane(threadIdx.x % kLanes);
-  constexpr int kTurn = kGroups * kAtOnce;                   // block rows that a CTA has under way
-  using Count = typename Choose<kInChunks, int, i64>::Type;  // of the block rows of a CTA
+  constexpr int kTurn = kGroups * kAtOnce;                   // block rows that a CTA computes at the same time
+  using Count = typename Choose<kInChunks, int, i64>::Type;  // type of the number of block rows of a CTA
   const i64 from = kInChunks ? rows.bounds[blockIdx.x] : blockIdx.x * i64(kTurn);
   const Count step = kInChunks ? kTurn : Count(gridDim.x) * kTurn;
-  i64 first = from + threadIdx.x / kLanes;  // of kAtOnce rows, kGroups apart: the next lanes have the next row
+  // The first of kAtOnce rows, kGroups apart: the next lanes have the next row.
+  i64 first = from + threadIdx.x / kLanes;
   Count left = Count((kInChunks ? rows.bounds[blockIdx.x + 1] : problem.block_rows) - first);
   const auto has = [&](Count ahead, int n) { return ahead + n * kGroups < left; };
-  const auto go_on = [&] { return __any_sync(0xffffffffu, left > 0); };  // lanes share shuffles
+  const auto go_on = [&] { return __any_sync(0xffffffffu, left > 0); };  // lanes of a warp share shuffles
   struct Bounds { Index first[kAtOnce], last[kAtOnce]; };
-  const auto bounds_of = [&](Count ahead) {  // as they are stored: nothing waits for them here
+  const auto bounds_of = [&](Count ahead) {  // as they are stored, not clamped: nothing waits for the loads here
     Bounds bounds;
     const Index* indptr = problem.indptr + first + ahead;
 #pragma unroll
@@ -275,7 +281,8 @@ spmv_small(const __grid_constant__ Problem problem, const __grid_constant__ Long
       for (int r = 0; r < kRows; ++r) store(problem, (first + n * kGroups) * kR + lane.row + r * kRowLanes, acc[n][r]);
     }
   };
-  if constexpr (kEager && kInChunks) {  // columns are asked for a turn ahead of their values, bounds a turn ahead of these
+  // Columns are loaded a turn ahead of their values, bounds a turn ahead of columns.
+  if constexpr (kEager && kInChunks) {
     Turn turn = start(bounds_of(0));
     Bounds next = bounds_of(step);
     for (; go_on(); left -= step, first += step) {

@@ -1,7 +1,8 @@
-// The union of the block columns of each group of row tiles: entries {column, block of each row tile or -1}, in order; and the
-// groups, the longest first. A stored block has a key for each row tile of its row, from high bits to low: group, column, row tile
-// of the group, block. These are sorted between kRowTileKeys and kCountEntries, so that the keys of an entry are neighbors;
-// blocks outside the matrix come last. One kernel for all steps: it is compiled and loaded once.
+// The union of the block columns of each group of row tiles, as entries {column, block of each row tile or -1} in
+// order, and the groups, longest first. A stored block has a key for each row tile of its row, from high bits to low:
+// group, column, row tile of the group, block. Keys are sorted between kRowTileKeys and kCountEntries, so that the keys
+// of an entry are neighbours; blocks outside the matrix come last. One kernel has all steps, so that it is compiled and
+// loaded once.
 #include "common/coordinates.cuh"
 
 using Index = INDEX;
@@ -13,25 +14,26 @@ enum Step { kPlaceRowTiles, kRowTileKeys, kCountEntries, kFillEntries, kLengthKe
 
 struct WorkList {
   StoredPattern<Index> stored;
-  const int* order;   // place -> row tile, a permutation; null: places are row tiles
-  int* place;         // row tile -> place; a group has per_group neighboring places
-  int* row_tiles;         // place -> row tile, or -1 after the last one
-  i64* keys;          // (count,); (groups,) for items: {entries, negated; group}
-  int* begun;         // entries that begin in each tile
+  const int* order;   // place -> row tile, a permutation; null: the identity
+  int* place;         // row tile -> place; a group has per_group neighbouring places
+  int* row_tiles;     // place -> row tile, or -1 after the last one
+  i64* keys;          // (count,); for kLengthKeys (groups,): {entries, negated; group}
+  int* begun;         // number of entries that begin in each tile
   int* columns;       // (count,): entry -> column; block_cols where there is none
   int* blocks;        // (count * per_group,)
   int* bounds;        // (groups + 1,): first entry of each group
-  const int *first, *last;  // of items: entries of each group
+  const int *first, *last;  // for items: first entry and end of each group
   int4* items;        // {group, first entry, end, -1}
   int* item_count;
-  i64 count, tile;    // keys, and those that a CTA has
+  i64 count, tile;    // number of keys, and of the keys of a CTA
   int per_row, per_group, all_row_tiles, groups, block_cols;
   int block_bits, member_bits, column_bits;
   i64 step;
 
-  __device__ __forceinline__ u64 row_tile_of(i64 i) const { return u64(keys[i]) >> block_bits; }  // group, column, row tile
+  // Group, column, row tile.
+  __device__ __forceinline__ u64 row_tile_of(i64 i) const { return u64(keys[i]) >> block_bits; }
   __device__ __forceinline__ int group_of(i64 i) const { return int(row_tile_of(i) >> (member_bits + column_bits)); }
-  // Does an entry begin with key i? A row tile that has a column twice has it in two entries.
+  // Whether an entry begins with key i. A row tile that has a column twice has it in two entries.
   __device__ __forceinline__ bool begins(i64 i) const {
     if (i == 0) return true;
     const u64 own = row_tile_of(i), before = row_tile_of(i - 1);
@@ -46,12 +48,12 @@ CHECK_LAYOUT(WorkList, WORK_LIST, (stored)(order)(place)(row_tiles)(keys)(begun)
 
 __device__ __forceinline__ u64 low(u64 x, int bits) { return x & ((1ull << bits) - 1); }
 
-// visit(i) for i below a number, by all threads of a grid together.
+// visit(i) for i from 0 to number - 1, by all threads of a grid together.
 template <class Visit> __device__ __forceinline__ void for_each(i64 number, Visit visit) {
   for (i64 i = blockIdx.x * i64(kThreads) + threadIdx.x; i < number; i += i64(gridDim.x) * kThreads) visit(i);
 }
 
-// The sum over all threads of a CTA, told to all of them.
+// The sum over all threads of a CTA, returned to all of them.
 __device__ __forceinline__ int sum_of_all(int x) {
   __shared__ int smem_sum;
   if (threadIdx.x == 0) smem_sum = 0;
@@ -82,7 +84,7 @@ __device__ __forceinline__ void row_tile_keys(const WorkList& m) {
   });
 }
 
-// Also: no entry has a column or a block yet.
+// Also clears the columns and blocks of all entries.
 __device__ __forceinline__ void count_entries(const WorkList& m) {
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count);
   int begun = 0;
@@ -95,11 +97,11 @@ __device__ __forceinline__ void count_entries(const WorkList& m) {
   if (threadIdx.x == 0) m.begun[blockIdx.x] = begun;
 }
 
-// Tiles end one after the last key, where all groups have begun.
+// The tiles cover one more index than there are keys; there all groups have begun.
 __device__ __forceinline__ void fill_entries(const WorkList& m) {
   __shared__ int smem_begun[kWarps];
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count + 1);
-  int before = 0;  // entries that begin before the keys at hand
+  int before = 0;  // entries that begin before the current keys
   for (int t = threadIdx.x; t < int(blockIdx.x); t += kThreads) before += m.begun[t];
   before = sum_of_all(before);
   for (i64 i0 = tile.first; i0 < tile.last; i0 += kThreads) {
@@ -108,7 +110,7 @@ __device__ __forceinline__ void fill_entries(const WorkList& m) {
     const u32 warp = __ballot_sync(0xffffffffu, begins);
     if (lane_id() == 0) smem_begun[threadIdx.x / 32] = __popc(warp);
     __syncthreads();
-    int entry = before + __popc(warp & ((1u << lane_id()) - 1));  // the next to begin
+    int entry = before + __popc(warp & ((1u << lane_id()) - 1));  // the next entry to begin
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       if (w < int(threadIdx.x / 32)) entry += smem_begun[w];
@@ -121,7 +123,7 @@ __device__ __forceinline__ void fill_entries(const WorkList& m) {
       if (begins) m.columns[own] = int(low(row_tile >> m.member_bits, m.column_bits));
       m.blocks[own * m.per_group + i64(low(row_tile, m.member_bits))] = int(low(u64(m.keys[i]), m.block_bits));
     }
-    // Groups that begin here, and empty ones before them. A warp writes many together.
+    // Groups that begin here, and empty groups before them. If there are many, a warp writes them together.
     int last = -1, known = -1;
     if (i <= m.count) {
       last = i == m.count ? m.groups : m.group_of(i);

@@ -1,1 +1,1 @@
-"""Masked attention and decoding."""
+"""Masked attention, and attention of the last tokens of a key-value cache."""

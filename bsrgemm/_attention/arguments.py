@@ -6,10 +6,10 @@ from functools import cache
 
 from .._kernels.structs import Struct, TensorMap, fields
 
-#: From a batch, head, row and column to the next, in elements.
+#: Distances from a batch, head, row and column to the next, in elements.
 STRIDES = Struct("Strides", fields("q", "batch head row column"))
 
-#: Values of fp8 that are to be transposed.
+#: The argument of attention_values, which transposes values in fp8.
 ATTENTION_VALUES = Struct(
     "AttentionValues",
     (*fields("P", "v to bounds"), *fields("q", "batch head row"), *fields("i", "heads keys columns room sequences")),
@@ -26,7 +26,7 @@ DECODE = Struct(
     ),
 )
 
-#: What a mask adds to `Attention`: its lists, and its sizes.
+#: Fields of `Attention` that describe a mask: pointers to its lists, and its sizes.
 MASK_POINTERS = ("first", "columns", "parts", "kinds", "bits")
 MASK_SIZES = (
     *("entries", "masks", "block_q", "block_k", "parts_q", "parts_k", "bit_words"),
@@ -36,7 +36,7 @@ MASK_SIZES = (
 
 @cache
 def attention(acc: str) -> Struct:
-    """The argument of attention that is computed in float32 ("f32") or float64 ("f64")."""
+    """The argument of attention kernels that compute in float32 ("f32") or float64 ("f64")."""
     return Struct(
         "Attention",
         (
@@ -54,5 +54,5 @@ def attention(acc: str) -> Struct:
 
 @cache
 def attention_sm90() -> Struct:
-    """The argument of attention_sm90: tensor maps of the operands before the rest."""
+    """The argument of attention_sm90: the tensor maps of the operands, followed by `Attention`."""
     return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), ("attention", attention("f32"))))

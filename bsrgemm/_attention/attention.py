@@ -1,4 +1,8 @@
-"""Attention: checks, the band of keys that each query sees, output; then the engine of the backend does the work."""
+"""``out[i] = sum_j softmax_j(scale * q[i] . k[j]) v[j]`` over the keys j that query i sees: the public function.
+
+It checks the arguments, computes the band of keys that each query sees and allocates the output. The engine of the
+backend (`host` or `cuda`) does the work.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ from .call import AttentionCall
 from .engine import ENGINES
 from .mask import BlockMask
 
-#: What q, k, v and the result may hold.
+#: Dtypes of q, k, v and the result.
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
-#: The dimensions of each layout.
+#: Order of the dimensions for each layout.
 _LAYOUTS = {
     "bhsd": "(batch, heads, length, head dim) for layout 'bhsd'",
     "bshd": "(batch, length, heads, head dim) for layout 'bshd'",
 }
 _VARIABLE = "(total length, heads, head dim)"
 _ALIGNMENTS = ("bottom-right", "top-left")
-#: No bound on one side of a window: more than any length, and half of what 32 bits hold.
+#: A side of a window without a bound: more than any length, and half of the range of an int32.
 UNBOUNDED = 2**30
 
 
@@ -58,90 +62,99 @@ def attention(
     q : array (B, H_q, S_q, D)
         Queries: float16, bfloat16, float32 or float64, of any strides, in NumPy or CuPy (or by DLPack).
     k, v : array (B, H_kv, S_k, D), (B, H_kv, S_k, D_v)
-        Keys and values of the same dtype. `H_q` is a multiple of `H_kv`: query head h reads head
-        ``h // (H_q // H_kv)`` of them.
+        Keys and values of the same dtype. `H_q` is a multiple of `H_kv`: query head h reads head ``h // (H_q // H_kv)``
+        of them.
     mask : BlockMask, optional
-        Which keys a query may see, of shape (S_q, S_k); its patterns are one or B along the batch, and one, H_kv or
-        H_q along the heads. `mask`, `causal` and `window` together allow what each of them allows.
+        Which keys a query may see, of shape (S_q, S_k). It has one or B patterns along the batch, and one, H_kv or H_q
+        along the heads. If `mask`, `causal` and `window` are combined, a key has to be allowed by each of them.
     causal : bool
-        The query at place i does not see the keys behind i.
+        If True, the query at position i does not see the keys after position i.
     window : (left, right), optional
-        The query at place i sees keys ``i - left`` to ``i + right``, both ends included; -1 is without bound.
+        The query at position i sees keys ``i - left`` to ``i + right``, both ends included; -1 means no bound.
     scale : float, optional
         Factor of the scores; ``1 / sqrt(D)`` by default.
     softcap : float, optional
         Scores s become ``softcap * tanh(s / softcap)``.
     q_scale, k_scale, v_scale : float or array (H,) or (B, H) of float32, optional
-        With one of them `q`, `k` and `v` are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``) held as uint8, the numbers
-        of a head multiplied by its scale, which is above 0; 1 where none is given. The arrays are where `q` is.
+        If one of them is given, `q`, `k` and `v` are fp8: e4m3 numbers (``ml_dtypes.float8_e4m3fn``), which may be
+        viewed as uint8. The numbers of a head are multiplied by its scale, which is above 0; a scale that is not given
+        is 1. Arrays of scales are on the device of `q`.
     layout : {"bhsd", "bshd"}
         Order of the dimensions of `q`, `k`, `v` and the result: as above, or with the length before the heads.
     align : {"bottom-right", "top-left"}
-        The place of query i among the keys, for `causal` and `window`: ``i + S_k - S_q``, so that the last query is
-        at the last key, or i.
+        Position of query i among the keys, for `causal` and `window`: ``i + S_k - S_q``, so that the last query is at
+        the last key, or i.
     cu_seqlens_q, cu_seqlens_k : sequence of int, optional
-        Sequences of different lengths, one behind the other: where each begins, from 0, and the end of the last.
-        Then `q`, `k` and `v` are (total length, heads, head dim) whatever `layout` says, and each sequence sees its
-        own keys, `causal`, `window` and `align` counting within it. Not together with `mask`. For CuPy arrays the
-        bounds may be there too.
+        Bounds of sequences of different lengths that are stored one after the other: where each begins, from 0, and the
+        end of the last. Then `q`, `k` and `v` are (total length, heads, head dim) whatever `layout` says, and each
+        sequence sees its own keys; `causal`, `window` and `align` count within it. They cannot be combined with `mask`.
+        For CuPy arrays the bounds may be on the GPU too.
     return_lse : bool
-        Also return the natural logarithms of the sums of ``exp(score)``.
+        If True, also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
-        Where to write, of any strides; must not overlap an operand.
+        Array for the result, of any strides; it must not overlap an operand.
     out_dtype : dtype, optional
-        Dtype of the result, by default that of `q`; float32 for fp8, or float16 or bfloat16.
+        Dtype of the result. The default is the dtype of `q`; for fp8 it is float32, and float16 and bfloat16 are
+        possible.
 
     Returns
     -------
     out : array
-        Like `q`, with `D_v` in the place of `D`.
+        An array like `q` with `D_v` instead of `D`.
     lse : array (B, H_q, S_q), or (H_q, total length) for sequences of different lengths
-        In float32, or float64 where that is computed in. Only with `return_lse`.
+        float32, or float64 if the operands or the result are float64. Returned only with `return_lse`.
+
+    Raises
+    ------
+    TypeError
+        If an operand is on another device than `q`, or an argument has a dtype or a type that is not supported.
+    ValueError
+        If shapes do not fit together, an option is out of range, `out` overlaps an operand, or bounds on the host do
+        not climb from 0 to the total length.
 
     Notes
     -----
     A query that sees no key gets 0, and -inf in `lse`. NaN and infinity in a key or value reach the queries that see
     it and no others.
 
-    Computed in float32, in float64 if the operands or the result are float64, by online softmax: beside the operands
-    and the result it takes a few MB, whatever the lengths. Keys that nobody sees cost nothing.
+    The sums are in float32, or in float64 if the operands or the result are float64. Online softmax is used: beside the
+    operands and the result the computation takes a few MB, whatever the lengths. Keys that no query sees cost no time.
 
-    The work is done where the arrays are, on CuPy's current stream and without a wait. float16 and bfloat16 run on the
-    tensor cores of Ampere and newer, where a head has up to 256 columns, which lie together, and all other steps are
-    multiples of 16 bytes; everything else runs on the plain cores, slowly. fp8 runs on Hopper's tensor cores, where
-    weights of keys are rounded to fp8 too, and takes room for a transposed copy of `v`, and for copies of operands
-    whose strides do not suit; on other cards it runs on the plain cores. Bounds of sequences on the GPU are not looked
-    at before the kernel runs, which keeps to the arrays whatever they say. What a mask becomes for the kernel is kept
-    on it.
+    The work is done on the device of the arrays. On a GPU it runs on CuPy's current stream, and the call does not wait
+    for it. float16 and bfloat16 run on the tensor cores of Ampere and newer if a head has up to 256 columns, these are
+    contiguous, and all other strides are multiples of 16 bytes; everything else runs on the plain cores, slowly. fp8
+    runs on the tensor cores of Hopper, where the weights of keys are rounded to fp8 too. It needs memory for a
+    transposed copy of `v`, and for copies of operands whose strides do not suit; on other cards fp8 runs on the plain
+    cores. Bounds of sequences on the GPU are not checked, since that would wait for the GPU; the kernel stays inside
+    the arrays whatever they contain. The lists that a mask is converted to for the kernel are cached on the mask.
 
     Examples
     --------
+    >>> import bsrgemm as bg
     >>> import numpy as np
-    >>> from bsrgemm.attention import attention
     >>> q, k = np.zeros((1, 4, 3, 8)), np.ones((1, 2, 3, 8))
     >>> v = np.arange(6.0).reshape(1, 2, 3, 1)
-    >>> attention(q, k, v)[0, :, :, 0]  # without a mask all keys weigh the same here
+    >>> bg.attention(q, k, v)[0, :, :, 0]  # all scores are equal, so all keys have the same weight
     array([[1., 1., 1.],
            [1., 1., 1.],
            [4., 4., 4.],
            [4., 4., 4.]])
-    >>> attention(q, k, v, causal=True)[0, 0, :, 0]
+    >>> bg.attention(q, k, v, causal=True)[0, 0, :, 0]
     array([0. , 0.5, 1. ])
-    >>> attention(q, k, v, window=(1, 0))[0, 0, :, 0]
+    >>> bg.attention(q, k, v, window=(1, 0))[0, 0, :, 0]
     array([0. , 0.5, 1.5])
 
-    Blocks of queries and keys, from a mask:
+    With a mask:
 
-    >>> from bsrgemm import BlockMask
-    >>> mask = BlockMask.from_dense(np.array([[True, False, False], [True, True, False], [False, False, False]]))
-    >>> out, lse = attention(q, k, v, mask=mask, return_lse=True)
+    >>> mask = bg.BlockMask.from_dense(np.array([[True, False, False], [True, True, False], [False, False, False]]))
+    >>> out, lse = bg.attention(q, k, v, mask=mask, return_lse=True)
     >>> out[0, 0, :, 0], lse[0, 0]
     (array([0. , 0.5, 0. ]), array([0.        , 0.69314718,       -inf]))
 
-    Two sequences, of one and two tokens, side by side:
+    Two sequences, of one and two tokens, one after the other:
 
     >>> q, v = np.zeros((3, 1, 8)), np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)
-    >>> attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
+    >>> bg.attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
     array([1., 3., 3.])
     """
     if not isinstance(layout, str) or layout not in _LAYOUTS:
@@ -221,7 +234,7 @@ def _sequences_view(x: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------------- checks
 class _Sizes(NamedTuple):
-    """Sizes of a problem that fits together."""
+    """Sizes of a problem whose operands fit together."""
 
     batch: int
     heads: int
@@ -233,7 +246,7 @@ class _Sizes(NamedTuple):
 
 
 def _operands(q: Any, k: Any, v: Any, ndim: int, wanted: str) -> tuple[Backend, Array, Array, Array]:
-    """The backend of q, and q, k and v as arrays of it, if they are there."""
+    """The backend of q, and q, k and v as arrays of it; TypeError if k or v is in another backend."""
     backend = backend_of(q) or foreign_backend(q)
     if backend is None:
         raise TypeError(f"q: wanted a NumPy or CuPy array, got {_named(q)}")
@@ -267,7 +280,7 @@ _Dtype = np.dtype[Any]
 
 @lru_cache(maxsize=256)
 def _dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dtype | None) -> tuple[_Dtype, _Dtype]:
-    """The dtype of the result, and the one that everything is computed in."""
+    """The dtype of the result, and the dtype of the sums."""
     own = check_dtype(q, _DTYPES, "q")
     for name, other in (("k", k), ("v", v)):
         if check_dtype(other, _DTYPES, name) != own:
@@ -289,7 +302,7 @@ def _fp8_bytes(x: Array, name: str) -> Array:
 
 @lru_cache(maxsize=256)
 def _fp8_dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dtype | None) -> tuple[_Dtype, _Dtype]:
-    """The same for operands in fp8."""
+    """The dtype of the result, and the dtype of the sums, for operands in fp8."""
     acc = np.dtype(np.float32)
     if wanted is not None:
         return check_dtype(wanted, FP8_RESULTS, "out_dtype"), acc
@@ -297,7 +310,7 @@ def _fp8_dtypes(q: _Dtype, k: _Dtype, v: _Dtype, out: _Dtype | None, wanted: _Dt
 
 
 def _head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> tuple[float, Array | None]:
-    """A scale as (a number, None), or as (1, an array of (batch, heads))."""
+    """A scale as (the number, None), or as (1, an array of (batch, heads))."""
     if x is None:
         return 1.0, None
     if not backend.is_dense(x) or x.ndim == 0:
@@ -321,7 +334,7 @@ _Shape = tuple[int, ...]
 
 @lru_cache(maxsize=1024)
 def _sizes(q: _Shape, k: _Shape, v: _Shape) -> _Sizes:
-    """The sizes of operands of these shapes in layout "bhsd", if they go together."""
+    """The sizes of operands of these shapes in layout "bhsd"; ValueError if they do not fit together."""
     B, H_q, S_q, D = q
     for name, shape in (("k", k), ("v", v)):
         if shape[0] != B:
@@ -377,7 +390,9 @@ def check_window(window: Any) -> tuple[int, int]:
 
 
 def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Array:
-    """cu_seqlens_q or cu_seqlens_k as an array of int32 in `backend`; what they hold is looked at on the host only."""
+    """cu_seqlens_q or cu_seqlens_k as an array of int32 in `backend`; the values are checked only if they are on the
+    host.
+    """
     if given is None:
         raise ValueError(f"{name}: wanted together with the other one, got None")
     bounds = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else given
@@ -408,7 +423,7 @@ def checked_flag(x: Any, name: str) -> bool:
 
 
 def checked_number(x: Any, name: str, acc: np.dtype[Any], *, positive: bool = False) -> float:
-    """scale or softcap, if the dtype that is computed in can hold it."""
+    """scale or softcap rounded to `acc`, the dtype of the sums; ValueError if `acc` cannot hold it."""
     wanted = f"a finite number{' above 0' if positive else ''} that {acc} can hold"
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
         x = x.item()

@@ -1,4 +1,4 @@
-"""One object for one attention or decode: what has been checked and an engine carries out."""
+"""The checked arguments of one attention or one decode, as they are given to an engine."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from .mask import BlockMask
 
 @dataclass(slots=True)
 class AttentionCall:
-    """``out = softmax(scale * q @ k.T) @ v``, checked; all arrays (batch, heads, length, columns) of any strides."""
+    """Checked arguments of ``out = softmax(scale * q @ k.T) @ v``; arrays are (batch, heads, length, columns), any
+    strides.
+    """
 
     q: Array
     k: Array
     v: Array
     out: Array
-    #: the logarithms of the sums, (batch, heads, queries) in `acc`
+    #: logarithms of the sums of exp(score), (batch, heads, queries) in `acc`; None if they are not wanted
     lse: Array | None
-    #: the dtype in which everything is computed
+    #: dtype of the sums
     acc: np.dtype[Any]
     scale: float
     softcap: float | None
-    #: the query at place i sees keys ``i - left`` to ``i + right``; `bottom_right`: the last one is at the last key
+    #: the query at position i sees keys ``i - left`` to ``i + right``; `bottom_right`: the last query is at the last
+    #: key
     left: int
     right: int
     bottom_right: bool
     mask: BlockMask | None = None
-    #: where sequences of different lengths begin among queries and keys, and the end of the last
+    #: bounds of sequences of different lengths among queries and keys: where each begins, and the end of the last
     bounds: tuple[Array, Array] | None = None
-    #: q, k and v are bytes of fp8; those of a head are multiplied by these, (batch, heads) in float32, where given
+    #: if True, q, k and v are bytes of fp8, and those of a head are multiplied by `scales`, (batch, heads) in float32;
+    #: None is 1
     fp8: bool = False
     scales: tuple[Array | None, Array | None, Array | None] = (None, None, None)
-    #: a factor of the result
+    #: factor of the result
     value_scale: float = 1.0
 
 
 @dataclass(slots=True)
 class DecodeCall:
-    """Attention of the last queries of a cache's sequences, checked; `q` and `out` are (batch, heads, n, columns)."""
+    """Checked arguments of `attention_decode`; `q` and `out` are (batch, heads, n, columns)."""
 
     q: Array
     cache: KVCache
@@ -50,9 +54,9 @@ class DecodeCall:
     lse: Array | None
     scale: float
     softcap: float | None
-    #: a query at place i sees no key before ``i - left``
+    #: a query at position i sees no key before ``i - left``
     left: int
-    #: numbers of the blocks of keys that are read, (batch or 1, heads or 1, n) of int32; None reads all
+    #: numbers of the blocks of keys that are read, (batch or 1, heads or 1, n) of int32; None reads all keys
     blocks: Array | None = None
     #: keys of such a block
     block: int = 0

@@ -1,4 +1,4 @@
-"""Attention on the GPU: which launches it takes."""
+"""The engine of attention on the GPU: each call starts kernels on CuPy's current stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Attention of a few queries at the end of a `KVCache`: checks and output; then an engine does the work."""
+"""``out[i] = sum_j softmax_j(scale * q[i] . k[j]) v[j]`` for the last 1 to 16 queries of the sequences of a `KVCache`.
+
+It checks the arguments and allocates the output; the engine of the backend (`host` or `cuda`) does the work.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .kv_cache import KVCache, dense_of
 
 _LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
 _MOST_QUERIES = 16
-#: Tiles of keys that the kernel counts at most.
+#: The kernel counts tiles of keys up to this number.
 _MOST_STEPS = 2**30
 
 
@@ -36,25 +39,25 @@ def attention_decode(
 ) -> Any:
     """``softmax(scale * q @ k.T) @ v`` for the last tokens of each sequence of a cache.
 
-    Append the keys and values of the new tokens first. Query i of S_q is at place ``length - S_q + i`` of its
-    sequence and sees the keys up to there: causal attention, aligned bottom-right.
+    Append the keys and values of the new tokens first. Query i of S_q is at position ``length - S_q + i`` of its
+    sequence and sees the keys up to that position: this is causal attention, aligned bottom-right.
 
     Parameters
     ----------
     q : array (batch, H_q, S_q, head dim)
-        Queries of the cache's dtype, where the cache is, of any strides; 1 to 16 for each sequence. `H_q` is a
-        multiple of the cache's heads: query head h reads head ``h // (H_q // H_kv)``.
+        Queries of the cache's dtype, on the cache's device, of any strides; S_q is 1 to 16. `H_q` is a multiple of the
+        cache's heads: query head h reads head ``h // (H_q // H_kv)``.
     cache : KVCache
-        Keys and values; each sequence is seen to its own length.
+        Keys and values; each sequence is read up to its own length.
     blocks : array of int32 (batch or 1, H_kv or 1, n), optional
-        Sparse decode: the numbers of the blocks of keys that are read, each once and in any order; -1, or any number
-        without a block, where there are fewer than n. Block j is keys ``j * block`` to ``(j + 1) * block - 1`` of a
-        sequence.
+        Sparse decode: the numbers of the blocks of keys that are read, each once and in any order. If there are fewer
+        than n, the rest is -1 or any number without a block. Block j is keys ``j * block`` to ``(j + 1) * block - 1``
+        of a sequence.
     block : int, optional
-        Keys of a block, a multiple of 16; with a paged cache that of a page, which is then the default.
+        Keys of a block, a multiple of 16. With a paged cache it is the size of a page, which is then the default.
     window : (left, right), optional
-        A query at place i sees no key in front of ``i - left``; -1 is without bound. `right` changes nothing, since
-        no query sees beyond its own place.
+        A query at position i sees no key before ``i - left``; -1 means no bound. `right` changes nothing, since no
+        query sees keys after its own position.
     scale : float, optional
         Factor of the scores; ``1 / sqrt(head dim)`` by default.
     softcap : float, optional
@@ -62,38 +65,49 @@ def attention_decode(
     layout : {"bhsd", "bshd"}
         Order of the dimensions of `q` and the result: as above, or with the queries before the heads.
     return_lse : bool
-        Also return the natural logarithms of the sums of ``exp(score)``.
+        If True, also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
-        Where to write, of any strides; must not overlap `q` or the cache.
+        Array for the result, of any strides; it must not overlap `q` or the cache.
 
     Returns
     -------
     out : array
-        Like `q`, with the head dim of the values.
+        An array like `q` with the head dim of the values.
     lse : array (batch, H_q, S_q)
-        In float32, on the CPU float64 for a cache of float64. Only with `return_lse`.
+        float32; on the CPU float64 for a cache of float64. Returned only with `return_lse`.
+
+    Raises
+    ------
+    TypeError
+        If `cache` is not a KVCache, an array is on another device than the cache, or a dtype is not the one expected.
+    ValueError
+        If shapes do not fit together, an option is out of range, `out` overlaps an operand, or, on a GPU, a head dim is
+        not supported.
+    RuntimeError
+        If the GPU is older than compute capability 8.0.
 
     Notes
     -----
-    A query that sees no key gets 0, and -inf in `lse`. What the memory holds beyond a sequence's length, outside the
-    window or in other blocks is not looked at, whatever it is.
+    A query that sees no key gets 0, and -inf in `lse`. Memory beyond the length of a sequence, outside the window or in
+    blocks that are not listed may hold anything: it does not affect the result.
 
-    On a GPU the head dims are 64, 80, 96, 128, 192 or 256, and the keys of a head are shared among several CTAs, whose
-    sums are joined in a fixed order: one launch, the same bits every time.
+    On a GPU the head dims are 64, 80, 96, 128, 192 or 256. The keys of a head are divided among several CTAs, whose
+    sums are added in a fixed order: there is one launch, and the result has the same bits every time. The kernel runs
+    on CuPy's current stream, and the call does not wait for it.
 
     Examples
     --------
+    >>> import bsrgemm as bg
     >>> import numpy as np
-    >>> from bsrgemm import KVCache, attention_decode
-    >>> cache = KVCache(1, 2, 64, 8, value_dim=1, dtype="float32", device="cpu")
+    >>> cache = bg.KVCache(1, 2, 64, 8, value_dim=1, dtype="float32", device="cpu")
     >>> k, v = np.ones((1, 2, 32, 8), np.float32), np.arange(64, dtype=np.float32).reshape(1, 2, 32, 1)
     >>> cache.append(k, v)
     >>> q = np.ones((1, 4, 1, 8), np.float32)  # two query heads for each head of the cache
-    >>> attention_decode(q, cache)[0, :, 0, 0]
+    >>> bg.attention_decode(q, cache)[0, :, 0, 0]
     array([15.5, 15.5, 47.5, 47.5], dtype=float32)
-    >>> attention_decode(q, cache, window=(1, 0))[0, :, 0, 0]
+    >>> bg.attention_decode(q, cache, window=(1, 0))[0, :, 0, 0]
     array([30.5, 30.5, 62.5, 62.5], dtype=float32)
-    >>> attention_decode(q, cache, blocks=np.array([[[0]]], np.int32), block=16)[0, :, 0, 0]
+    >>> bg.attention_decode(q, cache, blocks=np.array([[[0]]], np.int32), block=16)[0, :, 0, 0]
     array([ 7.5,  7.5, 39.5, 39.5], dtype=float32)
     """
     if not isinstance(cache, KVCache):
@@ -133,7 +147,7 @@ def attention_decode(
 
 # ------------------------------------------------------------------------------------------------- checks
 def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
-    """The numbers and the size of the blocks that are read."""
+    """The numbers of the blocks that are read, and the keys of a block, if they fit the cache."""
     if blocks is None:
         raise ValueError("blocks: wanted together with block, got None")
     if block is None:

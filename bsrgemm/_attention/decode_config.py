@@ -1,4 +1,4 @@
-"""The kernel of decode and its constants: which variant serves a problem, and how keys are split among CTAs."""
+"""Compile-time constants of cuda/decode.cu: which variant serves a problem, and how keys are divided among CTAs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .._kernels.jit import KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
 from .arguments import DECODE
 
-#: Keys of a tile of the kernel; pages and blocks are made of whole tiles.
+#: Keys of a tile of the kernel; pages and blocks consist of whole tiles.
 TILE = 16
-#: Head dims of the kernel.
+#: Head dims that the kernel supports.
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-#: kMostPieces of the kernel; a piece has at least 128 keys.
+#: kMostPieces of the kernel, and the fewest tiles of a piece (128 keys).
 _MOST_PIECES, _LEAST_TILES = 128, 8
-#: What a CTA costs beside its tiles, in tiles: its start, the first copies, joining its sums to the others'.
+#: Cost of a CTA besides its tiles, in tiles: its start, the first copies, and adding its sums to those of other CTAs.
 _CTA_TILES = 4
-#: Shared memory that every card since Ampere has for a CTA.
+#: Shared memory in bytes that every card since Ampere offers to a CTA.
 _SHARED_BYTES = 99 << 10
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Attention at the end of a cache: `rows` rows of queries by tiles of 16 keys, for each warp on its own."""
+    """Attention at the end of a cache: each warp multiplies `rows` rows of queries with tiles of 16 keys of its own."""
 
     element: str
     head_dim: int
@@ -37,7 +37,7 @@ class Decode:
 
     @property
     def warps(self) -> int:
-        """Two where a stage of four would leave room for two stages."""
+        """Four warps, or two where a stage for four would be so large that only two stages fit."""
         return 4 if self.head_dim + self.value_dim <= 256 else 2
 
     @property
@@ -46,17 +46,17 @@ class Decode:
 
     @property
     def shared_q(self) -> bool:
-        """Do the fragments of Q, beside the sums, take too many registers?"""
+        """Whether Q stays in shared memory, because its fragments and the sums take too many registers."""
         return self.rows > 16 or self.head_dim // 4 + self.value_dim // 2 > 160
 
     @property
     def stages(self) -> int:
-        """As many as fit 99 KB: 64 to 96 KB of K and V in flight, and two CTAs on a multiprocessor of 228 KB."""
+        """As many stages as fit 99 KB: 64 to 96 KB of K and V in flight; two CTAs fit a multiprocessor of 228 KB."""
         return (_SHARED_BYTES - self._query_bytes) // self._stage_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel."""
+        """Size of the struct Shared of the kernel."""
         ends = self.warps * self.rows * (self.value_dim + 10) * 4
         join = self.rows * (_MOST_PIECES + 2) * 4
         return -(-max(self.stages * self._stage_bytes, ends, join) // 128) * 128 + self._query_bytes
@@ -70,7 +70,7 @@ class Decode:
         return self.rows * self.head_dim * 2 if self.shared_q else 128
 
     def ctas(self, arch: str) -> int:
-        """CTAs that share a multiprocessor."""
+        """CTAs that run on a multiprocessor at the same time."""
         return 2 if 2 * (self.shared_bytes + 1024) <= (shared_kb(arch) + 1) * 1024 else 1
 
     def spec(self) -> KernelSpec:
@@ -91,8 +91,8 @@ class Decode:
 
 
 def decode_config(dtype: np.dtype[Any], head_dim: int, value_dim: int, rows: int) -> Decode:
-    """The kernel for so many rows (query heads of a group by queries) that read the same keys."""
-    wide = rows > 16 and max(head_dim, value_dim) <= 128  # sums of 32 rows of more would not fit the registers
+    """The kernel for `rows` rows (query heads of a group times queries) that read the same keys."""
+    wide = rows > 16 and max(head_dim, value_dim) <= 128  # the sums of 32 wider rows do not fit the registers
     return Decode(element(dtype), head_dim, value_dim, 32 if wide else 16)
 
 
@@ -107,19 +107,20 @@ def every_decode_config() -> Iterator[Decode]:
 
 
 def runs_on(config: Decode, arch: str) -> bool:
-    """Can this kernel be compiled for `arch`?"""
+    """Whether this kernel can be compiled for `arch`."""
     return tensor_arch(arch)
 
 
 def skip_ahead_of_time(config: Decode) -> bool:
-    """Is this kernel met so rarely that compiling it ahead is a waste?"""
+    """Whether this kernel is needed so rarely that it is not compiled ahead of time."""
     return config.head_dim != config.value_dim
 
 
 def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> tuple[int, int]:
-    """(pieces of the longest sequence, tiles of a piece), such that `slots` CTAs side by side are soonest done.
+    """(pieces of the longest sequence, tiles of a piece) for the shortest time if `slots` CTAs run at the same time.
 
-    `longest` and `total` are tiles of keys, of the longest of `batch` sequences and of all; each comes `heads` times.
+    `longest` is the number of tiles of keys of the longest of `batch` sequences, `total` that of all sequences
+    together; each sequence is read by `heads` CTAs for each piece.
 
     >>> pieces_of(512, 512, 1, 8, 264), pieces_of(8192, 8192, 1, 8, 264), pieces_of(512, 32 * 512, 32, 8, 264)
     ((32, 16), (33, 249), (1, 512))

@@ -1,4 +1,4 @@
-"""From a decode on the GPU to a launch of cuda/decode.cu: the variant, the split, the argument."""
+"""Launch of cuda/decode.cu: choose the variant, divide the keys into pieces, pack the argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_PLANS = 256
 
 @dataclass(slots=True)
 class _Plan:
-    """The kernel with its launch shape, for one kind of problem and about so many keys."""
+    """The kernel with its launch shape, for one kind of problem and a rounded number of keys."""
 
     kernel: Any
     grid: tuple[int, int, int]
@@ -32,7 +32,7 @@ class _Plan:
     shared_bytes: int
     #: tiles of a piece
     tiles: int
-    #: counters, and floats for the sums of pieces; 0 where sequences come whole
+    #: counters, and floats for the sums of pieces; 0 if no sequence is divided
     counters: int
     floats: int
 
@@ -101,7 +101,7 @@ def decode(call: DecodeCall) -> None:
 
 
 def _plan_for(call: DecodeCall, longest: int, total: int) -> _Plan:
-    """The plan for such a problem, remembered for the next call. The key has everything it depends on."""
+    """The plan for such a problem, cached for the next call. The key contains everything that the plan depends on."""
     q, cache = call.q, call.cache
     rows = q.shape[1] // cache.kv_heads * q.shape[2]
     sizes = (cache.head_dim, cache.value_dim, cache.batch, cache.kv_heads, rows, longest, total)
@@ -143,18 +143,18 @@ def _plan(cache: KVCache, rows: int, longest: int, total: int) -> _Plan:
 
 
 def _block_strides(blocks: Array) -> tuple[int, int, int]:
-    """In elements; one list for all stands still."""
+    """Strides of `blocks` in elements; 0 along a dimension of length 1, where one list serves all."""
     B, H, _ = blocks.shape
     batch, head, entry = (s // blocks.itemsize for s in blocks.strides)
     return batch if B > 1 else 0, head if H > 1 else 0, entry
 
 
 def _float32(x: float) -> float:
-    """x, or the largest number that a float32 can hold."""
+    """x, clamped to the finite range of float32."""
     return max(-_MOST_FLOAT32, min(x, _MOST_FLOAT32))
 
 
 def _about(x: int) -> int:
-    """x rounded up to four leading bits: lengths that are about the same share a plan."""
+    """x rounded up to its four leading bits, so that similar lengths share a plan."""
     shift = max(0, x.bit_length() - 4)
     return -(-x >> shift) << shift

@@ -1,4 +1,4 @@
-"""What an engine of attention must do, and which engine serves which backend."""
+"""The interface of an engine of attention, and the table of engines by backend."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class AttentionEngine(ABC):
 
     @abstractmethod
     def forward(self, call: AttentionCall) -> None:
-        """Write the result of an attention, and the logarithms of its sums."""
+        """Write the result of an attention, and the logarithms of its sums if they are wanted."""
 
     @abstractmethod
     def decode(self, call: DecodeCall) -> None:
-        """Write the result of a decode, and the logarithms of its sums."""
+        """Write the result of a decode, and the logarithms of its sums if they are wanted."""
 
 
 ENGINES: EngineTable[AttentionEngine] = EngineTable(__package__, cpu="host", cuda="cuda")

@@ -1,4 +1,4 @@
-"""From a problem of attention to the kernel that serves it: a pure function, testable anywhere."""
+"""Which kernel serves a problem of attention, with which tile sizes. The functions are pure and need no GPU."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .._kernels.jit import KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
 from . import arguments
 
-#: Head sizes that the kernels for tensor cores are compiled for; others are filled up with zeros.
+#: Head sizes for which the tensor core kernels are compiled; a smaller head is padded with zeros.
 _DIMS = (64, 80, 96, 128, 192, 256)
-#: Of queries and keys in fp8: steps of 32 bytes.
+#: The same for queries and keys in fp8: multiples of 32 bytes.
 _FP8_DIMS = (64, 96, 128, 192, 256)
-#: How scores are made: scale > 0, any scale, softcap. As in cuda/attention.cuh.
+#: How scores are computed: scale > 0, any scale, softcap. The values are those of cuda/common/attention.cuh.
 PLAIN, SIGNED, CAPPED = range(3)
-#: Of K and V, for the heads that are walked together: a part of the L2.
+#: Bytes of K and V of the heads whose tiles are computed together, so that they stay in the L2.
 _SECTION_BYTES = 16 << 20
 _LOG2_E = math.log2(math.e)
-#: Queries that are fewer than half of the multiprocessors of the largest card times 128.
+#: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides the kernel."""
+    """The properties of a problem that decide the kernel."""
 
     arch: str
     dtype: np.dtype[Any]
@@ -40,13 +40,13 @@ class Problem:
     head_dim: int
     value_dim: int
     scores: int
-    #: the copy engine can read q, k and v, and write the result
+    #: whether the copy engine can read q, k and v, and write the result
     reads: bool
     writes: bool
-    #: batches by heads by queries, and keys
+    #: batches times heads times queries, and keys
     rows: int
     keys: int
-    #: a mask of small blocks, few of which are there
+    #: a mask of small blocks of which few are stored
     fine: bool = False
     #: operands are bytes of fp8
     fp8: bool = False
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class AttentionSm90:
-    """Attention on Hopper's tensor cores, 64 queries for each of one to three warpgroups at a time."""
+    """Attention on Hopper's tensor cores; each of one to three warpgroups computes 64 queries at a time."""
 
     dtype: str
     out: str
@@ -76,7 +76,7 @@ class AttentionSm90:
 
     @property
     def ctas(self) -> int:
-        """CTAs that share a multiprocessor."""
+        """CTAs that run on a multiprocessor at the same time."""
         return 2 if self.consumers == 1 else 1
 
     @property
@@ -85,22 +85,22 @@ class AttentionSm90:
 
     @property
     def stages(self) -> int:
-        """Tiles of keys, and of values, under way."""
+        """Tiles of keys, and as many of values, in shared memory."""
         return 4 if max(self.head_dim, self.value_dim) <= 64 and self.consumers > 1 else 2
 
     @property
     def queries(self) -> int:
-        """Tiles of queries under way: as many as fit."""
+        """Tiles of queries in shared memory: as many as fit."""
         return 1 if max(self.head_dim, self.value_dim) > 192 else 2
 
     @property
     def slab_columns(self) -> int:
-        """Columns of q and k that are copied together: 128 bytes."""
+        """Columns of q and k in 128 bytes, which are copied together."""
         return 128 if self.fp8 else 64
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel: tiles, bits of the mask, barriers."""
+        """Size of the struct Shared of the kernel: tiles, bits of the mask, barriers."""
         q, out = -(-self.head_dim // self.slab_columns) * 128, -(-self.value_dim // 64) * 128
         v = self.value_dim if self.fp8 else out
         tiles = self.queries * self.tile_q * max(q, out) + self.stages * self.tile_k * (q + v)
@@ -124,14 +124,14 @@ class AttentionSm90:
 
 @dataclass(frozen=True)
 class AttentionValues:
-    """Values of fp8 as AttentionSm90 wants them: keys side by side, 128 keys by 64 columns at a time."""
+    """Transposes values in fp8 for AttentionSm90, so that keys are contiguous; 128 keys by 64 columns at a time."""
 
     dtype = "e4m3"
     threads = 256
 
     @staticmethod
     def room(keys: int, sequences: int = 0) -> int:
-        """Bytes for the keys of a column, those of sequences of different lengths with gaps between them."""
+        """Bytes for the keys of a column; sequences of different lengths have gaps between them."""
         return (-(-keys // 16) + sequences) * 16
 
     @staticmethod
@@ -144,14 +144,14 @@ class AttentionValues:
 
 @dataclass(frozen=True)
 class AttentionSm80:
-    """Attention by the matrix products of a warp, on Ampere and newer cards, 128 queries at a time."""
+    """Attention by the matrix products of a warp (mma.sync) on Ampere and newer cards, 128 queries at a time."""
 
     dtype: str
     out: str
     head_dim: int
     value_dim: int
     scores: int
-    #: a CTA can have 163 KB of shared memory; otherwise 99 KB
+    #: a CTA can have 163 KB of shared memory; otherwise it can have 99 KB
     roomy: bool
 
     tile_q = 128
@@ -162,7 +162,9 @@ class AttentionSm80:
 
     @property
     def warps(self) -> int:
-        """4 of 32 queries; 8 of 16 where the sums of 32 need too many registers, or one CTA has the multiprocessor."""
+        """4 warps of 32 queries; 8 of 16 where the sums of 32 take too many registers or only one CTA fits a
+        multiprocessor.
+        """
         return 4 if self.widest <= (128 if self.roomy else 64) else 8
 
     @property
@@ -180,17 +182,17 @@ class AttentionSm80:
 
     @property
     def ctas(self) -> int:
-        """Of a multiprocessor."""
+        """CTAs that run on a multiprocessor at the same time."""
         return 2 if self.warps == 4 else 1
 
     @property
     def from_registers(self) -> bool:
-        """Are queries kept there? Beside the sums they may take 128 of a thread."""
+        """Whether queries stay in registers: with the sums they may take 128 registers of a thread."""
         return (self.head_dim // 2 + self.value_dim) * 4 // self.warps <= 128
 
     @property
     def shared_bytes(self) -> int:
-        """The struct Shared of the kernel: queries, keys and values, the tile."""
+        """Size of the struct Shared of the kernel: queries, keys and values, and the description of the tile."""
         return (self.tile_q + self.stages * self.tile_k) * self.widest * 2 + 768
 
     def spec(self) -> KernelSpec:
@@ -209,7 +211,7 @@ class AttentionSm80:
 
 @dataclass(frozen=True)
 class AttentionSimt:
-    """Attention on the plain cores: any head size, dtype and strides, a warp for each query."""
+    """Attention on the plain cores for any head size, dtype and strides; one warp computes one query."""
 
     dtype: str
     out: str
@@ -233,7 +235,7 @@ Attention = AttentionSm90 | AttentionSm80 | AttentionSimt
 
 
 def forward(problem: Problem, wanted: str | None = None) -> Attention:
-    """The kernel for a problem: the best one, or the one whose class is called `wanted` if that is one of attention.
+    """The kernel for a problem: the best one, or the one whose class is named `wanted` if that is a class of attention.
 
     >>> half = np.dtype("float16")
     >>> problem = Problem("sm_90a", half, half, np.dtype("float32"), 80, 80, PLAIN, True, True, 10**5, 4096)
@@ -267,7 +269,7 @@ def candidates(problem: Problem) -> Iterator[Attention]:
 
 
 def wants_copies(problem: Problem) -> bool:
-    """Would the tensor cores take these bytes of fp8, if only their strides were others?"""
+    """Whether these fp8 operands could use the tensor cores after a copy to other strides."""
     fits = all(0 < x <= _DIMS[-1] for x in (problem.head_dim, problem.value_dim))
     return problem.fp8 and not problem.reads and fits and problem.arch == "sm_90a"
 
@@ -275,10 +277,11 @@ def wants_copies(problem: Problem) -> bool:
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
     """(warpgroups, keys of a tile) for heads of up to `most` columns.
 
-    Two warpgroups fill the tensor cores at 128 columns; at 64 the exponentials take as long as the products, and three
-    overlap them better (594 against 485 TFLOP/s on an H200). One, with two CTAs on a multiprocessor, is for masks of
-    small blocks, for too few tiles of more, and for heads of 64 with so few keys that a tile hardly gets going. Three
-    have registers for the plain way only.
+    Two warpgroups keep the tensor cores busy at 128 columns. At 64 columns the exponentials take as long as the
+    products, and three warpgroups overlap them better (594 against 485 TFLOP/s on an H200). One warpgroup, with two
+    CTAs on a multiprocessor, is for masks of small blocks, for problems with too few large tiles, and for heads of 64
+    columns with so few keys that the start of a tile dominates. Three warpgroups have enough registers only for PLAIN
+    scores.
     """
     if most > 128:
         return 2, 64
@@ -289,7 +292,7 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
 
 
 def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The same for fp8."""
+    """(warpgroups, keys of a tile) for fp8."""
     most = max(head_dim, value_dim)
     if most > 128:
         return 2, 64
@@ -299,7 +302,7 @@ def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, in
 
 
 def section(heads: int, group: int, keys: int, width: int) -> int:
-    """Heads whose tiles are walked together: as many as share the L2 with their keys and values.
+    """Heads whose tiles are computed together: as many as fit the L2 with their keys and values.
 
     >>> section(heads=16, group=1, keys=16384, width=2 * 256)
     2
@@ -308,18 +311,18 @@ def section(heads: int, group: int, keys: int, width: int) -> int:
 
 
 def scores(scale: float, softcap: float | None, fp8: bool = False) -> tuple[int, float, float]:
-    """How the scores are made, and the two factors that the kernel wants for it."""
+    """How the scores are computed (PLAIN, SIGNED or CAPPED), and the two factors that the kernel needs for it."""
     if softcap is not None:
         return CAPPED, 2 * scale * _LOG2_E / softcap, softcap * _LOG2_E
     factor = scale * _LOG2_E
-    if fp8:  # the kernel knows the factors of heads, and keeps within bounds
+    if fp8:  # the kernel applies the factors of heads and clamps the product
         return (PLAIN if factor > 0 else SIGNED), factor, 0.0
-    # A score that is hidden, the lowest float, must stay finite, and far below others, when it is scaled.
+    # The score of a hidden key is the lowest float: after scaling it must stay finite, and far below all other scores.
     return (PLAIN if 1e-30 < factor <= 1 else SIGNED), factor, 0.0
 
 
 def every_config() -> Iterator[Attention | AttentionValues]:
-    """All that `forward` can return, the plain kernel at a few sizes, and what goes before fp8."""
+    """Every config that `forward` can return (AttentionSimt at a few sizes only), and AttentionValues."""
     yield AttentionValues()
     for dtype, how, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
@@ -346,19 +349,19 @@ def every_config() -> Iterator[Attention | AttentionValues]:
 
 
 def _roomy(arch: str) -> bool:
-    """Has a CTA 163 KB? Blackwell has, but its compiler no registers for the tiles that go with it."""
+    """Whether a CTA has 163 KB. Blackwell has, but the compiler runs out of registers for the larger tiles there."""
     return shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
 
 
 def runs_on(config: Attention | AttentionValues, arch: str) -> bool:
-    """Can this kernel be compiled for `arch`?"""
+    """Whether this kernel can be compiled for `arch`."""
     if isinstance(config, AttentionSm80):
         return tensor_arch(arch) and config.roomy == _roomy(arch)
     return arch == "sm_90a" or not isinstance(config, AttentionSm90 | AttentionValues)
 
 
 def skip_ahead_of_time(config: Attention | AttentionValues) -> bool:
-    """Is this kernel met so rarely that compiling it ahead is a waste?"""
+    """Whether this kernel is needed so rarely that it is not compiled ahead of time."""
     if isinstance(config, AttentionValues):
         return False
     results = ("f16", "f32") if config.dtype == "e4m3" else (config.dtype,)

@@ -1,4 +1,4 @@
-"""Attention on the CPU: sequence by sequence, head groups side by side."""
+"""The engine of attention on the CPU: one sequence after the other, the head groups of each in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .call import AttentionCall, DecodeCall
 from .engine import AttentionEngine
 from .host_tiles import Band, GroupedCall
 
-#: No bound on the keys that a query sees to its left: more than any length.
+#: A side of the band without a bound: more than any length.
 _UNBOUNDED = 2**30
 
 
@@ -53,7 +53,7 @@ class HostAttention(AttentionEngine):
             )
 
     def decode(self, call: DecodeCall) -> None:
-        """One sequence after the other; with blocks also one head and query after the other."""
+        """Decode one sequence after the other; with blocks also one head and query after the other."""
         cache, out, lse = call.cache, call.out, call.lse
         for b in range(cache.batch):
             k, v = cache.gathered(b)
@@ -66,7 +66,7 @@ class HostAttention(AttentionEngine):
                 self._decode_blocks(call, b, k, v)
 
     def _decode_blocks(self, call: DecodeCall, b: int, k: Array, v: Array) -> None:
-        """The keys of some blocks of one sequence."""
+        """Decode one sequence with the keys of some blocks."""
         cache, blocks, block, queries = call.cache, call.blocks, call.block, call.q.shape[2]
         assert blocks is not None
         group = call.q.shape[1] // cache.kv_heads
@@ -90,7 +90,7 @@ class HostAttention(AttentionEngine):
 
 
 def _widened(x: Array, scale: Array | None) -> Any:
-    """Bytes of fp8 (batch, heads, length, columns) as numbers, those of each head times its scale."""
+    """Bytes of fp8 (batch, heads, length, columns) as float32; the numbers of each head are multiplied by its scale."""
     wide = np.take(FP8_VALUES, x)
     return wide if scale is None else wide * scale[:, :, None, None]
 

@@ -1,6 +1,7 @@
 """Attention on the CPU: ``out[i] = sum_j softmax_j(s[i, j]) v[j]``, ``s[i, j] = scale * q[i] . k[j]``, over the keys j
-that query i sees. Online softmax: a tile of queries meets its keys a chunk at a time, by two products of BLAS.
-Beside the operands it holds one tile of scores, whatever the lengths; keys that no query of a tile sees are not read.
+that query i sees. Online softmax: a tile of queries is multiplied with one chunk of its keys at a time, by two products
+of BLAS. Beside the operands there is one tile of scores for each thread, whatever the lengths; keys that no query of a
+tile sees are not read.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from .mask import FULL, BlockMask
 
 #: Rows of a tile of scores, over all heads in it, and its columns: 1 MB in float32, which stays in the L2 cache.
 _TILE_ROWS, _TILE_KEYS = 512, 512
-#: Elements of K or V that are converted or gathered at a time: bounds the heads that share a tile.
+#: Elements of K or V that are converted or gathered at a time; this limits the heads that share a tile.
 _GATHERED = 1 << 20
-#: A narrow band is cut into tiles of at most half its width, but no fewer queries than BLAS needs to be fast.
+#: A narrow band is cut into tiles of at most half its width, but of at least as many queries as BLAS needs to be fast.
 _LEAST_QUERIES = 64
-#: Element masks kept unpacked.
+#: Element masks that are cached unpacked.
 _KEPT_MASKS = 16
-#: Scores from which on starting threads pays, and how many at most: each holds a tile of scores.
+#: Scores from which on starting threads pays, and the largest number of threads: each has a tile of scores.
 _SHARED, _MOST_THREADS = 1 << 19, 64
 
 
 class Hole(NamedTuple):
-    """A stretch of keys that some queries of a tile do not see: what `hidden` needs to tell which."""
+    """A stretch of keys that some queries of a tile do not see, with what `hidden` needs to compute which."""
 
     #: number of the element mask, or `FULL`
     kind: int
@@ -39,18 +40,18 @@ class Hole(NamedTuple):
     j: int
     rows: int
     columns: int
-    #: ``j - i`` of the first key and query where the band cuts, otherwise None
+    #: ``j - i`` of the first key and query if the band cuts this stretch, otherwise None
     diagonal: int | None
 
     def split(self, n: int) -> tuple[Hole, Hole]:
-        """The first `n` keys, and those behind them."""
+        """The first `n` keys, and the keys after them."""
         diagonal = None if self.diagonal is None else self.diagonal + n
         behind = self._replace(j=self.j + n, columns=self.columns - n, diagonal=diagonal)
         return self._replace(columns=n), behind
 
 
 class Piece(NamedTuple):
-    """Keys `start` to `stop` - 1, seen by every query of the tile where there is no `hole`."""
+    """Keys `start` to `stop` - 1; every query of the tile sees them unless there is a `hole`."""
 
     start: int
     stop: int
@@ -74,7 +75,7 @@ class Band:
     high: int
 
     def pieces(self, first: int, last: int, start: int, stop: int, hole: Hole) -> Iterator[Piece]:
-        """What queries `first` to `last` - 1 see of the keys `start` to `stop` - 1, whose element mask is `hole`'s."""
+        """The keys among `start` to `stop` - 1 that queries `first` to `last` - 1 see; `hole` has the element mask."""
         begin, end = max(start, first + self.low), min(stop, last + self.high)
         inner, outer = max(begin, last - 1 + self.low), min(end, first + self.high + 1)
         if inner >= outer:
@@ -91,9 +92,9 @@ class Band:
 
 @dataclass(slots=True)
 class GroupedCall:
-    """Attention whose query heads are grouped by the head of K and V that they read."""
+    """Arguments of attention whose query heads are grouped by the head of K and V that they read."""
 
-    #: (B, H, G, S_q, D) and (B, H, G, S_q, D_v), of any strides
+    #: q is (B, H, G, S_q, D) and out is (B, H, G, S_q, D_v), of any strides
     q: Array
     #: (B, H, S_k, D) and (B, H, S_k, D_v)
     k: Array
@@ -101,17 +102,17 @@ class GroupedCall:
     out: Array
     #: (B, H, G, S_q)
     lse: Array | None
-    #: the dtype in which everything is computed
+    #: dtype of the sums
     acc: np.dtype[Any]
     scale: float
     softcap: float | None
     band: Band
-    #: on the host, of this shape, with patterns that fit B, H and G
+    #: a mask on the host of shape (S_q, S_k), with patterns that fit B, H and G
     mask: BlockMask | None = None
 
 
 def forward(call: GroupedCall) -> None:
-    """Write the result, and the logarithms of the sums of the softmax."""
+    """Write the result, and the logarithms of the sums of the softmax if they are wanted."""
     q, k, v, out, lse, band, mask = call.q, call.k, call.v, call.out, call.lse, call.band, call.mask
     B, H, G, S_q, _ = q.shape
     if not B * H * G * S_q:
@@ -131,7 +132,7 @@ def forward(call: GroupedCall) -> None:
     work = np.cumsum([0, *(job.size * job.queries.keys(band, mask, S_k) for job in jobs)])
 
     def attend(first: int, last: int) -> None:
-        """Some of the jobs; those that follow each other often have the same queries."""
+        """Compute some of the jobs; consecutive jobs often have the same queries."""
         tile = _Tile(call.acc, call.scale, call.softcap, hidden)
         queries, chunks = None, []
         with np.errstate(all="ignore"):
@@ -149,7 +150,7 @@ def forward(call: GroupedCall) -> None:
 
 
 class _Job(NamedTuple):
-    """What is done at a time: a tile of queries in some heads."""
+    """A unit of work: a tile of queries in some heads."""
 
     group: slice
     queries: _Queries
@@ -158,13 +159,13 @@ class _Job(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Rows of scores."""
+        """Number of rows of scores."""
         return math.prod(x.stop - x.start for x in (self.batches, self.heads, self.group)) * len(self.queries)
 
 
 # ------------------------------------------------------------------------------------------------- who sees what
 def _patterns(mask: BlockMask | None, B: int, H: int, G: int) -> Iterator[tuple[slice, slice, slice, int]]:
-    """(batches, heads of K, query heads of each, number of the pattern) that share what they see."""
+    """(batches, heads of K, query heads of each, number of the pattern) that see the same keys."""
     per_batch, per_head = (1, 1) if mask is None else mask.heads
     for b in range(per_batch):
         batches = slice(b, b + 1) if per_batch > 1 else slice(0, B)
@@ -179,7 +180,7 @@ def _patterns(mask: BlockMask | None, B: int, H: int, G: int) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class _Queries:
-    """Queries `first` to `last` - 1 of a pattern, all of them in block row `row` if there is a mask."""
+    """Queries `first` to `last` - 1 of a pattern; with a mask all of them are in block row `row`."""
 
     first: int
     last: int
@@ -190,13 +191,13 @@ class _Queries:
         return self.last - self.first
 
     def pieces(self, band: Band, mask: BlockMask | None, S_k: int) -> Iterator[Piece]:
-        """What they see."""
+        """The pieces of keys that these queries see."""
         if mask is None:
             return band.pieces(self.first, self.last, 0, S_k, Hole(FULL, 0, 0, len(self), S_k, None))
         return _row_pieces(band, mask, self.pattern, self.row, self.first, self.last)
 
     def keys(self, band: Band, mask: BlockMask | None, S_k: int) -> int:
-        """About how many keys they see, together."""
+        """An estimate of the number of keys that these queries see together."""
         in_band = max(0, min(S_k, self.last + band.high) - max(0, self.first + band.low))
         if mask is None:
             return in_band
@@ -215,7 +216,7 @@ def _query_tiles(band: Band, mask: BlockMask | None, pattern: int, S_q: int, mos
 
 
 def _row_pieces(band: Band, mask: BlockMask, pattern: int, row: int, first: int, last: int) -> Iterator[Piece]:
-    """What queries `first` to `last` - 1 see, all of them in block row `row`; whole blocks in a row are one piece."""
+    """The keys that queries `first` to `last` - 1 of block row `row` see; neighbouring whole blocks are one piece."""
     (S_q, S_k), (side, width) = mask.shape, mask.block
     at = pattern * -(-S_q // side) + row
     stored = slice(int(mask.indptr[at]), int(mask.indptr[at + 1]))
@@ -236,7 +237,7 @@ def _row_pieces(band: Band, mask: BlockMask, pattern: int, row: int, first: int,
 
 
 def _chunks(pieces: Iterator[Piece]) -> Iterator[Chunk]:
-    """The pieces side by side in chunks of `_TILE_KEYS`; neighbours become one slice."""
+    """Join the pieces into chunks of `_TILE_KEYS` keys; neighbours become one slice."""
     chunk = Chunk([], [])
     for start, stop, hole in pieces:
         while start < stop:
@@ -277,7 +278,7 @@ def _hidden(band: Band, mask: BlockMask | None) -> Callable[[Hole], Array]:
 
 
 def _shares(batches: slice, heads: slice, count: int) -> Iterator[tuple[slice, slice]]:
-    """Batches and heads, `count` pairs of them at most at a time."""
+    """Divide batches and heads into parts of at most `count` pairs of batch and head."""
     per_batch = min(count, max(1, heads.stop - heads.start))
     whole = per_batch >= heads.stop - heads.start
     per_tile = max(1, count // per_batch) if whole else 1
@@ -288,7 +289,7 @@ def _shares(batches: slice, heads: slice, count: int) -> Iterator[tuple[slice, s
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
 class _Tile:
-    """Attention of one tile of queries; keeps the memory of the scores from one to the next."""
+    """Attention of one tile of queries; the memory of the scores is used again for the next tile."""
 
     def __init__(
         self, acc: np.dtype[Any], scale: float, softcap: float | None, hidden: Callable[[Hole], Array]
@@ -301,7 +302,8 @@ class _Tile:
     def attend(self, q: Array, k: Array, v: Array, chunks: list[Chunk]) -> tuple[Array, Array]:
         """``softmax(q @ k.T) @ v`` of shape (b, h, g, n, D_v) and the logarithms of the sums, (b, h, g, n).
 
-        `q` is (b, h, g, n, D), `k` (b, h, S_k, D), `v` (b, h, S_k, D_v). The g heads lie one below the other in a tile.
+        `q` is (b, h, g, n, D), `k` (b, h, S_k, D), `v` (b, h, S_k, D_v). The rows of a tile are those of the g heads,
+        one head after the other.
         """
         b, h, g, n, D = q.shape
         rows, D_v = g * n, v.shape[3]
@@ -318,7 +320,7 @@ class _Tile:
             for columns, hole in chunk.holes:
                 np.copyto(by_head[..., columns], -np.inf, where=self.hidden(hole))
             higher = np.maximum(top, scores.max(axis=-1, keepdims=True))
-            # A row that has seen nothing yet has exp(-inf - 0) = 0 everywhere instead of exp(-inf + inf).
+            # A row without a key so far gets exp(-inf - 0) = 0 everywhere; exp(-inf - -inf) would be NaN.
             origin = np.where(higher == -np.inf, self.acc.type(0), higher)
             scores -= origin
             np.exp(scores, out=scores)
@@ -330,7 +332,8 @@ class _Tile:
             top = higher
             self._look(seen, chunk)
         logs = np.log(weight) + top
-        # Only -inf scores among the keys seen: their softmax is no number, and -inf says that there are no keys.
+        # All scores of the keys seen are -inf: the softmax is 0 / 0 = NaN. An lse of -inf is only for queries without
+        # keys.
         logs[weight == 0] = np.nan
         total /= weight
         total, logs = total.reshape(b, h, g, n, D_v), logs.reshape(b, h, g, n)
@@ -353,7 +356,9 @@ class _Tile:
         return scores
 
     def _weighted(self, weights: Array, v: Array, chunk: Chunk, shape: tuple[int, int, int, int]) -> Array:
-        """``weights @ v``, where a value that a query does not see adds nothing to it even if it is NaN or infinite."""
+        """``weights @ v``; a value that a query does not see adds 0 even if it is NaN or infinite (0 x Inf would be
+        NaN).
+        """
         lost = [
             (columns.start + int(j), ~self.hidden(hole)[:, j])
             for columns, hole in chunk.holes
@@ -370,7 +375,7 @@ class _Tile:
         return product
 
     def _look(self, seen: Array, chunk: Chunk) -> None:
-        """Note which queries have seen a key."""
+        """Mark the queries that have seen a key."""
         if sum(hole.columns for _, hole in chunk.holes) < chunk.width:
             seen[:] = True
         for _, hole in chunk.holes:
@@ -380,7 +385,9 @@ class _Tile:
 
 
 def _gathered(x: Array, chunk: Chunk, acc: np.dtype[Any]) -> Array:
-    """The chunk's rows of K or V, (b, h, width, D), as BLAS reads them: a view if they lie so."""
+    """The rows of K or V of a chunk, (b, h, width, D), as BLAS reads them: a view where the strides allow it, else a
+    copy.
+    """
     if len(chunk.keys) == 1:
         part = x[:, :, chunk.keys[0]]
         down, along = part.strides[2:]

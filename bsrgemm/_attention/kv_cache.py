@@ -1,7 +1,7 @@
-"""`KVCache`: the keys and values of a batch of sequences that grow, in one piece for each or in pages.
+"""`KVCache`: the keys and values of a batch of growing sequences, each in one piece of memory or in pages.
 
-Written over ``backend.xp``. Lengths and pages are known on the host; the device has copies of them that follow without
-a wait. Nothing is written before everything is known to fit.
+The code is written over ``backend.xp``. Lengths and page tables are kept on the host; copies on the device are updated
+in stream order, without waiting. Nothing is written before all arguments are known to fit.
 """
 
 from __future__ import annotations
@@ -28,35 +28,49 @@ class KVCache:
     Parameters
     ----------
     batch, kv_heads : int
-        Sequences, and heads of keys and values.
+        Numbers of sequences, and of heads of keys and values.
     capacity : int
-        Tokens that a sequence can have.
+        Largest number of tokens of a sequence, less than 2**30.
     head_dim : int
-        Of a key; `attention_decode` on a GPU takes 64, 80, 96, 128, 192 and 256.
+        Elements of a key; `attention_decode` on a GPU takes 64, 80, 96, 128, 192 and 256.
     value_dim : int, optional
-        Of a value, by default that of a key.
+        Elements of a value; `head_dim` by default.
     dtype : dtype
         float16 or bfloat16; on the CPU also float32 or float64.
     page : int, optional
-        Tokens of a page, a power of two from 16 to 256: memory is then handed to sequences page by page, as they grow.
-        By default a sequence has one piece of memory for all of its `capacity`.
+        Tokens of a page, a power of two from 16 to 256. Sequences then get memory page by page, as they grow. By
+        default a sequence has one piece of memory for all of its `capacity`.
     pages : int, optional
-        Pages for all sequences together; by default enough for all of them to reach `capacity`.
+        Number of pages for all sequences together; by default enough for all of them to reach `capacity`.
     device : {"cpu", "cuda"}, optional
-        Where it lives, by default `default_device()`.
+        Device that holds the cache; `default_device()` by default.
 
     Attributes
     ----------
     k, v : array (batch, kv_heads, capacity, head dim), or (pages, kv_heads, page, head dim)
-        The memory; what lies beyond a sequence's length is undefined.
+        The memory; its content beyond the length of a sequence is undefined.
     table : array (batch, ceil(capacity / page)) of int32, or None
         The pages of each sequence, -1 where it has none yet.
 
+    Raises
+    ------
+    TypeError
+        If the device does not support `dtype`.
+    ValueError
+        If a number is out of range, `pages` is given without `page`, `device` is not the name of a device, or there are
+        2**31 tokens or more in all heads and sequences together.
+    ImportError
+        If `device` is "cuda" and CuPy cannot be imported.
+
+    Notes
+    -----
+    The host knows the lengths, so neither `append` nor `attention_decode` waits for the GPU.
+
     Examples
     --------
+    >>> import bsrgemm as bg
     >>> import numpy as np
-    >>> from bsrgemm.kvcache import KVCache
-    >>> cache = KVCache(2, 1, 64, 8, dtype="float32", page=16, device="cpu")
+    >>> cache = bg.KVCache(2, 1, 64, 8, dtype="float32", page=16, device="cpu")
     >>> tokens = np.ones((2, 1, 20, 8), np.float32)
     >>> cache.append(tokens, tokens)  # a prompt
     >>> cache.append(tokens[:, :, :2], tokens[:, :, :2], lengths=[1, 2])  # sequences may grow by different lengths
@@ -111,17 +125,17 @@ class KVCache:
         self._free = list(range(self.pages))[::-1]
         self._pages = np.full((self.batch, width), _NO_PAGE, np.int32)
         self.table = None if self.page is None else self._backend.from_host(self._pages)
-        #: of `_lengths`: the largest, and the sum
+        #: the largest of `_lengths`, and their sum
         self._longest = self._total = 0
 
     @property
     def lengths(self) -> np.ndarray[Any, Any]:
-        """Tokens of each sequence, on the host."""
+        """Number of tokens of each sequence, as an array of int64 on the host."""
         return self._lengths.copy()
 
     @property
     def device(self) -> Any:
-        """Where it lives."""
+        """The device that holds the cache: "cpu", or the CuPy device."""
         return self._backend.device_of(self.k)
 
     @property
@@ -138,21 +152,44 @@ class KVCache:
         )
 
     def append(self, k: Any, v: Any, lengths: Any = None, *, layout: str = "bhsd") -> None:
-        """Put tokens behind those that are there.
+        """Add tokens at the end of the sequences.
 
         Parameters
         ----------
         k, v : array (batch, kv_heads, n, head dim)
-            Of the cache's dtype, where the cache is, of any strides.
+            Keys and values of the cache's dtype, on the cache's device, of any strides; those of `v` have `value_dim`
+            elements.
         lengths : sequence of int, optional
-            How many of the n tokens each sequence takes, the first ones; all by default.
+            How many of the n tokens each sequence takes, the first ones, as numbers on the host; all by default.
         layout : {"bhsd", "bshd"}
             Order of the dimensions: as above, or with the length before the heads.
 
+        Returns
+        -------
+        None
+
         Raises
         ------
+        TypeError
+            If `k` or `v` has another dtype or is on another device than the cache, or `lengths` are not integers on the
+            host.
         ValueError
-            A sequence would have more than `capacity` tokens, or there are too few pages. Nothing is written then.
+            If a shape does not fit, a sequence would have more than `capacity` tokens, or there are too few pages.
+            Nothing is written then.
+
+        Notes
+        -----
+        On a GPU the copies run on CuPy's current stream, and the call does not wait for them.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> import numpy as np
+        >>> cache = bg.KVCache(1, 2, 64, 8, dtype="float32", device="cpu")
+        >>> token = np.ones((1, 2, 1, 8), np.float32)
+        >>> cache.append(token, token)
+        >>> cache.lengths
+        array([1])
         """
         if not isinstance(layout, str) or layout not in _LAYOUTS:
             raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
@@ -188,7 +225,38 @@ class KVCache:
         self._set_lengths(after)
 
     def reset(self, sequence: int | None = None) -> None:
-        """Forget the tokens of one sequence, or of all; their pages are free again."""
+        """Remove the tokens of one sequence, or of all; their pages become free.
+
+        Parameters
+        ----------
+        sequence : int, optional
+            The number of the sequence; all sequences by default.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        TypeError
+            If `sequence` is not an integer.
+        ValueError
+            If there is no such sequence.
+
+        Notes
+        -----
+        The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> import numpy as np
+        >>> cache = bg.KVCache(2, 1, 64, 8, dtype="float32", device="cpu")
+        >>> cache.append(np.ones((2, 1, 3, 8), np.float32), np.ones((2, 1, 3, 8), np.float32))
+        >>> cache.reset(0)
+        >>> cache.lengths
+        array([0, 3])
+        """
         chosen = slice(None) if sequence is None else slice(self._sequence(sequence), self._sequence(sequence) + 1)
         lengths = self._lengths.copy()
         lengths[chosen] = 0
@@ -201,7 +269,39 @@ class KVCache:
         self._set_lengths(lengths)
 
     def gathered(self, sequence: int) -> tuple[Array, Array]:
-        """Keys and values of one sequence, (kv_heads, length, head dim): views, or copies where they lie in pages."""
+        """Keys and values of one sequence.
+
+        Parameters
+        ----------
+        sequence : int
+            The number of the sequence.
+
+        Returns
+        -------
+        k, v : array (kv_heads, length, head dim), (kv_heads, length, value dim)
+            Views of the cache, or copies if the cache is paged.
+
+        Raises
+        ------
+        TypeError
+            If `sequence` is not an integer.
+        ValueError
+            If there is no such sequence.
+
+        Notes
+        -----
+        The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> import numpy as np
+        >>> cache = bg.KVCache(1, 1, 64, 8, dtype="float32", page=16, device="cpu")
+        >>> cache.append(np.ones((1, 1, 3, 8), np.float32), np.ones((1, 1, 3, 8), np.float32))
+        >>> k, v = cache.gathered(0)
+        >>> k.shape
+        (1, 3, 8)
+        """
         b = self._sequence(sequence)
         length = int(self._lengths[b])
         if self.page is None:
@@ -212,7 +312,7 @@ class KVCache:
 
     # ------------------------------------------------------------------------------------ checks
     def _tokens(self, x: Any, name: str, dim: int, layout: str) -> Array:
-        """k or v in layout "bhsd", if it can go into the cache as it is."""
+        """k or v in layout "bhsd", if its shape, dtype and device are those of the cache."""
         x = dense_of(self._backend, x, name)
         if x.ndim != 4:
             raise ValueError(f"{name}: wanted 4 dimensions, {_LAYOUTS[layout]}, got shape {x.shape}")
@@ -228,7 +328,7 @@ class KVCache:
         return x
 
     def _takes(self, lengths: Any, n: int) -> np.ndarray[Any, Any]:
-        """How many tokens each sequence takes."""
+        """The number of tokens that each sequence takes."""
         if not isinstance(lengths, np.ndarray | list | tuple):
             raise TypeError(f"lengths: wanted integers on the host, got {type(lengths).__name__}")
         takes = np.asarray(lengths)
@@ -249,7 +349,7 @@ class KVCache:
 
     # ------------------------------------------------------------------------------------- pages
     def _hand_out(self, lengths: np.ndarray[Any, Any]) -> None:
-        """Pages for so many tokens of each sequence."""
+        """Give each sequence the pages that it needs for `lengths` tokens."""
         assert self.page is not None
         have, want = -(-self._lengths // self.page), -(-lengths // self.page)
         more = int((want - have).sum())
@@ -269,7 +369,9 @@ class KVCache:
         self.table[...] = self._backend.from_host(self._pages)
 
     def _targets(self, before: np.ndarray[Any, Any], takes: np.ndarray[Any, Any]) -> Array:
-        """For each token that is taken: page, place in it, sequence, number among the new ones."""
+        """For each token that is taken: its page, its position in the page, its sequence, and its index among the new
+        tokens.
+        """
         sequences = np.repeat(np.arange(self.batch), takes)
         tokens = np.arange(len(sequences)) - np.repeat(np.cumsum(takes) - takes, takes)
         places = before[sequences] + tokens
@@ -297,7 +399,7 @@ def dense_of(backend: Backend, x: Any, name: str) -> Array:
 
 
 def _bits(x: Array) -> Array:
-    """The same memory in a dtype that every array module can gather and scatter."""
+    """The same memory as a dtype that every array module can gather and scatter."""
     return x.view(np.uint16) if x.dtype in HALF_DTYPES else x
 
 

@@ -1,4 +1,4 @@
-"""From attention on the GPU to a launch: the kernel for the operands, and its argument."""
+"""Launches of the attention kernels: choose the kernel for the operands, and pack its argument."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .heuristics import AttentionSm80, AttentionSm90, AttentionValues
 from .mask import BlockMask
 
 _MOST_STRIDE = 2**40
-#: Kinds of problems remembered, and places of operands of each.
+#: Plans that are cached, and sets of operand addresses that are cached for each.
 _MOST_PLANS, _MOST_MAPS = 256, 64
-#: Blocks of fewer queries or keys than this are small, and no more of them than this are few.
+#: A block with fewer queries or keys than this is small; a mask with at most this fraction of its blocks is sparse.
 _SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
 
-#: Neighbouring fields of the argument that change from call to call.
+#: Groups of neighbouring fields of the argument that change from call to call.
 _OPERANDS = ("q", "k", "v", "o", "lse")
 _LISTS = ("q_bounds", "k_bounds", "sequences", "order", *arguments.MASK_POINTERS, "counters")
 _FACTORS = ("q_scale", "k_scale", "v_scale", "scale", "cap", "value_scale")
@@ -32,11 +32,11 @@ _BAND = ("sequence_count", "left", "right", "bottom_right", "tiles")
 
 @dataclass(slots=True)
 class Plan:
-    """A kernel with its launch shape, for operands of one kind: all that does not change from call to call."""
+    """A kernel with its launch shape, for operands of one kind: everything that does not change from call to call."""
 
     config: heuristics.Attention
     kernel: Any
-    #: the argument without what changes from call to call, and where that is written
+    #: the argument without the fields that change from call to call, and where these are written
     template: bytes
     operands: Patch
     lists: Patch
@@ -44,15 +44,15 @@ class Plan:
     band: Patch
     backwards: Patch
     mask_sizes: Patch
-    #: heads of all batches, and query heads
+    #: heads of all batches, and query heads of one batch
     all_heads: int
     heads: int
     tiles: int
-    #: CTAs of a launch at most
+    #: largest number of CTAs of a launch
     ctas: int
     #: tensor maps by the operands that they describe; None for kernels that take none
     maps: dict[Any, bytes] | None
-    #: operands are to be copied first, so that the copy engine can read them
+    #: whether operands are copied first, so that the copy engine can read them
     copied: bool
 
 
@@ -107,7 +107,9 @@ def forward(backend: Backend, call: AttentionCall) -> None:
 
 
 def _plan_for(call: AttentionCall, score_mode: int) -> Plan:
-    """The plan for operands of this kind, remembered for the next call. The key has everything it depends on."""
+    """The plan for operands of this kind, cached for the next call. The key contains everything that the plan depends
+    on.
+    """
     q, k, v, out, mask = call.q, call.k, call.v, call.out, call.mask
     fine = mask is not None and _is_fine(mask)
     aligned = (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16
@@ -169,7 +171,7 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
         all_heads=all_heads,
         heads=heads,
         tiles=-(-q.shape[2] // config.tile_q),
-        # attention_sm80 has a CTA for each tile, the others stay and take the next
+        # attention_sm80 has a CTA for each tile; the CTAs of the other kernels stay and claim tiles
         ctas=2**31 - 1 if isinstance(config, AttentionSm80) else device.multiprocessors() * config.ctas,
         maps={} if isinstance(config, AttentionSm90) else None,
         copied=copied,
@@ -177,7 +179,7 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
 
 
 def _argument(call: AttentionCall, config: heuristics.Attention, section: int) -> tuple[Struct, bytes]:
-    """The argument of a kernel, with what does not change from call to call."""
+    """The argument of a kernel, with the fields that do not change from call to call."""
     layout = arguments.attention("f64" if call.acc == np.float64 else "f32")
     batches, heads, queries, head_dim = call.q.shape
     _, kv_heads, keys, value_dim = call.v.shape
@@ -208,17 +210,17 @@ def _strides(x: Array) -> bytearray:
 
 
 def _mappable(x: Array) -> bool:
-    """Can the copy engine read or write this array of four dimensions?"""
+    """Whether the copy engine can read or write this array of four dimensions."""
     steps = [step for step, n in zip(x.strides[:3], x.shape[:3], strict=True) if n > 1]
     contiguous = x.shape[3] == 1 or x.strides[3] == x.itemsize
     return x.data.ptr % 16 == 0 and contiguous and all(0 < s < _MOST_STRIDE and s % 16 == 0 for s in steps)
 
 
 def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
-    """q, k, v and the result as the copy engine sees them: 128 bytes by the rows of a tile at a time.
+    """The tensor maps of q, k, v and the result: a copy takes 128 bytes by the rows of a tile.
 
-    The plan is of one shape and one set of strides of its operands. `v` may be a temporary copy with others, which are
-    therefore a part of the key.
+    A plan belongs to one shape and one set of strides of the operands. `v` may be a temporary copy with other strides,
+    which are therefore a part of the key.
     """
     config, maps = plan.config, plan.maps
     assert isinstance(config, AttentionSm90) and maps is not None
@@ -235,9 +237,9 @@ def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
 
 
 def _map(x: Array, rows: int, width: int = 128) -> bytes:
-    """An array as the copy engine sees it: so many rows of `width` bytes at a time."""
+    """The tensor map of an array: a copy takes `rows` rows of `width` bytes."""
     batches, heads, length, columns = x.shape
-    # A step along a dimension of one element is never made, but has to be a multiple of 16.
+    # A dimension of one element is never stepped along, but its stride has to be a multiple of 16 bytes.
     steps = [step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, heads, batches), strict=True)]
     sizes, box = (columns, length, heads, batches), (width // x.itemsize, rows, 1, 1)
     return tensor_map.encode(x.data.ptr, str(x.dtype), sizes, steps, box, swizzle=f"{width}B").tobytes()
@@ -254,7 +256,7 @@ def _readable(x: Array) -> Array:
 
 
 def _by_columns(v: Array, bounds: Array | None) -> Array:
-    """Values of fp8 as the kernel wants them: keys side by side, those of sequences between `bounds` with gaps."""
+    """Values in fp8, transposed so that keys are contiguous; the sequences between `bounds` have gaps between them."""
     config = AttentionValues()
     batches, heads, keys, columns = v.shape
     sequences = 0 if bounds is None else len(bounds) - 1
@@ -271,7 +273,7 @@ def _by_columns(v: Array, bounds: Array | None) -> Array:
 
 
 def _is_fine(mask: BlockMask) -> bool:
-    """Would large tiles be mostly empty? Judged by numbers that the host knows."""
+    """Whether large tiles would be mostly empty, judged by numbers that the host knows."""
     if min(mask.block) >= _SMALL_BLOCK:
         return False
     rows, cols = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
@@ -279,7 +281,7 @@ def _is_fine(mask: BlockMask) -> bool:
 
 
 def _mask_fields(backend: Backend, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """The mask by tiles, made once and kept on it: addresses of its lists, of the order of tiles, and its sizes."""
+    """The mask by tiles, computed once and cached on it: addresses of its lists and of the order of tiles; sizes."""
     kept = mask.__dict__.setdefault("_tiles", {})
     shape = (plan.config.tile_q, plan.config.tile_k)
     made = kept.get(shape)

@@ -1,7 +1,8 @@
-"""`BlockMask`: which keys a query may attend to, as blocks that are allowed whole, in part or not at all.
+"""`BlockMask`: M[b, h, i, j] is True where query i may attend to key j, stored by blocks of queries and keys.
 
-Never an array of S_q x S_k: a mask holds one entry per block that allows anything, and the element masks of blocks that
-are allowed in part, bit-packed and each kept once. Written over ``backend.xp``; building one waits for the GPU.
+A block is allowed whole, in part or not at all. The mask has one entry for each block that allows anything, and the
+distinct element masks of blocks that are allowed in part, packed as bits. No array of S_q x S_k elements is made.
+The code is written over ``backend.xp``; lines that wait for the GPU are marked ``# synchronize!``.
 """
 
 from __future__ import annotations
@@ -25,35 +26,56 @@ from .mask_intervals import BlockRows, Line, distinct_rows, documents, flat, lin
 _INT32 = np.dtype(np.int32)
 _LEAST_BLOCK, _MOST_BLOCK = 16, 256
 _ALIGNMENTS = ("bottom-right", "top-left")
-#: Kind of a block whose elements are all allowed.
+#: Kind of a block in which every element is allowed.
 FULL = -1
-#: Kind of a block, on its way to a mask, that allows nothing.
+#: Kind of a block that allows nothing; such blocks are removed before the mask is complete.
 _NOTHING = -2
-#: Element masks are worked out on the host up to so many words and combinations, where they cost no launches.
+#: If there are at most this many words and combinations, element masks are computed on the host: no kernel is launched.
 _FEW = 1 << 16
-#: No more blocks than this are listed by the host: calls to a GPU would take longer.
+#: Up to this many blocks are listed by the host, which is faster than calls to a GPU.
 _FEW_BLOCKS = 1 << 18
 
 
 class BlockMask:
-    """Which keys each query may attend to, by blocks.
+    """Which keys each query may attend to, stored by blocks of queries and keys.
 
-    Built by its class methods, combined by ``&``, ``|`` and ``~``. Patterns may differ by batch and head.
+    Masks are built by the class methods. ``a & b`` allows what both masks allow, ``a | b`` what either allows, ``~a``
+    what `a` does not allow. Patterns may differ by batch and head; one pattern of `a` serves all patterns of `b`.
+
+    Parameters
+    ----------
+    backend : Backend
+        Array module that holds the arrays. The constructor checks nothing: use the class methods instead of it.
+    shape, block, heads, indptr, indices, kinds, bits
+        The attributes of the same names, see below.
 
     Attributes
     ----------
     shape : (int, int)
-        Queries and keys.
+        Numbers of queries and keys, (S_q, S_k).
     block : (int, int)
         Queries and keys of a block.
     heads : (int, int)
-        Patterns along batch and heads; 1 where one serves all.
-    indptr, indices : array of int32
-        Block columns of each block row, those of all patterns one after the other, sorted within a row.
-    kinds : array of int32
-        Per stored block: -1 if all of its elements are allowed, otherwise a number of `bits`.
+        Numbers of patterns along the batch and along the heads; 1 where one pattern serves all.
+    indptr : array of int32, shape (patterns * block rows + 1,)
+        First stored block of each block row, counted through all patterns, and the number of stored blocks at the end.
+    indices : array of int32, shape (stored blocks,)
+        Block column of each stored block, sorted within a block row.
+    kinds : array of int32, shape (stored blocks,)
+        -1 for a block whose elements are all allowed, otherwise the index of its element mask in `bits`.
     bits : array of uint32, shape (masks, block[0], ceil(block[1] / 32))
-        Element masks: bit ``j % 32`` of word ``j // 32``. Elements beyond the last query or key are not allowed.
+        Element masks: key j of a block is bit ``j % 32`` of word ``j // 32``. Elements beyond the last query or key are
+        not allowed.
+
+    Raises
+    ------
+    ValueError
+        By the class methods, if an argument is out of range: a length is negative, or a side of `block` is not a
+        multiple of 16 from 16 to 256.
+
+    Notes
+    -----
+    On a GPU, ``&``, ``|``, ``~``, `density`, `allowed` and ``repr`` wait for the GPU.
 
     Examples
     --------
@@ -79,7 +101,7 @@ class BlockMask:
         kinds: Array,
         bits: Array,
     ) -> None:
-        """Around arrays that are known to be good; see the class methods."""
+        """Wrap arrays without checks; the class methods build masks from checked arguments."""
         self._backend = backend
         self.shape, self.block, self.heads = shape, block, heads
         self.indptr, self.indices, self.kinds, self.bits = indptr, indices, kinds, bits
@@ -87,7 +109,41 @@ class BlockMask:
     # ------------------------------------------------------------------------------------ parametric
     @classmethod
     def full(cls, queries: int, keys: int | None = None, *, block: Any = 128, device: str | None = None) -> Self:
-        """Every query sees every key."""
+        """Every query sees every key.
+
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.full(32, 48, block=16, device="cpu")
+        <BlockMask 32 x 48, blocks 16 x 16, 6 stored (6 whole), density 1.000>
+        """
         grid = _Grid(queries, keys, block, device)
         return cls._from_lines(grid, flat(0), flat(grid.shape[1]))
 
@@ -101,10 +157,45 @@ class BlockMask:
         block: Any = 128,
         device: str | None = None,
     ) -> Self:
-        """A query sees the keys up to its own place.
+        """The query at position i sees the keys 0 to i.
 
-        With as many keys as queries, query i has place i. Otherwise the last query has the place of the last key
-        (``align="bottom-right"``), or the first that of the first (``"top-left"``).
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        align : {"bottom-right", "top-left"}
+            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.causal(32, block=16, device="cpu")
+        <BlockMask 32 x 32, blocks 16 x 16, 3 stored (1 whole), density 0.516>
+        >>> bg.BlockMask.causal(2, 4, block=16, device="cpu").to_dense().astype(int)
+        array([[1, 1, 1, 0],
+               [1, 1, 1, 1]])
         """
         grid = _Grid(queries, keys, block, device)
         return cls._from_lines(grid, flat(0), Line(grid.offset(align) + 1))
@@ -121,7 +212,48 @@ class BlockMask:
         block: Any = 128,
         device: str | None = None,
     ) -> Self:
-        """A query at place i sees keys ``i - left`` to ``i + right``, both ends included; -1 is without bound."""
+        """The query at position i sees keys ``i - left`` to ``i + right``, both ends included.
+
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        left, right : int
+            Keys that are seen before and after the position of the query; -1 means no bound.
+        align : {"bottom-right", "top-left"}
+            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.window(4, left=1, right=0, block=16, device="cpu").to_dense().astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [0, 1, 1, 0],
+               [0, 0, 1, 1]])
+        """
         grid = _Grid(queries, keys, block, device)
         for name, side in (("left", left), ("right", right)):
             if isinstance(side, bool) or not isinstance(side, int | np.integer) or side < -1:
@@ -135,7 +267,49 @@ class BlockMask:
     def sinks(
         cls, queries: int, keys: int | None = None, *, count: int, block: Any = 128, device: str | None = None
     ) -> Self:
-        """Every query sees the first `count` keys: to be joined by ``|`` with a window, and cut by ``& causal``."""
+        """Every query sees the first `count` keys.
+
+        Attention sinks are this mask joined with a window by ``|`` and cut by ``& causal``.
+
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        count : int
+            Number of keys that every query sees.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> sinks = bg.BlockMask.sinks(4, count=1, block=16, device="cpu")
+        >>> (sinks | bg.BlockMask.window(4, left=1, right=0, block=16, device="cpu")).to_dense().astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [1, 0, 1, 1]])
+        """
         grid = _Grid(queries, keys, block, device)
         return cls._from_lines(grid, flat(0), flat(_count("count", count)))
 
@@ -150,7 +324,48 @@ class BlockMask:
         block: Any = 128,
         device: str | None = None,
     ) -> Self:
-        """Prefix language model: the first `length` keys are seen by all, those behind them causally."""
+        """Prefix language model: all queries see the first `length` keys, and the keys after these causally.
+
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        length : int
+            Number of keys that every query sees.
+        align : {"bottom-right", "top-left"}
+            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.prefix(4, length=2, block=16, device="cpu").to_dense().astype(int)
+        array([[1, 1, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [1, 1, 1, 1]])
+        """
         grid = _Grid(queries, keys, block, device)
         return cls._from_lines(grid, flat(0), Line(grid.offset(align) + 1, _count("length", length)))
 
@@ -165,12 +380,47 @@ class BlockMask:
         block: Any = 128,
         device: str | None = None,
     ) -> Self:
-        """Some tokens see all and are seen by all (Longformer: ``| window``).
+        """Some tokens see all keys and are seen by all queries (for Longformer, join with ``| window``).
 
         Parameters
         ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
         tokens : int or sequence of int
-            The first so many, or their places among the keys.
+            An integer n selects the first n tokens; a sequence lists positions among the keys.
+        align : {"bottom-right", "top-left"}
+            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        If the mask is on a GPU, this waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.global_tokens(4, tokens=[1], block=16, device="cpu").to_dense().astype(int)
+        array([[0, 1, 0, 0],
+               [1, 1, 1, 1],
+               [0, 1, 0, 0],
+               [0, 1, 0, 0]])
         """
         grid = _Grid(queries, keys, block, device)
         offset, (S_q, S) = grid.offset(align), grid.shape
@@ -199,7 +449,35 @@ class BlockMask:
         Parameters
         ----------
         cu_seqlens : sequence of int
-            Where documents begin, and the end: 0, ..., S.
+            Position at which each document begins, from 0, and the total length S at the end.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S, S) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If `cu_seqlens` does not climb from 0, `block` is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.documents([0, 1, 3], block=16, device="cpu").to_dense().astype(int)
+        array([[1, 0, 0],
+               [0, 1, 1],
+               [0, 1, 1]])
         """
         bounds = np.asarray(cu_seqlens)
         if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
@@ -222,18 +500,63 @@ class BlockMask:
         block: Any = 128,
         device: str | None = None,
     ) -> Self:
-        """A query at place i sees keys i, i - dilation, i - 2 dilation...: `count` of them."""
+        """The query at position i sees `count` keys: i, i - dilation, i - 2 dilation and so on.
+
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        count : int
+            Number of keys that a query sees, fewer where they would be before key 0.
+        dilation : int
+            Distance from one of these keys to the next, at least 1.
+        align : {"bottom-right", "top-left"}
+            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        If the mask is on a GPU, this waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.dilated(5, count=2, dilation=2, block=16, device="cpu").to_dense().astype(int)
+        array([[1, 0, 0, 0, 0],
+               [0, 1, 0, 0, 0],
+               [1, 0, 1, 0, 0],
+               [0, 1, 0, 1, 0],
+               [0, 0, 1, 0, 1]])
+        """
         grid = _Grid(queries, keys, block, device)
         count, dilation = _count("count", count), _count("dilation", dilation, least=1)
         offset, (bq, bk) = grid.offset(align), grid.block
         band = cls._from_lines(grid, Line(offset - (count - 1) * dilation), Line(offset + 1) if count else flat(0))
-        # Blocks are alike whose first queries are as far from their first keys, but for multiples of the dilation.
+        # Blocks have the same elements if the distances from their first key to their first query differ by a multiple
+        # of the dilation.
         row, key = band._rows(), band._keys()
         distance = (row * (bq + grid.counts[1] * bk) - key * bk + offset) % dilation
         code = distance * (len(band.bits) + 1) + (band.kinds + 1)
 
         def elements(xp: Any, code: Array, bits: Array) -> Array:
-            step = xp.arange(min(dilation, bk + 1))[:, None]  # the last one is of rows without a key
+            step = xp.arange(min(dilation, bk + 1))[:, None]  # the last row, without a key, is for dilations > bk
             steps = _pack(xp, (xp.arange(bk) % dilation == step)[None])[0]
             distance = (code // (len(bits) + 1))[:, None] + xp.arange(bq)
             return _with_whole(xp, bits)[code % (len(bits) + 1)] & steps[xp.minimum(distance % dilation, bk)]
@@ -252,9 +575,48 @@ class BlockMask:
         block: Any = 128,
         device: str | None = None,
     ) -> Self:
-        """`per_row` whole blocks in each block row (BigBird), one at random in each of so many equal strips.
+        """Each block row has `per_row` whole blocks at random block columns (BigBird).
 
-        The same seed gives the same mask on every device.
+        The block columns are divided into `per_row` strips of equal width, and one block is drawn from each strip.
+
+        Parameters
+        ----------
+        queries : int
+            Number of queries, S_q.
+        keys : int, optional
+            Number of keys, S_k; `queries` by default.
+        per_row : int
+            Whole blocks in each block row; no more than there are block columns.
+        heads : (int, int)
+            Numbers of patterns along the batch and along the heads; each pattern is drawn anew.
+        seed : int
+            The same seed gives the same mask on every device.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        device : {"cpu", "cuda"}, optional
+            Device that holds the mask; `default_device()` by default.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape (S_q, S_k) with ``heads[0] * heads[1]`` patterns.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range, or `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.random(64, per_row=2, block=16, device="cpu")
+        <BlockMask 64 x 64, blocks 16 x 16, 8 stored (8 whole), density 0.500>
         """
         grid = _Grid(queries, keys, block, device)
         xp = grid.backend.xp
@@ -274,7 +636,38 @@ class BlockMask:
     # ------------------------------------------------------------------------------------ from data
     @classmethod
     def from_dense(cls, allowed: Any, *, block: Any = 128) -> Self:
-        """From booleans of shape (queries, keys), or (batch, heads, queries, keys), where they are."""
+        """Build a mask from booleans, on the device that holds them.
+
+        Parameters
+        ----------
+        allowed : array of bool, shape (S_q, S_k) or (batch, heads, S_q, S_k)
+            True where a query may attend to a key; a NumPy or CuPy array.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+
+        Returns
+        -------
+        BlockMask
+            A mask with one pattern, or with a pattern for each batch and head.
+
+        Raises
+        ------
+        TypeError
+            If `allowed` is not a NumPy or CuPy array of booleans.
+        ValueError
+            If `allowed` has neither 2 nor 4 dimensions, or `block` is out of range.
+
+        Notes
+        -----
+        If the mask is on a GPU, this waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> import numpy as np
+        >>> bg.BlockMask.from_dense(np.eye(32, dtype=bool), block=16)
+        <BlockMask 32 x 32, blocks 16 x 16, 2 stored (0 whole), density 0.031>
+        """
         backend = registry.backend_of(allowed)
         if backend is None or not backend.is_dense(allowed):
             raise TypeError(f"allowed: wanted a NumPy or CuPy array, got {type(allowed).__name__}")
@@ -294,7 +687,37 @@ class BlockMask:
 
     @classmethod
     def from_bsr(cls, A: Any) -> Self:
-        """The stored blocks of a BSR matrix are allowed; of a boolean matrix only their True elements."""
+        """Allow the stored blocks of a BSR matrix; if it is boolean, only their True elements.
+
+        Parameters
+        ----------
+        A : bsr_array, bsr_matrix or a BSR matrix of SciPy
+            Its shape is (S_q, S_k), its block size becomes that of the mask.
+
+        Returns
+        -------
+        BlockMask
+            A mask with one pattern, on the device of `A`.
+
+        Raises
+        ------
+        TypeError
+            If `A` is not in BSR format.
+        ValueError
+            If a side of the blocks is not a multiple of 16 from 16 to 256.
+
+        Notes
+        -----
+        If the mask is on a GPU, this waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> import numpy as np
+        >>> A = bg.from_dense(np.eye(32), blocksize=(16, 16))
+        >>> bg.BlockMask.from_bsr(A)
+        <BlockMask 32 x 32, blocks 16 x 16, 2 stored (2 whole), density 0.500>
+        """
         if getattr(A, "format", None) != "bsr":
             raise TypeError(f"A: wanted a BSR matrix, got {type(A).__name__}")
         backend = registry.backend_of(A)
@@ -302,7 +725,7 @@ class BlockMask:
         grid = _Grid(A.shape[0], A.shape[1], A.blocksize, backend.name)
         if A.dtype != np.bool_:
             return cls._from_whole(grid, (1, 1), A.indptr, A.indices)
-        if not isinstance(A, BsrBase):  # SciPy's own class
+        if not isinstance(A, BsrBase):  # a class of SciPy
             parts = from_sparse(backend, A, None, False, None)
             A = leaf(backend, True)((0, 0), dtype=A.dtype)._new(parts.blocks, parts.shape)
         data, indices, indptr = A._canonical()
@@ -313,11 +736,47 @@ class BlockMask:
     def from_block_indices(
         cls, indptr: Any, indices: Any, *, shape: tuple[int, int], block: Any = 128, heads: tuple[int, int] = (1, 1)
     ) -> Self:
-        """Whole blocks, given by the block columns of each block row (those of all patterns one after the other)."""
+        """Allow whole blocks, which are given by the block columns of each block row.
+
+        Parameters
+        ----------
+        indptr : array of int, shape (patterns * block rows + 1,)
+            First entry of each block row in `indices`, counted through all patterns, and ``len(indices)`` at the end.
+        indices : array of int
+            Block columns in any order. A block that is listed twice counts once. The mask is on the device of this
+            array.
+        shape : (int, int)
+            Numbers of queries and keys.
+        block : int or (int, int)
+            Queries and keys of a block: multiples of 16 up to 256.
+        heads : (int, int)
+            Numbers of patterns along the batch and along the heads.
+
+        Returns
+        -------
+        BlockMask
+            A mask of shape `shape` with ``heads[0] * heads[1]`` patterns.
+
+        Raises
+        ------
+        ValueError
+            If `indptr` does not climb from 0 to ``len(indices)``, a block column is outside the mask, or another
+            argument is out of range.
+
+        Notes
+        -----
+        If the mask is on a GPU, this waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.from_block_indices([0, 1, 3], [0, 0, 1], shape=(32, 32), block=16)
+        <BlockMask 32 x 32, blocks 16 x 16, 3 stored (3 whole), density 0.750>
+        """
         backend = registry.backend_of(indices) or registry.host()
         xp = backend.xp
         indptr, indices = xp.asarray(indptr), xp.asarray(indices)
-        if not indices.size:  # an empty list is one of floats to NumPy
+        if not indices.size:  # NumPy makes an empty list an array of floats
             indices = indices.astype(np.int64)
         grid = _Grid(shape[0], shape[1], block, backend.name)
         heads = _heads(heads)
@@ -336,7 +795,39 @@ class BlockMask:
 
     @classmethod
     def stack(cls, masks: Sequence[BlockMask], *, axis: str = "heads") -> Self:
-        """One mask for several heads, or for several batches (``axis="batch"``), each with a pattern of its own."""
+        """Join masks into one that has a pattern for each head, or for each batch.
+
+        Parameters
+        ----------
+        masks : sequence of BlockMask
+            Masks of the same shape, block, numbers of patterns and device.
+        axis : {"heads", "batch"}
+            The dimension along which the patterns are joined.
+
+        Returns
+        -------
+        BlockMask
+            A mask with ``len(masks)`` times the patterns of the first along `axis`.
+
+        Raises
+        ------
+        ValueError
+            If `masks` is empty, `axis` is another word, or the shapes, blocks or numbers of patterns differ.
+        TypeError
+            If the masks are on different devices.
+
+        Notes
+        -----
+        If the mask is on a GPU, this waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> full = bg.BlockMask.full(32, block=16, device="cpu")
+        >>> causal = bg.BlockMask.causal(32, block=16, device="cpu")
+        >>> bg.BlockMask.stack([full, causal])
+        <BlockMask 32 x 32, blocks 16 x 16, 1 x 2 patterns, 7 stored (5 whole), density 0.758>
+        """
         if axis not in ("heads", "batch"):
             raise ValueError(f"axis: wanted 'heads' or 'batch', got {axis!r}")
         if not masks:
@@ -351,12 +842,13 @@ class BlockMask:
         backend, grid = first._backend, first._grid
         xp, (rows, cols) = backend.xp, grid.counts
         starts = np.cumsum([0, *(len(mask.indices) for mask in masks)])
-        tables = np.cumsum([0, *(len(mask.bits) + 1 for mask in masks)]).tolist()  # of element masks, whole ones first
+        # First entry of each mask's table of element masks; entry 0 of a table is "whole".
+        tables = np.cumsum([0, *(len(mask.bits) + 1 for mask in masks)]).tolist()
         parts = [mask.indptr[:-1] + start for mask, start in zip(masks, starts[:-1].tolist(), strict=True)]
         indptr = xp.concatenate([*parts, backend.from_host(starts[-1:])])
         key = structure.block_keys(backend, xp.concatenate([mask.indices for mask in masks]), indptr, cols)
         code = xp.concatenate([mask.kinds + (table + 1) for mask, table in zip(masks, tables[:-1], strict=True)])
-        if axis == "heads" and B > 1:  # from batches of each mask to masks of each batch
+        if axis == "heads" and B > 1:  # reorder from (mask, batch) to (batch, mask)
             size = max(1, H * rows * cols)
             batch = key // size
             key = key % size + (batch % B * len(masks) + batch // B) * size
@@ -380,7 +872,9 @@ class BlockMask:
         return self._combined(other, both=False)
 
     def __invert__(self) -> Self:
-        """What is not allowed; holds a block for every one that is not allowed whole here."""
+        """Allow what this mask forbids; a block is stored for each one that is not allowed whole here. Waits for the
+        GPU.
+        """
         xp, grid = self._backend.xp, self._grid
         rows, cols = grid.counts
         every = xp.full(self.heads[0] * self.heads[1] * rows * cols, len(self.bits), _INT32)
@@ -395,14 +889,14 @@ class BlockMask:
     # ------------------------------------------------------------------------------------ description
     @property
     def density(self) -> float:
-        """Allowed pairs over all pairs, averaged over batches and heads."""
+        """Allowed pairs of query and key divided by all pairs, averaged over batches and heads. Waits for the GPU."""
         S_q, S_k = self.shape
         pairs = S_q * S_k * self.heads[0] * self.heads[1]
         return self.allowed / pairs if pairs else 0.0
 
     @property
     def allowed(self) -> int:
-        """SpgemmSimt of query and key that are allowed, over all batches and heads. Waits for the GPU."""
+        """Pairs of query and key that are allowed, over all batches and heads. Waits for the GPU."""
         if not len(self.indices):
             return 0
         size = self._grid.sizes(self._rows(), self.indices)
@@ -411,12 +905,12 @@ class BlockMask:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the mask takes."""
+        """Bytes of the four arrays of the mask."""
         return int(sum(x.nbytes for x in (self.indptr, self.indices, self.kinds, self.bits)))
 
     @property
     def device(self) -> Any:
-        """Where it is: "cpu", or the CuPy device."""
+        """The device that holds the mask: "cpu", or the CuPy device."""
         return self._backend.device_of(self.indices)
 
     def __repr__(self) -> str:
@@ -428,14 +922,60 @@ class BlockMask:
         )
 
     def elements(self, kind: int) -> Array:
-        """The element mask of blocks of that kind: booleans of the shape of a block."""
+        """Unpack the element mask of the blocks of one kind.
+
+        Parameters
+        ----------
+        kind : int
+            An entry of `kinds`: -1 for whole blocks, otherwise an index of `bits`.
+
+        Returns
+        -------
+        array of bool, shape `block`
+            True where an element is allowed, on the device of the mask.
+
+        Raises
+        ------
+        IndexError
+            If `bits` has no such mask.
+
+        Notes
+        -----
+        Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> mask = bg.BlockMask.causal(16, block=16, device="cpu")
+        >>> mask.elements(0)[:2, :3].astype(int)
+        array([[1, 0, 0],
+               [1, 1, 0]])
+        """
         if kind == FULL:
             return self._backend.xp.ones(self.block, bool)
         return _unpack(self._backend.xp, self.bits[kind : kind + 1], self.block[1])[0]
 
     # ------------------------------------------------------------------------------------ conversion
     def to_dense(self) -> Array:
-        """Booleans (queries, keys), or (batch, heads, queries, keys) where patterns differ. For small masks."""
+        """The mask as booleans, for small masks.
+
+        Returns
+        -------
+        array of bool, shape (S_q, S_k), or (*heads, S_q, S_k) for several patterns
+            True where a query may attend to a key, on the device of the mask.
+
+        Notes
+        -----
+        The array takes S_q * S_k bytes for each pattern. Nothing waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.causal(3, block=16, device="cpu").to_dense()
+        array([[ True, False, False],
+               [ True,  True, False],
+               [ True,  True,  True]])
+        """
         xp = self._backend.xp
         (rows, cols), (bq, bk) = self._grid.counts, self.block
         patterns = self.heads[0] * self.heads[1]
@@ -447,7 +987,24 @@ class BlockMask:
         return dense[0] if self.heads == (1, 1) else dense.reshape(*self.heads, *self.shape)
 
     def to_bsr(self) -> Any:
-        """A boolean BSR array of one pattern whose lengths are multiples of the block."""
+        """The mask as a boolean BSR array.
+
+        Returns
+        -------
+        bsr_array of bool, shape (S_q, S_k)
+            Its blocks are those of the mask, on the same device.
+
+        Raises
+        ------
+        ValueError
+            If the mask has several patterns, or a length is not a multiple of the block.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.causal(32, block=16, device="cpu").to_bsr().nnz
+        768
+        """
         if self.heads != (1, 1):
             raise ValueError(f"to_bsr: wanted one pattern, got {self.heads[0]} x {self.heads[1]}")
         if any(n % b for n, b in zip(self.shape, self.block, strict=True)):
@@ -460,7 +1017,36 @@ class BlockMask:
         return leaf(self._backend, True)(arrays, shape=self.shape)
 
     def to_device(self, device: str) -> Self:
-        """This mask on "cpu" or "cuda": itself if it is there already, otherwise a copy."""
+        """Move the mask to another device.
+
+        Parameters
+        ----------
+        device : {"cpu", "cuda"}
+            The name of the device.
+
+        Returns
+        -------
+        BlockMask
+            This mask if it is there already, otherwise a copy.
+
+        Raises
+        ------
+        ValueError
+            If `device` is not the name of a device.
+        ImportError
+            If `device` is "cuda" and CuPy cannot be imported.
+
+        Notes
+        -----
+        A copy from the GPU waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> mask = bg.BlockMask.causal(32, block=16, device="cpu")
+        >>> mask.to_device("cpu") is mask
+        True
+        """
         backend = registry.by_name(device)
         if backend is self._backend:
             return self
@@ -469,28 +1055,62 @@ class BlockMask:
         return type(self)(backend, self.shape, self.block, self.heads, indptr, indices, kinds, bits)
 
     def get(self) -> Self:
-        """A mask on the host."""
+        """The mask on the host.
+
+        Returns
+        -------
+        BlockMask
+            This mask if it is on the host already, otherwise a copy.
+
+        Notes
+        -----
+        A copy from the GPU waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.BlockMask.causal(32, block=16).get().device
+        'cpu'
+        """
         return self.to_device("cpu")
 
     def plot(self, ax: Any = None, *, batch: int = 0, head: int = 0, elements: bool = False) -> Any:
-        """Draw the blocks of one pattern with matplotlib: whole ones dark, those allowed in part light.
+        """Draw the blocks of one pattern with matplotlib: whole blocks dark, blocks allowed in part light.
 
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw; by default a new figure.
+            Axes to draw into; a new figure by default.
         batch, head : int
-            Which pattern.
+            The pattern to draw; ignored along a dimension that has one pattern for all.
         elements : bool
-            Also mark what is allowed of the blocks allowed in part. For small masks, like `to_dense`.
+            If True, also mark the allowed elements of blocks allowed in part. For small masks, like `to_dense`.
 
         Returns
         -------
         ax : matplotlib.axes.Axes
-            With up to 64 blocks a side as shapes, labelled for ``ax.legend()``, otherwise as an image.
+            Up to 64 blocks a side are drawn as shapes, which are labelled for ``ax.legend()``; more are drawn as an
+            image.
+
+        Raises
+        ------
+        IndexError
+            If the mask has no such pattern.
+        ImportError
+            If matplotlib is not installed.
+
+        Notes
+        -----
+        A mask on the GPU is copied to the host, which waits for the GPU.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> ax = bg.BlockMask.causal(64, block=16, device="cpu").plot()  # doctest: +SKIP
+        >>> ax.figure.savefig("mask.png")  # doctest: +SKIP
         """
         for name, value, count in (("batch", batch, self.heads[0]), ("head", head, self.heads[1])):
-            if count > 1 and not 0 <= value < count:  # one pattern stands for all
+            if count > 1 and not 0 <= value < count:  # one pattern serves all
                 raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
         mask = self._pattern(batch % self.heads[0] * self.heads[1] + head % self.heads[1])
         blocks = np.zeros(mask._grid.counts, np.uint8)
@@ -517,17 +1137,17 @@ class BlockMask:
         return self._backend.expand(self.indptr.astype(np.int64), len(self.indices))
 
     def _keys(self) -> Array:
-        """Block row and block column as one number: they climb."""
+        """``block row * block columns + block column`` of every stored block, in ascending order."""
         return structure.block_keys(self._backend, self.indices, self.indptr, self._grid.counts[1])
 
     @classmethod
     def _from_lines(cls, grid: _Grid, low: Line, high: Line, queries: tuple[int, int] | None = None) -> Self:
-        """Queries, or those from ``queries[0]`` up to ``queries[1]``, see the keys from `low` up to `high`."""
+        """Queries ``queries[0]`` to ``queries[1] - 1``, or all, see keys `low` to `high` - 1."""
         return cls._from_rows(grid, lines(grid.shape, grid.block, low, high, queries))
 
     @classmethod
     def _from_rows(cls, grid: _Grid, stored: BlockRows) -> Self:
-        """From what the host knows of rows of blocks; nothing waits for the GPU."""
+        """A mask from rows of blocks that the host has computed. Nothing waits for the GPU."""
         backend, xp = grid.backend, grid.backend.xp
         total = int(stored.starts[-1])
         shifts = stored.first - stored.starts[:-1]
@@ -553,7 +1173,7 @@ class BlockMask:
 
     @classmethod
     def _from_whole(cls, grid: _Grid, heads: tuple[int, int], indptr: Array, indices: Array) -> Self:
-        """Whole blocks in any order, some of them several times."""
+        """A mask of whole blocks, which may come in any order and several times."""
         xp, (rows, cols) = grid.backend.xp, grid.counts
         key = xp.unique(structure.block_keys(grid.backend, indices, indptr, cols))  # synchronize!
         indices, indptr = structure.keys_to_index(grid.backend, key, heads[0] * heads[1] * rows, cols, _INT32)
@@ -562,7 +1182,7 @@ class BlockMask:
 
     @classmethod
     def _from_masks(cls, grid: _Grid, heads: tuple[int, int], key: Array, bits: Array) -> Self:
-        """Blocks at keys that climb, each with an element mask."""
+        """A mask of blocks whose keys (see `_keys`) ascend; each block has an element mask in `bits`."""
         code = grid.backend.xp.arange(len(bits))
         return cls._from_codes(grid, heads, key, code, max(1, len(bits)), [bits], lambda xp, code, bits: bits[code])
 
@@ -577,10 +1197,11 @@ class BlockMask:
         sources: Sequence[Array],
         elements: Callable[..., Array],
     ) -> Self:
-        """Blocks at keys that climb; those of the same code, below `bound`, have the same element mask.
+        """A mask of blocks whose keys (see `_keys`) ascend; blocks with the same code have the same element mask.
 
-        ``elements(xp, codes, *sources)`` makes the masks of codes from element masks; what it allows beyond the last
-        query and key does not count. Blocks that allow nothing are left out, equal masks kept once.
+        Codes are below `bound`. ``elements(xp, codes, *sources)`` computes the element masks of codes; elements that it
+        allows beyond the last query or key are cleared. Blocks that allow nothing are left out, and equal masks are
+        stored once.
         """
         backend, xp = grid.backend, grid.backend.xp
         (S_q, S_k), (bq, bk), (rows, cols) = grid.shape, grid.block, grid.counts
@@ -629,7 +1250,7 @@ class BlockMask:
             )
 
     def _spread(self, heads: tuple[int, int]) -> BlockMask:
-        """The same mask with a pattern for each of so many batches and heads."""
+        """The same mask with a separate pattern for each of `heads` batches and heads."""
         if heads == self.heads:
             return self
         backend, xp, rows, (B, H) = self._backend, self._backend.xp, self._grid.counts[0], self.heads
@@ -644,12 +1265,15 @@ class BlockMask:
         return BlockMask(backend, self.shape, self.block, heads, *arrays)
 
     def _combined(self, other: BlockMask, both: bool) -> Self:
-        """Blocks in `both`, or in either; where two masks meet in a block, their elements are combined once a pair."""
+        """Allow what both masks allow, or what either allows; each pair of element masks that shares a block is
+        combined once.
+        """
         self._check_alike(other, "&" if both else "|")
         heads = tuple(np.broadcast_shapes(self.heads, other.heads))
         backend, xp, (rows, cols) = self._backend, self._backend.xp, self._grid.counts
         a, b = self._spread(heads), other._spread(heads)
-        # A mask's number is its place in `elements`, and two masks at a place make a number of two digits.
+        # An element mask is numbered by its index in `masks` of `elements` below; two masks in the same block make a
+        # number of two digits.
         base = len(a.bits) + len(b.bits) + 3
         ends = backend.from_host(np.array([-1, heads[0] * heads[1] * rows * cols]) * base)
         parts = [a._keys() * base + (a.kinds + 2), b._keys() * base + (b.kinds + (len(a.bits) + 3)), ends]
@@ -668,7 +1292,7 @@ class BlockMask:
 
 
 class _Grid:
-    """Lengths, blocks and backend of a mask, checked."""
+    """Checked lengths, block and backend of a mask."""
 
     def __init__(self, queries: Any, keys: Any, block: Any, device: str | None) -> None:
         keys = queries if keys is None else keys
@@ -683,13 +1307,13 @@ class _Grid:
         self.counts = (-(-self.shape[0] // self.block[0]), -(-self.shape[1] // self.block[1]))
 
     def offset(self, align: str) -> int:
-        """The place of the first query among the keys."""
+        """The position of the first query among the keys."""
         if align not in _ALIGNMENTS:
             raise ValueError(f"align: wanted 'bottom-right' or 'top-left', got {align!r}")
         return self.shape[1] - self.shape[0] if align == "bottom-right" else 0
 
     def sizes(self, row: Array, col: Array) -> Array:
-        """Elements of blocks that are inside the lengths."""
+        """Number of elements of each block that lie within the lengths."""
         xp, (S_q, S_k), (bq, bk) = self.backend.xp, self.shape, self.block
         rows = self.counts[0]
         height = xp.minimum(bq, S_q - row % max(1, rows) * bq)
@@ -710,7 +1334,7 @@ def _heads(heads: Any) -> tuple[int, int]:
 
 
 def _cut(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Arrays of these shapes that lie one behind the other in a flat one."""
+    """Split a flat array into arrays of these shapes, which follow each other in it."""
     sizes = [math.prod(shape) for shape in shapes]
     ends = itertools.accumulate(sizes)
     return [flat[end - n : end].reshape(shape) for shape, n, end in zip(shapes, sizes, ends, strict=True)]
@@ -721,12 +1345,14 @@ def _no_bits(xp: Any, block: tuple[int, int]) -> Array:
 
 
 def _with_whole(xp: Any, bits: Array) -> Array:
-    """Element masks behind one that allows everything."""
+    """`bits` after a first element mask that allows everything."""
     return xp.concatenate([xp.full((1, *bits.shape[1:]), 0xFFFFFFFF, np.uint32), bits])
 
 
 def _inside(xp: Any, grid: _Grid) -> Array:
-    """What is within the lengths of a block that is not at the end, at that of keys, of queries, and of both."""
+    """Four element masks of what lies within the lengths: blocks not at an end, at the end of keys, of queries, of
+    both.
+    """
     (S_q, S_k), (bq, bk) = grid.shape, grid.block
     inside = xp.ones((4, bq, bk), bool)
     inside[2:, S_q % bq or bq :] = False
@@ -735,7 +1361,7 @@ def _inside(xp: Any, grid: _Grid) -> Array:
 
 
 def _pack(xp: Any, masks: Array) -> Array:
-    """Booleans (n, bq, bk) as bits."""
+    """Pack booleans (n, bq, bk) into words of 32 bits, (n, bq, ceil(bk / 32))."""
     n, bq, bk = masks.shape
     words = -(-bk // 32)
     padded = xp.zeros((n, bq, words * 32), np.uint32)
@@ -749,7 +1375,7 @@ def _unpack(xp: Any, bits: Array, bk: int) -> Array:
 
 
 def _counts(xp: Any, bits: Array) -> Array:
-    """Elements that each mask allows."""
+    """Number of elements that each mask allows."""
     table = xp.asarray(_ones_of_16_bits())
     halves = xp.ascontiguousarray(bits).view(np.uint16)
     return table[halves].sum(axis=(1, 2), dtype=np.int64)
@@ -762,16 +1388,16 @@ def _ones_of_16_bits() -> np.ndarray[Any, Any]:
 
 
 def _mixed(x: Array) -> Array:
-    """64 bits well stirred: the same on every device."""
+    """A hash of 64-bit numbers that is the same on every device."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _distinct(xp: Any, bits: Array) -> tuple[Array, Array]:
-    """(places of distinct element masks, for every mask the number of the one that it equals).
+    """(indices of distinct element masks, for every mask the number of the distinct mask that it equals).
 
-    On the GPU masks are compared by a hash, and the outcome with the masks themselves.
+    On the GPU masks are compared by a hash; then the result is compared with the masks themselves.
     """
     if xp is np:
         return distinct_rows(bits)

@@ -1,7 +1,7 @@
-"""Masks in which a query sees one interval of keys, worked out on the host by rows of blocks, whatever their backend.
+"""Masks in which query i sees the keys ``low(i) <= j < high(i)``, computed on the host by rows of blocks.
 
-Bounds of intervals climb with the queries, and intervals of neighbouring queries touch: then the blocks that a row of
-blocks needs lie side by side, and where those begin that are seen whole follows from its first and last query.
+It is assumed that both bounds ascend with i, and that the intervals of neighbouring queries touch. Then the stored
+blocks of a block row are contiguous, and its first and last query decide which of them are seen whole.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Numbers = np.ndarray[Any, Any]
-#: From a query to the first key that it sees and the one behind the last.
+#: From queries to the first key that each sees, and the key after the last.
 Interval = Callable[[Numbers], tuple[Numbers, Numbers]]
-#: From the first query and key of blocks to a number; blocks of the same number have the same elements.
+#: From the first query and key of blocks to numbers; blocks with the same number have the same elements.
 Code = Callable[[Numbers, Numbers], Numbers]
-#: Shift of a line that never climbs above its least.
+#: Shift of a line that never rises above its least value.
 FLAT = -(1 << 60)
 
 
 class BlockRows(NamedTuple):
-    """The stored blocks: row r has columns from ``first[r]`` on, and the places ``starts[r]`` to ``starts[r + 1]``.
+    """The stored blocks: row r has consecutive columns from ``first[r]`` on, stored at ``starts[r]`` to ``starts[r + 1]
+    - 1``.
 
-    Those at `places` are allowed in part and have `kinds`, numbers of `bits`; all others are whole.
+    The blocks stored at `places` are allowed in part; `kinds` are the numbers of their masks in `bits`. All others are
+    whole.
     """
 
     first: Numbers
@@ -35,13 +37,13 @@ class BlockRows(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A bound of intervals: at query i ``i + shift``, but no less than `least` (which is not negative)."""
+    """A bound of intervals: ``max(i + shift, least)`` at query i, where `least` is not negative."""
 
     shift: int
     least: int = 0
 
     def at(self, query: Numbers, most: int) -> Numbers:
-        """The bound of these queries, and no more than `most`."""
+        """The bound at these queries, clamped to at most `most`."""
         return np.minimum(np.maximum(query + self.shift, self.least), most)
 
 
@@ -53,7 +55,7 @@ def flat(least: int) -> Line:
 def lines(
     shape: tuple[int, int], block: tuple[int, int], low: Line, high: Line, queries: tuple[int, int] | None = None
 ) -> BlockRows:
-    """Queries, or those from ``queries[0]`` up to ``queries[1]``, see the keys from `low` up to, not including, `high`.
+    """Queries ``queries[0]`` to ``queries[1] - 1``, or all, see the keys from `low` up to, not including, `high`.
 
     `low` and `high` must not cross between 0 and the number of keys.
     """
@@ -82,7 +84,7 @@ def lines(
 
 
 def documents(bounds: Numbers, block: tuple[int, int]) -> BlockRows:
-    """A query sees the keys between the same two of the bounds."""
+    """A query sees the keys between the same two bounds."""
     S, (bq, bk) = int(bounds[-1]), block
     sizes = np.diff(bounds)
     lows, highs = np.repeat(bounds[:-1], sizes), np.repeat(bounds[1:], sizes)
@@ -92,7 +94,7 @@ def documents(bounds: Numbers, block: tuple[int, int]) -> BlockRows:
         return lows[query], highs[query]
 
     def code(top: Numbers, left: Numbers) -> Numbers:
-        # Beside the diagonal, one document at most has queries and keys of a block, and they make a rectangle.
+        # A block beside the diagonal has queries and keys of at most one common document, and these form a rectangle.
         before, behind = left + bk <= top, left >= top + bq
         low, high = interval(np.where(before, top, top + bq - 1))
         edge_q = np.minimum(np.maximum(np.where(before, high, low) - top, 0), bq)
@@ -106,7 +108,7 @@ def documents(bounds: Numbers, block: tuple[int, int]) -> BlockRows:
 def _stored(
     shape: tuple[int, int], block: tuple[int, int], interval: Interval, code: Code, begin: int, end: int
 ) -> BlockRows:
-    """Queries from `begin` up to `end` see intervals, none of them empty."""
+    """The blocks if queries `begin` to `end` - 1 see intervals, none of which is empty."""
     (S_q, S_k), (bq, bk) = shape, block
     cols = -(-S_k // bk)
     top = np.arange(0, S_q, bq)
@@ -115,13 +117,13 @@ def _stored(
     (low, least_high), (most_low, high) = interval(seeing), interval(blind - 1)
     first, last = low // bk, -(-high // bk)
     last = np.where(seeing < blind, last, first)
-    # Whole blocks are those that all queries of a row see, to the last key.
+    # Whole blocks are those of which all queries of the row see all keys.
     whole = np.where((seeing == top) & (blind == bottom), -(-most_low // bk), cols)
     whole = np.minimum(whole, last)
     after = np.minimum(np.maximum(np.where(least_high < S_k, least_high // bk, cols), whole), last)
     starts = np.zeros(len(top) + 1, np.int64)
     np.cumsum(last - first, out=starts[1:])
-    # The blocks in part of all rows: those before the whole ones, then those after them.
+    # The blocks allowed in part: first those before the whole blocks of all rows, then those after them.
     lengths = np.concatenate([whole - first, last - after])
     behind = np.cumsum(lengths)
     begins = np.concatenate([first, after])
@@ -133,7 +135,7 @@ def _stored(
     distinct = np.concatenate([distinct[:1], distinct[1:][distinct[1:] != distinct[:-1]]])
     kinds = np.searchsorted(distinct, numbers)
     one = np.zeros(len(distinct), np.int64)
-    one[kinds] = np.arange(len(kinds))  # some block of each number
+    one[kinds] = np.arange(len(kinds))  # any block of each number
     query = (row[one] * bq)[:, None] + np.arange(bq)
     low, high = interval(query)
     left = (col[one] * bk)[:, None]
@@ -147,14 +149,14 @@ def _stored(
 
 @cache
 def _first_keys(bk: int) -> Numbers:
-    """Packed, the first 0, 1, ... bk keys of a block."""
+    """Packed element masks of the first 0, 1, ... bk keys of a block."""
     words = -(-bk // 32)
     within = np.clip(np.arange(bk + 1)[:, None] - 32 * np.arange(words), 0, 32).astype(np.uint64)
     return ((np.uint64(1) << within) - np.uint64(1)).astype(np.uint32)
 
 
 def distinct_rows(rows: Numbers) -> tuple[Numbers, Numbers]:
-    """(places of the first of equal rows, for every row the number of that which it equals)."""
+    """(index of the first of each set of equal rows, for every row the number of its set)."""
     places: dict[bytes, int] = {}
     same = np.array([places.setdefault(row.tobytes(), k) for k, row in enumerate(rows)], np.int64)
     chosen = np.fromiter(places.values(), np.int64, len(places))

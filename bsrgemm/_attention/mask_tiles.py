@@ -1,6 +1,7 @@
-"""A mask by the tiles of a kernel: which tiles of keys each tile of queries needs, and what of them it sees.
+"""A mask by the tiles of a kernel: which tiles of keys each tile of queries needs, and which of their elements it sees.
 
-Pure functions over ``backend.xp``; nothing waits for the GPU, so arrays are as long as the entries could be.
+The functions are pure, over ``backend.xp``. Nothing waits for the GPU; therefore arrays are as long as the number of
+entries could be.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ NOTHING = -2
 
 
 class Tiles(NamedTuple):
-    """Entries of the tiles of queries of all patterns, longest first within `order`.
+    """The entries of the tiles of queries of all patterns; `order` lists the tiles with most entries first.
 
-    `first` has one number more than there are tiles of queries. An entry has a tile of keys in `columns`, and in
-    `parts` -1 if all of it is seen, otherwise the place in `kinds` of the `parts_q` x `parts_k` blocks that it touches.
+    `first` has one number more than there are tiles of queries. An entry has a tile of keys in `columns`. Its number in
+    `parts` is -1 if all of the tile is seen, otherwise the index in `kinds` of the `parts_q` x `parts_k` blocks that it
+    touches.
     """
 
     first: Array
@@ -48,7 +50,7 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     row = backend.expand(mask.indptr, len(mask.indices)).astype(np.int64)
     pattern, row = row // max(1, block_rows), row % max(1, block_rows)
     col = mask.indices.astype(np.int64)
-    # Every block with every tile that it touches.
+    # Every block, combined with every tile that it touches.
     tile_row, in_rows = _touched(xp, row, bq, tile_q, S_q)
     tile_col, in_cols = _touched(xp, col, bk, tile_k, S_k)
     rows, cols = tile_row[:, :, None], tile_col[:, None, :]
@@ -64,7 +66,7 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     entry = xp.cumsum(fresh, dtype=np.int64) - 1
     size = parts_q * parts_k
     number = xp.arange(len(key), dtype=np.int64)
-    # Blocks that touch fewer tiles than others have keys that are dropped, each to a place of its own.
+    # Pairs of a block and a tile that do not touch are discarded: each writes to an index of its own after the end.
     stored = xp.full(len(key) * (size + 1), NOTHING, _INT32)
     stored[xp.where(key < count * per_row, entry * size + inside, len(key) * size + number)] = kind
     stored = stored[: len(key) * size]
@@ -80,9 +82,10 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
 
 
 def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
-    """(sequence, tile of queries) of all tiles of sequences of different lengths, long ones first.
+    """(sequence, tile of queries) of all tiles of sequences of different lengths, those with most keys first.
 
-    As many as there could be, with `total` queries in the sequences between `q_bounds`; -1 where none is left.
+    The arrays are as long as the number of tiles could be with `total` queries in the sequences between `q_bounds`. The
+    sequence is -1 after the last tile.
     """
     count = len(q_bounds) - 1
     queries, keys = (xp.diff(x.astype(np.int64)) for x in (q_bounds, k_bounds))
@@ -106,20 +109,20 @@ def _order(xp: Any, first: Array, per_pattern: int) -> Array:
 
 
 def _spanned(length: int, block: int) -> int:
-    """Blocks that a tile of `length` touches, at most."""
+    """The largest number of blocks that a tile of `length` touches."""
     if length % block == 0:
         return length // block
     return 1 if block % length == 0 else -(-(length - 1) // block) + 1
 
 
 def _touched(xp: Any, number: Array, block: int, tile: int, total: int) -> tuple[Array, Array]:
-    """(tiles that each block touches, whether there is such a one), both of shape (blocks, most)."""
+    """(tiles that each block touches, whether there is such a tile), both of shape (blocks, most tiles of a block)."""
     first = number * block // tile
     found = first[:, None] + xp.arange(_spanned(block, tile), dtype=np.int64)
     return found, found * tile < xp.minimum((number + 1) * block, total)[:, None]
 
 
 def _blocks_in(xp: Any, tile_number: Array, tile: int, block: int, total: int) -> Array:
-    """Blocks that a tile touches."""
+    """The number of blocks that a tile touches."""
     first = tile_number * tile
     return (xp.minimum(first + tile, total) - 1) // block - first // block + 1

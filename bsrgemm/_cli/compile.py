@@ -1,4 +1,4 @@
-"""Fills the kernel cache ahead, without a GPU: ``python -m bsrgemm compile --arch sm_90a``."""
+"""``python -m bsrgemm compile --arch sm_90a``: fill the kernel cache ahead of time, without a GPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .._kernels import disk_cache, element_types, jit
 from .._products import heuristics
 from ..dtypes import DEVICE_DTYPES
 
-#: Compiled unless --all or --dtype asks for others: what numerical code multiplies.
+#: The dtypes that are compiled unless --all or --dtype asks for others: those that numerical code multiplies.
 DEFAULT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-#: NVRTC releases the GIL: two threads on two cores build 1.5 times as fast as one. A compile takes one core.
+#: NVRTC releases the GIL: two threads on two cores build 1.5 times as fast as one. One compilation uses one core.
 _MOST_THREADS = 8
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -32,7 +32,7 @@ Job = tuple[str, jit.KernelSpec]
 
 @dataclass
 class Summary:
-    """What a run did."""
+    """The outcome of a run."""
 
     built: int = 0
     cached: int = 0
@@ -51,14 +51,21 @@ def specs(
     every: bool = False,
     arch: str | None = None,
 ) -> list[jit.KernelSpec]:
-    """The kernels that tuning can ask for (on `arch`, or on any), each once.
+    """The kernels that products and attention can ask for (on `arch`, or on any), each once.
 
     Parameters
     ----------
-    dtypes, kernels : names, optional
-        Element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
+    dtypes, kernels : collection of str, optional
+        Names of the element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
     every : bool
-        Also what is rarely met: int64 index arrays, and what `skip_ahead_of_time` says of kernels for tensor cores.
+        If True, include what is rarely needed: int64 index arrays, and the kernels that `skip_ahead_of_time` leaves
+        out.
+    arch : str, optional
+        Keep only the kernels that can be compiled for this target.
+
+    Returns
+    -------
+    list of KernelSpec
     """
     chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
     elements = {element_types.element(dtype) for dtype in chosen}
@@ -80,12 +87,12 @@ def specs(
 
 
 def kernel_names() -> list[str]:
-    """The kernels there are."""
+    """The names of all kernels."""
     return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float32", "uint8"))))
 
 
 def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:
-    """Bring every job into the cache, calling `step` after each; an interrupt lets those under way finish."""
+    """Compile every job into the cache and call `step` after each; an interrupt lets running compilations finish."""
     threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     summary = Summary()
     pool = ThreadPoolExecutor(threads)
@@ -110,7 +117,7 @@ def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: i
 
 
 def _build(job: Job) -> bool:
-    """Compile a kernel unless the cache has it; did it? OSError where the cache cannot be written."""
+    """Compile a kernel unless the cache has it; return whether it had. OSError if the cache cannot be written."""
     arch, spec = job
     report = jit.build_report(spec, arch)
     if Path(report.path).parent != disk_cache.folder():
@@ -121,7 +128,7 @@ def _build(job: Job) -> bool:
 # ------------------------------------------------------------------------------------ progress
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[Summary], None]]:
-    """A bar with rich on a terminal, otherwise a line every few seconds."""
+    """A progress bar by rich on a terminal, otherwise a line every few seconds."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

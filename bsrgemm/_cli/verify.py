@@ -1,7 +1,7 @@
-"""A self-check on the user's own machine: ``python -m bsrgemm verify``.
+"""``python -m bsrgemm verify``: check this machine.
 
-Every product, dtype and kernel path meets dense NumPy in a wider dtype on fresh random data. A check yields
-cases; a line shows the worst of them.
+Every product, dtype and kernel is compared with dense NumPy in a wider dtype, on fresh random data. A check yields
+cases; its line in the report shows the worst of them.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ HostArray = np.ndarray[Any, Any]
 
 
 class Case(NamedTuple):
-    """One comparison: what came back, what should have, and how far a sound computation may be off."""
+    """One comparison: the result, the expected result, and how far a correct computation may differ."""
 
     label: str
     got: HostArray
-    #: exact, or in a wider dtype
+    #: the exact result, or the result in a wider dtype
     want: HostArray
     #: sum of the absolute values of the terms of each element; None: `got` must equal `want`
     size: HostArray | None = None
-    #: the most terms that one element is the sum of
+    #: largest number of terms that are summed in one element
     terms: int = 1
-    #: dtype that `got` must have; None: the one that is checked
+    #: dtype that `got` must have; None: the dtype that is checked
     dtype: np.dtype[Any] | None = None
 
 
 @dataclass(frozen=True)
 class Check:
-    """A line of the report: `cases(backend, rng, dtype)` for every dtype that `applies` to a backend."""
+    """A line of the report: `cases(backend, rng, dtype)` for every dtype for which `applies(backend, dtype)`."""
 
     name: str
     cases: Callable[[Backend, np.random.Generator, np.dtype[Any]], Iterable[Case]]
@@ -88,7 +88,7 @@ def run(
     dtypes: Iterable[np.dtype[Any]] | None = None,
     seed: int = 0,
 ) -> Iterator[Outcome]:
-    """Outcomes of `checks` on `backend` for `dtypes` as they come; by default all of them on the CPU."""
+    """Yield the outcomes of `checks` on `backend` for `dtypes`; by default all checks and dtypes on the CPU."""
     backend = host() if backend is None else backend
     checks = CHECKS if checks is None else tuple(checks)
     for dtype in backend.dtypes if dtypes is None else dtypes:
@@ -98,7 +98,7 @@ def run(
 
 
 def _outcome(check: Check, backend: Backend, dtype: np.dtype[Any], seed: int) -> Outcome:
-    # A generator of its own per line: one line can be repeated without the others.
+    # Every line has its own generator, so that one line can be repeated without the others.
     rng = np.random.default_rng([seed, zlib.crc32(f"{check.name} {dtype}".encode())])
     fill = partial(Outcome, check.name, str(dtype), backend.name)
     outcomes = []
@@ -108,7 +108,7 @@ def _outcome(check: Check, backend: Backend, dtype: np.dtype[Any], seed: int) ->
                 outcomes.append(fill(*_error_and_bound(case, dtype), case.label))
                 if not outcomes[-1].ok:
                     return outcomes[-1]
-    except Exception as error:  # whatever a broken installation raises is this line's result
+    except Exception as error:  # whatever a broken installation raises is the result of this line
         return fill(float("nan"), 0.0, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return max(outcomes, key=lambda o: (o.error / o.bound if o.bound else 0.0, o.bound))
 
@@ -121,10 +121,10 @@ def _error_and_bound(case: Case, checked: np.dtype[Any]) -> tuple[float, float]:
         want = want != 0 if dtype == BOOL else want.astype(dtype)
         same = (got == want) | ((got != got) & (want != want))
         return float(np.count_nonzero(~same)), 0.0
-    # A sum of n products in precision u is within n*u of the exact one, in whatever order it is taken,
-    # relative to |A||B|, the sum of the terms' absolute values; the reference, where it is no wider, is as
-    # far off again. With u = eps/2 that is n*eps, three times it for complex (2n terms in each of two
-    # components, and 2*sqrt(2) < 3), and one rounding to the result.
+    # A sum of n products in precision u differs from the exact sum by at most n*u relative to |A||B|, the sum of the
+    # absolute values of the terms, in whatever order it is computed. A reference that is not wider adds the same error
+    # again. With u = eps/2 the bound is n*eps. It is three times that for complex (2n terms in each of two components,
+    # and 2*sqrt(2) < 3), and one rounding to the result is added.
     per_term = _eps(accumulator_dtype(dtype)) * (3 if dtype.kind == "c" else 1)
     bound = case.terms * per_term + _eps(dtype)
     off = abs(got.astype(want.dtype) - want)
@@ -138,7 +138,7 @@ def _eps(dtype: np.dtype[Any]) -> float:
 
 # -------------------------------------------------------------------------------------- data
 def _values(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> HostArray:
-    """Random values: integers of the full range (sums wrap), floats between 0.5 and 2 of either sign."""
+    """Random values: integers of the full range (sums wrap), floats of either sign, 0.5 to 2 in magnitude."""
     if dtype == BOOL:
         return rng.random(shape) < 0.2
     if dtype.kind in "iu":
@@ -151,7 +151,7 @@ def _values(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ..
 
 
 def _wide(x: HostArray) -> HostArray:
-    """The same values where NumPy's sums are exact (integers modulo 2^64, booleans as counts) or closer."""
+    """The same values in a dtype whose sums are exact (integers modulo 2^64, booleans as counts) or more precise."""
     if x.dtype.kind == "c":
         return x.astype(np.result_type(x.dtype, np.complex128))
     if is_float(x.dtype):
@@ -176,17 +176,17 @@ class Blocks(NamedTuple):
         return self.grid[0] * self.data.shape[1], self.grid[1] * self.data.shape[2]
 
     def on(self, backend: Backend, index: type[Any] = np.int32) -> Any:
-        """The BSR array of these blocks in `backend`, order and duplicates kept."""
+        """The BSR array of these blocks in `backend`, with the same order and duplicates."""
         indptr = np.searchsorted(self.row, np.arange(self.grid[0] + 1))
         arrays = (self.data, self.col.astype(index), indptr.astype(index))
         return leaf(backend, True)(tuple(backend.from_host(a) for a in arrays), shape=self.shape)
 
     def dense(self) -> HostArray:
-        """Dense, in a wide dtype."""
+        """The dense matrix, in a wide dtype."""
         return self._sum(_wide(self.data))
 
     def dense_size(self) -> HostArray:
-        """Dense sums of absolute values."""
+        """The dense matrix of sums of absolute values."""
         return self._sum(_size(self.data))
 
     def _sum(self, data: HostArray) -> HostArray:
@@ -195,11 +195,11 @@ class Blocks(NamedTuple):
         return out.transpose(0, 2, 1, 3).reshape(self.shape)
 
     def row_terms(self) -> int:
-        """The most stored elements that a row has."""
+        """The largest number of stored elements in a row."""
         return int(np.max(np.bincount(self.row))) * self.data.shape[2]
 
     def column_terms(self) -> int:
-        """The most stored elements that a column has."""
+        """The largest number of stored elements in a column."""
         return int(np.max(np.bincount(self.col))) * self.data.shape[1]
 
 
@@ -210,7 +210,7 @@ def _blocks(
     grid: tuple[int, int] = (11, 7),
     messy: bool = False,
 ) -> Blocks:
-    """Random blocks with an empty and a full row; `messy`: unsorted, a third of them stored twice."""
+    """Random blocks with an empty and a full row; if `messy`, they are unsorted and a third of them is stored twice."""
     kept = rng.random(grid) < 0.4
     kept[0], kept[-1] = False, True
     row, col = np.nonzero(kept)
@@ -224,7 +224,7 @@ def _blocks(
 
 
 def _poison(dtype: np.dtype[Any], shape: tuple[int, ...]) -> HostArray:
-    """Memory that shows when it is read, or not written: NaN, the largest integer, True."""
+    """Values that reveal a read, or a missing write: NaN, the largest integer, True."""
     value = True if dtype == BOOL else np.iinfo(dtype).max if dtype.kind in "iu" else np.nan
     return np.full(shape, value, dtype)
 
@@ -234,7 +234,7 @@ def _product(label: str, got: HostArray, A: Blocks, B: HostArray, dtype: np.dtyp
 
 
 # ----------------------------------------------------------------------------- dense products
-#: Block sizes whose rows a thread of gemm_simt takes 1, 2, 4 and 8 at a time, with rows left over.
+#: Block sizes for which a thread of gemm_simt computes 1, 2, 4 and 8 rows at a time, with rows left over.
 _NARROW, _WIDE = ((1, 3), (5, 4)), ((3, 3), (17, 5))
 
 
@@ -308,7 +308,7 @@ def _transposed(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]
 
 
 def _tensor_blocks(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    """Blocks that the tensor cores take, as they are, transposed and in batches."""
+    """Products with blocks that suit the tensor cores: plain, transposed and in batches."""
     for block in ((16, 16), (32, 32), (48, 80), (64, 16), (64, 64), (128, 48)):
         A = _blocks(rng, dtype, block, (7, 5))
         a = A.on(backend)
@@ -329,7 +329,7 @@ def _as_tf32(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -
             case = _product(
                 f"block {block}, B by {label}", backend.to_host(matmul(A.on(backend), b, precision="tf32")), A, B
             )
-            # Two factors rounded to 11 bits instead of 24
+            # The two factors are rounded to 11 bits instead of 24.
             yield case._replace(terms=case.terms + 2**14)
 
 
@@ -343,7 +343,7 @@ def _as_fp8(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) ->
         exact = rounded._replace(data=rounded.data.astype(np.float32))
         got = matmul(bytes_.on(backend), backend.from_host(B.view(np.uint8)), scale_a=2.0, scale_b=0.25)
         case = _product(f"block {block}", backend.to_host(got) * 2, exact, B.astype(np.float32), float32)
-        # Hopper's tensor cores keep some 13 bits of each product of fp8
+        # Hopper's tensor cores keep about 13 bits of each fp8 product.
         yield case._replace(terms=case.terms + 2**13)
 
 
@@ -356,7 +356,7 @@ def _factors(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -
         out = backend.from_host(C)
         matmul(a, b, out=out, alpha=alpha, beta=beta)
         product, size = A.dense() @ _wide(B), A.dense_size() @ _size(B)
-        modulo = product.dtype.kind == "u"  # of uint64, in which NumPy takes no negative factor
+        modulo = product.dtype.kind == "u"  # uint64, which NumPy cannot multiply by a negative factor
         product, old = (x.astype(np.int64) if modulo else x for x in (product, _wide(C)))
         want, size = alpha * product + beta * old, abs(alpha) * size + abs(beta) * _size(C)
         label = f"N = {(*columns, 1)[0]}"
@@ -416,7 +416,7 @@ def _repeated(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) 
 
 # ------------------------------------------------------------------------------ sparse results
 def _sparse_product(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    # Result blocks of 1 to 256 elements: 1 to 128 threads of `pairs` for each.
+    # Result blocks have 1 to 256 elements: spgemm_simt uses 1 to 128 threads for each.
     for R, K, C in ((1, 1, 1), (1, 2, 2), (2, 3, 2), (2, 2, 3), (3, 3, 3), (5, 5, 5), (6, 7, 8), (16, 3, 16)):
         A = _blocks(rng, dtype, (R, K), messy=R == 3)
         B = _blocks(rng, dtype, (K, C), grid=(A.grid[1], 6))
@@ -473,7 +473,7 @@ def _through_coo(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any
     row, col = (
         rng.integers(0, shape[0], 200),
         rng.integers(0, shape[1], 200),
-    )  # some places come twice or more
+    )  # some positions occur twice or more
     values = _values(rng, dtype, (200,))
     arrays = tuple(backend.from_host(a) for a in (values, row, col))
     A = leaf(backend, True)((arrays[0], arrays[1:]), shape=shape, blocksize=block)
@@ -494,7 +494,7 @@ def _through_dense(backend: Backend, rng: np.random.Generator, dtype: np.dtype[A
 
 # ------------------------------------------------------------------------------- segments, rows
 def _segments(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any], op: str) -> Iterator[Case]:
-    # Short segments of narrow and wide rows (a thread an element), long ones (a warp an element).
+    # Short segments of narrow and wide rows use one thread for an element, long ones one warp.
     for average, shape in ((3, ()), (3, (3, 3)), (3, (5, 9)), (70, (2,))):
         starts = np.unique(np.append(0, rng.integers(1, 20 * average, 19)))
         entries = 20 * average
@@ -552,7 +552,8 @@ def _attention_fp8(backend: Backend, rng: np.random.Generator, dtype: np.dtype[A
     S_q, S_k = 150, 200
     float32 = np.dtype(np.float32)
     place, key = np.arange(S_q)[:, None] + S_k - S_q, np.arange(S_k)
-    # Tensor cores weigh values by numbers of 3 bits, each 1/17 off at most, and keep some 13 bits of scores and sums.
+    # Tensor cores round weights to 3 bits of mantissa, an error of at most 1/17, and keep about 13 bits of scores and
+    # sums.
     terms = 8 * S_k + (2**20 if backend.name == "cuda" else 0)
     for D in (64, 128, 36):
         q, k, v = (_values(rng, float32, (2, h, S, D)) for h, S in ((4, S_q), (2, S_k), (2, S_k)))
@@ -581,7 +582,7 @@ def _decode(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) ->
         yield Case(f"pages of {page}", got, want, size, terms=8 * max(lengths))
 
 
-#: N of gemm_simt, which side by side takes 2, 4, 8, 16 and 32 threads, and 1, 2 and 4 columns for each.
+#: Values of N for which gemm_simt puts 2, 4, 8, 16 and 32 threads side by side, and 1, 2 and 4 columns in each.
 _COLUMNS = {
     2: _NARROW,
     3: _WIDE,
@@ -635,7 +636,7 @@ CHECKS: tuple[Check, ...] = (
 
 # --------------------------------------------------------------------------------- command line
 def _homes(device: str | None) -> list[Backend]:
-    """The backends to check: the one asked for, "all", or by default what is here; ValueError if one is not."""
+    """The backends to check: the one named, both for "all", or those of this machine; ValueError if one is missing."""
     problem = None if device == "cpu" else cuda_problem()
     if problem is not None and device is not None:
         raise ValueError(f"--device {device}: missing {problem}")
@@ -644,7 +645,7 @@ def _homes(device: str | None) -> list[Backend]:
 
 
 def _printer() -> Callable[[str, str], None]:
-    """Print a line in a style: colours with rich on a terminal, plain text otherwise."""
+    """A function that prints a line in a style: colours by rich on a terminal, plain text otherwise."""
     try:
         from rich.console import Console
         from rich.text import Text

@@ -1,5 +1,6 @@
-// What the attention kernels share: their argument, the tiles of queries and the keys that each of them sees, and one
-// query done exactly. A user can write to the arrays of a mask and to the bounds of sequences: what they say is clamped.
+// What the attention kernels share: O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees.
+// Here are the kernels' argument, the tiles of queries with the keys that each sees, and attend_row, the exact result
+// of one query. A user can write to the arrays of a mask and to the bounds of sequences, so their values are clamped.
 #pragma once
 
 #include "common/layout.cuh"
@@ -8,7 +9,8 @@
 using Element = ELEMENT;
 using Out = ELEMENT_O;
 using Sum = SUM;
-constexpr int kHeadDim = HEAD_DIM, kValueDim = VALUE_DIM;  // as many as are computed with; those beyond the real ones are 0
+// The sizes computed with; columns beyond the real sizes are 0.
+constexpr int kHeadDim = HEAD_DIM, kValueDim = VALUE_DIM;
 constexpr int kTileQ = TILE_Q, kTileK = TILE_K;            // queries and keys of a tile
 constexpr int kWords = kTileK / 32;
 enum Scores { kPlain, kSigned, kCapped };                  // scale > 0; any scale; softcap
@@ -20,26 +22,28 @@ struct Strides { i64 batch, head, row, column; };  // in elements
 CHECK_LAYOUT(Strides, STRIDES, (batch)(head)(row)(column))
 #endif
 
-// attention_launch.py packs it field by field.
+// The argument. launch.py packs it field by field.
 struct Attention {
   const Element *q, *k, *v;
   Out* o;
   Sum* lse;  // (batches, heads, queries) or null
   Strides q_strides, k_strides, v_strides, o_strides;
-  // Sequences of different lengths, one after the other: where they begin, and tile -> sequence. Else null.
+  // Bounds of sequences of different lengths that are stored one after the other, and tile -> sequence; otherwise null.
   const int *q_bounds, *k_bounds, *sequences;
-  const int* order;  // place -> tile, for each pattern; null: as they come, or backwards
-  // A mask by tiles: tile of queries -> first entry; entry -> tile of keys, and -1 if it is allowed whole or the place in
-  // `kinds` of the blocks in the tile: -1 whole, -2 nothing, else the number of an element mask in `bits`.
+  const int* order;  // position in the walk -> tile, for each pattern; null: in order, or in reverse
+  // A mask by tiles. first: tile of queries -> first entry. columns: entry -> tile of keys. parts: -1 if all of the
+  // tile is allowed, otherwise the index in `kinds` of the blocks in the tile. A kind is -1 for a whole block, -2 for a
+  // block that allows nothing, otherwise the number of an element mask in `bits`.
   const int *first, *columns, *parts, *kinds;
   const u32* bits;
   int* counters;     // {tiles claimed, CTAs that are done}, zero before and after
-  // Of fp8: a factor above 0 for each head, (batches, heads) of q, (batches, heads / group) of k and v; null: 1.
+  // For fp8, a factor above 0 for each head: (batches, heads) for q, (batches, heads / group) for k and v; null: 1.
   const f32 *q_scale, *k_scale, *v_scale;
-  Sum scale, cap, value_scale;  // scale * log2(e); of kCapped: 2 scale log2(e) / cap, and cap * log2(e); of the result
+  // Scale * log2(e), for kCapped 2 scale log2(e) / softcap; softcap * log2(e); factor of the result.
+  Sum scale, cap, value_scale;
   int batches, heads, group, queries, keys, head_dim, value_dim, sequence_count;
-  int left, right, bottom_right;  // the query at place i sees keys i - left to i + right
-  int tiles, section, backwards;  // tiles of one head; heads walked together
+  int left, right, bottom_right;  // the query at position i sees keys i - left to i + right
+  int tiles, section, backwards;  // tiles of one head; heads whose tiles are computed together
   int entries, masks, block_q, block_k, parts_q, parts_k, bit_words;
   int patterns, pattern_batch, pattern_group;  // patterns per batch, query heads that share one; 0: all do
 };
@@ -51,34 +55,36 @@ CHECK_LAYOUT(Attention, ATTENTION, (q)(k)(v)(o)(lse)(q_strides)(k_strides)(v_str
              (patterns)(pattern_batch)(pattern_group))
 #endif
 
-// Queries `row` to `rows` - 1 of a head, and the keys that they may see: those from `key` to `keys` - 1 with
-// low <= key - query <= high, in tiles (or entries of the mask) `first` to `last` - 1. No tile: head < 0.
+// Queries `row` to `rows` - 1 of a head, and the keys that they may see: keys `key` to `keys` - 1 with low <= key -
+// query <= high, in the tiles (or entries of the mask) `first` to `last` - 1. If there is no tile, head < 0.
 struct Tile {
   int head, batch, row, rows, key, keys, low, high, first, last;
-  Sum scale, value_scale;  // of fp8
-  int shift;               // and from a key to its place among the values, see attention_values.cu
+  Sum scale, value_scale;  // for fp8: factors of scores and of the result
+  int shift;               // for fp8: from a key to its index among the values, see attention_values.cu
 };
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-// What scores and results are multiplied by.
+// Factors of scores and of the result.
 __device__ __forceinline__ Sum scale_of(const Attention& a, const Tile& x) { return kFp8 ? x.scale : a.scale; }
 __device__ __forceinline__ Sum value_scale_of(const Tile& x) { return kFp8 ? x.value_scale : Sum(1); }
 
 __device__ __forceinline__ void set_scales(const Attention& a, Tile& x) {
-  // A factor that is not above 0 gives no numbers.
+  // A factor that is not above 0 becomes NaN, and so does the result.
   const auto factor = [](const f32* scales, int i) {
     const f32 scale = scales ? scales[i] : 1.f;
     return scale > 0.f ? scale : __int_as_float(0x7fffffff);
   };
   const int head = x.batch * a.heads + x.head, kv_head = x.batch * (a.heads / a.group) + x.head / a.group;
   const Sum scale = a.scale * factor(a.q_scale, head) * factor(a.k_scale, kv_head);
-  // Beyond these bounds of a positive factor the result is that at the bound, and scores of hidden keys stay finite.
+  // A positive factor is clamped to these bounds, beyond which the result is the same; so scores of hidden keys stay
+  // finite.
   x.scale = kScores == kPlain && scale == scale ? min(max(scale, Sum(1e-26)), Sum(1e8)) : scale;
   x.value_scale = a.value_scale * factor(a.v_scale, kv_head);
 }
 
-// Tile number t of the walk. Heads of a section are walked together, longest tiles first. For whole warps.
+// Tile number t of the walk. The heads of a section are walked together, tiles with most keys first. All lanes of a
+// warp call it.
 __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   const int heads = a.q_bounds ? a.heads : a.batches * a.heads;
   if (t >= heads * a.tiles) return {-1};
@@ -115,7 +121,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   if (!a.first) return x.first = low_tile, x.last = end_tile, x;
   x.first = clamp(a.first[pattern * a.tiles + tile], 0, a.entries);
   x.last = clamp(a.first[pattern * a.tiles + tile + 1], x.first, a.entries);
-  if (a.left < a.keys || a.right < a.keys) {  // entries are sorted: leave out those beyond both ends
+  if (a.left < a.keys || a.right < a.keys) {  // entries are sorted: skip those outside the band
     int under = 0, over = 0;
     for (int e = x.first + int(threadIdx.x % 32); __any_sync(0xffffffffu, e < x.last); e += 32) {
       const int column = e < x.last ? a.columns[e] : low_tile;
@@ -128,7 +134,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   return x;
 }
 
-// A tile of keys: the first one, the place in `kinds` or -1, and whether all the queries see all of it.
+// A tile of keys: its first key, the index in `kinds` or -1, and whether all queries see all of it.
 struct Entry { int key, part, whole; };
 
 __device__ __forceinline__ Entry entry_at(const Attention& a, const Tile& x, int column, int part) {
@@ -140,13 +146,13 @@ __device__ __forceinline__ int column_of(const Attention& a, int e) {
 }
 __device__ __forceinline__ int part_of(const Attention& a, int e) { return a.first ? a.parts[e] : -1; }
 
-// What a query sees of the 32 keys from `key` on: bit i is key + i.
+// Bit i is set if the query sees key + i by the band, for 32 keys from `key` on.
 __device__ __forceinline__ u32 word_of_band(const Tile& x, int row, int key) {
   const int from = clamp(max(row + x.low, x.key) - key, 0, 32), to = clamp(min(row + x.high + 1, x.keys) - key, 0, 32);
   return from < to ? u32(((1ull << to) - 1) & ~((1ull << from) - 1)) : 0u;
 }
-// The same by the mask, from a key on that is in the same block as the next 15, or 31. `line` is the place in `kinds` of
-// the query's block in block column 0, `inside` its row in the block.
+// The same by the mask, for a key that is in the same block as the next 15 or 31 keys. `line` is the index in `kinds`
+// of the query's block in block column 0, `inside` is the query's row in the block.
 __device__ __forceinline__ u32 bits_of(const Attention& a, int line, int inside, int key) {
   const int block = key / a.block_k, at = key - block * a.block_k;
   const int kind = a.kinds[clamp(line + block, 0, a.entries * a.parts_q * a.parts_k - 1)];
@@ -157,7 +163,7 @@ __device__ __forceinline__ u32 word_of_mask(const Attention& a, int line, int in
   if (a.block_k % 32 == 0) return bits_of(a, line, inside, key);
   return (bits_of(a, line, inside, key) & 0xffffu) | bits_of(a, line, inside, key + 16) << 16;
 }
-// The words of a query for a tile of keys.
+// The words (32 keys each) of a query for a tile of keys.
 __device__ __forceinline__ void words_of(const Attention& a, const Tile& x, const Entry& entry, int row,
                                          u32 (&words)[kWords]) {
 #pragma unroll
@@ -183,7 +189,7 @@ __device__ __forceinline__ f32 log2_of(f32 x) { return __log2f(x); }
 __device__ __forceinline__ f64 log2_of(f64 x) { return log2(x); }
 __device__ __forceinline__ f32 quotient(f32 x, f32 y) { return __fdividef(x, y); }
 __device__ __forceinline__ f64 quotient(f64 x, f64 y) { return x / y; }
-// A score in units of log2(e).
+// A score times log2(e).
 template <class T> __device__ __forceinline__ T score_of(const Attention& a, Sum scale, T x) {
   if constexpr (kScores == kCapped) return T(a.cap) * (T(1) - quotient(T(2), exp2_of(x * T(scale)) + T(1)));
   else return x * T(scale);
@@ -194,8 +200,8 @@ template <class T> __device__ __forceinline__ T warp_sum(T x) {
   return x;
 }
 
-// One query by one warp, key by key: a value that it does not see is not even multiplied by zero.
-// store(column, value) for each column of the result; the logarithm of the sum is returned.
+// Computes one query by one warp, key by key. Values that the query does not see are not read, since 0 x Inf is NaN.
+// Calls store(column, value) for each column of the result; returns the logarithm of the sum.
 template <class Store> __device__ __forceinline__ Sum attend_row(const Attention& a, const Tile& x, int row, Store store) {
   constexpr int kQ = (kHeadDim + 31) / 32, kV = (kValueDim + 31) / 32;
   const int lane = threadIdx.x % 32;
@@ -249,6 +255,7 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
     if (d < a.value_dim) store(d, seen ? quotient(sums[i], total) * value_scale_of(x) : Sum(0));
   }
   if (!seen) return -Sum(__int_as_float(0x7f800000));
-  // Only scores of -inf among the keys seen: their softmax is no number, and -inf says that there are no keys.
+  // All scores of the keys seen are -inf: the softmax is 0 / 0 = NaN. A logarithm of -inf is only for queries without
+  // keys.
   return total == Sum(0) ? Sum(__int_as_float(0x7fffffff)) : (top + log2_of(total)) * Sum(0.69314718055994530942);
 }

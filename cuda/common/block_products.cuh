@@ -1,10 +1,10 @@
-// Blocks of a result by their number: which block row they are in.
+// From the number of a block of the result to its block row.
 #pragma once
 
 #include "common/types.cuh"
 
-// The block row of a block, by a whole warp: the last of `rows` that starts at it or before. `near` is that of a block before
-// it, from which it is not far; without one, 0.
+// The last row r below `rows` with starts[r] <= block, found by a whole warp. The search begins at `near`, the block
+// row of an earlier block that should not be far away, or 0.
 template <class Index>
 __device__ __forceinline__ i64 block_row_of(const Index* starts, i64 rows, i64 block, i64 near) {
   const int lane = threadIdx.x % 32;

@@ -1,12 +1,13 @@
-// Blocks on their way through shared memory (sm_80 and newer). A warp walks over block rows, and has the next blocks of
-// them and their columns brought, so many at a time, a chunk or more ahead.
+// Blocks of A and their columns are copied through shared memory (sm_80 and newer): a warp walks over block rows, and
+// the copies of the next kChunk blocks run one or more chunks ahead of the computation.
 #pragma once
 
 #include "common/bsr.cuh"
 #include "ptx/cp_async.cuh"
 
 // ------------------------------------------------------------------------------- chunks
-// Blocks from the last multiple of 16 bytes before them on. `kRead` of them may be read: what comes after the last one is rubbish.
+// A chunk begins at the last multiple of 16 bytes at or before its first block. `kRead` blocks may be read; the content
+// after the last copied block is undefined.
 template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
   static constexpr int kBytes = (kRead * kBlockBytes + 15) / 16 * 16 + 16;
   alignas(16) u8 values[kBytes];
@@ -18,7 +19,7 @@ template <class Index, int kBlockBytes, int kChunk, int kRead> struct Chunk {
   }
 };
 
-// Columns of blocks against their number, in 32 bits where they have no more.
+// Compares block columns with their number, in 32 bits if the index has 32 bits.
 template <class Index> struct Within {
   i64 count;
   __device__ __forceinline__ explicit Within(i64 columns) : count(columns) {}
@@ -30,7 +31,7 @@ template <> struct Within<int> {
   __device__ __forceinline__ bool has(int column) const { return u32(column) < count; }
 };
 
-// Of global memory that nobody writes to in this launch.
+// Reads global memory that nobody writes to in this launch.
 template <class T> __device__ __forceinline__ T read_global(const u8* from) {
   union { T value; u8 u1; u16 u2; u32 u4; u64 u8_; uint4 u16_; } box = {};
   if constexpr (sizeof(T) == 1) box.u1 = __ldg(from);
@@ -41,7 +42,7 @@ template <class T> __device__ __forceinline__ T read_global(const u8* from) {
   return box.value;
 }
 
-// A block row, and the blocks of it that are left.
+// A block row, and its blocks that remain.
 struct Rest { int row, first, last; };
 
 template <class Problem> __device__ __forceinline__ Rest rest_of(const Problem& problem, int row) {
@@ -49,12 +50,12 @@ template <class Problem> __device__ __forceinline__ Rest rest_of(const Problem& 
   const Range range = blocks_of_row(problem.indptr, row, problem.blocks);
   return {row, int(range.first), int(range.last)};
 }
-// What comes after a chunk: more of its row, or the row after so many.
+// The part after a chunk: the rest of its row, or the row `step` rows later.
 template <int kChunk, class Problem> __device__ __forceinline__ Rest rest_after(const Problem& problem, const Rest& x, int step) {
   return x.last - x.first > kChunk ? Rest{x.row, x.first + kChunk, x.last} : rest_of(problem, x.row + step);
 }
 
-// The warp asks for the first chunk of what is left of a row.
+// The warp starts the copies of the first chunk of `rest`.
 template <int kChunk, class Problem, class Index, int kBlockBytes, int kRead>
 __device__ __forceinline__ void fetch(const Problem& problem, Chunk<Index, kBlockBytes, kChunk, kRead>& chunk, const Rest& rest) {
   const int lane = threadIdx.x % 32, left = rest.last - rest.first, count = left < kChunk ? left : kChunk;
@@ -66,7 +67,7 @@ __device__ __forceinline__ void fetch(const Problem& problem, Chunk<Index, kBloc
   if (rest.first + count < problem.blocks) {
 #pragma unroll
     for (int at = 0; at < kMost; at += 512) copy_if<16>(at < bytes, to + at, from + at);
-  } else {  // nothing is read beyond the last block
+  } else {  // no byte after the last block is read
 #pragma unroll 1
     for (int at = 0; at < kMost; at += 512) copy_some_if(at < bytes, to + at, from + at, bytes - at < 16 ? bytes - at : 16);
   }

@@ -1,5 +1,5 @@
-// Checks that a struct lies in memory as Python packs it: CHECK_LAYOUT(Type, NAME, (a)(b)(c)) compares the size of Type with
-// -DNAME_BYTES and the offsets of its fields, all of them in order, with -DNAME_OFFSETS=0,8,16.
+// Checks that a struct has the layout that Python packs: CHECK_LAYOUT(Type, NAME, (a)(b)(c)) compares the size of Type
+// with -DNAME_BYTES, and the offsets of all its fields, in order, with -DNAME_OFFSETS=0,8,16.
 #pragma once
 
 #include "common/types.cuh"
@@ -12,12 +12,13 @@ __device__ constexpr bool same_layout(const u64 (&offsets)[kFields], const u64 (
   return true;
 }
 
-#ifdef __CUDACC_RTC__  // NVRTC has no offsetof, but what its front end makes one of
+#ifdef __CUDACC_RTC__  // NVRTC has no offsetof; this is what its front end expands offsetof to
 #define LAYOUT_OFFSET(field) u64(__INTADDR__(&((Checked*)0)->field))
 #else
 #define LAYOUT_OFFSET(field) __builtin_offsetof(Checked, field)
 #endif
-// A list (a)(b)(c) is walked by two macros that name each other in turn, and the one that is left over is pasted to nothing.
+// Two macros that name each other in turn walk through a list (a)(b)(c). The one that remains at the end is pasted to
+// `_END`, which expands to nothing.
 #define LAYOUT_ODD(field) LAYOUT_OFFSET(field), LAYOUT_EVEN
 #define LAYOUT_EVEN(field) LAYOUT_OFFSET(field), LAYOUT_ODD
 #define LAYOUT_ODD_END

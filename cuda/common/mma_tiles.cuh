@@ -1,6 +1,6 @@
-// A CTA's tile of a product on mma.sync: operands in stages of shared memory, fragments of warps, sums in registers.
-// The kernel that includes this copies the stages. Its definitions give the sizes: ROW_TILES row tiles of ROW_TILE_HEIGHT rows by
-// TILE_N columns, STAGES of 128 bytes along k, THREADS, and of their warps WARPS_M below each other.
+// C[m, n] += sum_k A[m, k] * B[k, n] for a CTA's tile by mma.sync: operands in stages of shared memory, fragments of
+// warps, sums in registers. The kernel that includes this file copies the stages. Definitions give the sizes: ROW_TILES
+// row tiles of ROW_TILE_HEIGHT rows by TILE_N columns, STAGES of 128 bytes along k, THREADS, and WARPS_M warps along m.
 #pragma once
 
 #include "common/registers.cuh"
@@ -13,9 +13,9 @@ using Acc = ACCUMULATOR;
 constexpr __device__ int smaller(int a, int b) { return a < b ? a : b; }
 
 // ---------------------------------------------------------------------------------- the kinds of product
-// A slice is 8 rows of A or 8 columns of B by one step of k; a lane holds kWords words of it: for row lane / 4 of the
-// slice, the (lane % 4)-th word (f64: element) of every 16 bytes (f64: 32). So the fragments of all kinds look alike.
-// kInterleave: the rows of that many neighbouring slices alternate, since what a lane can read at once is as wide.
+// A slice is 8 rows of A or 8 columns of B by one step of k. A lane holds kWords words of it: for row lane / 4 of the
+// slice, word lane % 4 (f64: element) of every 16 bytes (f64: 32 bytes). So the fragments of all kinds have the same
+// form. kInterleave: the rows of that many neighbouring slices alternate, because one load of a lane is that wide.
 enum Kind { MMA_F16, MMA_BF16, MMA_TF32, MMA_3XTF32, MMA_F64, MMA_S8 };
 template <Kind> struct Mma;
 
@@ -37,9 +37,10 @@ template <> struct Mma<MMA_BF16> : Mma<MMA_F16> {
 template <> struct Mma<MMA_TF32> {
   using Sum = f32;
   static constexpr int kStepBytes = 32, kInterleave = 4;
-  // The tensor cores cut, so half a unit of the last place of tf32 is added: by a factor, 0.72 to 1.44 of it. The error
-  // is below 0.73 units and without bias; what is a tf32 stays, NaN and infinity too. Rounding to nearest takes two or
-  // three instructions at half the rate, which is more time than the products take.
+  // The tensor cores truncate operands to tf32, so half a unit of the last place is added first: multiplication by a
+  // factor adds 0.72 to 1.44 of that. The error is below 0.73 units and without bias; exact tf32 numbers, NaN and
+  // infinity do not change. Rounding to nearest takes two or three instructions at half the rate, which is more time
+  // than the products take.
   static __device__ __forceinline__ u32 round(u32 x) {
     return __float_as_uint(__uint_as_float(x) * (1 + 0.72134752f / 2048));
   }
@@ -53,8 +54,9 @@ template <> struct Mma<MMA_TF32> {
   }
 };
 template <> struct Mma<MMA_3XTF32> : Mma<MMA_TF32> {
-  // x = high + low: 11 bits to nearest, and what is left, of which the tensor cores cut off the last of 12 bits. Three
-  // instructions at the full rate; exact, but NaN for infinity and from 4e34 on.
+  // x = high + low: `high` is x rounded to nearest with 11 bits, `low` is the remainder, of whose 12 bits the tensor
+  // cores truncate the last. It takes three instructions at the full rate. It is exact, except that infinity and
+  // numbers from 4e34 on give NaN.
   static __device__ __forceinline__ void split(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -63,7 +65,7 @@ template <> struct Mma<MMA_3XTF32> : Mma<MMA_TF32> {
       low[i] = __float_as_uint(fmaf(value, 8193.f, -scaled));
     }
   }
-  // The same for all numbers.
+  // The same, correct for all numbers.
   static __device__ __forceinline__ void split_any(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -112,14 +114,14 @@ constexpr int kRowTileHeight = ROW_TILE_HEIGHT;
 constexpr int kRowTiles = ROW_TILES;
 constexpr int kTileM = kRowTiles * kRowTileHeight;
 constexpr int kTileN = TILE_N;
-constexpr bool kATransposed = A_TRANSPOSED;  // blocks are stored K x R: m runs fastest
-constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: k runs fastest
+constexpr bool kATransposed = A_TRANSPOSED;  // blocks are stored K x R: m is the fastest index
+constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: k is the fastest index
 constexpr int kStages = STAGES;
 constexpr int kThreads = THREADS;
 
 constexpr int kSize = sizeof(A);
 constexpr int kPiece = 16 / kSize;           // elements of one copy
-constexpr int kStageBytes = 128;             // of k, one line of all banks
+constexpr int kStageBytes = 128;             // bytes along k: one line of all banks
 constexpr int kStageK = kStageBytes / kSize;
 constexpr int kWords = Unit::kStepBytes / 16;
 constexpr int kStepK = Unit::kStepBytes / kSize;
@@ -129,23 +131,24 @@ constexpr int kWarpsM = WARPS_M;
 constexpr int kWarpsN = kThreads / 32 / kWarpsM;
 constexpr int kWarpM = kTileM / kWarpsM;
 constexpr int kWarpN = kTileN / kWarpsN;
-constexpr int kWarpTileHeight = smaller(kWarpM, kRowTileHeight);  // of a row tile, that a warp owns
+constexpr int kWarpTileHeight = smaller(kWarpM, kRowTileHeight);  // rows of a row tile that a warp owns
 constexpr int kWarpRowTiles = kWarpM / kWarpTileHeight;
 constexpr int kMmasM = kWarpM / 16;
 constexpr int kSlicesN = kWarpN / 8;
-constexpr int kGroup = 4;                    // slices of B whose sums of a stage are kept apart (3xTF32)
-constexpr int kAhead = kStages - 1;          // stages before the products
+constexpr int kGroup = 4;                    // slices of B whose sums over a stage are kept apart (3xTF32)
+constexpr int kAhead = kStages - 1;          // stages that are copied ahead of the products
 constexpr int kSumWords = kWarpM * kWarpN / 32 * sizeof(Sum) / 4;
-// Two CTAs where their registers (3xTF32 keeps sums of a stage apart) and their shared memory fit an SM.
+// Two CTAs run on an SM if their registers (3xTF32 keeps sums over a stage apart) and their shared memory fit.
 constexpr int kArch = __CUDA_ARCH__;
 constexpr int kSmBytes = (kArch >= 900 && kArch < 1200 ? 228 : kArch == 800 || kArch == 870 ? 164 : 100) * 1024;
 constexpr int kCtaBytes = kStages * (kTileM + kTileN) * kStageBytes + 2048;  // with indices and what the system takes
 constexpr bool kFewRegisters = kThreads == 256 && kSumWords <= 64 && kKind != MMA_3XTF32 && 2 * kCtaBytes <= kSmBytes;
 constexpr int kCtas = kFewRegisters || (kThreads < 256 && 2 * kCtaBytes <= kSmBytes) ? 2 : 1;
-constexpr bool kPrefetch = !(kKind == MMA_F64 && kFewRegisters);  // its fragments are large, and its products long
+constexpr bool kPrefetch = !(kKind == MMA_F64 && kFewRegisters);  // f64 has large fragments and long products
 constexpr bool kShort = !kPrefetch || (kKind == MMA_S8 && kFewRegisters);  // transposing bytes takes registers
-constexpr int kMmas = smaller(kWarpTileHeight / 16, kShort ? 1 : 2);         // of 16 rows, whose fragments come together
-constexpr int kChunks = kWarpTileHeight / 16 / kMmas;                        // of the rows of a row tile
+// Products of 16 rows whose fragments are loaded together.
+constexpr int kMmas = smaller(kWarpTileHeight / 16, kShort ? 1 : 2);
+constexpr int kChunks = kWarpTileHeight / 16 / kMmas;                        // parts of the rows of a row tile
 static_assert(kWarpM % kWarpTileHeight == 0 && kRowTileHeight % kWarpTileHeight == 0 && kWarpTileHeight >= 16,
               "a warp owns whole row_tiles or a part of one, 16 rows or more");
 static_assert(kWarpsM * kWarpsN * 32 == kThreads && kRowTiles <= 32, "a bit for each row_tile");
@@ -153,14 +156,14 @@ static_assert(kSlicesN % kGroup == 0, "a warp multiplies 32 n columns");
 static_assert(kStages >= 2 && kStages <= 8, "a lane for each stage");
 
 // ---------------------------------------------------------------------------------- an operand in shared memory
-// One stage of an operand, kExtent rows of A or columns of B: a line of 128 bytes for each of them (k runs fastest), or
-// a line for each k (kMnMajor). Pieces of 16 bytes are swizzled within their line such that no load of a fragment meets
-// a bank twice. A warp reads kWarpExtent rows or columns, from `first`.
+// One stage of an operand, kExtent rows of A or columns of B: a line of 128 bytes for each of them (k is the fastest
+// index), or a line for each k (kMnMajor). Pieces of 16 bytes are swizzled within their line so that no load of a
+// fragment has bank conflicts. A warp reads kWarpExtent rows or columns, from `first` on.
 template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand {
   static constexpr int kInterleave = smaller(Unit::kInterleave, kWarpExtent / 8);
   static constexpr int kLine = kMnMajor ? kExtent * kSize : kStageBytes;
   static constexpr int kLinePieces = kLine / 16;
-  static constexpr int kCopies = kExtent * kStageBytes / 16 / kThreads;  // of a thread
+  static constexpr int kCopies = kExtent * kStageBytes / 16 / kThreads;  // copies of a thread
   static constexpr int kLineStep = kThreads / kLinePieces;               // lines from one copy to the next
   static_assert(kCopies >= 1, "with more threads than pieces none would be copied: 16 rows take 128 threads at most");
   static_assert(kLinePieces >= 8, "the swizzle permutes 8 pieces");
@@ -180,12 +183,14 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     return line * kLine + (((byte / 16) ^ swizzle(line)) * 16) + byte % 16;
   }
 
-  // Copies of a thread: the place of the first piece, then of the i-th, its first row or column, its first k.
+  // The copies of a thread: the address of the first piece, then that of the i-th, its first row or column, its first
+  // k.
   static __device__ __forceinline__ u32 copy_place(u32 thread) {
     return place(thread / kLinePieces, thread % kLinePieces * 16);
   }
   static __device__ __forceinline__ u32 copy_place(u32 first, int i) {
-    return (first ^ swizzle(i * kLineStep) * 16) + i * kLineStep * kLine;  // bits of the line that are 0 in the first
+    // The bits of this line number are 0 in the first line.
+    return (first ^ swizzle(i * kLineStep) * 16) + i * kLineStep * kLine;
   }
   static __device__ __forceinline__ int copy_mn(u32 thread, int i) {
     return kMnMajor ? thread % kLinePieces * kPiece : thread / kLinePieces + i * kLineStep;
@@ -194,15 +199,15 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     return kMnMajor ? thread / kLinePieces + i * kLineStep : thread % kLinePieces * kPiece;
   }
 
-  // Row or column of a warp's part: `row` of slice `slice`.
+  // The row or column of a warp's part that is `row` of slice `slice`.
   static constexpr __device__ __forceinline__ u32 spread(u32 slice, u32 row) {
     return slice / kInterleave * 8 * kInterleave + row * kInterleave + slice % kInterleave;
   }
 
-  // What this lane reads of the first slices at the first step; `load` goes on from there by constants.
+  // The address that this lane reads for the first slices at the first step; `load` adds constants to it.
   static __device__ __forceinline__ u32 lane_place(u32 first) {
     const u32 lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
-    // Four matrices are two slices by two words, in the order in which a product wants its registers: a product takes
+    // Four matrices are two slices by two words, in the order in which a product takes its registers: a product takes
     // two slices of A and one of B.
     const u32 slice = kIsA ? matrix % 2 : matrix / 2, word = kIsA ? matrix / 2 : matrix % 2;
     if constexpr (!kMnMajor) {
@@ -211,13 +216,14 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     } else {
       if constexpr (kSize >= 4) return place(lane % 4, (first + spread(0, lane / 4)) * kSize);
       else if constexpr (kSize == 2) return place(word * 8 + row, (first + slice * 8) * 2);
-      // Lane l of a transposed matrix of bytes gets rows 2 (l % 4) and the next, columns 2 (l / 4) and the next; these
-      // rows are k = 4 (l % 4) and the next, and those of the other matrix the next two k.
+      // Lane l of a transposed matrix of bytes gets rows 2 (l % 4) and 2 (l % 4) + 1 of columns 2 (l / 4) and 2 (l / 4)
+      // + 1. These rows are k = 4 (l % 4) and the next; the rows of the other matrix are the two k after them.
       else return place(matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2, first);
     }
   }
 
-  // From a place in the first slice to the same in another on the same line; swizzled pieces stay in their 128 bytes.
+  // From an address in the first slice to the same element of another slice on the same line; swizzled pieces stay
+  // within their 128 bytes.
   static __device__ __forceinline__ u32 along(u32 from, u32 slice) {
     const u32 bytes = slice * 8 * kSize;
     return (from ^ bytes % 128) + bytes / 128 * 128;
@@ -228,7 +234,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
     else return from + row_tile * (kRowTileHeight * kLine);
   }
 
-  // kSlices slices from `slice` on, at one step of k.
+  // Loads kSlices slices from `slice` on, at one step of k.
   template <int kSlices>
   static __device__ __forceinline__ void load(u32 (&words)[kSlices][kWords], u32 from, int slice, int step) {
     if constexpr (kSize >= 4 && kMnMajor) {  // no transposition: a lane reads kInterleave columns and keeps them
@@ -236,7 +242,7 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
       for (int s = 0; s < kSlices; s += kInterleave)
 #pragma unroll
         for (int k = 0; k < kStepK; k += 4) {
-          constexpr int kElement = (kSize + 3) / 4;  // words
+          constexpr int kElement = (kSize + 3) / 4;  // words of an element
           u32 wide[kInterleave * kElement];
           load_words(wide, along(from, slice + s) + (step * kStepK + k) * kLine);
 #pragma unroll
@@ -278,11 +284,11 @@ template <bool kIsA, bool kMnMajor, int kExtent, int kWarpExtent> struct Operand
 using OperandA = Operand<true, kATransposed, kTileM, kWarpTileHeight>;
 using OperandB = Operand<false, !kBTransposed, kTileN, kWarpN>;
 
-// Where a lane finds its part of a stage.
+// The addresses of a lane's part of a stage.
 struct Fragments {
   u32 a, b;
 
-  // Where the rows of one of the warp's row tiles begin; they are loaded by chunks.
+  // Where the rows of one of the warp's row tiles begin; they are loaded in chunks.
   __device__ __forceinline__ u32 row_tile_place(u32 row_tile) const { return kWarpRowTiles > 1 ? OperandA::at_row_tile(a, row_tile) : a; }
   static __device__ __forceinline__ void load_a(u32 (&words)[2 * kMmas][kWords], u32 place, int chunk, int step) {
     OperandA::load(words, place, chunk * 2 * kMmas, step);
@@ -306,18 +312,19 @@ __device__ __forceinline__ void prepare(u32 (&to)[kSlices][kWords], const u32 (&
   }
 }
 
-// kCount steps from `first` on. At each step the fragments of B serve all row tiles of the warp; `present` has a bit for
-// each that has the block. The next fragments are on their way meanwhile, those of A from the next such row tile.
+// Multiplies kCount steps from `first` on. At each step the fragments of B serve all row tiles of the warp; `present`
+// has a bit for each row tile that has the block. Meanwhile the next fragments are loaded, those of A from the next
+// present row tile.
 template <int kCount>
 __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 present, int first) {
   u32 a_next[2 * kMmas][kWords], b_next[kSlicesN][kWords];
-  u32 following[kWarpRowTiles];  // where the next row tile that is present lies; after the last one comes the first
+  u32 following[kWarpRowTiles];  // where the next present row tile lies; the first follows the last
   following[kWarpRowTiles - 1] = from.row_tile_place(kWarpRowTiles > 1 ? __ffs(present) - 1 : 0);
   if constexpr (kPrefetch) {
     from.load_a(a_next, following[kWarpRowTiles - 1], 0, first);
     from.load_b(b_next, 0, first);
 #pragma unroll
-    for (int row_tile = kWarpRowTiles - 2; row_tile >= 0; --row_tile)  // now, and not before each load
+    for (int row_tile = kWarpRowTiles - 2; row_tile >= 0; --row_tile)  // computed now, not before each load
       following[row_tile] = opaque(present >> row_tile & 2 ? from.row_tile_place(row_tile + 1) : following[row_tile + 1]);
   }
 #pragma unroll
@@ -351,7 +358,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 
 
 using Part = f32[kMmas][kGroup][4];
 
-// (ah + al)(bh + bl) without al bl, the large products and the two small ones apart.
+// (ah + al)(bh + bl) without al bl; the large products and the two small ones have separate sums.
 template <bool kAny, class Split>
 __device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fragments& from, u32 row_tile, int chunk,
                                                int group, int first, int steps) {
@@ -388,9 +395,9 @@ __device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fra
   }
 }
 
-// The tensor cores cut what they add, so a sum of theirs is one stage long, and the long sum is made of rounded
-// additions. A sum of a stage that is not finite is done again with care: next to an infinite element the small
-// products are NaN or infinite of either sign, which must not reach the sum; there any finite number will do.
+// The tensor cores truncate what they add, so their sums extend over one stage only, and rounded additions make the
+// long sum. A sum of a stage that is not finite is computed again with care: next to an infinite element the small
+// products are NaN, or infinite of either sign, which must not reach the sum; any finite number would do there.
 template <class Split>
 __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from, u32 present, int steps) {
   constexpr f32 kLargest = 3.402823466e38f;
@@ -443,13 +450,13 @@ __device__ __forceinline__ void multiply_stage(Sums& sums, const Fragments& from
   } else if (steps == kSteps) {
     multiply<kSteps>(sums, from, present, 0);
   } else {
-#pragma unroll 1  // a stage cut short by the end of a block
+#pragma unroll 1  // a stage that the end of a block cuts short
     for (int step = 0; step < steps; ++step) multiply<1>(sums, from, present, step);
   }
 }
 
 // ---------------------------------------------------------------------------------- the result
-// The columns that a lane holds of kInterleave slices lie side by side: a run.
+// The columns that a lane holds of kInterleave slices are contiguous: a run.
 constexpr int kRun = 2 * OperandB::kInterleave;
 constexpr int kVector = smaller(kRun, 16 / sizeof(C));  // elements of one store
 struct alignas(kVector * sizeof(C)) Vector { C x[kVector]; };

@@ -1,4 +1,4 @@
-// Loads of what is read once, and sums over lanes that are no power of two.
+// Loads of data that is read once, and sums over numbers of lanes that are not powers of two.
 #pragma once
 
 #include "common/types.cuh"
@@ -6,7 +6,7 @@
 template <bool kFirst, class T, class U> struct Choose { using Type = T; };
 template <class T, class U> struct Choose<false, T, U> { using Type = U; };
 
-// kCount neighbouring elements, `kAlign` bytes at a time; they are the first to leave the caches.
+// Reads kCount neighbouring elements, `kAlign` bytes at a time, and marks them to be evicted first from the caches.
 template <int kAlign, int kCount, class T> __device__ __forceinline__ void stream(T (&to)[kCount], const T* __restrict__ from) {
   if constexpr (kAlign > sizeof(T) && kCount * sizeof(T) % kAlign == 0) {
     constexpr int kEach = kAlign / sizeof(T);
@@ -39,7 +39,7 @@ template <class T> __device__ __forceinline__ T streamed(const T* __restrict__ f
   return one[0];
 }
 
-// kCount neighbouring elements, `kAlign` bytes at a time.
+// Reads kCount neighbouring elements, `kAlign` bytes at a time.
 template <int kAlign, int kCount, class T> __device__ __forceinline__ void read_together(T (&to)[kCount], const T* from) {
   constexpr int kEach = kAlign > sizeof(T) && kCount * sizeof(T) % kAlign == 0 ? kAlign / sizeof(T) : 1;
   struct alignas(kEach * sizeof(T)) Box { T values[kEach]; };
@@ -50,8 +50,8 @@ template <int kAlign, int kCount, class T> __device__ __forceinline__ void read_
     for (int j = 0; j < kEach; ++j) to[i + j] = box.values[j];
   }
 }
-// kCount neighbouring elements, read `kAlign` bytes at a time. Those of 8 and 16 bits stay together until they are used:
-// apart, each has a register of its own.
+// kCount neighbouring elements, read `kAlign` bytes at a time. Elements of 8 and 16 bits stay packed until they are
+// used; unpacked, each would take a register.
 template <class T, int kCount, int kAlign> struct Elements {
   static constexpr bool kPacked = sizeof(T) < 4 && kAlign >= 4 && kCount * sizeof(T) % kAlign == 0;
   static constexpr int kEach = kPacked ? 4 / sizeof(T) : 1;
@@ -62,7 +62,7 @@ template <class T, int kCount, int kAlign> struct Elements {
   __device__ __forceinline__ void read_from(const T* from) {
     read_together<kAlign>(words, reinterpret_cast<const Word*>(from));
   }
-  __device__ __forceinline__ void put(int k, T value) {  // where they are read one by one
+  __device__ __forceinline__ void put(int k, T value) {  // used where elements are read one by one
     if constexpr (!kPacked) words[k] = value;
   }
   __device__ __forceinline__ T operator[](int k) const {
@@ -74,7 +74,7 @@ template <class T, int kCount, int kAlign> struct Elements {
     }
   }
 };
-// An element that another multiprocessor may have written during this launch.
+// Reads an element that another multiprocessor may have written during this launch.
 template <class T> __device__ __forceinline__ T past_l1(const T* from) {
   constexpr int kWords = sizeof(T) / 4;
   union { T value; u8 byte; u32 words[kWords > 0 ? kWords : 1]; } box = {};
@@ -84,12 +84,12 @@ template <class T> __device__ __forceinline__ T past_l1(const T* from) {
   return box.value;
 }
 
-// The largest power of two, up to 16, that divides so many bytes.
+// The largest power of two, up to 16, that divides `bytes`.
 __device__ constexpr int alignment_of(int bytes) {
   return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
 }
 
-// x of place 0 becomes the sum over kCount places that are kStep lanes apart, in one fixed tree.
+// In the lanes with place 0, x becomes the sum over kCount lanes that are kStep lanes apart, added in one fixed tree.
 template <int kCount, int kStep, int kValues, class T>
 __device__ __forceinline__ void sum_over_places(T (&x)[kValues], int place) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// Element types of the arrays and the types they are summed in, without CUDA's headers.
-// load<Acc>(x) widens an element, store<T>(acc) rounds it; multiply_add and reductions work on Acc.
-// Integers are summed modulo 2^32 or 2^64: the low bits are those of the narrower type.
+// Element types of the arrays and the types of their sums, without CUDA's headers. load<Acc>(x) widens an element,
+// Store<T>::from(acc) rounds a sum; multiply_add and reductions work on Acc. Integers are summed modulo 2^32 or 2^64,
+// whose low bits are the sum modulo the range of the narrower type.
 #pragma once
 
 using i8 = signed char;
@@ -16,7 +16,7 @@ using f64 = double;
 
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
-struct e4m3 { u8 bits; };  // fp8: 4 bits of exponent, 3 of mantissa, NaN and no infinity
+struct e4m3 { u8 bits; };  // fp8: 4 bits of exponent, 3 of mantissa; it has NaN but no infinity
 struct boolean { u8 value; };
 template <class Real> struct alignas(2 * sizeof(Real)) Complex { Real re, im; };
 using c64 = Complex<f32>;
@@ -36,7 +36,7 @@ __device__ __forceinline__ f32 number(f16 x) {
 }
 __device__ __forceinline__ f32 number(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 __device__ __forceinline__ f32 number(e4m3 x) {
-  // As the upper bits of a float16 its value is 2^-8 of itself, subnormals included.
+  // Shifted into the upper bits of a float16 the number is 2^-8 times its value, also if it is subnormal.
   const u32 magnitude = x.bits & 0x7fu;
   if (magnitude == 0x7fu) return __uint_as_float(0x7fffffffu);
   f32 y;
@@ -74,12 +74,12 @@ template <> struct Store<f16> {
   }
 };
 template <> struct Store<bf16> {
-  static __device__ __forceinline__ bf16 from(f32 x) {  // round to nearest even, NaN stays NaN
+  static __device__ __forceinline__ bf16 from(f32 x) {  // rounds to nearest even; NaN stays NaN
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16{u16((bits >> 16) | 0x40u)};
     return bf16{u16((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
   }
-  // Rounding to odd at 24 bits first keeps the second rounding right.
+  // Rounding to odd at 24 bits first makes the second rounding correct.
   static __device__ __forceinline__ bf16 from(f64 x) {
     f32 y = __double2float_rz(x);
     u32 bits = __float_as_uint(y);

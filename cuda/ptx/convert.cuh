@@ -1,4 +1,4 @@
-// Conversions and approximations that are one instruction, or one instruction for each pair.
+// Conversions and approximations: one instruction each, or one instruction for each pair of numbers.
 #pragma once
 
 #include "common/types.cuh"
@@ -10,7 +10,8 @@ template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high) {
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// The numbers of a pair; in assembly, as the compiler would rather keep the pair too.
+// The two numbers of a pair. They are written in assembly, because otherwise the compiler keeps the pair in a register
+// too.
 template <class T> __device__ __forceinline__ f32 low_of(u32 pair) {
   f32 number;
   if constexpr (Same<T, bf16>::value) asm("shl.b32 %0, %1, 16;" : "=f"(number) : "r"(pair));
@@ -23,7 +24,7 @@ template <class T> __device__ __forceinline__ f32 high_of(u32 pair) {
   else asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(number) : "r"(pair));
   return number;
 }
-// Four numbers rounded to fp8, as the four bytes of a word; what is too large becomes 448.
+// Four numbers rounded to fp8, as the four bytes of a word. A number above 448, the largest fp8 number, becomes 448.
 __device__ __forceinline__ u32 pack_fp8(f32 a, f32 b, f32 c, f32 d) {
   u32 four;
   asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"

@@ -1,18 +1,18 @@
-// Copies for fragments, fragments and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
+// Copies, loads of fragments and matrix products of a warp (sm_80 and newer): one wrapper = one PTX instruction.
 #pragma once
 
 #include "ptx/cp_async.cuh"
 
 // ------------------------------------------------------------------------------- copies
-// 16 bytes to shared memory past the L1, zeros where `blank`; nothing unless `wanted`. Predicates and no branch, so
-// that products can be scheduled between copies.
+// Copies 16 bytes to shared memory past the L1 if `wanted`; writes zeros instead if `blank`. It uses predicates and no
+// branch, so that the compiler can schedule products between copies.
 __device__ __forceinline__ void copy_16(bool wanted, u32 to, const void* from, bool blank) {
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nsetp.ne.b32 q, %3, 0;\n"
       "@p cp.async.cg.shared.global.L2::128B [%1], [%2], 16, q;\n}"
       ::"r"(int(wanted)), "r"(to), "l"(from), "r"(int(blank)) : "memory");
 }
-// The same, of which only `bytes` are read and the others are zeros: some more instructions.
+// The same, but only `bytes` are read and the others become zeros. This takes some more instructions.
 __device__ __forceinline__ void copy_some_of_16(bool wanted, u32 to, const void* from, u32 bytes) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p cp.async.cg.shared.global.L2::128B [%1], [%2], 16, %3;\n}"
@@ -24,8 +24,8 @@ __device__ __forceinline__ void copy_4(bool wanted, u32 to, const void* from) {
 }
 
 // ------------------------------------------------------------------------------- fragments
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-// Lane l receives elements 2 (l % 4) and the next of row l / 4, with kTransposed of column l / 4.
+// Loads four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Lane l receives
+// elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, or of column l / 4 if kTransposed.
 template <bool kTransposed> __device__ __forceinline__ void load_matrices(u32 (&d)[4], u32 from) {
   if constexpr (kTransposed)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -43,8 +43,9 @@ __device__ __forceinline__ void load_words(u32 (&d)[4], u32 from) {
 }
 
 // ------------------------------------------------------------------------------- products
-// d[16, 8] += a[16, 32 bytes] * b[32 bytes, 8]. A pair of words holds, for row lane / 4 of 8 rows of a or 8 columns of
-// b, bytes 4 (lane % 4) of both halves of the 32. `upper` and `lower` are rows 0 to 7 and 8 to 15 of a.
+// d[16, 8] += a[16, 32 bytes] * b[32 bytes, 8]. For row lane / 4 of 8 rows of a, or of 8 columns of b, a pair of words
+// holds the four bytes from 4 (lane % 4) on of both halves of the 32 bytes. `upper` is rows 0 to 7 of a, `lower` is
+// rows 8 to 15.
 #define MMA_16X8(name, instruction, Sum, letter)                                                                     \
   __device__ __forceinline__ void name(Sum (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2], const u32 (&b)[2]) { \
     asm("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"          \
@@ -53,7 +54,7 @@ __device__ __forceinline__ void load_words(u32 (&d)[4], u32 from) {
   }
 MMA_16X8(mma_f16, "m16n8k16.row.col.f32.f16.f16.f32", f32, "f")
 MMA_16X8(mma_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32", f32, "f")
-MMA_16X8(mma_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32", f32, "f")  // the low 13 bits of an operand are not looked at
+MMA_16X8(mma_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32", f32, "f")  // the low 13 bits of an operand are ignored
 MMA_16X8(mma_s8, "m16n8k32.row.col.s32.s8.s8.s32", i32, "r")
 #if __CUDA_ARCH__ >= 890
 MMA_16X8(mma_e4m3, "m16n8k32.row.col.f32.e4m3.e4m3.f32", f32, "f")
@@ -66,7 +67,8 @@ __device__ __forceinline__ void mma_f64(f64& d0, f64& d1, f64 a, f64 b) {
       : "+d"(d0), "+d"(d1) : "d"(a), "d"(b));
 }
 #if __CUDA_ARCH__ >= 900
-// d[16, 8] += a[16, 8] * b[8, 8]: elements lane % 4 and 4 + lane % 4 of the two rows and of the column.
+// d[16, 8] += a[16, 8] * b[8, 8]; a lane holds elements lane % 4 and 4 + lane % 4 of its two rows of a and its column
+// of b.
 __device__ __forceinline__ void mma_f64(f64 (&d)[4], const f64 (&upper)[2], const f64 (&lower)[2], const f64 (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])

@@ -1,4 +1,4 @@
-// Shared memory as instructions name it (sm_75 and newer).
+// Addresses in shared memory as PTX instructions take them (sm_75 and newer).
 #pragma once
 
 #include "common/types.cuh"

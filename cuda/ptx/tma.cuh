@@ -1,4 +1,4 @@
-// The copy engine and its barriers: one wrapper = one PTX instruction (sm_90 and newer).
+// The copy engine (TMA) and its barriers (sm_90 and newer): one wrapper = one PTX instruction.
 #pragma once
 
 #include "ptx/shared.cuh"
@@ -67,27 +67,28 @@ __device__ __forceinline__ void store_tile(const TensorMap* map, int x, int y, i
       ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// All but the last kPending groups of stores have read their shared memory.
+// Waits until all but the last kPending groups of stores have read their shared memory.
 template <int kPending> __device__ __forceinline__ void store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// All stores of this thread have arrived in global memory.
+// Waits until all stores of this thread are in global memory.
 __device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// 16 bytes, past the L1; what was asked for before counts as one arrival at the barrier once it is there.
+// copy_16 copies 16 bytes past the L1. copies_arrive lets all earlier copies of this thread count as one arrival at the
+// barrier, once they are complete.
 __device__ __forceinline__ void copy_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// What this thread wrote to shared memory is seen by the copy engine and the tensor cores.
+// Makes what this thread wrote to shared memory visible to the copy engine and the tensor cores.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ------------------------------------------------------------------------------- the rest
-// One lane of a warp that is together.
+// ------------------------------------------------------------------------------- other instructions
+// True in one lane of a warp whose lanes have converged.
 __device__ __forceinline__ bool is_elected() {
   u32 elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));

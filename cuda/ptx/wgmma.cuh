@@ -1,6 +1,6 @@
-// wgmma: the asynchronous matrix product of a warpgroup on sm_90a, 64 rows by 64 to 256 columns, sums in float32.
-// MMA_TYPE is f16 or bf16 (MMA_K = 16), tf32 (8) or e4m3 (32): 32 bytes of K at a time. Only the 16-bit types can be
-// read across K ("transposed") from shared memory.
+// wgmma, the asynchronous matrix product of a warpgroup on sm_90a: d[64, N] += a[64, MMA_K] * b[MMA_K, N] in float32,
+// for N from 64 to 256. MMA_TYPE is f16 or bf16 (MMA_K = 16), tf32 (8) or e4m3 (32): 32 bytes of K at a time. Only the
+// 16-bit types can be read from shared memory with K not contiguous ("transposed").
 #pragma once
 
 #include "common/types.cuh"
@@ -17,8 +17,8 @@
 #define MMA_ACROSS(operands) ""
 #endif
 
-// Where an operand tile lies: address, distance between 64-wide slabs (leading) and between groups of 8 rows (stride),
-// and the swizzle: rows of 128, 64 or 32 bytes.
+// The descriptor of an operand tile: its address, the distances in bytes between 64-wide slabs (leading) and between
+// groups of 8 rows (stride), and the swizzle, given by rows of 128, 64 or 32 bytes.
 __device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 leading, u32 stride, int row_bytes = 128) {
   const u64 swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
   return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | swizzle << 62;
