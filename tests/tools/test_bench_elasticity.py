@@ -202,7 +202,7 @@ def test_matrices_of_scipy_do_the_same(tiny: Tiny, smoother: str) -> None:
 def test_matrices_of_cupyx_do_the_same(tiny: Tiny) -> None:
     backend = by_name("cuda")
     ours, b = tiny.hierarchy(backend), backend.from_host(tiny.problem.b)
-    csr = ours.moved(tiny.bench.as_cupyx)
+    csr = ours.moved(peers.as_cupyx)
     found = [tiny.solve(b, hierarchy, "chebyshev") for hierarchy in (ours, csr)]
     assert found[0].iterations == found[1].iterations
     np.testing.assert_allclose(found[0].residuals, found[1].residuals, rtol=1e-5)
