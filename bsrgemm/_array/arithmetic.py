@@ -189,7 +189,9 @@ class Arithmetic(Conversions):
         return self
 
     def _in_place(self, values: Array) -> Array:
-        if not np.can_cast(values.dtype, self.dtype, "same_kind") and values.dtype != self.dtype:
+        loses_imaginary = values.dtype.kind == "c" and self.dtype.kind != "c"  # NumPy would let bfloat16 lose it
+        castable = np.can_cast(values.dtype, self.dtype, "same_kind") and not loses_imaginary
+        if not castable and values.dtype != self.dtype:
             raise np.exceptions.DTypePromotionError(f"cannot keep {values.dtype} values in a matrix of {self.dtype}")
         return values
 

@@ -183,3 +183,17 @@ def test_rows_of_a_transpose_are_in_order_whatever_the_number_of_blocks(backend:
     T = back(backend, A.T.copy())
     assert T.indices.tolist() == [i for j in range(3) for i in np.nonzero(column == j)[0].tolist()]
     assert T.data.ravel().tolist() == T.indices.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32"])
+def test_a_complex_factor_in_place_is_refused_by_a_real_matrix(dtype: str) -> None:
+    """bfloat16 as the other dtypes: its imaginary part would be lost."""
+    from bsrgemm.dtypes import BFLOAT16
+
+    A = bg.bsr_array(np.eye(4), blocksize=(2, 2)).astype(BFLOAT16 if dtype == "bfloat16" else dtype)
+    before = A.toarray().astype(np.float64)
+    with pytest.raises(TypeError):
+        A *= 1j
+    with pytest.raises(TypeError):
+        A /= 1j
+    np.testing.assert_array_equal(A.toarray().astype(np.float64), before)

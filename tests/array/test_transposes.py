@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 import bsrgemm as bg
 from bsrgemm._products import host as products_host
+from bsrgemm._products.call import ProductCall
+from bsrgemm._products.engine import ENGINES
 from bsrgemm._products.transposed import transposed_copy
 
 from ..strategies import (
@@ -108,21 +110,22 @@ def test_the_conjugate_transpose_is_built_late_for_real_dtypes(place: Place, fla
 # ---------------------------------------------------------------------------------------- what it does not do
 @each_place
 def test_products_neither_transpose_nor_copy_the_blocks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend is handed the matrix itself, and whose transpose is meant."""
+    """The engine is handed the matrix itself, and whether its transpose is meant."""
 
     def refuse(*args: Any) -> None:
         raise AssertionError("the blocks are transposed")
 
     seen = []
-    spmm = type(place.backend).spmm
+    engine = ENGINES.of(place.backend)
+    multiply = engine.multiply_dense
 
-    def spy(self: Any, A: Any, *args: Any, transposed: bool = False, **options: Any) -> None:
-        seen.append((A, transposed))
+    def spy(call: ProductCall) -> None:
+        seen.append((call.matrix, call.transposed))
         if place.name != "cuda":  # its kernels may still need a copy
-            spmm(self, A, *args, transposed=transposed, **options)
+            multiply(call)
 
     monkeypatch.setattr(type(place.backend), "transpose", refuse)
-    monkeypatch.setattr(type(place.backend), "spmm", spy)
+    monkeypatch.setattr(engine, "multiply_dense", spy)
     A = place.bsr(sample())
     arrays = A.data, A.indices, A.indptr
     X = place.put(np.ones((6, 4)))

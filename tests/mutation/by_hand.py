@@ -83,7 +83,7 @@ ERRORS: tuple[Error, ...] = (
     ),
     Error(
         "a result may lie over indptr",
-        "bsrgemm/_backend/numpy_backend.py",
+        "bsrgemm/_products/host.py",
         "enumerate((X, A.data, A.indices, A.indptr))",
         "enumerate((X, A.data, A.indices))",
     ),
@@ -135,8 +135,8 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "the extent of the indices is not known",
         "bsrgemm/_*/*.py",
-        "self.extents = tuple(backend.extent(x) for x in self.source)",
-        "self.extents = tuple(backend.extent(x) for x in (self.source[0], self.source[0], self.source[2]))",
+        "self.extents = tuple(self._backend.extent(x) for x in self.source)",
+        "self.extents = tuple(self._backend.extent(x) for x in (self.source[0], self.source[0], self.source[2]))",
     ),
     Error(
         "rows may be any number of bytes apart",
@@ -160,8 +160,8 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "attention forgets the strides of its result",
         "bsrgemm/_attention/*.py",
-        "q.strides, k.strides, v.strides, out.strides, how,",
-        "q.strides, k.strides, v.strides, how,",
+        "q.strides, k.strides, v.strides, out.strides,\n        score_mode,",
+        "q.strides, k.strides, v.strides,\n        score_mode,",
     ),
     Error(
         "attention forgets the dtype of its result",
@@ -172,7 +172,7 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "every head has its own pattern",
         "bsrgemm/_attention/*.py",
-        "0 if H == 1 else plan.sizes[1] // H",
+        "0 if H == 1 else plan.heads // H",
         "0 if H == 1 else 1",
     ),
     Error("batches share a pattern", "bsrgemm/_attention/*.py", "shared = (H, int(B > 1),", "shared = (H, 0,"),
@@ -191,14 +191,14 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "too few counters for pieces",
         "bsrgemm/_attention/decode*.py",
-        "B * heads if pieces > 1 else 0, workspace",
-        "heads if pieces > 1 else 0, workspace",
+        "counters=batch * heads if pieces > 1 else 0",
+        "counters=heads if pieces > 1 else 0",
     ),
     Error(
         "too little room for pieces",
         "bsrgemm/_attention/decode*.py",
-        "B * heads * pieces * config.rows * (D_v + 2) if pieces > 1 else 0",
-        "B * heads * config.rows * (D_v + 2) if pieces > 1 else 0",
+        "batch * heads * pieces * config.rows * (D_v + 2) if pieces > 1 else 0",
+        "batch * heads * config.rows * (D_v + 2) if pieces > 1 else 0",
     ),
 )
 

@@ -293,12 +293,14 @@ def install(load: Callable[..., Any] | None = None, encode: Callable[[], Callabl
     """Log what `jit.load` loads and what `tensor_map` encodes from now on; a stand-in brings its own of both."""
     load_kernel, driver = load or jit.load, encode or tensor_map._driver_function
     kernels: dict[Any, Kernel] = {}
+    making = threading.Lock()
 
     def logged(spec: jit.KernelSpec, arch: str, *, root: Path | None = None) -> Any:
         kernel = load_kernel(spec, arch, root=root)
-        found = kernels.get((spec, arch, root))
-        if found is None or found.kernel is not kernel:
-            found = kernels[spec, arch, root] = Kernel(kernel, spec, arch, root)
+        with making:  # threads that load the same kernel get the same one
+            found = kernels.get((spec, arch, root))
+            if found is None or found.kernel is not kernel:
+                found = kernels[spec, arch, root] = Kernel(kernel, spec, arch, root)
         return found
 
     @cache

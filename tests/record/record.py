@@ -57,14 +57,16 @@ def test_files(names: Iterable[str]) -> dict[str, str]:
 def commit() -> tuple[str | None, bool]:
     """The commit of the checkout, and whether anything beside the record differs from it.
 
-    A machine that has the files but not their history is told by the environment variable BSRGEMM_COMMIT.
+    A machine that has the files of a commit but not its history is told by the environment variable BSRGEMM_COMMIT.
     """
+    told = os.environ.get("BSRGEMM_COMMIT")
+    if told:
+        return told, False
     try:
         head = _git("rev-parse", "HEAD").strip()
         changed = [line[3:] for line in _git("status", "--porcelain", "--untracked-files=no").splitlines()]
     except (OSError, subprocess.CalledProcessError):
-        told = os.environ.get("BSRGEMM_COMMIT")
-        return told, told is None
+        return None, True
     return head, any(name not in (str(path.relative_to(ROOT)) for path in (PATH, _beside(PATH))) for name in changed)
 
 

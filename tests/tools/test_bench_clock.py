@@ -11,6 +11,7 @@ import pytest
 
 from bsrgemm._benchmark import timing
 from bsrgemm._benchmark.timing import Clock, Timing
+from bsrgemm._kernels import timing as gpu_timing
 
 
 class Card:
@@ -55,8 +56,8 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     made = Card()
     monkeypatch.setitem(sys.modules, "cupy", made.module())
-    monkeypatch.setattr(timing.time, "sleep", lambda seconds: made.log.append(f"idle {seconds}"))
-    monkeypatch.setattr(timing, "sleep_on_gpu", lambda nanoseconds: made.log.append("sleep"))
+    monkeypatch.setattr(gpu_timing.time, "sleep", lambda seconds: made.log.append(f"idle {seconds}"))
+    monkeypatch.setattr(gpu_timing, "sleep_on_gpu", lambda nanoseconds: made.log.append("sleep"))
     return made
 
 
@@ -69,12 +70,12 @@ def test_a_call_is_timed_after_idling_with_the_l2_flushed_and_the_host_hidden(ca
 
 def test_the_card_sleeps_longer_than_the_host_takes_to_launch(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[int] = []
-    monkeypatch.setattr(timing, "sleep_on_gpu", slept.append)
-    monkeypatch.setattr(timing, "_host_once", lambda call: 180e-6)
+    monkeypatch.setattr(gpu_timing, "sleep_on_gpu", slept.append)
+    monkeypatch.setattr(gpu_timing, "_host_once", lambda call: 180e-6)
     timing.samples_gpu(card.call, repeats=2)
     assert slept == [410_000, 410_000]
-    assert all(timing.sleep_seconds(host) > host for host in (0.0, 1e-5, 1e-3))
-    assert timing.sleep_seconds(1.0) == 5e-3  # a call that waits for the card cannot be hidden
+    assert all(gpu_timing.sleep_seconds(host) > host for host in (0.0, 1e-5, 1e-3))
+    assert gpu_timing.sleep_seconds(1.0) == 5e-3  # a call that waits for the card cannot be hidden
 
 
 def test_a_time_is_the_median_of_its_samples(card: Card) -> None:
@@ -129,7 +130,7 @@ def test_host_time_is_the_least_mean_of_calls_in_a_row(monkeypatch: pytest.Monke
 
 def test_the_sleeping_kernel_compiles() -> None:
     nvrtc = pytest.importorskip("cupy.cuda.nvrtc")
-    program = nvrtc.createProgram(timing._SLEEP_SOURCE, "sleep.cu", [], [])
+    program = nvrtc.createProgram(gpu_timing._SLEEP_SOURCE, "sleep.cu", [], [])
     nvrtc.compileProgram(program, ("-arch=sm_90a",))
     assert "sleep_for" in nvrtc.getPTX(program) or nvrtc.getCUBIN(program)
 

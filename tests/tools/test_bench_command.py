@@ -377,9 +377,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         runtime=types.SimpleNamespace(memGetInfo=lambda: (1 << 40, 1 << 40)),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr("bsrgemm._benchmark.timing._FLUSH_BYTES", 64)
+    monkeypatch.setattr("bsrgemm._kernels.timing._FLUSH_BYTES", 64)
     monkeypatch.setattr(timing.Clock, "__init__", partialmethod(timing.Clock.__init__, idle=0.0))
-    monkeypatch.setattr(timing, "sleep_on_gpu", lambda nanoseconds: None)
+    monkeypatch.setattr("bsrgemm._kernels.timing.sleep_on_gpu", lambda nanoseconds: None)
     monkeypatch.setattr(place, "SUSTAINED", 0.0)
     monkeypatch.setattr(place, "_COPIED", {"cuda": 1 << 16})
     monkeypatch.setattr(place, "_DENSE", {"cuda": 32})

@@ -24,6 +24,8 @@ from bsrgemm._benchmark import machine
 from bsrgemm._benchmark import table as table_module
 from bsrgemm._benchmark.solver import amg, elasticity, hierarchy, peers
 from bsrgemm._benchmark.solver import problems as elasticity_problems
+from bsrgemm._products.call import ProductCall
+from bsrgemm._products.engine import ENGINES
 
 from .. import fake_device
 
@@ -223,15 +225,16 @@ def test_only_norms_come_to_the_host(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
             return original(self, *args)
 
         monkeypatch.setattr(fake_device.ndarray, name, spy)
-    product = type(backend).spmm
+    engine = ENGINES.of(backend)
+    product = engine.multiply_dense
 
-    def unseen(*args: Any, **options: Any) -> None:
+    def unseen(call: ProductCall) -> None:
         """The fake multiplies on the host: what it reads for that is no concern of the solver's."""
         before = len(read)
-        product(*args, **options)
+        product(call)
         del read[before:]
 
-    monkeypatch.setattr(type(backend), "spmm", unseen)
+    monkeypatch.setattr(engine, "multiply_dense", unseen)
     found = solve(b, every=every)
     made = len(found.residuals) - 1
     assert found.iterations == once.iterations <= made < once.iterations + every and made % every == 0

@@ -22,6 +22,7 @@ from bsrgemm._benchmark.cases import small_blocks
 from bsrgemm._benchmark.checks import products as checks
 from bsrgemm._benchmark.measure import sddmm, spgemm, spmv
 from bsrgemm._benchmark.peers import products as product_peers
+from bsrgemm._products.engine import ENGINES
 
 #: Script -> its sections; "all" of them are run
 SECTIONS = {
@@ -191,8 +192,8 @@ def test_a_missing_gpu_is_told(scripts: Any, name: str) -> None:
 
 # ------------------------------------------------------------------------------------ wrong results
 def _spoil_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    product, sampled, host = bg.matmul, bg.sddmm, type(registry.host())
-    pairs, blocks = host.pair_products, host.multiply
+    product, sampled, engine = bg.matmul, bg.sddmm, ENGINES.of(registry.host())
+    pairs, blocks = engine.pair_products, engine.multiply_sparse
 
     def spoiled(value: Any) -> Any:
         data = value.data if isinstance(value, bg.bsr_array) else value
@@ -201,7 +202,7 @@ def _spoil_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bg, "matmul", lambda *a, **k: spoiled(product(*a, **k)))
     monkeypatch.setattr(bg, "sddmm", lambda *a, **k: spoiled(sampled(*a, **k)))
-    monkeypatch.setattr(host, "pair_products", lambda *a: spoiled(pairs(*a)))
+    monkeypatch.setattr(engine, "pair_products", lambda *a: spoiled(pairs(*a)))
 
     def multiply(*a: Any) -> Any:
         found = blocks(*a)
@@ -209,7 +210,7 @@ def _spoil_products(monkeypatch: pytest.MonkeyPatch) -> None:
             spoiled(found.data)
         return found
 
-    monkeypatch.setattr(host, "multiply", multiply)
+    monkeypatch.setattr(engine, "multiply_sparse", multiply)
 
 
 @pytest.mark.parametrize("name", SECTIONS)

@@ -208,9 +208,9 @@ def test_verify_ends_with_status_1_when_a_check_fails(
     assert "2 failed" in last
 
 
-#: A method of a backend done wrong, and the check that must notice.
+#: A method of the engine or of the backend done wrong, and the check that must notice.
 WRONG = {
-    "spmm": (lambda A, B, out, acc, alpha, beta: None, "A @ B, N = 7"),
+    "multiply_dense": (lambda call: None, "A @ B, N = 7"),
     "segment_reduce": (lambda op, values, order, starts: values[: len(starts)], "segment add"),
     "expand": (lambda indptr, n: np.zeros(n, indptr.dtype), "dense -> bsr -> dense"),
     "transpose": (lambda blocks, block_cols: blocks, "A.T"),
@@ -218,9 +218,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("method", WRONG)
-def test_a_home_with_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, name = WRONG[method]
-    monkeypatch.setattr(HOST, method, wrong)
+    monkeypatch.setattr(HOST if hasattr(HOST, method) else ENGINE, method, wrong)
     outcomes = list(verify_command.run([check for check in verify_command.CHECKS if check.name == name], HOST))
     assert [outcome.dtype for outcome in outcomes] == [str(dtype) for dtype in HOST.dtypes]
     assert not any(outcome.ok for outcome in outcomes)

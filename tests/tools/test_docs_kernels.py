@@ -113,7 +113,7 @@ def test_a_page_says_where_its_tests_are(kernel: str) -> None:
 
 
 def test_a_page_with_a_name_that_is_gone_is_told() -> None:
-    text = "`cuda/" + "gone.cu` and `kGone` in `bsrgemm/tuning.py`, `" + "no_such_" + "function`, `A @ B`"
+    text = "`cuda/" + "gone.cu` and `kGone` in `bsrgemm/_products/heuristics.py`, `" + "no_such_" + "function`, `A @ B`"
     assert missing_files(text) == ["cuda/" + "gone.cu"]
     assert "no_such_" + "function" in missing_names(text)
     assert _CONSTANT.findall(text) == ["kGone"]

@@ -6,10 +6,11 @@ It uses the public names of bsrgemm alone, so that older trees can be measured; 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -262,13 +263,10 @@ _BY_BYTES = ("A @ x", "decod", "solve")
 
 def _load_timing() -> Any:
     """The clocks that lie beside this file, without importing the bsrgemm they belong to."""
-    path = Path(__file__).resolve().parents[1] / "timing.py"
-    spec = importlib.util.spec_from_file_location("compare_timing", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_timing"] = module
-    spec.loader.exec_module(module)
-    return module
+    package = types.ModuleType("compare_clocks")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules[package.__name__] = package
+    return importlib.import_module(f"{package.__name__}._benchmark.timing")
 
 
 def serve(device: str) -> None:
