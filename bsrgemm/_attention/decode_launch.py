@@ -38,39 +38,67 @@ class _Plan:
 
 
 _plans: dict[Any, _Plan] = {}
+#: Arguments without pointers, by the plan and everything else that they depend on.
+_templates: dict[Any, bytes] = {}
+_POINTERS = ("q", "k", "v", "out", "lse", "lengths", "table", "blocks", "partial", "arrived")
+_WRITE_POINTERS = DECODE.patch(*_POINTERS)
 
 
 def decode(call: DecodeCall) -> None:
     """Start the kernel on CuPy's current stream."""
-    q, cache, blocks, out, lse = call.q, call.cache, call.blocks, call.out, call.lse
-    queries, kv_heads, table = q.shape[2], cache.kv_heads, cache.table
-    block_tiles = (call.block or TILE) // TILE
+    q, cache, blocks, out, lse, table = call.q, call.cache, call.blocks, call.out, call.lse, call.cache.table
     if blocks is None:
-        entries, block_strides = 0, (0, 0, 0)
-        longest = _about(-(-min(cache._longest, call.left + queries) // TILE))
+        longest = _about(-(-min(cache._longest, call.left + q.shape[2]) // TILE))
         total = min(cache.batch * longest, _about(-(-cache._total // TILE)))
     else:
-        entries, block_strides = blocks.shape[2], _block_strides(blocks)
-        longest = entries * block_tiles
+        longest = blocks.shape[2] * (call.block // TILE)
         total = cache.batch * longest
     plan = _plan_for(call, longest, total)
     partial = workspace.temporary(plan.floats, np.float32) if plan.floats else None
+    packed = bytearray(_template(call, plan.tiles))
+    _WRITE_POINTERS.write(
+        packed,
+        q.data.ptr,
+        cache.k.data.ptr,
+        cache.v.data.ptr,
+        out.data.ptr,
+        0 if lse is None else lse.data.ptr,
+        cache._device_lengths.data.ptr,
+        0 if table is None else table.data.ptr,
+        0 if blocks is None else blocks.data.ptr,
+        0 if partial is None else partial.data.ptr,
+        workspace.counters(plan.counters).data.ptr if plan.counters else 0,
+    )
+    plan.kernel(plan.grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
+
+
+def _template(call: DecodeCall, piece_tiles: int) -> bytes:
+    """The argument without pointers, cached for the next call. The key contains everything that it depends on."""
+    q, cache, blocks, table = call.q, call.cache, call.blocks, call.cache.table
+    lists = None if blocks is None else (blocks.shape, blocks.strides)
+    width = 0 if table is None else table.shape[1]
+    key = (
+        q.shape, q.strides, call.out.strides, lists, call.block, call.left, call.scale, call.softcap, piece_tiles,
+        cache.kv_heads, cache.capacity, cache.pages, cache.page, width, q.itemsize,
+    )  # fmt: skip
+    found = _templates.get(key)
+    if found is None:
+        if len(_templates) >= _MOST_PLANS:
+            _templates.clear()
+        found = _templates[key] = _packed(call, piece_tiles, width)
+    return found
+
+
+def _packed(call: DecodeCall, piece_tiles: int, table_width: int) -> bytes:
+    q, cache, blocks, out = call.q, call.cache, call.blocks, call.out
+    entries, block_strides = (0, (0, 0, 0)) if blocks is None else (blocks.shape[2], _block_strides(blocks))
     cap = inverse_cap = 0.0
     if call.softcap is not None:
         cap, inverse_cap = _float32(call.softcap * _LOG2_E), _float32(1 / (call.softcap * _LOG2_E))
     q_batch, q_head, q_row, q_col = (step // q.itemsize for step in q.strides)
     out_batch, out_head, out_row, out_col = (step // out.itemsize for step in out.strides)
     packed = DECODE.pack(
-        q=q.data.ptr,
-        k=cache.k.data.ptr,
-        v=cache.v.data.ptr,
-        out=out.data.ptr,
-        lse=0 if lse is None else lse.data.ptr,
-        lengths=cache._device_lengths.data.ptr,
-        table=0 if table is None else table.data.ptr,
-        blocks=0 if blocks is None else blocks.data.ptr,
-        partial=0 if partial is None else partial.data.ptr,
-        arrived=workspace.counters(plan.counters).data.ptr if plan.counters else 0,
+        **dict.fromkeys(_POINTERS, 0),
         q_batch=q_batch,
         q_head=q_head,
         q_row=q_row,
@@ -82,30 +110,32 @@ def decode(call: DecodeCall) -> None:
         blocks_batch=block_strides[0],
         blocks_head=block_strides[1],
         blocks_entry=block_strides[2],
-        kv_heads=kv_heads,
-        group=q.shape[1] // kv_heads,
-        queries=queries,
+        kv_heads=cache.kv_heads,
+        group=q.shape[1] // cache.kv_heads,
+        queries=q.shape[2],
         capacity=cache.capacity,
         pages=cache.pages,
         page=cache.page or cache.capacity,
-        table_width=0 if table is None else table.shape[1],
+        table_width=table_width,
         entries=entries,
-        block_tiles=block_tiles,
+        block_tiles=(call.block or TILE) // TILE,
         left=call.left,
-        piece_tiles=plan.tiles,
+        piece_tiles=piece_tiles,
         scale=_float32(call.scale * _LOG2_E),
         softcap=cap,
         inverse_softcap=inverse_cap,
     )
-    plan.kernel(plan.grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
+    return bytes(packed)
 
 
 def _plan_for(call: DecodeCall, longest: int, total: int) -> _Plan:
     """The plan for such a problem, cached for the next call. The key contains everything that the plan depends on."""
     q, cache = call.q, call.cache
     rows = q.shape[1] // cache.kv_heads * q.shape[2]
-    sizes = (cache.head_dim, cache.value_dim, cache.batch, cache.kv_heads, rows, longest, total)
-    key = (cupy.cuda.runtime.getDevice(), cache.dtype.char, *sizes)
+    key = (
+        cupy.cuda.runtime.getDevice(), cache.dtype.char, cache.head_dim, cache.value_dim, cache.batch, cache.kv_heads,
+        rows, longest, total,
+    )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:

@@ -25,9 +25,14 @@ _SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
 
 #: Groups of neighbouring fields of the argument that change from call to call.
 _OPERANDS = ("q", "k", "v", "o", "lse")
-_LISTS = ("q_bounds", "k_bounds", "sequences", "order", *arguments.MASK_POINTERS, "counters")
-_FACTORS = ("q_scale", "k_scale", "v_scale", "scale", "cap", "value_scale")
-_BAND = ("sequence_count", "left", "right", "bottom_right", "tiles")
+_LISTS = (
+    *("q_bounds", "k_bounds", "sequences", "order", *arguments.MASK_POINTERS, "counters"),
+    *("q_scale", "k_scale", "v_scale", "scale", "cap", "value_scale"),
+)
+_BAND = (
+    *("sequence_count", "left", "right", "bottom_right", "tiles", "section", "backwards"),
+    *arguments.MASK_SIZES,
+)
 
 
 @dataclass(slots=True)
@@ -36,14 +41,16 @@ class Plan:
 
     config: heuristics.Attention
     kernel: Any
+    threads: tuple[int]
+    #: dynamic shared memory of a CTA
+    shared_bytes: int
     #: the argument without the fields that change from call to call, and where these are written
     template: bytes
     operands: Patch
     lists: Patch
-    factors: Patch
     band: Patch
-    backwards: Patch
-    mask_sizes: Patch
+    #: heads whose tiles are walked together
+    section: int
     #: heads of all batches, and query heads of one batch
     all_heads: int
     heads: int
@@ -73,7 +80,8 @@ def forward(backend: Backend, call: AttentionCall) -> None:
             lse.fill(-np.inf)
         return
     score_mode, factor, cap = heuristics.scores(call.scale, call.softcap, call.fp8)
-    plan = _plan_for(call, score_mode)
+    places = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
+    plan = _plan_for(call, places, score_mode)
     if plan.copied:
         q, k, v = retain_for_graph(lambda: tuple(_readable(x) for x in (q, k, v)))
         forward(backend, replace(call, q=q, k=k, v=v))
@@ -91,28 +99,29 @@ def forward(backend: Backend, call: AttentionCall) -> None:
         sequences, tiles = len(bounds[0]) - 1, len(lists[0])
     scales = [0 if x is None else x.data.ptr for x in call.scales] if call.fp8 else (0, 0, 0)
     packed = bytearray(plan.template)
-    plan.operands.write(packed, q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, 0 if lse is None else lse.data.ptr)
-    plan.lists.write(packed, q_bounds, k_bounds, sequence, order, *masked, counters(2).data.ptr)
-    plan.factors.write(packed, *scales, factor, cap, call.value_scale)
-    plan.band.write(packed, sequences, call.left, call.right, call.bottom_right, tiles)
-    plan.backwards.write(packed, call.right < keys)
-    plan.mask_sizes.write(packed, *sizes)
+    plan.operands.write(packed, *places, 0 if lse is None else lse.data.ptr)
+    plan.lists.write(
+        packed, q_bounds, k_bounds, sequence, order, *masked, counters(2).data.ptr, *scales, factor, cap,
+        call.value_scale,
+    )  # fmt: skip
+    plan.band.write(
+        packed, sequences, call.left, call.right, call.bottom_right, tiles, plan.section, call.right < keys, *sizes
+    )
     if plan.maps is not None:
         k_bounds_array = None if bounds is None else bounds[1]
         values = retain_for_graph(lambda: _by_columns(v, k_bounds_array)) if call.fp8 else v
         packed[: 4 * TENSOR_MAP_BYTES] = _maps(plan, q, k, values, out)
     grid = (min(tiles * plan.all_heads, plan.ctas),)
-    config = plan.config
-    plan.kernel(grid, (config.threads,), (jit.argument(packed),), shared_mem=config.shared_bytes)
+    plan.kernel(grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
 
 
-def _plan_for(call: AttentionCall, score_mode: int) -> Plan:
+def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode: int) -> Plan:
     """The plan for operands of this kind, cached for the next call. The key contains everything that the plan depends
     on.
     """
     q, k, v, out, mask = call.q, call.k, call.v, call.out, call.mask
     fine = mask is not None and _is_fine(mask)
-    aligned = (q.data.ptr | k.data.ptr | v.data.ptr) % 16, out.data.ptr % 16
+    aligned = (places[0] | places[1] | places[2]) % 16, places[3] % 16
     key = (
         q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides,
         score_mode, fine, aligned, cupy.cuda.runtime.getDevice(), forced_kernel.name, call.bounds is None,
@@ -152,7 +161,7 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
     all_heads = heads if call.bounds is not None else q.shape[0] * heads
     width = (q.shape[3] + v.shape[3]) * q.itemsize
     section = heuristics.section(all_heads, heads // kv_heads, k.shape[2], width)
-    layout, template = _argument(call, config, section)
+    layout, template = _argument(call, config)
     inner = "attention." if layout.name == "AttentionSm90" else ""
 
     def patch(names: tuple[str, ...]) -> Patch:
@@ -161,13 +170,13 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
     return Plan(
         config=config,
         kernel=kernel,
+        threads=(config.threads,),
+        shared_bytes=config.shared_bytes,
         template=template,
         operands=patch(_OPERANDS),
         lists=patch(_LISTS),
-        factors=patch(_FACTORS),
         band=patch(_BAND),
-        backwards=patch(("backwards",)),
-        mask_sizes=patch(arguments.MASK_SIZES),
+        section=section,
         all_heads=all_heads,
         heads=heads,
         tiles=-(-q.shape[2] // config.tile_q),
@@ -178,13 +187,13 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
     )
 
 
-def _argument(call: AttentionCall, config: heuristics.Attention, section: int) -> tuple[Struct, bytes]:
+def _argument(call: AttentionCall, config: heuristics.Attention) -> tuple[Struct, bytes]:
     """The argument of a kernel, with the fields that do not change from call to call."""
     layout = arguments.attention("f64" if call.acc == np.float64 else "f32")
     batches, heads, queries, head_dim = call.q.shape
     _, kv_heads, keys, value_dim = call.v.shape
     inner = layout.pack(
-        **dict.fromkeys((*_OPERANDS, *_LISTS, *_FACTORS, *_BAND, "backwards", *arguments.MASK_SIZES), 0),
+        **dict.fromkeys((*_OPERANDS, *_LISTS, *_BAND), 0),
         q_strides=_strides(call.q),
         k_strides=_strides(call.k),
         v_strides=_strides(call.v),
@@ -196,7 +205,6 @@ def _argument(call: AttentionCall, config: heuristics.Attention, section: int) -
         keys=keys,
         head_dim=head_dim,
         value_dim=value_dim,
-        section=section,
     )
     if not isinstance(config, AttentionSm90):
         return layout, bytes(inner)

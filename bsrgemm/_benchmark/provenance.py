@@ -40,13 +40,18 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def commit(root: Path = _ROOT) -> dict[str, Any]:
-    """The commit of a checkout, and whether tracked files differ from it; both None where there is none."""
+    """The commit of a checkout, and whether tracked files differ from it; both None where there is none.
+
+    What the command line says comes first: a copy of a checkout may have the history of another commit.
+    """
+    told = _Told.commit
+    if told:
+        return {"commit": told.rstrip("+"), "dirty": told.endswith("+")}
     try:
         found = _git(root, "rev-parse", "HEAD")
         dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no", "--", "bsrgemm", "cuda"))
     except (OSError, subprocess.CalledProcessError):
-        told = _Told.commit
-        return {"commit": told and told.rstrip("+"), "dirty": told and told.endswith("+")}
+        return {"commit": None, "dirty": None}
     return {"commit": found, "dirty": dirty}
 
 

@@ -10,6 +10,7 @@ import re
 import struct
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 #: Size of a tensor map, and the alignment of its address, in bytes.
@@ -82,21 +83,42 @@ class Struct:
     def pack(self, **values: Any) -> bytearray:
         """Return the bytes of the struct.
 
-        Every field needs a value. The value of a field that is a struct or a tensor map is that object's bytes.
+        Every field is named. A field that holds a struct or a tensor map takes the bytes of it.
         """
-        if values.keys() != self.offsets.keys():
+        ordered, layout = self._packer
+        try:
+            if len(values) != len(self.fields):
+                raise KeyError
+            fields_in_order = ordered(values)
+        except KeyError:
             wrong = sorted(values.keys() ^ self.offsets.keys())
-            raise TypeError(f"{self.name}: wanted a value for each field and no other, these differ: {wrong}")
+            raise TypeError(
+                f"{self.name}: wanted a value for each field and no other value; these fields differ: {wrong}"
+            ) from None
+        if self._has_complex:
+            pairs = zip(self.fields, fields_in_order, strict=True)
+            fields_in_order = [
+                part
+                for (_, kind), value in pairs
+                for part in ((value.real, value.imag) if isinstance(kind, Complex) else (value,))
+            ]
         packed = bytearray(self.size)
-        for field, kind in self.fields:
-            at, value = self.offsets[field], values[field]
-            if isinstance(kind, str):
-                struct.pack_into(f"={_portable(kind)}", packed, at, value)
-            elif isinstance(kind, Complex):
-                struct.pack_into(f"=2{kind.part}", packed, at, value.real, value.imag)
-            else:
-                packed[at : at + kind.size] = value
+        layout.pack_into(packed, 0, *fields_in_order)
         return packed
+
+    @cached_property
+    def _packer(self) -> tuple[Any, struct.Struct]:
+        """What puts the values of all fields in order, and how they are packed together."""
+        layout, end = "=", 0
+        for field, kind in self.fields:
+            at = self.offsets[field]
+            layout += f"{at - end}x{_format(kind)}"
+            end = at + _size(kind)
+        return itemgetter(*(field for field, _ in self.fields)), struct.Struct(layout)
+
+    @cached_property
+    def _has_complex(self) -> bool:
+        return any(isinstance(kind, Complex) for _, kind in self.fields)
 
     def patch(self, *names: str) -> Patch:
         """Return a writer for neighbouring fields in bytes that `pack` returned.
@@ -108,7 +130,7 @@ class Struct:
         for at, kind in places:
             if not 0 <= at - end < _alignment(kind):
                 raise ValueError(f"{self.name}: {', '.join(names)} are not neighbours in this order")
-            format_ += f"{at - end}x" + (f"2{kind.part}" if isinstance(kind, Complex) else _portable(kind))
+            format_ += f"{at - end}x{_format(kind)}"
             end = at + _size(kind)
         return Patch(struct.Struct(format_), places[0][0])
 
@@ -153,6 +175,13 @@ def _portable(kind: str) -> str:
     """Return a format character whose size does not depend on the machine: a pointer becomes a 64-bit integer."""
     assert kind in _TYPES
     return "Q" if kind == "P" else kind
+
+
+def _format(kind: Any) -> str:
+    """How a field of this type is packed; a struct or a tensor map by its bytes."""
+    if isinstance(kind, str):
+        return _portable(kind)
+    return f"2{kind.part}" if isinstance(kind, Complex) else f"{kind.size}s"
 
 
 def _size(kind: Any) -> int:

@@ -42,6 +42,8 @@ class Plan:
     kernel: Any
     grid: tuple[int, ...]
     threads: tuple[int]
+    #: dynamic shared memory of a CTA
+    shared_bytes: int
     #: the argument without operands, factors and temporary memory, and the writers for factors and operands
     template: bytes
     factors: Patch
@@ -55,11 +57,6 @@ class Plan:
     scratch: Scratch | None = None
     #: the second argument of spmv_small, for block rows that are cut into pieces
     long: LongRows | None = None
-
-    @property
-    def shared_bytes(self) -> int:
-        """The dynamic shared memory of a CTA, in bytes."""
-        return self.config.shared_bytes
 
 
 @dataclass(slots=True)
@@ -127,7 +124,7 @@ class Launch:
             packed = filled[1]
         else:
             packed = self._arguments(plan, alpha, beta, counters, pieces)
-        plan.kernel(plan.grid, plan.threads, packed, shared_mem=plan.config.shared_bytes)
+        plan.kernel(plan.grid, plan.threads, packed, shared_mem=plan.shared_bytes)
 
     def _arguments(self, plan: Plan, alpha: Any, beta: Any, counters: int, pieces: int) -> tuple[Any, ...]:
         packed = bytearray(self.template)
@@ -301,6 +298,7 @@ def _filled_plan(
         kernel=kernel,
         grid=grid,
         threads=(config.threads,),
+        shared_bytes=config.shared_bytes,
         template=bytes(template),
         factors=patch(("alpha", "beta")),
         pointers=patch(_OPERANDS[0]),

@@ -6,7 +6,7 @@ import numbers
 import operator
 import os
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +23,10 @@ _PRECISIONS = (None, "float32", "tf32")
 _PLAIN = (int, float, complex)
 
 
-class _Options(NamedTuple):
-    """The arguments of `matmul` except its operands."""
-
-    out: Any = None
-    out_dtype: Any = None
-    alpha: Any = 1
-    beta: Any = 0
-    precision: str | None = None
-    #: the product of the scales of fp8 operands; None if the operands are not fp8
-    scale: float | None = None
-
-
-_PLAIN_PRODUCT = _Options()
+#: What `matmul` is asked for beside its operands: out, out_dtype, alpha, beta, precision, and the product of the scales
+#: of fp8 operands, which is None for other operands. A plain tuple, since every call makes one.
+_Options = tuple[Any, Any, Any, Any, str | None, float | None]
+_PLAIN_PRODUCT: _Options = (None, None, 1, 0, None, None)
 #: Names of the matrix and the dense operand in error messages of the operator ``@``.
 _SELF_AND_OTHER = ("self", "other")
 
@@ -141,7 +132,7 @@ def matmul(
     scale = None
     if scale_a is not None or scale_b is not None:
         scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
-    options = _Options(out, out_dtype, alpha, beta, precision, scale)
+    options = (out, out_dtype, alpha, beta, precision, scale)
     if isinstance(A, BsrBase):
         return _product(A, B, options, names=("A", "B"))
     if not isinstance(B, BsrBase):

@@ -55,37 +55,6 @@ KERNELS = {"spmv.cu:spmv -DX=1": provenance.digest("spmv.cu:spmv")}
 
 
 # ------------------------------------------------------------------------------------------ pages
-def test_the_page_on_block_sizes_has_the_rates_of_the_results() -> None:
-    page = (ROOT / "docs" / "block-size.md").read_text()
-    rows = json.loads((BENCH / "results" / "gemm_table_cuda.json").read_text())["rows"]
-    # The first row of each kind; later ones are of other densities and widths.
-    rates: dict[tuple[Any, ...], tuple[int, int]] = {}
-    for row in rows:
-        kind = "tf32" if row["precision"] == "tf32" else row["dtype"]
-        rates.setdefault((kind, *row["block"]), (round(row["tflops"]), round(row["dense_tflops"])))
-    squares = [rates["float16", n, n] for n in (128, 64, 32, 16)]
-    for n, (rate, dense) in zip((128, 64, 32, 16), squares, strict=True):
-        assert f"| {n} x {n} | {rate} |" in page and f"{n}: {rate}" in page and abs(dense - squares[0][1]) <= 1
-    assert f"dense cuBLAS: {squares[0][1]}" in page and f"reaches {squares[0][1]}." in " ".join(page.split())
-    for text, key in (
-        ("bfloat16, 64 x 64", ("bfloat16", 64, 64)),
-        ("fp8 e4m3, 128 x 128", ("e4m3", 128, 128)),
-        ("float32, 32 x 32", ("float32", 32, 32)),
-        ("tf32, 32 x 32", ("tf32", 32, 32)),
-        ("float64, 32 x 32, n = 4096", ("float64", 32, 32)),
-    ):
-        assert "| {} | {} | {}".format(text, *rates[key]) in page
-    for R, C in ((128, 64), (256, 128), (96, 96), (48, 80)):
-        assert f"{R} x {C}" in page and str(rates["float16", R, C][0]) in page
-
-
-# --------------------------------------------------------------------------------------- pictures
-def test_the_pictures_are_of_the_results() -> None:
-    pytest.importorskip("matplotlib")
-    pictures = _published("pictures")
-    assert pictures.stale(pictures.PICTURES, pictures.RESULTS) == []
-
-
 def test_pictures_are_drawn_and_stale_ones_are_seen(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pictures = _published("pictures")
@@ -370,7 +339,6 @@ def test_rows_are_judged_by_the_kernels_that_they_launched() -> None:
     assert contents.marked_rows(on_cpu)[0]["stale"] and not contents.marked_rows(on_cpu | {"commit": "1"})[0]["stale"]
 
 
-@pytest.mark.xfail(strict=True, reason="the headline tables wait for a run on the card that records its kernels")
 def test_no_marked_figure_stands_in_the_readme() -> None:
     assert markdown.MARK not in (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -445,6 +413,7 @@ def test_a_file_names_the_commit_and_whether_it_was_changed(tmp_path: Path, monk
     for told, dirty in (("abc", False), ("abc+", True)):
         parser.parse_args(["--commit", told])
         assert provenance.commit(tmp_path) == {"commit": "abc", "dirty": dirty}
+    monkeypatch.setattr(provenance._Told, "commit", None)
     (tmp_path / "cuda").mkdir()
     (tmp_path / "cuda" / "a.cu").write_text("1")
     git("init")
@@ -452,6 +421,9 @@ def test_a_file_names_the_commit_and_whether_it_was_changed(tmp_path: Path, monk
     git("commit", "-m", "one")
     found = provenance.commit(tmp_path)
     assert len(found["commit"]) == 40 and found["dirty"] is False
+    with monkeypatch.context() as told:  # what the command line says comes first
+        told.setattr(provenance._Told, "commit", "abc")
+        assert provenance.commit(tmp_path) == {"commit": "abc", "dirty": False}
     (tmp_path / "cuda" / "a.cu").write_text("2")
     assert provenance.commit(tmp_path) == found | {"dirty": True}
 

@@ -31,6 +31,8 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_kernels/structs.py": {
         "Struct.offsets": "the fields",
+        "Struct._packer": "the fields",
+        "Struct._has_complex": "the fields",
         "Struct.alignment": "the fields",
         "Struct.size": "the fields",
     },
@@ -78,7 +80,10 @@ CACHES: dict[str, dict[str, str]] = {
         "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
         "attention/test_launch.py",
     },
-    "_attention/decode_launch.py": {"_plans": "device, dtype and sizes: attention/test_launch.py"},
+    "_attention/decode_launch.py": {
+        "_plans": "device, dtype and sizes: attention/test_launch.py",
+        "_templates": "shapes, strides, sizes of the cache, options and the plan: attention/test_launch.py",
+    },
     "_attention/mask.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
     "dtypes.py": {
