@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import scipy
 
-from ._kernels import element_types
 from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype, result_dtype
 
 _INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
@@ -166,6 +165,7 @@ def _line(error: Exception) -> str:
 # -------------------------------------------------------------------------------------- kernels
 def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
     from ._attention import heuristics as attention_heuristics
+    from ._kernels import element_types
     from ._products import configs, heuristics
 
     index = np.dtype(np.int32)

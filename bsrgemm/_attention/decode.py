@@ -14,9 +14,8 @@ from .._backend.base import Array
 from ..dtypes import accumulator_dtype
 from .attention import check_window, checked_flag, checked_number
 from .call import DecodeCall
-from .decode_config import TILE
 from .engine import ENGINES
-from .kv_cache import KVCache, dense_of
+from .kv_cache import TILE, KVCache, dense_of
 
 _LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
 _MOST_QUERIES = 16

@@ -13,9 +13,8 @@ from .._kernels.element_types import element, shared_kb, tensor_arch
 from .._kernels.jit import KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
 from .arguments import DECODE
+from .kv_cache import TILE
 
-#: Keys of a tile of the kernel; pages and blocks consist of whole tiles.
-TILE = 16
 #: Head dims that the kernel supports.
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 #: kMostPieces of the kernel, and the fewest tiles of a piece (128 keys).

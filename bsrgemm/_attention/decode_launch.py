@@ -13,8 +13,8 @@ from .._backend.base import Array
 from .._kernels import device, jit, workspace
 from .arguments import DECODE
 from .call import DecodeCall
-from .decode_config import HEAD_DIMS, TILE, decode_config, pieces_of
-from .kv_cache import KVCache
+from .decode_config import HEAD_DIMS, decode_config, pieces_of
+from .kv_cache import TILE, KVCache
 
 _LOG2_E = math.log2(math.e)
 _MOST_GRID = 65535

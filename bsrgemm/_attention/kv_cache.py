@@ -20,6 +20,8 @@ _LEAST_PAGE, _MOST_PAGE = 16, 256
 #: Kernels count keys of a sequence, and rows of all heads, in 32 bits.
 _MOST_CAPACITY, _MOST_ROWS = 2**30, 2**31
 _NO_PAGE = -1
+#: Keys of a tile of the kernel; pages and blocks consist of whole tiles.
+TILE = 16
 
 
 class KVCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from .._array.base import BsrBase
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
 from .call import ProductCall
-from .configs import Gemm
+
+if TYPE_CHECKING:
+    from .configs import Gemm
 
 _REPEATS = 10
 

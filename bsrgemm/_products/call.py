@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .._backend.base import Array
-from .configs import Gemm
+
+if TYPE_CHECKING:  # the configs of kernels take time to import, and work on the CPU needs none
+    from .configs import Gemm
 
 
 @dataclass(slots=True)
