@@ -230,7 +230,7 @@ def test_a_cubin_in_memory_has_a_path_that_lasts(memfd: bool, monkeypatch: pytes
 RACER = """
 import sys, time
 from pathlib import Path
-from bsrgemm import jit
+from bsrgemm._kernels import jit
 jit.nvrtc_version()  # CuPy and NVRTC are loaded before the start
 Path(sys.argv[2]).touch()
 while not Path(sys.argv[3]).exists():
