@@ -25,6 +25,8 @@ ROOT = records.ROOT
 PARTS = ("suite", "memcheck", "racecheck", "stand-in")
 #: racecheck reports these; each report is explained in the kernel's source and counted apart.
 RACES_EXPLAINED = ("attention_sm90",)
+#: Folders of the machine that a message names: a record is for every machine.
+_FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
 #: Seconds of tests that the stand-in runs by default; everything else runs in the long profile.
 _SAMPLE_SECONDS = 30.0
 #: Many workers share the cores: threads of BLAS in each would wait for those of the others.
@@ -116,7 +118,8 @@ def excused(card: dict[str, Any], stand_in: dict[str, Any]) -> dict[str, str]:
         if other is None:
             found[name] = "not run on the stand-in"
         elif other["outcome"] != test["outcome"]:
-            found[name] = f"{other['outcome']} on the stand-in: {other.get('why', '')}"[:200]
+            why = _FOLDERS.sub("", other.get("why", ""))
+            found[name] = f"{other['outcome']} on the stand-in: {why}"[:200]
         elif (text := records.difference(card, stand_in, name)) is not None:
             found[name] = " ".join(text.removeprefix(f"{name}: ").split())[:200]
     return found
