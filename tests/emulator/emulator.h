@@ -228,9 +228,11 @@ inline void enter() {
 template <int... I> struct Indices {};
 template <int n, int... I> struct Count : Count<n - 1, n - 1, I...> {};
 template <int... I> struct Count<0, I...> { using Type = Indices<I...>; };
+template <class T> struct Pointee { using Type = T; };
+template <class T> struct Pointee<T&> { using Type = T; };
 template <class... Parameters, int... I>
 void call(void (*kernel)(Parameters...), void** arguments, Indices<I...>) {
-  kernel(*static_cast<Parameters*>(arguments[I])...);
+  kernel(*static_cast<typename Pointee<Parameters>::Type*>(arguments[I])...);
 }
 inline void fill(unsigned char* first, unsigned char* last) {
   for (; first + 4 <= last; first += 4) {

@@ -249,6 +249,8 @@ _kept: list[Any] = []
 _OTHERS = {"wgmma.cuh": "emulated_wgmma.h"}
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+#: Such a parameter is read where it lies. A copy on the stack need not lie at a multiple of more than 16 bytes.
+_PARAMETER = re.compile(r"const __grid_constant__ (\w+(?:<\w+>)?) (\w+)")
 _MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:[^\n]*\\\n)*[^\n]*)$", flags=re.M)
 _REGISTERS = {"pred": "bool", "b16": "unsigned short", "b32": "unsigned"}
 
@@ -325,6 +327,7 @@ def _expanded(text: str) -> str:
 def _translated(text: str) -> str:
     """A source with its assembly in C++ and its shared memory at the place that the emulator gives it."""
     text = _SHARED.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::shared);", _expanded(text))
+    text = _PARAMETER.sub(r"const \1& \2", text)
     out, at = "", 0
     for found in _ASSEMBLY.finditer(text):
         end, depth, quoted = found.end(), 1, False
