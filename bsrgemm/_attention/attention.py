@@ -17,6 +17,7 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import backend_of, foreign_backend
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
+from . import repeats
 from .call import AttentionCall
 from .engine import ENGINES
 from .mask import BlockMask
@@ -157,6 +158,13 @@ def attention(
     >>> bg.attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
     array([1., 3., 3.])
     """
+    calls = None
+    plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
+    if plain and (mask is None or type(mask) is BlockMask):
+        options = (causal, scale, softcap, layout, align, return_lse)
+        calls = repeats.lookup((q, k, v), mask, window, options)
+        if calls.repeat is not None and (found := calls.repeat.again(out)) is not None:
+            return found
     if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
     if not isinstance(align, str) or align not in _ALIGNMENTS:
@@ -218,7 +226,10 @@ def attention(
     right = UNBOUNDED if right < 0 else min(right, UNBOUNDED)
     result4 = _sequences_view(result) if variable else result if layout == "bhsd" else _swapped(result)
     what = (q4, k4, v4, result4, lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
-    ENGINES.of(backend).forward(AttentionCall(*what, fp8, scales, value_scale))
+    launch = ENGINES.of(backend).forward(AttentionCall(*what, fp8, scales, value_scale))
+    if launch is not None and calls is not None:
+        sums = None if lse is None else (lse.shape, lse.dtype)
+        calls.remember(repeats.Repeat(backend, shape, dtype, sums), (result, lse), launch)
     if lse is None:
         return result
     return result, lse[0] if variable else lse

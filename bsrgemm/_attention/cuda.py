@@ -5,14 +5,14 @@ from __future__ import annotations
 from .._backend import registry
 from . import decode_launch, launch
 from .call import AttentionCall, DecodeCall
-from .engine import AttentionEngine
+from .engine import AttentionEngine, Launch
 
 
 class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
 
-    def forward(self, call: AttentionCall) -> None:
-        launch.forward(self.backend, call)
+    def forward(self, call: AttentionCall) -> Launch | None:
+        return launch.forward(self.backend, call)
 
     def decode(self, call: DecodeCall) -> None:
         decode_launch.decode(call)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 from .._backend.base import Backend
 from .._backend.engines import EngineTable
 from .call import AttentionCall, DecodeCall
+
+
+class Launch(Protocol):
+    """An attention that can be started again with the same operands and options."""
+
+    def start(self) -> bool:
+        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed."""
 
 
 class AttentionEngine(ABC):
@@ -16,8 +24,11 @@ class AttentionEngine(ABC):
         self.backend = backend
 
     @abstractmethod
-    def forward(self, call: AttentionCall) -> None:
-        """Write the result of an attention, and the logarithms of its sums if they are wanted."""
+    def forward(self, call: AttentionCall) -> Launch | None:
+        """Write the result of an attention, and the logarithms of its sums if they are wanted.
+
+        Returns what starts the same again, or None if that is not possible.
+        """
 
     @abstractmethod
     def decode(self, call: DecodeCall) -> None:

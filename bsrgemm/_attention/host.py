@@ -13,7 +13,7 @@ from .._backend.numpy_backend import HOST
 from ..dtypes import FP8_VALUES, accumulator_dtype
 from . import host_tiles
 from .call import AttentionCall, DecodeCall
-from .engine import AttentionEngine
+from .engine import AttentionEngine, Launch
 from .host_tiles import Band, GroupedCall
 
 #: A side of the band without a bound: more than any length.
@@ -23,7 +23,7 @@ _UNBOUNDED = 2**30
 class HostAttention(AttentionEngine):
     """Attention of NumPy arrays."""
 
-    def forward(self, call: AttentionCall) -> None:
+    def forward(self, call: AttentionCall) -> Launch | None:
         q, k, v = call.q, call.k, call.v
         if call.fp8:
             q, k, v = (_widened(x, scale) for x, scale in zip((q, k, v), call.scales, strict=True))
@@ -51,6 +51,7 @@ class HostAttention(AttentionEngine):
                     mask=call.mask,
                 )
             )
+        return None
 
     def decode(self, call: DecodeCall) -> None:
         """Decode one sequence after the other; with blocks also one head and query after the other."""

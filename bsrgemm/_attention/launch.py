@@ -49,6 +49,7 @@ class Plan:
     operands: Patch
     lists: Patch
     band: Patch
+    counters: Patch
     #: heads whose tiles are walked together
     section: int
     #: heads of all batches, and query heads of one batch
@@ -63,34 +64,70 @@ class Plan:
     copied: bool
 
 
+@dataclass(slots=True)
+class Launch:
+    """A plan together with its operands and options."""
+
+    plan: Plan
+    grid: tuple[int]
+    #: the device and the forced kernel for which it was made
+    made_for: tuple[Any, Any]
+    #: the argument for counters at one address; it is never modified, since threads may share it
+    argument: tuple[int, np.ndarray[Any, Any]]
+    #: the lists of the mask, for which a stream may have to wait
+    lists: StreamOrdered | None
+
+    def start(self) -> bool:
+        """Start the kernel on CuPy's current stream; False if the device or the forced kernel is another one."""
+        if self.made_for != (cupy.cuda.runtime.getDevice(), forced_kernel.name):
+            return False
+        if self.lists is not None:
+            self.lists.get()
+        address = counters(2).data.ptr
+        argument = self.argument
+        if argument[0] != address:
+            packed = bytearray(argument[1].tobytes())
+            self.plan.counters.write(packed, address)
+            argument = self.argument = address, jit.argument(packed)
+        plan = self.plan
+        plan.kernel(self.grid, plan.threads, (argument[1],), shared_mem=plan.shared_bytes)
+        return True
+
+
 _plans: dict[Any, Plan] = {}
 _NO_POINTERS = (0,) * len(arguments.MASK_POINTERS)
 _NO_SIZES = (0,) * len(arguments.MASK_SIZES)
 
 
-def forward(backend: Backend, call: AttentionCall) -> None:
-    """Start attention on CuPy's current stream."""
+def forward(backend: Backend, call: AttentionCall) -> Launch | None:
+    """Start attention on CuPy's current stream.
+
+    The result starts the same again. It is None for an empty problem, for sequences of different lengths, for fp8 and
+    where operands are copied first: these calls allocate memory of their own.
+    """
     q, k, v, out, lse, mask, bounds = call.q, call.k, call.v, call.out, call.lse, call.mask, call.bounds
     if not out.size and (lse is None or not lse.size):
-        return
+        return None
     keys = k.shape[2]
     if not keys:
         out.fill(0)
         if lse is not None:
             lse.fill(-np.inf)
-        return
+        return None
     score_mode, factor, cap = heuristics.scores(call.scale, call.softcap, call.fp8)
     places = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
     plan = _plan_for(call, places, score_mode)
     if plan.copied:
         q, k, v = retain_for_graph(lambda: tuple(_readable(x) for x in (q, k, v)))
         forward(backend, replace(call, q=q, k=k, v=v))
-        return
+        return None
     tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
     masked, sizes = _NO_POINTERS, _NO_SIZES
     lists: Any = None
+    tiled: StreamOrdered | None = None
     if mask is not None:
-        masked, order, sizes = _mask_fields(backend, mask, plan)
+        tiled = _tiled(backend, mask, plan)
+        masked, order, sizes = _mask_fields(tiled.get(), mask, plan)
     elif bounds is not None:
         tile_q = plan.config.tile_q
         lists = retain_for_graph(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], tile_q, call.right < keys))
@@ -98,10 +135,11 @@ def forward(backend: Backend, call: AttentionCall) -> None:
         q_bounds, k_bounds = (x.data.ptr for x in bounds)
         sequences, tiles = len(bounds[0]) - 1, len(lists[0])
     scales = [0 if x is None else x.data.ptr for x in call.scales] if call.fp8 else (0, 0, 0)
+    counted = counters(2).data.ptr
     packed = bytearray(plan.template)
     plan.operands.write(packed, *places, 0 if lse is None else lse.data.ptr)
     plan.lists.write(
-        packed, q_bounds, k_bounds, sequence, order, *masked, counters(2).data.ptr, *scales, factor, cap,
+        packed, q_bounds, k_bounds, sequence, order, *masked, counted, *scales, factor, cap,
         call.value_scale,
     )  # fmt: skip
     plan.band.write(
@@ -112,7 +150,11 @@ def forward(backend: Backend, call: AttentionCall) -> None:
         values = retain_for_graph(lambda: _by_columns(v, k_bounds_array)) if call.fp8 else v
         packed[: 4 * TENSOR_MAP_BYTES] = _maps(plan, q, k, values, out)
     grid = (min(tiles * plan.all_heads, plan.ctas),)
-    plan.kernel(grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
+    argument = jit.argument(packed)
+    plan.kernel(grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
+    if bounds is not None or call.fp8:
+        return None
+    return Launch(plan, grid, (cupy.cuda.runtime.getDevice(), forced_kernel.name), (counted, argument), tiled)
 
 
 def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode: int) -> Plan:
@@ -176,6 +218,7 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
         operands=patch(_OPERANDS),
         lists=patch(_LISTS),
         band=patch(_BAND),
+        counters=patch(("counters",)),
         section=section,
         all_heads=all_heads,
         heads=heads,
@@ -288,14 +331,18 @@ def _is_fine(mask: BlockMask) -> bool:
     return len(mask.indices) <= _FEW_BLOCKS * rows * cols * mask.heads[0] * mask.heads[1]
 
 
-def _mask_fields(backend: Backend, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """The mask by tiles, computed once and cached on it: addresses of its lists and of the order of tiles; sizes."""
+def _tiled(backend: Backend, mask: BlockMask, plan: Plan) -> StreamOrdered:
+    """The lists of the mask by tiles, computed once and cached on the mask."""
     kept = mask.__dict__.setdefault("_tiles", {})
     shape = (plan.config.tile_q, plan.config.tile_k)
-    made = kept.get(shape)
-    if made is None:
-        made = kept.setdefault(shape, StreamOrdered(mask_tiles.tiles(backend, mask, *shape)))
-    found = made.get()
+    found: StreamOrdered | None = kept.get(shape)
+    if found is None:
+        found = kept.setdefault(shape, StreamOrdered(mask_tiles.tiles(backend, mask, *shape)))
+    return found
+
+
+def _mask_fields(found: Any, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """The fields that describe a mask: addresses of its lists, address of the order of tiles, and sizes."""
     arrays = (found.first, found.columns, found.parts, found.kinds, mask.bits)
     B, H = mask.heads
     shared = (H, int(B > 1), 0 if H == 1 else plan.heads // H)

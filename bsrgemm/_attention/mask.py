@@ -913,6 +913,10 @@ class BlockMask:
         """The device that holds the mask: "cpu", or the CuPy device."""
         return self._backend.device_of(self.indices)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the mask for a copy or a pickle, without lists and launches, which are made for one object alone."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tiles", "_calls")}
+
     def __repr__(self) -> str:
         whole = int((self.kinds < 0).sum())
         patterns = "" if self.heads == (1, 1) else f", {self.heads[0]} x {self.heads[1]} patterns"

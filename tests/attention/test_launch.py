@@ -241,3 +241,46 @@ def test_decode_is_remembered_for_its_operands_only(change: str, started: list[A
             fresh.append(launched(call))
     assert remembered == fresh
     assert remembered[0] == remembered[2] != remembered[1]
+
+
+# --------------------------------------------------------------------------------------- launches that start again
+@pytest.mark.parametrize("change", ["usual", "mask", "causal", "lse", "softcap"])
+def test_a_launch_that_starts_again_is_the_same(change: str, started: list[Any]) -> None:
+    call = usual() if change == "usual" else CHANGES[change]()
+    launch = attention_launch.forward(HOST, call)
+    assert launch is not None and launch.start() and launch.start()
+    assert started[0] == started[1] == started[2]
+
+
+def test_a_launch_takes_the_counters_of_the_stream_it_starts_on(started: list[Any]) -> None:
+    launch = attention_launch.forward(HOST, usual())
+    assert launch is not None
+    others = put(np.zeros(4096, np.int32))
+    with patch.object(attention_launch, "counters", lambda count: others):
+        assert launch.start()
+        attention_launch.forward(HOST, usual())
+    assert launch.start()
+    first, again, fresh, back = started
+    assert first == back != again == fresh
+
+
+def test_a_launch_does_not_start_on_another_device_or_under_another_kernel(started: list[Any]) -> None:
+    launch = attention_launch.forward(HOST, usual())
+    assert launch is not None
+    with patch.object(attention_launch.cupy.cuda.runtime, "getDevice", lambda: "another"):
+        assert not launch.start()
+    with forced_kernel.force_kernel("AttentionSm80"):
+        assert not launch.start()
+    assert len(started) == 1 and launch.start()
+
+
+def test_a_launch_waits_for_the_lists_of_its_mask(started: list[Any]) -> None:
+    launch = attention_launch.forward(HOST, CHANGES["mask"]())
+    assert launch is not None and launch.lists is not None
+    with patch.object(type(launch.lists), "get", autospec=True) as waited:
+        assert launch.start()
+    waited.assert_called_once_with(launch.lists)
+
+
+def test_sequences_and_copies_are_launched_anew(started: list[Any]) -> None:
+    assert attention_launch.forward(HOST, of_sequences(2)) is None

@@ -76,6 +76,10 @@ CACHES: dict[str, dict[str, str]] = {
     "_attention/arguments.py": {"attention": "the type of sums", "attention_sm90": "nothing"},
     "_attention/attention.py": {"_dtypes": "five dtypes", "_fp8_dtypes": "five dtypes", "_sizes": "three shapes"},
     "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
+    "_attention/repeats.py": {
+        "_calls": "addresses, shapes, strides and dtypes of the operands, options and their types; its launches: "
+        "address, shape, strides and dtype of the results, device, forced kernel: attention/test_repeats.py",
+    },
     "_attention/launch.py": {
         "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
         "attention/test_launch.py",
