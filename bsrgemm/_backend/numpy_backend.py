@@ -24,6 +24,10 @@ class NumpyBackend(Backend):
     foreign_dtypes = tuple(d for d in HOST_DTYPES if d not in HALF_DTYPES)
     array_priority = 10.1
 
+    def __reduce__(self) -> str:
+        """Copies and pickles are the one backend again."""
+        return "HOST"
+
     @property
     def xp(self) -> ModuleType:
         return np

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,8 @@ def cuda() -> Backend:
             ) from error
         from .cupy_backend import CupyBackend
 
+        restore: Callable[..., Any] = cuda
+        copyreg.pickle(CupyBackend, lambda _: (restore, ()))  # copies and pickles are the one backend again
         with _MAKING:  # only one backend is created, even if several threads arrive here at once
             _CUDA = _CUDA or CupyBackend()
     return _CUDA
