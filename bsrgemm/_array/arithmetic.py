@@ -44,11 +44,21 @@ class Arithmetic(Conversions):
         return op(values.astype(wide), number).astype(dtype)
 
     # --------------------------------------------------------------------------------- sums
-    def _blockwise(self, other: Any, op: Callable[[Array, Array], Array]) -> Self:
-        """Apply ``op`` on the union of two patterns and return BSR without blocks in which all elements are zero."""
+    def _blockwise(self, other: Any, op: Callable[[Array, Array], Array], *, swapped: bool = False) -> Self:
+        """Apply ``op`` on the union of two patterns and return BSR without blocks in which all elements are zero.
+
+        With `swapped`, `other` is the left operand.
+        """
         backend = self._backend
         B = self._coerce(other)
-        a, b, indices, indptr = structure.align(backend, self._canonical(), B._canonical(), self._block_shape[1])
+        left, right, block_cols = self._canonical(), B._canonical(), self._block_shape[1]
+        if swapped:
+            left, right = right, left
+        if backend.loops is not None:
+            found = backend.loops.combine(op.__name__, left, right, block_cols)
+            if found is not None:
+                return self._new(found, canonical=True)
+        a, b, indices, indptr = structure.align(backend, left, right, block_cols)
         data = op(*self._promoted(a, b))
         blocks = Blocks(data, indices, indptr)
         return self._new(
@@ -56,9 +66,6 @@ class Arithmetic(Conversions):
         )
 
     def _sum(self, other: Any, op: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
-        def apply(a: Any, b: Any) -> Any:
-            return op(b, a) if swapped else op(a, b)
-
         if self._is_scalar(other):
             if other == 0:
                 return -self if swapped and op is operator.sub else self.copy()
@@ -69,12 +76,13 @@ class Arithmetic(Conversions):
         if self._backend.is_sparse(other):
             if tuple(other.shape) != self._shape:
                 raise ValueError(f"inconsistent shapes: {self._shape} and {tuple(other.shape)}")
-            return self._blockwise(other, apply)
+            return self._blockwise(other, op, swapped=swapped)
         wide = self._backend.xp.broadcast_to(other, self._shape)
-        return self._container(apply(*self._promoted(self.toarray(), wide)))
+        a, b = self._promoted(self.toarray(), wide)
+        return self._container(op(b, a) if swapped else op(a, b))
 
     def __add__(self, other: Any) -> Any:
-        return self._sum(other, _add)
+        return self._sum(other, operator.add)
 
     __radd__ = __add__
 
@@ -103,7 +111,7 @@ class Arithmetic(Conversions):
     def __round__(self, ndigits: int = 0) -> Self:
         self.sum_duplicates()
         wide = self.data.astype(np.float32) if self.dtype == BFLOAT16 else self.data
-        return self._with_data(self._backend.xp.around(wide, decimals=ndigits).astype(self.dtype))
+        return self._with_data(self._backend.xp.around(wide, decimals=ndigits).astype(self.dtype, copy=False))
 
     # ---------------------------------------------------------------------------------- products
     def _sum_integers(self) -> None:
@@ -352,6 +360,8 @@ class Arithmetic(Conversions):
         if not op(0, 0):
             return self._blockwise(other, op)._csr_of_true()
         _warn_dense(op, "two sparse matrices")
+        if op is operator.eq:
+            return self._blockwise(other, operator.ne)._csr_of_false()
         return self._blockwise(other, lambda a, b: ~op(a, b))._csr_of_false()
 
     def _compare_scalar(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
@@ -511,10 +521,6 @@ class Arithmetic(Conversions):
                [ 0.,  0., -3.,  0.]])
         """
         return self._extreme(other, "minimum")
-
-
-def _add(a: Any, b: Any) -> Any:
-    return a + b
 
 
 def _warn_dense(op: Callable[[Any, Any], Any], what: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend, Blocks
+from .._backend.base import Array, Backend, Blocks, Csr
 from .._backend.registry import backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, check_dtype, is_float
 from .base import BsrBase, check_shape
@@ -147,7 +148,13 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         S = S.asformat("csr")
         indptr, col, values = (_bring(backend, source, a, False) for a in (S.indptr, S.indices, S.data))
         structure.check_values(backend, col, indptr, S.shape[1])
-        row, unique = backend.expand(indptr, len(col)), bool(S.has_canonical_format)
+        unique = bool(S.has_canonical_format)
+        if backend.loops is not None and backend.loops.fits(S.shape, len(values)):
+            csr = Csr(_cast(backend, values, dtype), col, indptr)
+            found = _from_csr(backend, csr, check_shape(S.shape), blocksize, unique)
+            if found is not None:
+                return found
+        row = backend.expand(indptr, len(col))
     return _from_elements(backend, row, col, _cast(backend, values, dtype), S.shape, blocksize, unique)
 
 
@@ -160,11 +167,26 @@ def _bring(backend: Backend, source: Backend, a: Array, copy: bool) -> Array:
 def _from_elements(
     backend: Backend, row: Array, col: Array, values: Array, shape: tuple[int, int], blocksize: Any, unique: bool
 ) -> Parts:
+    if backend.loops is not None and backend.loops.fits(shape, len(values)):
+        csr = backend.loops.csr_of_coo(row, col, values, shape)
+        found = _from_csr(backend, csr, shape, blocksize, unique)
+        if found is not None:
+            return found
     if blocksize is None:
         blocksize = guess_blocksize(backend, row, col, shape)
     index = structure.index_dtype(max(*shape, len(values)), row, col)
     blocks = structure.from_coo(backend, row, col, values, shape, blocksize, index, unique=unique)
     return Parts(blocks, shape, True)
+
+
+def _from_csr(backend: Backend, csr: Csr, shape: tuple[int, int], blocksize: Any, unique: bool) -> Parts | None:
+    """Return the blocks of a matrix in CSR by the loops of the backend, or None if they do not support its dtype."""
+    loops = backend.loops
+    if blocksize is None:
+        # Elements that are stored twice count once: they are in one block.
+        blocksize = _best_side(shape, len(csr.data), lambda side: loops.count_blocks(csr, shape, (side, side)))
+    blocks = loops.blocks_of_csr(csr, shape, blocksize, unique)
+    return None if blocks is None else Parts(blocks, shape, True)
 
 
 def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts:
@@ -174,6 +196,11 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
     """
     R, C = check_blocksize(blocksize, parts.shape)
     index = structure.index_dtype(max(*parts.shape, parts.blocks.data.size), parts.blocks.indices)
+    if backend.loops is not None and backend.loops.fits(parts.shape, parts.blocks.data.size):
+        csr = Csr(*backend.to_csr(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index))
+        found = _from_csr(backend, csr, parts.shape, (R, C), bool(parts.canonical))
+        if found is not None:
+            return found
     row, col = structure.to_coo(backend, parts.blocks, index)
     blocks = structure.from_coo(
         backend, row, col, parts.blocks.data.reshape(-1), parts.shape, (R, C), index, unique=bool(parts.canonical)
@@ -188,13 +215,22 @@ def guess_blocksize(backend: Backend, row: Array, col: Array, shape: tuple[int, 
     side 3 are both filled to more than 85 %, the answer is 6 or, if those are not filled well, 3.
     """
 
+    def count(side: int) -> int:
+        keys = (row // side).astype(np.int64) * (shape[1] // side) + col // side
+        return len(structure.first_of_runs(backend, backend.xp.sort(keys)))
+
+    return _best_side(shape, len(row), count)
+
+
+def _best_side(shape: tuple[int, int], elements: int, count: Callable[[int], int]) -> tuple[int, int]:
+    """Return the block size that `guess_blocksize` chooses; `count` tells how many blocks of a side there would be."""
+
     def fill(side: int) -> float:
         if shape[0] % side or shape[1] % side:
             return 0.0
-        keys = (row // side).astype(np.int64) * (shape[1] // side) + col // side
-        return len(row) / (len(structure.first_of_runs(backend, backend.xp.sort(keys))) * side * side)
+        return elements / (count(side) * side * side)
 
-    if not len(row):
+    if not elements:
         return (1, 1)
     two, three = fill(2), fill(3)
     if min(two, three) > (1 + _FILL) / 2:

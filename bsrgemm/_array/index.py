@@ -149,8 +149,10 @@ class Indexing(Conversions):
         if k <= -M or k >= N:
             return xp.empty(0, self.dtype)
         out = xp.zeros(min(M + min(k, 0), N - max(k, 0)), self.dtype)
+        loops, (R, C) = self._backend.loops, self.blocksize
+        if loops is not None and loops.diagonal(self._validated, self._shape, k, out):
+            return out
         blocks = self._canonical()
-        R, C = self.blocksize
         rows = self._backend.expand(blocks.indptr, len(blocks.indices)).astype(np.int64, copy=False)
         shift = blocks.indices.astype(np.int64, copy=False) * C - rows * R
         crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!

@@ -109,8 +109,11 @@ def _is(ord: Any, *orders: float) -> bool:
 def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
     xp = A._backend.xp
     if ord is None or (isinstance(ord, str) and ord in _FROBENIUS):
-        values = _squares(A._canonical().data)
-        return xp.sqrt(values.sum()).astype(_root_dtype(A.dtype))
+        data = A._canonical().data
+        if A._backend.loops is not None and data.dtype.char in "fdFD":
+            flat = data.reshape(-1)
+            return xp.sqrt(xp.vdot(flat, flat).real).astype(_root_dtype(A.dtype))
+        return xp.sqrt(_squares(data).sum()).astype(_root_dtype(A.dtype))
     if _is(ord, 2, -2):
         raise NotImplementedError(
             f"ord: {ord!r} of a matrix needs its singular values; "
@@ -159,6 +162,11 @@ def _line_sums(A: BsrBase, axis: int) -> Array:
 
 
 def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype: np.dtype[Any]) -> Array:
+    if A._backend.loops is not None:
+        stored = blocks._replace(data=values.astype(dtype, copy=False))
+        sums = A._backend.loops.add_blocks(stored, A._block_shape[1], axis)
+        if sums is not None:
+            return sums.sum(axis=1 + axis, dtype=dtype).reshape(-1)
     lines, starts, order = _group(A, blocks, axis)
     within = values.sum(axis=1 + axis, dtype=dtype)
     return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
@@ -193,7 +201,10 @@ def _group(A: BsrBase, blocks: Blocks, axis: int) -> tuple[Array, Array, Array |
     if axis == 1:
         keys = backend.expand(blocks.indptr, len(blocks.indices))
     else:
-        order = xp.argsort(blocks.indices, kind="stable")
+        if backend.loops is not None:
+            order = backend.loops.by_column(blocks.indices, blocks.indptr, A._block_shape[1])[0]
+        else:
+            order = xp.argsort(blocks.indices, kind="stable")
         keys = blocks.indices[order]
     starts = structure.first_of_runs(backend, keys)  # synchronize!
     return keys[starts], starts, order

@@ -42,6 +42,11 @@ def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
+#: Blocks of at most this many elements along an axis are reduced one element after the other.
+_SHORT = 16
+_INT32_MAX = np.iinfo(np.int32).max
+
+
 class Reductions(Conversions):
     """Reductions over rows, columns or all elements."""
 
@@ -124,11 +129,22 @@ class Reductions(Conversions):
             data = self._canonical().data
             total = self._cast_for_sum(data, acc).sum(dtype=acc).astype(wanted)
             return self._deliver(total, out, () if self._is_array else (1, 1))
+        result = self._line_result(self._sum_lines(axis, acc).astype(wanted, copy=False), axis)
+        return self._deliver(result, out, tuple(result.shape))
+
+    def _sum_lines(self, axis: int, acc: np.dtype[Any]) -> Array:
+        """Add up each column (axis 0) or row (axis 1) in `acc`."""
+        loops = self._backend.loops
+        if loops is not None:
+            blocks = self._canonical()
+            data = self._cast_for_sum(blocks.data, acc).astype(acc, copy=False)
+            sums = loops.add_blocks(blocks._replace(data=data), self._block_shape[1], axis)
+            if sums is not None:
+                return sums.sum(axis=1 + axis, dtype=acc).reshape(-1)
         blocks, lines, _ = self._lines(axis)
         within = self._cast_for_sum(blocks.data, acc).sum(axis=2, dtype=acc)
         filled, values = self._reduce_lines("add", blocks, within)
-        result = self._line_result(self._dense_lines(blocks, filled, values, lines).astype(wanted), axis)
-        return self._deliver(result, out, tuple(result.shape))
+        return self._dense_lines(blocks, filled, values, lines)
 
     def _deliver(self, result: Any, out: Array | None, shape: tuple[int, ...]) -> Any:
         """Return `result`, or write it to `out` and return `out`."""
@@ -211,24 +227,52 @@ class Reductions(Conversions):
         op = getattr(xp, name)
         if (0 in self._shape) if line is None else self._shape[line] == 0:
             raise ValueError("zero-size array to reduction operation")
-        reduction = {"maximum": "max", "minimum": "min", "fmax": "nanmax", "fmin": "nanmin"}[name]
         if line is None:
+            reduction = {"maximum": "max", "minimum": "min", "fmax": "nanmax", "fmin": "nanmin"}[name]
             if not self.nnz:
                 return self.dtype.type(0)
             data = self._canonical().data
             best = _narrow(getattr(xp, reduction)(_wide(data)), self.dtype)
             full = data.size == math.prod(self._shape)
             return best if explicit or full else _narrow(op(_wide(best), _wide(xp.zeros((), self.dtype))), self.dtype)
-        blocks, lines, length = self._lines(line)
-        C = blocks.data.shape[2]
-        within = _wide(blocks.data)
-        within = getattr(within, reduction)(axis=2) if name in ("maximum", "minimum") else _fold(op, within)
-        filled, values = self._reduce_lines(name, blocks, within)
+        blocks = self._canonical()
+        length, width = self._shape[line], blocks.data.shape[1 + line]
+        within = self._fold_blocks(name, _wide(blocks.data), 1 + line)
+        order, begins = self._by_lines(blocks, line)
+        count = xp.diff(begins)
+        filled = xp.flatnonzero(count > 0)  # synchronize!
+        values = self._backend.segment_reduce(name, within, order, begins[filled])
         if not explicit:
-            partial = (xp.diff(blocks.indptr)[filled] * C < length)[:, None]
+            partial = (count[filled] * width < length)[:, None]
             values = xp.where(partial, op(values, values.dtype.type(0)), values)
-        vector = _narrow(self._dense_lines(blocks, filled, values, lines), self.dtype)
-        return self._sparse_vector(vector, line)
+        side = blocks.data.shape[2 - line]
+        spread = xp.zeros((self._shape[1 - line] // side, side), values.dtype)
+        spread[filled] = values
+        return self._sparse_vector(_narrow(spread.reshape(-1), self.dtype), line)
+
+    def _fold_blocks(self, name: str, data: Array, axis: int) -> Array:
+        """Reduce one axis of the blocks with ``maximum``, ``minimum``, ``fmax`` or ``fmin``."""
+        op = getattr(self._backend.xp, name)
+        if self._backend.loops is not None and data.shape[axis] <= _SHORT:
+            return self._backend.loops.fold(op, data, axis)
+        if name in ("maximum", "minimum"):
+            return getattr(data, name[:3])(axis=axis)
+        return _fold(op, data if axis == 2 else data.swapaxes(1, 2))
+
+    def _by_lines(self, blocks: Blocks, axis: int) -> tuple[Array | None, Array]:
+        """Return the positions of the blocks by block column (axis 0) or block row (axis 1), and where each begins.
+
+        Blocks are stored by block rows, so that positions are None for axis 1.
+        """
+        if axis == 1:
+            return None, blocks.indptr
+        if self._backend.loops is not None:
+            found: tuple[Array, Array] = self._backend.loops.by_column(*blocks[1:], self._block_shape[1])
+            return found
+        xp = self._backend.xp
+        order = xp.argsort(blocks.indices, kind="stable")
+        bounds = xp.arange(self._block_shape[1] + 1, dtype=blocks.indices.dtype)
+        return order, xp.searchsorted(blocks.indices[order], bounds)
 
     def _sparse_vector(self, vector: Array, axis: int) -> Any:
         """Convert a dense vector to COO: one dimension for a `bsr_array`, a row or a column for a `bsr_matrix`."""
@@ -562,6 +606,12 @@ class Reductions(Conversions):
         xp = self._backend.xp
         if line is None:
             return int(xp.count_nonzero(self._canonical().data != 0))  # synchronize!
+        if self._backend.loops is not None:
+            blocks = self._canonical()
+            stored = (blocks.data != 0).astype(np.int32 if max(self._shape) < _INT32_MAX else np.int64)
+            sums = self._backend.loops.add_blocks(blocks._replace(data=stored), self._block_shape[1], line)
+            if sums is not None:
+                return sums.sum(axis=1 + line, dtype=np.int_).reshape(-1)
         blocks, lines, _ = self._lines(line)
         within = (blocks.data != 0).sum(axis=2, dtype=np.int_)
         filled, values = self._reduce_lines("add", blocks, within)

@@ -25,6 +25,14 @@ class Blocks(NamedTuple):
     indptr: Any
 
 
+class Csr(NamedTuple):
+    """The three arrays of a matrix in CSR: data (elements,), indices (elements,) and indptr (rows + 1,)."""
+
+    data: Any
+    indices: Any
+    indptr: Any
+
+
 class Backend(ABC):
     """An array module together with the device on which its arrays are stored and processed."""
 
@@ -39,6 +47,8 @@ class Backend(ABC):
     #: The `__array_priority__` of BSR matrices. It is above that of arrays (0 for NumPy), so that the operators of an
     #: array defer to those of the matrix.
     array_priority: float
+    #: Compiled loops that are faster than the array module, see `loops.HostLoops`; None where there are none.
+    loops: Any = None
 
     @property
     @abstractmethod

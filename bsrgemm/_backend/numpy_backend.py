@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,10 @@ from scipy.sparse import _sparsetools
 from ..dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from . import structure
 from .base import Array, Backend, Blocks
+from .loops import HostLoops
+
+#: Rows of at most this many elements are reduced column by column.
+_SHORT = 16
 
 
 class NumpyBackend(Backend):
@@ -23,6 +28,7 @@ class NumpyBackend(Backend):
     dtypes = HOST_DTYPES
     foreign_dtypes = tuple(d for d in HOST_DTYPES if d not in HALF_DTYPES)
     array_priority = 10.1
+    loops = HostLoops()
 
     def __reduce__(self) -> str:
         """Copies and pickles are the one backend again."""
@@ -74,12 +80,19 @@ class NumpyBackend(Backend):
             values = values[order]
         if not len(starts):
             return np.empty((0, *values.shape[1:]), values.dtype)
-        if op != "add":
-            return getattr(np, op).reduceat(values, starts, axis=0)
-        if values.dtype == BOOL:
-            return np.logical_or.reduceat(values, starts, axis=0)
-        acc = accumulator_dtype(values.dtype)
-        return np.add.reduceat(values, starts, axis=0, dtype=acc).astype(values.dtype, copy=False)
+        dtype = None
+        if op == "add":
+            op = "logical_or" if values.dtype == BOOL else "add"
+            dtype = None if values.dtype == BOOL else accumulator_dtype(values.dtype)
+        reduceat = getattr(np, op).reduceat
+        width = math.prod(values.shape[1:])
+        if values.ndim == 1 or width > _SHORT:
+            return reduceat(values, starts, axis=0, dtype=dtype).astype(values.dtype, copy=False)
+        out = np.empty((len(starts), width), values.dtype)
+        flat = values.reshape(len(values), width)
+        for k in range(width):  # NumPy would call the function for each short row
+            out[:, k] = reduceat(np.ascontiguousarray(flat[:, k]), starts, dtype=dtype)
+        return out.reshape(len(starts), *values.shape[1:])
 
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         data, indices, indptr = blocks

@@ -51,6 +51,8 @@ def is_sorted(backend: Backend, indices: Array, indptr: Array, *, strictly: bool
     """Tell whether the column indices of each row are in order; `strictly` also excludes duplicates."""
     if len(indices) < 2:
         return True
+    if strictly and backend.loops is not None and indices.dtype == indptr.dtype:
+        return bool(backend.loops.is_canonical(indices, indptr))
     rows = backend.expand(indptr, len(indices))
     bad = indices[1:] <= indices[:-1] if strictly else indices[1:] < indices[:-1]
     return not bool((bad & (rows[1:] == rows[:-1])).any())  # synchronize!
@@ -113,6 +115,9 @@ def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
 # ------------------------------------------------------------------------------- other formats
 def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
+    if backend.loops is not None:
+        found: tuple[Array, Array] = backend.loops.to_coo(blocks, dtype)
+        return found
     data, indices, indptr = blocks
     xp = backend.xp
     n, R, C = data.shape

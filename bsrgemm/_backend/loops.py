@@ -1,0 +1,214 @@
+"""SciPy's compiled loops over the arrays of matrices on the CPU, where array functions of NumPy would be slower.
+
+Each function returns what the generic code over `structure` returns, or None if no loop supports the dtype. The index
+arrays are valid: `NumpyBackend.validated` has checked them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.sparse import _sparsetools
+
+from ..dtypes import BOOL, HALF_DTYPES
+from .base import Array, Blocks, Csr
+
+INT32_MAX = np.iinfo(np.int32).max
+#: Elements that are processed at a time where several passes are made over them: they stay in the cache.
+_CHUNK = 1 << 15
+#: Rows or columns for which memory is allocated in any case, however few elements there are.
+_LEAST_LINES = 1 << 20
+
+
+class HostLoops:
+    """The loops for arrays of NumPy."""
+
+    #: For each operation, SciPy's loop and the dtype of the result; None is that of the operands.
+    _COMBINED: ClassVar[dict[str, tuple[str, Any]]] = {
+        "add": ("plus", None),
+        "sub": ("minus", None),
+        "mul": ("elmul", None),
+        "maximum": ("maximum", None),
+        "minimum": ("minimum", None),
+        "ne": ("ne", BOOL),
+        "lt": ("lt", BOOL),
+        "gt": ("gt", BOOL),
+    }
+
+    def combine(self, op: str, a: Blocks, b: Blocks, block_cols: int) -> Blocks | None:
+        """Return ``op(a, b)`` on the union of two patterns, without blocks in which all elements are zero.
+
+        Both matrices are in canonical format.
+        """
+        loop, result = self._COMBINED.get(op, (None, None))
+        if loop is None or not {a.data.dtype, b.data.dtype}.isdisjoint(_NO_ARITHMETIC):
+            return None
+        dtype = np.result_type(a.data.dtype, b.data.dtype)
+        if op in ("maximum", "minimum") and not (_without_nan(a.data) and _without_nan(b.data)):
+            return None  # SciPy's loops lose NaN, which NumPy keeps
+        count, rows = len(a.data) + len(b.data), len(a.indptr) - 1
+        R, C = a.data.shape[1:]
+        index = _index(count, a.indices, b.indices)
+        indptr, indices = np.empty(rows + 1, index), np.empty(count, index)
+        data = np.empty((count, R, C), result or dtype)
+        operands = [
+            x for m in (a, b) for x in (*_as(index, m.indptr, m.indices), m.data.astype(dtype, copy=False).reshape(-1))
+        ]
+        getattr(_sparsetools, f"bsr_{loop}_bsr")(
+            rows, block_cols, R, C, *operands, indptr, indices, data.reshape(-1)
+        )  # fmt: skip
+        used = int(indptr[-1])
+        if used < count // 2:  # do not hold memory that is not used
+            return Blocks(data[:used].copy(), indices[:used].copy(), indptr)
+        return Blocks(data[:used], indices[:used], indptr)
+
+    # ------------------------------------------------------------------------------------ reductions
+    def add_blocks(self, blocks: Blocks, block_cols: int, axis: int) -> Array | None:
+        """Return the sums of the blocks of each block row (axis 1) or block column (axis 0): shape (lines, R, C)."""
+        data, indices, indptr = blocks
+        n, R, C = data.shape
+        lines = len(indptr) - 1 if axis == 1 else block_cols
+        if data.dtype in _NO_ARITHMETIC or lines > _LEAST_LINES + 4 * n:  # most lines are empty
+            return None
+        factors = np.ones(n, data.dtype)
+        if axis == 1:
+            out = np.zeros((len(indptr) - 1, R, C), data.dtype)
+            each = np.arange(n, dtype=indptr.dtype)
+            _sparsetools.csr_matvecs(
+                len(out), n, R * C, indptr, each, factors, data.reshape(-1), out.reshape(-1)
+            )  # fmt: skip
+        else:
+            out = np.zeros((block_cols, R, C), data.dtype)
+            each = np.arange(n + 1, dtype=indices.dtype)
+            _sparsetools.csc_matvecs(
+                block_cols, n, R * C, each, indices, factors, data.reshape(-1), out.reshape(-1)
+            )  # fmt: skip
+        return out
+
+    def fold(self, op: Any, data: Array, axis: int) -> Array:
+        """Reduce one of the two axes of small blocks with a function of two arrays: ``op.reduce(data, axis=axis)``.
+
+        NumPy's own reduction calls the function for each of the short rows.
+        """
+        values = data if axis == 2 else data.swapaxes(1, 2)
+        n, lines, length = values.shape
+        out = np.empty((n, lines), data.dtype)
+        step = max(1, _CHUNK // max(1, lines * length))
+        for first in range(0, n, step):
+            some, to = values[first : first + step], out[first : first + step]
+            to[...] = some[:, :, 0]
+            for k in range(1, length):
+                op(to, some[:, :, k], out=to)
+        return out
+
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
+        n = len(indices)
+        order, rows = np.empty(n, indices.dtype), np.empty(n, indices.dtype)
+        begins = np.empty(block_cols + 1, indptr.dtype)
+        positions = np.arange(n, dtype=indices.dtype)
+        _sparsetools.csr_tocsc(len(indptr) - 1, block_cols, indptr, indices, positions, begins, rows, order)
+        return order, begins
+
+    def diagonal(self, blocks: Blocks, shape: tuple[int, int], k: int, out: Array) -> bool:
+        """Add the diagonal number `k` to `out`; False if no loop supports the dtype."""
+        data, indices, indptr = blocks
+        if data.dtype in _NO_ARITHMETIC:
+            return False
+        R, C = data.shape[1:]
+        _sparsetools.bsr_diagonal(k, shape[0] // R, shape[1] // C, R, C, indptr, indices, data.reshape(-1), out)
+        return True
+
+    def is_canonical(self, indices: Array, indptr: Array) -> bool:
+        """Tell whether the columns of each row are in order, without duplicates."""
+        return bool(_sparsetools.csr_has_canonical_format(len(indptr) - 1, indptr, indices))
+
+    # -------------------------------------------------------------------------------------- formats
+    def to_coo(self, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return (row, col) of every stored element, in the order of `data`."""
+        data, indices, indptr = blocks
+        _, R, C = data.shape
+        rows = np.repeat(np.arange(0, (len(indptr) - 1) * R, R, dtype=dtype), np.diff(indptr))
+        within_row = np.repeat(np.arange(R, dtype=dtype), C)
+        within_col = np.tile(np.arange(C, dtype=dtype), R)
+        return _spread(rows, within_row), _spread(indices.astype(dtype, copy=False) * dtype.type(C), within_col)
+
+    def fits(self, shape: tuple[int, int], elements: int) -> bool:
+        """Tell whether the loops over a matrix in CSR need little memory: they have a word for each column."""
+        return max(shape) <= _LEAST_LINES + 16 * elements
+
+    def csr_of_coo(self, row: Array, col: Array, values: Array, shape: tuple[int, int]) -> Csr:
+        """Return elements by rows, in the order in which they are given within a row; duplicates are kept."""
+        index = _index(max(*shape, len(values)), row, col)
+        n = len(values)
+        indptr, indices, data = np.empty(shape[0] + 1, index), np.empty(n, index), np.empty(n, values.dtype)
+        _sparsetools.coo_tocsr(*shape, n, *_as(index, row, col), _movable(values), indptr, indices, _movable(data))
+        return Csr(data, indices, indptr)
+
+    def blocks_of_csr(
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+    ) -> Blocks | None:
+        """Return the blocks of a matrix in CSR, in canonical format; duplicates are added up in order.
+
+        With `unique` the caller promises that there are no duplicates.
+        """
+        values = csr.data
+        if values.dtype in HALF_DTYPES and not unique:
+            return None
+        (M, N), (R, C) = shape, blocksize
+        index = _index(max(*shape, len(values)), csr.indices, csr.indptr)
+        indptr, indices = _as(index, csr.indptr, csr.indices)
+        count = self.count_blocks(Csr(values, indices, indptr), shape, blocksize)
+        new_indptr, new_indices = np.empty(M // R + 1, index), np.empty(count, index)
+        data = np.zeros((count, R, C), values.dtype)
+        _sparsetools.csr_tobsr(
+            M, N, R, C, indptr, indices, _movable(values), new_indptr, new_indices, _movable(data)
+        )  # fmt: skip
+        if not self.is_canonical(new_indices, new_indptr):
+            ordered = np.empty(count, index)
+            ordered[...] = np.arange(count)
+            sorted_indices = new_indices.copy()
+            _sparsetools.csr_sort_indices(M // R, new_indptr, sorted_indices, ordered)
+            new_indices, data = sorted_indices, data[ordered]
+        return Blocks(data, new_indices, new_indptr)
+
+    def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+        """Return the number of blocks that have an element of a matrix in CSR; see `fits`."""
+        return int(_sparsetools.csr_count_blocks(*shape, *blocksize, csr.indptr, csr.indices))
+
+
+#: SciPy's loops have no 16-bit floats, and they add booleans where NumPy refuses some operations.
+_NO_ARITHMETIC = frozenset((*HALF_DTYPES, BOOL))
+
+
+def _without_nan(data: Array) -> bool:
+    """Tell whether there is no NaN; the sum of all elements says so, if it is a number."""
+    return data.dtype.kind not in "fc" or bool(np.isfinite(data.sum()))
+
+
+def _index(most: int, *arrays: Array) -> np.dtype[Any]:
+    return np.dtype(np.int64 if most > INT32_MAX or any(a.dtype.itemsize > 4 for a in arrays) else np.int32)
+
+
+def _as(index: np.dtype[Any], *arrays: Array) -> list[Array]:
+    return [np.ascontiguousarray(a, index) for a in arrays]
+
+
+def _movable(x: Array) -> Array:
+    """Return a flat view that loops can copy; 16-bit floats are viewed as integers of 16 bits."""
+    return np.ascontiguousarray(x.view(np.uint16) if x.dtype in HALF_DTYPES else x).reshape(-1)
+
+
+def _spread(base: Array, within: Array) -> Array:
+    """Return ``base[i] + within[j]`` for all i and j, flattened; rows are added many at a time."""
+    n, width = len(base), len(within)
+    out = np.repeat(base, width)
+    together = max(1, 512 // max(1, width))
+    whole = n // together * together * width
+    pattern = np.tile(within, together)
+    head = out[:whole].reshape(-1, max(1, together * width))
+    head += pattern
+    tail = out[whole:]
+    tail += pattern[: len(tail)]
+    return out
