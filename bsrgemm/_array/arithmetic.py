@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import SparseEfficiencyWarning
 
 from .._backend import structure
-from .._backend.base import Array, Blocks
+from .._backend.base import Array, Blocks, Csr
 from .._backend.registry import host_scalar
 from ..dtypes import BFLOAT16, BOOL, scalar_result_dtype
 from .base import BsrBase
@@ -383,8 +383,7 @@ class Arithmetic(Conversions):
 
     def _csr_of_true(self) -> Any:
         """Return a CSR matrix of the true elements of a boolean matrix."""
-        values, columns, indptr = self._elements()
-        return self._csr_where(values, values, columns, indptr)
+        return self._csr_without_zeros()
 
     def _csr_of_false(self) -> Any:
         """Return a CSR matrix that is True where this boolean matrix is False."""
@@ -439,7 +438,11 @@ class Arithmetic(Conversions):
         return self._blockwise(other, op)._csr_without_zeros()
 
     def _csr_without_zeros(self) -> Any:
+        """Return a CSR matrix of the elements that are not zero."""
         values, columns, indptr = self._elements()
+        if self._backend.loops is not None and values.dtype in self._backend.foreign_dtypes:
+            csr = self._backend.loops.without_zeros(Csr(values, columns, indptr), self._shape[1])
+            return self._foreign("csr", tuple(csr), self._shape, values.dtype)
         return self._csr_where(values != 0, values, columns, indptr)
 
     def maximum(self, other: Any) -> Any:

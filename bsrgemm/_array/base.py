@@ -380,20 +380,27 @@ class BsrBase:
     def __str__(self) -> str:
         if not self.nnz:
             return repr(self)
-        row, col = structure.to_coo(self._backend, self._blocks, np.dtype(np.int64))
-        row, col, values = (self._backend.to_host(x) for x in (row, col, self.data.reshape(-1)))
-
-        def lines(part: slice) -> str:
-            return "\n".join(
-                f"  {(int(i), int(j))}\t{v}" for i, j, v in zip(row[part], col[part], values[part], strict=True)
-            )
-
         half = self.maxprint // 2
-        if len(values) <= self.maxprint:
-            body = lines(slice(None))
+        if self.nnz <= self.maxprint:
+            body = self._printed(0, self.nnz)
         else:
-            body = lines(slice(half)) + "\n  :\t:\n" + lines(slice(half - self.maxprint, None))
+            last = self._printed(self.nnz - (self.maxprint - half), self.nnz)
+            body = f"{self._printed(0, half)}\n  :\t:\n{last}"
         return f"{self!r}\n  Coords\tValues\n{body}"
+
+    def _printed(self, first: int, last: int) -> str:
+        """Return one line for each of some stored elements: where it is, and its value."""
+        R, C = self.blocksize
+        blocks = slice(first // (R * C), -(-last // (R * C)))
+        some = (self.data[blocks], self.indices[blocks], self.indptr)
+        data, indices, indptr = (self._backend.to_host(x) for x in some)  # synchronize!
+        rows = np.searchsorted(indptr, np.arange(blocks.start, blocks.stop), side="right") - 1
+        lines = []
+        for place in range(first, last):
+            block, within = divmod(place - blocks.start * R * C, R * C)
+            i, j = divmod(within, C)
+            lines.append(f"  {(int(rows[block]) * R + i, int(indices[block]) * C + j)}\t{data[block, i, j]}")
+        return "\n".join(lines)
 
     def __bool__(self) -> bool:
         if self._shape == (1, 1):

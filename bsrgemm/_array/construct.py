@@ -198,6 +198,8 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
     index = structure.index_dtype(max(*parts.shape, parts.blocks.data.size), parts.blocks.indices)
     if backend.loops is not None and backend.loops.fits(parts.shape, parts.blocks.data.size):
         csr = Csr(*backend.to_csr(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index))
+        if (R, C) == (1, 1) and parts.canonical:  # blocks of one element are CSR
+            return Parts(Blocks(csr.data.reshape(-1, 1, 1), csr.indices, csr.indptr), parts.shape, True)
         found = _from_csr(backend, csr, parts.shape, (R, C), bool(parts.canonical))
         if found is not None:
             return found

@@ -687,7 +687,9 @@ def _unravel(flat: Array, shape: tuple[int, ...], order: str) -> tuple[Array, ..
     """Return the coordinates of flat indices."""
     coords = []
     sides = shape if order == "F" else shape[::-1]
-    for side in sides:
-        coords.append(flat % max(side, 1))
-        flat = flat // max(side, 1)
+    for side in sides[:-1]:
+        rest = flat // max(side, 1)
+        coords.append(flat - rest * max(side, 1))
+        flat = rest
+    coords.append(flat)
     return tuple(coords if order == "F" else coords[::-1])

@@ -461,6 +461,9 @@ class Reductions(Conversions):
             if explicit and not self.nnz:
                 raise ValueError(f"Cannot apply {what} to zero matrix when explicit=True.")
             M, N = self._shape
+            found = self._first_of_all(name, explicit)
+            if found is not None:
+                return found
             values, columns, indptr = self._elements()
             flat = self._backend.expand(indptr, len(values)).astype(np.int64) * N + columns
             ends = xp.asarray([0, len(values)], dtype=np.int64)
@@ -470,6 +473,23 @@ class Reductions(Conversions):
         blocks, _, length = self._lines(line)
         values, columns, indptr = self._backend.to_csr(blocks, length // blocks.data.shape[2], np.dtype(np.int64))
         return self._line_result(self._first_extreme(values, columns, indptr, length, name, explicit), line)
+
+    def _first_of_all(self, name: str, explicit: bool) -> int | None:
+        """Return the index of the first extreme element; None if an element that is not stored may come before it."""
+        blocks = self._canonical()
+        data = _wide(blocks.data)
+        if self._backend.loops is None or not data.size:
+            return None
+        best = data.max() if name == "maximum" else data.min()
+        beats_zero = best > 0 if name == "maximum" else best < 0
+        nan = best != best
+        if not (explicit or nan or beats_zero):
+            return None
+        at = np.flatnonzero(data != data if nan else data == best)
+        _, R, C = data.shape
+        block, within = np.divmod(at, R * C)
+        row = (np.searchsorted(blocks.indptr, block, side="right") - 1) * R + within // C
+        return int((row * self._shape[1] + blocks.indices[block].astype(np.int64) * C + within % C).min())
 
     def _first_extreme(
         self, values: Array, columns: Array, indptr: Array, length: int, name: str, explicit: bool

@@ -93,7 +93,7 @@ class HostLoops:
         """
         values = data if axis == 2 else data.swapaxes(1, 2)
         n, lines, length = values.shape
-        out = np.empty((n, lines), data.dtype)
+        out = np.empty((lines, n), data.dtype).T  # the function runs along the blocks, which are many
         step = max(1, _CHUNK // max(1, lines * length))
         for first in range(0, n, step):
             some, to = values[first : first + step], out[first : first + step]
@@ -123,6 +123,15 @@ class HostLoops:
     def is_canonical(self, indices: Array, indptr: Array) -> bool:
         """Tell whether the columns of each row are in order, without duplicates."""
         return bool(_sparsetools.csr_has_canonical_format(len(indptr) - 1, indptr, indices))
+
+    def without_zeros(self, csr: Csr, columns: int) -> Csr:
+        """Return a matrix in CSR without elements that are zero; its arrays are overwritten."""
+        data, indices, indptr = csr
+        _sparsetools.csr_eliminate_zeros(len(indptr) - 1, columns, indptr, indices, data)
+        used = int(indptr[-1])
+        if used < len(data) // 2:  # do not hold memory that is not used
+            return Csr(data[:used].copy(), indices[:used].copy(), indptr)
+        return Csr(data[:used], indices[:used], indptr)
 
     # -------------------------------------------------------------------------------------- formats
     def to_coo(self, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from scipy.sparse import _sparsetools
 
 from .._backend import structure, threads
 from .._backend.base import Array, Blocks
-from .._backend.numpy_backend import HOST, as_movable
+from .._backend.numpy_backend import HOST
 from ..dtypes import BOOL, FP8_VALUES, accumulator_dtype
 from .call import ProductCall
 from .engine import ProductEngine
@@ -36,6 +36,10 @@ _CSR_WIDTH = 8
 #: calls spend more time waiting for Python's interpreter lock than multiplying.
 _LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 4_000_000, 50_000_000, 2_000_000
 _MOST_THREADS = 64
+#: From this many columns of a block on, the transpose times a vector adds up rows of blocks; below it goes by CSR.
+_WIDE_ROW = 3
+#: From this many columns of a block on, that is also faster for each of a few columns of B than CSR for all of them.
+_WIDER_ROW, _FEW_COLUMNS = 16, 16
 #: Size in bytes of the pairs of blocks that a sparse product copies and multiplies at a time.
 _PAIR_BYTES = 1 << 26
 
@@ -231,17 +235,33 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             _loop("bsr", (count, block_cols), (R, C), width, *pattern, wide(values).ravel(), x, y[here])
         elif single:
             _loop("csc", (block_cols, count), (), width, *pattern, wide(values).ravel(), x[here], y)
-        else:
-            turned, columns = np.empty_like(values), np.empty(block_cols + 1, indptr.dtype)
-            rows = np.empty(stop - start, indices.dtype)
-            _sparsetools.bsr_transpose(
-                count, block_cols, R, C, *pattern, as_movable(values), columns, rows, as_movable(turned)
-            )
-            _loop("bsr", (block_cols, count), (C, R), width, columns, rows, wide(turned).ravel(), x[here], y)
+        elif width == 1 and C >= _WIDE_ROW:
+            _add_transposed(pattern, wide(values), x[here], y)
+        elif width <= _FEW_COLUMNS and C >= _WIDER_ROW:
+            cast = wide(values)
+            for column in range(width):
+                one = np.zeros(len(y) // width, y.dtype)
+                _add_transposed(pattern, cast, np.ascontiguousarray(x[here][column::width]), one)
+                y[column::width] += one
+        else:  # the arrays in CSR are those of the transpose in CSC
+            arrays = _as_csr(*pattern, wide(values), block_cols)
+            _loop("csc", (block_cols * C, count * R), (), width, *arrays, x[here], y)
 
     # Every block row of a transposed product can add to all of y, so the product runs in one thread.
     worthwhile = not transposed and data.size * width >= _LOOP_SHARED
     threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=False)
+
+
+def _add_transposed(pattern: tuple[Array, Array], values: Array, x: Array, y: Array) -> None:
+    """Compute ``y += A.T @ x``: row r of a block in block row i, times ``x[i, r]``, is added to a row of y.
+
+    SciPy's product of a matrix in CSC with several columns does that, with a column of the matrix for each row of a
+    block, and the blocks as the columns.
+    """
+    (indptr, indices), (n, R, C) = pattern, values.shape
+    factors = np.repeat(x.reshape(-1, R), np.diff(indptr), axis=0).reshape(-1)
+    starts = np.arange(n * R + 1, dtype=indices.dtype)
+    _sparsetools.csc_matvecs(len(y) // C, n * R, C, starts, np.repeat(indices, R), factors, values.reshape(-1), y)
 
 
 def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:
