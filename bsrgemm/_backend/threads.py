@@ -72,16 +72,16 @@ def share(
 
     Row i has ``starts[i + 1] - starts[i]`` units of work, and the ranges have about equal amounts of it. An exception
     in one of the calls is raised here after all threads have ended. If the work calls BLAS (`blas`), BLAS is limited to
-    one thread even when the rows are not divided, unless there is only one row or `most` is 1: the threads of BLAS gain
-    little on small products, and on a busy machine each of them waits for a core.
+    one thread even when the rows are not divided: the threads of BLAS gain little on small products, and on a busy
+    machine each of them waits for a core.
     """
     rows = len(starts) - 1
-    if rows < 2 or most < 2 or not (worthwhile or blas):
+    if not (worthwhile or blas):
         work(0, rows)
         return
     with _crew() as count:
-        count = min(count, most) if worthwhile else 1
-        if count == 1:
+        count = min(count, most, rows) if worthwhile else 1
+        if count < 2:
             work(0, rows)
         else:
             _on_threads(work, ranges(starts, count * _RANGES), count)

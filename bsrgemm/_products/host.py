@@ -42,6 +42,10 @@ _WIDE_ROW = 3
 _WIDER_ROW, _FEW_COLUMNS = 16, 16
 #: Size in bytes of the pairs of blocks that a sparse product copies and multiplies at a time.
 _PAIR_BYTES = 1 << 26
+#: From this many flops per pair of blocks on, BLAS multiplies the pairs of a sparse product faster than SciPy's loops.
+_PAIR_FLOPS = 32_768
+#: From this many products of numbers per pair of blocks on, one call of BLAS for each block of the result is faster.
+_SINGLE_FLOPS = 16_384
 
 _Cast = Callable[[Array], Array]
 
@@ -110,6 +114,9 @@ class HostProducts(ProductEngine):
     ) -> Array:
         acc = accumulator_dtype(dtype)
         out = np.empty((len(starts), a.shape[1], b.shape[2]), dtype)
+        if a.dtype == b.dtype == dtype and dtype.char in "fdFD" and a[:1].size * b.shape[2] >= _SINGLE_FLOPS:
+            _multiply_pairs(a, ia, b, ib, starts, out)
+            return out
         bytes_per_pair = max(1, acc.itemsize * (a[:1].size + b[:1].size + a.shape[1] * b.shape[2]))
         pairs = max(1, _PAIR_BYTES // bytes_per_pair)
         ends = np.append(starts[1:], len(ia))
@@ -154,7 +161,8 @@ class HostProducts(ProductEngine):
         return out
 
     def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
-        if dtype not in self.backend.foreign_dtypes:
+        flops = 2 * a.data.shape[1] * a.data.shape[2] * b.data.shape[2]
+        if dtype not in self.backend.foreign_dtypes or (dtype.char in "fdFD" and flops >= _PAIR_FLOPS):
             return super().multiply_sparse(a, b, block_cols, dtype)
         rows, inner_rows = len(a.indptr) - 1, len(b.indptr) - 1
         a, b = self.backend.validated(a, rows, inner_rows), self.backend.validated(b, inner_rows, block_cols)
@@ -173,6 +181,21 @@ class HostProducts(ProductEngine):
         )  # fmt: skip
         used = int(indptr[-1])  # SciPy drops 1 x 1 blocks whose sum is zero
         return Blocks(data[:used], indices[:used], indptr)
+
+
+def _multiply_pairs(a: Array, ia: Array, b: Array, ib: Array, starts: Array, out: Array) -> None:
+    """Compute the sums of `pair_products` with one call of BLAS for each: left blocks side by side, right ones stacked."""
+    (_, R, inner), C = a.shape, b.shape[2]
+
+    def some(first: int, last: int) -> None:
+        for s in range(first, last):
+            k = slice(bounds[s], bounds[s + 1])
+            left = a[ia[k]].transpose(1, 0, 2).reshape(R, -1)
+            np.matmul(left, b[ib[k]].reshape(-1, C), out=out[s])
+
+    bounds = [*starts.tolist(), len(ia)]
+    flops = 2 * R * inner * C * len(ia)
+    threads.share(some, np.array(bounds), most=_MOST_THREADS, worthwhile=flops >= _PANEL_SHARED, blas=True)
 
 
 def _multiply(blocks: Blocks, B: Array, out: Array, transposed: bool, wide: _Cast) -> None:
