@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array, Backend
-from .mask import FULL, BlockMask
+from .mask import BlockMask
+from .mask_bits import FULL, NOTHING
 
 _INT32 = np.dtype(np.int32)
-#: Kind of a block that allows nothing.
-NOTHING = -2
 
 
 class Tiles(NamedTuple):
