@@ -47,8 +47,8 @@ class Hole(NamedTuple):
     def split(self, n: int) -> tuple[Hole, Hole]:
         """The first `n` keys, and the keys after them."""
         diagonal = None if self.diagonal is None else self.diagonal + n
-        behind = self._replace(j=self.j + n, columns=self.columns - n, diagonal=diagonal)
-        return self._replace(columns=n), behind
+        rest = self._replace(j=self.j + n, columns=self.columns - n, diagonal=diagonal)
+        return self._replace(columns=n), rest
 
 
 class Piece(NamedTuple):
@@ -400,7 +400,7 @@ def _gathered(x: Array, chunk: Chunk, acc: np.dtype[Any]) -> Array:
     gathered = np.empty((*x.shape[:2], chunk.width, x.shape[3]), acc)
     at = 0
     for keys in chunk.keys:
-        behind = at + keys.stop - keys.start
-        gathered[:, :, at:behind] = x[:, :, keys]
-        at = behind
+        end = at + keys.stop - keys.start
+        gathered[:, :, at:end] = x[:, :, keys]
+        at = end
     return gathered

@@ -87,16 +87,16 @@ class MaskBase(ABC):
             np.add(
                 np.arange(total, dtype=_INT32), np.repeat(shifts.astype(_INT32), np.diff(stored.starts)), out=indices
             )
-            kinds[stored.places] = stored.kinds
+            kinds[stored.positions] = stored.kinds
             if backend is not registry.host():
                 indptr, indices, kinds, bits = _cut(backend.from_host(flat), shapes)
             return cls(backend, grid.shape, grid.block, (1, 1), indptr, indices, kinds, bits.view(np.uint32))
-        arrays = (stored.starts, shifts, stored.places, stored.kinds, stored.bits.view(_INT32))
+        arrays = (stored.starts, shifts, stored.positions, stored.kinds, stored.bits.view(_INT32))
         moved = backend.from_host(np.concatenate([x.reshape(-1) for x in arrays], dtype=_INT32, casting="unsafe"))
-        indptr, shifts, places, some, bits = _cut(moved, [x.shape for x in arrays])
+        indptr, shifts, positions, some, bits = _cut(moved, [x.shape for x in arrays])
         indices = xp.arange(total, dtype=_INT32) + shifts[backend.expand(indptr, total)]
         kinds = xp.full(total, FULL, _INT32)
-        kinds[places] = some
+        kinds[positions] = some
         return cls(backend, grid.shape, grid.block, (1, 1), indptr, indices, kinds, bits.view(np.uint32))
 
     @classmethod

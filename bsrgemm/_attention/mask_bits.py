@@ -86,8 +86,8 @@ def distinct(xp: Any, bits: Array) -> tuple[Array, Array]:
     for seed in range(1, 100):
         weights = mixed(xp.arange(rows.shape[1], dtype=np.uint64) + np.uint64(seed << 32)) | np.uint64(1)
         hashes = (rows.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
-        _, places, same = xp.unique(hashes, return_index=True, return_inverse=True)  # synchronize!
+        _, chosen, same = xp.unique(hashes, return_index=True, return_inverse=True)  # synchronize!
         same = same.reshape(-1)
-        if bool((rows == rows[places[same]]).all()):  # synchronize!
-            return places, same
+        if bool((rows == rows[chosen[same]]).all()):  # synchronize!
+            return chosen, same
     raise AssertionError("a hundred hashes in a row collided")

@@ -127,11 +127,11 @@ class Combinations(MaskBase):
         pattern = np.arange(heads[0] * heads[1])
         source = backend.from_host(pattern // heads[1] % B * H + pattern % heads[1] % H)
         total = len(self.indices) * (len(pattern) // (B * H))
-        old, behind = (x.reshape(B * H, rows)[source].reshape(-1) for x in (self.indptr[:-1], self.indptr[1:]))
-        indptr = xp.zeros(len(old) + 1, _INT32)
-        indptr[1:] = xp.cumsum(behind - old, dtype=_INT32)
-        place = xp.arange(total) + (old - indptr[:-1])[backend.expand(indptr, total)]
-        arrays = (indptr, self.indices[place], self.kinds[place], self.bits)
+        starts, ends = (x.reshape(B * H, rows)[source].reshape(-1) for x in (self.indptr[:-1], self.indptr[1:]))
+        indptr = xp.zeros(len(starts) + 1, _INT32)
+        indptr[1:] = xp.cumsum(ends - starts, dtype=_INT32)
+        position = xp.arange(total) + (starts - indptr[:-1])[backend.expand(indptr, total)]
+        arrays = (indptr, self.indices[position], self.kinds[position], self.bits)
         return type(self)(backend, self.shape, self.block, heads, *arrays)
 
     def _combined(self, other: Combinations, both: bool) -> Self:

@@ -129,7 +129,7 @@ def test_problems_are_told_apart_by_their_names(group: str, device: Any) -> None
     for quick in (False, True):
         found = problems([group], device, quick)
         assert found and len({str(problem) for problem in found}) == len(found)
-        assert all(problem.flops > 0 and problem.room >= problem.traffic > 0 for problem in found)
+        assert all(problem.flops > 0 and problem.memory >= problem.traffic > 0 for problem in found)
     few = problems([group], device, choice=Choice(sizes=(4096,), dtypes=("float16",)))
     assert few and all(problem.parameters()["dtype"] == "float16" for problem in few)
 
@@ -175,7 +175,7 @@ class _Odd:
 
     group = "gemm"
     computed_in = "float32"
-    flops = traffic = room = 1.0
+    flops = traffic = memory = 1.0
 
     def __init__(self, **makers: Callable[[], Peer]) -> None:
         self.makers = makers

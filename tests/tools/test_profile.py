@@ -576,7 +576,7 @@ def test_operands_beyond_the_free_memory_are_refused_before_ncu_runs(
     seen = install()
     said = _refused(capsys, "profile", "gemm", "--size", "131072", "--density", "1")
     problem = Product("gemm", 131072, (64, 64), 1.0, 8192)
-    assert f"--size: {problem} needs about {problem.room / 1e9:.1f} GB, 8.0 GB are free on the GPU" in said
+    assert f"--size: {problem} needs about {problem.memory / 1e9:.1f} GB, 8.0 GB are free on the GPU" in said
     assert not seen.exists()
 
 

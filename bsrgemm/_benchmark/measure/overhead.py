@@ -1,4 +1,4 @@
-"""What a call costs beside its kernel: host time of a launch, cold compile, warm start in a new process, work lists.
+"""The cost of a call beside its kernel: host time of a launch, cold compile, warm start in a new process, work lists.
 
 Needs a GPU. Bounds: 25 us, 3 s, 100 ms (counted after CuPy's import and context), 2 ms for the work list of 1,000,000
 blocks, made on the device once per pattern.
@@ -58,7 +58,7 @@ def per_call(dtype: str, block: int, N: int) -> float:
 
 
 def work_list(per_group: int) -> float:
-    """Seconds to put the rows of a pattern with 1,000,000 blocks in groups and to list what is to be done."""
+    """Seconds to group the rows of a pattern with 1,000,000 blocks and to build its work list."""
     import cupy
 
     side, per_row = 4096, 244

@@ -98,7 +98,7 @@ def flash(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, m
 def block_lists(mask: BlockMask) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """How many blocks each block row has, (batch, heads, rows), and their columns, (batch, heads, rows, columns).
 
-    On the host, as int32; places after the last block of a row hold 0.
+    On the host, as int32; entries after the last block of a row are 0.
     """
     kinds, indptr, indices = (
         x if isinstance(x, np.ndarray) else x.get() for x in (mask.kinds, mask.indptr, mask.indices)
