@@ -164,7 +164,7 @@ def test_a_launch_is_remembered_for_its_operands_only(change: str, started: list
 
 
 # ------------------------------------------------------------ patterns of masks
-@pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(emulator.COMPILER is None, reason="there is neither g++ nor clang++ on the PATH")
 def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads on two KV heads in two batches; a mask with a pattern for each KV head of each batch."""
     S, rng = 18, np.random.default_rng(4)

@@ -13,8 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.host import ENGINE
@@ -23,7 +21,6 @@ from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16 = np.dtype(np.float16)
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 #: By how much weights are rounded, of the largest value.

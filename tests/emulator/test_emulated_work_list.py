@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import element_types, launching
@@ -19,8 +17,6 @@ from bsrgemm._products.work_list import Groups, Pattern
 
 from . import emulator
 from .emulator import guarded, put
-
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -10,16 +10,11 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-import pytest
-
-pytest.importorskip("cupy")
 
 from bsrgemm._kernels.jit import KernelSpec
 
 from . import emulator
 from .emulator import put
-
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 
 def kernel(text: str, folder: Path) -> emulator.Kernel:

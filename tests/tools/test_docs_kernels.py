@@ -62,7 +62,6 @@ def missing_names(text: str) -> list[str]:
 
 @cache
 def drawing() -> ModuleType:
-    pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("draw_kernels", ROOT / "docs" / "draw_kernels.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it

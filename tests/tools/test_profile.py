@@ -472,7 +472,6 @@ def test_a_run_prints_the_figures_of_the_longest_launch(install: Any, capsys: py
 def test_on_a_terminal_the_table_is_one_of_rich(
     install: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("rich")
     for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "160"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     install()

@@ -176,9 +176,9 @@ class _Dense:
     def _full(self) -> Any:
         product = self._product
         if product.dtype == "e4m3":
-            raise NotImplementedError("no e4m3 through this interface")
+            raise NotImplementedError("this peer does not support e4m3")
         if self._shape[0] * self._shape[1] * self._B.dtype.itemsize > _DENSE_MOST:
-            raise NotImplementedError(f"A would take more than {_DENSE_MOST >> 30} GiB")
+            raise NotImplementedError(f"a dense A would take more than {_DENSE_MOST >> 30} GiB")
         return self._draw(self._shape, product.dtype)
 
     def _error(self, C: Any) -> float:
@@ -191,5 +191,5 @@ class _Dense:
 
     def nvmath(self) -> Peer:
         if self._product.precision is not None:
-            raise NotImplementedError("no tf32 here")
+            raise NotImplementedError("this peer is not measured in tf32")
         return Peer(peers.nvmath_dense(self._full, self._B), self._error)
