@@ -245,7 +245,7 @@ def forward(problem: Problem, wanted: str | None = None) -> Attention:
     for config in candidates(problem):
         if wanted is None or not wanted.startswith("Attention") or type(config).__name__ == wanted:
             return config
-    raise ValueError(f"wanted {wanted}, which cannot serve {problem}")
+    raise ValueError(f"{wanted} cannot compute this attention: {problem}")
 
 
 def candidates(problem: Problem) -> Iterator[Attention]:

@@ -56,12 +56,14 @@ class Combinations(MaskBase):
         if axis not in ("heads", "batch"):
             raise ValueError(f"axis: wanted 'heads' or 'batch', got {axis!r}")
         if not masks:
-            raise ValueError("masks: wanted at least one")
+            raise ValueError("masks: wanted at least one BlockMask, got an empty sequence")
         first = masks[0]
         for other in masks[1:]:
             first._check_alike(other, "masks")
             if other.heads != first.heads:
-                raise ValueError(f"masks: wanted patterns of {first.heads} batches and heads, got {other.heads}")
+                raise ValueError(
+                    f"masks: wanted masks with {first.heads} patterns, as the first has, got one with {other.heads}"
+                )
         B, H = first.heads
         heads = (B, H * len(masks)) if axis == "heads" else (B * len(masks), H)
         backend, grid = first._backend, first._grid
@@ -86,19 +88,19 @@ class Combinations(MaskBase):
         return cls._from_codes(grid, heads, key, code, tables[-1], [mask.bits for mask in masks], elements)
 
     def __and__(self, other: Any) -> Self:
+        """``a & b`` allows the pairs of query and key that both masks allow. Waits for the GPU."""
         if not isinstance(other, Combinations):
             return NotImplemented
         return self._combined(other, both=True)
 
     def __or__(self, other: Any) -> Self:
+        """``a | b`` allows the pairs of query and key that at least one of the masks allows. Waits for the GPU."""
         if not isinstance(other, Combinations):
             return NotImplemented
         return self._combined(other, both=False)
 
     def __invert__(self) -> Self:
-        """Allow what this mask forbids; a block is stored for each one that is not allowed whole here. Waits for the
-        GPU.
-        """
+        """``~a`` allows the pairs of query and key that `a` does not allow. Waits for the GPU."""
         xp, grid = self._backend.xp, self._grid
         rows, cols = grid.counts
         every = xp.full(self.heads[0] * self.heads[1] * rows * cols, len(self.bits), _INT32)
@@ -116,7 +118,7 @@ class Combinations(MaskBase):
         if other.shape != self.shape or other.block != self.block:
             raise ValueError(
                 f"{what}: masks of {self.shape} in blocks of {self.block} and of {other.shape} in blocks of "
-                f"{other.block} do not go together"
+                f"{other.block} do not go together; build both with the same lengths and the same block"
             )
 
     def _spread(self, heads: tuple[int, int]) -> Self:
@@ -135,8 +137,9 @@ class Combinations(MaskBase):
         return type(self)(backend, self.shape, self.block, heads, *arrays)
 
     def _combined(self, other: Combinations, both: bool) -> Self:
-        """Allow what both masks allow, or what either allows; each pair of element masks that shares a block is
-        combined once.
+        """The mask ``self & other`` if `both`, otherwise ``self | other``.
+
+        Two element masks that share several blocks are combined only once.
         """
         self._check_alike(other, "&" if both else "|")
         heads = tuple(np.broadcast_shapes(self.heads, other.heads))

@@ -104,7 +104,7 @@ class Conversions(MaskBase):
         <BlockMask 32 x 32, blocks 16 x 16, 2 stored (2 whole), density 0.500>
         """
         if getattr(A, "format", None) != "bsr":
-            raise TypeError(f"A: wanted a BSR matrix, got {type(A).__name__}")
+            raise TypeError(f"A: wanted a BSR matrix, got {type(A).__name__}; BlockMask.from_dense takes booleans")
         backend = registry.backend_of(A)
         assert backend is not None
         grid = Grid(A.shape[0], A.shape[1], A.blocksize, backend.name)
@@ -170,12 +170,16 @@ class Conversions(MaskBase):
         if indptr.ndim != 1 or len(indptr) != wanted or indptr.dtype.kind not in "iu":
             raise ValueError(f"indptr: wanted {wanted} integers, got {indptr.dtype} of shape {tuple(indptr.shape)}")
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise ValueError(f"indices: wanted integers in one dimension, got {indices.dtype}, {indices.ndim}-D")
+            raise ValueError(
+                f"indices: wanted integers in one dimension, got {indices.dtype} of shape {tuple(indices.shape)}"
+            )
         good = bool((indptr[0] == 0) & (indptr[-1] == len(indices)) & (indptr[1:] >= indptr[:-1]).all())
         if not good:
-            raise ValueError(f"indptr: wanted numbers that climb from 0 to {len(indices)}")
+            got = backend.to_host(indptr)  # synchronize!
+            raise ValueError(f"indptr: wanted numbers that climb from 0 to {len(indices)}, got {got}")
         if len(indices) and not bool((indices.min() >= 0) & (indices.max() < cols)):
-            raise ValueError(f"indices: wanted block columns from 0 to {cols - 1}")
+            low, high = int(indices.min()), int(indices.max())  # synchronize!
+            raise ValueError(f"indices: wanted block columns from 0 to {cols - 1}, got {low} to {high}")
         return cls._from_whole(grid, heads, indptr.astype(np.int64), indices.astype(np.int64))
 
     def to_dense(self) -> Array:
@@ -228,7 +232,9 @@ class Conversions(MaskBase):
         768
         """
         if self.heads != (1, 1):
-            raise ValueError(f"to_bsr: wanted one pattern, got {self.heads[0]} x {self.heads[1]}")
+            raise ValueError(
+                f"to_bsr: wanted one pattern, got {self.heads[0]} x {self.heads[1]}; to_dense() takes several"
+            )
         if any(n % b for n, b in zip(self.shape, self.block, strict=True)):
             raise ValueError(
                 f"to_bsr: {self.shape} is no multiple of the block {self.block}; to_dense() takes any length"

@@ -51,5 +51,5 @@ def check_count(name: str, n: Any, least: int = 0) -> int:
 def check_heads(heads: Any) -> tuple[int, int]:
     sides = tuple(heads)
     if len(sides) != 2:
-        raise ValueError(f"heads: wanted the numbers of batches and heads, got {heads!r}")
+        raise ValueError(f"heads: wanted two integers, the numbers of batches and heads, got {heads!r}")
     return check_count("heads", sides[0], 1), check_count("heads", sides[1], 1)

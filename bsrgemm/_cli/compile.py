@@ -231,7 +231,9 @@ def _archs(names: list[str] | None) -> list[str]:
     if names is None:
         problem = cuda_problem()
         if problem is not None:
-            raise ValueError(f"--arch: wanted a target such as sm_90a; no GPU here to ask, missing {problem}")
+            raise ValueError(
+                f"--arch: wanted a target such as sm_90a, since no GPU can be asked for its own: missing {problem}"
+            )
         return [jit.device_target()]
     known = jit.supported_archs()
     for name in names:
