@@ -74,7 +74,7 @@ class Cache:
 
 
 def attend(q: Any, k: Any, v: Any, seen: Any, scale: float, softcap: float | None) -> tuple[Any, Any]:
-    """Of one head in float64; a query that sees nothing gets 0 and -inf."""
+    """The result of one head in float64; a query that sees nothing gets 0 and -inf."""
     scores = scale * (q @ k.T)
     scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
     scores = np.where(seen, scores, -np.inf)

@@ -21,7 +21,7 @@ from .emulator import guarded
 
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
-    """Whatever a kernel reads or writes behind an array ends the process."""
+    """A read or a write beyond the end of an array ends the process."""
     with emulator.emulated(folder, guarded):
         yield
 

@@ -21,7 +21,7 @@ from .emulator import guarded, put
 
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
-    """Whatever a kernel reads or writes behind an array ends the process."""
+    """A read or a write beyond the end of an array ends the process."""
     with emulator.emulated(folder, guarded):
         yield
 
@@ -107,7 +107,7 @@ def test_duplicates_have_entries_of_their_own() -> None:
 
 @pytest.mark.parametrize("place", [0, 1500, 2998])
 def test_many_empty_groups_begin_where_the_next_one_does(place: int) -> None:
-    """Before, between and behind the rows with blocks."""
+    """Empty rows before, between and after the rows with blocks."""
     rows = 3000
     indptr = np.zeros(rows + 1, np.int32)
     indptr[place + 1 :] += 3

@@ -44,7 +44,7 @@ def test_threads_that_all_wait_are_named(folder: Path) -> None:
 
 def test_writes_behind_shared_memory_are_found(folder: Path) -> None:
     text = 'extern "C" void tiny() { extern __shared__ char memory[]; if (threadIdx.x == 0) memory[100] ^= 1; }'
-    assert "a write behind the end of shared memory" in ended(text, folder, 100)
+    assert "a write beyond the end of shared memory" in ended(text, folder, 100)
 
 
 def test_shared_memory_holds_anything_at_first_and_lanes_come_in_any_order(folder: Path) -> None:

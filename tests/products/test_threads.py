@@ -125,7 +125,7 @@ def test_products_have_the_same_bits_on_any_number_of_threads(
         np.testing.assert_array_equal(A.T @ left, turned)
     if dtype not in ("int8", "bool"):  # these wrap, or saturate
         exact = widened(A.toarray()) @ widened(B)
-        # A row stores at most so many values; 8 more for the rounding of the factors and for complex products.
+        # A row stores at most this many values; 8 more for the rounding of the factors and for complex products.
         additions = int(np.diff(A.indptr).max()) * block[1] + 8
         assert_values(alone, exact, rounding(np.dtype(dtype), magnitude(A.toarray()) @ magnitude(B), additions))
 

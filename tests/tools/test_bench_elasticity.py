@@ -261,7 +261,7 @@ def test_nothing_is_left_over_of_a_solve(tiny: Tiny, backend: Backend) -> None:
 
 # ------------------------------------------------------------------------------------------ graphs
 class FakeCuda:
-    """What `Replay` asks of cupy.cuda. A graph calls what it is told to; `spoiled`: a capture ends with an error."""
+    """What `Replay` asks of cupy.cuda. A graph repeats what was captured; `spoiled`: a capture ends with an error."""
 
     def __init__(self, replayed: Callable[[], None], spoiled: bool = False) -> None:
         self.replayed, self.spoiled = replayed, spoiled

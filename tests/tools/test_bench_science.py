@@ -60,7 +60,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleName
 
 @pytest.fixture
 def as_gpu(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The scripts as on a GPU, with NumPy in the place of CuPy; everything takes a millisecond."""
+    """The scripts as on a GPU, with NumPy instead of CuPy; everything takes a millisecond."""
 
     def dense(A: Any, B: Any, out: Any, *_: Any) -> Callable[[], Any]:
         def call() -> Any:

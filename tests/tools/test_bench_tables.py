@@ -1,4 +1,4 @@
-"""bench/publish on made-up results, and the sections of bench/run/gemm.py on NumPy in the place of CuPy."""
+"""bench/publish on made-up results, and the sections of bench/run/gemm.py on NumPy instead of CuPy."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_launched_kernels_are_noted_with_their_digests(monkeypatch: pytest.Monke
         found = launched.take()
         assert found == KERNELS and launched.take() == {} and not provenance.changed(found)
     assert jit.load is plain and kernel.max_dynamic_shared_size_bytes == 5 and len(calls) == 2
-    loaded((1,), (32,), ())  # nobody listens any more
+    loaded((1,), (32,), ())  # not recorded after the block
     assert launched.take() == {}
     with provenance.recording(by_load=True) as launched:
         assert jit.load(spec, "sm_90a") is kernel and launched.take() == KERNELS

@@ -20,7 +20,7 @@ PAGES = ROOT / "docs" / "kernels"
 PICTURES = ROOT / "docs" / "pictures" / "kernels"
 #: Where a file may lie that a page names without its folder.
 FOLDERS = (".", "bsrgemm", "cuda", "tests", "docs")
-#: Of spmm there are two: its blocks come in one of two ways.
+#: spmm has two pictures: its blocks come in one of two ways.
 MORE_PICTURES = {"spmm_staged"}
 _MOST_BYTES, _LEAST_POINTS = 80_000, 8.0
 
