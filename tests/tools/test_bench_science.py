@@ -310,7 +310,7 @@ def test_warp_has_its_fastest_tile_size(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("block", [(1, 1), (3, 3), (2, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_warp_multiplies_in_our_memory(scripts: Any, block: tuple[int, int], dtype: str) -> None:
-    pytest.importorskip("warp")
+    pytest.importorskip("warp", reason="warp-lang, of the extra 'long', is not installed")
     A = scripts.cases.banded_matrix(np, np.resize([3, 0, 7], 12), block, dtype)
     B = scripts.cases.banded_matrix(np, np.resize([2, 5], 12), block[::-1], dtype)
     rng, most = np.random.default_rng(0), 50 * np.finfo(dtype).eps
