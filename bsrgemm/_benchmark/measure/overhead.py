@@ -1,4 +1,4 @@
-"""The cost of a call beside its kernel: host time of a launch, cold compile, warm start in a new process, work lists.
+"""What a call costs beside its kernel: host time of a launch, cold compile, warm start in a new process, work lists.
 
 Needs a GPU. Bounds: 25 us, 3 s, 100 ms (counted after CuPy's import and context), 2 ms for the work list of 1,000,000
 blocks, made on the device once per pattern.
