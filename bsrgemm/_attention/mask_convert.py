@@ -187,7 +187,7 @@ class Conversions(MaskBase):
 
         Returns
         -------
-        array of bool, shape (S_q, S_k), or (*heads, S_q, S_k) for several patterns
+        array of bool, shape (S_q, S_k), or (batch, heads, S_q, S_k) for several patterns
             True where a query may attend to a key, on the device of the mask.
 
         Notes
