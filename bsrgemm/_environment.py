@@ -187,8 +187,8 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
         )
         best = heuristics.gemm(problem).spec().entry
         if best != entries[1]:
-            how = "to int32, " if wide != dtype else ""
-            entries[1] = f"{best} ({how}blocks of 16 n) or {entries[1]}"
+            cast = "to int32, " if wide != dtype else ""
+            entries[1] = f"{best} ({cast}blocks of 16 n) or {entries[1]}"
         attends, fp8 = "-", dtype == UINT8
         if fp8 or dtype in _ATTENTION_DTYPES:
             wide = np.dtype(np.float32) if fp8 else dtype

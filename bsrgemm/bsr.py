@@ -82,7 +82,9 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         device: str | None = None,
     ) -> None:
         if device is not None and by_name(device) is not self._backend:
-            raise ValueError(f"device: {device!r} given to a class of {self._backend.name!r}")
+            raise ValueError(
+                f"device: wanted {self._backend.name!r} for {type(self).__name__}, got {device!r}; bsr_array takes both"
+            )
         parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
 

@@ -29,7 +29,7 @@ PEERS = {"torch BSR": "torch (Triton)", "cuSPARSE ELL": "cuSPARSE Blocked-ELL", 
 
 
 def by_block(found: dict[str, Any]) -> dict[str, figures.Points]:
-    """Rates of the headline, float16 and density .22, by block: ours and the peers'."""
+    """Rates of the headline, float16 and density 0.22, by block: ours and the peers'."""
     rows = [
         row for row in found["rows"]
         if row.get("sustained") and row["dtype"] == "float16" and row["pattern"] == "uniform"
@@ -193,7 +193,7 @@ class Picture:
         return [json.loads((results / f"{name}.json").read_text(encoding="utf-8")) for name in self.files]
 
     def digest(self, results: Path) -> str:
-        """Of the numbers and of the machine that is named with them."""
+        """A digest of the numbers and of the machine that is named with them."""
         shown = json.dumps([[x["machine"], x["rows"]] for x in self.found(results)], sort_keys=True)
         return hashlib.sha256(shown.encode()).hexdigest()[:16]
 

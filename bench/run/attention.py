@@ -1,6 +1,6 @@
 """Masked attention, softmax(scale q k^T) v: how fast and how exact, beside its peers.
 
-``python bench/run/attention.py --help`` says what can be asked for.
+``python bench/run/attention.py --help`` lists the options.
 """
 
 from bsrgemm._benchmark.measure.attention import main

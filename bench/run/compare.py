@@ -1,6 +1,6 @@
 """Old and new tree of bsrgemm on one card, the same cases in turn: does the new one lose anything?
 
-``python bench/run/compare.py OLD NEW``; ``--help`` says what else can be asked for.
+``python bench/run/compare.py OLD NEW``; ``--help`` lists the other options.
 """
 
 import sys

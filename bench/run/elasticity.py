@@ -1,6 +1,6 @@
 """Linear elasticity by CG with a V-cycle (pyamg issue 260): pyamg builds the hierarchy on the host, bsrgemm solves.
 
-``python bench/run/elasticity.py --help`` says what can be asked for.
+``python bench/run/elasticity.py --help`` lists the options.
 """
 
 from bsrgemm._benchmark.solver.elasticity import main

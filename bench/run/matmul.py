@@ -1,6 +1,6 @@
 """A @ B for a block-sparse A: bsrgemm beside what NumPy, SciPy and CuPy users have today.
 
-``python bench/run/matmul.py --help`` says what can be asked for.
+``python bench/run/matmul.py --help`` lists the options.
 """
 
 from bsrgemm._benchmark.measure.matmul import main

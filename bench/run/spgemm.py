@@ -1,6 +1,6 @@
 """A @ A for a block-sparse A: how fast, beside dense cuBLAS, cupyx's CSR, warp (warp-lang) and SciPy.
 
-``python bench/run/spgemm.py --help`` says what can be asked for.
+``python bench/run/spgemm.py --help`` lists the options.
 """
 
 from bsrgemm._benchmark.measure.spgemm import main

@@ -1,6 +1,6 @@
 """A @ x and A @ X for small blocks: how near to the bandwidth of a copy, beside cuSPARSE, warp, cupyx and SciPy.
 
-``python bench/run/spmv.py --help`` says what can be asked for.
+``python bench/run/spmv.py --help`` lists the options.
 """
 
 from bsrgemm._benchmark.measure.spmv import main

@@ -326,7 +326,7 @@ class Arithmetic(Conversions):
                [ 0.,  0.,  9., 16.]])
         """
         if not self._is_scalar(n):
-            raise NotImplementedError("input is not scalar")
+            raise NotImplementedError(f"n: input is not scalar, wanted a number, got {type(n).__name__}")
         if not n:
             raise NotImplementedError(
                 "zero power is not supported as it would densify the matrix.\n"

@@ -284,7 +284,7 @@ class BsrBase:
         new = check_dtype(newtype, self._backend.dtypes)
         row = self.blocksize[1] * self.dtype.itemsize
         if row % new.itemsize:
-            raise ValueError(f"dtype: rows of a block take {row} bytes, which are no whole number of {new}")
+            raise ValueError(f"dtype: rows of a block have {row} bytes, no multiple of the size of {new}")
         self.data = self.data.view(new)
 
     @property

@@ -40,9 +40,9 @@ def find_backend(arg1: Any, device: str | None) -> Backend:
     backends = {backend for x in arrays if (backend := backend_of(x) or foreign_backend(x)) is not None}
     if len(backends) > 1:
         raise TypeError(
-            "arg1: arrays of one matrix live in different places ("
+            "arg1: the arrays of one matrix are on different devices ("
             + ", ".join(sorted(backend.name for backend in backends))
-            + "); move them to one, or say device='cuda' or device='cpu'"
+            + "); move them to one device, or pass device='cuda' or device='cpu'"
         )
     return backends.pop() if backends else host()
 

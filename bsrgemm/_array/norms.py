@@ -75,8 +75,8 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
     """
     if not isinstance(A, BsrBase):
         raise TypeError(
-            f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; scipy, cupyx, NumPy and CuPy have norms of "
-            "their own"
+            f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; for other matrices use the norm of scipy, "
+            "cupyx, NumPy or CuPy"
         )
     axes = _axes(axis)
     source, transposed = A._source()

@@ -152,7 +152,7 @@ class AttentionSm80:
     value_dim: int
     scores: int
     #: a CTA can have 163 KB of shared memory; otherwise it can have 99 KB
-    roomy: bool
+    large_shared: bool
 
     tile_q = 128
 
@@ -165,7 +165,7 @@ class AttentionSm80:
         """4 warps of 32 queries; 8 of 16 where the sums of 32 take too many registers or only one CTA fits a
         multiprocessor.
         """
-        return 4 if self.widest <= (128 if self.roomy else 64) else 8
+        return 4 if self.widest <= (128 if self.large_shared else 64) else 8
 
     @property
     def threads(self) -> int:
@@ -173,12 +173,12 @@ class AttentionSm80:
 
     @property
     def tile_k(self) -> int:
-        return 64 if self.roomy or self.widest <= 192 else 32
+        return 64 if self.large_shared or self.widest <= 192 else 32
 
     @property
     def stages(self) -> int:
         """Tiles of keys or values in shared memory."""
-        return 3 if self.roomy or self.widest <= 128 else 2
+        return 3 if self.large_shared or self.widest <= 128 else 2
 
     @property
     def ctas(self) -> int:
@@ -245,7 +245,7 @@ def forward(problem: Problem, wanted: str | None = None) -> Attention:
     for config in candidates(problem):
         if wanted is None or not wanted.startswith("Attention") or type(config).__name__ == wanted:
             return config
-    raise ValueError(f"wanted {wanted}, which cannot serve {problem}")
+    raise ValueError(f"{wanted} cannot compute this attention: {problem}")
 
 
 def candidates(problem: Problem) -> Iterator[Attention]:
@@ -263,7 +263,7 @@ def candidates(problem: Problem) -> Iterator[Attention]:
             tiles = problem.writes and dtype == out
             yield AttentionSm90(dtype, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
         if tensor_arch(problem.arch):
-            yield AttentionSm80(dtype, out, D, D_v, problem.scores, roomy=_roomy(problem.arch))
+            yield AttentionSm80(dtype, out, D, D_v, problem.scores, large_shared=_has_large_shared(problem.arch))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
     yield AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
 
@@ -324,31 +324,31 @@ def scores(scale: float, softcap: float | None, fp8: bool = False) -> tuple[int,
 def every_config() -> Iterator[Attention | AttentionValues]:
     """Every config that `forward` can return (AttentionSimt at a few sizes only), and AttentionValues."""
     yield AttentionValues()
-    for dtype, how, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
+    for dtype, scores, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
             most = max(head_dim, value_dim)
             for out in (dtype,) if tiles else ("f16", "bf16", "f32"):
-                large = 3 if most <= 64 and how == PLAIN and tiles else 2
+                large = 3 if most <= 64 and scores == PLAIN and tiles else 2
                 shapes = ((2, 64),) if most > 128 else ((large, 128), (1, 64 if most > 64 else 128))
                 for shape in shapes:
-                    yield AttentionSm90(dtype, out, head_dim, value_dim, how, tiles, *shape)
-    for how, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
+                    yield AttentionSm90(dtype, out, head_dim, value_dim, scores, tiles, *shape)
+    for scores, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
         for head_dim, value_dim in itertools.product(_FP8_DIMS, _DIMS):
             most = max(head_dim, value_dim)
             few: tuple[tuple[int, int], ...] = ((1, 64),) if most <= 128 else ()
             wide = (3 if most <= 64 else 2), 64 if most > 128 else 128
             for tiles in (True, False) if out != "f32" else (False,):
                 for shape in (wide, *few):
-                    yield AttentionSm90("e4m3", out, head_dim, value_dim, how, tiles, *shape)
-    for dtype, how, roomy in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
+                    yield AttentionSm90("e4m3", out, head_dim, value_dim, scores, tiles, *shape)
+    for dtype, scores, large_shared in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, ("f16", "bf16", "f32")):
-            yield AttentionSm80(dtype, out, head_dim, value_dim, how, roomy)
+            yield AttentionSm80(dtype, out, head_dim, value_dim, scores, large_shared)
     for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64"), ("e4m3", "f32")):
-        for how, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
-            yield AttentionSimt(dtype, "f32" if dtype == "e4m3" else dtype, acc, width, width, how)
+        for scores, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
+            yield AttentionSimt(dtype, "f32" if dtype == "e4m3" else dtype, acc, width, width, scores)
 
 
-def _roomy(arch: str) -> bool:
+def _has_large_shared(arch: str) -> bool:
     """Whether a CTA has 163 KB. Blackwell has, but the compiler runs out of registers for the larger tiles there."""
     return shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
 
@@ -356,7 +356,7 @@ def _roomy(arch: str) -> bool:
 def runs_on(config: Attention | AttentionValues, arch: str) -> bool:
     """Whether this kernel can be compiled for `arch`."""
     if isinstance(config, AttentionSm80):
-        return tensor_arch(arch) and config.roomy == _roomy(arch)
+        return tensor_arch(arch) and config.large_shared == _has_large_shared(arch)
     return arch == "sm_90a" or not isinstance(config, AttentionSm90 | AttentionValues)
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from .._backend import threads
 from .._backend.base import Array
-from .mask import FULL, BlockMask
+from .mask import BlockMask
+from .mask_bits import FULL
 
 #: Rows of a tile of scores, over all heads in it, and its columns: 1 MB in float32, which stays in the L2 cache.
 _TILE_ROWS, _TILE_KEYS = 512, 512
@@ -46,8 +47,8 @@ class Hole(NamedTuple):
     def split(self, n: int) -> tuple[Hole, Hole]:
         """The first `n` keys, and the keys after them."""
         diagonal = None if self.diagonal is None else self.diagonal + n
-        behind = self._replace(j=self.j + n, columns=self.columns - n, diagonal=diagonal)
-        return self._replace(columns=n), behind
+        rest = self._replace(j=self.j + n, columns=self.columns - n, diagonal=diagonal)
+        return self._replace(columns=n), rest
 
 
 class Piece(NamedTuple):
@@ -399,7 +400,7 @@ def _gathered(x: Array, chunk: Chunk, acc: np.dtype[Any]) -> Array:
     gathered = np.empty((*x.shape[:2], chunk.width, x.shape[3]), acc)
     at = 0
     for keys in chunk.keys:
-        behind = at + keys.stop - keys.start
-        gathered[:, :, at:behind] = x[:, :, keys]
-        at = behind
+        end = at + keys.stop - keys.start
+        gathered[:, :, at:end] = x[:, :, keys]
+        at = end
     return gathered

@@ -25,13 +25,13 @@ class BlockRows(NamedTuple):
     """The stored blocks: row r has consecutive columns from ``first[r]`` on, stored at ``starts[r]`` to ``starts[r + 1]
     - 1``.
 
-    The blocks stored at `places` are allowed in part; `kinds` are the numbers of their masks in `bits`. All others are
-    whole.
+    The blocks stored at `positions` are allowed in part; `kinds` are the numbers of their masks in `bits`. All other
+    blocks are whole.
     """
 
     first: Numbers
     starts: Numbers
-    places: Numbers
+    positions: Numbers
     kinds: Numbers
     bits: Numbers
 
@@ -95,12 +95,12 @@ def documents(bounds: Numbers, block: tuple[int, int]) -> BlockRows:
 
     def code(top: Numbers, left: Numbers) -> Numbers:
         # A block beside the diagonal has queries and keys of at most one common document, and these form a rectangle.
-        before, behind = left + bk <= top, left >= top + bq
+        before, after = left + bk <= top, left >= top + bq
         low, high = interval(np.where(before, top, top + bq - 1))
         edge_q = np.minimum(np.maximum(np.where(before, high, low) - top, 0), bq)
         edge_k = np.minimum(np.maximum(np.where(before, low, high) - left, 0), bk)
         rectangle = (edge_q * (bk + 1) + edge_k) * 2 + before
-        return np.where(before | behind, rectangle, -1 - np.arange(len(top)))
+        return np.where(before | after, rectangle, -1 - np.arange(len(top)))
 
     return _stored((S, S), block, interval, code, 0, S)
 
@@ -125,11 +125,11 @@ def _stored(
     np.cumsum(last - first, out=starts[1:])
     # The blocks allowed in part: first those before the whole blocks of all rows, then those after them.
     lengths = np.concatenate([whole - first, last - after])
-    behind = np.cumsum(lengths)
+    ends = np.cumsum(lengths)
     begins = np.concatenate([first, after])
     row = np.repeat(np.concatenate([np.arange(len(top))] * 2), lengths)
-    col = np.arange(len(row)) + np.repeat(begins - behind + lengths, lengths)
-    places = col + (starts[:-1] - first)[row]
+    col = np.arange(len(row)) + np.repeat(begins - ends + lengths, lengths)
+    positions = col + (starts[:-1] - first)[row]
     numbers = code(row * bq, col * bk)
     distinct = np.sort(numbers)
     distinct = np.concatenate([distinct[:1], distinct[1:][distinct[1:] != distinct[:-1]]])
@@ -144,7 +144,7 @@ def _stored(
     first_keys = _first_keys(bk)
     bits = first_keys.take(high, axis=0) & ~first_keys.take(low, axis=0)
     chosen, same = distinct_rows(bits)
-    return BlockRows(first, starts, places, same[kinds], bits[chosen])
+    return BlockRows(first, starts, positions, same[kinds], bits[chosen])
 
 
 @cache
@@ -157,7 +157,7 @@ def _first_keys(bk: int) -> Numbers:
 
 def distinct_rows(rows: Numbers) -> tuple[Numbers, Numbers]:
     """(index of the first of each set of equal rows, for every row the number of its set)."""
-    places: dict[bytes, int] = {}
-    same = np.array([places.setdefault(row.tobytes(), k) for k, row in enumerate(rows)], np.int64)
-    chosen = np.fromiter(places.values(), np.int64, len(places))
+    firsts: dict[bytes, int] = {}
+    same = np.array([firsts.setdefault(row.tobytes(), k) for k, row in enumerate(rows)], np.int64)
+    chosen = np.fromiter(firsts.values(), np.int64, len(firsts))
     return chosen, np.searchsorted(chosen, same)

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array, Backend
-from .mask import FULL, BlockMask
+from .mask import BlockMask
+from .mask_bits import FULL, NOTHING
 
 _INT32 = np.dtype(np.int32)
-#: Kind of a block that allows nothing.
-NOTHING = -2
 
 
 class Tiles(NamedTuple):
@@ -40,8 +39,8 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     xp = backend.xp
     per_pattern = -(-mask.shape[0] // tile_q)
     if mask.block == (tile_q, tile_k):
-        place = xp.arange(len(mask.kinds), dtype=_INT32)
-        parts = xp.where(mask.kinds == FULL, _INT32.type(-1), place)
+        position = xp.arange(len(mask.kinds), dtype=_INT32)
+        parts = xp.where(mask.kinds == FULL, _INT32.type(-1), position)
         return Tiles(mask.indptr, mask.indices, parts, mask.kinds, _order(xp, mask.indptr, per_pattern), 1, 1)
     (S_q, S_k), (bq, bk) = mask.shape, mask.block
     per_row = -(-S_k // tile_k)
@@ -89,12 +88,12 @@ def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int
     """
     count = len(q_bounds) - 1
     queries, keys = (xp.diff(x.astype(np.int64)) for x in (q_bounds, k_bounds))
-    behind = xp.cumsum(-(-queries // tile_q))
+    ends = xp.cumsum(-(-queries // tile_q))
     number = xp.arange(total // tile_q + count, dtype=np.int64)
-    sequence = xp.searchsorted(behind, number, side="right")
+    sequence = xp.searchsorted(ends, number, side="right")
     there = sequence < count
     sequence = xp.minimum(sequence, count - 1)
-    tile = number - behind[sequence] + -(-queries // tile_q)[sequence]
+    tile = number - ends[sequence] + -(-queries // tile_q)[sequence]
     length = keys[sequence]
     if causal:
         length = xp.minimum(length, length - queries[sequence] + (tile + 1) * tile_q)

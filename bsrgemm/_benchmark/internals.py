@@ -1,4 +1,4 @@
-"""What the benchmarks need from inside the package, beyond its public names: all of it stands in this file."""
+"""What the benchmarks need from inside the package, beyond its public names: everything is in this file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .._kernels import forced_kernel
 from .._products.engine import ENGINES
 from .timing import Call
 
-#: Inside this block products and attention run on the kernel of that name, though another one would be chosen.
+#: Inside this block products and attention run on the kernel of that name, even if the rules would choose another one.
 force_kernel = forced_kernel.force_kernel
 
 
 def square_products(A: Any, device: str) -> tuple[Call, int]:
-    """The products of A @ A alone, when it is known which blocks meet, and the number of blocks of the result."""
+    """The products of A @ A without the search for pairs of blocks, and the number of blocks of the result."""
     engine, rows = ENGINES.of(registry.by_name(device)), A.shape[0] // A.blocksize[0]
     blocks = Blocks(A.data, A.indices, A.indptr)
     left, right, starts, *_ = engine.product_pattern(blocks, blocks, rows)
@@ -32,7 +32,7 @@ def mask_listing(mask: BlockMask) -> Call:
 
 
 def work_list_maker(indices: Any, indptr: Any, side: int, per_group: int) -> Call:
-    """Putting the rows of a pattern on the GPU in groups, and listing what is to be done."""
+    """Group the rows of a pattern on the GPU and build its work list."""
     from .._products import row_matching, work_list, work_list_launch
 
     backend = registry.cuda()

@@ -16,7 +16,7 @@ from .._backend.threads import cores
 from .._kernels import jit
 from .._version import __version__
 
-#: Whose versions are kept with the numbers; a CUDA library is named after CUDA's version or not.
+#: Packages whose versions are stored with the results; a CUDA library is named after CUDA's version or not.
 _PEERS = ("torch", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
           "nvidia-cusparse-cu12", "nvidia-cusparse", "flash-attn", "flash-attn-3", "flash-attn-4", "warp-lang",
           "nvmath-python", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl")  # fmt: skip
@@ -33,7 +33,7 @@ def has_gpu() -> bool:
 
 
 def describe() -> dict[str, Any]:
-    """Card, driver and versions, to be kept with the numbers."""
+    """Card, driver and versions, to be stored with the results."""
     about: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
@@ -59,7 +59,7 @@ def describe() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What is installed of the peers."""
+    """The versions of the peers that are installed."""
     found = {}
     for name in _PEERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

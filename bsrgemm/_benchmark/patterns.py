@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-#: Random subsets are drawn by sorting all places of a matrix: up to so many.
+#: The largest number of positions in a matrix for which a random subset is drawn by sorting all of them.
 _MOST_PLACES = 1 << 24
 
 
@@ -47,7 +47,7 @@ def from_lengths(lengths: np.ndarray[Any, Any], columns: int) -> Pattern:
 
 
 def even_lengths(rows: int, blocks: int) -> np.ndarray[Any, Any]:
-    """So many blocks over the rows, which differ by one at most."""
+    """Row lengths that add up to `blocks` and differ by at most one."""
     return blocks // rows + (np.arange(rows) < blocks % rows)
 
 

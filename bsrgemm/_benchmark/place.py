@@ -26,7 +26,7 @@ Draw = Callable[[tuple[int, ...], str], Any]
 
 
 class Place(Protocol):
-    """What a problem needs of the machine that it is measured on."""
+    """The interface to the machine on which a problem is measured."""
 
     name: str
     xp: Any
@@ -41,19 +41,19 @@ class Place(Protocol):
         """How calls are timed here."""
 
     def sustained(self, call: Call) -> float | None:
-        """Mean seconds back to back, where there is a power limit to be met."""
+        """Mean seconds of calls back to back, which shows the effect of a power limit."""
 
     def free_bytes(self) -> int:
         """Memory that operands may take."""
 
     def dense_product(self, A: Any, B: Any, out: Any, tf32: bool = False) -> Call:
-        """out = A B by the BLAS of this place."""
+        """out = A B by the BLAS of this machine."""
 
     def synchronize(self) -> None:
         """Wait for all work; raises where something went wrong."""
 
     def release(self) -> None:
-        """Give back memory that is kept for later."""
+        """Free cached memory."""
 
 
 class Cpu:
@@ -129,7 +129,7 @@ def _available_bytes() -> int:
     with contextlib.suppress(OSError, IndexError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
         found = [int(meminfo.split("MemAvailable:")[1].split()[0]) << 10]
-    with contextlib.suppress(OSError, ValueError):  # no limit is "max", no number
+    with contextlib.suppress(OSError, ValueError):  # "max" instead of a number means no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(limit - used)
@@ -137,7 +137,7 @@ def _available_bytes() -> int:
 
 
 class Ceilings:
-    """The two roofs of a place, measured when they are first asked for and kept: copying, and dense products.
+    """The two roofs of a place, measured on first use and then cached: copying, and dense products.
 
     What cannot be measured, for want of memory or of a BLAS for that dtype, is None: there is no such roof then.
     """
@@ -190,13 +190,13 @@ class Ceilings:
         return None if rate is None or bandwidth is None else max(flops / rate, traffic / bandwidth)
 
     def as_dict(self) -> dict[str, Any]:
-        """What has been measured so far."""
+        """The bounds that have been measured so far."""
         rates = {kind: rate for kind, rate in self._found.items() if kind != "copy" and rate}
         return {"bytes_per_second": self._found.get("copy"), "flops_per_second": rates}
 
 
 def place_of(device: str | None) -> Place:
-    """The place that was asked for; by default the GPU if there is one."""
+    """The place with this name; by default the GPU if there is one."""
     if device == "cpu" or (device is None and not machine.has_gpu()):
         return Cpu()
     return Gpu()

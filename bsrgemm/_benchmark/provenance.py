@@ -1,6 +1,6 @@
 """Where figures come from: the commit that was measured, and digests of the kernels that were launched.
 
-`recording` wraps `bsrgemm._kernels.jit.load`, so that every kernel that is loaded inside it tells when it is launched.
+`recording` wraps `bsrgemm._kernels.jit.load`, so that every launch of a kernel that is loaded inside it is recorded.
 A file of results keeps a digest of the code of each, comments and blanks left out; `changed` says whether the code is
 another one by now.
 """
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 # ------------------------------------------------------------------------------------------- commit
 class _Told(argparse.Action):
-    """Keeps what `--commit` says."""
+    """Stores the value of `--commit`."""
 
     commit: str | None = None
 
@@ -77,7 +77,7 @@ class Launched:
 
 
 class _Noted:
-    """A kernel that tells when it is launched; everything else is the kernel's own."""
+    """A kernel whose launches are recorded; everything else is passed on to the kernel."""
 
     def __init__(self, kernel: Any, spec: jit.KernelSpec) -> None:
         object.__setattr__(self, "_kernel", kernel)
@@ -136,7 +136,7 @@ def _source_digest(source: str) -> str:
 
 
 def changed(kernels: Mapping[str, str]) -> bool:
-    """Whether the code of any of these kernels is not what it was, given the digests they had; or nothing is known."""
+    """Whether the code of any of these kernels differs from the given digests, or its digest is not known."""
     return not kernels or any(known != _digest_now(name) for name, known in kernels.items())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 #: Elements that are generated or compared in float64 at a time
 CHUNK = 1 << 26
-#: What arrays of a kind of number are stored as; "e4m3" is held as its codes.
+#: The dtype in which arrays of a kind of number are stored; "e4m3" is held as its codes.
 _STORED: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8, "tf32": np.float32}
 
 
@@ -51,7 +51,7 @@ def _e4m3_sample(xp: Any) -> Any:
 
 
 def normal(shape: tuple[int, ...], kind: str, xp: Any = None) -> Any:
-    """Standard normal numbers, on the GPU unless told otherwise; "e4m3" gives their codes as uint8.
+    """Standard normal numbers, on the GPU by default; "e4m3" gives their codes as uint8.
 
     >>> normal((2, 3), "float16", np).dtype
     dtype('float16')

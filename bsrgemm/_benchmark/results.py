@@ -15,14 +15,14 @@ _IDENTITY = (
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """All of it or nothing, also over a file that is there."""
+    """Write the whole file or nothing; an existing file is replaced."""
     whole = path.with_name(f".{path.name}.tmp")
     whole.write_text(json.dumps({"format": FORMAT} | found, indent=1) + "\n", encoding="utf-8")
     whole.replace(path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `write` wrote; ValueError with the reason for anything else."""
+    """Read a file that `write` wrote; ValueError with the reason for any other file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -33,7 +33,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A new file whose rows take the place of the same ones of an old file, whose other rows stay.
+    """A new file whose rows replace the rows of the same problems in an old file; its other rows stay.
 
     The machine and the commit of the old rows are kept in `earlier`.
     """

@@ -22,7 +22,7 @@ from .timing import Call, Clock, Timing
 Row = dict[str, Any]
 #: How far a result is off
 Error = Callable[[Any], float]
-#: Name of a peer -> what prepares it; it raises where the peer is not installed or does not serve the case.
+#: Name of a peer -> function that prepares it; it raises where the peer is not installed or does not serve the case.
 Makers = Mapping[str, Callable[[], Call]]
 
 
@@ -59,7 +59,7 @@ class Bench:
     #: whether only the rows of the README are measured
     headline: bool = False
     missing: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    #: What is not installed, and what of it was said: once in a run is enough.
+    #: Packages that are not installed, and those that were reported already: once in a run is enough.
     absent: set[str] = field(default_factory=set)
     said: set[str] = field(default_factory=set)
 
@@ -93,13 +93,13 @@ class Bench:
             self.xp.cuda.Device().synchronize()
 
     def release(self) -> None:
-        """Give back memory that CuPy keeps."""
+        """Free the memory that CuPy has cached."""
         if self.on_gpu:
             self.xp.get_default_memory_pool().free_all_blocks()
 
     # ---------------------------------------------------------------------------------- failures
     def attempt(self, what: str, where: str, function: Callable[[], Any]) -> Any:
-        """The function's result, or None with its reason kept: what is not there must not stop a run."""
+        """The function's result, or None after storing the reason: a missing package must not stop a run."""
         try:
             return function()
         except Exception as error:
@@ -142,7 +142,7 @@ class Bench:
         return self.clock.interleaved(calls, failed)
 
     def prepared(self, makers: Makers, where: str, error: Error, allowed: float) -> dict[str, Call]:
-        """The calls of those peers that can be had and are right."""
+        """The calls of those peers that are installed and give correct results."""
         asked = makers.items() if self.with_peers else ()
         made = {
             name: self.attempt(name, where, lambda make=make: checked(make(), error, allowed))  # type: ignore[misc]
@@ -151,7 +151,7 @@ class Bench:
         return {name: call for name, call in made.items() if call is not None}
 
     def verified(self, shown: Table, label: str, call: Call, error: Error, allowed: float) -> bool:
-        """Whether a result of ours is there and right. If not, its line says so and it is not timed."""
+        """Whether our call returns a correct result. If not, its line says so and it is not timed."""
         shown.progress(label)
         off = self.attempt("bsrgemm", label, lambda: error(call()))
         what = " ".join(label.split())
@@ -162,7 +162,7 @@ class Bench:
         return off is not None and off <= allowed
 
     def guarded(self, shown: Table, label: str, add_line: Call) -> None:
-        """Measure a line; if that fails, as for want of memory, a line says so and the run goes on."""
+        """Measure a line; if that fails, for example for lack of memory, a line says so and the run goes on."""
 
         def done() -> bool:
             add_line()

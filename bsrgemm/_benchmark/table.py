@@ -27,7 +27,7 @@ class Table:
         self.name = name
         self.rows: list[dict[str, Any]] = []
         self._launched = launched
-        #: whether rows take the place of the same ones in a file that is there, and leave the others
+        #: whether rows replace those of the same problems in an existing file, whose other rows stay
         self.merge = False
         self._print: Callable[..., Any]
         try:
@@ -39,23 +39,23 @@ class Table:
         self._print(f"{title} on {machine.describe().get('card', 'the CPU')}")
 
     def note(self, text: str) -> None:
-        """A line for the reader alone."""
+        """Print a line without storing a row."""
         self.progress("")
         self._print(text.rstrip())
 
     def add(self, text: str, **values: Any) -> None:
-        """A line, and the row that is kept of it."""
+        """Print a line and store its row."""
         self.note(text)
         self.keep(values)
 
     def keep(self, row: dict[str, Any]) -> None:
-        """A row without a line."""
+        """Store a row without printing a line."""
         if self._launched is not None:
             row["kernels"] = self._launched.take()
         self.rows.append(row)
 
     def forget_launches(self) -> None:
-        """Kernels that were launched so far, to compile them, belong to no row."""
+        """Forget the kernels that were launched so far to compile them; they belong to no row."""
         if self._launched is not None:
             self._launched.take()
 

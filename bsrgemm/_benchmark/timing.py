@@ -32,7 +32,7 @@ __all__ = [
 
 #: Seconds of calls in one timing, and how often a call is repeated at least and at most
 _BUDGET, _LEAST, _MOST = 0.15, 5, 20
-#: Seconds of a call after which it is timed once: it does not feel what is in the L2.
+#: Seconds of a call after which it is timed once: the contents of the L2 do not matter then.
 _LONG = 0.1
 #: Rounds in which candidates are timed in turn, and those of a quick run. A CPU has other work too, and wants more.
 ROUNDS = {"cuda": (2, 1), "cpu": (5, 5)}
@@ -101,7 +101,7 @@ class Clock:
     def rounds(
         self, calls: Mapping[str, Call], failed: Callable[[str, Exception], None]
     ) -> list[dict[str, list[float]]]:
-        """Seconds of each call, round by round; one that fails is told to `failed` and left out of all rounds."""
+        """Seconds of each call, round by round; one that fails is passed to `failed` and left out of all rounds."""
         left, found = dict(calls), list[dict[str, list[float]]]()
         for _ in range(ROUNDS[self.device][self.quick]):
             found.append({})
@@ -134,7 +134,7 @@ def time_cpu(call: Call, repeats: int = 7) -> float:
 
 
 def time_sustained(call: Call, seconds: float = 1.0) -> float:
-    """Mean seconds of a call, back to back for about so many seconds, nothing flushed: what the power limit leaves."""
+    """Mean seconds of a call, back to back for about `seconds`, without a flush, so that the power limit shows."""
     import cupy
 
     start, middle, stop = cupy.cuda.Event(), cupy.cuda.Event(), cupy.cuda.Event()
@@ -169,7 +169,7 @@ def host_seconds(
 
 
 def add_seconds() -> float:
-    """Host seconds of `cupy.add` on two small arrays into a third: the unit in which host times are told."""
+    """Host seconds of `cupy.add` on two small arrays into a third: the unit of host times."""
     import cupy
 
     a, b, out = (cupy.zeros(16, np.float32) for _ in range(3))

@@ -119,7 +119,7 @@ def _measure(args: argparse.Namespace, place: Any, wanted: list[Any]) -> int:
 
 
 def _measure_all(suite: Any, wanted: list[Any], shown: Any) -> None:
-    """Compile, find the ceilings, then measure problem by problem."""
+    """Compile, measure the upper bounds of the machine, then measure problem by problem."""
     suite.say = lambda text: shown.doing("kernels", text)
     suite.say("compiling")
     suite.meet(wanted)
@@ -132,7 +132,7 @@ def _measure_all(suite: Any, wanted: list[Any], shown: Any) -> None:
 
 
 def _finish(args: argparse.Namespace, found: dict[str, Any]) -> int:
-    """Say what was written, draw what was asked for; the exit status."""
+    """Report the files that were written and draw the requested pictures; return the exit status."""
     if args.json:
         print(f"written: {args.json}")
     if args.plot and found["rows"]:
@@ -147,7 +147,7 @@ def _finish(args: argparse.Namespace, found: dict[str, Any]) -> int:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command line that measures the same again."""
+    """The command line that repeats the measurement."""
     words = ["python -m bsrgemm bench", args.group]
     for name in ("size", "block", "columns", "density", "dtype"):
         values = getattr(args, name)

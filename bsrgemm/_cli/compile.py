@@ -165,7 +165,7 @@ def add_command(commands: Any) -> None:
         help="compile kernels ahead into the cache; no GPU needed",
         description=(
             f"Compiles what products can ask for, by default of {', '.join(DEFAULT_DTYPES)} and with int32 "
-            "indices. Products of mixed dtypes are compiled when they are met."
+            "indices. Products of mixed dtypes are compiled on first use."
         ),
     )
     parser.add_argument("--arch", action="append", help="target, such as sm_90a; default: this machine's GPU")
@@ -231,7 +231,9 @@ def _archs(names: list[str] | None) -> list[str]:
     if names is None:
         problem = cuda_problem()
         if problem is not None:
-            raise ValueError(f"--arch: wanted a target such as sm_90a; no GPU here to ask, missing {problem}")
+            raise ValueError(
+                f"--arch: wanted a target such as sm_90a, since no GPU can be asked for its own: missing {problem}"
+            )
         return [jit.device_target()]
     known = jit.supported_archs()
     for name in names:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .._benchmark.show.ncu import Launch
 
 # --------------------------------------------------------------------------------------- the case
-#: The options of each case and what they are unless given; None is not there.
+#: The options of each case with their defaults; None means that the option is off by default.
 CASES: dict[str, dict[str, Any]] = {
     "gemm": {"size": 8192, "block": 64, "density": 0.22, "columns": 8192, "dtype": "float16"},
     "spmv": {"size": 65536, "block": 16, "density": 0.01, "dtype": "float32"},
@@ -35,12 +35,12 @@ CASES: dict[str, dict[str, Any]] = {
                   "block": 128, "density": 1.0},
     "decode": {"size": 131072, "heads": 32, "head_dim": 128, "dtype": "float16", "page": None},
 }  # fmt: skip
-#: The kernels of each case; what else a call launches is not looked at.
+#: The kernels of each case; other kernels that a call launches are ignored.
 KERNELS = {"gemm": "^(gemm_|spm)", "spmv": "^spmv", "attention": "^attention_s", "decode": "^decode"}
 _DTYPES = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
 _NOT_TAKEN = {"spmv": ("e4m3", "tf32"), "attention": ("tf32",), "decode": ("e4m3", "tf32", "float32", "float64")}
 _PAGES = (16, 32, 64, 128, 256)  # those of KVCache
-_SHARING = 4  # query heads of a decode on the same keys, as in bench
+_SHARING = 4  # query heads of a decode that share a KV head, as in bench
 
 
 def _flag(option: str) -> str:
@@ -127,14 +127,16 @@ def _program(ncu: str, problem: Problem) -> str:
         )
     from .._benchmark.place import place_of
 
-    room, free = problem.room, place_of("cuda").free_bytes()
-    if room > free:
-        raise ValueError(f"--size: {problem} needs about {room / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on the GPU")
+    needed, free = problem.memory, place_of("cuda").free_bytes()
+    if needed > free:
+        raise ValueError(
+            f"--size: {problem} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on the GPU"
+        )
     return found
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """Exit status and output of ncu. On an interrupt it has time to give the clocks of the card back."""
+    """Exit status and output of ncu. On an interrupt it has time to reset the clocks of the card."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     numbers = {**os.environ, "LC_ALL": "C.UTF-8"}  # written as 1,234.5
     process = subprocess.Popen(command, **pipes, text=True, errors="replace", env=numbers, start_new_session=True)

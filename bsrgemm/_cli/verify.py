@@ -674,7 +674,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(str(error))
     seed = secrets.randbits(32) if args.seed is None else args.seed
     write = _printer()
-    write(f"seed {seed}; kernels that are not in the cache are compiled as they are met", "dim")
+    write(f"seed {seed}; kernels that are not in the cache are compiled on first use", "dim")
     write(HEADER, "bold")
     start = time.perf_counter()
     failed = total = 0

@@ -108,7 +108,7 @@ class Struct:
 
     @cached_property
     def _packer(self) -> tuple[Any, struct.Struct]:
-        """What puts the values of all fields in order, and how they are packed together."""
+        """The function that puts the values of all fields in order, and the format in which they are packed."""
         layout, end = "=", 0
         for field, kind in self.fields:
             at = self.offsets[field]

@@ -20,8 +20,8 @@ Call = Callable[[], Any]
 IDLE = 0.3
 #: Bytes read between timings, so that no call finds its operands in the L2. A memset would leave dirty lines there.
 _FLUSH_BYTES = 512 << 20
-#: The sleeping kernel sleeps so many times the host time of a call, and so many seconds more; at most `_SLEEP_MOST`,
-#: which calls that wait for the GPU would exceed.
+#: The sleeping kernel sleeps for this multiple of the host time of a call plus this many seconds, at most for
+#: `_SLEEP_MOST`, which calls that wait for the GPU would exceed.
 _SLEEP_TIMES, _SLEEP_MORE, _SLEEP_MOST = 2.0, 50e-6, 5e-3
 
 _SLEEP_SOURCE = r"""
@@ -57,7 +57,7 @@ def samples_gpu(call: Call, repeats: int = 20, idle: float = IDLE) -> list[float
 
 
 def sleep_seconds(host: float) -> float:
-    """How long the card sleeps before a call whose launch takes the host so many seconds.
+    """How long the card sleeps before a call whose launch takes the host `host` seconds.
 
     >>> round(sleep_seconds(25e-6) * 1e6), round(sleep_seconds(1.0) * 1e3)
     (100, 5)
@@ -73,7 +73,7 @@ def _sleep_kernel(device: int) -> Any:
 
 
 def sleep_on_gpu(nanoseconds: int) -> None:
-    """Keep CuPy's current stream busy for so long, with one thread and no memory traffic."""
+    """Keep CuPy's current stream busy for `nanoseconds`, with one thread and no memory traffic."""
     import cupy
 
     _sleep_kernel(cupy.cuda.runtime.getDevice())((1,), (1,), (np.uint64(nanoseconds),))

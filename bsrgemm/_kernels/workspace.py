@@ -51,7 +51,7 @@ class _Capture:
     """The memory that the launches of a stream share within one capture."""
 
     counters: Array | None = None
-    room: Array | None = None
+    memory: Array | None = None
 
 
 Array = Any
@@ -95,9 +95,9 @@ def temporary(count: int, dtype: Any) -> Array:
         return cupy.empty(count, dtype)
     capture = _capture_of(cupy.cuda.runtime.getDevice(), stream)
     wanted = count * np.dtype(dtype).itemsize
-    if capture.room is None or len(capture.room) < wanted:
-        capture.room = retain_for_graph(lambda: cupy.empty(wanted, np.uint8))
-    return capture.room
+    if capture.memory is None or len(capture.memory) < wanted:
+        capture.memory = retain_for_graph(lambda: cupy.empty(wanted, np.uint8))
+    return capture.memory
 
 
 def retain_for_graph(make: Callable[[], Any]) -> Any:
@@ -114,10 +114,10 @@ def retain_for_graph(make: Callable[[], Any]) -> Any:
 def _reserved(device: int, count: int) -> Array:
     with _reserving:
         reserve, used = _reserves.get(device, (None, 0))
-        behind = used + -(-count // 32) * 32
-        if reserve is not None and behind <= len(reserve):
-            _reserves[device][1] = behind
-            return reserve[used:behind]
+        end = used + -(-count // 32) * 32
+        if reserve is not None and end <= len(reserve):
+            _reserves[device][1] = end
+            return reserve[used:end]
     found: Array = retain_for_graph(lambda: cupy.zeros(count, np.int32))
     return found
 

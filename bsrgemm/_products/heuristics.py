@@ -105,8 +105,8 @@ def plain(problem: Problem) -> GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64:
     if _dmma_serves(problem):
         return spmm_f64(problem.types.index, problem.R, problem.K, problem.N)
     if small and problem.N == 1 and problem.batches == 1:
-        how = (problem.transposed, problem.aligned, problem.b_order == "F")
-        return spmv_small(problem.types, problem.R, problem.K, *how, _row(problem))
+        options = (problem.transposed, problem.aligned, problem.b_order == "F")
+        return spmv_small(problem.types, problem.R, problem.K, *options, _row(problem))
     if small and 1 < problem.N <= _FEW_COLUMNS:
         if _staged(problem) and not (problem.R >= _DMMA_ROWS and problem.types.of_one("f64")):
             return spmm_staged(problem.types, problem.R, problem.K, problem.N, shared_kb(problem.arch))
@@ -235,8 +235,8 @@ def wants_aligned_rows(problem: Problem) -> bool:
 
     >>> names = types(*[np.dtype("float16")] * 3, np.dtype("float32"), np.dtype("int32"))
     >>> sizes = {"R": 64, "K": 64, "batches": 1, "block_rows": 128, "block_cols": 128, "blocks": 3584}
-    >>> how = {"transposed": False, "b_order": "", "c_order": "", "overwrite": True, "aligned": True}
-    >>> odd = Problem("sm_90a", names, N=101, **sizes, **how)
+    >>> layout = {"transposed": False, "b_order": "", "c_order": "", "overwrite": True, "aligned": True}
+    >>> odd = Problem("sm_90a", names, N=101, **sizes, **layout)
     >>> [wants_aligned_rows(replace(odd, **x)) for x in ({}, {"b_order": "C"}, {"blocks": 9})]
     [True, False, False]
     """
@@ -524,12 +524,12 @@ def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
     results = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}.get(name, (name,))
     sums = {"f64": "f64", "i8": "u32"}.get(name, "f32")
     kinds = (kind, "MMA_TF32") if name == "f32" else (kind,)
-    for c, how, row_tile_height, a_transposed, b_transposed in itertools.product(
+    for c, mma, row_tile_height, a_transposed, b_transposed in itertools.product(
         results, kinds, (128, 64, 32, 16), (False, True), (False, True)
     ):
-        tiles = {tile for room in (99, 163, 227) for tile in _sm80_tiles(how, row_tile_height, room)}
+        tiles = {tile for kilobytes in (99, 163, 227) for tile in _sm80_tiles(mma, row_tile_height, kilobytes)}
         for tile in sorted(tiles):
-            yield GemmSm80(Types(name, name, c, sums), how, row_tile_height, *tile, a_transposed, b_transposed)
+            yield GemmSm80(Types(name, name, c, sums), mma, row_tile_height, *tile, a_transposed, b_transposed)
 
 
 def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
@@ -573,7 +573,7 @@ def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmF64]:
         if aligned and not transposed and names.of_one("f64") and R >= _DMMA_ROWS:
             yield from (spmm_f64(names.index, R, K, N) for N in (16, 64))
         elif aligned and not transposed and (names.of_one("f32") or names.of_one("f64")):
-            yield from (spmm_staged(names, R, K, N, room) for N in (4, 16, 64) for room in (227, 99))
+            yield from (spmm_staged(names, R, K, N, kilobytes) for N in (4, 16, 64) for kilobytes in (227, 99))
 
 
 def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[Config]:

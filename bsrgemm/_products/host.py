@@ -184,7 +184,7 @@ class HostProducts(ProductEngine):
 
 
 def _multiply_pairs(a: Array, ia: Array, b: Array, ib: Array, starts: Array, out: Array) -> None:
-    """Compute the sums of `pair_products` with one call of BLAS for each: left blocks side by side, right ones stacked."""
+    """Compute each sum of `pair_products` by one call of BLAS: left blocks side by side, right blocks stacked."""
     (_, R, inner), C = a.shape, b.shape[2]
 
     def some(first: int, last: int) -> None:

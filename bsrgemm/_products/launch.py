@@ -52,7 +52,7 @@ class Plan:
     #: the dtype of alpha and beta
     number: np.dtype[Any]
     #: arrays to which the pointers of the argument point, so that they stay alive
-    kept: Any
+    arrays: Any
     #: the temporary memory of gemm_sm90 for groups that are cut into pieces
     scratch: Scratch | None = None
     #: the second argument of spmv_small, for block rows that are cut into pieces
@@ -87,7 +87,7 @@ class Launch:
     """A plan together with the addresses and strides of its operands."""
 
     #: a weak reference to the plan, which the matrix owns
-    made: ref[StreamOrdered]
+    owned: ref[StreamOrdered]
     #: the argument of the plan without alpha, beta and temporary memory, which differ between calls
     template: bytes
     #: alpha, beta, counters and pieces of the last call with integer factors, and the arguments made from them
@@ -95,8 +95,8 @@ class Launch:
 
     def plan(self) -> Plan | None:
         """Return the plan, or None if the matrix no longer stores it."""
-        made = self.made()
-        return None if made is None else made.get()
+        plan = self.owned()
+        return None if plan is None else plan.get()
 
     def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
         """Start the kernel with these factors on CuPy's current stream.
@@ -158,10 +158,10 @@ def product(call: ProductCall) -> Launch | None:
             if readable is not B:
                 product(replace(call, B=readable, may_copy=False))
                 return None
-        made = cache.plan(_plan_key(call, orders), lambda: _plan(cache, call, orders))
-        launch = Launch(ref(made), _template(made.value, call))
+        stored = cache.plan(_plan_key(call, orders), lambda: _plan(cache, call, orders))
+        launch = Launch(ref(stored), _template(stored.value, call))
         cache.remember(key, launch)
-        plan = made.get()
+        plan = stored.get()
     launch.start(plan, call.alpha, call.beta)
     return launch
 
@@ -232,15 +232,15 @@ def _plan(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> Pla
 def _plan_plain(cache: MatrixCache, problem: Problem, config: Gemm, kernel: Any) -> Plan:
     """Plan a kernel without a work list, which reads the index arrays of the matrix or of its transpose."""
     block_cols = _stored_columns(problem)
-    kept: tuple[Any, ...] = cache.index(block_cols, problem.transposed)
+    arrays: tuple[Any, ...] = cache.index(block_cols, problem.transposed)
     long, grid = None, _grid(config, problem)
     if isinstance(config, SpmvSmall):
         long, rows = _long_rows(cache, problem, config, grid[0])
-        kept = (*kept, rows)
+        arrays = (*arrays, rows)
     layout = arguments.product(problem.types.acc)
-    pointers = tuple(0 if x is None else x.data.ptr for x in kept[:3])
+    pointers = tuple(0 if x is None else x.data.ptr for x in arrays[:3])
     template = _product_fields(cache, problem, pointers)
-    return _filled_plan(config, kernel, grid, layout, layout.pack(**template), kept, long=long)
+    return _filled_plan(config, kernel, grid, layout, layout.pack(**template), arrays, long=long)
 
 
 def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: Any) -> Plan:
@@ -250,10 +250,10 @@ def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: A
     groups, items = cache.groups(pattern, *shape), cache.whole_items(pattern, *shape)
     tiles = groups.count * -(-problem.N // config.tile_n) * problem.batches
     grid = (min(tiles, device.multiprocessors() * config.ctas(problem.arch)),)
-    kept = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
+    arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
     layout = arguments.gemm_sm80(problem.types.acc)
-    template = layout.pack(product=_product(cache, problem), schedule=_schedule(kept))
-    return _filled_plan(config, kernel, grid, layout, template, kept)
+    template = layout.pack(product=_product(cache, problem), schedule=_schedule(arrays))
+    return _filled_plan(config, kernel, grid, layout, template, arrays)
 
 
 def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90, kernel: Any) -> Plan:
@@ -267,14 +267,14 @@ def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90, kernel: A
     tiles = groups.count * column_tiles
     # Launch as few CTAs as finish in the same number of rounds; more would only consume power.
     grid = (multiprocessors if items.pieces else -(-tiles // -(-tiles // multiprocessors)),)
-    kept = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
+    arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
     layout = arguments.gemm_sm90()
     template = layout.pack(
         a=_block_map(cache, config),
         b=bytes(TENSOR_MAP_BYTES),
         c=bytes(TENSOR_MAP_BYTES),
         product=_product(cache, problem),
-        schedule=_schedule(kept),
+        schedule=_schedule(arrays),
         group=config.group(problem.block_cols * problem.K),
         count=-1 if items.pieces else groups.count,
         keep_a=cache.source[0].nbytes <= _KEPT_BYTES,
@@ -282,11 +282,11 @@ def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90, kernel: A
     piece_tiles = items.pieces * column_tiles
     pointers = layout.patch(*(f"schedule.{name}" for name in _SCRATCH))
     scratch = Scratch(piece_tiles * config.tile_m * config.tile_n, piece_tiles * 2, pointers)
-    return _filled_plan(config, kernel, grid, layout, template, kept, scratch=scratch)
+    return _filled_plan(config, kernel, grid, layout, template, arrays, scratch=scratch)
 
 
 def _filled_plan(
-    config: Gemm, kernel: Any, grid: tuple[int, ...], layout: Struct, template: bytearray, kept: Any, **more: Any
+    config: Gemm, kernel: Any, grid: tuple[int, ...], layout: Struct, template: bytearray, arrays: Any, **more: Any
 ) -> Plan:
     inner = "product." if layout.name != "Product" else ""
 
@@ -304,7 +304,7 @@ def _filled_plan(
         pointers=patch(_OPERANDS[0]),
         strides=patch(_OPERANDS[1]),
         number=element_types.number(_acc_of(config)),
-        kept=kept,
+        arrays=arrays,
         **more,
     )
 

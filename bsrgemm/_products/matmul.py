@@ -189,7 +189,9 @@ def _product(
     shape = (M, *sides[1:]) if ndim < 3 else (sides[0], M, sides[2])
     if out is None:
         if beta != 0:
-            raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
+            raise ValueError(
+                f"beta: got {beta!r} without an `out` whose values it scales; pass `out`, or leave beta at 0"
+            )
         inner = backend.xp.empty(shape, dtype)
     else:
         inner = out

@@ -32,7 +32,7 @@ class MatrixCache:
     """
 
     __slots__ = (
-        *("_backend", "_kept", "_made", "blocks", "extents", "indices_dtype", "launches"),
+        *("_arrays", "_backend", "_entries", "blocks", "extents", "indices_dtype", "launches"),
         *("plans", "pointer", "source", "whole", "wide"),
     )  # fmt: skip
 
@@ -41,13 +41,13 @@ class MatrixCache:
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
         self._backend: Backend = A._backend
-        self._kept = tuple(contiguous(x) for x in (data, indices, indptr))
+        self._arrays = tuple(contiguous(x) for x in (data, indices, indptr))
         self.blocks = len(data)
         self.indices_dtype = indices.dtype
-        self.pointer = self._kept[0].data.ptr
+        self.pointer = self._arrays[0].data.ptr
         self.extents = tuple(self._backend.extent(x) for x in self.source)
-        self.whole = A._shape if all(a is b for a, b in zip(self._kept, self.source, strict=True)) else None
-        self._made: dict[Any, StreamOrdered] = {}
+        self.whole = A._shape if all(a is b for a, b in zip(self._arrays, self.source, strict=True)) else None
+        self._entries: dict[Any, StreamOrdered] = {}
         self.plans: dict[Any, StreamOrdered] = {}
         #: launches by the key of `launch.product` and by `call_key`; they have only weak references to their plans
         self.launches: dict[Any, Any] = {}
@@ -80,16 +80,16 @@ class MatrixCache:
 
     def plan(self, key: Any, make: Callable[[], Any]) -> StreamOrdered:
         """Return the plan of a key, and make it when it is first requested."""
-        made = self.plans.get(key)
-        if made is None:
+        plan = self.plans.get(key)
+        if plan is None:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
-            made = self.plans.setdefault(key, StreamOrdered(make()))
-        return made
+            plan = self.plans.setdefault(key, StreamOrdered(make()))
+        return plan
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
         """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""
-        _, indices, indptr = self._kept
+        _, indices, indptr = self._arrays
         return Pattern(indices, indptr, len(indptr) - 1, block_cols, transposed)
 
     def index(self, block_cols: int, transposed: bool) -> tuple[Array, ...]:
@@ -98,7 +98,7 @@ class MatrixCache:
         `places` maps each entry of the transposed index to its stored block; it is None without a transpose.
         """
         if not transposed:
-            return (*self._kept[1:], None)
+            return (*self._arrays[1:], None)
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
         bounds = self.remembered(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
         return groups.columns, bounds, groups.blocks
@@ -146,10 +146,10 @@ class MatrixCache:
 
         The key must contain everything on which the result of `make` depends.
         """
-        made = self._made.get(key)
-        if made is None:
-            made = self._made.setdefault(key, StreamOrdered(make()))
-        return made.get()
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries.setdefault(key, StreamOrdered(make()))
+        return entry.get()
 
 
 def matrix_cache_of(A: Any) -> MatrixCache:

@@ -27,11 +27,11 @@ def choice(problem: heuristics.Problem) -> configs.Gemm | None:
             if type(config).__name__ == forced_kernel.name:
                 return config
         raise ValueError(f"{forced_kernel.name} cannot multiply this: {problem}")
-    kept = _read(path()).get(signature(problem))
-    if kept is None:
+    stored = _read(path()).get(signature(problem))
+    if stored is None:
         return None
     # An entry that another version wrote, or that is damaged, equals no candidate.
-    return next((c for c in heuristics.candidates(problem) if _described(c) == kept), None)
+    return next((c for c in heuristics.candidates(problem) if _described(c) == stored), None)
 
 
 def keep(problem: heuristics.Problem, config: configs.Gemm) -> Path:

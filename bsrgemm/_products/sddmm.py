@@ -100,7 +100,7 @@ def sddmm(
     precision = checked_precision(precision, single, X.dtype, Y.dtype, acc)
     alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
     if out is None and beta != 0:
-        raise ValueError(f"beta: got {beta!r} without an `out` to take it from")
+        raise ValueError(f"beta: got {beta!r} without an `out` whose values it scales; pass `out`, or leave beta at 0")
     if out is not None:
         _check_out(out, pattern, dtype)
         if pattern._has_duplicates:

@@ -134,7 +134,7 @@ def _spmv_by_rows(names: Types, R: int, K: int, row: int) -> SpmvSmall | None:
         return None
     rows = 1 if row > 2 or under_way >= 48 else 2 if under_way >= 16 else 4
     words = rows * (row * (K * size // 2 + 3) + 3 * size // 4 + 1)
-    threads = next((n for room, n in ((44, 1024), (60, 768)) if words <= room), 512)
+    threads = next((n for most, n in ((44, 1024), (60, 768)) if words <= most), 512)
     return SpmvSmall(names, R, K, _ceil_power_of_two(R, 8), R, 1, row, True, False, threads, 1, True, True, rows)
 
 
@@ -175,7 +175,7 @@ def _spmv_whole(
     words = rows * words + (14 if columns * size > 8 else 3 if down > 1 else 0)
     if names.acc == "c128":
         words = rows * (together * each * 3 // 2 + 4 * sums)
-    threads = next((n for room, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= room), 256)
+    threads = next((n for most, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= most), 256)
     threads = _MEASURED_THREADS.get((R, K, threads), threads)
     return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager, rows)
 
@@ -267,11 +267,11 @@ def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> S
     else:
         warps = 20 if words <= 56 else 16 if words <= 72 else 12
     wanted = _FEW_BYTES if size == 8 and 64 < block <= 100 and lanes >= 8 else _CHUNK_BYTES[size]
-    chunk, room = _chunk(block, wanted, *((4, 28) if lanes >= 8 else (8, 32)))
+    chunk, ctas = _chunk(block, wanted, *((4, 28) if lanes >= 8 else (8, 32)))
     config = Spmm(names, R, K, lanes, width, together, at_least=1, chunk=chunk, threads=32 * warps)
     if block > 32 and config.shared_bytes <= shared_kb << 10:
         return config
-    return replace(config, threads=128, at_least=min(warps // 4, room))
+    return replace(config, threads=128, at_least=min(warps // 4, ctas))
 
 
 @lru_cache(maxsize=4096)

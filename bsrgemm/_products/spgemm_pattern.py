@@ -35,11 +35,11 @@ def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | N
     sides = [_packed(indices, indptr) for indices, indptr in patterns]
     before = cupy.zeros(rows + 2, np.int64)
     #: the arrays that the kernels write; one that is not allocated yet is passed as a null pointer
-    made: dict[str, Array | None] = dict.fromkeys(("left", "right", "column", "start", "count", "indices", "starts"))
-    made |= {"before": before, "most": before[-1:]}
+    arrays: dict[str, Array | None] = dict.fromkeys(("left", "right", "column", "start", "count", "indices", "starts"))
+    arrays |= {"before": before, "most": before[-1:]}
 
     def start(entry: str, warps: int = _WARPS, table: tuple[int, int] = (0, 0), shared_bytes: int = 0) -> None:
-        pointers = {name: 0 if x is None else x.data.ptr for name, x in made.items()}
+        pointers = {name: 0 if x is None else x.data.ptr for name, x in arrays.items()}
         packed = SPGEMM_PATTERN.pack(
             a=sides[0], b=sides[1], columns=block_cols, slots=table[0], listed=table[1], **pointers
         )
@@ -56,15 +56,15 @@ def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | N
     bytes_of_warp = 4 * (2 * slots + listed)
     if not 0 < pairs < _MOST or bytes_of_warp > device.shared_bytes_per_block():
         return None
-    left, right, made["column"], made["start"] = (cupy.empty(pairs, np.int32) for _ in range(4))
+    left, right, arrays["column"], arrays["start"] = (cupy.empty(pairs, np.int32) for _ in range(4))
     indptr = cupy.zeros(rows + 1, index)
-    made |= {"left": left, "right": right, "count": indptr}
+    arrays |= {"left": left, "right": right, "count": indptr}
     warps = max(1, min(_WARPS, _SHARED_BYTES // bytes_of_warp))
     start("list_pairs", warps, (slots, listed), warps * bytes_of_warp)
     cupy.cumsum(indptr, out=indptr)
     blocks = int(indptr[-1])  # synchronize!
     indices, starts = cupy.empty(blocks, index), cupy.empty(blocks, np.int32)
-    made |= {"indices": indices, "starts": starts}
+    arrays |= {"indices": indices, "starts": starts}
     start("pack_columns")
     return ProductPattern(left, right, starts, indices, indptr)
 

@@ -10,11 +10,11 @@ def transposed_copy(A: Any) -> Any:
 
     The values are copied in every call, because the user may have changed those of `A`.
     """
-    blocks, kept = A._blocks, A.__dict__.get("_transposed_copy")
-    if kept is None or any(a is not b for a, b in zip(kept[0], blocks, strict=True)) or kept[1] != A._shape:
+    blocks, stored = A._blocks, A.__dict__.get("_transposed_copy")
+    if stored is None or any(a is not b for a, b in zip(stored[0], blocks, strict=True)) or stored[1] != A._shape:
         order = A._backend.xp.argsort(blocks.indices, kind="stable")  # the same order as in `structure.transpose`
-        kept = A._transposed_copy = (blocks, A._shape, A._transpose_now(), order)
-        return kept[2]
-    _, _, T, order = kept
+        stored = A._transposed_copy = (blocks, A._shape, A._transpose_now(), order)
+        return stored[2]
+    _, _, T, order = stored
     T.data[...] = blocks.data[order].transpose(0, 2, 1)
     return T

@@ -202,16 +202,16 @@ def split(backend: Backend, groups: Groups, share: Share) -> Items:
     pieces = xp.maximum(-(-length // xp.maximum(-(-_LEAST_COLUMNS // share.K), entries)), 1)
     most = share.most_pieces
     cut = xp.where(pieces > 1, pieces, 0)
-    behind, cut_behind = xp.cumsum(pieces), xp.cumsum(cut)
+    ends, cut_ends = xp.cumsum(pieces), xp.cumsum(cut)
     bound = groups.count + most
     number = xp.arange(bound, dtype=np.int64)
-    group = xp.minimum(xp.searchsorted(behind, number, side="right"), groups.count - 1)
-    within = number - (behind - pieces)[group]
-    count = xp.minimum(behind[-1:], bound)
+    group = xp.minimum(xp.searchsorted(ends, number, side="right"), groups.count - 1)
+    within = number - (ends - pieces)[group]
+    count = xp.minimum(ends[-1:], bound)
     start = first[group] + within * length[group] // pieces[group]
     stop = first[group] + (within + 1) * length[group] // pieces[group]
     is_item = number < count
-    piece = (cut_behind - cut)[group] + within
+    piece = (cut_ends - cut)[group] + within
     is_piece = is_item & (pieces[group] > 1)
     longest = xp.argsort(xp.where(is_item, start - stop, 1), kind="stable")
     items = xp.stack([group, start, stop, xp.where(is_piece, piece, -1)], axis=1).astype(_INT32)
@@ -247,14 +247,14 @@ def long_rows(backend: Backend, indptr: Array, blocks: int, longest: int) -> Lon
     number = xp.arange(bound, dtype=np.int64)
     start = xp.clip(indptr.astype(np.int64), 0, blocks)
     length = xp.maximum(start[1:] - start[:-1], 0)
-    behind = xp.minimum(xp.cumsum(xp.where(length > longest, -(-length // longest), 0)), bound)
-    count = xp.diff(behind, prepend=behind[:1] * 0)
-    row = xp.minimum(xp.searchsorted(behind, number, side="right"), rows - 1)
-    within = number - (behind - count)[row]
+    ends = xp.minimum(xp.cumsum(xp.where(length > longest, -(-length // longest), 0)), bound)
+    count = xp.diff(ends, prepend=ends[:1] * 0)
+    row = xp.minimum(xp.searchsorted(ends, number, side="right"), rows - 1)
+    within = number - (ends - count)[row]
     first = start[:-1][row] + within * longest
     pieces = xp.stack([row, first, xp.minimum(first + longest, start[1:][row]), within], axis=1)
     parents = xp.stack([number - within, count[row]], axis=1)
-    lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, behind[-1:])]
+    lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, ends[-1:])]
     return LongRows(lists[0], lists[1], lists[2], bound)
 
 

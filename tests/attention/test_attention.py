@@ -96,7 +96,7 @@ def reference(q: Array, k: Array, v: Array, seen: Array, scale: float, softcap: 
         lse = (top + np.log(weight))[..., 0]
         empty = ~seen.any(axis=3)
         lse[empty] = -np.inf
-        # Rounded: D products of a score, its place under the maximum, S_k sums; the rest is room for NumPy's exp.
+        # Rounded: D products of a score, its place under the maximum, S_k sums; the rest is a margin for NumPy's exp.
         finite = [np.nan_to_num(x, nan=0, posinf=0, neginf=0) for x in (q, k, v)]
         size = abs(scale) * (abs(finite[0]) @ abs(finite[1]).swapaxes(2, 3))
         size = np.where(seen, size, 0).max(axis=3, initial=0)

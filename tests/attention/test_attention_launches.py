@@ -58,7 +58,7 @@ ROOM = {name: put(np.zeros(1 << 20, np.uint8)) for name in ("q", "k", "v", "out"
 def lying(
     name: str, shape: tuple[int, ...], dtype: Any = F16, gap: int = 0, order: str = "bhsd", skip: int = 0
 ) -> Array:
-    """An array (batch, heads, length, columns) in its room, `gap` elements between rows, stored in that order."""
+    """An array (batch, heads, length, columns) in its memory, `gap` elements between rows, stored in that order."""
     batch, heads, length, columns = shape
     stored = {"b": batch, "h": heads, "s": length, "d": columns + gap}
     sizes = [stored[letter] for letter in order]
@@ -164,14 +164,14 @@ def test_a_launch_is_remembered_for_its_operands_only(change: str, started: list
 
 
 # ------------------------------------------------------------ patterns of masks
-@pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(emulator.COMPILER is None, reason="there is neither g++ nor clang++ on the PATH")
 def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads on two KV heads in two batches; a mask with a pattern for each KV head of each batch."""
     S, rng = 18, np.random.default_rng(4)
     q = rng.standard_normal((2, 4, S, 4))
     k, v = (rng.standard_normal((2, 2, S, 4)) for _ in range(2))
     mask = bg.BlockMask.random(S, per_row=1, block=16, heads=(2, 2), seed=1)
-    assert len({x.tobytes() for x in mask.to_dense().reshape(4, S, S)}) > 2  # or nothing would be told apart
+    assert len({x.tobytes() for x in mask.to_dense().reshape(4, S, S)}) > 2  # so that heads can be told apart
     want = bg.attention(q, k, v, mask=mask)
     out = np.full_like(want, 77)
     with emulator.emulated(emulator.builds()), monkeypatch.context() as patched:

@@ -60,7 +60,7 @@ ROOMS = {name: put(np.ones(4 * 2 * 4 * 256 * 64, F16)) for name in ("q", "k", "v
 
 
 def lying(room: str, shape: tuple[int, ...] = SHAPE, dtype: Any = F16, skip: int = 0, pitch: int = 0) -> Array:
-    """An array in a room, from an element on, whose rows are `pitch` elements apart."""
+    """An array in the named memory, from element `skip` on, whose rows are `pitch` elements apart."""
     columns = shape[-1]
     whole = (*shape[:-1], pitch or columns)
     flat = ROOMS[room].view(dtype).reshape(-1)[skip : skip + int(np.prod(whole))]
@@ -147,7 +147,7 @@ def test_another_device_has_launches_of_its_own(started: list[Any]) -> None:
 
 
 def of_sequences(count: int) -> AttentionCall:
-    """fp8 attention of 256 tokens in so many sequences, its operands always at the same place."""
+    """fp8 attention of 256 tokens in `count` sequences, with operands always at the same addresses."""
     bounds = put(np.linspace(0, 256, count + 1).astype(np.int32))
     operands = {name: lying(name, (1, 4, 256, 64), U8) for name in ("q", "k", "v")}
     out = lying("out", (1, 4, 256, 64))
@@ -186,7 +186,7 @@ def test_a_temporary_copy_at_the_same_place_has_the_map_of_its_own_shape(started
 
 # ------------------------------------------------------------------------------------------------- decode
 def cache_of(batch: int = 2, kv_heads: int = 2, head_dim: int = 64, value_dim: int = 64, tokens: int = 500) -> KVCache:
-    """A cache with so many tokens in each sequence, whose arrays have addresses."""
+    """A cache with `tokens` tokens in each sequence, whose arrays have addresses."""
     cache = KVCache(batch, kv_heads, 4096, head_dim, value_dim=value_dim, dtype="float16", device="cpu")
     for name in ("k", "v", "_device_lengths"):
         setattr(cache, name, put(getattr(cache, name)))

@@ -13,6 +13,13 @@ pytest.importorskip("cupy")
 from . import emulator
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compiler() -> None:
+    """Every test here compiles kernels with the C++ compiler of the machine."""
+    if emulator.COMPILER is None:
+        pytest.skip("there is neither g++ nor clang++ on the PATH")
+
+
 @pytest.fixture(scope="session")
 def folder() -> Path:
     """Where compiled kernels are: those that any process has compiled before are there."""

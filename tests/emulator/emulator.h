@@ -279,7 +279,7 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
     unsigned char after[1024];
     memcpy(after, shared + bytes, used - bytes);
     run_cta(threads);
-    if (memcmp(after, shared + bytes, used - bytes)) fail("a write behind the end of shared memory");
+    if (memcmp(after, shared + bytes, used - bytes)) fail("a write beyond the end of shared memory");
   }
   munmap(room, mapped + kPage);
 }

@@ -181,7 +181,7 @@ def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1
 
 
 def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
-    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; they are put as told."""
+    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; `put` copies them."""
     arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
     lse = None if call.lse is None else put(call.lse)
     mask = copy.copy(call.mask)
@@ -214,7 +214,7 @@ class Kernel:
 
     @staticmethod
     def _bytes(x: Any) -> Array:
-        """An argument as it lies in memory: an array is a pointer, a struct or a number itself."""
+        """An argument as it is stored in memory: an array is a pointer, a struct or a number itself."""
         is_array = isinstance(x, np.ndarray) and x.ndim > 0 and x.dtype.names is None
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
 

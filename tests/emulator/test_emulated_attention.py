@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 import bsrgemm as bg
 from bsrgemm._attention.call import AttentionCall
 from bsrgemm._attention.host import ENGINE
 
 from . import emulator
-
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.host import ENGINE
@@ -18,7 +16,6 @@ from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16 = np.dtype(np.float16)
 #: By how much weights are rounded, of the largest value.
 ROUNDING = {F16: 2e-3, BFLOAT16: 1.6e-2}

@@ -11,8 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 from bsrgemm._kernels import device
 from bsrgemm._products import block_products
 from bsrgemm.dtypes import BFLOAT16
@@ -21,7 +19,6 @@ from . import emulator
 from .emulator import guarded, put
 from .test_emulated_tensor_cores import laid_out
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
 

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
 from .emulator import Array, guarded, put
 from .test_emulated_tensor_cores import Matrix, laid_out
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16, F32, F64, I8, I32 = (np.dtype(x) for x in "efdbi")
 
 

@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-pytest.importorskip("cupy")
-
 from bsrgemm._backend import array_kernels, cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import element_types, workspace
@@ -29,8 +27,6 @@ from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
 from . import emulator
 from .emulator import Array, guarded, put
-
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 DTYPES = [*(np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16")), BFLOAT16]
 LAYOUTS = ("C", "F", "gaps", "backwards")

@@ -15,13 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 from . import emulator
 from .emulator import Array, put
 from .test_emulated_kernels import Matrix, assert_product, multiply, numbers
-
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 BLOCKS = [(1, 1), (2, 3), (3, 3), (4, 4), (5, 4), (6, 6), (7, 5), (9, 11), (8, 2), (15, 16), (17, 5), (40, 12)]

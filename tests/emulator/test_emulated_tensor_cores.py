@@ -14,15 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 from bsrgemm._kernels import workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
 from .emulator import Array, guarded, put
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
-
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import element_types, launching
@@ -20,12 +18,10 @@ from bsrgemm._products.work_list import Groups, Pattern
 from . import emulator
 from .emulator import guarded, put
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="there is no C++ compiler")
-
 
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
-    """Whatever a kernel reads or writes behind an array ends the process."""
+    """A read or a write beyond the end of an array ends the process."""
     with emulator.emulated(folder, guarded):
         yield
 
@@ -111,7 +107,7 @@ def test_duplicates_have_entries_of_their_own() -> None:
 
 @pytest.mark.parametrize("place", [0, 1500, 2998])
 def test_many_empty_groups_begin_where_the_next_one_does(place: int) -> None:
-    """Before, between and behind the rows with blocks."""
+    """Empty rows before, between and after the rows with blocks."""
     rows = 3000
     indptr = np.zeros(rows + 1, np.int32)
     indptr[place + 1 :] += 3

@@ -1,4 +1,4 @@
-"""Argument structs: laid out as C lays them out, packed by name, and told to the compiler."""
+"""Argument structs: laid out as C lays them out, packed by name, and checked by the compiler."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MEASURED = "sm_90a"
 #: The oldest target of the kernels whose source asks for the architecture.
 AMPERE = "sm_80"
-#: In the long profile, constants with at most so many values (a layout, a type) are tried together with each other.
+#: In the long profile, constants with at most this many values (a layout, a type) are tried together with each other.
 _CHOICES = 6
 
 _BOUNDS = r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)"

@@ -138,7 +138,7 @@ def _apart(path: Path) -> set[str]:
 
 
 def _digest(root: Path, file: str) -> str:
-    """Of all that decides what the tests of a file do."""
+    """A digest of everything that decides what the tests of a file do."""
     found = hashlib.sha256(sys.version.encode())
     shared = [p for folder in ("bsrgemm", "cuda", "tests") for p in (root / folder).rglob("*") if p.is_file()]
     for path in sorted(shared):

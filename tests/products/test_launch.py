@@ -81,7 +81,7 @@ ROOM_B, ROOM_C = dense(512), dense(512)
 
 
 def lying(room: Array, N: int = 64, width: int = 128, dtype: Any = F16, skip: int = 0) -> Array:
-    """128 rows of so many elements, one every `width`, from an element on."""
+    """128 rows of `N` elements, `width` elements apart, from element `skip` on."""
     return room.reshape(-1)[skip:].view(dtype)[: 128 * width].reshape(128, width)[:, :N]
 
 
@@ -460,7 +460,7 @@ def test_a_matrix_that_has_another_array_or_shape_is_another(started) -> None:
             bg.matmul(A, B, out=out)
         setattr(A, name, put(getattr(A, name)))
         bg.matmul(A, B, out=out)
-        assert np.frombuffer(started[-1][-1], np.uint64, 1, 8)[0] == A.data.data.ptr  # behind alpha and beta
+        assert np.frombuffer(started[-1][-1], np.uint64, 1, 8)[0] == A.data.data.ptr  # after alpha and beta
         assert all(x is y for x, y in zip(A._matrix_cache.source, A._blocks, strict=True))
     A._shape = (6, 9)
     with pytest.raises(ValueError, match="dimension mismatch"):

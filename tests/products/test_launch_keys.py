@@ -1,4 +1,4 @@
-"""What a launch waits for, which layouts it reads as they lie, and what a result must not lie over."""
+"""What a launch waits for, which layouts it reads without a copy, and what a result must not overlap."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_out_must_not_lie_over_an_array_of_the_matrix(name: str, end: str, start
 
 # ------------------------------------------------------------------------------------------------------ layouts
 def lying(row: int, col: int, rows: int = 128, cols: int = 64) -> Any:
-    """An array of such strides in bytes; nobody reads it."""
+    """An array with these strides in bytes; its values are never read."""
     return np.lib.stride_tricks.as_strided(dense(8), (rows, cols), (row, col), subok=True)
 
 

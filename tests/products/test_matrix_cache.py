@@ -31,7 +31,7 @@ SHARES = [Share(64, 1, 9), Share(64, 1, 40), Share(64, 3, 9), Share(16, 1, 9)]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[MatrixCache]:
-    """Of a matrix with one long block row; its lists are made of arrays and not by kernels."""
+    """The cache of a matrix with one long block row, whose lists are built by array functions instead of kernels."""
     rng = np.random.default_rng(0)
     A = Matrix()
     lengths = [40, 1, 0, 3, 2, 7, 1, 5]

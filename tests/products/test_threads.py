@@ -77,9 +77,9 @@ def test_an_error_in_a_thread_is_raised_when_all_have_ended(four: None) -> None:
     assert threading.active_count() == before
 
 
-def test_blas_has_one_thread_meanwhile_and_as_many_as_before_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blas_has_one_thread_meanwhile_and_as_many_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     if not threads._blas():
-        pytest.skip("no BLAS that can be told")
+        pytest.skip("threadpoolctl finds no BLAS whose number of threads it can set")
     monkeypatch.setattr(threads, "cores", lambda: 3)
     before = blas_threads()
     with threadpool_limits(3, user_api="blas"):
@@ -125,7 +125,7 @@ def test_products_have_the_same_bits_on_any_number_of_threads(
         np.testing.assert_array_equal(A.T @ left, turned)
     if dtype not in ("int8", "bool"):  # these wrap, or saturate
         exact = widened(A.toarray()) @ widened(B)
-        # A row stores at most so many values; 8 more for the rounding of the factors and for complex products.
+        # A row stores at most this many values; 8 more for the rounding of the factors and for complex products.
         additions = int(np.diff(A.indptr).max()) * block[1] + 8
         assert_values(alone, exact, rounding(np.dtype(dtype), magnitude(A.toarray()) @ magnitude(B), additions))
 

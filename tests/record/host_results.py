@@ -37,7 +37,7 @@ from . import log, stand_in
 #: Results of calls that were made before: tests repeat a call a thousand times to see the same bits.
 _results: dict[Any, Any] = {}
 _MOST_RESULTS = 64
-#: Of launches that `matmul` and `attention` remember: what the host computes for them.
+#: What the host computes for the launches that `matmul` and `attention` cache.
 _replays: dict[int, tuple[Any, Callable[..., None]]] = {}
 
 

@@ -57,7 +57,7 @@ def test_files(names: Iterable[str]) -> dict[str, str]:
 def commit() -> tuple[str | None, bool]:
     """The commit of the checkout, and whether anything beside the record differs from it.
 
-    A machine that has the files of a commit but not its history is told by the environment variable BSRGEMM_COMMIT.
+    On a machine that has the files of a commit but not its history, BSRGEMM_COMMIT names the commit.
     """
     told = os.environ.get("BSRGEMM_COMMIT")
     if told:
@@ -240,7 +240,7 @@ def features(record: dict[str, Any], test: dict[str, Any]) -> set[Any]:
 
 
 def chosen(record: dict[str, Any], seconds: dict[str, float], budget: float) -> list[str]:
-    """Tests that together meet as much as possible in so many seconds: always the one with most new per second."""
+    """Tests that together cover as much as possible in the given seconds: always the one that adds most per second."""
     left_out = record["stand_in"]
     waiting = {
         name: features(record, test)

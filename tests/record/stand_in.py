@@ -559,7 +559,7 @@ class _Random:
 
 
 def install(record: dict[str, Any] | None = None) -> types.ModuleType:
-    """Put the stand-in in the place of CuPy, before anything imports it; the module.
+    """Replace CuPy by the stand-in, before anything imports CuPy, and return the module.
 
     It answers as the card of a record did, where there is one.
     """

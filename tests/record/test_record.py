@@ -80,7 +80,7 @@ def compare(record: dict[str, Any], names: list[str], folder: Path, workers: str
 
 
 def differences(record: dict[str, Any], now: dict[str, Any], names: list[str]) -> Any:
-    """What differs, test by test, but for what the record says that the stand-in cannot do."""
+    """What differs, test by test, except for what the stand-in cannot do according to the record."""
     for name in names:
         excuse = record["stand_in"].get(name)
         if excuse is not None and excuse != records.SHARING:

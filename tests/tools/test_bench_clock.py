@@ -129,10 +129,10 @@ def test_host_time_is_the_least_mean_of_calls_in_a_row(monkeypatch: pytest.Monke
 
 
 def test_the_sleeping_kernel_compiles() -> None:
-    nvrtc = pytest.importorskip("cupy.cuda.nvrtc")
+    nvrtc = pytest.importorskip("cupy").cuda.nvrtc
     program = nvrtc.createProgram(gpu_timing._SLEEP_SOURCE, "sleep.cu", [], [])
     nvrtc.compileProgram(program, ("-arch=sm_90a",))
-    assert "sleep_for" in nvrtc.getPTX(program) or nvrtc.getCUBIN(program)
+    assert b"sleep_for" in nvrtc.getCUBIN(program)
 
 
 def test_a_cpu_is_timed_by_its_clock() -> None:

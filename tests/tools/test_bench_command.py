@@ -82,7 +82,6 @@ def of(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_everything_is_measured_checked_shown_and_kept(
     tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     kept, drawn = tmp_path / "all.json", tmp_path / "pictures"
     assert main(["bench", "--json", str(kept), "--plot", str(drawn)]) == 0
     said = capsys.readouterr().out
@@ -129,7 +128,7 @@ def test_problems_are_told_apart_by_their_names(group: str, device: Any) -> None
     for quick in (False, True):
         found = problems([group], device, quick)
         assert found and len({str(problem) for problem in found}) == len(found)
-        assert all(problem.flops > 0 and problem.room >= problem.traffic > 0 for problem in found)
+        assert all(problem.flops > 0 and problem.memory >= problem.traffic > 0 for problem in found)
     few = problems([group], device, choice=Choice(sizes=(4096,), dtypes=("float16",)))
     assert few and all(problem.parameters()["dtype"] == "float16" for problem in few)
 
@@ -175,7 +174,7 @@ class _Odd:
 
     group = "gemm"
     computed_in = "float32"
-    flops = traffic = room = 1.0
+    flops = traffic = memory = 1.0
 
     def __init__(self, **makers: Callable[[], Peer]) -> None:
         self.makers = makers
@@ -471,7 +470,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------- showing
 def test_a_terminal_gets_tables_that_grow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     with screen.screen(2) as shown:
@@ -551,7 +549,7 @@ def test_a_report_is_one_page_that_needs_nothing_else(report: Path) -> None:
 def test_a_report_opens_in_a_browser(report: Path, tmp_path: Path) -> None:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
-        pytest.skip("no browser")
+        pytest.skip("there is no Chromium or Chrome on the PATH")
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", report.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -559,7 +557,6 @@ def test_a_report_opens_in_a_browser(report: Path, tmp_path: Path) -> None:
 
 
 def test_pictures_show_what_was_measured() -> None:
-    pytest.importorskip("matplotlib")
     blocks = [row(str(b), 1e-3 / b, cuBLAS=2e-4) | {"block": [b, b]} for b in (16, 32, 64)]
     densities = [
         row(f"d{d}", 1e-3 * d, cuBLAS=6e-4) | {"density": d, "asked_density": d, "columns": 8}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+import skfem
 
 import bsrgemm as bg
 from bsrgemm._backend.registry import Backend, by_name
@@ -28,9 +29,6 @@ from bsrgemm._products.call import ProductCall
 from bsrgemm._products.engine import ENGINES
 
 from .. import fake_device
-
-pytest.importorskip("pyamg")
-skfem = pytest.importorskip("skfem")
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +261,7 @@ def test_nothing_is_left_over_of_a_solve(tiny: Tiny, backend: Backend) -> None:
 
 # ------------------------------------------------------------------------------------------ graphs
 class FakeCuda:
-    """What `Replay` asks of cupy.cuda. A graph calls what it is told to; `spoiled`: a capture ends with an error."""
+    """What `Replay` asks of cupy.cuda. A graph repeats what was captured; `spoiled`: a capture ends with an error."""
 
     def __init__(self, replayed: Callable[[], None], spoiled: bool = False) -> None:
         self.replayed, self.spoiled = replayed, spoiled

@@ -1,4 +1,4 @@
-"""bench/publish on made-up results, and the sections of bench/run/gemm.py on NumPy in the place of CuPy."""
+"""bench/publish on made-up results, and the sections of bench/run/gemm.py on NumPy instead of CuPy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ KERNELS = {"spmv.cu:spmv -DX=1": provenance.digest("spmv.cu:spmv")}
 
 # ------------------------------------------------------------------------------------------ pages
 def test_pictures_are_drawn_and_stale_ones_are_seen(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     pictures = _published("pictures")
     results = tmp_path / "results"
     shutil.copytree(pictures.RESULTS, results)
@@ -293,7 +292,9 @@ def test_the_tables_agree_with_the_results(name: str, lacks: list[str]) -> None:
         ["git", "status", "--porcelain", "bench/results"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if changed.returncode == 0 and changed.stdout:
-        pytest.skip("benchmarks were run since: python bench/publish/tables.py writes their tables")
+        pytest.skip(
+            "bench/results has changes that are not committed: python bench/publish/tables.py writes their tables"
+        )
     text = (ROOT / name).read_text(encoding="utf-8")
     filled, missing = tables.filled(text, BENCH / "results")
     assert missing == lacks
@@ -365,7 +366,7 @@ def test_launched_kernels_are_noted_with_their_digests(monkeypatch: pytest.Monke
         found = launched.take()
         assert found == KERNELS and launched.take() == {} and not provenance.changed(found)
     assert jit.load is plain and kernel.max_dynamic_shared_size_bytes == 5 and len(calls) == 2
-    loaded((1,), (32,), ())  # nobody listens any more
+    loaded((1,), (32,), ())  # not recorded after the block
     assert launched.take() == {}
     with provenance.recording(by_load=True) as launched:
         assert jit.load(spec, "sm_90a") is kernel and launched.take() == KERNELS

@@ -88,7 +88,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_plans": "device, dtype and sizes: attention/test_launch.py",
         "_templates": "shapes, strides, sizes of the cache, options and the plan: attention/test_launch.py",
     },
-    "_attention/mask.py": {"_ones_of_16_bits": "nothing"},
+    "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
     "dtypes.py": {
         "_check_dtype": "dtype, list and name",

@@ -20,7 +20,7 @@ PAGES = ROOT / "docs" / "kernels"
 PICTURES = ROOT / "docs" / "pictures" / "kernels"
 #: Where a file may lie that a page names without its folder.
 FOLDERS = (".", "bsrgemm", "cuda", "tests", "docs")
-#: Of spmm there are two: its blocks come in one of two ways.
+#: spmm has two pictures: its blocks come in one of two ways.
 MORE_PICTURES = {"spmm_staged"}
 _MOST_BYTES, _LEAST_POINTS = 80_000, 8.0
 
@@ -62,7 +62,6 @@ def missing_names(text: str) -> list[str]:
 
 @cache
 def drawing() -> ModuleType:
-    pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("draw_kernels", ROOT / "docs" / "draw_kernels.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it

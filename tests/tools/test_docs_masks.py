@@ -45,7 +45,6 @@ def test_the_stored_picture_is_of_the_mask_on_the_page(name: str, pictures: dict
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_picture_shows_its_mask(name: str, pictures: dict[str, Any]) -> None:
-    pytest.importorskip("matplotlib")
     picture = pictures[name]
     mask, batch, head = picture.mask, picture.options.get("batch", 0), picture.options.get("head", 0)
     allowed = mask.to_dense().reshape(*mask.heads, *mask.shape)[batch, head]
@@ -63,7 +62,6 @@ def test_a_picture_shows_its_mask(name: str, pictures: dict[str, Any]) -> None:
 
 
 def test_drawing_gives_the_same_files_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     draw_masks.main(["--folder", str(tmp_path / "first")])
     assert {path.stem for path in (tmp_path / "first").glob("*.svg")} == set(MARKED)
     some = [MARKED[0], MARKED[-1]]

@@ -41,7 +41,6 @@ def _run(*command: str | Path, cwd: Path, **env: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built by the backend that is installed: no index is asked."""
-    pytest.importorskip("hatchling")
     out = tmp_path_factory.mktemp("wheel")
     _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
     (path,) = out.glob("*.whl")
@@ -118,8 +117,6 @@ def test_the_command_of_an_installed_wheel_runs(installed: Path, tmp_path: Path)
 
 # ----------------------------------------------------------------------------------- a checkout
 def test_an_editable_install_finds_the_cuda_sources_of_the_checkout(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
-    pytest.importorskip("editables")
     python = _fresh_environment(tmp_path / "environment")
     _pip(python, "--no-build-isolation", "-e", ROOT)
     assert _run(python, "-I", "-c", FIND_SOURCES, cwd=tmp_path).strip() == str(ROOT / "cuda")

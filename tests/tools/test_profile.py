@@ -472,7 +472,6 @@ def test_a_run_prints_the_figures_of_the_longest_launch(install: Any, capsys: py
 def test_on_a_terminal_the_table_is_one_of_rich(
     install: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("rich")
     for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "160"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     install()
@@ -576,7 +575,7 @@ def test_operands_beyond_the_free_memory_are_refused_before_ncu_runs(
     seen = install()
     said = _refused(capsys, "profile", "gemm", "--size", "131072", "--density", "1")
     problem = Product("gemm", 131072, (64, 64), 1.0, 8192)
-    assert f"--size: {problem} needs about {problem.room / 1e9:.1f} GB, 8.0 GB are free on the GPU" in said
+    assert f"--size: {problem} needs about {problem.memory / 1e9:.1f} GB, 8.0 GB are free on the GPU" in said
     assert not seen.exists()
 
 

@@ -98,13 +98,13 @@ class Attention:
         return queries * (size + result) + 2.0 * size * float(np.prod(self.kv_shape))
 
     @property
-    def room(self) -> float:
+    def memory(self) -> float:
         # results of peers, copies of operands in their layout, float64 of one head
         return 3 * self.traffic + 16.0 * self.length * (self.head_dim + 200)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `attention` and the peers are told, but for the mask."""
+        """The keyword arguments of `attention` and of the peers, except for the mask."""
         if self.window is not None:
             return {"causal": True, "window": (self.window - 1, 0)}
         return {"causal": True} if self.causal else {}
@@ -174,7 +174,7 @@ class Decode:
         return size * self.batch * self.head_dim * (2.0 * self.kv_heads * self.length + 2 * self.heads)
 
     @property
-    def room(self) -> float:
+    def memory(self) -> float:
         return 3 * self.traffic + 16.0 * self.length * (self.head_dim + 8)
 
     def ready(self, place: Place, draw: Draw) -> Ready:
@@ -185,7 +185,7 @@ class Decode:
         store.append(k, v)
         ours = partial(attention_decode, q, store, out=place.xp.empty_like(q))
         reference = cache(lambda: Reference.of(Seen(self.heads), q, k, v))
-        # Queries of one KV head as so many rows of one head: what one does where GQA of one token is slow.
+        # The queries that share a KV head as rows of one head: a usual workaround where GQA of one token is slow.
         folded = q.reshape(self.batch, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
 
         found: dict[str, Callable[[], Peer]] = {"NumPy": _peer(partial(peers.plain, q, k, v))}

@@ -11,7 +11,7 @@ import numpy as np
 
 import bsrgemm as bg
 
-#: Of RMSNorm, and of rotary embedding
+#: The epsilon of RMSNorm, and the base of the rotary embedding
 EPSILON, THETA = 1e-5, 500_000.0
 #: Elements of weights that are drawn at a time; scores that are held at a time by the plain attention
 CHUNK = 1 << 26
@@ -22,7 +22,7 @@ TOLERANCE = {"float16": 5e-2, "float32": 1e-4}
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model, and of what it is asked."""
+    """Sizes of a model, and the lengths of prompts and answers."""
 
     layers: int = 32
     hidden: int = 4096
@@ -128,7 +128,7 @@ Attend = Callable[[int, Any, Any, Any], Any]
 
 
 class Model:
-    """Random weights, and the way of tokens through them."""
+    """Random weights, and the computation of logits from tokens."""
 
     def __init__(self, shape: Shape, xp: Any) -> None:
         self.shape, self.xp = shape, xp
@@ -149,7 +149,7 @@ class Model:
         self.cos, self.sin = (xp.asarray(f(angles).astype(np.float32)[:, None]) for f in (np.cos, np.sin))
 
     def _weights(self, rows: int, columns: int, spread: float | None = None) -> Any:
-        """Normal numbers, of spread 1 / sqrt(rows) unless told."""
+        """Normal numbers, with standard deviation 1 / sqrt(rows) by default."""
         result = self.xp.empty((rows, columns), self.shape.dtype)
         flat = result.reshape(-1)
         for start in range(0, flat.size, CHUNK):
@@ -160,7 +160,7 @@ class Model:
         return result
 
     def forward(self, tokens: Any, start: int, attend: Attend) -> Any:
-        """Logits behind the last of some tokens, the first of which has place `start`."""
+        """Logits after the last of some tokens; the first token is at position `start`."""
         s, n = self.shape, len(tokens)
         H, H_kv, D = s.heads, s.kv_heads, s.dim
         cos, sin = self.cos[start : start + n], self.sin[start : start + n]

@@ -1,4 +1,4 @@
-"""What one line of a benchmark is made of."""
+"""The parts of one line of a benchmark: a problem, its operands, our call and the calls of peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Error = Callable[[Any], float]
 
 @dataclass
 class Peer:
-    """Somebody else's call, and how its result is judged where that is not as ours is."""
+    """The call of another library, and how its result is judged if not in the way that ours is."""
 
     call: Call
     error: Error | None = None
@@ -22,9 +22,9 @@ class Peer:
 
 @dataclass
 class Ready:
-    """A problem whose operands are there."""
+    """A problem whose operands have been allocated and filled."""
 
-    #: ours
+    #: our call
     call: Call
     #: how far a result, ours or a peer's, is from float64, over what rounding explains: right up to 1
     error: Error
@@ -43,11 +43,11 @@ class Problem(Protocol):
         """What is measured, in a few words; different for different problems of a group."""
 
     def parameters(self) -> dict[str, Any]:
-        """The numbers behind the words, for JSON and for plots."""
+        """The parameters of the problem as numbers, for JSON and for plots."""
 
     @property
     def computed_in(self) -> str:
-        """The kind of number whose dense rate is the roof."""
+        """The kind of number whose rate in a dense product is the upper bound."""
 
     @property
     def flops(self) -> float:
@@ -55,11 +55,11 @@ class Problem(Protocol):
 
     @property
     def traffic(self) -> float:
-        """Bytes that have to be read and written once."""
+        """Bytes that must be read and written at least once."""
 
     @property
-    def room(self) -> float:
-        """Bytes that measuring takes, operands of peers and references included, roughly."""
+    def memory(self) -> float:
+        """Bytes of memory that the measurement needs, roughly, including the operands of peers and the references."""
 
     def ready(self, place: Place, draw: Draw) -> Ready:
         """Make the operands with `draw`."""

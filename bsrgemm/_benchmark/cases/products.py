@@ -24,9 +24,9 @@ from .problem import Peer, Ready
 #: Largest |C x - A (B x)| for a vector x of signs, over the norms of A's row and of x (B is standard normal), by what
 #: the product is computed in: a few times what rounding explains. An element that is not there gives 1 / sqrt(columns).
 _TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "e4m3": 2e-2, "float32": 1e-5, "tf32": 6e-3, "float64": 1e-13}
-#: Peers with a dense A are asked up to so many bytes of it.
+#: The largest size in bytes of a dense A for which peers are measured.
 _DENSE_MOST = 8 << 30
-#: CSR repeats the blocks element by element: at most so many.
+#: The largest number of elements for which A is also built as CSR, which stores every element with its column.
 _CSR_MOST = 1 << 28
 
 
@@ -91,7 +91,7 @@ class Product:
         return self._stored * size + 4.0 * (rows * self.each + rows + 1) + dense * self.columns
 
     @property
-    def room(self) -> float:
+    def memory(self) -> float:
         # C again for each peer, A dense and as Blocked-ELL, pieces in float64
         size = stored_dtype(self.dtype).itemsize
         dense = float(self.n) ** 2 * size if self.group == "gemm" else 0.0
@@ -114,7 +114,7 @@ class Product:
     def _right(self, rows: int, draw: Draw) -> Any:
         if self.columns == 1:
             return draw((rows,), self.dtype)
-        if self.dtype == "e4m3":  # the tensor cores want it column-major
+        if self.dtype == "e4m3":  # the tensor cores need it column-major
             return draw((self.columns, rows), self.dtype).T
         return draw((rows, self.columns), self.dtype)
 
@@ -151,7 +151,7 @@ class Product:
         return found
 
     def _host_peers(self, A: Any, B: Any) -> dict[str, Callable[[], Peer]]:
-        half = A.dtype.itemsize == 2  # neither SciPy nor BLAS multiplies these
+        half = A.dtype.itemsize == 2  # neither SciPy nor BLAS supports these dtypes
         a, b = (A.astype(np.float32), B.astype(np.float32)) if half else (A, B)
         S = scipy.sparse.bsr_array((a.data, A.indices, A.indptr), shape=A.shape)
         found: dict[str, Callable[[], Peer]] = {
@@ -176,9 +176,9 @@ class _Dense:
     def _full(self) -> Any:
         product = self._product
         if product.dtype == "e4m3":
-            raise NotImplementedError("no e4m3 through this interface")
+            raise NotImplementedError("this peer does not support e4m3")
         if self._shape[0] * self._shape[1] * self._B.dtype.itemsize > _DENSE_MOST:
-            raise NotImplementedError(f"A would take more than {_DENSE_MOST >> 30} GiB")
+            raise NotImplementedError(f"a dense A would take more than {_DENSE_MOST >> 30} GiB")
         return self._draw(self._shape, product.dtype)
 
     def _error(self, C: Any) -> float:
@@ -191,5 +191,5 @@ class _Dense:
 
     def nvmath(self) -> Peer:
         if self._product.precision is not None:
-            raise NotImplementedError("no tf32 here")
+            raise NotImplementedError("this peer is not measured in tf32")
         return Peer(peers.nvmath_dense(self._full, self._B), self._error)

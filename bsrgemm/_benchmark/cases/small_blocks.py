@@ -1,4 +1,4 @@
-"""Matrices of small blocks near the diagonal, as scientists have them; the same in the formats of SciPy and cupyx."""
+"""Matrices of small blocks near the diagonal, as from finite elements; the same for SciPy and cupyx."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REACH = 2048
 def banded(xp: Any, lengths: np.ndarray, columns: int) -> tuple[Any, Any]:
     """(indices, indptr) of block rows of the given lengths: different columns, at random, sorted.
 
-    They lie within REACH of the diagonal, or in three times as many places as the row has blocks, and around the edge.
+    They lie within REACH of the diagonal, or among three times as many columns as the row has blocks, and wrap around.
     """
     rows = len(lengths)
     first = np.concatenate([[0], np.cumsum(lengths)])
     row = xp.asarray(np.repeat(np.arange(rows), lengths))
     each = xp.asarray(lengths)[row]
     width = xp.minimum(columns, xp.maximum(2 * REACH + 1, 3 * each))
-    # Sorted numbers without the room that the blocks take, and then one place more for each block before.
+    # Draw sorted numbers from a range that is shorter by the number of blocks, then add 1 for each earlier block.
     drawn = xp.sort(row + xp.random.default_rng(0).random(len(row))) - row
     place = xp.minimum((drawn * (width - each + 1)).astype(np.int64), width - each)
     place += xp.arange(len(row)) - xp.asarray(first)[row]

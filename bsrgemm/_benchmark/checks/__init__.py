@@ -1,1 +1,1 @@
-"""How far a result is from float64, worked out without bsrgemm."""
+"""How far a result is from float64, computed without bsrgemm."""

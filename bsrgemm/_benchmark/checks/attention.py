@@ -1,6 +1,6 @@
 """How far an attention is from softmax(q k^T / sqrt(D)) v in float64, in a few tiles of queries.
 
-What a query may see is worked out here from lengths and lists of blocks, without bsrgemm's own masks of elements.
+What a query may see is computed here from lengths and lists of blocks, without bsrgemm's own masks of elements.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def checked_tiles(S: int) -> list[slice]:
 
 @dataclass
 class Reference:
-    """What some queries should get, in float64, made once for ours and all peers."""
+    """The expected results of some queries in float64, computed once for our result and those of all peers."""
 
     tiles: list[slice]
     heads: list[tuple[int, int]]
@@ -88,7 +88,7 @@ class Reference:
 
     @classmethod
     def of(cls, seen: Seen, q: Any, k: Any, v: Any, *, whole: bool = False) -> Reference:
-        """Of some tiles of the first and the last head, or of everything (`whole`)."""
+        """Expect some tiles of the first and the last head, or all queries and heads (`whole`)."""
         B, H, S, _ = q.shape
         group = H // k.shape[1]
         found = cls(checked_tiles(S), sorted({(0, 0), (B - 1, H - 1)}), [])

@@ -21,7 +21,7 @@ TOLERANCE = {"float16": 5e-3, "bfloat16": 4e-2, "e4m3": 5e-2, "float32": 1e-4, "
 
 
 def sparse_operand(pattern: Pattern, block: tuple[int, int], dtype: str) -> Any:
-    """A bsr_array with random blocks in the given places."""
+    """A bsr_array with random blocks at the given positions."""
     import cupy
 
     arrays = (normal((pattern.blocks, *block), dtype), cupy.asarray(pattern.indices), cupy.asarray(pattern.indptr))
@@ -33,7 +33,7 @@ def sparse_operand(pattern: Pattern, block: tuple[int, int], dtype: str) -> Any:
 
 @lru_cache(maxsize=1)
 def right_operand(K: int, N: int, dtype: str) -> Any:
-    """B, kept for the next case of the same shape. Column-major for e4m3, which the tensor cores want so."""
+    """B, kept for the next case of the same shape. Column-major for e4m3, as the tensor cores need it."""
     return normal((N, K), dtype).T if dtype == "e4m3" else normal((K, N), dtype)
 
 

@@ -27,7 +27,7 @@ class Target:
     of: str
 
     def reached(self, rate: float, others: dict[str, float | None]) -> bool | None:
-        """Is it? None where there is nothing to compare with."""
+        """Whether the target is reached; None if there is nothing to compare with."""
         there = [x for name, x in others.items() if x is not None and name != "cF"]
         base = {"TFLOP/s": 1.0, "best": max(there, default=None)}.get(self.of, others.get(self.of))
         return None if base is None else rate >= self.least * base
@@ -40,7 +40,7 @@ class Case:
     problem: Attention
     targets: tuple[Target, ...] = ()
     peers: tuple[str, ...] = ("cuDNN", "FA4")
-    #: run on this kernel, though another would be chosen
+    #: name of the kernel to use, even if the rules would choose another one
     kernel: str | None = None
     sustained: bool = False
 
@@ -111,13 +111,13 @@ DECODE = [
 ]  # fmt: skip
 #: Most microseconds, by (sequences, length); elsewhere cuDNN's time of the run is the bound.
 DECODE_MOST = {(1, 8192): 10.0}
-#: Of the blocks of 64 keys, so many are read by sparse decode.
+#: The share of the blocks of 64 keys that sparse decode reads.
 DECODE_SHARE = 1 / 16
 
 
 @lru_cache(maxsize=1)
 def operands(bench_xp: Any, q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: str) -> tuple[Any, Any, Any]:
-    """q, k and v, kept for the next case of the same shape."""
+    """q, k and v, cached for the next case of the same shape."""
     q, k, v = (random_data.normal(shape, dtype, bench_xp) for shape in (q_shape, kv_shape, kv_shape))
     return q, k, v
 

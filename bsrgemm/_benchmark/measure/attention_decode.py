@@ -43,7 +43,7 @@ def decode_error(q: Any, k: Any, v: Any, blocks: Any, result: Any) -> float:
 
 
 def decode_peers(bench: Bench, q: Any, k: Any, v: Any) -> Makers:
-    """The peers for one query: as it is, and with the query heads of a group as queries of one head."""
+    """The peers for one query: the query unchanged, and with the query heads of a group as queries of one head."""
     B, H, _, D = q.shape
     if not bench.on_gpu:
         return {"NumPy": lambda: peers.plain(q, k, v)}
@@ -79,7 +79,7 @@ def _label(store: bg.KVCache, keys: int, batch: int, what: str = "") -> str:
 def decode_line(
     bench: Bench, table: Table, qkv: tuple[Any, Any, Any], store: bg.KVCache, best: dict[tuple[int, int], float]
 ) -> float | None:
-    """All keys: microseconds of ours, timed in turn with the peers, whose best time is kept in `best`."""
+    """All keys: microseconds of ours, timed in turn with the peers, whose best time is stored in `best`."""
     q, k, v = qkv
     B, _, S, _ = k.shape
     label = _label(store, S, B)

@@ -37,7 +37,7 @@ class Bench(runner.Bench):
         return [case.on_cpu() for case in cases if case.kernel is None and case.problem.dtype != "e4m3"]
 
     def makers(self, names: Sequence[str]) -> dict[str, Callable[..., Call]]:
-        """The peers of those named that this run asks; on the CPU it is NumPy."""
+        """The peers among those named that this run measures; on the CPU it is NumPy."""
         if not self.on_gpu:
             return {"NumPy": peers.plain}
         return {name: make for name, make in peers.PEERS.items() if name in names and (self.flex or name != "Flex")}
@@ -45,7 +45,7 @@ class Bench(runner.Bench):
     def peer_calls(
         self, names: Sequence[str], where: str, operands: tuple[Any, Any, Any], reference: Reference, **options: Any
     ) -> dict[str, Call]:
-        """The calls of those peers that can be had and are right."""
+        """The calls of those peers that are installed and give correct results."""
         makers = {name: partial(make, *operands, **options) for name, make in self.makers(names).items()}
         return self.prepared(makers, where, reference.error, TOLERANCE[_kind_of(operands[0])])
 

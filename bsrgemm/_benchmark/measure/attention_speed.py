@@ -81,7 +81,7 @@ def case_row(bench: Bench, case: Case) -> Row:
         if case.sustained and bench.on_gpu and not bench.quick:
             shown = [name for name in calls if name != "cF"]
             row["sustained"] = {name: problem.flops / time_sustained(calls[name], SUSTAINED) / 1e12 for name in shown}
-            time.sleep(SUSTAINED)  # the next case is not to feel it
+            time.sleep(SUSTAINED)  # so that the next case is not slowed down by it
     row["seconds"] = times.pop("bsrgemm")
     row["tflops"] = problem.flops / row["seconds"] / 1e12
     full = attention(LONG).flops

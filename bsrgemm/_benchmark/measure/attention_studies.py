@@ -59,7 +59,7 @@ def section_long(bench: Bench, table: Table) -> None:
 
 
 def dense_causal(bench: Bench, table: Table, shape: tuple[int, int, int, int]) -> dict[str, float]:
-    """Seconds of dense causal attention, ours and cuDNN's in turn; nothing where ours is not right."""
+    """Seconds of dense causal attention, ours and cuDNN's in turn; nothing if our result is wrong."""
     problem, label = attention(shape, causal=True), f"{shape[2]:7} dense causal       "
     operands = operands_of(bench, problem)
     call = attend(*operands, causal=True)

@@ -1,7 +1,7 @@
 """Old and new tree of bsrgemm on one card, the same cases in turn: does the new one lose anything?
 
 OLD and NEW are folders that hold a folder `bsrgemm`: checkouts, or where packages are installed. Each is loaded by a
-process of its own, which is told by turns to time a case and its peer (cuBLAS, cuDNN or a copy): old, new, old, new.
+process of its own, which times a case and its peer on request, in turn (cuBLAS, cuDNN or a copy): old, new, old, new.
 A ratio is the time of new over old, each over the peer's time of the same turn; the spread is half the range of the
 ratios of the rounds. Host times are multiples of the time of `cupy.add`. The exit status is 1 where new is slower
 beyond the larger of 2 % and the spread (5 % for host times), fails, or gives another result.
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from .. import machine
 
-#: A loss up to this is no loss, whatever the spread; host times are noisier.
+#: A ratio up to this counts as the same, whatever the spread; host times are noisier.
 LEAST_LOSS, LEAST_HOST_LOSS = 0.02, 0.05
 #: Relative difference of two checksums that other roundings explain
 SAME_RESULT = 1e-2

@@ -1,4 +1,4 @@
-"""One of the two processes of bench/run/compare.py: loads one tree of bsrgemm and times calls when it is told to.
+"""One of the two processes of bench/run/compare.py: loads one tree of bsrgemm and times calls on request.
 
 It is started as a script with the tree on PYTHONPATH, reads a line of JSON for each thing to do and answers with one.
 It uses the public names of bsrgemm alone, so that older trees can be measured; clocks come from the file beside it.
@@ -196,7 +196,7 @@ class Worker:
 
     # ---------------------------------------------------------------------------------- host times
     def host_calls(self) -> dict[str, Call]:
-        """Small calls, of which only the host feels anything."""
+        """Calls so small that only the time of the host matters."""
         bg, xp = self.bg, self.xp
 
         def product(block: int, N: int, dtype: str) -> Call:
@@ -262,7 +262,7 @@ _BY_BYTES = ("A @ x", "decod", "solve")
 
 
 def _load_timing() -> Any:
-    """The clocks that lie beside this file, without importing the bsrgemm they belong to."""
+    """The clocks from the file beside this one, without importing the bsrgemm that they belong to."""
     package = types.ModuleType("compare_clocks")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.modules[package.__name__] = package
@@ -270,8 +270,8 @@ def _load_timing() -> Any:
 
 
 def serve(device: str) -> None:
-    """Answer line by line; what fails is told in one line, the traceback goes to standard error."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # nobody else writes among the answers
+    """Answer line by line; a failure is reported in one line, and the traceback goes to standard error."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # so that nothing else writes between the answers
     worker: Worker | None = None
     for line in sys.stdin:
         try:

@@ -25,7 +25,7 @@ EACH = 27
 
 
 def matrix(blocks: int) -> bg.bsr_array:
-    """About so many random blocks near the diagonal, on the GPU, each place once."""
+    """About so many random blocks near the diagonal, on the GPU, each position once."""
     rows = blocks // EACH + 1
     rng = np.random.default_rng(0)
     cols = (np.arange(rows)[:, None] + rng.integers(-2000, 2000, (rows, EACH))) % rows
@@ -41,7 +41,7 @@ def cases(A: Any) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     import cupy
     import cupyx.scipy.sparse as cusparse
 
-    # flags unknown: each call looks for itself
+    # flags unknown, so that each call checks the order itself
     shuffled = bg.bsr_array((A.data, A.indices, A.indptr), shape=A.shape)
     S, COO = A.tocsr(), A.tocoo()
     S.has_canonical_format = True

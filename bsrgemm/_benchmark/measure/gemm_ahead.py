@@ -21,7 +21,7 @@ from .gemm_sections import COLUMNS, CROSSOVERS, DENSITIES, ERROR_SIDE, PATTERN_D
 
 
 def problem_of(case: Case, arch: str) -> heuristics.Problem:
-    """What decides the kernel of a case."""
+    """The properties of a case that decide its kernel."""
     fp8 = case.dtype == "e4m3"
     dtype = np.dtype({"bfloat16": ml_dtypes.bfloat16, "e4m3": np.uint8}.get(case.dtype, case.dtype))
     result = np.dtype(np.float16) if fp8 else dtype
@@ -80,7 +80,7 @@ def specs(sections: Sequence[str], arch: str) -> list[jit.KernelSpec]:
 
 
 def compile_ahead(bench: Bench, table: Table, sections: Sequence[str]) -> None:
-    """Fill the cache; nothing is loaded or run, and what cannot be built is met again where it is needed."""
+    """Fill the cache; nothing is loaded or run, and a kernel that cannot be built fails again where it is needed."""
     start = time.perf_counter()
     table.progress("compiling")
     arch = jit.device_target()

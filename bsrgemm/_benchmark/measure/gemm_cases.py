@@ -28,7 +28,7 @@ from ..runner import Row, checked, mark, number
 from ..table import Table
 from ..timing import Call, time_sustained
 
-#: Seconds back to back for a sustained rate, and after it, which the next case is not to feel
+#: Seconds back to back for a sustained rate, and the pause after it, so that the next case is not slowed down
 SUSTAINED, COOL = 0.5, 0.5
 
 
@@ -41,7 +41,7 @@ class Bench(runner.Bench):
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be reached: so much of `of`, which is "cuBLAS", "TFLOP/s" or "float16" (our own rate)."""
+    """A target: a share of `of`, which is "cuBLAS", "TFLOP/s" or "float16" (our own rate)."""
 
     least: float
     of: str = "cuBLAS"
@@ -51,7 +51,7 @@ class Target:
         return f"{self.least:.3g}{unit}"
 
     def reached(self, rate: float, dense: float | None, float16: float | None) -> bool | None:
-        """Is it? None where there is nothing to compare with."""
+        """Whether the target is reached; None if there is nothing to compare with."""
         base = {"cuBLAS": dense, "TFLOP/s": 1.0, "float16": float16}[self.of]
         return None if base is None else rate >= self.least * base
 
@@ -70,7 +70,7 @@ class Case:
     pattern: str = "uniform"
     peers: bool = False
     sustained: bool = False
-    #: run on this kernel, though another would be chosen
+    #: name of the kernel to use, even if the rules would choose another one
     kernel: str | None = None
 
     @property
@@ -109,7 +109,7 @@ def dense_call(M: int, K: int, N: int, dtype: str, tf32: bool = False) -> Call:
 
 
 def sparse_peers(bench: Bench, case: Case, A: Any, B: Any, ours: Any) -> dict[str, Call]:
-    """The calls of those peers that take the blocks as they are and agree with ours."""
+    """The calls of those peers that support these blocks and agree with our result."""
     import cupy
 
     makers: dict[str, Callable[..., Call]] = {

@@ -37,7 +37,7 @@ SIZES = [(4096, 0.22, 4096), (16384, 0.10, 16384), (32768, 0.05, 8192), (65536, 
 DENSITIES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 #: Blocks, and the density up to which sparse is to beat dense
 CROSSOVERS = [(128, 0.92), (64, 0.75), (32, 0.50), (16, 0.33)]
-#: A block size is left when sparse takes so many times as long as dense: it only gets worse.
+#: A block size is not measured further once sparse takes this many times as long as dense.
 HOPELESS = 1.25
 COLUMNS = [1 << k for k in range(16)]
 PATTERN_DENSITY = 0.22
@@ -220,7 +220,7 @@ def error_pair(block: int, dtype: str, precision: str | None) -> tuple[float, fl
     ours = multiply(A, B, cupy.empty((n, n), A.dtype), precision)()
     filled = dense.astype(np.float32).astype(A.dtype) if dtype == "bfloat16" else dense.astype(A.dtype)
     theirs = peers.dense_cublas(filled, B, cupy.empty((n, n), A.dtype), precision == "tf32")()
-    if dtype == "float64":  # wants more digits than the GPU has, and so only a few rows
+    if dtype == "float64":  # needs more digits than the GPU has, so only a few rows are checked
         a, b = dense[:32].get().astype(np.longdouble), B.get().astype(np.longdouble)
         exact, size = a @ b, np.abs(a) @ np.abs(b)
         ours, theirs = (x[:32].get().astype(np.longdouble) for x in (ours, theirs))
@@ -257,7 +257,7 @@ def section_error(bench: Bench, table: Table) -> None:
         )  # fmt: skip
 
 
-#: The most telling first, should a run be cut.
+#: The most important sections first, in case a run is stopped early.
 SECTIONS: Sections = {
     "table": ("A @ B, effective TFLOP/s", section_table),
     "density": ("A @ B by density, 8192 x 8192 times 8192 x 8192, float16", section_density),

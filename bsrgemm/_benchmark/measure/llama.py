@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 def generate(model: Model, caches: list[bg.KVCache], logits: Any, count: int) -> list[Any]:
-    """So many more tokens, each the likeliest, and the logits behind each of them."""
+    """The next `count` tokens, each the most likely one, and the logits after each of them."""
     found, start = [], int(caches[0].lengths[0])
     for place in range(start, start + count):
         token = logits.argmax(axis=1)
@@ -69,7 +69,7 @@ def generate(model: Model, caches: list[bg.KVCache], logits: Any, count: int) ->
 def compared(model: Model) -> tuple[float, float, bool]:
     """(largest difference of logits over their spread, its root mean square, do the likeliest tokens agree).
 
-    A prompt and a few tokens, against the plain attention of all tokens at once behind the same ones.
+    A prompt and a few tokens, against the plain attention of all tokens at once.
     """
     xp, (length, count) = model.xp, model.shape.short
     prompt = xp.asarray(np.random.default_rng(1).integers(0, model.shape.vocabulary, length))

@@ -71,7 +71,7 @@ def relative_error(A: bg.bsr_array, B: np.ndarray[Any, Any], C: np.ndarray[Any, 
 
 
 def peers_of(device: str, A: Any, B: Any) -> dict[str, Call]:
-    """What else multiplies these."""
+    """The peers that can multiply these operands."""
     if device == "cpu":
         if A.dtype == np.float16:
             A, B = A.astype("float32"), B.astype("float32")

@@ -58,7 +58,7 @@ def per_call(dtype: str, block: int, N: int) -> float:
 
 
 def work_list(per_group: int) -> float:
-    """Seconds to put the rows of a pattern with 1,000,000 blocks in groups and to list what is to be done."""
+    """Seconds to group the rows of a pattern with 1,000,000 blocks and to build its work list."""
     import cupy
 
     side, per_row = 4096, 244

@@ -1,6 +1,6 @@
 """X @ Y on the blocks of a pattern: how fast, beside dense cuBLAS and torch's sampled_addmm.
 
-8192 x 8192 x 8192 in float16, 4096 in float32, tf32 and float64, density .22, Y row-major and column-major. Rate = 2 *
+8192 x 8192 x 8192 in float16, 4096 in float32, tf32 and float64, density 0.22, Y row-major and column-major. Rate = 2 *
 elements of blocks * depth over time; ratio = to the rate of the dense product of the same operands, timed in turn with
 ours. torch has CSR alone, and float32 where it has no float16. Without a GPU the same runs on the CPU, smaller,
 beside a dense product in NumPy, which is in float32 where ours is in float16.
@@ -76,7 +76,7 @@ def pattern_matrix(xp: Any, n: int, b: int, dtype: str) -> Any:
     found = pattern_of("uniform", n, (b, b), DENSITY)
     lists = (xp.asarray(x.astype(np.int32)) for x in (found.indices, found.indptr))
     A = bg.bsr_array((xp.zeros((found.blocks, b, b), stored_dtype(dtype)), *lists), shape=(n, n))
-    A.sum_duplicates()  # there are none, which is found out once
+    A.sum_duplicates()  # there are no duplicates; this call stores that
     return A
 
 
@@ -119,7 +119,7 @@ def csr_deviation(want: Any, pattern: Any, result: Any) -> float:
     """As `deviation`, for elements in the order of CSR."""
     b, n = pattern.blocksize[0], len(want)
     values = as_array(result.values())
-    # A row of elements has its part of each block of its block row, one block behind the other.
+    # A row of elements consists of its parts of the blocks of its block row, one block after the other.
     each = len(pattern.indices) * b // n
     by_row = values.reshape(n // b, b, each, b).transpose(0, 2, 1, 3).reshape(-1, b, b)
     return deviation(want, pattern, by_row)

@@ -2,7 +2,7 @@
 
 blocks: random blocks of 128 and 64, float16, n = 8192 and 16384, density .22. Rate = 2 * pairs that meet * side^3 over
 time, of the whole call and of its products alone, when it is known which blocks meet. mesh: 3 x 3 blocks in float64
-between the nodes of 60 x 60 x 60 hexahedra, 27 neighbours; cupyx may find no room for the products of the large one, so
+between the nodes of 60 x 60 x 60 hexahedra, 27 neighbours; cupyx may have too little memory for the large one, so
 that a smaller one comes first. The whole call waits for the GPU, so that the time of the host
 is in it. Without a GPU the same runs on the CPU, smaller.
 """
@@ -47,7 +47,7 @@ def pairs_of(A: Any) -> int:
 
 
 def dense_of(xp: Any, data: Any, rows: Any, cols: Any, side: int) -> Any:
-    """Blocks at their places in a square matrix, in float64."""
+    """Blocks at their positions in a square matrix, in float64."""
     count, b, _ = data.shape
     tiles = xp.zeros((side // b, side // b, b, b))
     if count:

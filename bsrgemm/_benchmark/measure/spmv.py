@@ -77,7 +77,7 @@ class Bench(runner.Bench):
 
 
 def traffic(A: Any, X: Any, Y: Any) -> int:
-    """Bytes that have to be read and written once."""
+    """Bytes that must be read and written at least once."""
     return sum(x.nbytes for x in (A.data, A.indices, A.indptr, X, Y))
 
 
@@ -90,7 +90,7 @@ def operands(bench: Bench, lengths: np.ndarray, block: tuple[int, int], dtype: s
 
 
 def peers_of(bench: Bench, A: Any, X: Any, Y: Any, csr_sides: Sequence[int]) -> Makers:
-    """What else multiplies these."""
+    """The peers that can multiply these operands."""
     if bench.device == "cpu":
         S = as_scipy(A)
         return {
@@ -110,7 +110,7 @@ def peers_of(bench: Bench, A: Any, X: Any, Y: Any, csr_sides: Sequence[int]) -> 
 def beside_peers(
     bench: Bench, table: Table, label: str, operands: tuple[Any, Any, Any], csr_sides: Sequence[int] | None
 ) -> tuple[float, dict[str, float | None]] | None:
-    """Seconds of A @ X and of its peers in turn, None for a peer that cannot be had; None where ours is not right."""
+    """Seconds of A @ X and of its peers in turn, None for a peer that is not available; None if our result is wrong."""
     A, X, Y = operands
     error, allowed = partial(vector_deviation, A, X), TOLERANCE[A.dtype.name]
     call = partial(bg.matmul, A, X, out=Y)

@@ -21,14 +21,14 @@ from ..timing import Call, Timing
 
 Row = dict[str, Any]
 GROUPS = ("gemm", "spmv", "attention", "decode")
-#: Problems that meet their kernels side by side before anything is timed: NVRTC takes one core for each.
+#: The number of problems whose kernels are compiled at the same time; NVRTC uses one core for each.
 _SIDE_BY_SIDE = 8
 KINDS = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line asks for in the place of the usual sizes; empty is usual."""
+    """Sizes from the command line that replace the usual ones; an empty field leaves the usual ones."""
 
     sizes: tuple[int, ...] = ()
     densities: tuple[float, ...] = ()
@@ -70,7 +70,7 @@ def _product(group: str, n: int, block: int, density: float, columns: int, dtype
     return Product(group, n, (block, block), density, columns, stored, precision)
 
 
-#: What a group does not have; decode on a GPU has 16-bit floats alone.
+#: Kinds of numbers that a group does not support; decode on a GPU supports only 16-bit floats.
 _WITHOUT = {"spmv": ("e4m3", "tf32"), "attention": ("tf32",), "decode": ("e4m3", "tf32")}
 _DECODED = ("float16", "bfloat16")
 
@@ -213,12 +213,12 @@ class Suite:
     place: Place
     quick: bool = False
     with_peers: bool = True
-    #: a line for whoever watches
+    #: a callback that shows a line of progress
     say: Callable[[str], None] = lambda text: None
     rows: list[Row] = field(default_factory=list)
     #: peers that are not installed, in the order in which they were asked
     absent: dict[str, None] = field(default_factory=dict)
-    #: what notes the kernels that are launched, if anybody does
+    #: records the kernels that are launched, or None
     launched: Launched | None = None
 
     def __post_init__(self) -> None:
@@ -228,13 +228,13 @@ class Suite:
         """Call each problem once on zeros, side by side, so that kernels are compiled before anything is timed."""
         if self.place.name == "cpu":
             return
-        largest = max((problem.room for problem in wanted), default=1.0)
+        largest = max((problem.memory for problem in wanted), default=1.0)
         together = int(max(1, min(_SIDE_BY_SIDE, self.place.free_bytes() // (2 * largest))))
 
         def once(problem: Problem) -> None:
-            # Whatever goes wrong here goes wrong again where it is measured, and is shown there.
+            # An error here occurs again in the measurement, which reports it.
             try:
-                if problem.room <= self.place.free_bytes():
+                if problem.memory <= self.place.free_bytes():
                     problem.ready(self.place, self.place.zeros).call()
             except Exception as error:
                 self.say(f"{problem}: {reason_of(error)}")
@@ -247,15 +247,15 @@ class Suite:
             self.launched.take()
 
     def measure(self, problem: Problem) -> Row:
-        """One line; whatever goes wrong is in it."""
+        """Measure one line; an error is a part of the line."""
         row: Row = {
             "group": problem.group, "name": str(problem), **problem.parameters(),
             "flops": problem.flops, "traffic": problem.traffic, "seconds": None, "peers": {},
         }  # fmt: skip
         self.rows.append(row)
-        room, free = problem.room, self.place.free_bytes()
-        if room > free:
-            row["failed"] = f"needs about {room / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        needed, free = problem.memory, self.place.free_bytes()
+        if needed > free:
+            row["failed"] = f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
             return row
         try:
             self._fill(row, problem)
@@ -303,7 +303,7 @@ class Suite:
                 row["peers"][name] = asdict(theirs) | shares
 
     def _peer_calls(self, row: Row, ready: Ready) -> dict[str, Call]:
-        """The calls of the peers that are there and right; of the others the row says why not."""
+        """The calls of the peers that are installed and correct; the row says why the others are missing."""
         calls = {}
         for name, make in ready.peers.items() if self.with_peers else ():
             if self.quick and name in SLOW_PEERS:

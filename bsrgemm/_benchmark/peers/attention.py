@@ -71,9 +71,11 @@ def _sdpa(backend: str, q: Any, k: Any, v: Any, causal: bool, window: Any, mask:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if window is not None or mask is not None:
-        raise NotImplementedError("no windows, no block masks")
+        raise NotImplementedError("this peer supports neither windows nor block masks")
     if causal and q.shape[2] != k.shape[2]:
-        raise NotImplementedError("causal is aligned top-left")
+        raise NotImplementedError(
+            "torch aligns a causal mask top-left, which is another mask if q and k have different lengths"
+        )
     operands = [tensor(x) for x in (q, k, v)]
     options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     chosen = getattr(SDPBackend, backend)
@@ -98,13 +100,13 @@ def flash(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, m
 def block_lists(mask: BlockMask) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """How many blocks each block row has, (batch, heads, rows), and their columns, (batch, heads, rows, columns).
 
-    On the host, as int32; places after the last block of a row hold 0.
+    On the host, as int32; entries after the last block of a row are 0.
     """
     kinds, indptr, indices = (
         x if isinstance(x, np.ndarray) else x.get() for x in (mask.kinds, mask.indptr, mask.indices)
     )
     if kinds.size and int(kinds.max()) >= 0:
-        raise NotImplementedError("whole blocks only")
+        raise NotImplementedError("this peer supports masks of whole blocks only")
     rows, columns = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
     count = np.diff(indptr).astype(np.int32)
     listed = np.zeros((len(count), columns), np.int32)
@@ -141,13 +143,15 @@ def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, ma
 
     S_q, S_k = q.shape[2], k.shape[2]
     if mask is not None and (causal or window is not None):
-        raise NotImplementedError("one kind of mask at a time")
+        raise NotImplementedError("FlexAttention is measured with one kind of mask at a time")
     blocks = None
     if mask is not None:
         blocks = FlexMask.from_kv_blocks(*_whole_blocks(mask), BLOCK_SIZE=mask.block)
     elif causal or window is not None:
         if max(S_q, S_k) > _FLEX_MOST or S_q != S_k:
-            raise NotImplementedError(f"its mask is made from all pairs; up to {_FLEX_MOST} here")
+            raise NotImplementedError(
+                f"FlexAttention builds this mask from all pairs of query and key; timed for up to {_FLEX_MOST} of each"
+            )
         left, right = window or (-1, -1)
         right = 0 if causal else right
 
@@ -169,7 +173,7 @@ def fa3(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mas
     from flash_attn_interface import flash_attn_func
 
     if mask is not None:
-        raise NotImplementedError("no block masks")
+        raise NotImplementedError("FlashAttention-3 does not support block masks")
     # (batch, length, heads, head dim), as it wants them
     operands = [tensor(x).transpose(1, 2).contiguous() for x in (q, k, v)]
 
@@ -195,7 +199,7 @@ def fa4(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mas
         from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
         if mask.block != (_FA4_BLOCK, _FA4_BLOCK):
-            raise NotImplementedError(f"blocks of {_FA4_BLOCK} x {_FA4_BLOCK} only")
+            raise NotImplementedError(f"FlashAttention-4 supports blocks of {_FA4_BLOCK} x {_FA4_BLOCK} only")
         names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
         lists = dict(zip(names, _whole_blocks(mask), strict=True))
         options["block_sparse_tensors"] = BlockSparseTensorsTorch(**lists, block_size=mask.block)
@@ -214,10 +218,12 @@ def block_sparse_cudnn(q: Any, k: Any, v: Any, *, causal: bool = False, window: 
     from cudnn.block_sparse_attention import BSA
 
     if mask is None or causal or window is not None:
-        raise NotImplementedError("block masks only")
+        raise NotImplementedError("this attention of cuDNN supports block masks only")
     rows, columns = mask.block
     if rows != columns or rows not in _CUDNN_BLOCKS:
-        raise NotImplementedError(f"square blocks of {_CUDNN_BLOCKS} only, got {rows} x {columns}")
+        raise NotImplementedError(
+            f"this attention of cuDNN supports square blocks of {_CUDNN_BLOCKS} only, got {rows} x {columns}"
+        )
     operands = [tensor(x) for x in (q, k, v)]
     count, columns_of = block_lists(mask)
     each = max(1, int(count.max()))

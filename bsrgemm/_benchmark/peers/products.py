@@ -36,7 +36,7 @@ _WARP_TILES, _WARP_TRIES = (-1, 64, 32, 128), 3
 
 def _cuda_type(dtype: np.dtype[Any]) -> int:
     if dtype.name not in _CUDA_TYPES:
-        raise NotImplementedError(f"no {dtype.name}")
+        raise NotImplementedError(f"this peer does not support {dtype.name}")
     return _CUDA_TYPES[dtype.name]
 
 
@@ -213,9 +213,9 @@ def cusparse_ell(A: Any, B: Any, out: Any) -> Call:
     (R, C), kind = A.blocksize, _cuda_type(A.dtype)
     rows = A.shape[0] // R
     if R != C:
-        raise NotImplementedError("Blocked-ELL has square blocks")
+        raise NotImplementedError("Blocked-ELL supports square blocks only")
     if len(A.data) == 0 or int(cupy.ptp(cupy.diff(A.indptr))) != 0:
-        raise NotImplementedError("Blocked-ELL has as many blocks in every block row")
+        raise NotImplementedError("Blocked-ELL needs the same number of blocks in every block row")
     values, indices = cupy.ascontiguousarray(blocked_ell(A.data, rows)), A.indices.astype(np.int32, copy=False)
     matrix = _describe(
         "cusparseCreateBlockedEll", *A.shape, R, values.shape[1], indices.data.ptr, values.data.ptr, _INDEX_32I, 0, kind
@@ -231,9 +231,9 @@ def torch_bsr(A: Any, B: Any, out: Any, tune: bool = False) -> Call:
     from torch.sparse._triton_ops_meta import tune_bsr_dense_addmm
 
     if A.dtype.name not in ("float16", "bfloat16", "float32"):
-        raise NotImplementedError(f"no {A.dtype.name}")
+        raise NotImplementedError(f"this peer does not support {A.dtype.name}")
     if any(side < _TRITON_LEAST or side & (side - 1) for side in A.blocksize):
-        raise NotImplementedError(f"Triton's blocks have sides of 2^k >= {_TRITON_LEAST}")
+        raise NotImplementedError(f"torch's Triton kernel supports only blocks with sides of 2^k >= {_TRITON_LEAST}")
 
     def tensor(x: Any) -> Any:
         if x.dtype.name == "bfloat16":  # DLPack does not carry CuPy's
@@ -296,7 +296,7 @@ def _warp_matrix(A: Any) -> Any:
     wp, (R, C) = _warp(), A.blocksize
     kind = {"float32": wp.float32, "float64": wp.float64}.get(A.dtype.name)
     if kind is None:
-        raise NotImplementedError(f"no {A.dtype.name}")
+        raise NotImplementedError(f"this peer does not support {A.dtype.name}")
     block, data = (kind, A.data.reshape(-1)) if R == C == 1 else (wp.types.matrix((R, C), kind), A.data)
     matrix = wp.sparse.bsr_zeros(A.shape[0] // R, A.shape[1] // C, block, _warp_device(A.data))
     matrix.offsets = _warp_array(A.indptr.astype(np.int32, copy=False), wp.int32)
@@ -325,7 +325,7 @@ def warp_bsr(A: Any, x: Any, out: Any) -> Call:
     """warp.sparse.bsr_mv: float32 and float64 vectors, on either backend. warp has no product with a dense matrix."""
     bsr_mv, matrix, device = _warp().sparse.bsr_mv, _warp_matrix(A), _warp_device(x)
     if x.ndim != 1:
-        raise NotImplementedError("vectors only")
+        raise NotImplementedError("warp multiplies a sparse matrix by vectors only")
     vectors = [_warp_array(v, matrix.scalar_type) for v in (x, out)]
 
     def product(tile: int) -> Any:

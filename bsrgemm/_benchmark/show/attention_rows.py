@@ -18,7 +18,7 @@ def attention_name(row: Row) -> str:
 
 
 def attention_peers(found: list[Row]) -> list[str]:
-    """The peers that any of these rows has."""
+    """The peers that occur in at least one of these rows."""
     return [name for name in _SHOWN if any(row.get("peers", {}).get(name) for row in found)]
 
 
@@ -45,7 +45,7 @@ def attention(found: list[Row]) -> str:
 
 
 def sustained_attention(found: list[Row]) -> str:
-    """What is left when run back to back, as a line after a table."""
+    """The sustained rates (calls back to back) as a line after a table."""
 
     def rates(row: Row) -> str:
         return ", ".join(f"{name} {x:.0f}" for name, x in row["sustained"].items())
@@ -148,7 +148,7 @@ _COSTS: dict[str, tuple[str, str, float]] = {
 
 
 def _adds(row: Row) -> str:
-    """A host time as a multiple of cupy.add, where that was measured."""
+    """A host time as a multiple of that of cupy.add, if that was measured."""
     return f" ({row['adds']:.1f} x cupy.add)" if row.get("adds") else ""
 
 

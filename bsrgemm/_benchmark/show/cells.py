@@ -1,4 +1,4 @@
-"""What a measured row says, as text: for the terminal and for the page alike."""
+"""The cells of a measured row as text, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def peer_cell(found: dict[str, Any] | None) -> str:
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """The heads of the columns that some rows of one group need; peers last, in the order in which they were met."""
+    """The heads of the columns that some rows of one group need; peers last, in the order of their first rows."""
     heads = ["", "time", "spread", "rate"]
     if any(row["group"] == "attention" for row in rows):
         heads.append("us a head")

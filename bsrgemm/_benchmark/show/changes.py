@@ -10,7 +10,7 @@ from .cells import Row, duration
 
 #: Changes below this are noise on any machine.
 _LEAST_NOISE = 0.03
-#: Who stands for the speed of the card on the day, if both runs have them: their clocks drift together with ours.
+#: Peers whose times show how fast the card was in each run: their clocks drift together with ours.
 _REFERENCES = ("cuBLAS", "dense BLAS", "cuDNN", "cuSPARSE BSR", "cupyx csr", "scipy bsr", "NumPy")
 
 
@@ -45,7 +45,7 @@ def _spread(timing: Row) -> float:
 
 
 def _ratio_spread(peer: Row) -> float:
-    """The range of the ratios of the rounds; that of the times, where there was but one round."""
+    """The range of the ratios of the rounds; the range of the times if there was only one round."""
     among = float((peer["ratio_high"] - peer["ratio_low"]) / peer["ratio"])
     return among or 2 * _spread(peer)
 

@@ -98,7 +98,7 @@ def headline_text(name: str, results: Path) -> str:
 
 
 def _section(tables: Sequence[Contents], results: Path, choose: Callable[[list[Row]], list[Row]]) -> str:
-    """What stands between the markers of some tables."""
+    """The text between the markers of some tables."""
     found, parts = [], []
     for each in tables:
         path = results / f"{each.file}.json"

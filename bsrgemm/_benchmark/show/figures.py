@@ -17,7 +17,7 @@ from .cells import Row
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-")
 _SIZE = (7.0, 4.3)
-#: A line needs so many points.
+#: The least number of points of a line.
 _LEAST = 3
 STYLE = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
@@ -54,7 +54,7 @@ def figures(found: Found) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------- drawing
 def new_axes(title: str, found: Found | None = None, size: tuple[float, float] = _SIZE) -> tuple[Any, Any]:
-    """A figure with one pair of axes; the machine and the date stand in its corner."""
+    """A figure with one pair of axes; the machine and the date are printed in its corner."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size)
@@ -68,7 +68,7 @@ def new_axes(title: str, found: Found | None = None, size: tuple[float, float] =
 
 
 def add_line(axes: Any, place: int, points: Points, label: str) -> None:
-    """One line, in the colour, marker and dash of its place."""
+    """One line, in the colour, marker and dash of its number."""
     k = place % len(COLORS)
     x, y = zip(*sorted(points), strict=True)
     axes.plot(x, y, color=COLORS[k], marker=MARKERS[k], linestyle=DASHES[k], markersize=5, linewidth=1.6, label=label)
@@ -102,7 +102,7 @@ def _largest_family(rows: Sequence[Row], vary: Sequence[str], along: str) -> lis
     """Those rows that differ in `vary` and `along` alone and hold the most values of `along`."""
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        # A density is met as well as whole blocks can: what was asked for tells families apart.
+        # Whole blocks give a density only approximately, so rows are grouped by the density that was requested.
         fixed = {"n", "block", "asked_density", "columns", "dtype"} - {*vary, along, f"asked_{along}"}
         key = tuple(str(row[name]) for name in sorted(fixed))
         families.setdefault(key, []).append(row)

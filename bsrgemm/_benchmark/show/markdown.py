@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
-#: Stands after a figure that was measured with other code than today's, and what it means
+#: The mark after a figure that was measured with other code than today's, and its meaning
 MARK = "†"
 FOOTNOTE = f"{MARK} measured before the last change of its kernel, or by a run that did not record its kernels."
 
@@ -74,12 +74,12 @@ def ratio(a: float | None, b: float | None) -> str:
 
 
 def verdict(reached: bool | None) -> str:
-    """Plainly yes or no; nothing where there is no target."""
+    """ "yes" or "no"; nothing if there is no target."""
     return {True: "yes", False: "**no**", None: ""}[reached]
 
 
 def target(value: float | None, digits: int = 2) -> str:
-    """What is to be reached; nothing where there is no target."""
+    """The target; nothing if there is none."""
     return number(value, digits) if value else ""
 
 

@@ -30,7 +30,7 @@ SECTIONS = ("ComputeWorkloadAnalysis", "WarpStateStats", "Occupancy", "LaunchSta
 
 
 def command_line(ncu: str, kernel: str, child: Sequence[str], keep: str | None = None) -> list[str]:
-    """What profiles the kernels of `child` that match, between its cudaProfilerStart and cudaProfilerStop."""
+    """The command line to profile matching kernels of `child` between its cudaProfilerStart and cudaProfilerStop."""
     export = ["--export", keep, "--force-overwrite"] if keep else []
     return [
         *(ncu, "--target-processes", "all", "--profile-from-start", "off", "--kernel-name", f"regex:{kernel}"),

@@ -1,6 +1,6 @@
 """One page of HTML from a file of results: tables, pictures, the machine, and how to measure it again.
 
-It needs nothing beside itself: styles and pictures are inside, no script, no network.
+The page needs no other file: styles and pictures are inside, and there is no script.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def product_name(row: Row) -> str:
 
 
 def products(found: list[Row]) -> str:
-    """Ours, dense cuBLAS, the peers and the target; then what is left when run back to back."""
+    """Our rate, dense cuBLAS, the peers and the target; then the sustained rates."""
     with_peers = any(row.get("peers") for row in found)
     shown = _PEERS if with_peers else ()
     header = ["n = 8192, 8192 columns unless said", "bsrgemm", "dense cuBLAS", "ratio"]
@@ -55,7 +55,7 @@ def products(found: list[Row]) -> str:
 
 
 def sustained_products(found: list[Row]) -> str:
-    """What is left when run back to back, as a line after a table."""
+    """The sustained rates (calls back to back) as a line after a table."""
     rows = [row for row in found if row.get("sustained")]
     sides = ("{} x {}".format(*row["block"]) for row in rows)
     rates = (f"{row['sustained']:.0f} of {number(row['dense_sustained'])}" for row in rows)
@@ -63,7 +63,7 @@ def sustained_products(found: list[Row]) -> str:
 
 
 def crossovers(found: list[Row]) -> str:
-    """Ratios by density, and where sparse stops to win."""
+    """Ratios by density, and the density from which on dense is faster."""
     header = ["block", "time over dense at density", "sparse wins below", "target", "reached"]
     lines = []
     for block in dict.fromkeys(row["block"] for row in found if "block" in row):
@@ -137,7 +137,7 @@ def shares(found: list[Row]) -> str:
 
 
 def milliseconds(found: list[Row]) -> str:
-    """Times, those of peers, and what they are to be at most."""
+    """Our times, the times of peers, and the targets."""
     peers = peer_names(found)
 
     def cells(row: Row) -> list[str]:
@@ -164,7 +164,7 @@ def by_peer(found: list[Row]) -> str:
 
 
 def conversions(found: list[Row]) -> str:
-    """Ours on the card, and the way through the host and SciPy."""
+    """Our conversion on the card, and the conversion through the host and SciPy."""
     header = ["", "bsrgemm, ms", "copied to the host, SciPy, copied back, ms", "faster"]
 
     def cells(row: Row) -> list[str]:

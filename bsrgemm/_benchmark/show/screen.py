@@ -33,7 +33,7 @@ class Lines:
         print(text, flush=True)
 
     def doing(self, name: str, text: str = "") -> None:
-        """Nothing: a log is to hold results alone."""
+        """Print nothing, because a log should contain results only."""
 
     def row(self, rows: Sequence[Row]) -> None:
         row = rows[-1]
@@ -121,7 +121,7 @@ def rich_table(rows: Sequence[Row]) -> Any:
 
 @contextlib.contextmanager
 def screen(total: int) -> Iterator[Lines | Live]:
-    """Whichever suits where the output goes."""
+    """The kind of screen that suits the output: a terminal or a file."""
     if sys.stdout.isatty():
         with contextlib.suppress(ImportError), Live(total) as live:
             yield live

@@ -27,7 +27,7 @@ CUT = 1e-13
 
 
 class Call(NamedTuple):
-    """A product, to be made again."""
+    """A product that can be repeated."""
 
     A: Any
     x: Any
@@ -82,7 +82,7 @@ class Replay:
     def __init__(self, function: Callable[[], Any], xp: Any, wanted: bool = True) -> None:
         self._function, self._xp = function, xp
         self._called, self._pending = False, wanted and hasattr(xp, "cuda")
-        #: where the graph has its temporary arrays, and nobody else has any
+        #: the memory pool of the temporary arrays of the graph, which nothing else uses
         self._pool: Any = None
         self.graph: Any = None
         self.refusal: str | None = None
@@ -262,7 +262,7 @@ class Chebyshev:
 
 # -------------------------------------------------------------------------------- cycle and solver
 class Cycle:
-    """One V-cycle from x = 0: a symmetric preconditioner, since it smooths before and behind in the same way."""
+    """One V-cycle from x = 0: a symmetric preconditioner, since it smooths in the same way before and after."""
 
     def __init__(self, hierarchy: Hierarchy, smoother: Smoother) -> None:
         self.hierarchy, self.smoother = hierarchy, smoother
@@ -272,7 +272,7 @@ class Cycle:
         self.coarsest = bg.get_array_module(inverse).zeros(inverse.shape[0], inverse.dtype)
 
     def __call__(self, b: Any) -> Any:
-        """What A solves for b, about. The result is a vector of the finest level, and there until the next call."""
+        """An approximate solution of ``A x = b``: a vector of the finest level, which the next call overwrites."""
         return self._solve(0, b)
 
     def _solve(self, depth: int, b: Any) -> Any:
@@ -290,13 +290,13 @@ class Cycle:
 
 
 def turn(p: Any, z: Any, rz: Any, before: Any) -> None:
-    """The next direction: z, and some of the one before."""
+    """The next direction: z plus a multiple of the previous direction."""
     p *= rz / before
     p += z
 
 
 def advance(x: Any, r: Any, p: Any, q: Any, rz: Any, pq: Any) -> None:
-    """As far along p as brings x nearest, in the norm of A; q is A p."""
+    """Step along p to the x that is nearest to the solution in the norm of A; q is A p."""
     x += rz / pq * p
     r -= rz / pq * q
 
@@ -314,7 +314,7 @@ class Iteration:
         self.turn, self.advance = fused(turn, xp), fused(advance, xp)
 
     def begin(self, b: Any) -> None:
-        """From x = 0. Beside an infinite r z the first direction has nothing of one before."""
+        """Start from x = 0. With an infinite previous r z the first direction has no part of an earlier one."""
         self.x.fill(0)
         self.p.fill(0)
         self.rz.fill(math.inf)
@@ -339,7 +339,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Solution:
-    """What CG found: x behind the last iteration, norms of the residuals from that of x = 0 on.
+    """The result of CG: x after the last iteration, and the norms of the residuals, starting with that of x = 0.
 
     `iterations` is the first with a norm below the tolerance, or None. `graph` tells whether iterations were replayed,
     `refusal` why they could not be captured.

@@ -39,7 +39,7 @@ from .problems import PROBLEMS, Problem
 #: Fewer unknowns than these leave nothing to coarsen
 LEAST_UNKNOWNS = 1000
 UNKNOWNS = {"cpu": (20_000,), "cuda": (250_000, 1_000_000, 4_000_000)}
-#: How much longer a solve on the host may take than one of fewer unknowns lets expect: caches end
+#: The factor by which a solve on the host may exceed an estimate from fewer unknowns, which fit into caches
 SLOWER = 1.5
 SMOOTHERS: dict[str, Smoother] = {"jacobi": Jacobi(), "chebyshev": Chebyshev()}
 
@@ -72,7 +72,7 @@ def seconds_of_products(solve: ConjugateGradients, iterations: int) -> dict[str,
 
         return all_iterations
 
-    with np.errstate(all="ignore"):  # what accumulates grows without bounds
+    with np.errstate(all="ignore"):  # sums that are accumulated would grow without bounds
         return {kind: peers.timed(again(some), xp)[1] for kind, some in products_of(solve).items()}
 
 
@@ -102,7 +102,7 @@ class Run:
         return time.perf_counter() - self.start
 
     def say(self, text: str) -> None:
-        """A line for whoever waits, with the time since the start; it is there even if the run is killed."""
+        """Print a line of progress with the time since the start, at once, in case the run is killed later."""
         sys.stdout.flush()
         print(f"{self.gone:7.1f} s  {text}", file=sys.stderr, flush=True)
 
@@ -117,7 +117,7 @@ class Run:
         self.say(f"{text}: {taken:.2f} s")
 
     def write(self) -> None:
-        """The file with what is there so far; that it was written is told where the steps are."""
+        """Write the file with the results so far, and report that among the steps."""
         if self.keep:
             with contextlib.redirect_stdout(sys.stderr):
                 self.table.write("not finished")
@@ -147,7 +147,7 @@ class Case:
         return cls(name, problem, ml, host, seconds)
 
     def moved(self, run: Run) -> Hierarchy:
-        """The hierarchy where it is solved; the largest eigenvalues are found there."""
+        """The hierarchy on the device of the solver, where the largest eigenvalues are computed."""
         device, spent = run.device, 0.0
 
         def move(M: Any) -> Any:
@@ -176,7 +176,7 @@ class Case:
         return peers.Peer(lambda: solve(b, peers.TOLERANCE, peers.MOST_ITERATIONS, every), xp)
 
     def host_peers(self, smoother: Smoother, every: int) -> dict[str, Callable[[], peers.Peer]]:
-        """What solves the same on the host, each to be made ready by a call."""
+        """The peers on the host; a call prepares each of them."""
         found: dict[str, Callable[[], peers.Peer]] = {}
         if isinstance(smoother, Jacobi):
             found["pyamg"] = lambda: peers.Peer(peers.by_pyamg(self.ml, self.host, smoother, self.problem.b), np)
@@ -199,11 +199,11 @@ class Line:
         return about(self.case, self.smoother)
 
     def compare(self, peer: str, ready: Callable[[], peers.Peer], run: Run) -> None:
-        """Time a peer; what it found stands in the row, or why it found nothing."""
+        """Time a peer; the row gets its results, or the reason why there are none."""
         try:
             with run.step(f"{self.case.about}, {self.smoother}: {peer}, all its repeats"):
                 theirs, taken = peers.timed_peer(ready)
-        except Exception as error:  # what is not there must not stop a run
+        except Exception as error:  # a missing package must not stop a run
             self.row["left_out"][peer] = f"{type(error).__name__}: {error}".split("\n")[0][:160]
             run.say(f"{self.case.about}, {self.smoother}: {peer} failed, {self.row['left_out'][peer]}")
             return
@@ -261,7 +261,7 @@ def measure(case: Case, ours: Hierarchy, name: str, run: Run) -> Line | None:
 
 
 def first_row(case: Case, smoother: str, solution: Solution, residual: float) -> dict[str, Any]:
-    """What is known of a case after its first solve."""
+    """The fields of a row that are known after the first solve."""
     return {
         "problem": case.name, "unknowns": len(case.problem.b), "levels": len(case.ml.levels), "smoother": smoother,
         "blocks": [list(level.A.blocksize) for level in case.host.levels],

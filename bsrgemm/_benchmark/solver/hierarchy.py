@@ -11,11 +11,11 @@ import numpy as np
 
 from .problems import Problem
 
-#: The hierarchy ends where so many nodes are left: 600 unknowns at most, a dense matrix of 3 MB
+#: The largest number of nodes of the coarsest level: at most 600 unknowns, a dense matrix of 3 MB
 MOST_COARSE = 100
 #: Steps of Arnoldi's iteration for the eigenvalue that scales the smoothing of P; pyamg's 30 take most of its set-up
 ARNOLDI_STEPS = 10
-#: What is left of a unit vector that lies in the space of those before it
+#: The largest norm that rounding leaves of a unit vector that lies in the space of the earlier vectors
 BREAKDOWN = 1e-10
 
 
@@ -46,7 +46,7 @@ def short_arnoldi() -> Iterator[None]:
 
 
 def spectral_radius(A: Any) -> float:
-    """The largest eigenvalue, about: by pyamg's Arnoldi iteration, but with products of all vectors at once."""
+    """An estimate of the largest eigenvalue by pyamg's Arnoldi iteration, with products of all vectors at once."""
     steps = min(ARNOLDI_STEPS, A.shape[0])
     H, V = np.zeros((steps + 1, steps)), np.empty((steps + 1, A.shape[0]))
     V[0] = np.random.rand(A.shape[0])  # noqa: NPY002 - as pyamg draws it

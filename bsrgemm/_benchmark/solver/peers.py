@@ -1,4 +1,4 @@
-"""Who else solves the same, and how long a call takes: pyamg on the host, cupyx's matrices on the GPU."""
+"""Other solvers of the same problem, and the time of a call: pyamg on the host, cupyx's matrices on the GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def as_cupyx(A: Any) -> Any:
 def by_pyamg(ml: Any, hierarchy: Hierarchy, smoother: Jacobi, b: np.ndarray) -> Callable[[], Solution]:
     """pyamg's CG on its own levels, with the weights of our block Jacobi.
 
-    It makes more products: it takes x = 0 through a full sweep, and computes the residual before and behind a cycle.
+    It makes more products: it takes x = 0 through a full sweep, and computes the residual before and after a cycle.
     pyamg has no Chebyshev with blocks.
     """
     from pyamg.relaxation.smoothing import change_smoothers

@@ -1,6 +1,6 @@
 """Linear elasticity as BSR matrices on the host, assembled straight into their arrays: what bench/elasticity.py solves.
 
-A regular grid has few kinds of cells and edges: their matrices are worked out once and dealt to the blocks.
+A regular grid has few kinds of cells and edges: their matrices are computed once and copied to the blocks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PENALTY = 6.0
 #: Aggregates of triangles grow along connections of this strength. With 0 iterations grow with the size: 43 and 60 with
 #: block Jacobi at 20,000 and 100,000 unknowns, here 40 and 41; with 0.17 aggregates stay too small: 43 and 79
 DG_STRENGTH = 0.08
-#: Places for blocks that are filled at a time: 0.5 GB of blocks of 3 x 3
+#: Number of blocks that are filled at a time: 0.5 GB of blocks of 3 x 3
 PLACES = 6_000_000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix on the host, the modes that its equations hardly resist, and a load.
+    """A matrix on the host, its near-nullspace modes, and a load.
 
     Aggregates grow along connections of at least `strength`, relative to the diagonal.
     """
@@ -210,7 +210,7 @@ def triangle_blocks() -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradients(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the 6 displacements of a triangle: gradients and stresses (plane strain), both (6, 2, 2)."""
+    """Gradients and stresses (plane strain) of the 6 displacements of a triangle, both (6, 2, 2)."""
     slopes = np.linalg.inv(np.column_stack([np.ones(3), corners]))[1:].T
     grads = np.einsum("ni,ck->ncki", slopes, np.eye(2)).reshape(6, 2, 2)
     shears = SHEAR * (grads + grads.transpose(0, 2, 1))
