@@ -542,6 +542,10 @@ class BsrBase:
             return blocks
         return structure.sum_duplicates(self._backend, blocks, self._block_shape[1])
 
+    def _values(self) -> Array:
+        """Return the values without duplicates; this matrix does not change."""
+        return self.data if self._known_canonical else self._canonical().data
+
     @property
     def _validated(self) -> Blocks:
         """The blocks, checked on the host but not on the GPU, where a check would synchronise."""

@@ -380,6 +380,9 @@ class Conversions(BsrBase):
                 )
             out[...] = 0
         view = out.view(np.ndarray) if isinstance(out, np.ndarray) else out
+        loops = self._backend.loops
+        if loops is not None and loops.add_to_dense(self._validated, view):
+            return out
         structure.add_to_dense(self._backend, self._canonical(), view)
         return out
 

@@ -19,6 +19,8 @@ INT32_MAX = np.iinfo(np.int32).max
 _CHUNK = 1 << 15
 #: Rows or columns for which memory is allocated in any case, however few elements there are.
 _LEAST_LINES = 1 << 20
+#: Blocks of at most this many elements are copied faster by the element than by the block.
+_SMALL_BLOCK = 64
 
 
 class HostLoops:
@@ -146,6 +148,20 @@ class HostLoops:
     def fits(self, shape: tuple[int, int], elements: int) -> bool:
         """Tell whether the loops over a matrix in CSR need little memory: they have a word for each column."""
         return max(shape) <= _LEAST_LINES + 16 * elements
+
+    def add_to_dense(self, blocks: Blocks, out: Array) -> bool:
+        """Add small blocks to a dense array; False if the array is not contiguous or the blocks are large."""
+        data, indices, indptr = blocks
+        (M, N), (_, R, C) = out.shape, data.shape
+        if R * C > _SMALL_BLOCK or not out.flags.c_contiguous or data.dtype in HALF_DTYPES:
+            return False
+        index = _index(max(data.size, N), indices, indptr)
+        values, columns, starts = np.empty(data.size, data.dtype), np.empty(data.size, index), np.empty(M + 1, index)
+        _sparsetools.bsr_tocsr(
+            M // R, N // C, R, C, *_as(index, indptr, indices), data.reshape(-1), starts, columns, values
+        )  # fmt: skip
+        _sparsetools.csr_todense(M, N, starts, columns, values, out)
+        return True
 
     def csr_of_coo(self, row: Array, col: Array, values: Array, shape: tuple[int, int]) -> Csr:
         """Return elements by rows, in the order in which they are given within a row; duplicates are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import le
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,8 @@ from .loops import HostLoops
 
 #: Rows of at most this many elements are reduced column by column.
 _SHORT = 16
+#: Index arrays of at most this many elements are checked as lists.
+_FEW = 64
 
 
 class NumpyBackend(Backend):
@@ -102,9 +105,7 @@ class NumpyBackend(Backend):
             index = np.result_type(indices.dtype, indptr.dtype)
             indices, indptr = indices.astype(index), indptr.astype(index)
         indices, indptr = np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
-        unsigned = indices.view(f"u{indices.itemsize}")  # a negative index becomes a very large one
-        in_range = not len(indices) or unsigned.max() < block_cols
-        if not in_range or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
+        if not _valid(indices, indptr, block_cols):
             structure.check_values(self, indices, indptr, block_cols)
             raise ValueError(f"indptr: last value {indptr[-1]} should be the number of blocks, {len(indices)}")
         return Blocks(np.ascontiguousarray(data), indices, indptr)
@@ -139,6 +140,18 @@ class NumpyBackend(Backend):
             rows, block_cols, R, C, indptr, indices, as_movable(data), new_indptr, new_indices, as_movable(values)
         )
         return values, new_indices, new_indptr
+
+
+def _valid(indices: Array, indptr: Array, block_cols: int) -> bool:
+    """Tell whether the indices are in range, and `indptr` climbs from 0 to their number."""
+    if len(indices) <= _FEW and len(indptr) <= _FEW:  # a call of NumPy takes longer than these
+        columns, bounds = indices.tolist(), indptr.tolist()
+        in_range = not columns or (min(columns) >= 0 and max(columns) < block_cols)
+        return in_range and bounds[0] == 0 and bounds[-1] == len(columns) and all(map(le, bounds, bounds[1:]))
+    unsigned = indices.view(f"u{indices.itemsize}")  # a negative index becomes a very large one
+    in_range = not len(indices) or bool(unsigned.max() < block_cols)
+    ends = indptr[0] == 0 and indptr[-1] == len(indices)
+    return in_range and bool(ends) and not bool((indptr[1:] < indptr[:-1]).any())
 
 
 def as_movable(x: Array) -> Array:

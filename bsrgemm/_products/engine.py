@@ -27,6 +27,13 @@ class ProductEngine(ABC):
         cannot be reused.
         """
 
+    def quick(self, A: Any, x: Array) -> Array | None:
+        """Return ``A @ x`` if the operands are small and plain, so that checks would take most of the time.
+
+        None means that the product has to go the usual way.
+        """
+        return None
+
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
         """Return the number of the first array that shares bytes with `out`, or None if none does.
 

@@ -36,6 +36,8 @@ _CSR_WIDTH = 8
 #: calls spend more time waiting for Python's interpreter lock than multiplying.
 _LOOP_SHARED, _PANEL_SHARED, _CALL_SHARED = 4_000_000, 50_000_000, 2_000_000
 _MOST_THREADS = 64
+#: A product with at most this many elements of A times columns of B takes less time than its checks.
+_QUICK = 4096
 #: From this many columns of a block on, the transpose times a vector adds up rows of blocks; below it goes by CSR.
 _WIDE_ROW = 3
 #: From this many columns of a block on, that is also faster for each of a few columns of B than CSR for all of them.
@@ -102,6 +104,20 @@ class HostProducts(ProductEngine):
         for first in range(0, len(B), together):
             batch = slice(first, first + together)
             multiply(B[batch].transpose(1, 0, 2), out[batch].transpose(1, 0, 2))
+
+    def quick(self, A: Any, x: Array) -> Array | None:
+        data, (M, K) = A.data, A._shape
+        dtype, sides = data.dtype, x.shape
+        if x.dtype != dtype or dtype.char not in "fdFD" or not 1 <= len(sides) <= 2 or sides[0] != K:
+            return None
+        width = 1 if len(sides) == 1 else sides[1]
+        if data.size * width > _QUICK or not x.flags.c_contiguous:
+            return None
+        _, R, C = data.shape
+        data, indices, indptr = self.backend.validated(A._blocks, M // R, K // C)
+        out = np.zeros((M, *sides[1:]), dtype)
+        _loop("bsr", (M // R, K // C), (R, C), width, indptr, indices, data.reshape(-1), x.reshape(-1), out.reshape(-1))
+        return out
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
         for number, array in enumerate((X, A.data, A.indices, A.indptr)):

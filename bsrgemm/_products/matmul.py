@@ -392,6 +392,10 @@ class Products(Conversions):
             if isinstance(operand, np.matrix):
                 return self._container(_product(self, operand.view(np.ndarray)))
             other = operand
+        elif self._origin is None:
+            found = ENGINES.of(self._backend).quick(self, other)
+            if found is not None:
+                return found
         return _product(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
