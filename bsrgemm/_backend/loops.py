@@ -16,7 +16,7 @@ from .base import Array, Blocks, Csr
 
 INT32_MAX = np.iinfo(np.int32).max
 #: Elements that are processed at a time where several passes are made over them: they stay in the cache.
-_CHUNK = 1 << 15
+_CHUNK = 1 << 16
 #: Rows or columns for which memory is allocated in any case, however few elements there are.
 _LEAST_LINES = 1 << 20
 #: Blocks of at most this many elements are copied faster by the element than by the block.
@@ -95,14 +95,16 @@ class HostLoops:
         """
         values = data if axis == 2 else data.swapaxes(1, 2)
         n, lines, length = values.shape
-        out = np.empty((lines, n), data.dtype).T  # the function runs along the blocks, which are many
+        out = np.empty((lines, n), data.dtype)
         step = max(1, _CHUNK // max(1, lines * length))
         for first in range(0, n, step):
-            some, to = values[first : first + step], out[first : first + step]
-            to[...] = some[:, :, 0]
-            for k in range(1, length):
-                op(to, some[:, :, k], out=to)
-        return out
+            some = values[first : first + step]
+            for line in range(lines):  # the function runs along the blocks, which are many
+                to = out[line, first : first + step]
+                to[...] = some[:, line, 0]
+                for k in range(1, length):
+                    op(to, some[:, line, k], out=to)
+        return out.T
 
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         """Return the positions of the blocks sorted by block column, and where each block column begins among them."""

@@ -1,0 +1,255 @@
+"""Everyday operations on the CPU beside those of scipy's bsr_array and csr_array: one line for each operation.
+
+Three matrices: a mesh with 3 x 3 blocks, a matrix of wide blocks, and a tiny one, where the cost of a call is all that
+counts. Times are CPU times of the process, the least of seven, with one thread of BLAS. The peer is the faster of
+scipy's two formats among those that do the same work: an operation whose result in CSR is a view or a copy of what is
+stored already has no peer there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg
+
+import bsrgemm as bg
+
+from .. import provenance
+from ..table import Table
+
+#: name: (block rows, side of a block, blocks in a row, dtype, the largest factor that is allowed)
+MATRICES = {
+    "mesh": (32_667, 3, 26, "float64", 1.2),
+    "wide": (64, 64, 14, "float32", 1.2),
+    "tiny": (4, 3, 2, "float64", 2.5),
+}
+#: Runs of each, and seconds after which no further run is begun
+_RUNS, _MOST_SECONDS = 7, 1.0
+#: Seconds of a run: shorter calls are repeated
+_LEAST_RUN = 2e-4
+
+
+def matrix(rows: int, side: int, each: int, dtype: str, seed: int) -> Any:
+    """Random values on a pattern of bands, the same pattern for every seed."""
+    columns = (np.arange(rows)[:, None] + np.arange(each) * max(1, rows // 4700)) % rows
+    data = np.random.default_rng(seed).standard_normal((rows * each, side, side)).astype(dtype)
+    indptr = (np.arange(rows + 1) * each).astype(np.int32)
+    A = bg.bsr_array((data, np.sort(columns, axis=1).reshape(-1).astype(np.int32), indptr), shape=(rows * side,) * 2)
+    A.sum_duplicates()
+    return A
+
+
+def cpu_seconds(call: Callable[[], Any]) -> float:
+    """The least CPU time of several runs."""
+    call()
+    begin = time.process_time()
+    call()
+    once = time.process_time() - begin
+    repeats = max(1, int(_LEAST_RUN / max(once, 1e-7)))
+    least, spent = float("inf"), 0.0
+    for _ in range(_RUNS):
+        begin = time.process_time()
+        for _ in range(repeats):
+            call()
+        run = time.process_time() - begin
+        least, spent = min(least, run / repeats), spent + run
+        if spent > _MOST_SECONDS and least < float("inf") and _ >= 2:
+            break
+    return least
+
+
+@dataclass(frozen=True)
+class Library:
+    """A kind of matrix, and the functions of its library that are no methods."""
+
+    make: Callable[..., Any]
+    norm: Callable[..., Any]
+    vstack: Callable[..., Any]
+    hstack: Callable[..., Any]
+    kron: Callable[..., Any]
+
+
+_OURS = Library(bg.bsr_array, bg.norm, bg.vstack, bg.hstack, bg.kron)
+_SCIPY = {
+    name: Library(
+        make, scipy.sparse.linalg.norm, partial(sp.vstack, format="bsr"), partial(sp.hstack, format="bsr"), sp.kron
+    )
+    for name, make in (("scipy bsr", sp.bsr_array), ("scipy csr", sp.csr_array))
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """The operands of one kind of matrix."""
+
+    of: Library
+    A: Any
+    B: Any
+    x: Any
+    X: Any
+    side: int
+    csr: Any
+    coo: Any
+    dense: Any
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return (self.side, self.side)
+
+
+_BSR = ("scipy bsr",)
+_BOTH = ("scipy bsr", "scipy csr")
+#: what: (call, peers that do the same work)
+OPERATIONS: dict[str, tuple[Callable[[Case], Any], tuple[str, ...]]] = {
+    "A @ x": (lambda c: c.A @ c.x, _BOTH),
+    "A @ X, 8 columns": (lambda c: c.A @ c.X, _BOTH),
+    "A.T @ x": (lambda c: c.A.T @ c.x, _BOTH),
+    "A.T @ X, 8 columns": (lambda c: c.A.T @ c.X, _BOTH),
+    "x @ A": (lambda c: c.x @ c.A, _BOTH),
+    "A @ A": (lambda c: c.A @ c.A, _BOTH),
+    "A + B": (lambda c: c.A + c.B, _BOTH),
+    "A - B": (lambda c: c.A - c.B, _BOTH),
+    "A.multiply(B)": (lambda c: c.A.multiply(c.B), _BOTH),
+    "A.maximum(B)": (lambda c: c.A.maximum(c.B), _BSR),
+    "A != B": (lambda c: c.A != c.B, _BSR),
+    "A < B": (lambda c: c.A < c.B, _BSR),
+    "A * 2": (lambda c: c.A * 2.0, _BOTH),
+    "A / 2": (lambda c: c.A / 2.0, _BOTH),
+    "-A": (lambda c: -c.A, _BOTH),
+    "abs(A)": (lambda c: abs(c.A), _BOTH),
+    "A.power(2)": (lambda c: c.A.power(2), _BOTH),
+    "A > 0.5": (lambda c: c.A > 0.5, _BSR),
+    "A.sin()": (lambda c: c.A.sin(), _BOTH),
+    "round(A, 1)": (lambda c: round(c.A, 1), _BOTH),
+    "A + dense": (lambda c: c.A + c.dense, _BOTH),
+    "A.multiply(dense)": (lambda c: c.A.multiply(c.dense), _BOTH),
+    "A.sum()": (lambda c: c.A.sum(), _BOTH),
+    "A.sum(0)": (lambda c: c.A.sum(0), _BOTH),
+    "A.sum(1)": (lambda c: c.A.sum(1), _BOTH),
+    "A.mean(0)": (lambda c: c.A.mean(0), _BOTH),
+    "A.max()": (lambda c: c.A.max(), _BOTH),
+    "A.max(0)": (lambda c: c.A.max(0), _BOTH),
+    "A.max(1)": (lambda c: c.A.max(1), _BOTH),
+    "A.argmax()": (lambda c: c.A.argmax(), _BOTH),
+    "A.argmax(0)": (lambda c: c.A.argmax(0), _BOTH),
+    "A.argmax(1)": (lambda c: c.A.argmax(1), _BOTH),
+    "A.count_nonzero()": (lambda c: c.A.count_nonzero(), _BOTH),
+    "A.count_nonzero(0)": (lambda c: c.A.count_nonzero(0), ("scipy csr",)),
+    "A.nonzero()": (lambda c: c.A.nonzero(), _BSR),
+    "A.diagonal()": (lambda c: c.A.diagonal(), _BOTH),
+    "A.diagonal(1)": (lambda c: c.A.diagonal(1), _BOTH),
+    "A.trace()": (lambda c: c.A.trace(), _BOTH),
+    "norm(A)": (lambda c: c.of.norm(c.A), _BOTH),
+    "norm(A, 1)": (lambda c: c.of.norm(c.A, 1), _BOTH),
+    "norm(A, axis=1)": (lambda c: c.of.norm(c.A, axis=1), _BOTH),
+    "A.copy()": (lambda c: c.A.copy(), _BOTH),
+    "A.astype(complex)": (lambda c: c.A.astype("complex128"), _BOTH),
+    "A.conj()": (lambda c: c.A.conj(), _BOTH),
+    "A.T.copy()": (lambda c: c.A.T.copy(), _BSR),
+    "A.tocsr()": (lambda c: c.A.tocsr(), _BSR),
+    "A.tocsc()": (lambda c: c.A.tocsc(), _BOTH),
+    "A.tocoo()": (lambda c: c.A.tocoo(), _BSR),
+    "A.tobsr((1, 1))": (lambda c: c.A.tobsr(blocksize=(1, 1)), _BSR),
+    "A.toarray()": (lambda c: c.A.toarray(), _BOTH),
+    "A.reshape": (lambda c: c.A.reshape((c.A.shape[0] // 3, -1) if c.side == 3 else (c.A.shape[0] // 2, -1)), _BSR),
+    "A[: half]": (lambda c: c.A[: c.A.shape[0] // c.side // 2 * c.side].copy(), ("scipy csr",)),
+    "A[:, : half]": (lambda c: c.A[:, : c.A.shape[1] // c.side // 2 * c.side].copy(), ("scipy csr",)),
+    "vstack([A, B])": (lambda c: c.of.vstack([c.A, c.B]), _BSR),
+    "hstack([A, B])": (lambda c: c.of.hstack([c.A, c.B]), _BSR),
+    "eliminate_zeros": (lambda c: c.A.copy().eliminate_zeros(), _BSR),
+    "sum_duplicates": (lambda c: c.A.copy().sum_duplicates(), _BOTH),
+    "setdiag": (lambda c: c.A.copy().setdiag(1.0), ("scipy csr",)),
+    "from CSR": (lambda c: c.of.make(c.csr, blocksize=c.block), _BSR),
+    "from CSR, guessed blocks": (lambda c: c.of.make(c.csr), _BSR),
+    "from COO": (lambda c: c.of.make(c.coo, blocksize=c.block), _BSR),
+    "from CSC": (lambda c: c.of.make(c.csr.T, blocksize=c.block), _BSR),
+    "from dense": (lambda c: c.of.make(c.dense, blocksize=c.block), _BSR),
+    "pickle": (lambda c: pickle.loads(pickle.dumps(c.A)), _BOTH),
+    "str(A)": (lambda c: str(c.A), _BOTH),
+    "repr(A)": (lambda c: repr(c.A), _BOTH),
+}
+#: Operations that take too long, or too much memory, on some matrices
+_WITHOUT = {("mesh", "A @ A"), ("mesh", "A.toarray()"), ("mesh", "from dense"), ("mesh", "A + dense")}
+_WITHOUT |= {("mesh", "A.multiply(dense)"), ("mesh", "A.reshape")}
+
+
+def cases(name: str) -> dict[str, Case]:
+    """The operands of one matrix, for us and for scipy's two formats."""
+    rows, side, each, dtype, _ = MATRICES[name]
+    A, B = (matrix(rows, side, each, dtype, seed) for seed in (0, 1))
+    rng, n = np.random.default_rng(2), A.shape[1]
+    x, X = rng.standard_normal(n).astype(dtype), rng.standard_normal((n, 8)).astype(dtype)
+    dense = A.toarray() if n <= 8192 else None
+    theirs = []
+    for each_matrix in (A, B):
+        theirs.append(sp.bsr_array((each_matrix.data, each_matrix.indices, each_matrix.indptr), shape=A.shape))
+        theirs[-1].has_canonical_format = True
+    csr = theirs[0].tocsr()
+    coo = csr.tocoo()
+    both = {"scipy bsr": theirs, "scipy csr": [m.tocsr() for m in theirs]}
+    common = (x, X, side, csr, coo, dense)
+    found = {"bsrgemm": Case(_OURS, A, B, *common)}
+    return found | {kind: Case(_SCIPY[kind], first, second, *common) for kind, (first, second) in both.items()}
+
+
+def measure(table: Table, name: str, wanted: str) -> None:
+    """All operations on one matrix."""
+    operands, most = cases(name), MATRICES[name][4]
+    for what, (call, peers) in OPERATIONS.items():
+        if (name, what) in _WITHOUT or wanted not in what:
+            continue
+        times = {}
+        for kind in ("bsrgemm", *peers):
+            case = operands[kind]
+            try:
+                times[kind] = cpu_seconds(lambda call=call, case=case: call(case))  # type: ignore[misc]
+            except (NotImplementedError, TypeError, ValueError):
+                if kind == "bsrgemm":
+                    raise
+        seconds = times.pop("bsrgemm")
+        if not times:
+            continue
+        peer = min(times, key=times.__getitem__)
+        factor = seconds / times[peer]
+        table.add(
+            f"{name:5} {what:26} {seconds * 1e6:12.1f} us | {peer} {times[peer] * 1e6:12.1f} us | {factor:6.2f}"
+            f"{'  slower' if factor > most else ''}",
+            matrix=name, what=what, seconds=seconds, peers=times, factor=factor, most=most,
+        )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--matrix", choices=list(MATRICES), action="append", help="one of the three; all by default")
+    parser.add_argument("--only", default="", metavar="TEXT", help="operations whose names contain this")
+    parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
+    provenance.add_option(parser)
+    options = parser.parse_args(argv)
+    threads = _blas_threads()
+    if threads != 1:
+        print(f"BLAS has {threads} threads; set OPENBLAS_NUM_THREADS=1 before, or CPU times count them all")
+    table = Table("everyday_cpu", "Everyday operations")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in options.matrix or MATRICES:
+            measure(table, name, options.only)
+    slower = [row for row in table.rows if row["factor"] > row["most"]]
+    table.note(f"{len(table.rows)} operations, {len(slower)} slower than allowed")
+    if options.keep:
+        table.write()
+
+
+def _blas_threads() -> int:
+    named = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    return int(named) if named and named.isdigit() else os.cpu_count() or 1
