@@ -73,7 +73,7 @@ def test_a_column_of_another_format_meets_a_row(form: str) -> None:
 @pytest.mark.parametrize("tiny", [5e-324, 1e-310])
 def test_an_inverse_that_is_finite_in_parts_is_refused(tiny: float) -> None:
     A = bg.bsr_array(np.diag([2.0, 4.0, tiny, 1.0]), blocksize=(2, 2))
-    with pytest.raises(np.linalg.LinAlgError, match="diagonal block 1 is singular in float64: its inverse is not finite"):
+    with pytest.raises(np.linalg.LinAlgError, match="block 1 is singular in float64: its inverse is not finite"):
         A.inverse_block_diagonal()
 
 
@@ -143,7 +143,7 @@ def test_a_class_of_one_device_is_not_asked_for_another() -> None:
 
 
 def test_a_sparse_vector_is_refused() -> None:
-    with pytest.raises(ValueError, match="BSR arrays don't support 1D input. Use 2D"):
+    with pytest.raises(ValueError, match="BSR arrays don't support 1D input"):
         bg.bsr_array(scipy.sparse.coo_array(np.array([1.0, 0, 2])))
 
 

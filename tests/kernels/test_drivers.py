@@ -50,7 +50,7 @@ def test_without_cupy_a_kernel_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch)
         return imported(name, *args, **how)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(RuntimeError, match="CuPy.*there is none"):
+    with pytest.raises(RuntimeError, match=r"CuPy.*there is none"):
         jit._cupy()
 
 

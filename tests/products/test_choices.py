@@ -59,7 +59,7 @@ def problem(a: str = "f16", arch: str = "sm_90a", c: str | None = None, index: s
 def sm90_problems() -> Iterator[Problem]:
     sides = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 24)
     orders = (("C", "C"), ("F", "C"), ("C", "F"), ("F", ""), ("", "C"), ("F", "F"))
-    for R, K, (b, c) in islice(product(sides, sides, orders), 0, None, 5):
+    for R, K, (b, c) in islice(product(sides, sides, orders), 0, None, 7):
         yield problem(R=R, K=K, b_order=b, c_order=c)
         yield problem(R=R, K=K, b_order=b, c_order=c, transposed=True, overwrite=R != 64)
     for N, rows, batches in product((1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 512), (1, 33, 100), (1, 5)):
@@ -183,7 +183,7 @@ def copies() -> Iterator[tuple[str, str]]:
         yield written(one), written(heuristics.wants_aligned_rows(one))
 
 
-# ------------------------------------------------------------------------------------------------- kernels by themselves
+# ------------------------------------------------------------------------------------------------ kernels by themselves
 def plain_choices() -> Iterator[tuple[str, str]]:
     kinds = [names(a) for a in ("f16", "i8", "f32", "f64", "c64", "c128", "i64", "boolean")]
     for kind, R in product(kinds, (1, 2, 3, 4, 7, 8, 9)):

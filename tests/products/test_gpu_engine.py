@@ -19,6 +19,7 @@ from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import autotune, block_products, complex_gemm, heuristics, launch, matrix_cache, measured
 from bsrgemm._products import cuda as products_cuda
+from bsrgemm._products import host as products_host
 from bsrgemm._products.call import ProductCall
 from bsrgemm._products.engine import ProductEngine
 
@@ -162,7 +163,7 @@ def test_a_launch_that_reads_a_copy_is_not_handed_out(card: None) -> None:
             scaled = ProductCall(A, B, out, B.dtype, fp8=True)
             assert ENGINE.multiply_dense(scaled) is None and made[-1].B is not B
             assert ENGINE.multiply_dense(call) == "started"
-        with patch.object(complex_gemm, "serves", lambda call: True), patch.object(complex_gemm, "product", made.append):
+        with patch.multiple(complex_gemm, serves=lambda call: True, product=made.append):
             assert ENGINE.multiply_dense(call) is None and made[-1] is call
 
 
@@ -344,3 +345,24 @@ def test_a_plan_of_matrices_on_two_devices_is_refused(monkeypatch: Any) -> None:
     monkeypatch.setattr(type(B), "_backend", SimpleNamespace(name="elsewhere"))
     with pytest.raises(TypeError, match="B: wanted a matrix on 'cpu', as A is, got one on 'elsewhere'"):
         bg.plan(A, B)
+
+
+@pytest.mark.parametrize("precision", [None, "tf32"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_sampled_product_passes_its_precision_on(precision: str | None, lazy: bool, monkeypatch: Any) -> None:
+    """A transpose that is not built is computed as the transpose of another product."""
+    pattern = bg.bsr_array(np.ones((4, 6), np.float32), blocksize=(2, 3))
+    X, Y = np.ones((4, 5), np.float32), np.ones((5, 6), np.float32)
+    asked: list[bool] = []
+    sampled = products_host.HostProducts.sampled
+
+    def noting(self: Any, *args: Any) -> Any:
+        asked.append(args[-1])
+        return sampled(self, *args)
+
+    monkeypatch.setattr(products_host.HostProducts, "sampled", noting)
+    if lazy:
+        found = bg.sddmm(Y.T, X.T, pattern.T, precision=precision, alpha=2)
+    else:
+        found = bg.sddmm(X, Y, pattern, precision=precision, alpha=2)
+    assert asked == [precision == "tf32"] and (found.toarray() == 10).all()
