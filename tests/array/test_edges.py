@@ -13,7 +13,7 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm import bsr
-from bsrgemm._array import reduce
+from bsrgemm._array import assemble, reduce
 from bsrgemm._array.arithmetic import FIXED_POINT_FUNCTIONS
 from bsrgemm._array.construct import _index_array
 from bsrgemm._array.convert import full_shape
@@ -289,3 +289,68 @@ def test_a_number_takes_the_dtype_of_an_array_where_it_can() -> None:
     assert scalar_result_dtype(np.dtype(np.float32), 1.5) == np.float32
     assert scalar_result_dtype(np.dtype(np.float32), np.float64(1.5)) == np.float64
     assert scalar_result_dtype(np.dtype(np.int8), 1.5) == np.float64
+
+
+# ------------------------------------------------------------------------------------------------ what is known
+_WHOLE = np.arange(1, 25.0).reshape(4, 6)
+
+
+def made() -> dict[str, Any]:
+    """Results that are sorted and without duplicates by construction."""
+    A = bg.bsr_array(_WHOLE, blocksize=(2, 3))
+    A.has_canonical_format  # noqa: B018
+    square = bg.bsr_array(np.eye(4) * 2 + 1, blocksize=(2, 2))
+    csr = scipy.sparse.csr_array(_WHOLE)
+    turned = A.T
+    turned._build()
+    changed = A.copy()
+    late = changed.T
+    changed.data = changed.data * 1  # the transpose is of what was there before
+    late._source()
+    matrix = bg.bsr_matrix(_WHOLE, blocksize=(2, 3))
+    flat = bg.bsr_matrix(_WHOLE, blocksize=(2, 3))
+    flat.shape = (2, 12)
+    return {
+        "sum": A + A,
+        "product of elements": A.multiply(A),
+        "columns of another format": A._coerce_columns(csr),
+        "another format": A._coerce(csr),
+        "full": A._from_full(_WHOLE, (2, 3)),
+        "stack": bg.vstack([A, csr]),
+        "stack of another dtype": bg.vstack([A, csr], dtype=np.float32),
+        "stack of one format": bg.hstack([A, A]),
+        "Kronecker product": bg.kron(A, A),
+        "Kronecker product with an array": bg.kron(A, np.ones((2, 2))),
+        "operand of a Kronecker product": assemble._canonical_in(A, csr, np.dtype("f4")),
+        "function": abs(A),
+        "transpose": turned,
+        "transpose of what was there": late._source()[0],
+        "transpose of a transpose": A.T.T,
+        "transpose that is built": A._transpose_now(),
+        "inverse": square.inverse_block_diagonal(),
+        "other blocks": A.tobsr((1, 1)),
+        "slice": A[2:, 3:],
+        "copy": A.copy(),
+        "column": matrix.getcol(2),
+        "reshaped": flat,
+        "from dense": bg.from_dense(_WHOLE, (2, 3)),
+        "from another matrix": bg.bsr_array(A),
+        "from another format": bg.bsr_array(csr, blocksize=(2, 3)),
+    }
+
+
+def test_what_is_known_of_a_result_need_not_be_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card, looking waits."""
+    found = made()
+    monkeypatch.setattr(structure, "is_sorted", None)
+    monkeypatch.setattr(structure, "has_duplicates", None)
+    for name, x in found.items():
+        assert x._known_canonical, name
+        assert x.has_sorted_indices and x.has_canonical_format, name
+
+
+def test_nothing_is_known_of_a_matrix_with_duplicates() -> None:
+    A = duplicated()
+    for x in (A, A.T, A.copy(), bg.vstack([A, A]), A[:1]):
+        assert not x._known_canonical
+        assert not x.has_canonical_format

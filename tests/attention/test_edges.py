@@ -214,3 +214,41 @@ def test_masks_on_two_devices_are_not_joined() -> None:
     object.__setattr__(other, "_backend", SimpleNamespace(name="elsewhere"))
     with pytest.raises(TypeError, match="masks"):
         BlockMask.stack([one, other])
+
+
+#: Each way to make a mask, without telling the size of a block.
+MADE: dict[str, Any] = {
+    "full": lambda: BlockMask.full(300, device="cpu"),
+    "causal": lambda: BlockMask.causal(300, device="cpu"),
+    "window": lambda: BlockMask.window(300, left=5, device="cpu"),
+    "sinks": lambda: BlockMask.sinks(300, count=5, device="cpu"),
+    "prefix": lambda: BlockMask.prefix(300, length=5, device="cpu"),
+    "global tokens": lambda: BlockMask.global_tokens(300, tokens=[5], device="cpu"),
+    "documents": lambda: BlockMask.documents(np.array([0, 100, 300]), device="cpu"),
+    "dilated": lambda: BlockMask.dilated(300, count=3, dilation=7, device="cpu"),
+    "random": lambda: BlockMask.random(300, per_row=1, device="cpu"),
+    "from dense": lambda: BlockMask.from_dense(np.ones((300, 300), bool)),
+    "from block indices": lambda: BlockMask.from_block_indices(
+        np.array([0, 1, 1, 2]), np.array([2, 0]), shape=(300, 300)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_blocks_are_128_x_128_unless_told_otherwise(how: str) -> None:
+    mask = MADE[how]()
+    assert mask.block == (128, 128) and mask.heads == (1, 1) and mask.shape == (300, 300)
+
+
+def test_a_random_mask_has_seed_0_and_a_window_is_open_unless_told_otherwise() -> None:
+    one, other = (BlockMask.random(300, per_row=1, block=16, device="cpu", **x) for x in ({}, {"seed": 0}))
+    np.testing.assert_array_equal(one.to_dense(), other.to_dense())
+    assert BlockMask.window(50, block=16, device="cpu").to_dense().all()
+    i, j = np.indices((50, 50))
+    for sides, want in (
+        ({"left": 3}, j >= i - 3),
+        ({"right": 0}, j <= i),
+        ({"left": 0, "right": 2}, (i <= j) & (j <= i + 2)),
+    ):
+        found = BlockMask.window(50, block=16, device="cpu", **sides).to_dense().reshape(50, 50)
+        np.testing.assert_array_equal(found, want)
