@@ -354,3 +354,13 @@ def test_nothing_is_known_of_a_matrix_with_duplicates() -> None:
     for x in (A, A.T, A.copy(), bg.vstack([A, A]), A[:1]):
         assert not x._known_canonical
         assert not x.has_canonical_format
+
+
+# ------------------------------------------------------------------------------------------------ sums
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16], ids=["float16", "bfloat16"])
+def test_halves_are_added_in_single_precision(axis: int | None, dtype: Any) -> None:
+    """The sum of the first block is not a number of this dtype."""
+    values = np.array([2048, 1, -2048, 0] if dtype is np.float16 else [256, 1, -256, 0]).astype(dtype)
+    A = bg.bsr_array(values.reshape((-1, 1) if axis == 0 else (1, -1)), blocksize=(2, 1) if axis == 0 else (1, 2))
+    assert float(np.asarray(A.sum(axis=axis)).reshape(-1)[0]) == 1
