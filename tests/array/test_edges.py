@@ -229,6 +229,9 @@ def test_order_is_known_of_a_canonical_matrix_and_may_be_told(monkeypatch: pytes
     assert A.has_sorted_indices is True
     A.has_sorted_indices = 0
     assert A._has_sorted_indices is False
+    B = duplicated()
+    B.has_sorted_indices = False
+    assert B.has_canonical_format is False and B._has_canonical_format is False
 
 
 def test_formats_are_checked_by_name() -> None:
