@@ -457,7 +457,8 @@ def test_separate_arguments_have_the_types_of_the_parameters() -> None:
     ):
         indices, indptr = put(np.arange(40, dtype=np.int32) % 7), put(np.arange(0, 41, 4, dtype=np.int32))
         backend = CupyBackend()
-        assert len(backend.expand(indptr, 40)) == 40 and not len(backend.expand(indptr[:1], 0))
+        assert not len(backend.expand(indptr[:1], 0)) and not launched  # nothing is started for nothing
+        assert len(backend.expand(indptr, 40)) == 40 and launched == {"expand"}
         backend.segment_reduce("add", put(np.ones((40, 3), F32)), indices, indptr[:-1])
         backend.segment_reduce("add", put(np.ones((40, 3), F32)), None, indptr[:-1])
         order = put(np.arange(5))
