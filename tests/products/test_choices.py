@@ -201,6 +201,11 @@ def plain_choices() -> Iterator[tuple[str, str]]:
             f"spmv {kind.a} {R} {C} {written(aligned)}{written(transposed)}",
             f"{written(config)} | {config.grid(1000, R, 1)}",
         )
+    for kind, height, room in product(
+        ("MMA_F16", "MMA_TF32", "MMA_3XTF32", "MMA_F64"), (16, 32, 64, 128), (98, 99, 100, 163, 164, 227)
+    ):
+        tiles = heuristics._sm80_tiles(kind, height, room)
+        yield f"tiles {kind} {height} {room}", " ".join(map(written, tiles))
     for sides in ((1, 1, 1), (3, 2, 3), (10, 10, 10), (11, 1, 1), (1, 11, 1), (1, 1, 11), (12, 3, 12), (5, 20, 3)):
         one = heuristics.spgemm_simt(names("f32"), *sides)
         yield f"spgemm_simt {sides}", f"{written(one)} | {one.grid(1000)} {one.grid(1)}"
