@@ -252,3 +252,12 @@ def test_a_random_mask_has_seed_0_and_a_window_is_open_unless_told_otherwise() -
     ):
         found = BlockMask.window(50, block=16, device="cpu", **sides).to_dense().reshape(50, 50)
         np.testing.assert_array_equal(found, want)
+
+
+def test_a_mask_from_booleans_stores_no_block_for_what_lies_beyond_its_edge() -> None:
+    allowed = np.zeros((20, 20), bool)
+    assert not len(BlockMask.from_dense(allowed, block=16).indices)
+    allowed[17, 3] = True
+    mask = BlockMask.from_dense(allowed, block=16)
+    assert mask.indices.tolist() == [0] and mask.indptr.tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(mask.to_dense().reshape(20, 20), allowed)
