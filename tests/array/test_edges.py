@@ -369,3 +369,11 @@ def test_halves_are_added_in_single_precision(axis: int | None, dtype: Any) -> N
     values = np.array([2048, 1, -2048, 0] if dtype is np.float16 else [256, 1, -256, 0]).astype(dtype)
     A = bg.bsr_array(values.reshape((-1, 1) if axis == 0 else (1, -1)), blocksize=(2, 1) if axis == 0 else (1, 2))
     assert float(np.asarray(A.sum(axis=axis)).reshape(-1)[0]) == 1
+
+
+def test_a_transpose_that_was_given_blocks_of_its_own_has_their_size() -> None:
+    """Its other arrays are those of the transpose."""
+    T = bg.bsr_array(_WHOLE, blocksize=(2, 3)).T
+    T.data = np.zeros((4, 3, 2))
+    assert T.blocksize == (3, 2) and T.shape == (6, 4)
+    np.testing.assert_array_equal(T.toarray(), np.zeros((6, 4)))
