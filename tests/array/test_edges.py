@@ -377,3 +377,13 @@ def test_a_transpose_that_was_given_blocks_of_its_own_has_their_size() -> None:
     T.data = np.zeros((4, 3, 2))
     assert T.blocksize == (3, 2) and T.shape == (6, 4)
     np.testing.assert_array_equal(T.toarray(), np.zeros((6, 4)))
+
+
+def test_numbers_are_cast_before_a_sum_that_loses_their_fractions() -> None:
+    """NumPy and CuPy cast at different times."""
+    cast = reduce.Reductions._cast_for_sum
+    assert cast(np.array([1.5, 1.5]), np.dtype(np.int64)).tolist() == [1, 1]
+    kept = np.array([1.5, 1.5])
+    assert cast(kept, np.dtype(np.float32)) is kept and cast(kept.astype(int), np.dtype(np.int8)).dtype == np.int64
+    assert cast(np.array([1.5], BFLOAT16), np.dtype(np.float32)).dtype == np.float32
+    assert cast(np.array([1.5 + 2j]), np.dtype(np.float64)).tolist() == [1.5]
