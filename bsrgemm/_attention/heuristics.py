@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._kernels.element_types import element, shared_kb, tensor_arch
+from .._kernels.element_types import element, tensor_arch
 from .._kernels.jit import KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
 from . import arguments
@@ -350,7 +350,7 @@ def every_config() -> Iterator[Attention | AttentionValues]:
 
 def _has_large_shared(arch: str) -> bool:
     """Whether a CTA has 163 KB. Blackwell has, but the compiler runs out of registers for the larger tiles there."""
-    return shared_kb(arch) > 99 and arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
+    return arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
 
 
 def runs_on(config: Attention | AttentionValues, arch: str) -> bool:

@@ -5,6 +5,7 @@ Each has a pattern of files, the text that is replaced, which stands once in the
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import NamedTuple
 
@@ -216,7 +217,15 @@ def place(root: Path, error: Error) -> Site | None:
     start = text.index(error.old)
     end = start + len(error.old)
     lines = (text.count("\n", 0, start) + 1, text.count("\n", 0, end) + 1)
+    if path.suffix == ".py":
+        lines = (_statement(text, lines[0]), lines[1])
     return Site(str(path.relative_to(root)), f"by hand: {error.what}", start, end, error.new, *lines)
+
+
+def _statement(text: str, line: int) -> int:
+    """The first line of the statement to which a line belongs: a test that executes it has that one in its list."""
+    around = [n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.stmt) and n.lineno <= line]
+    return max(around, default=line)
 
 
 def sites(root: Path) -> list[Site]:

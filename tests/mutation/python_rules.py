@@ -46,6 +46,8 @@ _OPPOSITES = {
     **{"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"},
     **{"zeros": "ones", "ones": "zeros", "floor": "ceil", "ceil": "floor"},
 }
+#: Functions of which the order of arguments changes nothing.
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "result_type", "broadcast_shapes", "lcm", "gcd", "logical_or"}
 #: Functions whose arguments are text for people, or that say nothing about results.
 _TALK = {"warn", "print", "add_argument", "cast", "TypeVar", "getattr", "hasattr", "isinstance", "issubclass"}
 
@@ -94,8 +96,8 @@ class _Finder:
     # ------------------------------------------------------------------------------------------- statements
     def body(self, statements: list[ast.stmt]) -> None:
         for number, statement in enumerate(statements):
-            if number == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue  # a docstring
+            if number == 0 and _is_docstring(statement):
+                continue
             self.visit_statement(statement)
 
     def visit_statement(self, node: ast.stmt) -> None:
@@ -104,7 +106,8 @@ class _Finder:
             case ast.FunctionDef():
                 if node.name in ("__repr__", "__str__"):
                     return
-                self.statement = (node.lineno, node.body[0].lineno)
+                first = node.body[1 if _is_docstring(node.body[0]) and len(node.body) > 1 else 0]
+                self.statement = (node.lineno, first.lineno)
                 for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
                     self.visit(default)
                 self.body(node.body)
@@ -283,7 +286,7 @@ class _Finder:
             self.name(node.func)
         for keyword in node.keywords:
             self.drop_keyword(node, keyword)
-        for left, right in zip(node.args, node.args[1:], strict=False):
+        for left, right in zip(node.args, node.args[1:], strict=False) if name not in _SYMMETRIC else ():
             simple = ast.Name | ast.Attribute | ast.Subscript
             if type(left) is type(right) and isinstance(left, simple) and self.source(left) != self.source(right):
                 first, last = self.span(left)[0], self.span(right)[1]
@@ -310,6 +313,10 @@ class _Finder:
 def _last(node: ast.AST) -> str:
     """The last name of `a.b.c`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -1,0 +1,182 @@
+"""Which kernel serves attention and decode, with which tiles, for a spread of problems.
+
+choices.txt has a line for each problem, or a digest of many. A rule that was changed on purpose writes it anew, and the
+difference shows what the change does: ``python -m tests.attention.test_choices``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm._attention import decode_config, heuristics
+from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
+from bsrgemm.dtypes import BFLOAT16
+
+PATH = Path(__file__).with_name("choices.txt")
+F16, F32, F64, U8 = (np.dtype(x) for x in ("float16", "float32", "float64", "uint8"))
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+_USUAL = Problem("sm_90a", F16, F16, F32, 64, 64, PLAIN, True, True, 10**5, 4096)
+
+
+def written(x: Any) -> str:
+    """A problem on a line: what differs from the usual one."""
+    changes = {f.name: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) != getattr(_USUAL, f.name)}
+    return " ".join(f"{k}={'bfloat16' if v == BFLOAT16 else v}" for k, v in changes.items()) or "usual"
+
+
+def constants(config: Any) -> str:
+    """A config with all that follows from it."""
+    names = ("threads", "tile_q", "tile_k", "ctas", "stages", "queries", "slab_columns", "shared_bytes", "warps")
+    more = [f"{name}={getattr(config, name)}" for name in names if hasattr(config, name)]
+    return " ".join([str(config), *more])
+
+
+def problems() -> Iterator[Problem]:
+    sizes = (1, 32, 63, 64, 65, 80, 96, 97, 128, 129, 192, 193, 256, 257)
+    for D, D_v, score in islice(product(sizes, sizes, (PLAIN, SIGNED, CAPPED)), 0, None, 11):
+        yield replace(_USUAL, head_dim=D, value_dim=D_v, scores=score)
+        yield replace(_USUAL, head_dim=D, value_dim=D_v, scores=score, dtype=U8, fp8=True, out_dtype=BFLOAT16)
+    few = 66 * 128
+    for D, rows, keys, fine in product((64, 80, 128, 192), (few - 1, few), (1023, 1024, 1025), (False, True)):
+        yield replace(_USUAL, head_dim=D, rows=rows, keys=keys, fine=fine)
+        yield replace(_USUAL, head_dim=D, rows=rows, keys=keys, fine=fine, fp8=True, dtype=U8)
+    for D, arch in product((64, 96, 128, 192, 256), ARCHS):
+        yield replace(_USUAL, head_dim=D, arch=arch)
+        yield replace(_USUAL, value_dim=D, arch=arch, reads=D != 96)
+    for dtype, out, writes in product((F16, BFLOAT16, F32, F64), (F16, BFLOAT16, F32), (True, False)):
+        yield replace(_USUAL, dtype=dtype, out_dtype=out, writes=writes)
+        yield replace(_USUAL, dtype=U8, fp8=True, out_dtype=out, writes=writes)
+        yield replace(_USUAL, dtype=dtype, acc=F64, out_dtype=F64)
+    for change in ({"head_dim": 0}, {"value_dim": 0}, {"reads": False}, {"fp8": True, "reads": False, "dtype": U8}):
+        yield replace(_USUAL, **change)
+        yield replace(_USUAL, arch="sm_80", **change)
+        yield replace(_USUAL, head_dim=300, **{k: v for k, v in change.items() if k != "head_dim"})
+
+
+def forward() -> Iterator[tuple[str, str]]:
+    for one in problems():
+        found = list(heuristics.candidates(one))
+        assert heuristics.forward(one) == found[0]
+        text = f"{[type(x).__name__ for x in found]} {constants(found[0])} copies={heuristics.wants_copies(one)}"
+        yield written(one), text
+
+
+def ahead_of_time() -> Iterator[tuple[str, str]]:
+    """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
+    modules: tuple[tuple[Any, list[Any]], ...] = (
+        (heuristics, list(heuristics.every_config())),
+        (decode_config, list(decode_config.every_decode_config())),
+    )
+    found: dict[str, tuple[Any, list[Any]]] = {}
+    for module, some in modules:
+        for config in some:
+            kind = getattr(config, "dtype", None) or config.element
+            found.setdefault(f"{type(config).__name__} {kind}", (module, []))[1].append(config)
+    for name, (module, some) in found.items():
+        skipped = [module.skip_ahead_of_time(x) for x in some]
+        running = [[module.runs_on(x, arch) for x in some] for arch in ARCHS]
+        counts = " ".join(str(sum(x)) for x in (skipped, *running))
+        texts = [f"{constants(x)} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
+        yield name, f"{len(some)} {counts} {digest([*texts, str(skipped), str(running)])}"
+
+
+def decoding() -> Iterator[tuple[str, str]]:
+    dims = decode_config.HEAD_DIMS
+    for D, D_v, rows in product(dims, dims, (1, 16, 17, 32, 33)):
+        config = decode_config.decode_config(F16, D, D_v, rows)
+        more = [config.warps, config.threads, int(config.shared_q), config.stages, config.shared_bytes]
+        ctas = [config.ctas(arch) for arch in ("sm_80", "sm_86", "sm_90a")]
+        yield f"decode {D} {D_v} {rows}", " ".join(map(str, (config.rows, *more, *ctas)))
+    for longest, batch, heads, slots in product(
+        (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
+    ):
+        key = f"pieces {longest} {batch} {heads} {slots}"
+        found = [decode_config.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
+        yield key, str(found)
+
+
+def sections() -> Iterator[tuple[str, str]]:
+    for heads, group, keys, width in product((1, 7, 64), (1, 4), (0, 1000, 4096, 32768), (128, 512)):
+        found = heuristics.section(heads, group, keys, width)
+        yield f"section {heads} {group} {keys} {width}", str(found)
+    for scale, cap, fp8 in product((0.125, 1.0, 0.69, 0.7, 0.0, -0.5, 6e-31, 7e-31), (None, 30.0), (False, True)):
+        mode, *factors = heuristics.scores(scale, cap, fp8)
+        yield f"scores {scale} {cap} {fp8}", f"{mode} " + " ".join(f"{x:.12g}" for x in factors)
+    values = heuristics.AttentionValues()
+    for keys, sequences in product((0, 1, 16, 17, 1000), (0, 1, 5)):
+        room = values.room(keys, sequences)
+        yield (
+            f"values {keys} {sequences}",
+            f"{room} {values.grid(6, room, 65)} {values.grid(6, room, 64)} {values.threads}",
+        )
+
+
+def digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "forward": forward,
+    "ahead of time": ahead_of_time,
+    "decode": decoding,
+    "sections, scores and values": sections,
+}
+
+
+def pinned() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for line in PATH.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            some = found.setdefault(line[2:], {})
+        else:
+            key, _, value = line.partition(" -> ")
+            some[key] = value
+    return found
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_choices_are_those_that_were_written_down(section: str) -> None:
+    want, found = pinned()[section], dict(SECTIONS[section]())
+    assert list(found) == list(want)
+    differing = [f"{key}\n  was {want[key]}\n  is  {found[key]}" for key in found if found[key] != want[key]]
+    assert not differing, f"{len(differing)} choices differ:\n" + "\n".join(differing[:20])
+
+
+def test_every_first_choice_is_compiled_ahead_of_time() -> None:
+    """`every_config` promises what `forward` returns; of AttentionSimt a few sizes only."""
+    listed = set(heuristics.every_config())
+    served = 0
+    for one in problems():
+        config = heuristics.forward(one)
+        if not isinstance(config, heuristics.AttentionSimt):
+            served += 1
+            assert config in listed, one
+            assert heuristics.runs_on(config, one.arch)
+    assert served > 100
+
+
+def test_a_kernel_that_cannot_serve_a_problem_is_not_forced_on_it() -> None:
+    assert isinstance(heuristics.forward(_USUAL, "AttentionSimt"), heuristics.AttentionSimt)
+    assert isinstance(heuristics.forward(_USUAL, "GemmSimt"), heuristics.AttentionSm90)
+    with pytest.raises(ValueError, match="wanted AttentionSm90, which cannot serve"):
+        heuristics.forward(replace(_USUAL, arch="sm_80"), "AttentionSm90")
+
+
+def write() -> None:
+    """Write down what is chosen now."""
+    out = []
+    for section, make in SECTIONS.items():
+        out += [f"# {section}", *(f"{key} -> {value}" for key, value in dict(make()).items())]
+    PATH.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

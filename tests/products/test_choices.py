@@ -1,0 +1,357 @@
+"""Which kernel serves a product, with which constants and which grid, for a spread of problems.
+
+choices.txt has a line for each problem, or a digest of many. A rule that was changed on purpose writes it anew, and the
+difference shows what the change does: ``python -m tests.products.test_choices``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm._kernels.element_types import Types, number
+from bsrgemm._products import configs, heuristics, small_blocks
+from bsrgemm._products.heuristics import BlockProblem, Problem
+from bsrgemm.dtypes import BFLOAT16
+
+PATH = Path(__file__).with_name("choices.txt")
+_ACC = {"f16": "f32", "bf16": "f32", "e4m3": "f32", "i8": "u32", "boolean": "boolean", "i64": "u64"}
+_RESULT = {"i8": "i32", "e4m3": "f16"}
+
+
+def names(a: str, c: str | None = None, index: str = "i32") -> Types:
+    """The types of a product of two operands of one type."""
+    return Types(a, a, c or _RESULT.get(a, a), _ACC.get(a, a), index)
+
+
+def written(x: Any) -> str:
+    """A config on a line: its class and all its fields."""
+    if isinstance(x, Types):
+        usual = names(x.a, index=x.index)
+        return " ".join([x.a, *([x.b, x.c, x.acc] if x != usual else []), *(["i64"] if x.index == "i64" else [])])
+    if isinstance(x, Problem):
+        changes = {f.name: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) != getattr(_USUAL, f.name)}
+        return " ".join([written(x.types), *(f"{k}={written(v)}" for k, v in changes.items() if k != "types")])
+    if is_dataclass(x) and not isinstance(x, type):
+        return " ".join([type(x).__name__, *(written(getattr(x, f.name)) for f in fields(x))])
+    if isinstance(x, bool):
+        return "T" if x else "F"
+    if isinstance(x, tuple):
+        return "x".join(map(written, x))
+    return str(x) or "-"
+
+
+# ------------------------------------------------------------------------------------------------ products with dense
+_USUAL = Problem("sm_90a", names("f16"), 64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True)
+
+
+def problem(a: str = "f16", arch: str = "sm_90a", c: str | None = None, index: str = "i32", **changes: Any) -> Problem:
+    return replace(_USUAL, arch=arch, types=names(a, c, index), **changes)
+
+
+def sm90_problems() -> Iterator[Problem]:
+    sides = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 24)
+    orders = (("C", "C"), ("F", "C"), ("C", "F"), ("F", ""), ("", "C"), ("F", "F"))
+    for R, K, (b, c) in islice(product(sides, sides, orders), 0, None, 7):
+        yield problem(R=R, K=K, b_order=b, c_order=c)
+        yield problem(R=R, K=K, b_order=b, c_order=c, transposed=True, overwrite=R != 64)
+    for N, rows, batches in product((1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 512), (1, 33, 100), (1, 5)):
+        yield problem("bf16", N=N, block_rows=rows, batches=batches, blocks=100)
+    for rows, R in ((132, 64), (133, 64), (66, 128), (67, 128), (131, 64)):
+        yield problem(R=R, N=256, block_rows=rows)
+    for K, R, c in product((32, 48, 64, 96, 128, 160, 256, 8), (64, 32), ("f16", "bf16", "f32", "f64")):
+        yield problem("e4m3", c=c, K=K, R=R, b_order="F")
+    for K, R, tf32 in product((8, 16, 24, 32, 40, 64, 4, 12), (64, 128, 32), (True, False)):
+        yield problem("f32", K=K, R=R, b_order="F", tf32=tf32)
+    for change in (
+        {"tf32": True, "transposed": True},
+        {"tf32": True, "b_order": "C"},
+        {"c": "f64", "tf32": True},
+        {"K": 24, "tf32": True, "N": 20},
+    ):
+        yield problem("f32", **{"b_order": "F", **change})
+    for a, c in product(("f16", "bf16"), ("f16", "bf16", "f32", "f64")):
+        yield problem(a, c=c)
+    yield problem(aligned=False)
+    yield replace(problem(), types=Types("f16", "bf16", "f16", "f32"))
+    yield replace(problem(), types=Types("f16", "f16", "f16", "f64"))
+
+
+def sm80_problems() -> Iterator[Problem]:
+    archs = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_90", "sm_100", "sm_120")
+    for a, R, arch in product(("f16", "f32", "f64", "i8"), (16, 32, 64, 128, 48), archs):
+        yield problem(a, arch, R=R, block_rows=4000 // R * 20, N=4096, b_order="F", tf32=R == 32)
+        yield problem(a, arch, R=R, transposed=True)
+    for a, K, R in product(("f16", "f32", "f64", "i8", "i64", "c64"), (4, 8, 12, 16, 24, 32, 48, 64), (16, 24, 8)):
+        yield problem(a, "sm_80", K=K, R=R)
+    for a, c in product(("f16", "bf16", "f32", "f64", "i8"), ("f16", "bf16", "f32", "f64", "i32", "i64")):
+        yield problem(a, "sm_80", c=c)
+    for N in (127, 128, 129):
+        yield problem("f16", "sm_80", block_rows=20000, N=N, blocks=80000)
+    wide = 2 * 132 * 128 * 256
+    for rows, batches in ((wide // 64 // 512, 1), (wide // 64 // 512 - 1, 1), (wide // 64 // 1024, 2)):
+        yield problem("f16", "sm_80", block_rows=rows, batches=batches)
+    yield problem("f64", "sm_80", b_order="")
+    yield replace(problem(arch="sm_80"), types=Types("f16", "f16", "f16", "f64"))
+    yield replace(problem("f64", "sm_80"), types=Types("f64", "f64", "f64", "f32"))
+
+
+def small_problems() -> Iterator[Problem]:
+    """Where the tensor cores, kernels for small blocks and kernels for any block meet."""
+    columns = (1, 2, 3, 4, 15, 16, 17, 18, 64, 65, 66, 127, 128, 129, 130)
+    sides = ((1, 1), (5, 5), (6, 6), (7, 16), (16, 16), (17, 16), (16, 17), (16, 32), (128, 64), (128, 129), (136, 64))
+    for a, (R, K), N in islice(product(("f32", "f64", "f16"), sides, columns), 0, None, 2):
+        yield problem(a, R=R, K=K, N=N)
+    for a, N, change in product(
+        ("f32", "f64"),
+        (1, 16, 64),
+        (
+            {"transposed": True},
+            {"aligned": False},
+            {"b_order": "F"},
+            {"c_order": "F"},
+            {"arch": "sm_75"},
+            {"index": "i64"},
+            {"batches": 3},
+            {"blocks": 2**31 - 1},
+            {"blocks": 2**31},
+            {"block_cols": 2**31 // 16 - 1, "K": 16},
+            {"block_cols": 2**28 - 1, "R": 8, "K": 8},
+            {"block_cols": 2**32 // 12, "R": 8, "K": 12},
+            {"block_cols": 2**32 // 12 + 1, "R": 8, "K": 12},
+            {"block_rows": 2**31 - 1, "R": 2, "K": 2},
+            {"block_rows": 2**31, "R": 2, "K": 2},
+            {"block_cols": 2**31 - 1, "R": 8, "K": 1},
+            {"block_cols": 2**31, "R": 8, "K": 1},
+        ),
+    ):
+        yield problem(a, **{"R": 16, "K": 16, "N": N, **change})
+    # few columns of a small matrix, and how many blocks a row is taken to have
+    for blocks, N in product((255, 256, 257), (1, 2, 15, 16)):
+        yield problem("f16", N=N, blocks=blocks)
+    for blocks in (0, 1, 50, 98, 99, 100, 101, 102, 103, 150, 196, 204, 205, 270, 900, 1380, 1450, 2700, 2800, 4000):
+        yield problem("f64", R=3, K=3, N=1, blocks=blocks)
+    yield problem("f64", R=3, K=3, N=1, blocks=3, block_rows=0)
+
+
+def grids(config: Any, one: Problem) -> str:
+    """The launch that does not depend on lists: threads, shared memory, and the grid on 132 multiprocessors."""
+    parts = [config.threads, config.shared_bytes]
+    if isinstance(config, configs.GemmSm90):
+        parts += [config.stages, config.row_tiles, config.group(one.block_cols * one.K)]
+    elif isinstance(config, configs.GemmSm80):
+        parts += [config.ctas(one.arch)]
+    elif isinstance(config, configs.SpmvSmall):
+        parts += [config.ctas(one.block_rows, 132)]
+    elif isinstance(config, configs.Spmm):
+        parts += config.grid(one.block_rows, one.N, one.batches, 132)
+    elif isinstance(config, configs.SpmmF64):
+        parts += config.grid(one.block_rows, one.N, one.batches)
+    else:
+        parts += config.grid(one.block_rows * one.batches, one.R, one.N)
+    return " ".join(map(str, parts))
+
+
+def gemm_choices() -> Iterator[tuple[str, str]]:
+    for one in (*sm90_problems(), *sm80_problems(), *small_problems()):
+        config = heuristics.gemm(one)
+        yield written(one), f"{written(config)} | {grids(config, one)}"
+
+
+def other_candidates() -> Iterator[tuple[str, str]]:
+    """What `tune` measures beside the first choice, as a digest."""
+    some = [*sm90_problems(), *sm80_problems(), *small_problems()][::9]
+    for one in (*some, problem(R=32), problem(R=16, N=64), problem("f32", "sm_80", R=32, N=4096, block_rows=4000)):
+        found = [written(x) for x in heuristics.candidates(one)]
+        yield written(one), f"{len(found)} {digest(found)}"
+
+
+def copies() -> Iterator[tuple[str, str]]:
+    """Whether a copy of B with aligned rows pays."""
+    for a, N, blocks, order in product(("f16", "f64", "i64"), (1, 63, 64, 65, 128), (8, 15, 16, 17, 32), ("", "C")):
+        one = problem(a, N=N, blocks=blocks, b_order=order)
+        yield written(one), written(heuristics.wants_aligned_rows(one))
+    for change in ({"batches": 8, "blocks": 2}, {"arch": "sm_75"}, {"R": 8}, {"arch": "sm_80"}, {"aligned": False}):
+        one = problem(N=128, b_order="", **change)
+        yield written(one), written(heuristics.wants_aligned_rows(one))
+
+
+# ------------------------------------------------------------------------------------------------ kernels by themselves
+def plain_choices() -> Iterator[tuple[str, str]]:
+    kinds = [names(a) for a in ("f16", "i8", "f32", "f64", "c64", "c128", "i64", "boolean")]
+    for kind, R in product(kinds, (1, 2, 3, 4, 7, 8, 9)):
+        some = [heuristics.spmm(kind, R, 5, N) for N in (2, 3, 31, 32, 33, 64, 65, 97, 128, 200)]
+        yield f"spmm {kind.a} {R}", " ".join(f"{x.rows}.{x.cols}.{x.lanes}" for x in some)  # type: ignore[union-attr]
+    for kind, (R, C), aligned, transposed in product(
+        kinds,
+        ((1, 1), (3, 2), (8, 8), (9, 8), (8, 9), (9, 2), (9, 3), (20, 15), (20, 16), (20, 17), (20, 4)),
+        (False, True),
+        (False, True),
+    ):
+        config = heuristics.spmm(kind, R, C, 1, transposed, aligned)
+        assert isinstance(config, configs.Spmv)
+        yield (
+            f"spmv {kind.a} {R} {C} {written(aligned)}{written(transposed)}",
+            f"{written(config)} | {config.grid(1000, R, 1)}",
+        )
+    for kind, height, room in product(
+        ("MMA_F16", "MMA_TF32", "MMA_3XTF32", "MMA_F64"), (16, 32, 64, 128), (98, 99, 100, 163, 164, 227)
+    ):
+        tiles = heuristics._sm80_tiles(kind, height, room)
+        yield f"tiles {kind} {height} {room}", " ".join(map(written, tiles))
+    for sides in ((1, 1, 1), (3, 2, 3), (10, 10, 10), (11, 1, 1), (1, 11, 1), (1, 1, 11), (12, 3, 12), (5, 20, 3)):
+        one = heuristics.spgemm_simt(names("f32"), *sides)
+        yield f"spgemm_simt {sides}", f"{written(one)} | {one.grid(1000)} {one.grid(1)}"
+
+
+SIDES = [(n, n) for n in range(1, 17)] + [
+    *((1, 2), (1, 3), (2, 1), (2, 3), (3, 2), (3, 4), (4, 3), (5, 4), (6, 5), (8, 3), (2, 8), (1, 16), (16, 1)),
+    *((6, 16), (12, 4), (13, 11), (16, 8), (5, 2), (4, 9), (9, 3), (3, 5), (7, 8), (8, 7), (4, 1), (10, 2)),
+]
+
+
+def spmv_small_choices() -> Iterator[tuple[str, str]]:
+    kinds = [names(a) for a in ("f32", "f64", "c64", "c128", "f16", "boolean", "i64")]
+    kinds += [names(a, index="i64") for a in ("f32", "f64")]
+    ways = ((True, False, False), (False, False, False), (False, True, False), (False, True, True))
+    for kind, way in product(kinds, ways):
+        rows = (1, 2, 3, 4, 5, 6, 7, 9, 12, 14, 15, 19, 27)
+        found = [repr(small_blocks.spmv_small(kind, R, K, *way, row)) for (R, K), row in product(SIDES, rows)]
+        yield f"spmv_small {written(kind)} {''.join(map(written, way))}", digest(found)
+    for kind, (R, K), row in islice(product(kinds[:3], SIDES, (1, 2, 4, 9, 14, 15, 27)), 0, None, 5):
+        yield f"spmv_small {kind.a} {R} {K} {row}", written(small_blocks.spmv_small(kind, R, K, False, True, True, row))
+
+
+def spmm_small_choices() -> Iterator[tuple[str, str]]:
+    kinds = [names(a) for a in ("f32", "f64", "c64", "c128", "f16", "boolean")]
+    columns = (2, 3, 4, 6, 8, 12, 16, 31, 32, 64, 100, 128)
+    for kind, way in product(kinds, product((False, True), repeat=2)):
+        found = [repr(small_blocks.spmm_small(kind, R, K, N, *way)) for (R, K), N in product(SIDES, columns)]
+        yield f"spmm_small {written(kind)} {''.join(map(written, way))}", digest(found)
+    staged = [names(a, index=index) for a in ("f32", "f64") for index in ("i32", "i64")]
+    for kind, room in product(staged, (227, 163, 99)):
+        some = [small_blocks.spmm_staged(kind, R, K, N, room) for (R, K), N in product(SIDES, columns)]
+        yield f"spmm_staged {written(kind)} {room}", digest([f"{x} {x.shared_bytes}" for x in some])
+    for kind, (R, K), N in islice(product((*kinds[:2], *staged), SIDES, (2, 16, 64)), 0, None, 7):
+        if kind.of_one("f32") or kind.of_one("f64"):
+            yield f"spmm_staged {written(kind)} {R} {K} {N}", written(small_blocks.spmm_staged(kind, R, K, N))
+        yield f"spmm_small {kind.a} {R} {K} {N}", written(small_blocks.spmm_small(kind, R, K, N, False, True))
+    for index, R, K, N in product(("i32", "i64"), (6, 8, 9, 16, 17, 32), (7, 8, 15, 16, 32), (2, 16, 17, 64)):
+        one = small_blocks.spmm_f64(index, R, K, N)
+        yield f"spmm_f64 {index} {R} {K} {N}", f"{written(one)} | {one.grid(1000, N, 3)}"
+
+
+def block_choices() -> Iterator[tuple[str, str]]:
+    dtypes = [*map(np.dtype, ("float16", "float32", "float64", "int8", "complex64")), BFLOAT16]
+    sizes = ((16, 8, 16), (16, 16, 48), (24, 16, 16), (16, 16, 24), (16, 4, 16), (32, 2, 32), (64, 64, 64))
+    sizes += ((128, 64, 128), (192, 64, 256), (64, 12, 32), (32, 64, 96), (16, 0, 16), (80, 40, 80), (256, 64, 192))
+    for a, (R, K, N), order in product(dtypes, sizes, (None, "C", "F")):
+        for arch, tf32 in (("sm_90a", False), ("sm_80", a == np.float32), ("sm_75", False)):
+            for out in dict.fromkeys((a, np.dtype(np.float32), np.dtype(np.float16))):
+                one = BlockProblem(arch, a, a, out, R, K, N, order, tf32)
+                found = []
+                for config in (heuristics.block_products_sm90(one), heuristics.block_products_sm80(one)):
+                    found.append(written(config))
+                    if config is not None:
+                        found.append(f"{config.threads} {config.stages} {config.shared_bytes} |")
+                if found != ["None", "None"]:
+                    yield f"{arch} {number_name(a)} {number_name(out)} {R} {K} {N} {order} {tf32}", " ".join(found)
+    mixed = BlockProblem("sm_90a", dtypes[0], dtypes[-1], dtypes[0], 64, 64, 64)
+    yield "mixed", f"{heuristics.block_products_sm90(mixed)} {heuristics.block_products_sm80(mixed)}"
+
+
+def number_name(dtype: np.dtype[Any]) -> str:
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+# ------------------------------------------------------------------------------------------------ all that is compiled
+def ahead_of_time() -> Iterator[tuple[str, str]]:
+    """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
+    archs = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+    found: dict[str, list[Any]] = {}
+    for config in heuristics.every_config():
+        kind = getattr(config, "types", None)
+        found.setdefault(f"{type(config).__name__} {kind.a if kind else ''}".strip(), []).append(config)
+    for name, some in sorted(found.items()):
+        skipped = [heuristics.skip_ahead_of_time(x) for x in some]
+        running = [[heuristics.runs_on(x, arch) for x in some] for arch in archs]
+        counts = " ".join(str(sum(x)) for x in (skipped, *running))
+        specs = [f"{x} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
+        yield name, f"{len(some)} {counts} {digest([*specs, str(skipped), str(running)])}"
+
+
+def digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "gemm": gemm_choices,
+    "candidates": other_candidates,
+    "copies of B": copies,
+    "any block": plain_choices,
+    "vectors": spmv_small_choices,
+    "few columns": spmm_small_choices,
+    "blocks of a product": block_choices,
+    "ahead of time": ahead_of_time,
+}
+
+
+def lines(section: str) -> dict[str, str]:
+    return dict(SECTIONS[section]())
+
+
+def pinned() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for line in PATH.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            some = found.setdefault(line[2:], {})
+        else:
+            key, _, value = line.partition(" -> ")
+            some[key] = value
+    return found
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_choices_are_those_that_were_written_down(section: str) -> None:
+    want, found = pinned()[section], lines(section)
+    assert list(found) == list(want)
+    differing = [f"{key}\n  was {want[key]}\n  is  {found[key]}" for key in found if found[key] != want[key]]
+    assert not differing, f"{len(differing)} choices differ:\n" + "\n".join(differing[:20])
+
+
+def test_every_first_choice_is_compiled_ahead_of_time() -> None:
+    """`every_config` promises the configs of products of one dtype on tensor cores, and of blocks of products."""
+    listed = set(heuristics.every_config())
+    served = 0
+    for one in (*sm90_problems(), *sm80_problems()):
+        config = heuristics.gemm(one)
+        promoted = one.types == names(one.types.a, index=one.types.index) or one.types.a == "e4m3"
+        if promoted and isinstance(config, configs.GemmSm90 | configs.GemmSm80) and one.types.c != "f64":
+            served += 1
+            assert config in listed, one
+            assert heuristics.runs_on(config, one.arch)
+    assert served > 300
+
+
+def test_types_of_sums_are_those_of_the_dtypes() -> None:
+    for name in ("f16", "bf16", "f32", "f64", "c64", "c128", "i8", "i64", "boolean"):
+        assert number(names(name).acc)
+
+
+def write() -> None:
+    """Write down what is chosen now."""
+    out = []
+    for section in SECTIONS:
+        out += [f"# {section}", *(f"{key} -> {value}" for key, value in lines(section).items())]
+    PATH.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
