@@ -140,7 +140,7 @@ def test_a_class_of_one_device_is_not_asked_for_another() -> None:
     elsewhere = SimpleNamespace(name="elsewhere")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(bsr, "by_name", lambda name: elsewhere)
-        with pytest.raises(ValueError, match="device: 'there' given to a class of 'cpu'"):
+        with pytest.raises(ValueError, match="device: wanted 'cpu' for host_bsr_array, got 'there'"):
             host_class.__init__(object.__new__(host_class), np.eye(2), device="there")
 
 
@@ -217,7 +217,7 @@ def test_a_matrix_without_arrays_says_which_one_it_lacks() -> None:
 
 def test_bytes_of_a_row_are_reinterpreted_as_whole_numbers() -> None:
     A = bg.bsr_array(np.ones((2, 3), np.float32), blocksize=(2, 3))
-    with pytest.raises(ValueError, match="dtype: rows of a block take 12 bytes, which are no whole number of float64"):
+    with pytest.raises(ValueError, match="dtype: rows of a block have 12 bytes, no multiple of the size of float64"):
         A.dtype = np.float64
     A.dtype = np.int32
     assert A.dtype == np.int32 and A.data[0, 0, 0] == np.float32(1).view(np.int32)

@@ -195,7 +195,9 @@ def test_stacked_masks_keep_the_patterns_of_batches(axis: str) -> None:
     found = BlockMask.stack(masks, axis=axis).to_dense()
     want = np.concatenate([x.to_dense() for x in masks], axis=1 if axis == "heads" else 0)
     np.testing.assert_array_equal(found, want)
-    with pytest.raises(ValueError, match=r"masks: wanted patterns of \(3, 2\) batches and heads, got \(2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"masks: wanted masks with \(3, 2\) patterns, as the first has, got one with \(2, 2\)"
+    ):
         BlockMask.stack([masks[0], BlockMask.random(40, block=16, per_row=1, heads=(2, 2), device="cpu", seed=1)])
     with pytest.raises(ValueError, match="axis: wanted 'heads' or 'batch', got 'rows'"):
         BlockMask.stack(masks, axis="rows")

@@ -199,7 +199,7 @@ def test_pairs_are_multiplied_in_pieces_of_64_mib() -> None:
     a, index = np.ones((1, 64, 64)), np.zeros(1400, int)
     with patch.object(host.np, "matmul", lambda x, y: np.broadcast_to(0.0, (len(x), 64, 64))):
         few = np.broadcast_to(np.ones((1, 64, 64)), (1, 64, 64))
-        engine.pair_products(few, index, a, index, np.arange(1400), np.dtype("d"))
+        engine.pair_products(few.astype("f"), index, a, index, np.arange(1400), np.dtype("d"))
     assert reduced == [682, 682, 36]
 
 
