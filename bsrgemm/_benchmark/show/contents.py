@@ -65,6 +65,8 @@ GROUPS: dict[str, list[Contents]] = {
     "others": _all(
         ("convert_cuda", "conversions, 1,000,000 blocks of 3 x 3 float64", product_rows.conversions),
         ("matmul_cpu", "products on two cores of a CPU", product_rows.by_peer),
+        ("everyday_cpu", "everyday operations on a CPU, one thread of BLAS: CPU time of a call, and over that of the "
+         "faster of scipy's bsr and csr", product_rows.everyday),
     ),
     "sparse": _all(
         ("spgemm_blocks_cuda", "`A @ A`, random blocks", product_rows.sparse_products),

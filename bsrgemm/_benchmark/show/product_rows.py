@@ -163,6 +163,27 @@ def by_peer(found: list[Row]) -> str:
     return listed(found, ["", "bsrgemm, ms", "fastest peer, ms", "faster"], name, cells)
 
 
+def everyday(found: list[Row]) -> str:
+    """Operations on three matrices: our CPU time, and how many times that of the faster of scipy's two formats."""
+    names = list(dict.fromkeys(row["matrix"] for row in found))
+    by_name = {(row["matrix"], row["what"]): row for row in found}
+
+    def cell(name: str, what: str) -> list[str]:
+        row = by_name.get((name, what))
+        if row is None:
+            return ["-", "-"]
+        factor = f"{row['factor']:.2f}"
+        return [number(row["seconds"] * 1e6, 1), f"**{factor}**" if row["factor"] > row["most"] else factor]
+
+    one_each = list({row["what"]: row for row in found}.values())
+    header = ["", *(part for name in names for part in (f"{name}, us", "over scipy"))]
+
+    def cells(row: Row) -> list[str]:
+        return [text for name in names for text in cell(name, row["what"])]
+
+    return listed(one_each, header, lambda row: str(row["what"]), cells)
+
+
 def conversions(found: list[Row]) -> str:
     """Our conversion on the card, and the conversion through the host and SciPy."""
     header = ["", "bsrgemm, ms", "copied to the host, SciPy, copied back, ms", "faster"]
