@@ -100,13 +100,14 @@ inline Engine engine;
   }
   abort();
 }
-// The next fiber: of the same warp as long as one of it is ready, lane by lane in an order that changes.
+// The next fiber: mostly of the same warp as long as one of it is ready, lane by lane in an order that changes. Now and
+// then others overtake the lanes that are left behind.
 inline unsigned cursor, twist;
 inline unsigned next_fiber() {
-  const unsigned warps = threads_of_cta / 32;
-  if (engine.pending && random() % 4 == 0) engine.step();
+  const unsigned warps = threads_of_cta / 32, chance = random();
+  if (engine.pending && chance % 4 == 0) engine.step();
   while (true) {
-    unsigned warp = now / 32;
+    unsigned warp = chance / 4 % 8 == 0 ? chance / 32 % warps : now / 32;
     for (unsigned w = 0; w <= warps; ++w) {
       for (unsigned i = 0; i < 32; ++i) {
         const unsigned at = warp * 32 + ((cursor++ ^ twist) & 31);
