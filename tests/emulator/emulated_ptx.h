@@ -140,9 +140,21 @@ inline void mbarrier_arrive_shared_cta_b64(u32 barrier) {
   leave();
 }
 inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) { change(barrier, 1, int(bytes)); }
+// How often lanes and warps have passed each barrier. Lanes that wait together get the same answer: one that comes late
+// passes as the others did, whatever has become of the barrier since.
+constexpr u32 kBarriers = 256;
+inline u16 passed_by[kMostThreads][kBarriers], passed_by_any[kMostThreads / 32][kBarriers];
 inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
-  wait_while(at<Barrier>(barrier, 8)->phase_and_bytes, 1, parity & 1, "an mbarrier");
+  const u32& word = at<Barrier>(barrier, 8)->phase_and_bytes;
+  const u16 turn = ++passed_by[now][barrier / 8 % kBarriers];
   done = true;
+  u16& of_warp = passed_by_any[now / 32][barrier / 8 % kBarriers];
+  if (turn <= of_warp) return;
+  wait_while(word, 1, parity & 1, "an mbarrier");
+  if (turn <= of_warp) return;
+  of_warp = turn;
+  for (u32 i = now / 32 * 32; i < now / 32 * 32 + 32; ++i)
+    if (fibers[i].watched == &word) fibers[i].watched = nullptr;
 }
 inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
   ++copies[now].group;
@@ -246,7 +258,11 @@ inline void prefetch_tensormap(const void*) {}
 inline void fence_proxy_async_shared_cta() {}
 inline void createpolicy_fractional_L2_evict_first_b64(u64&, double) {}
 inline void createpolicy_fractional_L2_evict_last_b64(u64&, double) {}
-inline void begin_thread(u32 number) { copies[number].begin(), stores[number].begin(); }
+inline void begin_thread(u32 number) {
+  copies[number].begin(), stores[number].begin();
+  memset(passed_by[number], 0, sizeof(passed_by[number]));
+  if (number % 32 == 0) memset(passed_by_any[number / 32], 0, sizeof(passed_by_any[number / 32]));
+}
 inline void end_thread() {
   ++stores[now].group;
   stores[now].wait(0, send);

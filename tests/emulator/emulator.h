@@ -101,20 +101,24 @@ inline Engine engine;
   abort();
 }
 // The next fiber: mostly of the same warp as long as one of it is ready, lane by lane in an order that changes. Now and
-// then others overtake the lanes that are left behind.
-inline unsigned cursor, twist;
+// then others overtake the lanes that are left. In many CTAs one lane of every warp goes on only when no other can, so
+// that what it must not read late, or must write in time, is found.
+inline unsigned cursor, twist, slow_lane;
 inline unsigned next_fiber() {
   const unsigned warps = threads_of_cta / 32, chance = random();
   if (engine.pending && chance % 4 == 0) engine.step();
   while (true) {
-    unsigned warp = chance / 4 % 8 == 0 ? chance / 32 % warps : now / 32;
-    for (unsigned w = 0; w <= warps; ++w) {
-      for (unsigned i = 0; i < 32; ++i) {
-        const unsigned at = warp * 32 + ((cursor++ ^ twist) & 31);
-        if (is_ready(fibers[at])) return at;
+    for (unsigned slow = slow_lane;; slow = 32) {  // 32: no lane
+      unsigned warp = chance / 4 % 8 == 0 ? chance / 32 % warps : now / 32;
+      for (unsigned w = 0; w <= warps; ++w) {
+        for (unsigned i = 0; i < 32; ++i) {
+          const unsigned lane = (cursor++ ^ twist) & 31;
+          if (lane != slow && is_ready(fibers[warp * 32 + lane])) return warp * 32 + lane;
+        }
+        if (w == 0) warp = random() % warps, twist = random();
+        else warp = warp + 1 == warps ? 0 : warp + 1;
       }
-      if (w == 0) warp = random() % warps, twist = random();
-      else warp = warp + 1 == warps ? 0 : warp + 1;
+      if (slow == 32) break;
     }
     bool all_done = true;
     for (unsigned i = 0; i < threads_of_cta; ++i) all_done = all_done && fibers[i].done;
@@ -250,6 +254,8 @@ inline void run_cta(unsigned threads) {
   for (unsigned i = 0; i < threads / 32; ++i) warps[i].together = {32, 0, 0};
   for (int i = 0; i < 16; ++i) named[i] = {i ? 128 : threads, 0, 0};
   threads_of_cta = threads, now = cursor = 0, twist = random(), any_of_all[0] = any_of_all[1] = 0;
+  const unsigned chance = random() % 48;
+  slow_lane = chance < 32 ? chance : chance < 40 ? 0 : 32;
   if (!_setjmp(home)) run(next_fiber());
 }
 template <class... Parameters>

@@ -180,9 +180,23 @@ def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1
     return made.value
 
 
+def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
+    """An array put as told with the strides that it has; what lies between its elements is 77."""
+    if x.flags.c_contiguous or not x.size:
+        return put(x)
+    whole = max(n * step for n, step in zip(x.shape, x.strides, strict=True))
+    strides = [step if n > 1 else whole for n, step in zip(x.shape, x.strides, strict=True)]
+    assert min(strides) > 0
+    span = sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True)) // x.itemsize + 1
+    room = put(np.full(span, 77).astype(x.dtype))
+    out = np.lib.stride_tricks.as_strided(room, x.shape, strides, subok=True)
+    out[...] = x
+    return out
+
+
 def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
     """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; they are put as told."""
-    arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
+    arrays = {name: as_it_lies(getattr(call, name), put) for name in ("q", "k", "v", "out")}
     lse = None if call.lse is None else put(call.lse)
     mask = copy.copy(call.mask)
     if mask is not None:

@@ -41,10 +41,16 @@ class Matrix:
     """Random blocks with an empty row, and the same matrix dense."""
 
     def __init__(
-        self, rng: np.random.Generator, block: tuple[int, int], dtype: Any = F16, rows: int = 4, cols: int = 4
+        self,
+        rng: np.random.Generator,
+        block: tuple[int, int],
+        dtype: Any = F16,
+        rows: int = 4,
+        cols: int = 4,
+        share: float = 0.6,
     ):
         R, K = block
-        there = rng.random((rows, cols)) < 0.6
+        there = rng.random((rows, cols)) < share
         there[1], there[0, :2] = False, True
         row, col = np.nonzero(there)
         self.data = put(rng.integers(-2, 3, (len(row), R, K)).astype(dtype))
