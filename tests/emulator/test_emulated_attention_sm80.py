@@ -99,7 +99,7 @@ def test_bfloat16_groups_and_results_of_float32(emulated, rng) -> None:
 @pytest.mark.parametrize("out_dtype", [F16, np.dtype(np.float32)], ids=str)
 @pytest.mark.parametrize("pitch", [64, 65, 72])
 def test_batches_strides_and_no_logarithms(pitch, out_dtype, emulated, rng) -> None:
-    """Heads between rows; results in lines of any length, of which nothing else is written; rows that are not finite."""
+    """Heads between rows; results in lines of any length, and nothing beside them; rows that are not finite."""
     q, k, v = (x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in operands(rng, 40, 70, heads=(4, 2), batch=2))
     v[1, 1, 65, 5] = np.inf
     room = np.full((2, 40, 4, pitch), 77, out_dtype)

@@ -107,7 +107,7 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
 
 @pytest.mark.parametrize(("pitch", "out_dtype"), [(64, F16), (65, F16), (72, F16), (65, np.dtype(np.float32))], ids=str)
 def test_batches_strides_and_no_logarithms(pitch, out_dtype, emulated, rng) -> None:
-    """Heads between rows; results in lines of any length, of which nothing else is written; rows that are not finite."""
+    """Heads between rows; results in lines of any length, and nothing beside them; rows that are not finite."""
     q, k, v = (x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in operands(rng, 40, 70, heads=(4, 2), batch=2))
     v[1, 1, 65, 5] = np.inf
     room = np.full((2, 40, 4, pitch), 77, out_dtype)

@@ -306,7 +306,7 @@ def test_products_of_pairs_of_blocks(dtype: np.dtype[Any], rng: np.random.Genera
 
 @pytest.mark.parametrize("shape", [(3, 4, 2), (5, 2, 7)], ids=str)
 def test_lists_of_pairs_are_read_no_further_than_they_go(shape: tuple[int, int, int], folder: Path, rng: Any) -> None:
-    """Segments without pairs at both ends, bounds and pairs that were spoiled; the lists end where the process would."""
+    """Segments without pairs at both ends, bounds and pairs that were spoiled; lists end where the process would."""
     (R, K, N), dtype = shape, np.dtype(np.float64)
     for before in (False, True):
 
