@@ -163,6 +163,45 @@ def test_infinity_and_nan_in_many_places_spread_only_through_stored_blocks(block
         np.testing.assert_array_equal(np.asarray(out), want)
 
 
+@pytest.mark.parametrize(
+    ("block", "columns", "orders", "transposed", "out_dtype", "size"),
+    [
+        ((32, 32), 72, "CC", False, F16, (3, 4)),
+        ((16, 16), 136, "FC", True, F32, (5, 4)),
+        ((48, 80), 72, "CF", False, F16, (3, 2)),
+        ((32, 32), 64, "CC", False, F32, (2, 90)),  # in pieces
+        ((64, 64), 72, "CF", False, F32, (3, 3)),
+        ((128, 64), 136, "FC", False, F16, (3, 3)),
+    ],
+    ids=str,
+)
+def test_batches_beside_which_nothing_is_touched(
+    block, columns, orders, transposed, out_dtype, size, folder, rng
+) -> None:
+    """The second batch meets an infinity and a NaN; arrays end, or begin, where the process would."""
+
+    def lying(x: Any, order: str, before: bool) -> Array:
+        return guarded(x, before) if order == "C" else guarded(x.swapaxes(1, 2).copy(), before).swapaxes(1, 2)
+
+    for before, beta in ((False, 0.0), (True, -1.0)):
+        with emulator.emulated(folder, lambda x, before=before: guarded(x, before), arch="sm_90a"):
+            A = Matrix(rng, block, F16, *size)
+            A.data, A.indices, A.indptr = (guarded(x, before) for x in (A.data, A.indices, A.indptr))
+            blocks = A.blocks.swapaxes(0, 1).swapaxes(2, 3) if transposed else A.blocks
+            (rows, cols), (R, K) = blocks.shape[:2], blocks.shape[2:]
+            b = rng.integers(-2, 3, (2, cols * K, columns)).astype(F16)
+            b[1, [K + 2, 2 * K - 1], [columns - 1, 3]] = np.inf, np.nan
+            B = lying(b, orders[0], before)
+            out = lying(rng.integers(-2, 3, (2, rows * R, columns)).astype(out_dtype), orders[1], before)
+            want = beta * np.asarray(out).astype(np.float64)
+            for i, c in zip(*np.nonzero(np.abs(blocks).max(axis=(2, 3)) > 0), strict=True):
+                with np.errstate(invalid="ignore"):
+                    want[:, i * R : (i + 1) * R] += 2 * (blocks[i, c] @ b[:, c * K : (c + 1) * K].astype(np.float64))
+            plan = multiply(A, B, out, 2.0, beta, transposed=transposed)
+            assert (plan.scratch.floats > 0) == (size[1] == 90)
+            np.testing.assert_array_equal(np.asarray(out).astype(np.float64), want)
+
+
 @pytest.mark.parametrize("garbage", [-1, 2**31 - 1, 77, -(2**31)])
 @pytest.mark.parametrize("block", [(64, 64), (32, 32), (16, 16)], ids=str)
 def test_spoiled_indices_are_left_out_and_read_nothing_outside(block, garbage, folder, rng) -> None:
