@@ -268,6 +268,35 @@ inline void end_thread() {
   stores[now].wait(0, send);
 }
 
+// What a CTA consists of, byte by byte: act(place, bytes) for all of it but its shared memory and its stacks.
+template <class Act> void for_state(const Act& act) {
+  const u32 threads = threads_of_cta, all_warps = threads / 32;
+  act(fibers, threads * sizeof(Fiber)), act(warps, all_warps * sizeof(Warp)), act(named, sizeof(named));
+  act(copies, threads * sizeof(copies[0])), act(stores, threads * sizeof(stores[0]));
+  act(passed_by, threads * sizeof(passed_by[0])), act(passed_by_any, all_warps * sizeof(passed_by_any[0]));
+  act(&home, sizeof(home)), act(&now, sizeof(now)), act(&thread, sizeof(thread)), act(&block, sizeof(block));
+  act(&noise, sizeof(noise)), act(&cursor, sizeof(cursor)), act(&twist, sizeof(twist));
+  act(&slow_lane, sizeof(slow_lane)), act(any_of_all, sizeof(any_of_all)), act(&shared, sizeof(shared));
+  act(&origin, sizeof(origin)), act(__start_cta_memory, u32(__stop_cta_memory - __start_cta_memory));
+}
+inline bool is_overtaken;  // does a CTA wait that has begun?
+inline void others_run() {
+  if (is_overtaken || started == ctas || engine.pending || 2 * threads_of_cta > kMostThreads || random() % 4) return;
+  unsigned long bytes = 0;
+  for_state([&](void*, unsigned long size) { bytes += size; });
+  auto* kept = static_cast<u8*>(malloc(bytes));
+  u8* place = kept;
+  for_state([&](void* x, unsigned long size) { memcpy(place, x, size), place += size; });
+  for (u32 i = 0; i < threads_of_cta; ++i) copies[i] = {}, stores[i] = {};
+  is_overtaken = true, stacks += threads_of_cta * stack_bytes;
+  run_next();
+  is_overtaken = false, stacks -= threads_of_cta * stack_bytes;
+  for (u32 i = 0; i < threads_of_cta; ++i) free(copies[i].list), free(stores[i].list);
+  place = kept;
+  for_state([&](void* x, unsigned long size) { memcpy(x, place, size), place += size; });
+  free(kept);
+}
+
 // ------------------------------------------------------------------------------- warps
 inline void elect_sync(bool& p, u32) {
   own_warp().together.meet("a warp");
