@@ -214,10 +214,12 @@ def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> Non
 class Kernel:
     """What `jit.load` returns: called with a grid, a number of threads and arguments."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, library: ctypes.CDLL, entry: str) -> None:
+        self._library, self._entry = library, entry
 
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
+        if _most_ctas and self._entry in _LOOPS:
+            grid = tuple(min(n, _most_ctas[-1]) for n in grid)
         held = [self._bytes(x) for x in args]
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
         whole = (ctypes.c_ulong(x) for x in (_STACK, seed()))
@@ -231,6 +233,24 @@ class Kernel:
         """An argument as it lies in memory: an array is a pointer, a struct or a number itself."""
         is_array = isinstance(x, np.ndarray) and x.ndim > 0 and x.dtype.names is None
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
+
+
+#: Kernels whose CTAs go on until nothing is left, however few there are.
+_LOOPS = {
+    *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
+    *("list_pairs", "pack_columns", "count_pairs"),
+}
+_most_ctas: list[int] = []
+
+
+@contextmanager
+def few_ctas(most: int) -> Iterator[None]:
+    """Grids of kernels that go on beyond them have at most so many CTAs along each side."""
+    _most_ctas.append(most)
+    try:
+        yield
+    finally:
+        _most_ctas.pop()
 
 
 #: Seconds that a launch may take, and bytes of the stack of a thread.
@@ -428,7 +448,7 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
                 _build(command, texts, library)
         _forget_old(folder)
     os.utime(library)
-    return Kernel(ctypes.CDLL(str(library)))
+    return Kernel(ctypes.CDLL(str(library)), spec.entry)
 
 
 def _build(command: list[str], texts: dict[str, str], library: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._products import matrix_cache
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -122,6 +125,29 @@ def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(order, block
         np.testing.assert_allclose(np.asarray(out), want, rtol=1e-6)
         others = [n for n in range(72) if n not in (2, 33, 71)]
         np.testing.assert_array_equal(np.asarray(out)[:, others], exact[:, others])
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_tiles_of_several_batches_for_few_ctas(most, rng) -> None:
+    A = Matrix(rng, (32, 32), F16, rows=7)
+    B = put(rng.integers(-2, 3, (3, A._shape[1], 200)).astype(F16))
+    out = put(np.full((3, A._shape[0], 200), 7, F32))
+    with emulator.few_ctas(most):
+        multiply(A, B, out, F32, F32.type(1), F32.type(0))
+    np.testing.assert_array_equal(np.asarray(out), A.dense @ np.asarray(B).astype(np.float64))
+
+
+def test_a_list_without_items_writes_nothing(rng) -> None:
+    A = Matrix(rng, (32, 32), F16)
+    out = put(np.full((A._shape[0], 40), 7, F32))
+    made = matrix_cache.MatrixCache.whole_items
+
+    def empty(*args: Any) -> Any:
+        return replace(made(*args), count=put(np.zeros(1, np.int32)))
+
+    with patch.object(matrix_cache.MatrixCache, "whole_items", empty):
+        multiply(A, put(np.ones((A._shape[1], 40), F16)), out, F32, F32.type(1), F32.type(0))
+    assert (out == 7).all()
 
 
 def test_nan_spreads_only_through_stored_blocks(rng) -> None:

@@ -78,8 +78,9 @@ class Matrix:
         dtype: np.dtype[Any],
         index: str = "i4",
         put: Callable[[Any], Array] = put,
+        rows: int = 6,
     ) -> None:
-        rows, cols = 6, 5
+        cols = 5
         row, col = np.nonzero(rng.random((rows, cols)) < 0.5)
         row, col = np.append(row, 2), np.append(col, 3)
         keep = (row != 0) & (row != rows - 1)
@@ -392,6 +393,33 @@ def test_long_segments_are_reduced_by_many_lanes(
     got = cupy_backend.CupyBackend.segment_reduce(HOST, operation, guarded(values), guarded(spoiled), guarded(starts))
     want = getattr(np, operation).reduceat(values[kept], np.array([0, 1, 3, 39, 40, 168]), axis=0)
     np.testing.assert_array_equal(got.get(), want)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_loops_go_on_beyond_a_small_grid(most: int, rng: np.random.Generator) -> None:
+    f64 = np.dtype(np.float64)
+    with emulator.few_ctas(most):
+        for block, N, entry in (
+            ((2, 3), 70, "spmm"),
+            ((17, 9), 1, "spmv"),
+            ((40, 5), 1, "spmv"),
+            ((17, 13), 70, "gemm_simt"),
+        ):
+            A = Matrix(rng, *block, f64, rows=37)
+            B, out = (put(numbers(rng, (3, n, N), f64)) for n in A._shape[::-1])
+            want = 2 * (A.dense @ np.asarray(B)) - np.asarray(out)
+            assert multiply(A, B, out, 2, -1) == entry
+            np.testing.assert_array_equal(out.get(), want)
+        a, b, pairs = numbers(rng, (5, 3, 4), f64), numbers(rng, (6, 4, 2), f64), rng.integers(0, 5, (2, 400))
+        got = products_cuda.ENGINE.pair_products(*map(put, (a, pairs[0], b, pairs[1], np.arange(400))), f64)
+        np.testing.assert_array_equal(got, a[pairs[0]] @ b[pairs[1]])
+        values = numbers(rng, (900, 35), f64)
+        got = cupy_backend.CupyBackend.segment_reduce(HOST, "add", put(values), None, put(np.arange(0, 900, 3)))
+        np.testing.assert_array_equal(got, np.add.reduceat(values, np.arange(0, 900, 3), axis=0))
+        lengths = rng.integers(0, 9, 2000)
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        got = cupy_backend.CupyBackend.expand(HOST, put(bounds), int(bounds[-1]))
+        np.testing.assert_array_equal(got, np.repeat(np.arange(2000), lengths))
 
 
 @pytest.mark.parametrize("index", ["i4", "i8"])
