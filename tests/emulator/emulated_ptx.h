@@ -276,8 +276,8 @@ template <class Act> void for_state(const Act& act) {
   act(passed_by, threads * sizeof(passed_by[0])), act(passed_by_any, all_warps * sizeof(passed_by_any[0]));
   act(&home, sizeof(home)), act(&now, sizeof(now)), act(&thread, sizeof(thread)), act(&block, sizeof(block));
   act(&noise, sizeof(noise)), act(&cursor, sizeof(cursor)), act(&twist, sizeof(twist));
-  act(&slow_lane, sizeof(slow_lane)), act(any_of_all, sizeof(any_of_all)), act(&shared, sizeof(shared));
-  act(&origin, sizeof(origin)), act(__start_cta_memory, u32(__stop_cta_memory - __start_cta_memory));
+  act(&slow_lane, sizeof(slow_lane)), act(&slow_warp, sizeof(slow_warp)), act(any_of_all, sizeof(any_of_all));
+  act(&shared, sizeof(shared)), act(&origin, sizeof(origin)), act(__start_cta_memory, u32(__stop_cta_memory - __start_cta_memory));
 }
 inline bool is_overtaken;  // does a CTA wait that has begun?
 inline void others_run() {

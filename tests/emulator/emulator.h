@@ -101,9 +101,9 @@ inline Engine engine;
   abort();
 }
 // The next fiber: mostly of the same warp as long as one of it is ready, lane by lane in an order that changes. Now and
-// then others overtake the lanes that are left. In many CTAs one lane of every warp goes on only when no other can, so
-// that what it must not read late, or must write in time, is found.
-inline unsigned cursor, twist, slow_lane;
+// then others overtake the lanes that are left. In many CTAs one lane of every warp, or of one of them, goes on only when
+// no other can, so that what it must not read late, or must write in time, is found.
+inline unsigned cursor, twist, slow_lane, slow_warp;
 inline unsigned next_fiber() {
   const unsigned warps = threads_of_cta / 32, chance = random();
   if (engine.pending && chance % 4 == 0) engine.step();
@@ -113,7 +113,8 @@ inline unsigned next_fiber() {
       for (unsigned w = 0; w <= warps; ++w) {
         for (unsigned i = 0; i < 32; ++i) {
           const unsigned lane = (cursor++ ^ twist) & 31;
-          if (lane != slow && is_ready(fibers[warp * 32 + lane])) return warp * 32 + lane;
+          if (lane == slow && (warp == slow_warp || slow_warp >= warps)) continue;
+          if (is_ready(fibers[warp * 32 + lane])) return warp * 32 + lane;
         }
         if (w == 0) warp = random() % warps, twist = random();
         else warp = warp + 1 == warps ? 0 : warp + 1;
@@ -256,7 +257,7 @@ inline void run_cta(unsigned threads) {
   for (int i = 0; i < 16; ++i) named[i] = {i ? 128 : threads, 0, 0};
   threads_of_cta = threads, now = cursor = 0, twist = random(), any_of_all[0] = any_of_all[1] = 0;
   const unsigned chance = random() % 48;
-  slow_lane = chance < 32 ? chance : chance < 40 ? 0 : 32;
+  slow_lane = chance < 32 ? chance : chance < 40 ? 0 : 32, slow_warp = random() % (threads / 32 + threads / 128 + 1);
   if (!_setjmp(home)) run(next_fiber());
 }
 inline unsigned long started, ctas;  // of a launch
