@@ -451,6 +451,20 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
     return Kernel(ctypes.CDLL(str(library)), spec.entry)
 
 
+@contextmanager
+def forbidden(call: str, folder: Path) -> Iterator[None]:
+    """Kernels end the process where they would make this call, within `emulated`."""
+
+    def altered(spec: KernelSpec, arch: str) -> Kernel:
+        texts = dict(_sources(spec.source))
+        texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
+        with patch(f"{__name__}._sources", lambda source: texts):
+            return load.__wrapped__(spec, folder)
+
+    with patch.object(jit, "load", altered):
+        yield
+
+
 def _build(command: list[str], texts: dict[str, str], library: Path) -> None:
     """Compile in a folder of its own; others see the whole library or none."""
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as name:

@@ -123,6 +123,13 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     emulated.check(q, k, v, mask=bg.BlockMask.random(150, 200, per_row=1, block=16, heads=(1, 2)), window=(60, 20))
 
 
+def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
+    """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
+    with emulator.forbidden("repair(redo);", folder):
+        emulated.check(*operands(rng, 70, 150), causal=True)
+        emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
+
+
 def test_sequences_of_different_lengths(emulated, rng) -> None:
     q, k, v = (rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1)))
     emulated.check(q, k, v, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)

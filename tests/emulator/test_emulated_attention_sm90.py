@@ -141,6 +141,17 @@ def test_masks_that_were_spoiled_touch_nothing_outside(bad, emulated, rng) -> No
             emulated.run(q, k, v, mask=mask, window=(180, 100) if name == "columns" else (-1, -1))
 
 
+def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
+    """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
+    with emulator.forbidden("repair(x, rows, lower);", folder):
+        emulated.check(*operands(rng, 70, 150), causal=True)
+        emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
+        narrow = [x.astype(FLOAT8) for x in operands(rng, 64, 200, 64, (1, 1))]
+        scales = {name: 1.0 for name in ("q_scale", "k_scale", "v_scale")}
+        wide = [x.astype(np.float64) for x in narrow]
+        emulated.check(*(x.view(np.uint8) for x in narrow), wide, causal=True, out_dtype=np.float32, **scales)
+
+
 def test_sequences_of_different_lengths(emulated, rng) -> None:
     q, k, v = (rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1)))
     emulated.check(q, k, v, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
