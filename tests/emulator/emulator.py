@@ -427,8 +427,12 @@ def _compiler() -> tuple[str, ...]:
         "-fno-threadsafe-statics",
     ]
     flags += ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]  # jumps from stack to stack are what they look for
+    # Vectors that do not lie at a multiple of their size end the process, as they end a kernel on a card.
+    flags.append("-fsanitize=alignment")
     if "clang" not in said:
-        flags.append("-fno-gnu-unique")  # or variables of one kernel are those of all others
+        flags += ["-fsanitize-undefined-trap-on-error", "-fno-gnu-unique"]  # or variables of kernels are those of all
+    else:
+        flags.append("-fsanitize-trap=alignment")
     return (COMPILER, *flags, platform.machine(), said)
 
 

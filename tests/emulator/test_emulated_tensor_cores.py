@@ -122,6 +122,16 @@ def test_batches_are_one_launch(rng) -> None:
     np.testing.assert_array_equal(np.asarray(out).astype(np.float64), A.dense @ np.asarray(B).astype(np.float64))
 
 
+@pytest.mark.parametrize(("block", "order"), [((64, 32), "C"), ((32, 32), "C"), ((64, 64), "F")], ids=str)
+def test_many_tiles_are_dealt_and_then_claimed_each_once(block, order, rng) -> None:
+    """Items of equal length: a CTA has rounds of tiles of its own before it claims others."""
+    A = Matrix(rng, block, rows=3, cols=3, share=2.0)
+    B = laid_out(rng.integers(-2, 3, (7, A._shape[1], 136)).astype(F16), order)
+    out = put(np.full((7, A._shape[0], 136), 7, F32))
+    multiply(A, B, out, 1.0, 1.0)
+    np.testing.assert_array_equal(np.asarray(out), 7 + A.dense @ np.asarray(B).astype(np.float64))
+
+
 def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     A = Matrix(rng, (128, 64), rows=2, cols=60)
     B = put(rng.integers(-1, 2, (A._shape[1], 64)).astype(F16))
