@@ -436,11 +436,13 @@ def _compiler() -> tuple[str, ...]:
     return (COMPILER, *flags, platform.machine(), said)
 
 
-@cache
-def load(spec: KernelSpec, folder: Path) -> Kernel:
-    """The kernel of a spec, compiled into that folder unless it is there."""
+def compiled(spec: KernelSpec, folder: Path, call: str = "") -> Kernel:
+    """The kernel of a spec, compiled into that folder unless it is there; one that ends the process at some call."""
     *command, machine, version = _compiler()
-    texts = _sources(spec.source) | {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
+    texts = dict(_sources(spec.source))
+    if call:
+        texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
+    texts |= {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
     command += [f"-D{key}={value}" for key, value in spec.all_defines()]
     key = hashlib.sha256(repr((sorted(texts.items()), command, _LINKED, machine, version)).encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
@@ -455,17 +457,13 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
     return Kernel(ctypes.CDLL(str(library)), spec.entry)
 
 
+load = cache(compiled)
+
+
 @contextmanager
 def forbidden(call: str, folder: Path) -> Iterator[None]:
     """Kernels end the process where they would make this call, within `emulated`."""
-
-    def altered(spec: KernelSpec, arch: str) -> Kernel:
-        texts = dict(_sources(spec.source))
-        texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
-        with patch(f"{__name__}._sources", lambda source: texts):
-            return load.__wrapped__(spec, folder)
-
-    with patch.object(jit, "load", altered):
+    with patch.object(jit, "load", lambda spec, arch: load(spec, folder, call)):
         yield
 
 
