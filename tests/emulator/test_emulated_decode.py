@@ -141,6 +141,20 @@ def test_windows_and_softcap(rng) -> None:
     check(rng, cache, 2, 3, logarithms=False)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_reach_the_queries_that_see_them(bad, rng) -> None:
+    cache, queries = Cache(rng, [50, 33], 2), 4
+    q = guarded(rng.standard_normal((2, 4, queries, 64)).astype(F16))
+    for b, length in enumerate(cache.lengths):
+        cache.v[b, :, length - 2, 5] = bad  # seen by the last two queries
+    out = guarded(np.full(q.shape, 77, F16))
+    decode_launch.decode(DecodeCall(q, cache, out, None, 0.3, None, 64))  # type: ignore[arg-type]
+    finite = np.ones(out.shape, bool)
+    finite[:, :, 2:, 5] = False
+    np.testing.assert_array_equal(np.isfinite(out.astype(np.float64)), finite)
+    assert (out != 77).all()
+
+
 @pytest.mark.parametrize("page", [16, 32])
 def test_pages_in_any_order(page, rng) -> None:
     cache = Cache(rng, [61, 0, 33], 2, page=page)

@@ -153,7 +153,7 @@ def test_nan_spreads_only_through_stored_blocks(block, rng) -> None:
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), want)
 
 
-@pytest.mark.parametrize("block", [(32, 32), (64, 64), (128, 64)], ids=str)
+@pytest.mark.parametrize("block", [(32, 32), (64, 64), (128, 64), (64, 112)], ids=str)
 def test_infinity_and_nan_in_many_places_spread_only_through_stored_blocks(block, rng) -> None:
     """In every block column of B, in columns of every tile; sums that meet none of them are exact."""
     A = Matrix(rng, block, rows=6, cols=5)
