@@ -178,10 +178,12 @@ def test_maxima_that_climb_from_tile_to_tile(emulated, rng) -> None:
 
 
 def test_nan_and_infinity_reach_those_who_see_them(emulated, rng) -> None:
+    """In a column of each of the four lanes that have a row."""
     q, k, v = operands(rng, 100, 150)
-    for bad in (np.nan, np.inf):
-        v[:, :, 90, 5] = bad
-        out, _ = emulated.run(q, k, v, causal=True)
+    for bad, column in ((np.nan, 0), (np.inf, 3), (np.nan, 5), (np.inf, 7)):
+        spoiled_v = v.copy()
+        spoiled_v[:, :, 90, column] = bad
+        out, _ = emulated.run(q, k, spoiled_v, causal=True)
         spoiled = np.zeros(out.shape, bool)
-        spoiled[:, :, np.arange(100) + 50 >= 90, 5] = True
+        spoiled[:, :, np.arange(100) + 50 >= 90, column] = True
         np.testing.assert_array_equal(np.isfinite(out), ~spoiled)
