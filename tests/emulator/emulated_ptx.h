@@ -98,17 +98,20 @@ inline void ld_global_nc_v2_f64(double& x, double& y, const void* from) {
 // ------------------------------------------------------------------------------- copies of a thread
 struct Copy { void* to; const void* from; u32 bytes, all; };
 inline Queue<Copy> copies[kMostThreads];
+inline void do_copy(const Copy& x) { memset(x.to, 0, x.all), memcpy(x.to, x.from, x.bytes); }
+// At once, while others may still read what was there, or not before it is waited for.
 inline void copy_some(u32 to, const void* from, u32 all, u32 bytes) {
   if (reinterpret_cast<unsigned long>(from) % all) fail("a copy from an address that is not aligned");
   if (bytes > all) fail("a copy of more bytes than it has");
-  copies[now].add({at<u8>(to, all), from, bytes, all});
+  const Copy copy = {at<u8>(to, all), from, bytes, all};
+  if (random() % 2) do_copy(copy);
+  else copies[now].add(copy);
 }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all, u32 bytes) { copy_some(to, from, all, bytes); }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all, bool blank) { copy_some(to, from, all, blank ? 0 : all); }
 inline void cp_async_ca_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
 inline void cp_async_commit_group() { ++copies[now].group; }
-inline void do_copy(const Copy& x) { memset(x.to, 0, x.all), memcpy(x.to, x.from, x.bytes); }
 inline void cp_async_wait_group(u32 pending) { copies[now].wait(pending, do_copy); }
 
 // ------------------------------------------------------------------------------- mbarrier
@@ -131,11 +134,27 @@ inline void mbarrier_init_shared_cta_b64(u32 barrier, int arrivals) {
   *at<Barrier>(barrier, 8) = {short(arrivals), short(arrivals), 0};
 }
 inline void fence_mbarrier_init_release_cluster() {}
-inline void mbarrier_arrive_shared_cta_b64(u32 barrier) { change(barrier, 1, 0); }
+// Those who wait may go on before the other lanes of this warp do.
+inline void mbarrier_arrive_shared_cta_b64(u32 barrier) {
+  change(barrier, 1, 0);
+  leave();
+}
 inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) { change(barrier, 1, int(bytes)); }
+// How often lanes and warps have passed each barrier. Lanes that wait together get the same answer: one that comes late
+// passes as the others did, whatever has become of the barrier since.
+constexpr u32 kBarriers = 256;
+inline u16 passed_by[kMostThreads][kBarriers], passed_by_any[kMostThreads / 32][kBarriers];
 inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
-  wait_while(at<Barrier>(barrier, 8)->phase_and_bytes, 1, parity & 1, "an mbarrier");
+  const u32& word = at<Barrier>(barrier, 8)->phase_and_bytes;
+  const u16 turn = ++passed_by[now][barrier / 8 % kBarriers];
   done = true;
+  u16& of_warp = passed_by_any[now / 32][barrier / 8 % kBarriers];
+  if (turn <= of_warp) return;
+  wait_while(word, 1, parity & 1, "an mbarrier");
+  if (turn <= of_warp) return;
+  of_warp = turn;
+  for (u32 i = now / 32 * 32; i < now / 32 * 32 + 32; ++i)
+    if (fibers[i].watched == &word) fibers[i].watched = nullptr;
 }
 inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
   ++copies[now].group;
@@ -239,10 +258,43 @@ inline void prefetch_tensormap(const void*) {}
 inline void fence_proxy_async_shared_cta() {}
 inline void createpolicy_fractional_L2_evict_first_b64(u64&, double) {}
 inline void createpolicy_fractional_L2_evict_last_b64(u64&, double) {}
-inline void begin_thread(u32 number) { copies[number].begin(), stores[number].begin(); }
+inline void begin_thread(u32 number) {
+  copies[number].begin(), stores[number].begin();
+  memset(passed_by[number], 0, sizeof(passed_by[number]));
+  if (number % 32 == 0) memset(passed_by_any[number / 32], 0, sizeof(passed_by_any[number / 32]));
+}
 inline void end_thread() {
   ++stores[now].group;
   stores[now].wait(0, send);
+}
+
+// What a CTA consists of, byte by byte: act(place, bytes) for all of it but its shared memory and its stacks.
+template <class Act> void for_state(const Act& act) {
+  const u32 threads = threads_of_cta, all_warps = threads / 32;
+  act(fibers, threads * sizeof(Fiber)), act(warps, all_warps * sizeof(Warp)), act(named, sizeof(named));
+  act(copies, threads * sizeof(copies[0])), act(stores, threads * sizeof(stores[0]));
+  act(passed_by, threads * sizeof(passed_by[0])), act(passed_by_any, all_warps * sizeof(passed_by_any[0]));
+  act(&home, sizeof(home)), act(&now, sizeof(now)), act(&thread, sizeof(thread)), act(&block, sizeof(block));
+  act(&noise, sizeof(noise)), act(&cursor, sizeof(cursor)), act(&twist, sizeof(twist));
+  act(&slow_lane, sizeof(slow_lane)), act(&slow_warp, sizeof(slow_warp)), act(any_of_all, sizeof(any_of_all));
+  act(&shared, sizeof(shared)), act(&origin, sizeof(origin)), act(__start_cta_memory, u32(__stop_cta_memory - __start_cta_memory));
+}
+inline bool is_overtaken;  // does a CTA wait that has begun?
+inline void others_run() {
+  if (is_overtaken || started == ctas || engine.pending || 2 * threads_of_cta > kMostThreads || random() % 4) return;
+  unsigned long bytes = 0;
+  for_state([&](void*, unsigned long size) { bytes += size; });
+  auto* kept = static_cast<u8*>(malloc(bytes));
+  u8* place = kept;
+  for_state([&](void* x, unsigned long size) { memcpy(place, x, size), place += size; });
+  for (u32 i = 0; i < threads_of_cta; ++i) copies[i] = {}, stores[i] = {};
+  is_overtaken = true, stacks += threads_of_cta * stack_bytes;
+  run_next();
+  is_overtaken = false, stacks -= threads_of_cta * stack_bytes;
+  for (u32 i = 0; i < threads_of_cta; ++i) free(copies[i].list), free(stores[i].list);
+  place = kept;
+  for_state([&](void* x, unsigned long size) { memcpy(x, place, size), place += size; });
+  free(kept);
 }
 
 // ------------------------------------------------------------------------------- warps
@@ -257,26 +309,31 @@ inline void bar_sync(u32 id, u32 threads) {
   named[id].meet("a warpgroup");
 }
 // Lane l names row l % 8 of matrix l / 8. Of each matrix a lane has two neighbours of row l / 4, transposed of column l / 4.
-template <bool kTransposed, class Visit> void visit_matrices(u32 address, const Visit& visit) {
-  const u32 own[] = {address};
+// A lane reads its row when it comes: what others have not written by then is not there.
+template <bool kTransposed> void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 from) {
+  u32 own[4];
+  memcpy(own, at<u8>(from, 16), 16);
   const int lane = thread.x % 32;
-  at<u8>(address, 16);
+  u32* words[] = {&a, &b, &c, &d};
+  show(own, [&](const auto& all) {
+    for (int m = 0; m < 4; ++m) {
+      const auto* rows = all + m * 8;
+      const auto element = [&](int row) { return rows[row][lane / 8] >> lane / 4 % 2 * 16 & 0xffff; };
+      *words[m] = kTransposed ? element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16 : rows[lane / 4][lane % 4];
+    }
+  });
+}
+template <bool kTransposed> void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  const u32 own[] = {to}, words[] = {a, b, c, d};
+  const int lane = thread.x % 32;
+  at<u8>(to, 16);
   show(own, [&](const auto& all) {
     for (int m = 0; m < 4; ++m)
       for (int i = 0; i < 2; ++i) {
         const int row = kTransposed ? lane % 4 * 2 + i : lane / 4, column = kTransposed ? lane / 4 : lane % 4 * 2 + i;
-        visit(m, i, at<u16>(all[m * 8 + row][0] + column * 2));
+        *at<u16>(all[m * 8 + row][0] + column * 2) = u16(words[m] >> 16 * i);
       }
   });
-}
-template <bool kTransposed> void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 from) {
-  u32* words[] = {&a, &b, &c, &d};
-  a = b = c = d = 0;
-  visit_matrices<kTransposed>(from, [&](int m, int i, const u16* x) { *words[m] |= u32(*x) << 16 * i; });
-}
-template <bool kTransposed> void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  const u32 words[] = {a, b, c, d};
-  visit_matrices<kTransposed>(to, [&](int m, int i, u16* x) { *x = u16(words[m] >> 16 * i); });
 }
 inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 from) {
   load_matrices<false>(a, b, c, d, from);

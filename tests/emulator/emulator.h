@@ -1,6 +1,6 @@
 // As much of CUDA as our kernels need, on the CPU. The threads of a CTA are fibers of one thread of the machine: one runs
-// until it has to wait for others, then another one that need not wait. CTAs run one after the other. Which lane and which
-// warp comes next, and what shared memory holds at first, follow from a seed. If all wait, the process ends and says so.
+// until it has to wait for others, then another one that need not wait. CTAs run one after the other, but for some that
+// run while another one has come to an atomic operation. Which lane and which warp comes next, and what shared memory holds at first, follow from a seed. If all wait, the process ends and says so.
 // Assembly becomes calls of the functions in emulated_ptx.h (emulator.py). Few headers: they are compiled each time.
 #pragma once
 
@@ -24,12 +24,12 @@
 #define __CUDA_ARCH__ 890  // Hopper's product of 16 x 8 x 8 float64 is not emulated
 
 struct dim3 { unsigned x, y, z; };
-struct uint4 { unsigned x, y, z, w; };
-struct double2 { double x, y; };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct int2 { int x, y; };
-struct int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) double2 { double x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -100,20 +100,26 @@ inline Engine engine;
   }
   abort();
 }
-// The next fiber: of the same warp as long as one of it is ready, lane by lane in an order that changes.
-inline unsigned cursor, twist;
+// The next fiber: mostly of the same warp as long as one of it is ready, lane by lane in an order that changes. Now and
+// then others overtake the lanes that are left. In many CTAs one lane of every warp, or of one of them, goes on only when
+// no other can, so that what it must not read late, or must write in time, is found.
+inline unsigned cursor, twist, slow_lane, slow_warp;
 inline unsigned next_fiber() {
-  const unsigned warps = threads_of_cta / 32;
-  if (engine.pending && random() % 4 == 0) engine.step();
+  const unsigned warps = threads_of_cta / 32, chance = random();
+  if (engine.pending && chance % 4 == 0) engine.step();
   while (true) {
-    unsigned warp = now / 32;
-    for (unsigned w = 0; w <= warps; ++w) {
-      for (unsigned i = 0; i < 32; ++i) {
-        const unsigned at = warp * 32 + ((cursor++ ^ twist) & 31);
-        if (is_ready(fibers[at])) return at;
+    for (unsigned slow = slow_lane;; slow = 32) {  // 32: no lane
+      unsigned warp = chance / 4 % 8 == 0 ? chance / 32 % warps : now / 32;
+      for (unsigned w = 0; w <= warps; ++w) {
+        for (unsigned i = 0; i < 32; ++i) {
+          const unsigned lane = (cursor++ ^ twist) & 31;
+          if (lane == slow && (warp == slow_warp || slow_warp >= warps)) continue;
+          if (is_ready(fibers[warp * 32 + lane])) return warp * 32 + lane;
+        }
+        if (w == 0) warp = random() % warps, twist = random();
+        else warp = warp + 1 == warps ? 0 : warp + 1;
       }
-      if (w == 0) warp = random() % warps, twist = random();
-      else warp = warp + 1 == warps ? 0 : warp + 1;
+      if (slow == 32) break;
     }
     bool all_done = true;
     for (unsigned i = 0; i < threads_of_cta; ++i) all_done = all_done && fibers[i].done;
@@ -216,6 +222,7 @@ template <class T> struct Queue {
 };
 void begin_thread(unsigned number);
 void end_thread();
+void others_run();  // perhaps, when a thread has counted something in global memory
 
 // ------------------------------------------------------------------------------- a launch
 inline void enter() {
@@ -249,7 +256,32 @@ inline void run_cta(unsigned threads) {
   for (unsigned i = 0; i < threads / 32; ++i) warps[i].together = {32, 0, 0};
   for (int i = 0; i < 16; ++i) named[i] = {i ? 128 : threads, 0, 0};
   threads_of_cta = threads, now = cursor = 0, twist = random(), any_of_all[0] = any_of_all[1] = 0;
+  const unsigned chance = random() % 48;
+  slow_lane = chance < 32 ? chance : chance < 40 ? 0 : 32, slow_warp = random() % (threads / 32 + threads / 128 + 1);
   if (!_setjmp(home)) run(next_fiber());
+}
+inline unsigned long started, ctas;  // of a launch
+inline unsigned shared_bytes;
+inline void run_next() {
+  const unsigned long number = started++;
+  block = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y), unsigned(number / grid.x / grid.y)};
+  noise = (seed + 1) * 0x9e3779b97f4a7c15ul ^ (block.x + 1) * 0xbf58476d1ce4e5b9ul ^ (block.y + 77 * block.z) * 0x94d049bb133111ebul;
+  noise += !noise;
+  // Shared memory, then up to 1024 bytes that stay as they are, then a page that nobody may touch.
+  constexpr unsigned kPage = 65536;
+  const unsigned used = (shared_bytes + 1023) / 1024 * 1024, mapped = (used + kPage - 1) / kPage * kPage;
+  auto* room = static_cast<unsigned char*>(
+      mmap(nullptr, mapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (room == MAP_FAILED || mprotect(room + mapped, kPage, PROT_NONE)) fail("no memory");
+  shared = room + mapped - used;
+  origin = shared_bytes ? shared : &anchor;
+  fill(shared, room + mapped);
+  fill(__start_cta_memory, __stop_cta_memory);
+  unsigned char after[1024];
+  memcpy(after, shared + shared_bytes, used - shared_bytes);
+  run_cta(size_of_block.x);
+  if (memcmp(after, shared + shared_bytes, used - shared_bytes)) fail("a write beyond the end of shared memory");
+  munmap(room, mapped + kPage);
 }
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned threads, unsigned bytes,
@@ -261,27 +293,8 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
   grid = size, size_of_block = {threads, 1, 1}, thread = {};
   stacks = of_stacks, stack_bytes = bytes_of_stack, seed = of_seed;
   if (threads % 32 || threads > kMostThreads) fail("a number of threads that is not emulated");
-  // Shared memory, then up to 1024 bytes that stay as they are, then a page that nobody may touch.
-  constexpr unsigned kPage = 65536;
-  const unsigned used = (bytes + 1023) / 1024 * 1024, mapped = (used + kPage - 1) / kPage * kPage;
-  auto* room = static_cast<unsigned char*>(
-      mmap(nullptr, mapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  if (room == MAP_FAILED || mprotect(room + mapped, kPage, PROT_NONE)) fail("no memory");
-  shared = room + mapped - used;
-  origin = bytes ? shared : &anchor;
-  for (block.z = 0; block.z < size.z; ++block.z)
-  for (block.y = 0; block.y < size.y; ++block.y)
-  for (block.x = 0; block.x < size.x; ++block.x) {
-    noise = (seed + 1) * 0x9e3779b97f4a7c15ul ^ (block.x + 1) * 0xbf58476d1ce4e5b9ul ^ (block.y + 77 * block.z) * 0x94d049bb133111ebul;
-    noise += !noise;
-    fill(room + mapped - used, room + mapped);
-    fill(__start_cta_memory, __stop_cta_memory);
-    unsigned char after[1024];
-    memcpy(after, shared + bytes, used - bytes);
-    run_cta(threads);
-    if (memcmp(after, shared + bytes, used - bytes)) fail("a write beyond the end of shared memory");
-  }
-  munmap(room, mapped + kPage);
+  started = 0, ctas = (unsigned long)(size.x) * size.y * size.z, shared_bytes = bytes;
+  while (started < ctas) run_next();
 }
 }  // namespace emulator
 #define threadIdx emulator::thread
@@ -329,7 +342,12 @@ template <class T> T __ldg(const T* from) { return *from; }
 template <class T> T __ldcg(const T* from) { return *from; }
 template <class T> T atomicAdd(T* to, T x) {
   const T old = *to;
-  return *to = old + x, old;
+  *to = old + x;
+  const auto* at = reinterpret_cast<unsigned char*>(to);
+  const auto within = [&](const unsigned char* first, const unsigned char* last) { return at >= first && at < last; };
+  if (!within(__start_cta_memory, __stop_cta_memory) && !within(emulator::shared, emulator::shared + emulator::shared_bytes))
+    emulator::others_run();
+  return old;
 }
 inline int atomicSub(int* to, int x) { return atomicAdd(to, -x); }
 inline unsigned atomicOr(unsigned* to, unsigned x) {

@@ -180,9 +180,23 @@ def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1
     return made.value
 
 
+def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
+    """An array put as told with the strides that it has; what lies between its elements is 77."""
+    if x.flags.c_contiguous or not x.size:
+        return put(x)
+    whole = max(n * step for n, step in zip(x.shape, x.strides, strict=True))
+    strides = [step if n > 1 else whole for n, step in zip(x.shape, x.strides, strict=True)]
+    assert min(strides) > 0
+    span = sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True)) // x.itemsize + 1
+    room = put(np.full(span, 77).astype(x.dtype))
+    out = np.lib.stride_tricks.as_strided(room, x.shape, strides, subok=True)
+    out[...] = x
+    return out
+
+
 def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
     """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; `put` copies them."""
-    arrays = {name: put(getattr(call, name)) for name in ("q", "k", "v", "out")}
+    arrays = {name: as_it_lies(getattr(call, name), put) for name in ("q", "k", "v", "out")}
     lse = None if call.lse is None else put(call.lse)
     mask = copy.copy(call.mask)
     if mask is not None:
@@ -200,10 +214,12 @@ def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> Non
 class Kernel:
     """What `jit.load` returns: called with a grid, a number of threads and arguments."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, library: ctypes.CDLL, entry: str) -> None:
+        self._library, self._entry = library, entry
 
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
+        if _most_ctas and self._entry in _LOOPS:
+            grid = tuple(min(n, _most_ctas[-1]) for n in grid)
         held = [self._bytes(x) for x in args]
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
         whole = (ctypes.c_ulong(x) for x in (_STACK, seed()))
@@ -217,6 +233,24 @@ class Kernel:
         """An argument as it is stored in memory: an array is a pointer, a struct or a number itself."""
         is_array = isinstance(x, np.ndarray) and x.ndim > 0 and x.dtype.names is None
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
+
+
+#: Kernels whose CTAs go on until nothing is left, however few there are.
+_LOOPS = {
+    *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
+    *("list_pairs", "pack_columns", "count_pairs"),
+}
+_most_ctas: list[int] = []
+
+
+@contextmanager
+def few_ctas(most: int) -> Iterator[None]:
+    """Grids of kernels that go on beyond them have at most so many CTAs along each side."""
+    _most_ctas.append(most)
+    try:
+        yield
+    finally:
+        _most_ctas.pop()
 
 
 #: Seconds that a launch may take, and bytes of the stack of a thread.
@@ -393,16 +427,22 @@ def _compiler() -> tuple[str, ...]:
         "-fno-threadsafe-statics",
     ]
     flags += ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]  # jumps from stack to stack are what they look for
+    # Vectors that do not lie at a multiple of their size end the process, as they end a kernel on a card.
+    flags.append("-fsanitize=alignment")
     if "clang" not in said:
-        flags.append("-fno-gnu-unique")  # or variables of one kernel are those of all others
+        flags += ["-fsanitize-undefined-trap-on-error", "-fno-gnu-unique"]  # or variables of kernels are those of all
+    else:
+        flags.append("-fsanitize-trap=alignment")
     return (COMPILER, *flags, platform.machine(), said)
 
 
-@cache
-def load(spec: KernelSpec, folder: Path) -> Kernel:
-    """The kernel of a spec, compiled into that folder unless it is there."""
+def compiled(spec: KernelSpec, folder: Path, call: str = "") -> Kernel:
+    """The kernel of a spec, compiled into that folder unless it is there; one that ends the process at some call."""
     *command, machine, version = _compiler()
-    texts = _sources(spec.source) | {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
+    texts = dict(_sources(spec.source))
+    if call:
+        texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
+    texts |= {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
     command += [f"-D{key}={value}" for key, value in spec.all_defines()]
     key = hashlib.sha256(repr((sorted(texts.items()), command, _LINKED, machine, version)).encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
@@ -414,7 +454,17 @@ def load(spec: KernelSpec, folder: Path) -> Kernel:
                 _build(command, texts, library)
         _forget_old(folder)
     os.utime(library)
-    return Kernel(ctypes.CDLL(str(library)))
+    return Kernel(ctypes.CDLL(str(library)), spec.entry)
+
+
+load = cache(compiled)
+
+
+@contextmanager
+def forbidden(call: str, folder: Path) -> Iterator[None]:
+    """Kernels end the process where they would make this call, within `emulated`."""
+    with patch.object(jit, "load", lambda spec, arch: load(spec, folder, call)):
+        yield
 
 
 def _build(command: list[str], texts: dict[str, str], library: Path) -> None:

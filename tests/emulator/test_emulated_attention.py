@@ -94,6 +94,18 @@ def test_sequences_of_different_lengths(emulated: Emulated, rng: np.random.Gener
     emulated.check(q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, causal=True)
 
 
+def test_batches_strides_and_no_logarithms(emulated: Emulated, rng: np.random.Generator) -> None:
+    q, k, v = (rng.standard_normal((2, n, heads, 9))[..., :8].swapaxes(1, 2) for n, heads in ((7, 4), (9, 2), (9, 2)))
+    emulated.check(q, k, v, causal=True)
+    room = np.full((2, 7, 4, 19), 77.0)
+    with emulated.monkeypatch.context() as patched:
+        patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, emulator.guarded))
+        bg.attention(q, k, v, out=room[..., 1:17:2].swapaxes(1, 2))
+    np.testing.assert_allclose(room[..., 1:17:2].swapaxes(1, 2), bg.attention(q, k, v), rtol=1e-12, atol=1e-12)
+    room[..., 1:17:2] = 77
+    assert (room == 77).all()
+
+
 def test_nan_and_infinity_reach_those_who_see_them(emulated: Emulated, rng: np.random.Generator) -> None:
     q, k, v = operands(rng, 6, 6, heads=(1, 1))
     v[0, 0, 4] = np.nan

@@ -15,6 +15,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
+from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.host import ENGINE
 from bsrgemm._kernels import workspace
 from bsrgemm.dtypes import BFLOAT16
@@ -66,9 +67,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated
 
 
 def operands(
-    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, heads: tuple[int, int] = (2, 1), dtype: Any = F16
-) -> tuple[Any, ...]:
-    shapes = ((1, heads[0], S_q, D), (1, heads[1], S_k, D), (1, heads[1], S_k, D))
+    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, heads: tuple[int, int] = (2, 1), dtype: Any = F16,
+    batch: int = 1,
+) -> tuple[Any, ...]:  # fmt: skip
+    shapes = ((batch, heads[0], S_q, D), (batch, heads[1], S_k, D), (batch, heads[1], S_k, D))
     return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
 
 
@@ -100,6 +102,59 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     emulated.check(q, k, v, mask=bg.BlockMask.from_dense(rng.random((150, 200)) < 0.3, block=64), causal=True)
 
 
+@pytest.mark.parametrize(("pitch", "out_dtype"), [(64, F16), (65, F16), (72, F16), (65, np.dtype(np.float32))], ids=str)
+def test_batches_strides_and_no_logarithms(pitch, out_dtype, emulated, rng) -> None:
+    """Heads between rows; results in lines of any length, and nothing beside them; rows that are not finite."""
+    q, k, v = (x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in operands(rng, 40, 70, heads=(4, 2), batch=2))
+    v[1, 1, 65, 5] = np.inf
+    room = np.full((2, 40, 4, pitch), 77, out_dtype)
+    out = room[..., :64].swapaxes(1, 2)
+    with emulated.monkeypatch.context() as patched:
+        patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, emulator.guarded))
+        bg.attention(q, k, v, causal=True, out=out)
+    assert {plan.config.spec().entry for plan in attention_launch._plans.values()} == {"attention_sm90"}
+    want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    assert not np.isfinite(want).all()
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=0, atol=2e-3 * 5)
+    assert (room[..., 64:] == 77).all()
+
+
+@pytest.mark.parametrize("bad", [-1, 1000, 2**31 - 1, -(2**31)])
+def test_masks_that_were_spoiled_touch_nothing_outside(bad, emulated, rng) -> None:
+    """Whatever is read or written outside of the arrays ends the process."""
+    q, k, v = operands(rng, 70, 200, heads=(1, 1))
+    mask = bg.BlockMask.from_dense(rng.random((70, 200)) < 0.3, block=16)
+    tiles = attention_launch.mask_tiles.tiles
+    for name in ("first", "columns", "parts", "kinds", "order"):
+
+        def spoiled(*args: Any, name: str = name) -> Any:
+            found = tiles(*args)
+            getattr(found, name)[[0, -1] if name != "first" else [1]] = bad
+            return mask_tiles.Tiles(*(emulator.guarded(x) if isinstance(x, np.ndarray) else x for x in found))
+
+        attention_launch._plans.clear()
+        with emulated.monkeypatch.context() as patched:
+            patched.setattr(attention_launch.mask_tiles, "tiles", spoiled)
+            emulated.run(q, k, v, mask=mask, window=(180, 100) if name == "columns" else (-1, -1))
+
+
+def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
+    """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
+    with emulator.forbidden("repair(x, rows, lower);", folder):
+        emulated.check(*operands(rng, 70, 150), causal=True)
+        emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
+        q, k, v = operands(rng, 64, 400)  # maxima that climb by far, in the upper rows or in the lower ones
+        q[...], k[...] = np.sign(q[:, :1, :1]), 0.8 * np.sign(q[:, :1, :1]) * np.linspace(0, 30, 400)[:, None] / 8
+        for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
+            some = (q * 0.01).astype(F16)
+            some[:, :, rows] = q[:, :, rows]
+            emulated.check(some, k, v)
+        narrow = [x.astype(FLOAT8) for x in operands(rng, 64, 200, 64, (1, 1))]
+        scales = {name: 1.0 for name in ("q_scale", "k_scale", "v_scale")}
+        wide = [x.astype(np.float64) for x in narrow]
+        emulated.check(*(x.view(np.uint8) for x in narrow), wide, causal=True, out_dtype=np.float32, **scales)
+
+
 def test_sequences_of_different_lengths(emulated, rng) -> None:
     q, k, v = (rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1)))
     emulated.check(q, k, v, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
@@ -109,7 +164,7 @@ def test_maxima_that_climb_are_repaired(emulated, rng) -> None:
     q, k, v = operands(rng, 64, 400)
     ramp = np.linspace(0, 30, 400)[None, None, :, None]
     k = (np.abs(q).mean() * np.sign(q[:, :1, :1]) * ramp / 8).astype(F16)
-    q = np.broadcast_to(np.sign(q[:, :1, :1]), q.shape).astype(F16)
+    q = np.broadcast_to(np.sign(q[:, :1, :1]), q.shape).astype(F16, order="C")
     emulated.check(q, k, v)
 
 

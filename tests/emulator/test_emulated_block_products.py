@@ -69,6 +69,23 @@ def test_pairs_are_multiplied_and_added_up(shape, rng) -> None:
     np.testing.assert_array_equal(np.asarray(got), want)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("seeds", [range(4), range(4, 32)], ids=["few", "many"])
+def test_many_blocks_without_pairs_between_others(seeds, rng) -> None:
+    """A lane that is slow to look at a tile must find it, though nothing in the tile holds the other lanes up."""
+    a, b = put(integers(rng, (6, 64, 64))), put(integers(rng, (6, 64, 64)))
+    lengths = np.zeros(60, int)
+    lengths[[0, 9, 10, 31, 47, 59]] = 1
+    starts = np.cumsum(lengths) - lengths
+    lists = put(np.arange(6)), put(np.arange(6)[::-1].copy()), put(starts)
+    want = np.zeros((60, 64, 64))
+    want[lengths > 0] = a.astype(np.float64) @ b[::-1].astype(np.float64)
+    for seed in seeds:
+        with patch.dict("os.environ", BSRGEMM_EMULATOR_SEED=str(seed)):
+            got = block_products.pair_products(a, lists[0], b, lists[1], lists[2], F32)
+        np.testing.assert_array_equal(np.asarray(got), want)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 16, 18, 40, 100])
 def test_pairs_in_many_tiles(rows, rng) -> None:
     """Warpgroups take turns, over more stages than the ring has; in strips of 16 rows of one block to three."""

@@ -88,12 +88,13 @@ def attend(q: Any, k: Any, v: Any, seen: Any, scale: float, softcap: float | Non
 def check(
     rng: np.random.Generator, cache: Cache, group: int = 1, queries: int = 1, left: int | None = None,
     softcap: float | None = None, blocks: Any = None, block: int = 16, q: Array | None = None, out: Array | None = None,
+    logarithms: bool = True,
 ) -> None:  # fmt: skip
     B, H, D, D_v = cache.batch, cache.kv_heads, cache.head_dim, cache.value_dim
     if q is None:
         q = guarded(rng.standard_normal((B, H * group, queries, D)).astype(cache.dtype))
     out = guarded(np.full((B, H * group, queries, D_v), 77, cache.dtype)) if out is None else out
-    lse = guarded(np.full((B, H * group, queries), 77, np.float32))
+    lse = guarded(np.full((B, H * group, queries), 77, np.float32)) if logarithms else None
     scale, window = 0.3, cache.capacity if left is None else left
     kept = None if blocks is None else guarded(np.asarray(blocks, np.int32))
     decode_launch.decode(DecodeCall(q, cache, out, lse, scale, softcap, window, kept, block))  # type: ignore[arg-type]
@@ -113,7 +114,8 @@ def check(
             )
             got = np.asarray(out[b, h]).astype(np.float64)
             np.testing.assert_allclose(got, want, rtol=0, atol=ROUNDING[cache.dtype] * largest)
-            np.testing.assert_allclose(np.asarray(lse[b, h]), want_lse, rtol=1e-5, atol=2e-5)
+            if lse is not None:
+                np.testing.assert_allclose(np.asarray(lse[b, h]), want_lse, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 64), (128, 128), (64, 192), (256, 256)], ids=str)
@@ -133,6 +135,21 @@ def test_windows_and_softcap(rng) -> None:
     for left in (0, 5, 17, 40):
         check(rng, cache, 2, 3, left)
     check(rng, cache, 2, 3, softcap=1.5)
+    check(rng, cache, 2, 3, logarithms=False)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_reach_the_queries_that_see_them(bad, rng) -> None:
+    cache, queries = Cache(rng, [50, 33], 2), 4
+    q = guarded(rng.standard_normal((2, 4, queries, 64)).astype(F16))
+    for b, length in enumerate(cache.lengths):
+        cache.v[b, :, length - 2, 5] = bad  # seen by the last two queries
+    out = guarded(np.full(q.shape, 77, F16))
+    decode_launch.decode(DecodeCall(q, cache, out, None, 0.3, None, 64))  # type: ignore[arg-type]
+    finite = np.ones(out.shape, bool)
+    finite[:, :, 2:, 5] = False
+    np.testing.assert_array_equal(np.isfinite(out.astype(np.float64)), finite)
+    assert (out != 77).all()
 
 
 @pytest.mark.parametrize("page", [16, 32])
@@ -148,7 +165,16 @@ def test_pieces_are_joined_by_the_last_one(page, rng) -> None:
     check(rng, cache, 2, 2)
     (plan,) = decode_launch._plans.values()
     assert plan.grid[0] > 1
-    check(rng, cache, 2, 2)  # the counters are as they were
+    check(rng, cache, 2, 2, logarithms=False)  # the counters are as they were
+
+
+def test_many_pieces_of_many_heads_and_rows(rng) -> None:
+    """More pieces than a warp has lanes, tiles of rows in each of two heads, and sequences of which one has no key."""
+    cache = Cache(rng, [600, 0, 590], 2, capacity=608)
+    with patch.object(decode_launch, "pieces_of", lambda *args: (37, 1)):
+        check(rng, cache, 9, 4)
+    (plan,) = decode_launch._plans.values()
+    assert plan.grid == (37, 4, 3)
 
 
 def test_rising_scores_in_later_tiles_and_pieces(rng) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from bsrgemm._products import matrix_cache
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -66,6 +69,82 @@ def test_products_are_exact(dtype, out_dtype, block, columns, orders, how, rng) 
         out = laid_out(before, orders[1])
         multiply(A, B, out, acc, acc.type(alpha), acc.type(beta), **how)
         np.testing.assert_array_equal(np.asarray(out).astype(np.float64), alpha * want + beta * before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "columns", "orders", "transposed"),
+    [
+        *((F16, (32, 80), 40, "CC", False), (F16, (32, 48), 136, "FC", True), (F32, (32, 40), 36, "CF", False)),
+        *((F64, (16, 24), 26, "FC", False), (I8, (32, 64), 48, "CC", False), (F32, (64, 32), 132, "FF", True)),
+    ],
+    ids=str,
+)
+def test_nothing_is_read_or_written_beside_the_arrays(dtype, block, columns, orders, transposed, folder, rng) -> None:
+    """Of several batches; every block is stored, the last block column too."""
+
+    def lying(x: Any, order: str, before: bool) -> Array:
+        return guarded(x, before) if order == "C" else guarded(x.swapaxes(1, 2).copy(), before).swapaxes(1, 2)
+
+    acc = {F64: F64, I8: I32}.get(np.dtype(dtype), F32)
+    for before in (False, True):
+        with emulator.emulated(folder, lambda x, before=before: guarded(x, before), arch="sm_80"):
+            A = Matrix(rng, block, dtype, share=2.0)
+            A.data, A.indices, A.indptr = (guarded(x, before) for x in (A.data, A.indices, A.indptr))
+            dense = A.dense.T if transposed else A.dense
+            B = lying(rng.integers(-2, 3, (2, dense.shape[1], columns)).astype(dtype), orders[0], before)
+            out_dtype = I32 if dtype == I8 else dtype
+            out = lying(rng.integers(-2, 3, (2, dense.shape[0], columns)).astype(out_dtype), orders[1], before)
+            want = 2 * (dense @ np.asarray(B).astype(np.float64)) - np.asarray(out)
+            multiply(A, B, out, acc, acc.type(2), acc.type(-1), transposed=transposed)
+            np.testing.assert_array_equal(np.asarray(out).astype(np.float64), want)
+
+
+@pytest.mark.parametrize(("block", "order"), [((32, 32), "C"), ((64, 40), "F")], ids=str)
+def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(order, block, rng) -> None:
+    """Three products of tf32: exact where a sum meets none of these, and NaN or infinite where float64 says so."""
+    A = Matrix(rng, block, F32, rows=2, cols=3, share=2.0)
+    K = block[1]
+    numbers = rng.integers(-(2**18), 2**18, (A._shape[1], 72)).astype(F32)
+    exact = A.dense @ numbers.astype(np.float64)
+    out = put(np.zeros((A._shape[0], 72), F32))
+    multiply(A, laid_out(numbers, order), out, F32, F32.type(1), F32.type(0))
+    np.testing.assert_array_equal(np.asarray(out), exact.astype(F32))
+    for bad in (-np.inf, np.nan, 3e38):
+        spoiled = numbers.copy()
+        spoiled[[3, K + 5, 2 * K + 7], [2, 33, 71]] = bad
+        multiply(A, laid_out(spoiled, order), out, F32, F32.type(1), F32.type(0))
+        want = np.zeros(out.shape)
+        with np.errstate(all="ignore"):
+            for i, c in zip(*np.nonzero(np.abs(A.blocks).max(axis=(2, 3)) > 0), strict=True):
+                rows = slice(i * block[0], (i + 1) * block[0])
+                want[rows] += A.blocks[i, c] @ spoiled[c * K : (c + 1) * K].astype(np.float64)
+            want = want.astype(F32)
+        np.testing.assert_allclose(np.asarray(out), want, rtol=1e-6)
+        others = [n for n in range(72) if n not in (2, 33, 71)]
+        np.testing.assert_array_equal(np.asarray(out)[:, others], exact[:, others])
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_tiles_of_several_batches_for_few_ctas(most, rng) -> None:
+    A = Matrix(rng, (32, 32), F16, rows=7)
+    B = put(rng.integers(-2, 3, (3, A._shape[1], 200)).astype(F16))
+    out = put(np.full((3, A._shape[0], 200), 7, F32))
+    with emulator.few_ctas(most):
+        multiply(A, B, out, F32, F32.type(1), F32.type(0))
+    np.testing.assert_array_equal(np.asarray(out), A.dense @ np.asarray(B).astype(np.float64))
+
+
+def test_a_list_without_items_writes_nothing(rng) -> None:
+    A = Matrix(rng, (32, 32), F16)
+    out = put(np.full((A._shape[0], 40), 7, F32))
+    made = matrix_cache.MatrixCache.whole_items
+
+    def empty(*args: Any) -> Any:
+        return replace(made(*args), count=put(np.zeros(1, np.int32)))
+
+    with patch.object(matrix_cache.MatrixCache, "whole_items", empty):
+        multiply(A, put(np.ones((A._shape[1], 40), F16)), out, F32, F32.type(1), F32.type(0))
+    assert (out == 7).all()
 
 
 def test_nan_spreads_only_through_stored_blocks(rng) -> None:

@@ -74,8 +74,9 @@ class Matrix:
         dtype: np.dtype[Any],
         index: str = "i4",
         put: Callable[[Any], Array] = put,
+        rows: int = 6,
     ) -> None:
-        rows, cols = 6, 5
+        cols = 5
         row, col = np.nonzero(rng.random((rows, cols)) < 0.5)
         row, col = np.append(row, 2), np.append(col, 3)
         keep = (row != 0) & (row != rows - 1)
@@ -300,6 +301,48 @@ def test_products_of_pairs_of_blocks(dtype: np.dtype[Any], rng: np.random.Genera
         np.testing.assert_array_equal(got[s], want.astype(bool) if dtype.kind == "b" else want.astype(dtype))
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 2), (5, 2, 7)], ids=str)
+def test_lists_of_pairs_are_read_no_further_than_they_go(shape: tuple[int, int, int], folder: Path, rng: Any) -> None:
+    """Segments without pairs at both ends, bounds and pairs that were spoiled; lists end where the process would."""
+    (R, K, N), dtype = shape, np.dtype(np.float64)
+    for before in (False, True):
+
+        def put(x: Any, before: bool = before) -> Array:
+            return guarded(x, before)
+
+        with emulator.emulated(folder, put):
+            a, b = numbers(rng, (5, R, K), dtype), numbers(rng, (6, K, N), dtype)
+            for starts in ([0, 0, 3, 11, 11], [4], [-9, 2, 2**40, 5], [11]):
+                ia, ib = rng.integers(-1, 6, 11), rng.integers(-1, 7, 11)
+                got = products_cuda.ENGINE.pair_products(*map(put, (a, ia, b, ib, np.array(starts))), dtype)
+                for s, (first, last) in enumerate(itertools.pairwise(np.clip([*starts, 11], 0, 11))):
+                    want = np.zeros((R, N))
+                    for p, q in zip(ia[first:last], ib[first:last], strict=True):
+                        if 0 <= p < 5 and 0 <= q < 6:
+                            want += a[p] @ b[q]
+                    np.testing.assert_array_equal(got[s], want)
+
+
+@pytest.mark.parametrize("N", [1, 6])
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
+def test_sums_are_rounded_to_nearest_even(dtype: np.dtype[Any], N: int) -> None:
+    """Products of two numbers of 8 bits have up to 16: many are ties. Some overflow, some vanish, some are NaN."""
+    few = [1.0, 255, 129, 131, 193, 1.5, -1.0078125, 3.0, 257, 1e-4, 6e-8, -65504, 1e30, 1e-38, 3.3e38, np.inf, np.nan]
+    with np.errstate(over="ignore"):
+        x = np.array([*few, *np.arange(128, 256), *np.arange(-31, 32) / 7]).astype(dtype)
+        y = np.array(few[: N if N > 1 else 1] if N > 1 else [131.0]).astype(dtype)
+    for column in (y, y[::-1] * dtype.type(129)):
+        A = SimpleNamespace(data=put(x[:, None, None]), indices=put(np.zeros(len(x), "i4")))
+        A.indptr, A._shape = put(np.arange(len(x) + 1, dtype="i4")), (len(x), 1)
+        out = put(np.zeros((len(x), N), dtype))
+        emulator.run_product(A, put(column[None]), out, np.dtype(np.float32))
+        with np.errstate(all="ignore"):
+            want = (x.astype(np.float32)[:, None] * column.astype(np.float32)).astype(dtype)
+        assert (np.isnan(want) == np.isnan(np.asarray(out))).all()
+        there = ~np.isnan(want)
+        np.testing.assert_array_equal(np.asarray(out)[there].view(np.uint16), want[there].view(np.uint16))
+
+
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
 @pytest.mark.parametrize("operation", list(array_kernels.OPERATIONS))
 def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
@@ -346,6 +389,33 @@ def test_long_segments_are_reduced_by_many_lanes(
     got = cupy_backend.CupyBackend.segment_reduce(HOST, operation, guarded(values), guarded(spoiled), guarded(starts))
     want = getattr(np, operation).reduceat(values[kept], np.array([0, 1, 3, 39, 40, 168]), axis=0)
     np.testing.assert_array_equal(got.get(), want)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_loops_go_on_beyond_a_small_grid(most: int, rng: np.random.Generator) -> None:
+    f64 = np.dtype(np.float64)
+    with emulator.few_ctas(most):
+        for block, N, entry in (
+            ((2, 3), 70, "spmm"),
+            ((17, 9), 1, "spmv"),
+            ((40, 5), 1, "spmv"),
+            ((17, 13), 70, "gemm_simt"),
+        ):
+            A = Matrix(rng, *block, f64, rows=37)
+            B, out = (put(numbers(rng, (3, n, N), f64)) for n in A._shape[::-1])
+            want = 2 * (A.dense @ np.asarray(B)) - np.asarray(out)
+            assert multiply(A, B, out, 2, -1) == entry
+            np.testing.assert_array_equal(out.get(), want)
+        a, b, pairs = numbers(rng, (5, 3, 4), f64), numbers(rng, (6, 4, 2), f64), rng.integers(0, 5, (2, 400))
+        got = products_cuda.ENGINE.pair_products(*map(put, (a, pairs[0], b, pairs[1], np.arange(400))), f64)
+        np.testing.assert_array_equal(got, a[pairs[0]] @ b[pairs[1]])
+        values = numbers(rng, (900, 35), f64)
+        got = cupy_backend.CupyBackend.segment_reduce(HOST, "add", put(values), None, put(np.arange(0, 900, 3)))
+        np.testing.assert_array_equal(got, np.add.reduceat(values, np.arange(0, 900, 3), axis=0))
+        lengths = rng.integers(0, 9, 2000)
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        got = cupy_backend.CupyBackend.expand(HOST, put(bounds), int(bounds[-1]))
+        np.testing.assert_array_equal(got, np.repeat(np.arange(2000), lengths))
 
 
 @pytest.mark.parametrize("index", ["i4", "i8"])

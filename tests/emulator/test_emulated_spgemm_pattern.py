@@ -55,6 +55,12 @@ def test_pairs_and_columns_are_those_of_a_sort(
     assert_met(pattern(rng, rows, inner, most), pattern(rng, inner, cols, most), cols)
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_rows_beyond_a_small_grid(most: int, rng: np.random.Generator) -> None:
+    with emulator.few_ctas(most):
+        assert_met(pattern(rng, 90, 30, 4), pattern(rng, 30, 40, 4), 40)
+
+
 def test_wide_indices_of_either_matrix(rng: np.random.Generator) -> None:
     for index in ((np.int64, np.int32), (np.int32, np.int64)):
         assert_met(pattern(rng, 6, 5, 4, index[0]), pattern(rng, 5, 8, 4, index[1]), 8)

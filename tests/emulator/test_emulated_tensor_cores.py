@@ -38,10 +38,16 @@ class Matrix:
     """Random blocks with an empty row, and the same matrix dense."""
 
     def __init__(
-        self, rng: np.random.Generator, block: tuple[int, int], dtype: Any = F16, rows: int = 4, cols: int = 4
+        self,
+        rng: np.random.Generator,
+        block: tuple[int, int],
+        dtype: Any = F16,
+        rows: int = 4,
+        cols: int = 4,
+        share: float = 0.6,
     ):
         R, K = block
-        there = rng.random((rows, cols)) < 0.6
+        there = rng.random((rows, cols)) < share
         there[1], there[0, :2] = False, True
         row, col = np.nonzero(there)
         self.data = put(rng.integers(-2, 3, (len(row), R, K)).astype(dtype))
@@ -113,6 +119,16 @@ def test_batches_are_one_launch(rng) -> None:
     np.testing.assert_array_equal(np.asarray(out).astype(np.float64), A.dense @ np.asarray(B).astype(np.float64))
 
 
+@pytest.mark.parametrize(("block", "order"), [((64, 32), "C"), ((32, 32), "C"), ((64, 64), "F")], ids=str)
+def test_many_tiles_are_dealt_and_then_claimed_each_once(block, order, rng) -> None:
+    """Items of equal length: a CTA has rounds of tiles of its own before it claims others."""
+    A = Matrix(rng, block, rows=3, cols=3, share=2.0)
+    B = laid_out(rng.integers(-2, 3, (7, A._shape[1], 136)).astype(F16), order)
+    out = put(np.full((7, A._shape[0], 136), 7, F32))
+    multiply(A, B, out, 1.0, 1.0)
+    np.testing.assert_array_equal(np.asarray(out), 7 + A.dense @ np.asarray(B).astype(np.float64))
+
+
 def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     A = Matrix(rng, (128, 64), rows=2, cols=60)
     B = put(rng.integers(-1, 2, (A._shape[1], 64)).astype(F16))
@@ -134,7 +150,7 @@ def test_nan_spreads_only_through_stored_blocks(block, rng) -> None:
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), want)
 
 
-@pytest.mark.parametrize("block", [(32, 32), (64, 64), (128, 64)], ids=str)
+@pytest.mark.parametrize("block", [(32, 32), (64, 64), (128, 64), (64, 112)], ids=str)
 def test_infinity_and_nan_in_many_places_spread_only_through_stored_blocks(block, rng) -> None:
     """In every block column of B, in columns of every tile; sums that meet none of them are exact."""
     A = Matrix(rng, block, rows=6, cols=5)
@@ -154,6 +170,45 @@ def test_infinity_and_nan_in_many_places_spread_only_through_stored_blocks(block
         np.testing.assert_array_equal(np.asarray(out), want)
 
 
+@pytest.mark.parametrize(
+    ("block", "columns", "orders", "transposed", "out_dtype", "size"),
+    [
+        ((32, 32), 72, "CC", False, F16, (3, 4)),
+        ((16, 16), 136, "FC", True, F32, (5, 4)),
+        ((48, 80), 72, "CF", False, F16, (3, 2)),
+        ((32, 32), 64, "CC", False, F32, (2, 90)),  # in pieces
+        ((64, 64), 72, "CF", False, F32, (3, 3)),
+        ((128, 64), 136, "FC", False, F16, (3, 3)),
+    ],
+    ids=str,
+)
+def test_batches_beside_which_nothing_is_touched(
+    block, columns, orders, transposed, out_dtype, size, folder, rng
+) -> None:
+    """The second batch meets an infinity and a NaN; arrays end, or begin, where the process would."""
+
+    def lying(x: Any, order: str, before: bool) -> Array:
+        return guarded(x, before) if order == "C" else guarded(x.swapaxes(1, 2).copy(), before).swapaxes(1, 2)
+
+    for before, beta in ((False, 0.0), (True, -1.0)):
+        with emulator.emulated(folder, lambda x, before=before: guarded(x, before), arch="sm_90a"):
+            A = Matrix(rng, block, F16, *size)
+            A.data, A.indices, A.indptr = (guarded(x, before) for x in (A.data, A.indices, A.indptr))
+            blocks = A.blocks.swapaxes(0, 1).swapaxes(2, 3) if transposed else A.blocks
+            (rows, cols), (R, K) = blocks.shape[:2], blocks.shape[2:]
+            b = rng.integers(-2, 3, (2, cols * K, columns)).astype(F16)
+            b[1, [K + 2, 2 * K - 1], [columns - 1, 3]] = np.inf, np.nan
+            B = lying(b, orders[0], before)
+            out = lying(rng.integers(-2, 3, (2, rows * R, columns)).astype(out_dtype), orders[1], before)
+            want = beta * np.asarray(out).astype(np.float64)
+            for i, c in zip(*np.nonzero(np.abs(blocks).max(axis=(2, 3)) > 0), strict=True):
+                with np.errstate(invalid="ignore"):
+                    want[:, i * R : (i + 1) * R] += 2 * (blocks[i, c] @ b[:, c * K : (c + 1) * K].astype(np.float64))
+            plan = multiply(A, B, out, 2.0, beta, transposed=transposed)
+            assert (plan.scratch.floats > 0) == (size[1] == 90)
+            np.testing.assert_array_equal(np.asarray(out).astype(np.float64), want)
+
+
 @pytest.mark.parametrize("garbage", [-1, 2**31 - 1, 77, -(2**31)])
 @pytest.mark.parametrize("block", [(64, 64), (32, 32), (16, 16)], ids=str)
 def test_spoiled_indices_are_left_out_and_read_nothing_outside(block, garbage, folder, rng) -> None:
@@ -168,6 +223,12 @@ def test_spoiled_indices_are_left_out_and_read_nothing_outside(block, garbage, f
         out = guarded(np.full((A._shape[0], 64), np.nan, F16))
         multiply(A, B, out)
         np.testing.assert_array_equal(out.astype(np.float64), A.dense @ np.asarray(B).astype(np.float64))
+        spoiled = np.array(B)
+        spoiled[:: block[1], 3] = np.inf  # sums that are computed again leave them out too
+        multiply(A, guarded(spoiled), out)
+        assert not np.isfinite(out[:, 3].astype(np.float64)).all()
+        wanted = A.dense @ np.asarray(B).astype(np.float64)
+        np.testing.assert_array_equal(np.delete(out, 3, axis=1).astype(np.float64), np.delete(wanted, 3, axis=1))
         A.indptr[[1, 3]] = garbage
         out[...] = np.nan
         multiply(A, B, out)

@@ -21,7 +21,7 @@ def kernel(text: str, folder: Path) -> emulator.Kernel:
     """The kernel `tiny` of a source that is given as it is."""
     texts = {name: (emulator.HERE / name).read_text() for name in ("emulator.h", "emulated_ptx.h")}
     with patch.object(emulator, "_sources", lambda source: texts | {"tiny.cu": emulator._translated(text)}):
-        return emulator.load.__wrapped__(KernelSpec("tiny.cu", "tiny"), folder)
+        return emulator.compiled(KernelSpec("tiny.cu", "tiny"), folder)
 
 
 def ended(text: str, folder: Path, shared: int = 0) -> str:

@@ -201,6 +201,103 @@ ERRORS: tuple[Error, ...] = (
         "batch * heads * pieces * config.rows * (D_v + 2) if pieces > 1 else 0",
         "batch * heads * config.rows * (D_v + 2) if pieces > 1 else 0",
     ),
+    # ------------------------------------------------------------------------------------------------------ Kernels
+    Error(
+        "a maximum that is NaN is forgotten",
+        "cuda/segment.cu",
+        "if (is_nan(b)) return kIgnoreNan ? a : b;",
+        "if (is_nan(b)) return a;",
+    ),
+    Error(
+        "complex numbers are compared by their real parts",
+        "cuda/segment.cu",
+        "return a.re < b.re || (a.re == b.re && a.im < b.im);",
+        "return a.re < b.re;",
+    ),
+    Error(
+        "a lane without a row says 0",
+        "cuda/segment.cu",
+        "if (any && other_any) acc =",
+        "if (true) acc =",
+    ),
+    Error(
+        "an order that was spoiled is believed",
+        "cuda/segment.cu",
+        "if (!in_range(row, rows)) continue;",
+        "",
+    ),
+    Error(
+        "the counter of pieces is not reset",
+        "cuda/decode.cu",
+        "if (is_last) *arrived = 0;",
+        "",
+    ),
+    Error(
+        "pieces are added without their weights",
+        "cuda/decode.cu",
+        "const f32 weight = shared.join.weights[row][i];",
+        "const f32 weight = 1.f;",
+    ),
+    Error(
+        "a page out of range is read",
+        "cuda/decode.cu",
+        "min(max(p.table[i64(batch) * p.table_width + key / p.page], 0), p.pages - 1)",
+        "max(p.table[i64(batch) * p.table_width + key / p.page], 0)",
+    ),
+    Error(
+        "values that a query does not see are multiplied by 0",
+        "cuda/decode.cu",
+        "if (masked && p.queries > 1)",
+        "if (false)",
+    ),
+    Error(
+        "a pair out of range is multiplied",
+        "cuda/block_products_sm90.cu",
+        "block_b = int(in_range(right, problem.b_blocks) ? i64(right) : problem.b_blocks);",
+        "block_b = int(right);",
+    ),
+    Error(
+        "a block of the result without pairs is not zero",
+        "cuda/block_products_sm90.cu",
+        "if (begin == end) sums[h][i] = 0;",
+        "",
+    ),
+    Error(
+        "the last columns of a block are stored beside it",
+        "cuda/block_products_sm90.cu",
+        "if (part >= x.end || column >= problem.N) return nullptr;",
+        "if (part >= x.end) return nullptr;",
+    ),
+    Error(
+        "stages are released before they are read",
+        "cuda/block_products_sm90.cu",
+        "wgmma_wait<1>();\n      if (threadIdx.x % 32 == 0) arrive(shared.empty[(i - 1) % kStages]);",
+        "if (threadIdx.x % 32 == 0) arrive(shared.empty[i % kStages]);",
+    ),
+    Error(
+        "the tail of K is multiplied whole",
+        "cuda/gemm_sm90.cu",
+        "if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);\n        else",
+        "",
+    ),
+    Error(
+        "sums that an absent block spoiled are stored",
+        "cuda/gemm_sm90.cu",
+        "if constexpr (kFromRegisters) spoiled.look_at(sums);",
+        "",
+    ),
+    Error(
+        "a mask of another head is read",
+        "cuda/common/attention.cuh",
+        "(a.pattern_group ? x.head / a.pattern_group : 0)",
+        "(a.pattern_group ? x.head : 0)",
+    ),
+    Error(
+        "sums climb before they fade",
+        "cuda/attention_sm80.cu",
+        "total[m][0] *= fade[m][0], total[m][1] *= fade[m][1];",
+        "",
+    ),
 )
 
 

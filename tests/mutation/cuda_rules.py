@@ -11,6 +11,7 @@ _HIDDEN = re.compile(
     r"""
     //[^\n]* | /\*.*?\*/                                   # comments
   | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'               # strings
+  | ^\#ifdef\ STRESS.*?^\#endif | ^\#if\ __CUDA_ARCH__\ >=\ 900.*?^\#else  # what the emulator does not compile
   | ^[ \t]*\#(?:[^\n\\]|\\\n|\\.)*                          # preprocessor lines
   | \b(?:static_assert|alignas|__align__|__launch_bounds__)\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)
     """,

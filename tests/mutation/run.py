@@ -166,10 +166,14 @@ def equivalents(path: Path | None = None) -> list[dict[str, str]]:
 def is_equivalent(site: Site, text: str, known: list[dict[str, str]]) -> bool:
     """Is this error listed as one that changes no result?"""
     line, changed = site.line(text), site.changed_line(text)
+    lines, number = text.split("\n"), text.count("\n", 0, site.start)
+    above, below = (lines[n].strip() if 0 <= n < len(lines) else "" for n in (number - 1, number + 1))
     return any(
         fnmatch(site.file, entry.get("file", "*"))
         and entry.get("rule", site.rule) == site.rule
         and entry.get("line", line) == line
+        and entry.get("above", above) == above
+        and entry.get("below", below) == below
         and entry.get("changed", changed) == changed
         and re.search(entry.get("matches", ""), line) is not None
         for entry in known

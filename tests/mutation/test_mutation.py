@@ -133,7 +133,9 @@ def test_an_equivalent_error_is_not_drawn() -> None:
     same = {"file": "bsrgemm/*", "line": "return a < 1", "reason": "x"}
     assert run.is_equivalent(site, text, [same])
     assert run.is_equivalent(site, text, [{**same, "changed": site.changed_line(text)}])
-    for other in ({"file": "cuda/*"}, {"line": "return a"}, {"changed": "return a"}, {"rule": "operator"}):
+    assert run.is_equivalent(site, text, [{**same, "above": "def f(a):", "below": ""}])
+    others = ({"file": "cuda/*"}, {"line": "return a"}, {"changed": "return a"}, {"rule": "operator"})
+    for other in (*others, {"above": ""}, {"below": "x"}):
         assert not run.is_equivalent(site, text, [{**same, **other}])
 
 
