@@ -4,6 +4,7 @@ The class `bsr_array` has the interface of `scipy.sparse.bsr_array`, on the CPU 
 """
 
 from ._array.assemble import block_array, block_diag, hstack, kron, vstack
+from ._array.files import load_npz, save_npz
 from ._array.norms import norm
 from ._attention.attention import attention
 from ._attention.decode import attention_decode
@@ -36,10 +37,12 @@ __all__ = [
     "hstack",
     "info",
     "kron",
+    "load_npz",
     "matmul",
     "matmul_backward",
     "norm",
     "plan",
+    "save_npz",
     "sddmm",
     "tune",
     "vstack",
