@@ -88,6 +88,12 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of `data`, `indices` and `indptr`; for a transpose, those that they have when they are built."""
+        data, indices, indptr = self._source()[0]._blocks
+        return int(data.nbytes + indices.nbytes + (self._block_shape[0] + 1) * indptr.itemsize)
+
     # ------------------------------------------------------------------------------------- moving
     def _to(self, backend: Backend) -> Any:
         if backend is self._backend:
