@@ -74,6 +74,19 @@ def test_every_difference_counts(backend: Backend) -> None:
     assert len({a, *others}) == len(others) + 1
 
 
+def test_masks_that_differ_in_one_respect_only(backend: Backend) -> None:
+    options: dict[str, Any] = {"block": 16, "device": backend.name}
+    full = BlockMask.full(96, 96, **options)
+    pairs = [
+        (full, BlockMask.full(96, 90, **options)),
+        (full, BlockMask.full(192, 96, block=(32, 16), device=backend.name)),
+        (BlockMask.stack([full, full]), BlockMask.stack([full, full], axis="batch")),
+        tuple(BlockMask.random(96, 96, per_row=1, seed=seed, **options) for seed in (1, 2)),
+    ]
+    for a, b in pairs:
+        assert len(a.indices) == len(b.indices) and a == a and a != b
+
+
 def test_masks_without_blocks_and_other_objects(backend: Backend) -> None:
     a = causal(backend)
     none = ~BlockMask.full(40, block=16, device=backend.name)
