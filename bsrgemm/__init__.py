@@ -4,6 +4,8 @@ The class `bsr_array` has the interface of `scipy.sparse.bsr_array`, on the CPU 
 """
 
 from ._array.assemble import block_array, block_diag, hstack, kron, vstack
+from ._array.create import diags, eye, random
+from ._array.files import load_npz, save_npz
 from ._array.norms import norm
 from ._attention.attention import attention
 from ._attention.decode import attention_decode
@@ -31,15 +33,20 @@ __all__ = [
     "bsr_array",
     "bsr_matrix",
     "default_device",
+    "diags",
+    "eye",
     "from_dense",
     "get_array_module",
     "hstack",
     "info",
     "kron",
+    "load_npz",
     "matmul",
     "matmul_backward",
     "norm",
     "plan",
+    "random",
+    "save_npz",
     "sddmm",
     "tune",
     "vstack",

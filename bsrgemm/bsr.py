@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import inspect
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from ._array.blocks import BlockTools
 from ._array.construct import check_blocksize, find_backend, parse
 from ._array.convert import full_shape
 from ._array.index import Indexing
-from ._array.leaves import leaf, register_leaf, register_public
+from ._array.leaves import leaf, leaf_of, register_leaf, register_public
 from ._array.reduce import Reductions
 from ._backend import structure
 from ._backend.base import Array, Backend, Blocks
@@ -58,6 +60,10 @@ _FORMS = """
 
     Notes
     -----
+    A subclass works on every device. Results of its methods are of the subclass too, but its ``__init__`` is not called
+    for them, and attributes that it adds are neither copied nor pickled. Functions such as `vstack` return the class
+    itself.
+
     The index arrays of `arg1` are checked once; on the GPU this waits. A BSR matrix of bsrgemm is not checked again.
 """
 
@@ -65,9 +71,25 @@ _FORMS = """
 class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling):
     """The base of `bsr_array` and `bsr_matrix`: construction, moves between devices, and pickling."""
 
+    __signature__: ClassVar[inspect.Signature]
+    #: The class that a user names: `bsr_array`, `bsr_matrix` or a subclass of one.
+    _general: ClassVar[type[Any]]
+    #: The classes of a user's subclass, one for each backend.
+    _own_leaves: ClassVar[dict[Backend, type[Any]]]
+    #: Whether this is one of them.
+    _of_subclass: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Editors and inspect.signature would show the parameters of __new__, which takes anything.
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(parameters)
+        if not hasattr(cls, "_backend"):
+            cls._general, cls._own_leaves = cls, {}
+
     def __new__(cls, arg1: Any = None, *args: Any, **kwargs: Any) -> Self:
-        if not hasattr(cls, "_backend"):  # for bsr_array and bsr_matrix themselves the data decides about the backend
-            return object.__new__(leaf(find_backend(arg1, kwargs.get("device")), cls._is_array))
+        if not hasattr(cls, "_backend"):  # the data decides about the backend
+            return object.__new__(leaf_of(find_backend(arg1, kwargs.get("device")), cls))
         return object.__new__(cls)
 
     def __init__(
@@ -81,6 +103,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         maxprint: int | None = None,
         device: str | None = None,
     ) -> None:
+        if self._of_subclass:  # its __init__ may have other arguments than those by which __new__ chose a backend
+            self.__class__ = leaf_of(find_backend(arg1, device), self._general)
         if device is not None and by_name(device) is not self._backend:
             raise ValueError(
                 f"device: wanted {self._backend.name!r} for {type(self).__name__}, got {device!r}; bsr_array takes both"
@@ -88,13 +112,19 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of `data`, `indices` and `indptr`; for a transpose, those that they have when they are built."""
+        data, indices, indptr = self._source()[0]._blocks
+        return int(data.nbytes + indices.nbytes + (self._block_shape[0] + 1) * indptr.itemsize)
+
     # ------------------------------------------------------------------------------------- moving
     def _to(self, backend: Backend) -> Any:
         if backend is self._backend:
             return self
         check_dtype(self.dtype, backend.dtypes)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
-        return object.__new__(leaf(backend, self._is_array))._set(
+        return object.__new__(leaf_of(backend, self._general))._set(
             Blocks(*arrays),
             self._shape,
             canonical=self._known_canonical or self._has_canonical_format,
@@ -102,13 +132,17 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
             maxprint=self.maxprint,
         )
 
-    def to_device(self, device: str) -> Any:
-        """Move this matrix to a device.
+    def to_device(self, device: str, *, stream: Any = None) -> Any:
+        """Move this matrix to a device, as in the array API standard.
 
         Parameters
         ----------
         device : {"cpu", "cuda"}
             The device; "cuda" is the current CUDA device of CuPy.
+        stream : int or stream, optional
+            The CUDA stream on which a copy to the GPU is enqueued, by default CuPy's current stream: a stream of CuPy
+            or PyTorch, or an integer as in DLPack, which is 1 for the default stream, 2 for that of each thread, or the
+            address of a stream. For "cpu" it must be None; `get` takes a stream.
 
         Returns
         -------
@@ -118,15 +152,16 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         Raises
         ------
         ValueError
-            If there is no device of this name.
+            If there is no device of this name, or `stream` is given for "cpu" or is no such integer.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
         TypeError
-            If a matrix on the GPU cannot have the dtype (long double).
+            If a matrix on the GPU cannot have the dtype (long double), or `stream` is not a stream.
 
         Notes
         -----
-        A copy to the CPU waits for the GPU.
+        A copy to the CPU waits for the GPU. Work on another stream than `stream` must wait for `stream` before it reads
+        the copy.
 
         Examples
         --------
@@ -135,7 +170,13 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         >>> A.to_device("cpu") is A
         True
         """
-        return self._to(by_name(device))
+        backend = by_name(device)
+        if stream is None:
+            return self._to(backend)
+        if backend is host():
+            raise ValueError(f"stream: wanted None for device 'cpu', got {stream!r}; A.get(stream) copies on a stream")
+        with _stream(backend, stream):
+            return self._to(backend)
 
     def get(self, stream: Any = None) -> Any:
         """Return a copy of this matrix on the CPU, like ``cupy.ndarray.get``.
@@ -172,6 +213,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._backend is host():
+            if self._of_subclass:  # pickle does not find the class by its name
+                return _unpickled, (self._general,), self.__getstate__()
             return super().__reduce_ex__(max(2, protocol))
         return _move, (self.get(), self._backend.name)
 
@@ -498,6 +541,27 @@ def _position(i: int, n: int) -> int:
 
 def _move(A: Any, device: str) -> Any:
     return A.to_device(device)
+
+
+def _unpickled(cls: type[Any]) -> Any:
+    return object.__new__(leaf_of(host(), cls))
+
+
+def _stream(backend: Backend, stream: Any) -> AbstractContextManager[Any]:
+    """Return a stream of CuPy, for a stream of CuPy or PyTorch, or an integer with the meaning that DLPack gives it."""
+    cuda = backend.xp.cuda
+    if isinstance(stream, cuda.Stream | cuda.ExternalStream):
+        return stream
+    address = getattr(stream, "cuda_stream", stream)
+    if isinstance(address, bool) or not isinstance(address, int | np.integer):
+        raise TypeError(f"stream: wanted a stream of CuPy or PyTorch, an integer or None, got {type(stream).__name__}")
+    if address == 1 or (address == 0 and address is not stream):  # PyTorch writes the default stream as 0
+        return cuda.Stream.null
+    if address == 2:
+        return cuda.Stream.ptds
+    if address < 1:
+        raise ValueError(f"stream: wanted 1, 2 or the address of a CUDA stream, got {stream!r}")
+    return cuda.ExternalStream(int(address))
 
 
 @register_leaf

@@ -1,5 +1,7 @@
 """A registry of the classes that hold data: for each backend one array class and one matrix class.
 
+A subclass that a user writes of `bsr_array` or `bsr_matrix` gets such classes of its own.
+
 These classes also have products, so `bsrgemm/bsr.py` defines them, above this package. It registers them here, so that
 the modules of this package can create a matrix without importing `bsrgemm/bsr.py`. A class that is missing for a
 backend is created when it is first needed.
@@ -32,12 +34,23 @@ def leaf(backend: Backend, is_array: bool) -> type[Any]:
     found = _leaves.get((backend, is_array))
     if found is not None:
         return found
-    base = _public[is_array]
-    body = {
+    return _leaves.setdefault((backend, is_array), _made(backend, _public[is_array], {}))
+
+
+def leaf_of(backend: Backend, cls: type[Any]) -> type[Any]:
+    """Return the class whose data lives in `backend` for `bsr_array`, `bsr_matrix` or a user's subclass of one."""
+    if cls is _public[cls._is_array]:
+        return leaf(backend, cls._is_array)
+    found: type[Any] | None = cls._own_leaves.get(backend)
+    return found or cls._own_leaves.setdefault(backend, _made(backend, cls, {"_of_subclass": True}))
+
+
+def _made(backend: Backend, base: type[Any], body: dict[str, Any]) -> type[Any]:
+    """Make a subclass of `base` whose data lives in `backend`."""
+    body = body | {
         "__doc__": f"`{base.__name__}` with {backend.xp.__name__} arrays.",
         "__module__": base.__module__,
         "__array_priority__": backend.array_priority,
         "_backend": backend,
     }
-    made = type(f"{backend.name}_{base.__name__}", (base, *backend.bases(is_array)), body)
-    return _leaves.setdefault((backend, is_array), made)
+    return type(f"{backend.name}_{base.__name__}", (base, *backend.bases(base._is_array)), body)

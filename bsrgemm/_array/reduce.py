@@ -248,7 +248,10 @@ class Reductions(Conversions):
         side = blocks.data.shape[2 - line]
         spread = xp.zeros((self._shape[1 - line] // side, side), values.dtype)
         spread[filled] = values
-        return self._sparse_vector(_narrow(spread.reshape(-1), self.dtype), line)
+        vector = _narrow(spread.reshape(-1), self.dtype)
+        if self.dtype not in self._backend.foreign_dtypes:  # COO does not support it
+            return self._line_result(vector, line)
+        return self._sparse_vector(vector, line)
 
     def _fold_blocks(self, name: str, data: Array, axis: int) -> Array:
         """Reduce one axis of the blocks with ``maximum``, ``minimum``, ``fmax`` or ``fmin``."""
@@ -299,17 +302,18 @@ class Reductions(Conversions):
 
         Returns
         -------
-        number, coo_array or coo_matrix
+        number, coo_array, coo_matrix or array
             A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
             `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
-            The dtype is that of this matrix.
+            If COO does not support the dtype (float16 and bfloat16, and integers on the GPU), a dense array of that
+            shape, as `sum` returns it. The dtype is that of this matrix.
 
         Raises
         ------
         ValueError
             If there are no elements to compare, the axis is out of range, or `out` is given.
         TypeError
-            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+            If the axis is not an integer.
 
         Notes
         -----
@@ -324,6 +328,8 @@ class Reductions(Conversions):
         (np.float64(4.0), array([0., 4.]))
         >>> A.max(axis=1, explicit=True).toarray()
         array([-1.,  4.])
+        >>> A.astype(np.float16).max(axis=1)
+        array([0., 4.], dtype=float16)
         """
         return self._extreme_over(axis, out, "maximum", explicit)
 
@@ -341,17 +347,18 @@ class Reductions(Conversions):
 
         Returns
         -------
-        number, coo_array or coo_matrix
+        number, coo_array, coo_matrix or array
             A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
             `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
-            The dtype is that of this matrix.
+            If COO does not support the dtype (float16 and bfloat16, and integers on the GPU), a dense array of that
+            shape, as `sum` returns it. The dtype is that of this matrix.
 
         Raises
         ------
         ValueError
             If there are no elements to compare, the axis is out of range, or `out` is given.
         TypeError
-            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+            If the axis is not an integer.
 
         Notes
         -----
@@ -383,17 +390,18 @@ class Reductions(Conversions):
 
         Returns
         -------
-        number, coo_array or coo_matrix
+        number, coo_array, coo_matrix or array
             A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
             `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
-            The dtype is that of this matrix.
+            If COO does not support the dtype (float16 and bfloat16, and integers on the GPU), a dense array of that
+            shape, as `sum` returns it. The dtype is that of this matrix.
 
         Raises
         ------
         ValueError
             If there are no elements to compare, the axis is out of range, or `out` is given.
         TypeError
-            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+            If the axis is not an integer.
 
         Notes
         -----
@@ -423,17 +431,18 @@ class Reductions(Conversions):
 
         Returns
         -------
-        number, coo_array or coo_matrix
+        number, coo_array, coo_matrix or array
             A number for all elements; on the GPU a 0-d array, unless nothing is stored. With an axis, a COO vector of
             `scipy.sparse` or `cupyx.scipy.sparse`, of shape (N,) or (M,); for a `bsr_matrix` of shape (1, N) or (M, 1).
-            The dtype is that of this matrix.
+            If COO does not support the dtype (float16 and bfloat16, and integers on the GPU), a dense array of that
+            shape, as `sum` returns it. The dtype is that of this matrix.
 
         Raises
         ------
         ValueError
             If there are no elements to compare, the axis is out of range, or `out` is given.
         TypeError
-            If the axis is not an integer, or with an axis if COO does not support the dtype; see `tocoo`.
+            If the axis is not an integer.
 
         Notes
         -----

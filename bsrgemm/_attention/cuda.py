@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .._backend import registry
+from .._backend.base import Array
+from .._kernels.workspace import retain_for_graph
 from . import decode_launch, launch
 from .call import AttentionCall, DecodeCall
 from .engine import AttentionEngine, Launch
@@ -10,6 +14,9 @@ from .engine import AttentionEngine, Launch
 
 class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
+
+    def temporary(self, make: Callable[[], Array]) -> Array:
+        return retain_for_graph(make)
 
     def forward(self, call: AttentionCall) -> Launch | None:
         return launch.forward(self.backend, call)

@@ -48,10 +48,11 @@ def attention_decode(
         cache's heads: query head h reads head ``h // (H_q // H_kv)``.
     cache : KVCache
         Keys and values; each sequence is read up to its own length.
-    blocks : array of int32 (batch or 1, H_kv or 1, n), optional
+    blocks : array of integers (batch or 1, H_kv or 1, n), or nested lists, optional
         Sparse decode: the numbers of the blocks of keys that are read, each once and in any order. If there are fewer
         than n, the rest is -1 or any number without a block. Block j is keys ``j * block`` to ``(j + 1) * block - 1``
-        of a sequence.
+        of a sequence. An array of int32 is read where it is; other integers are converted in each call, and lists are
+        copied to the device in each call.
     block : int, optional
         Keys of a block, a multiple of 16. With a paged cache it is the size of a page, which is then the default.
     window : (left, right), optional
@@ -106,7 +107,7 @@ def attention_decode(
     array([15.5, 15.5, 47.5, 47.5], dtype=float32)
     >>> bg.attention_decode(q, cache, window=(1, 0))[0, :, 0, 0]
     array([30.5, 30.5, 62.5, 62.5], dtype=float32)
-    >>> bg.attention_decode(q, cache, blocks=np.array([[[0]]], np.int32), block=16)[0, :, 0, 0]
+    >>> bg.attention_decode(q, cache, blocks=[[[0]]], block=16)[0, :, 0, 0]
     array([ 7.5,  7.5, 39.5, 39.5], dtype=float32)
     """
     if not isinstance(cache, KVCache):
@@ -136,6 +137,9 @@ def attention_decode(
     cap = None if softcap is None else checked_number(softcap, "softcap", acc, positive=True)
     if blocks is not None or block is not None:
         blocks, block = _check_blocks(blocks, block, cache)
+        if blocks.dtype != np.int32:
+            wide = blocks
+            blocks = ENGINES.of(backend).temporary(lambda: _in_32_bits(backend.xp, wide))
     shape = (*q.shape[:-1], cache.value_dim)
     result = backend.xp.empty(shape, cache.dtype) if out is None else _check_out(out, shape, q, cache)
     out4 = result if layout == "bhsd" else result.swapaxes(1, 2)
@@ -159,15 +163,34 @@ def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
         raise ValueError(f"block: wanted a multiple of {TILE}, got {block}")
     if cache.page not in (None, block):
         raise ValueError(f"block: wanted {cache.page}, a page of the cache, got {block}")
+    if isinstance(blocks, list | tuple):
+        blocks = cache._backend.from_host(_listed(blocks))
     blocks = dense_of(cache._backend, blocks, "blocks")
-    if blocks.dtype != np.int32:
-        raise TypeError(f"blocks: wanted int32, got {blocks.dtype}")
+    if blocks.dtype.kind not in "iu":
+        raise TypeError(f"blocks: wanted integers, got {blocks.dtype}")
     B, H = cache.batch, cache.kv_heads
     if blocks.ndim != 3 or blocks.shape[0] not in (1, B) or blocks.shape[1] not in (1, H):
         raise ValueError(f"blocks: wanted shape ({B} or 1, {H} or 1, n), got {blocks.shape}")
     if blocks.shape[2] * (block // TILE) >= _MOST_STEPS:
         raise ValueError(f"blocks: wanted fewer than 2**34 keys in all, got {blocks.shape[2]} blocks of {block}")
     return blocks, int(block)
+
+
+def _listed(blocks: Any) -> Array:
+    """Return nested lists of numbers as an array of int32."""
+    try:
+        numbers = np.asarray(blocks)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"blocks: wanted nested lists of integers, all of one length: {error}") from None
+    if numbers.dtype.kind not in "iu" and numbers.size:
+        raise TypeError(f"blocks: wanted integers, got {numbers.dtype}")
+    return _in_32_bits(np, numbers)
+
+
+def _in_32_bits(xp: Any, blocks: Array) -> Array:
+    """Return block numbers in int32; a number that does not fit has no block, as -1 has none."""
+    outside = (blocks < 0) | (blocks > np.iinfo(np.int32).max)
+    return xp.where(outside, np.int32(-1), blocks.astype(np.int32))
 
 
 def _check_out(out: Any, shape: tuple[int, ...], q: Array, cache: KVCache) -> Array:

@@ -31,6 +31,10 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions):
     Masks are built by the class methods. ``a & b`` allows what both masks allow, ``a | b`` what either allows, ``~a``
     what `a` does not allow. Patterns may differ by batch and head; one pattern of `a` serves all patterns of `b`.
 
+    ``a == b`` is True if both masks have the same shape, block and numbers of patterns and allow the same pairs,
+    however they were made; masks on different devices cannot be compared. Masks can be members of sets and keys of
+    dictionaries, where equal masks are the same key.
+
     Parameters
     ----------
     backend : Backend
@@ -64,7 +68,7 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions):
 
     Notes
     -----
-    On a GPU, ``&``, ``|``, ``~``, `density`, `allowed` and ``repr`` wait for the GPU.
+    On a GPU, ``&``, ``|``, ``~``, ``==``, `density`, `allowed` and ``repr`` wait for the GPU.
 
     Examples
     --------
@@ -104,6 +108,34 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions):
     def device(self) -> Any:
         """The device that holds the mask: "cpu", or the CuPy device."""
         return self._backend.device_of(self.indices)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockMask):
+            return NotImplemented
+        if self is other:
+            return True
+        if other._backend is not self._backend:
+            raise TypeError(
+                f"==: masks on {self._backend.name!r} and {other._backend.name!r} cannot be compared: nothing is moved "
+                "silently. Compare a.get() == b.get()"
+            )
+        if (self.shape, self.block, self.heads) != (other.shape, other.block, other.heads):
+            return False
+        if len(self.indices) != len(other.indices):
+            return False
+        xp = self._backend.xp
+        pairs = ((self.indptr, other.indptr), (self.indices, other.indices), (self.kinds < 0, other.kinds < 0))
+        if not all(bool((a == b).all()) for a, b in pairs):  # synchronize!
+            return False
+        part = xp.flatnonzero(self.kinds >= 0)  # synchronize!
+        # Masks number their element masks differently; each pair of numbers that meets in a block is compared once.
+        codes = xp.unique(self.kinds[part].astype(np.int64) * max(len(other.bits), 1) + other.kinds[part])
+        a, b = codes // max(len(other.bits), 1), codes % max(len(other.bits), 1)
+        return bool((self.bits[a] == other.bits[b]).all())  # synchronize!
+
+    def __hash__(self) -> int:
+        """Return a number that is the same for equal masks; nothing waits for the GPU."""
+        return hash((self.shape, self.block, self.heads, len(self.indices)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the mask for a copy or a pickle, without lists and launches, which are made for one object alone."""

@@ -208,7 +208,8 @@ class PatternMasks(Combinations):
         Raises
         ------
         ValueError
-            If an argument is out of range, or `device` is not the name of a device.
+            If an argument is out of range, for example `per_row` above the number of block columns, or `device` is not
+            the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
 
@@ -226,7 +227,9 @@ class PatternMasks(Combinations):
         xp = grid.backend.xp
         rows, cols = grid.counts
         heads = check_heads(heads)
-        per_row = min(check_count("per_row", per_row), cols)
+        per_row = check_count("per_row", per_row)
+        if per_row > cols:
+            raise ValueError(f"per_row: wanted at most {cols}, the number of block columns, got {per_row}")
         all_rows = heads[0] * heads[1] * rows
         strips = np.arange(per_row + 1, dtype=np.uint64) * np.uint64(cols) // np.uint64(max(1, per_row))
         first, width = grid.backend.from_host(np.stack([strips[:-1], strips[1:] - strips[:-1]]))

@@ -14,6 +14,7 @@ from .._array.base import BsrBase
 from .._array.construct import from_sparse
 from .._array.convert import Conversions
 from .._backend.base import Array, Backend, Blocks
+from .._backend.registry import backend_of
 from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
 from .call import ProductCall
 from .engine import ENGINES
@@ -44,6 +45,8 @@ def matmul(
     scale_b: Any = None,
 ) -> Any:
     """Return ``alpha * (A @ B) + beta * out`` for a BSR `A` and a dense `B`, or for a dense `A` and a BSR `B`.
+
+    For two sparse operands, of which at least one is BSR, it returns ``A @ B`` in BSR and takes no options.
 
     Parameters
     ----------
@@ -76,19 +79,21 @@ def matmul(
 
     Returns
     -------
-    array
-        `out` if it was given, otherwise a new array on the device of the operands.
+    array, bsr_array or bsr_matrix
+        `out` if it was given, otherwise a new array on the device of the operands; a BSR matrix if both operands are
+        sparse.
 
     Raises
     ------
     TypeError
-        If neither operand is a BSR matrix, if the other one is not a dense array on the same device, if a dtype is not
-        supported, if the result's dtype cannot hold the product (complex to real, float to integer), if `alpha`,
+        If neither operand is a BSR matrix, if the other one is not an array or matrix on the same device, if a dtype is
+        not supported, if the result's dtype cannot hold the product (complex to real, float to integer), if `alpha`,
         `beta`, `scale_a` or `scale_b` is not a suitable number, or if a scale is given for operands that are not fp8.
     ValueError
         If the shapes do not agree, if the dense operand does not have 1, 2 or 3 dimensions, if `out` has a wrong shape
         or dtype, is read-only, overlaps an operand or has elements that share memory, if `beta` is not 0 and there is
-        no `out`, or if `precision` is unknown or is given for other dtypes than float32 and complex64.
+        no `out`, if `precision` is unknown or is given for other dtypes than float32 and complex64, or if an option
+        is given for two sparse operands.
     RuntimeError
         If the GPU is older than compute capability 7.5, or if NVRTC is missing or does not support the GPU.
 
@@ -118,6 +123,11 @@ def matmul(
     >>> bg.matmul(A, np.ones(4), out=out, beta=100)
     array([101., 102., 103., 104.])
 
+    Two sparse operands give a sparse matrix:
+
+    >>> bg.matmul(A, A).diagonal()
+    array([ 1.,  4.,  9., 16.])
+
     fp8 operands are bytes, and each can have a factor:
 
     >>> from ml_dtypes import float8_e4m3fn
@@ -134,12 +144,33 @@ def matmul(
         scale = _scale(scale_a, "scale_a") * _scale(scale_b, "scale_b")
     options = (out, out_dtype, alpha, beta, precision, scale)
     if isinstance(A, BsrBase):
+        if not A._backend.is_dense(B) and _is_sparse(B):
+            return _sparse_product(A, B, options)
         return _product(A, B, options, names=("A", "B"))
     if not isinstance(B, BsrBase):
         raise TypeError(
             f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
         )
+    if not B._backend.is_dense(A) and _is_sparse(A):
+        return _sparse_product(A, B, options)
     return _product(B, A, options, left=True, names=("B", "A"))
+
+
+def _is_sparse(x: Any) -> bool:
+    backend = backend_of(x)
+    return backend is not None and backend.is_sparse(x)
+
+
+def _sparse_product(A: Any, B: Any, options: _Options) -> Any:
+    """Return ``A @ B`` in BSR for two sparse operands; raise ValueError for an option, since there are none."""
+    names = ("out", "out_dtype", "alpha", "beta", "precision", "scale_a or scale_b")
+    for name, given, default in zip(names, options, _PLAIN_PRODUCT, strict=True):
+        if given is not default and (default is None or given != default):
+            raise ValueError(
+                f"{name}: is for a product with a dense array, and both operands are sparse; cast or scale the "
+                "matrices, or use plan(A, B) to compute values of the same pattern again"
+            )
+    return A @ B if isinstance(A, BsrBase) else B.__rmatmul__(A)
 
 
 def _product(

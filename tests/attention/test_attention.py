@@ -253,6 +253,11 @@ def test_lengths_beyond_a_tile_and_heads_that_share_one(dtype: Any, H: int, G: i
     Problem(q, k, v, {"window": (100, 30)}).check()
 
 
+def two(keys: int, block: Any) -> int:
+    """Two blocks in each block row, or one if there are no two."""
+    return min(2, -(-keys // (block if isinstance(block, int) else block[1])))
+
+
 MASKS: dict[str, Callable[[int, int, Any], BlockMask]] = {
     "full": lambda q, k, b: BlockMask.full(q, k, block=b, device="cpu"),
     "causal": lambda q, k, b: BlockMask.causal(q, k, block=b, device="cpu"),
@@ -262,9 +267,9 @@ MASKS: dict[str, Callable[[int, int, Any], BlockMask]] = {
     "prefix": lambda q, k, b: BlockMask.prefix(q, k, length=70, block=b, device="cpu"),
     "global": lambda q, k, b: BlockMask.global_tokens(q, k, tokens=[3, 4, 99], block=b, device="cpu"),
     "dilated": lambda q, k, b: BlockMask.dilated(q, k, count=9, dilation=5, block=b, device="cpu"),
-    "random": lambda q, k, b: BlockMask.random(q, k, per_row=2, block=b, device="cpu"),
-    "random heads": lambda q, k, b: BlockMask.random(q, k, per_row=2, heads=(2, 4), block=b, device="cpu"),
-    "random kv heads": lambda q, k, b: BlockMask.random(q, k, per_row=2, heads=(1, 2), block=b, device="cpu"),
+    "random": lambda q, k, b: BlockMask.random(q, k, per_row=two(k, b), block=b, device="cpu"),
+    "random heads": lambda q, k, b: BlockMask.random(q, k, per_row=two(k, b), heads=(2, 4), block=b, device="cpu"),
+    "random kv heads": lambda q, k, b: BlockMask.random(q, k, per_row=two(k, b), heads=(1, 2), block=b, device="cpu"),
     "none": lambda q, k, b: ~BlockMask.full(q, k, block=b, device="cpu"),
 }
 

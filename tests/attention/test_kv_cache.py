@@ -285,7 +285,7 @@ def test_bad_arguments_of_decode_are_told() -> None:
         (q, {"block": 16}, ValueError, "blocks: wanted together with block"),
         (q, {"blocks": blocks, "block": 24}, ValueError, "block: wanted a multiple of 16, got 24"),
         (q, {"blocks": blocks, "block": 32, "cache": paged}, ValueError, "block: wanted 16, a page of the cache"),
-        (q, {"blocks": blocks.astype(np.int64), "block": 16}, TypeError, "blocks: wanted int32, got int64"),
+        (q, {"blocks": blocks.astype(F32), "block": 16}, TypeError, "blocks: wanted integers, got float32"),
         (q, {"blocks": blocks[0], "block": 16}, ValueError, "blocks: wanted shape"),
         (q, {"blocks": np.zeros((3, 1, 1), np.int32), "block": 16}, ValueError, "blocks: wanted shape"),
         (q, {"out": np.empty((2, 4, 1, 8), F16)}, ValueError, r"out: wanted float16 of shape \(2, 4, 1, 4\)"),

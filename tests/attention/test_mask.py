@@ -90,7 +90,8 @@ def draw_mask(data: Any, queries: int, keys: int, block: Any, align: str, device
         want = (i >= j) & ((i - j) % dilation == 0) & ((i - j) // dilation < count)
         return BlockMask.dilated(queries, keys, count=count, dilation=dilation, align=align, **common), want
     heads = data.draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 3)]))
-    mask = BlockMask.random(queries, keys, per_row=3, heads=heads, seed=n, **common)
+    cols = -(-keys // (block if isinstance(block, int) else block[1]))
+    mask = BlockMask.random(queries, keys, per_row=min(3, cols), heads=heads, seed=n, **common)
     return mask, dense(mask)
 
 

@@ -546,7 +546,7 @@ MASKS: dict[str, Callable[[int, int, Any], BlockMask]] = {
     "prefix": lambda q, k, b: BlockMask.prefix(q, k, length=170, block=b, device="cuda"),
     "global": lambda q, k, b: BlockMask.global_tokens(q, k, tokens=[3, 4, 99], block=b, device="cuda"),
     "dilated": lambda q, k, b: BlockMask.dilated(q, k, count=30, dilation=5, block=b, device="cuda"),
-    "random": lambda q, k, b: BlockMask.random(q, k, per_row=2, block=b, device="cuda"),
+    "random": lambda q, k, b: BlockMask.random(q, k, per_row=1 if b == 256 else 2, block=b, device="cuda"),
     "random heads": lambda q, k, b: BlockMask.random(q, k, per_row=1, heads=(2, 4), block=b, device="cuda"),
     "inverse": lambda q, k, b: ~BlockMask.window(q, k, left=60, right=20, block=b, device="cuda"),
     "none": lambda q, k, b: ~BlockMask.full(q, k, block=b, device="cuda"),

@@ -1,0 +1,73 @@
+"""`attention_decode(blocks=)` takes integers of any width, and lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm import KVCache, attention_decode
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+INTEGERS = [np.dtype(c) for c in "bBhHiIlL"]
+
+
+def problem(device: str) -> tuple[Any, Any, KVCache]:
+    """Queries and a cache of two sequences with two heads, and how arrays come to this device."""
+    rng = np.random.default_rng(4)
+    xp: Any = np
+    if device == "cuda":
+        import cupy as xp
+    dtype = "float16" if device == "cuda" else "float32"
+    q, k, v = (xp.asarray(rng.standard_normal((2, h, n, 64)).astype(dtype)) for h, n in ((4, 1), (2, 160), (2, 160)))
+    cache = KVCache(2, 2, 160, 64, dtype=dtype, device=device)
+    cache.append(k, v)
+    return xp, q, cache
+
+
+def bits(x: Any) -> bytes:
+    return bytes((x if isinstance(x, np.ndarray) else x.get()).tobytes())
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_integers_read_the_same_blocks(device: str, dtype: Any) -> None:
+    xp, q, cache = problem(device)
+    blocks = np.array([[[4, 0, 9], [7, 2, 3]], [[1, 2, 3], [9, 8, 120]]])
+    want = attention_decode(q, cache, blocks=xp.asarray(blocks.astype(np.int32)), block=16)
+    wide = xp.asarray(blocks.astype(dtype))
+    assert bits(attention_decode(q, cache, blocks=wide, block=16)) == bits(want)
+    assert bits(attention_decode(q, cache, blocks=wide[:, ::-1], block=16)) != bits(want)
+    assert wide.dtype == dtype and bits(wide) == bits(blocks.astype(dtype)), "the argument is left as it was"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_numbers_that_int32_cannot_hold_have_no_block(device: str) -> None:
+    xp, q, cache = problem(device)
+    want = attention_decode(q, cache, blocks=xp.asarray(np.array([[[2, -1, -1, -1, -1]]], np.int32)), block=16)
+    for far in (np.array([2, 2**32, 2**32 + 1, -(2**32), -(2**63)]), np.array([2] + [2**64 - 1] * 4, np.uint64)):
+        assert bits(attention_decode(q, cache, blocks=xp.asarray(far[None, None]), block=16)) == bits(want)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lists_read_the_same_blocks(device: str) -> None:
+    xp, q, cache = problem(device)
+    for listed in ([[[4, 0, 9]]], [[(1, 2)], [(3, -1)]], (([5], [2**40]),), [[[]]]):
+        array = xp.asarray(np.clip(np.array(listed, np.int64), -1, 99).astype(np.int32))
+        want = attention_decode(q, cache, blocks=array, block=16)
+        assert bits(attention_decode(q, cache, blocks=listed, block=16)) == bits(want)
+
+
+def test_other_lists_are_told() -> None:
+    _, q, cache = problem("cpu")
+    for blocks, error, message in (
+        ([[[1, 2], [3]]], ValueError, "blocks: wanted nested lists of integers, all of one length"),
+        ([[[0.5]]], TypeError, "blocks: wanted integers, got float64"),
+        ([[[True]]], TypeError, "blocks: wanted integers, got bool"),
+        ([[["a"]]], TypeError, "blocks: wanted integers, got <U1"),
+        ([1, 2], ValueError, r"blocks: wanted shape \(2 or 1, 2 or 1, n\), got \(2,\)"),
+        (np.ones((1, 1, 1), bool), TypeError, "blocks: wanted integers, got bool"),
+    ):
+        with pytest.raises(error, match=rf"^{message}"):
+            attention_decode(q, cache, blocks=blocks, block=16)
