@@ -8,7 +8,8 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._backend.registry import backend_of, elsewhere, foreign_backend, host_scalar
+from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
+from . import accumulate
 from .construct import check_cast
 from .convert import Conversions
 from .select import Axis, chosen, gather, is_index
@@ -219,7 +220,105 @@ class Indexing(Conversions):
         if value.dtype.kind == "c" and self.dtype.kind != "c":
             raise TypeError(f"{name}: cannot keep complex values in a matrix of {self.dtype}")
         check_cast(self._backend, value, self.dtype, name)
-        return value.astype(self.dtype)
+        return value.astype(self.dtype, copy=False)
+
+    def assemble(self, blocks: Any, block_row: Any, block_col: Any, *, check: bool | None = None) -> Self:
+        """Add blocks to the stored blocks at their positions, in place; the pattern does not change.
+
+        Parameters
+        ----------
+        blocks : array_like of shape (n, R, C)
+            The blocks to add. They are cast to the dtype of this matrix.
+        block_row, block_col : array_like of int, of shape (n,)
+            The block row and the block column of each block. Several blocks may have the same position.
+        check : bool, optional
+            Whether to raise an error if a block is not stored in this matrix, before anything is added. On the GPU this
+            waits. By default the CPU checks and the GPU does not. Without the check such blocks are ignored.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            This matrix.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit, if a position is not stored (see `check`), or if NaN or infinity would be cast to
+            an integer.
+        TypeError
+            If the positions are not integers, the blocks are complex and the matrix is real, or an array is on another
+            device.
+
+        See Also
+        --------
+        bsr_array : makes a matrix of ``(blocks, (block_row, block_col))``, with the pattern that they have.
+
+        Notes
+        -----
+        Use it to fill a matrix again and again, in finite elements or in each step in time: set ``A.data[...] = 0``
+        first. The blocks of a position are added in the order in which they are given, so the result is the same bit by
+        bit each time. 16-bit floats are summed in float32 and rounded once.
+
+        The pattern is not sorted if the matrix is known to be in canonical format; otherwise its duplicates are added
+        up first, which waits for the GPU. Apart from that, from `check`, and from a cast of floats to integers, the
+        call does not wait. Positions may be on the host or on the device of the matrix.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> line = np.arange(3)  # three elements of a bar, between nodes 0, 1, 2 and 3
+        >>> nodes = np.stack([line, line + 1], axis=1)
+        >>> row, col = np.repeat(nodes, 2, axis=1).ravel(), np.tile(nodes, 2).ravel()
+        >>> stiffness = np.tile([1.0, -1.0, -1.0, 1.0], 3).reshape(-1, 1, 1)
+        >>> A = bg.bsr_array((stiffness, (row, col)), shape=(4, 4))
+        >>> A.sum_duplicates()
+        >>> A.data[...] = 0
+        >>> A.assemble(10 * stiffness, row, col).toarray()
+        array([[ 10., -10.,   0.,   0.],
+               [-10.,  20., -10.,   0.],
+               [  0., -10.,  20., -10.],
+               [  0.,   0., -10.,  10.]])
+        """
+        backend = self._backend
+        values = self._assignable(blocks, "blocks")
+        row, col = (
+            accumulate.as_numbers(self._placed(x, name), name)
+            for x, name in ((block_row, "block_row"), (block_col, "block_col"))
+        )
+        if tuple(values.shape[1:]) != self.blocksize or values.ndim != 3:
+            raise ValueError(
+                f"blocks: wanted shape (n, R, C) with blocks of {self.blocksize}, got {tuple(values.shape)}"
+            )
+        if not len(values) == len(row) == len(col):
+            raise ValueError(
+                f"blocks, block_row, block_col: wanted one length, got {len(values)}, {len(row)} and {len(col)}"
+            )
+        self.sum_duplicates()
+        stored = self._validated
+        position = accumulate.positions(backend, stored, row, col, self._block_shape[1])
+        if check or (check is None and backend is host()):
+            first = accumulate.outside(backend, position, len(stored.indices))
+            if first is not None:
+                where = int(row[first]), int(col[first])  # synchronize!
+                raise ValueError(
+                    f"block_row, block_col: entry {first} is block {where}, which is not stored; the pattern does not "
+                    "change. Store it first, or build the matrix from (blocks, (block_row, block_col))"
+                )
+        self._before_writing()
+        if backend is host() and np.may_share_memory(values, self.data):
+            values = values.copy()
+        accumulate.add(backend, self.data, values, position)
+        return self
+
+    def _placed(self, x: Any, name: str) -> Array:
+        """Return block numbers as an array of this backend; those on the host are copied to the GPU."""
+        source = backend_of(x) or foreign_backend(x)
+        if source is self._backend and not isinstance(x, np.generic):
+            return self._backend.adopt(x)
+        if source is not None and source is not host():
+            raise elsewhere(x, name, self._backend)
+        array = np.asarray(x)
+        return self._backend.from_host(array.astype(_INDEX64) if not array.size else array)
 
     def __iter__(self) -> Any:
         raise NotImplementedError("iteration over single rows is not implemented for BSR; use A.tocsr()")
