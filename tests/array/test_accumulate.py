@@ -170,9 +170,29 @@ def test_a_transpose_made_before_keeps_its_values(place: Place) -> None:
 def test_the_blocks_may_be_those_of_the_matrix(place: Place) -> None:
     A = pattern(place)
     own, dense = place.backend.to_host(A.data), place.dense(A.toarray())
-    expected = added(dense, own, [0, 0, 0, 0, 0], [0, 0, 0, 0, 0])
-    A.assemble(A.data, [0] * 5, [0] * 5)
+    expected = added(dense, own, [0] * 5, [3] * 5)  # into the second block, which is also added itself
+    A.assemble(A.data, [0] * 5, [3] * 5)
     assert_values(place.dense(A.toarray()), expected, 1e-12)
+
+
+def test_nothing_is_written_after_the_end_of_the_values() -> None:
+    A = pattern(Place("cpu"))
+    memory = np.zeros((7, 2, 3))
+    A.data = memory[:5]
+    A.assemble(blocks(2), [1, 3], [1, 0], check=False)
+    assert not memory.any()
+
+
+def test_blocks_of_a_position_are_summed_in_order_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("fake")
+    A = pattern(place)
+    seen: list[Any] = []
+    reduce = place.backend.segment_reduce
+    monkeypatch.setattr(place.backend, "segment_reduce", lambda *args: (seen.extend(args), reduce(*args))[1])
+    k = np.random.default_rng(4).integers(0, 7, 1000)
+    A.assemble(place.put(blocks(1000)), ROW[k], COL[k])
+    order, starts = (x.get() for x in seen[2:])
+    assert all((np.diff(part) > 0).all() for part in np.split(order, starts[1:]))
 
 
 def test_arrays_that_are_not_contiguous_are_written_into() -> None:
