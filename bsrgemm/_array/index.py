@@ -1,4 +1,4 @@
-"""Access by position: slices along block boundaries, assignment to stored blocks, diagonals."""
+"""Access by position: slices and index arrays of whole blocks, assignment to stored blocks, diagonals."""
 
 from __future__ import annotations
 
@@ -8,39 +8,52 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._backend.registry import backend_of, elsewhere, foreign_backend, host_scalar
+from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
+from . import accumulate
 from .construct import check_cast
 from .convert import Conversions
+from .select import Axis, chosen, gather, is_index
 
 _INDEX64 = np.dtype(np.int64)
 
 
 class Indexing(Conversions):
-    """Slices along block boundaries, assignment, and diagonals."""
+    """Slices and index arrays of whole blocks, assignment, and diagonals."""
 
-    def _window(self, key: Any) -> tuple[int, int, int, int]:
-        """Return the block rows and columns that a pair of slices selects: (top, bottom, left, right), without ends."""
+    def _pair(self, key: Any) -> tuple[Any, Any]:
+        """Return the indices of rows and of columns that a key consists of."""
         pair = key if isinstance(key, tuple) else (key,)
         if sum(part is Ellipsis for part in pair) > 1:
             raise IndexError("an index can only have a single ellipsis ('...')")
-        pair = tuple(slice(None) if part is Ellipsis else part for part in pair)
-        if len(pair) > 2:
-            raise IndexError(f"index: wanted at most two slices, got {len(pair)} parts")
-        bounds = []
-        for part, side, block in zip((*pair, slice(None))[:2], self._shape, self.blocksize, strict=True):
-            if not isinstance(part, slice):
-                raise NotImplementedError(
-                    f"index: BSR takes slices along block boundaries, got {type(part).__name__}; "
-                    "use A.tocsr() for single elements"
-                )
-            start, stop, step = part.indices(side)
-            stop = max(start, stop)
-            if step != 1 or start % block or (stop % block and stop != side):
-                raise NotImplementedError(
-                    f"index: {start}:{stop}:{step} does not lie on the block boundaries, multiples of {block}"
-                )
-            bounds += [start // block, -(-stop // block)]
-        return bounds[0], bounds[1], bounds[2], bounds[3]
+        if len(pair) > 2 and not (len(pair) == 3 and any(part is Ellipsis for part in pair)):
+            raise IndexError(f"index: wanted at most two parts, for rows and columns, got {len(pair)}")
+        if any(part is Ellipsis for part in pair):
+            at = next(k for k, part in enumerate(pair) if part is Ellipsis)
+            pair = (*pair[:at], *[slice(None)] * (3 - len(pair)), *pair[at + 1 :])
+        rows, cols = (*pair, slice(None))[:2]
+        return rows, cols
+
+    def _window(self, key: Any) -> tuple[int, int, int, int]:
+        """Return the block rows and columns that a pair of slices selects: (top, bottom, left, right), without ends."""
+        (top, bottom), (left, right) = (self._range(part, axis) for axis, part in enumerate(self._pair(key)))
+        return top, bottom, left, right
+
+    def _range(self, part: Any, axis: int) -> tuple[int, int]:
+        """Return the first block of a slice and the one after its last block, along an axis."""
+        side, block = self._shape[axis], self.blocksize[axis]
+        if not isinstance(part, slice):
+            raise NotImplementedError(
+                f"index: BSR takes slices along block boundaries, got {type(part).__name__}; "
+                "use A.tocsr() for single elements"
+            )
+        start, stop, step = part.indices(side)
+        stop = max(start, stop)
+        if step != 1 or start % block or (stop % block and stop != side):
+            raise NotImplementedError(
+                f"index: {start}:{stop}:{step} does not lie on the block boundaries, multiples of {block}; "
+                "use A.tocsr() for other slices"
+            )
+        return start // block, -(-stop // block)
 
     def _in_window(self, window: tuple[int, int, int, int]) -> tuple[int, int, Array]:
         """Return the range of the blocks in the rows of the window, and which of them are in its columns."""
@@ -50,11 +63,17 @@ class Indexing(Conversions):
         return first, last, (columns >= left) & (columns < right)
 
     def __getitem__(self, key: Any) -> Self:
-        """Return the sub-matrix of one or two slices along block boundaries, as BSR with values of its own.
+        """Return the sub-matrix of slices or index arrays that cover whole blocks, as BSR with values of its own.
 
-        A slice that does not begin and end on a block boundary, a step other than 1 and single elements raise
-        NotImplementedError; use ``A.tocsr()`` for those. Waits for the GPU.
+        Slices begin and end on block boundaries. An array or a list of integers or booleans selects rows or columns in
+        groups, each of which is one whole block in order: ``A[I]``, ``A[:, J]``, ``A[I, :]``, ``A[np.ix_(I, J)]``.
+        Blocks may come in any order and several times. Everything else raises NotImplementedError, for which
+        ``A.tocsr()`` is the way out, or IndexError if it is out of range. Waits for the GPU once, and once more for
+        each boolean array on the GPU.
         """
+        parts = self._pair(key)
+        if any(is_index(part) for part in parts):
+            return self._at(parts)
         window = top, bottom, left, right = self._window(key)
         first, last, inside = self._in_window(window)
         rows = Blocks(self.data[first:last], self.indices[first:last], self.indptr[top : bottom + 1] - self.indptr[top])
@@ -67,6 +86,93 @@ class Indexing(Conversions):
             canonical=self._known_canonical or None,
             sorted_=self._has_sorted_indices or None,
         )
+
+    def _at(self, parts: tuple[Any, Any]) -> Self:
+        """Return the blocks of rows and columns, at least one of which is an index array."""
+        if all(is_index(part) for part in parts):
+            rows, cols = (part if hasattr(part, "ndim") else np.asarray(part) for part in parts)
+            if rows.ndim != 2 or cols.ndim != 2 or rows.shape[1] != 1 or cols.shape[0] != 1:
+                raise NotImplementedError(
+                    f"index: two index arrays of shapes {tuple(rows.shape)} and {tuple(cols.shape)} select single "
+                    "elements; use A[np.ix_(I, J)] or A[I][:, J] for rows and columns, and A.tocsr()[I, J] for elements"
+                )
+            parts = rows.reshape(-1), cols.reshape(-1)
+        indices = []
+        for number, (part, name) in enumerate(zip(parts, ("row", "column"), strict=True)):
+            axis = Axis("index", name, self._block_shape[number], self.blocksize[number])
+            if is_index(part):
+                indices.append((part, axis))
+            else:
+                start, stop = self._range(part, number)
+                everything = (start, stop) == (0, axis.blocks)
+                indices.append((None if everything else slice(start, stop), axis._replace(block=1)))
+        return self._selected(*indices)
+
+    def _selected(self, rows: tuple[Any, Axis], cols: tuple[Any, Axis]) -> Self:
+        """Return the blocks in some block rows and block columns; an index of None selects all."""
+        backend = self._backend
+        picks = [None if index is None else chosen(backend, index, axis) for index, axis in (rows, cols)]
+        blocks, was_sorted = gather(backend, self._validated, picks[0], picks[1], (rows[1], cols[1]))
+        sides = [
+            size if pick is None else len(pick.numbers) * block
+            for size, pick, block in zip(self._shape, picks, self.blocksize, strict=True)
+        ]
+        return self._new(
+            blocks,
+            (sides[0], sides[1]),
+            canonical=self._known_canonical or None,
+            sorted_=was_sorted or self._has_sorted_indices or None,
+        )
+
+    def select_blocks(self, rows: Any = None, cols: Any = None) -> Self:
+        """Return the sub-matrix of some block rows and block columns, in the order in which they are named.
+
+        Parameters
+        ----------
+        rows, cols : integers, booleans or slice, optional
+            The numbers of block rows and of block columns: an array, a list, or one number. Negative ones count from
+            the end, and a number may come several times. Booleans, one for each block row or block column, select those
+            that are true. By default all are selected.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A matrix of the same class with values of its own. Block (i, j) of it is block ``(rows[i], cols[j])`` of
+            this matrix.
+
+        Raises
+        ------
+        IndexError
+            If a number is out of range, or if the number of booleans is wrong.
+        TypeError
+            If the matrix is on the CPU and an index is on the GPU.
+
+        Notes
+        -----
+        Duplicates are kept. If the matrix is known to be in canonical format, the result is too.
+
+        The index arrays may be on the host or on the device of the matrix. The call waits for the GPU once, to allocate
+        the result, and once more for each boolean array that is on the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.arange(16).reshape(4, 4), blocksize=(2, 2))
+        >>> A.select_blocks(rows=[1, 0], cols=[-1]).toarray()
+        array([[10, 11],
+               [14, 15],
+               [ 2,  3],
+               [ 6,  7]])
+        >>> A.select_blocks(cols=[False, True]).shape
+        (4, 2)
+        """
+        row_axis, col_axis = (
+            Axis(argument, f"block {name}", count, 1)
+            for argument, name, count in zip(("rows", "cols"), ("row", "column"), self._block_shape, strict=True)
+        )
+        if rows is None and cols is None:
+            return self.copy()
+        return self._selected((rows, row_axis), (cols, col_axis))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write a number, a dense array or a sparse matrix to stored blocks, in place.
@@ -114,7 +220,105 @@ class Indexing(Conversions):
         if value.dtype.kind == "c" and self.dtype.kind != "c":
             raise TypeError(f"{name}: cannot keep complex values in a matrix of {self.dtype}")
         check_cast(self._backend, value, self.dtype, name)
-        return value.astype(self.dtype)
+        return value.astype(self.dtype, copy=False)
+
+    def assemble(self, blocks: Any, block_row: Any, block_col: Any, *, check: bool | None = None) -> Self:
+        """Add blocks to the stored blocks at their positions, in place; the pattern does not change.
+
+        Parameters
+        ----------
+        blocks : array_like of shape (n, R, C)
+            The blocks to add. They are cast to the dtype of this matrix.
+        block_row, block_col : array_like of int, of shape (n,)
+            The block row and the block column of each block. Several blocks may have the same position.
+        check : bool, optional
+            Whether to raise an error if a block is not stored in this matrix, before anything is added. On the GPU this
+            waits. By default the CPU checks and the GPU does not. Without the check such blocks are ignored.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            This matrix.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit, if a position is not stored (see `check`), or if NaN or infinity would be cast to
+            an integer.
+        TypeError
+            If the positions are not integers, the blocks are complex and the matrix is real, or an array is on another
+            device.
+
+        See Also
+        --------
+        bsr_array : makes a matrix of ``(blocks, (block_row, block_col))``, with the pattern that they have.
+
+        Notes
+        -----
+        Use it to fill a matrix again and again, in finite elements or in each step in time: set ``A.data[...] = 0``
+        first. The blocks of a position are added in the order in which they are given, so the result is the same bit by
+        bit each time. 16-bit floats are summed in float32 and rounded once.
+
+        The pattern is not sorted if the matrix is known to be in canonical format; otherwise its duplicates are added
+        up first, which waits for the GPU. Apart from that, from `check`, and from a cast of floats to integers, the
+        call does not wait. Positions may be on the host or on the device of the matrix.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> line = np.arange(3)  # three elements of a bar, between nodes 0, 1, 2 and 3
+        >>> nodes = np.stack([line, line + 1], axis=1)
+        >>> row, col = np.repeat(nodes, 2, axis=1).ravel(), np.tile(nodes, 2).ravel()
+        >>> stiffness = np.tile([1.0, -1.0, -1.0, 1.0], 3).reshape(-1, 1, 1)
+        >>> A = bg.bsr_array((stiffness, (row, col)), shape=(4, 4))
+        >>> A.sum_duplicates()
+        >>> A.data[...] = 0
+        >>> A.assemble(10 * stiffness, row, col).toarray()
+        array([[ 10., -10.,   0.,   0.],
+               [-10.,  20., -10.,   0.],
+               [  0., -10.,  20., -10.],
+               [  0.,   0., -10.,  10.]])
+        """
+        backend = self._backend
+        values = self._assignable(blocks, "blocks")
+        row, col = (
+            accumulate.as_numbers(self._placed(x, name), name)
+            for x, name in ((block_row, "block_row"), (block_col, "block_col"))
+        )
+        if tuple(values.shape[1:]) != self.blocksize or values.ndim != 3:
+            raise ValueError(
+                f"blocks: wanted shape (n, R, C) with blocks of {self.blocksize}, got {tuple(values.shape)}"
+            )
+        if not len(values) == len(row) == len(col):
+            raise ValueError(
+                f"blocks, block_row, block_col: wanted one length, got {len(values)}, {len(row)} and {len(col)}"
+            )
+        self.sum_duplicates()
+        stored = self._validated
+        position = accumulate.positions(backend, stored, row, col, self._block_shape[1])
+        if check or (check is None and backend is host()):
+            first = accumulate.outside(backend, position, len(stored.indices))
+            if first is not None:
+                where = int(row[first]), int(col[first])  # synchronize!
+                raise ValueError(
+                    f"block_row, block_col: entry {first} is block {where}, which is not stored; the pattern does not "
+                    "change. Store it first, or build the matrix from (blocks, (block_row, block_col))"
+                )
+        self._before_writing()
+        if backend is host() and np.may_share_memory(values, self.data):
+            values = values.copy()
+        accumulate.add(backend, self.data, values, position)
+        return self
+
+    def _placed(self, x: Any, name: str) -> Array:
+        """Return block numbers as an array of this backend; those on the host are copied to the GPU."""
+        source = backend_of(x) or foreign_backend(x)
+        if source is self._backend and not isinstance(x, np.generic):
+            return self._backend.adopt(x)
+        if source is not None and source is not host():
+            raise elsewhere(x, name, self._backend)
+        array = np.asarray(x)
+        return self._backend.from_host(array.astype(_INDEX64) if not array.size else array)
 
     def __iter__(self) -> Any:
         raise NotImplementedError("iteration over single rows is not implemented for BSR; use A.tocsr()")

@@ -115,6 +115,26 @@ class HostLoops:
         _sparsetools.csr_tocsc(len(indptr) - 1, block_cols, indptr, indices, positions, begins, rows, order)
         return order, begins
 
+    def positions(self, blocks: Blocks, block_cols: int, row: Array, col: Array) -> Array:
+        """Return the position of each block (row, col) in a matrix in canonical format; -1 if it is not stored."""
+        rows, n = len(blocks.indptr) - 1, len(row)
+        index = _index(max(n, rows, block_cols), blocks.indices)
+        found = np.full(n, -1, index)
+        arrays = _as(index, blocks.indptr, blocks.indices, row, col)
+        _sparsetools.csr_sample_offsets(rows, block_cols, *arrays[:2], n, *arrays[2:], found)
+        return found
+
+    def add_at(self, data: Array, blocks: Array, position: Array) -> bool:
+        """Compute ``data[position[k]] += blocks[k]`` for each k in order; False if no loop supports the arrays."""
+        if data.dtype in _NO_ARITHMETIC or not (data.flags.c_contiguous and data.flags.writeable):
+            return False
+        n, index = len(blocks), _index(len(blocks), position)
+        each, position = np.arange(n + 1, dtype=index), np.ascontiguousarray(position, index)
+        factors, values = np.ones(n, data.dtype), np.ascontiguousarray(blocks).reshape(-1)
+        width = data[0].size
+        _sparsetools.csc_matvecs(len(data), n, width, each, position, factors, values, data.reshape(-1))
+        return True
+
     def diagonal(self, blocks: Blocks, shape: tuple[int, int], k: int, out: Array) -> bool:
         """Add the diagonal number `k` to `out`; False if no loop supports the dtype."""
         data, indices, indptr = blocks
