@@ -16,7 +16,7 @@ from ._array.leaves import leaf, register_leaf, register_public
 from ._array.reduce import Reductions
 from ._backend import structure
 from ._backend.base import Array, Backend, Blocks
-from ._backend.registry import backend_of, by_name, foreign_backend, host
+from ._backend.registry import adopted, backend_of, by_name, foreign_backend, host
 from ._products.matmul import Products
 from ._products.scaling import BlockScaling
 from .dtypes import check_dtype
@@ -25,7 +25,7 @@ _FORMS = """
     Parameters
     ----------
     arg1 : sparse matrix, dense array or tuple
-        - A sparse matrix of scipy, cupyx or bsrgemm, or a dense array of shape (M, N).
+        - A sparse matrix of scipy, cupyx or bsrgemm, a BSR tensor of torch, or a dense array of shape (M, N).
         - ``(M, N)``: a matrix of this shape without stored blocks.
         - ``(data, (row, col))``: elements of shape (n,) and their positions; those at the same position are added up.
         - ``(blocks, (block_row, block_col))``: blocks of shape (n, R, C) and their positions, in any order; duplicates
@@ -557,7 +557,7 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
     source = backend_of(X) or foreign_backend(X) or host()
     if source.is_sparse(X):
         raise TypeError(f"X: wanted a dense 2-D array, got the sparse {type(X).__name__}")
-    array = source.adopt(X) if not isinstance(X, list | tuple) else np.asarray(X)
+    array = adopted(source, X, "X") if not isinstance(X, list | tuple) else np.asarray(X)
     if array is None or array.ndim != 2:
         raise ValueError(f"X: wanted a dense 2-D array, got {type(X).__name__}")
     if not threshold >= 0:

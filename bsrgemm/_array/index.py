@@ -8,7 +8,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._backend.registry import backend_of, elsewhere, foreign_backend, host_scalar
+from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host_scalar
 from .construct import check_cast
 from .convert import Conversions
 
@@ -105,7 +105,7 @@ class Indexing(Conversions):
         if self._backend.is_sparse(value):
             value = value.toarray()
         elif backend is self._backend and not isinstance(value, np.generic):
-            value = self._backend.adopt(value)
+            value = adopted(self._backend, value, name)
         else:
             value = np.asarray(value)
             if value.dtype.kind not in "biufcV":

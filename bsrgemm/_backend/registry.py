@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from . import dlpack
 from .base import Array, Backend
 
 
@@ -112,18 +113,20 @@ def foreign_backend(x: Any) -> Backend | None:
 
     The object must offer DLPack or the CUDA array interface.
     """
-    if getattr(x, "__cuda_array_interface__", None) is not None:
+    if dlpack.has_cuda_interface(x):
         return cuda()
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        kind = int(x.__dlpack_device__()[0])
-        if kind in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
-            return host()
-        if kind in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-            return cuda()
-    return None
+    kind = dlpack.device_kind(x)
+    if kind in dlpack.ON_HOST:
+        return host()
+    return cuda() if kind in dlpack.ON_DEVICE else None
 
 
-_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
+def adopted(backend: Backend, x: Any, what: str) -> Array | None:
+    """Return `backend.adopt(x)`; if `x` cannot be read, the error names the argument `what`."""
+    try:
+        return backend.adopt(x)
+    except dlpack.Unreadable as error:
+        raise TypeError(f"{what}: {error}") from error
 
 
 def by_name(device: str) -> Backend:
@@ -149,6 +152,7 @@ def elsewhere(x: Any, what: str, backend: Backend) -> TypeError:
 __all__ = [
     "Array",
     "Backend",
+    "adopted",
     "backend_of",
     "by_name",
     "cuda",
