@@ -55,6 +55,8 @@ _FORMS = """
         If a matrix cannot have the dtype, or the arrays of `arg1` are on different devices.
     ImportError
         If `device` is "cuda" and CuPy cannot be imported.
+    RuntimeError
+        If `device` is "cuda" and CuPy finds no GPU.
 
     Notes
     -----
@@ -121,6 +123,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
             If there is no device of this name.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
         TypeError
             If a matrix on the GPU cannot have the dtype (long double).
 

@@ -86,7 +86,10 @@ def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tup
     if R < 1 or C < 1:
         raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers")
     if shape is not None and (shape[0] % R or shape[1] % C):
-        raise ValueError(f"blocksize {(R, C)} does not divide: shape must be multiple of blocksize, got {shape}")
+        raise ValueError(
+            f"blocksize {(R, C)} does not divide: shape must be multiple of blocksize, got {shape}. "
+            f"{structure.way_to_divide(shape, (R, C))}"
+        )
     return R, C
 
 

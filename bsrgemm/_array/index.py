@@ -38,6 +38,7 @@ class Indexing(Conversions):
             if step != 1 or start % block or (stop % block and stop != side):
                 raise NotImplementedError(
                     f"index: {start}:{stop}:{step} does not lie on the block boundaries, multiples of {block}"
+                    + structure.way_to_slice(start, stop, step, block, side)
                 )
             bounds += [start // block, -(-stop // block)]
         return bounds[0], bounds[1], bounds[2], bounds[3]

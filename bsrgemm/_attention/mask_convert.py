@@ -266,6 +266,8 @@ class Conversions(MaskBase):
             If `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----

@@ -54,6 +54,7 @@ class CupyBackend(Backend):
             try:
                 return cupy.asarray(x)
             except dlpack.REFUSALS as error:  # the interface has no type for bfloat16, which DLPack has
+                dlpack.raise_if_cuda(error)
                 if dlpack.device_kind(x) not in dlpack.ON_DEVICE:
                     raise dlpack.unreadable(x, error) from error
         return dlpack.read(x, cupy.from_dlpack) if dlpack.device_kind(x) in dlpack.ON_DEVICE else None

@@ -62,6 +62,7 @@ def read(x: Any, from_dlpack: Callable[[Any], Array]) -> Array:
     try:
         return from_dlpack(x)
     except REFUSALS as error:
+        raise_if_cuda(error)
         first = error
     bits = _Bits(x)
     try:
@@ -71,6 +72,12 @@ def read(x: Any, from_dlpack: Callable[[Any], Array]) -> Array:
     if not bits.changed:  # the array module could read it the second time
         return array
     return array.view(BFLOAT16)
+
+
+def raise_if_cuda(error: BaseException) -> None:
+    """Raise an error of CUDA itself again, such as one of an earlier kernel: it says nothing about the array."""
+    if type(error).__module__.startswith("cupy"):
+        raise error
 
 
 def unreadable(x: Any, error: BaseException) -> Unreadable:
