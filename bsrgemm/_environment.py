@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import scipy
 
+from ._backend.registry import no_device
+from ._kernels import jit
 from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype, result_dtype
 
-_INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]"'
 _TENSOR_BLOCK = 64
 PRODUCTS = ("A @ x", "A @ B", "A @ A2", "attention")
 _FP8 = " (as fp8)"
@@ -90,10 +91,8 @@ def _cuda(missing: list[str]) -> dict[str, Any]:
 
         versions["cupy"] = str(cupy.__version__)
     except Exception as error:
-        missing.append(f"CuPy ({_line(error)}): {_INSTALL} to use a GPU; matrices on the CPU work without it")
+        missing.append(f"CuPy ({_line(error)}): {jit.INSTALL} to use a GPU; matrices on the CPU work without it")
         return found
-    from ._kernels import jit
-
     try:
         versions["nvrtc"] = jit.nvrtc_version()
     except Exception as error:
@@ -107,10 +106,7 @@ def _cuda(missing: list[str]) -> dict[str, Any]:
     try:
         found["device"] = _device(cupy)
     except Exception as error:
-        missing.append(
-            f"a CUDA device ({_line(error)}): it needs an NVIDIA card and driver (nvidia-smi shows both); "
-            "matrices on the CPU work without it"
-        )
+        missing.append(no_device(_line(error)))
         return found
     if versions["nvrtc"]:
         try:

@@ -18,7 +18,7 @@ from ._array.leaves import leaf, leaf_of, register_leaf, register_public
 from ._array.reduce import Reductions
 from ._backend import structure
 from ._backend.base import Array, Backend, Blocks
-from ._backend.registry import backend_of, by_name, foreign_backend, host
+from ._backend.registry import adopted, backend_of, by_name, foreign_backend, host
 from ._products.matmul import Products
 from ._products.scaling import BlockScaling
 from .dtypes import check_dtype
@@ -27,7 +27,7 @@ _FORMS = """
     Parameters
     ----------
     arg1 : sparse matrix, dense array or tuple
-        - A sparse matrix of scipy, cupyx or bsrgemm, or a dense array of shape (M, N).
+        - A sparse matrix of scipy, cupyx or bsrgemm, a BSR tensor of torch, or a dense array of shape (M, N).
         - ``(M, N)``: a matrix of this shape without stored blocks.
         - ``(data, (row, col))``: elements of shape (n,) and their positions; those at the same position are added up.
         - ``(blocks, (block_row, block_col))``: blocks of shape (n, R, C) and their positions, in any order; duplicates
@@ -57,6 +57,8 @@ _FORMS = """
         If a matrix cannot have the dtype, or the arrays of `arg1` are on different devices.
     ImportError
         If `device` is "cuda" and CuPy cannot be imported.
+    RuntimeError
+        If `device` is "cuda" and CuPy finds no GPU.
 
     Notes
     -----
@@ -155,6 +157,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
             If there is no device of this name, or `stream` is given for "cpu" or is no such integer.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
         TypeError
             If a matrix on the GPU cannot have the dtype (long double), or `stream` is not a stream.
 
@@ -621,7 +625,7 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
     source = backend_of(X) or foreign_backend(X) or host()
     if source.is_sparse(X):
         raise TypeError(f"X: wanted a dense 2-D array, got the sparse {type(X).__name__}")
-    array = source.adopt(X) if not isinstance(X, list | tuple) else np.asarray(X)
+    array = adopted(source, X, "X") if not isinstance(X, list | tuple) else np.asarray(X)
     if array is None or array.ndim != 2:
         raise ValueError(f"X: wanted a dense 2-D array, got {type(X).__name__}")
     if not threshold >= 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
-from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
+from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from .._plotting import spy as spy_picture
 from ..dtypes import BFLOAT16, check_dtype, result_dtype
 
@@ -172,7 +172,7 @@ class BsrBase:
         if backend is None:
             backend = foreign_backend(other)
             if backend is self._backend:
-                return backend.adopt(other)
+                return adopted(backend, other, what)
             if backend is None:
                 if self._backend is not host() and not isinstance(other, list | tuple):
                     return None

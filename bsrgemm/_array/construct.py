@@ -9,7 +9,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks, Csr
-from .._backend.registry import backend_of, by_name, foreign_backend, host
+from .._backend.registry import adopted, backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, check_dtype, is_float
 from .base import BsrBase, check_shape
 
@@ -35,6 +35,9 @@ def find_backend(arg1: Any, device: str | None) -> Backend:
     """Return the backend called `device`; without it, the backend of the input, or the host for Python objects."""
     if device is not None:
         return by_name(device)
+    tensor = _torch_bsr(arg1)
+    if tensor is not None:
+        arg1 = tensor[0]
     pieces = _flatten(arg1) if isinstance(arg1, tuple) else [arg1]
     arrays = [x for x in pieces if not isinstance(x, np.generic)]
     backends = {backend for x in arrays if (backend := backend_of(x) or foreign_backend(x)) is not None}
@@ -53,6 +56,25 @@ def _flatten(x: Any) -> list[Any]:
     return [x]
 
 
+def _torch_bsr(x: Any) -> tuple[tuple[Any, Any, Any], tuple[int, int]] | None:
+    """Return (data, indices, indptr) and the shape of a BSR tensor of torch, which is not imported; None for others.
+
+    TypeError for the other sparse layouts of torch, and ValueError for a batch of matrices.
+    """
+    layout = str(getattr(x, "layout", ""))
+    if not layout.startswith("torch.sparse_"):
+        return None
+    if layout != "torch.sparse_bsr":
+        raise TypeError(f"arg1: wanted a dense or BSR tensor, got layout {layout}: pass x.to_sparse_bsr((R, C))")
+    values, indices, indptr = x.values(), x.col_indices(), x.crow_indices()
+    if len(x.shape) != 2 or len(values.shape) != 3:
+        raise ValueError(
+            f"arg1: wanted a BSR tensor of two dimensions with blocks of numbers, got shape {tuple(x.shape)} "
+            f"with values of shape {tuple(values.shape)}: pass its matrices one by one"
+        )
+    return (values, indices, indptr), check_shape(tuple(int(n) for n in x.shape))
+
+
 def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tuple[int, int]:
     """Return `blocksize` as two ints; raise ValueError unless they are positive and divide `shape`."""
     try:
@@ -64,7 +86,10 @@ def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tup
     if R < 1 or C < 1:
         raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers")
     if shape is not None and (shape[0] % R or shape[1] % C):
-        raise ValueError(f"blocksize {(R, C)} does not divide: shape must be multiple of blocksize, got {shape}")
+        raise ValueError(
+            f"blocksize {(R, C)} does not divide: shape must be multiple of blocksize, got {shape}. "
+            f"{structure.way_to_divide(shape, (R, C))}"
+        )
     return R, C
 
 
@@ -75,6 +100,9 @@ def parse(backend: Backend, arg1: Any, shape: Any, dtype: Any, copy: bool, block
     if shape is not None:
         shape = check_shape(shape)
     source = backend_of(arg1)
+    tensor = _torch_bsr(arg1) if source is None else None
+    if tensor is not None:
+        arg1, shape = tensor[0], shape if shape is not None else tensor[1]
     if source is not None and source.is_sparse(arg1):
         parts = from_sparse(backend, arg1, dtype, copy, blocksize)
     elif _is_shape(arg1):
@@ -248,15 +276,15 @@ def _as_array(backend: Backend, x: Any, what: str) -> Array:
     """Return `x` as an array of `backend`, copied between the host and the GPU if necessary."""
     source = backend_of(x) or foreign_backend(x)
     if source is backend:
-        array = backend.adopt(x)
+        array = adopted(backend, x, what)
         if array is not None:
             return array
     if source is None or source is host():
-        array = np.asarray(host().adopt(x) if source is not None and not isinstance(x, np.generic) else x)
+        array = np.asarray(adopted(host(), x, what) if source is not None and not isinstance(x, np.generic) else x)
         if array.dtype == np.object_:
             raise ValueError(f"{what}: unrecognized constructor input of type {type(x).__name__}")
         return array if backend is host() else backend.from_host(array)
-    return backend.from_host(source.to_host(source.adopt(x)))
+    return backend.from_host(source.to_host(adopted(source, x, what)))
 
 
 def _from_dense(backend: Backend, D: Any, dtype: Any, blocksize: Any, is_array: bool) -> Parts:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._backend.registry import backend_of, elsewhere, foreign_backend, host, host_scalar
+from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from . import accumulate
 from .construct import check_cast
 from .convert import Conversions
@@ -50,8 +50,8 @@ class Indexing(Conversions):
         stop = max(start, stop)
         if step != 1 or start % block or (stop % block and stop != side):
             raise NotImplementedError(
-                f"index: {start}:{stop}:{step} does not lie on the block boundaries, multiples of {block}; "
-                "use A.tocsr() for other slices"
+                f"index: {start}:{stop}:{step} does not lie on the block boundaries, multiples of {block}"
+                + structure.way_to_slice(start, stop, step, block, side)
             )
         return start // block, -(-stop // block)
 
@@ -211,7 +211,7 @@ class Indexing(Conversions):
         if self._backend.is_sparse(value):
             value = value.toarray()
         elif backend is self._backend and not isinstance(value, np.generic):
-            value = self._backend.adopt(value)
+            value = adopted(self._backend, value, name)
         else:
             value = np.asarray(value)
             if value.dtype.kind not in "biufcV":

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array, Backend
-from .._backend.registry import backend_of, foreign_backend
+from .._backend.registry import adopted, backend_of, foreign_backend
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
 from . import repeats
 from .call import AttentionCall
@@ -278,7 +278,7 @@ def _named(x: Any) -> str:
 def _adopted(backend: Backend, x: Any, name: str) -> Array:
     """An array of another library as one of `backend`, without a copy."""
     found = backend_of(x) or foreign_backend(x)
-    array = backend.adopt(x) if found is backend and not backend.is_sparse(x) else None
+    array = adopted(backend, x, name) if found is backend and not backend.is_sparse(x) else None
     if array is None:
         raise TypeError(
             f"{name}: wanted a dense array on {backend.name!r}, where q is, got {_named(x)}: nothing is moved silently"

@@ -391,7 +391,7 @@ def dense_of(backend: Backend, x: Any, name: str) -> Array:
     """`x` as an array of the cache's backend, without a copy."""
     if backend.is_dense(x):
         return x
-    found = backend.adopt(x) if hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__") else None
+    found = registry.adopted(backend, x, name)
     if found is None:
         raise TypeError(
             f"{name}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a cache on "

@@ -26,7 +26,8 @@ class Conversions(MaskBase):
         Parameters
         ----------
         allowed : array of bool, shape (S_q, S_k) or (batch, heads, S_q, S_k)
-            True where a query may attend to a key; a NumPy or CuPy array.
+            True where a query may attend to a key; a NumPy or CuPy array, or a tensor of a library that offers DLPack,
+            such as torch and JAX.
         block : int or (int, int)
             Queries and keys of a block: multiples of 16 up to 256.
 
@@ -38,7 +39,7 @@ class Conversions(MaskBase):
         Raises
         ------
         TypeError
-            If `allowed` is not a NumPy or CuPy array of booleans.
+            If `allowed` is not an array or a tensor of booleans.
         ValueError
             If `allowed` has neither 2 nor 4 dimensions, or `block` is out of range.
 
@@ -53,7 +54,9 @@ class Conversions(MaskBase):
         >>> bg.BlockMask.from_dense(np.eye(32, dtype=bool), block=16)
         <BlockMask 32 x 32, blocks 16 x 16, 2 stored (0 whole), density 0.031>
         """
-        backend = registry.backend_of(allowed)
+        backend = registry.backend_of(allowed) or registry.foreign_backend(allowed)
+        if backend is not None and not backend.is_sparse(allowed):
+            allowed = registry.adopted(backend, allowed, "allowed")
         if backend is None or not backend.is_dense(allowed):
             raise TypeError(f"allowed: wanted a NumPy or CuPy array, got {type(allowed).__name__}")
         if allowed.dtype != np.bool_:
@@ -263,6 +266,8 @@ class Conversions(MaskBase):
             If `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----

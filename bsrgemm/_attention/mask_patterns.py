@@ -58,6 +58,8 @@ class PatternMasks(Combinations):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -134,6 +136,8 @@ class PatternMasks(Combinations):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -212,6 +216,8 @@ class PatternMasks(Combinations):
             the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----

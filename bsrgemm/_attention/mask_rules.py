@@ -40,6 +40,8 @@ class IntervalMasks(MaskBase):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -90,6 +92,8 @@ class IntervalMasks(MaskBase):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -147,6 +151,8 @@ class IntervalMasks(MaskBase):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -202,6 +208,8 @@ class IntervalMasks(MaskBase):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -259,6 +267,8 @@ class IntervalMasks(MaskBase):
             If an argument is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----
@@ -300,6 +310,8 @@ class IntervalMasks(MaskBase):
             If `cu_seqlens` does not climb from 0, `block` is out of range, or `device` is not the name of a device.
         ImportError
             If `device` is "cuda" and CuPy cannot be imported.
+        RuntimeError
+            If `device` is "cuda" and CuPy finds no GPU.
 
         Notes
         -----

@@ -74,7 +74,10 @@ class Backend(ABC):
 
     @abstractmethod
     def adopt(self, x: Any) -> Array | None:
-        """Return `x` as an array of this backend without a copy, or None if its memory cannot be shared."""
+        """Return `x` as an array of this backend without a copy, or None if it is not in this backend's memory.
+
+        `dlpack.Unreadable`, a TypeError, says why an array in this backend's memory cannot be read.
+        """
 
     @abstractmethod
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:

@@ -13,7 +13,7 @@ from cupyx.scipy.sparse import _base as cupyx_base
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous, run
 from ..dtypes import DEVICE_DTYPES
-from . import structure
+from . import dlpack, structure
 from .array_kernels import Expand, segment
 from .base import Array, Backend, Blocks
 
@@ -50,12 +50,14 @@ class CupyBackend(Backend):
     def adopt(self, x: Any) -> Array | None:
         if isinstance(x, cupy.ndarray):
             return x
-        if getattr(x, "__cuda_array_interface__", None) is not None:
-            return cupy.asarray(x)
-        try:
-            return cupy.from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            return None
+        if dlpack.has_cuda_interface(x):
+            try:
+                return cupy.asarray(x)
+            except dlpack.REFUSALS as error:  # the interface has no type for bfloat16, which DLPack has
+                dlpack.raise_if_cuda(error)
+                if dlpack.device_kind(x) not in dlpack.ON_DEVICE:
+                    raise dlpack.unreadable(x, error) from error
+        return dlpack.read(x, cupy.from_dlpack) if dlpack.device_kind(x) in dlpack.ON_DEVICE else None
 
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:
         return cupy.asarray(x)

@@ -13,7 +13,7 @@ from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
 from ..dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
-from . import structure
+from . import dlpack, structure
 from .base import Array, Backend, Blocks
 from .loops import HostLoops
 
@@ -57,10 +57,7 @@ class NumpyBackend(Backend):
     def adopt(self, x: Any) -> Array | None:
         if isinstance(x, np.ndarray):
             return x
-        try:
-            return np.from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            return None
+        return dlpack.read(x, np.from_dlpack) if dlpack.device_kind(x) in dlpack.ON_HOST else None
 
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:
         return x.copy()

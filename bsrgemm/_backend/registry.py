@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from .._kernels.jit import INSTALL
+from . import dlpack
 from .base import Array, Backend
 
 
@@ -41,15 +43,37 @@ def cuda() -> Backend:
         except (ImportError, OSError) as error:  # OSError: a library or folder that CuPy needs is missing
             raise ImportError(
                 f"device='cuda' needs CuPy, which cannot be imported ({error}): "
-                "pip install 'bsrgemm[cuda12]' or 'bsrgemm[cuda13]'. Matrices on the CPU work without it."
+                f"{INSTALL}. Matrices on the CPU work without it."
             ) from error
         from .cupy_backend import CupyBackend
 
-        restore: Callable[..., Any] = cuda
+        restore: Callable[..., Any] = _cuda_with_device
         copyreg.pickle(CupyBackend, lambda _: (restore, ()))  # copies and pickles are the one backend again
         with _MAKING:  # only one backend is created, even if several threads arrive here at once
             _CUDA = _CUDA or CupyBackend()
     return _CUDA
+
+
+def _cuda_with_device() -> Backend:
+    """Return the GPU backend; raise RuntimeError with the reason if there is no GPU that it can use."""
+    backend = cuda()
+    available: bool = backend.xp.cuda.is_available()
+    if not available:
+        try:
+            backend.xp.cuda.runtime.getDeviceCount()
+            reason = "no CUDA-capable device is detected"
+        except RuntimeError as error:  # CuPy's CUDARuntimeError is one
+            reason = " ".join(str(error).split())
+        raise RuntimeError(f"device='cuda' needs {no_device(reason)}. python -m bsrgemm info shows what was found.")
+    return backend
+
+
+def no_device(reason: str) -> str:
+    """What is missing where CuPy is installed and finds no GPU, and why."""
+    return (
+        f"a CUDA device ({reason}): it needs an NVIDIA card and driver (nvidia-smi shows both); "
+        "matrices on the CPU work without it"
+    )
 
 
 def default_device() -> str:
@@ -112,26 +136,33 @@ def foreign_backend(x: Any) -> Backend | None:
 
     The object must offer DLPack or the CUDA array interface.
     """
-    if getattr(x, "__cuda_array_interface__", None) is not None:
+    if dlpack.has_cuda_interface(x):
         return cuda()
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        kind = int(x.__dlpack_device__()[0])
-        if kind in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
-            return host()
-        if kind in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-            return cuda()
-    return None
+    kind = dlpack.device_kind(x)
+    if kind in dlpack.ON_HOST:
+        return host()
+    return cuda() if kind in dlpack.ON_DEVICE else None
 
 
-_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
+def adopted(backend: Backend, x: Any, what: str) -> Array | None:
+    """Return `backend.adopt(x)`; if `x` cannot be read, the error names the argument `what`."""
+    if backend is _CUDA and not backend.is_dense(x):
+        _cuda_with_device()
+    try:
+        return backend.adopt(x)
+    except dlpack.Unreadable as error:
+        raise TypeError(f"{what}: {error}") from error
 
 
 def by_name(device: str) -> Backend:
-    """Return the backend called "cpu" or "cuda", or a registered one; raise ValueError for any other name."""
+    """Return the backend called "cpu" or "cuda", or a registered one; raise ValueError for any other name.
+
+    "cuda" raises ImportError without CuPy, and RuntimeError if CuPy finds no GPU.
+    """
     if device == "cpu":
         return host()
     if device == "cuda":
-        return cuda()
+        return _cuda_with_device()
     for backend in _EXTRA_BACKENDS:
         if backend.name == device:
             return backend
@@ -149,6 +180,7 @@ def elsewhere(x: Any, what: str, backend: Backend) -> TypeError:
 __all__ = [
     "Array",
     "Backend",
+    "adopted",
     "backend_of",
     "by_name",
     "cuda",
@@ -157,5 +189,6 @@ __all__ = [
     "foreign_backend",
     "host",
     "host_scalar",
+    "no_device",
     "register",
 ]

@@ -238,6 +238,30 @@ def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Arra
 
 
 # -------------------------------------------------------------------------------------- checks
+def way_to_divide(shape: tuple[int, int], blocksize: tuple[int, int]) -> str:
+    """Say what to do where a block size does not divide a shape.
+
+    >>> way_to_divide((10, 12), (4, 4))
+    'Take blocks of (2, 4), which divide it, or pad the matrix with zeros to (12, 12).'
+    """
+    smaller, padded = [], []
+    for n, b in zip(shape, blocksize, strict=True):
+        smaller.append(next(d for d in range(min(b, n) or 1, 0, -1) if n % d == 0))
+        padded.append(-(-n // b) * b)
+    return f"Take blocks of {tuple(smaller)}, which divide it, or pad the matrix with zeros to {tuple(padded)}."
+
+
+def way_to_slice(start: int, stop: int, step: int, block: int, side: int) -> str:
+    """Say what to do where a slice of `side` rows or columns does not lie on the boundaries of blocks.
+
+    >>> way_to_slice(3, 8, 1, 4, 12)
+    '; slice 0:8, or use A.tocsr()[3:8] for single rows and columns'
+    """
+    asked = f"{start}:{stop}" if step == 1 else f"{start}:{stop}:{step}"
+    whole = f"slice {start // block * block}:{min(-(-stop // block) * block, side)}, or " if step == 1 else ""
+    return f"; {whole}use A.tocsr()[{asked}] for single rows and columns"
+
+
 def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, int]) -> None:
     """Raise ValueError unless the sizes of the three arrays fit each other and `shape`; no value is read."""
     if data.ndim != 3:
@@ -248,7 +272,10 @@ def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, i
     if not R or not C:
         raise ValueError(f"data: a block must hold at least one element, got blocksize={(R, C)}")
     if M % R or N % C:
-        raise ValueError(f"shape must be multiple of blocksize, got shape={shape} and blocksize={(R, C)}")
+        raise ValueError(
+            f"shape must be multiple of blocksize, got shape={shape} and blocksize={(R, C)}. "
+            f"{way_to_divide(shape, (R, C))}"
+        )
     if len(indptr) != M // R + 1:
         raise ValueError(
             f"indptr: index pointer size {len(indptr)} should be {M // R + 1}: "

@@ -22,6 +22,9 @@ from . import disk_cache
 from .sources import cuda_root, digest, gather
 from .structs import Struct
 
+#: How to get CuPy and NVRTC, from the published package and from a checkout.
+INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]", in a checkout pip install ".[cuda12]" or ".[cuda13]"'
+
 #: A part of every cache key. Raise it when the meaning of a cache entry changes.
 _CACHE_FORMAT = 1
 _OLDEST = 75
@@ -266,6 +269,6 @@ def _missing(what: str, error: Exception) -> str:
     return (
         f"bsrgemm compiles its GPU kernels with CuPy and NVRTC, and {what} cannot be loaded "
         f"({' '.join(str(error).split())}). "
-        'Install both with pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]", or NVRTC alone with '
+        f"Install both with {INSTALL}, or NVRTC alone with "
         "pip install nvidia-cuda-nvrtc-cu12. Matrices on the CPU (NumPy, SciPy) work without them."
     )
