@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -142,9 +142,10 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         device : {"cpu", "cuda"}
             The device; "cuda" is the current CUDA device of CuPy.
         stream : int or stream, optional
-            The CUDA stream on which a copy to the GPU is enqueued, by default CuPy's current stream: a stream of CuPy
-            or PyTorch, or an integer as in DLPack, which is 1 for the default stream, 2 for that of each thread, or the
-            address of a stream. For "cpu" it must be None; `get` takes a stream.
+            The CUDA stream on which a copy to the GPU is enqueued, by default CuPy's current stream: a stream of CuPy,
+            PyTorch or a library with ``__cuda_stream__``, or an integer as in DLPack, which is 1 for the default
+            stream, 2 for that of each thread, or the address of a stream. For "cpu" it must be None; `get` takes a
+            stream.
 
         Returns
         -------
@@ -551,21 +552,36 @@ def _unpickled(cls: type[Any]) -> Any:
     return object.__new__(leaf_of(host(), cls))
 
 
+class _ExternalStream(NamedTuple):
+    """A CUDA stream of another library, for the protocol by which CuPy takes it."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.address)
+
+
 def _stream(backend: Backend, stream: Any) -> AbstractContextManager[Any]:
-    """Return a stream of CuPy, for a stream of CuPy or PyTorch, or an integer with the meaning that DLPack gives it."""
+    """Return a stream of CuPy for a stream of any library, or for an integer with the meaning that DLPack gives it."""
     cuda = backend.xp.cuda
-    if isinstance(stream, cuda.Stream | cuda.ExternalStream):
+    if hasattr(stream, "__enter__") and hasattr(stream, "ptr"):
         return stream
-    address = getattr(stream, "cuda_stream", stream)
+    address = stream
+    if hasattr(stream, "__cuda_stream__"):
+        _, address = stream.__cuda_stream__()
+    elif hasattr(stream, "cuda_stream"):  # of PyTorch
+        address = stream.cuda_stream
     if isinstance(address, bool) or not isinstance(address, int | np.integer):
-        raise TypeError(f"stream: wanted a stream of CuPy or PyTorch, an integer or None, got {type(stream).__name__}")
-    if address == 1 or (address == 0 and address is not stream):  # PyTorch writes the default stream as 0
+        raise TypeError(f"stream: wanted a CUDA stream, an integer or None, got {type(stream).__name__}")
+    if address == 1 or (address == 0 and address is not stream):  # as an address, 0 is the default stream
         return cuda.Stream.null
     if address == 2:
         return cuda.Stream.ptds
     if address < 1:
         raise ValueError(f"stream: wanted 1, 2 or the address of a CUDA stream, got {stream!r}")
-    return cuda.ExternalStream(int(address))
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(_ExternalStream(int(address)))
+    return cuda.ExternalStream(int(address))  # an older CuPy
 
 
 @register_leaf

@@ -114,7 +114,13 @@ class Stream:
     ptds: Any
 
     def __init__(self, address: int = 0) -> None:
-        self.address = address
+        self.ptr = address
+
+    @staticmethod
+    def from_external(stream: Any) -> ExternalStream:
+        version, address = stream.__cuda_stream__()
+        assert version == 0
+        return ExternalStream(address)
 
     def __enter__(self) -> None:
         Stream.current = self
@@ -125,6 +131,16 @@ class Stream:
 
 class ExternalStream(Stream):
     """A stream of another library."""
+
+
+class Foreign:
+    """A stream as other libraries hand it out."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.address)
 
 
 Stream.null, Stream.ptds = Stream(), Stream()
@@ -147,7 +163,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def test_a_copy_to_the_gpu_is_enqueued_on_the_stream(copies: list[Any]) -> None:
+def test_a_copy_to_the_gpu_is_enqueued_on_the_stream(copies: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     A = bg.bsr_array(EYE, blocksize=(2, 2))
     mine = Stream(5)
     for stream, expected in (
@@ -156,15 +172,19 @@ def test_a_copy_to_the_gpu_is_enqueued_on_the_stream(copies: list[Any]) -> None:
         (1, Stream.null),
         (2, Stream.ptds),
         (SimpleNamespace(cuda_stream=0), Stream.null),
+        (Foreign(0), Stream.null),
     ):
         copies.clear()
         B = A.to_device("fake", stream=stream)
         assert copies == [expected] * 3 and B.device == "fake:0" and Stream.current is None
         assert B.to_device("fake", stream=stream) is B
-    for stream in (4096, np.int64(4096), SimpleNamespace(cuda_stream=4096)):
-        copies.clear()
-        A.to_device("fake", stream=stream)
-        assert [type(x) for x in copies] == [ExternalStream] * 3 and copies[0].address == 4096
+    for old in (False, True):
+        if old:  # a CuPy that has no Stream.from_external
+            monkeypatch.delattr(Stream, "from_external")
+        for stream in (4096, np.int64(4096), SimpleNamespace(cuda_stream=4096), Foreign(4096)):
+            copies.clear()
+            A.to_device("fake", stream=stream)
+            assert [type(x) for x in copies] == [ExternalStream] * 3 and copies[0].ptr == 4096
 
 
 def test_wrong_streams_are_told(copies: list[Any]) -> None:
@@ -175,7 +195,7 @@ def test_wrong_streams_are_told(copies: list[Any]) -> None:
         with pytest.raises(ValueError, match=rf"^stream: wanted 1, 2 or the address of a CUDA stream, got {stream}"):
             A.to_device("fake", stream=stream)
     for wrong in (True, 1.5, "1"):
-        with pytest.raises(TypeError, match=r"^stream: wanted a stream of CuPy or PyTorch, an integer or None, got "):
+        with pytest.raises(TypeError, match=r"^stream: wanted a CUDA stream, an integer or None, got "):
             A.to_device("fake", stream=wrong)
     with pytest.raises(ValueError, match=r"^device: got 'tpu'"):
         A.to_device("tpu", stream=1)
