@@ -105,11 +105,11 @@ class Arithmetic(Conversions):
         return self._with_data(-self.data)
 
     def __abs__(self) -> Self:
-        self.sum_duplicates()
+        self._make_canonical()
         return self._with_data(abs(self.data))
 
     def __round__(self, ndigits: int = 0) -> Self:
-        self.sum_duplicates()
+        self._make_canonical()
         wide = self.data.astype(np.float32) if self.dtype == BFLOAT16 else self.data
         return self._with_data(self._backend.xp.around(wide, decimals=ndigits).astype(self.dtype, copy=False))
 
@@ -120,7 +120,7 @@ class Arithmetic(Conversions):
         Two stored values True add up to True, and a sum of int8 wraps around; in a wider dtype the sum would differ.
         """
         if self.dtype.kind in "biu" and self._has_duplicates:
-            self.sum_duplicates()
+            self._make_canonical()
 
     def _mul_scalar(self, other: Any) -> Self:
         self._sum_integers()
@@ -332,7 +332,7 @@ class Arithmetic(Conversions):
                 "zero power is not supported as it would densify the matrix.\n"
                 "Use `np.ones(A.shape, dtype=A.dtype)` for this case."
             )
-        self.sum_duplicates()
+        self._make_canonical()
         data = self.data if dtype is None else self.data.astype(dtype)
         if data.dtype == BOOL:
             data = data.astype(np.int8)
@@ -371,7 +371,7 @@ class Arithmetic(Conversions):
         if nan:
             filled = (xp.ones if zero_passes else xp.zeros)(self._shape, np.bool_)
             return self._from_full(filled, (1, 1))
-        self.sum_duplicates()
+        self._make_canonical()
         if not zero_passes:
             return self._with_data(self._scaled_test(op, other))._csr_of_true()
         _warn_dense(op, f"a sparse matrix with {other}")
@@ -419,7 +419,7 @@ class Arithmetic(Conversions):
         if self._is_scalar(other):
             keeps_zero = not bool(op(0, other) if host_scalar(other) else op(other * 0, other))
             if keeps_zero:
-                self.sum_duplicates()
+                self._make_canonical()
                 return self._with_data(self._scaled(self.data, op, other))._csr_without_zeros()
             sign = "positive" if name == "maximum" else "negative"
             warnings.warn(
@@ -537,7 +537,7 @@ def _warn_dense(op: Callable[[Any, Any], Any], what: str) -> None:
 
 def _keep_zero(name: str) -> Callable[[Arithmetic], Arithmetic]:
     def method(self: Arithmetic) -> Arithmetic:
-        self.sum_duplicates()
+        self._make_canonical()
         function = getattr(self._backend.xp, name)
         if self.dtype == BOOL and name == "sign":
             raise TypeError("sign: not defined for booleans")

@@ -531,20 +531,43 @@ class BsrBase:
 
     @property
     def _has_duplicates(self) -> bool:
-        if self.has_canonical_format:
+        if self._is_canonical(self._validated):
             return False
         return structure.has_duplicates(self._backend, self.indices, self.indptr, self._block_shape[1])
 
     def _canonical(self) -> Blocks:
         """Return sorted blocks without duplicates; this matrix does not change."""
         blocks = self._validated
-        if self.has_canonical_format:
+        if self._is_canonical(blocks):
             return blocks
         return structure.sum_duplicates(self._backend, blocks, self._block_shape[1])
 
     def _values(self) -> Array:
-        """Return the values without duplicates; this matrix does not change."""
+        """Return the values without duplicates, as far as is known; this matrix does not change.
+
+        As in scipy, indices that a user has written in place since they were known to be in order are not checked again.
+        """
         return self.data if self._known_canonical else self._canonical().data
+
+    def _is_canonical(self, blocks: Blocks) -> bool:
+        """Tell whether the blocks of this matrix, which were validated, are in canonical format.
+
+        A user may have written to the indices since this was last known. The host checks them each time; on the GPU
+        a check would wait, so what is known counts.
+        """
+        loops = self._backend.loops
+        if loops is None:
+            return self.has_canonical_format
+        canonical = bool(loops.is_canonical(blocks.indices, blocks.indptr))
+        if canonical and self._has_canonical_format is None and self._has_sorted_indices is not False:
+            self.has_canonical_format = True
+        return canonical
+
+    def _make_canonical(self) -> None:
+        """Add up duplicates in place; on the host, also those that were written to the indices in place."""
+        if not self._is_canonical(self._validated):
+            self.has_canonical_format = False
+            self.sum_duplicates()
 
     @property
     def _validated(self) -> Blocks:

@@ -155,7 +155,7 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         blocksize = check_blocksize(blocksize, S.shape)
     if S.format == "bsr":
         blocks = Blocks(*(_bring(backend, source, a, copy) for a in (S.data, S.indices, S.indptr)))
-        canonical = getattr(S, "_known_canonical", None) or None
+        canonical = (getattr(S, "_known_canonical", False) and S._is_canonical(S._validated)) or None
         shape = check_shape(S.shape)
         if not isinstance(S, BsrBase):
             structure.check_arrays(*blocks, shape)

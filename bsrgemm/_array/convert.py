@@ -287,7 +287,8 @@ class Conversions(BsrBase):
         blocksize = self.blocksize if blocksize is None else check_blocksize(blocksize, self._shape)
         if blocksize == self.blocksize:
             return self.copy() if copy else self
-        parts = reblock(self._backend, Parts(self._validated, self._shape, self.has_canonical_format), blocksize)
+        blocks = self._validated
+        parts = reblock(self._backend, Parts(blocks, self._shape, self._is_canonical(blocks)), blocksize)
         return self._new(parts.blocks, canonical=True)
 
     def asformat(self, format: str | None, copy: bool = False) -> Any:
@@ -464,7 +465,7 @@ class Conversions(BsrBase):
             return self.copy() if copy else self
         if not np.can_cast(self.dtype, wanted, casting):
             raise TypeError(f"dtype: cannot cast from {self.dtype} to {wanted} according to the rule {casting!r}")
-        self.sum_duplicates()
+        self._make_canonical()
         check_cast(self._backend, self.data, wanted)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", np.exceptions.ComplexWarning)

@@ -185,7 +185,7 @@ class Indexing(Conversions):
         R, C = self.blocksize
         shape = ((bottom - top) * R, (right - left) * C)
         xp = self._backend.xp
-        self.sum_duplicates()
+        self._make_canonical()
         first, _, inside = self._in_window(window)
         where = xp.flatnonzero(inside) + first  # synchronize!
         rows = self._backend.expand(self.indptr, len(self.indices))[where] - top
@@ -293,7 +293,7 @@ class Indexing(Conversions):
             raise ValueError(
                 f"blocks, block_row, block_col: wanted one length, got {len(values)}, {len(row)} and {len(col)}"
             )
-        self.sum_duplicates()
+        self._make_canonical()
         stored = self._validated
         position = accumulate.positions(backend, stored, row, col, self._block_shape[1])
         if check or (check is None and backend is host()):
