@@ -84,7 +84,6 @@ def small_blocks(blocks: dict[str, Any], table: dict[str, Any]) -> Figure:
         ours = name.startswith("bsrgemm")
         axes.plot(*zip(*points, strict=True), label=name, color=COLORS[place], marker="osD^"[place],
                   linestyle="-" if ours else ":", linewidth=1.6 if ours else 1.2)  # fmt: skip
-    axes.axhline(0.8, color="0.5", linewidth=0.8, linestyle="--")
     axes.set(xlabel="side of a block", ylabel="share of a copy", ylim=(0, 1.15), xticks=range(1, 17))
     axes.legend(loc="lower right", ncols=2, fontsize=8)
     return figure
@@ -178,7 +177,7 @@ def headline(gemm: dict[str, Any], attended: dict[str, Any]) -> Figure:
     attention_bars(right, attended)
     right.set_title("Masked attention, forward", loc="left", fontsize=10, fontweight="bold")
     about = gemm["machine"]
-    figure.text(0.995, 0.005, f"{about['card']}, {about['date']}", ha="right", fontsize=7, color="#666666")
+    figures.footer(figure, f"{about['card']}, {about['date']}")
     return figure
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import os
 import platform
+import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,24 @@ def has_gpu() -> bool:
     return bool(cupy.cuda.is_available())
 
 
+@cache
+def cpu_name() -> str:
+    """The name of the CPU as its maker gives it; the architecture if the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    for command in (["lscpu"], ["sysctl", "machdep.cpu.brand_string"]):  # Linux on Arm, and macOS
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(command, capture_output=True, text=True, timeout=5, env={**os.environ, "LC_ALL": "C"})
+            for line in said.stdout.splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() in ("Model name", "machdep.cpu.brand_string") and value.strip(" -"):
+                    return f"{value.strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()
+
+
 def describe() -> dict[str, Any]:
     """Card, driver and versions, to be stored with the results."""
     about: dict[str, Any] = {
@@ -40,7 +61,7 @@ def describe() -> dict[str, Any]:
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "bsrgemm": __version__,
-        "cpu": platform.machine(),
+        "cpu": cpu_name(),
         "cores": cores(),
     }
     if has_gpu():

@@ -20,12 +20,23 @@ from .._environment import cuda_problem
 from .._kernels import disk_cache, element_types, jit
 from .._products import heuristics
 from ..dtypes import DEVICE_DTYPES
+from .common_kernels import COMMON_DTYPES, common_configs
 
-#: The dtypes that are compiled unless --all or --dtype asks for others: those that numerical code multiplies.
+#: The dtypes of `specs`, and of --kernel, unless others are asked for: those that numerical code multiplies.
 DEFAULT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 #: NVRTC releases the GIL: two threads on two cores build 1.5 times as fast as one. One compilation uses one core.
 _MOST_THREADS = 8
 _SECONDS_BETWEEN_LINES = 5.0
+#: Seconds of one core that a kernel takes, measured once with NVRTC 12.9; all others take _USUAL_SECONDS.
+_SECONDS = {
+    "attention_sm80": 2.4, "attention_sm90": 2.4, "block_products_sm80": 0.5, "block_products_sm90": 0.8, "decode": 1.3,
+    "gemm_sm80": 2.2, "gemm_sm90": 0.8,
+}  # fmt: skip
+_USUAL_SECONDS = 0.3
+#: The share of its time that a thread works while others compile too.
+_EFFICIENCY = 0.75
+#: What --list shows of kernels for every target: one of each generation that has kernels of its own.
+_GENERATIONS = ("sm_75", "sm_80", "sm_90a")
 
 Job = tuple[str, jit.KernelSpec]
 
@@ -86,6 +97,36 @@ def specs(
     return list(found)
 
 
+def common_specs(arch: str, dtypes: Collection[str] = COMMON_DTYPES) -> list[jit.KernelSpec]:
+    """The kernels for `A @ x`, `A @ B`, attention and decode in common sizes on `arch`, each once."""
+    chosen = [dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes]
+    return list(dict.fromkeys(config.spec() for config in common_configs(arch, chosen)))
+
+
+def estimate(jobs: Collection[Job], threads: int) -> float:
+    """The seconds that these kernels take about, if none is in the cache.
+
+    >>> estimate([], 2)
+    0.0
+    """
+    seconds = sum((_SECONDS.get(spec.entry, _USUAL_SECONDS) for _, spec in jobs), 0.0)
+    return seconds if threads == 1 else seconds / (threads * _EFFICIENCY)
+
+
+def _threads() -> int:
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(1.2), _duration(75), _duration(4000)
+    ('about 5 seconds', 'about 75 seconds', 'about 67 minutes')
+    """
+    if seconds < 120:
+        return f"about {max(5, round(seconds / 5) * 5)} seconds"
+    return f"about {round(seconds / 60)} minutes"
+
+
 def kernel_names() -> list[str]:
     """The names of all kernels."""
     return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float32", "uint8"))))
@@ -93,7 +134,7 @@ def kernel_names() -> list[str]:
 
 def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:
     """Compile every job into the cache and call `step` after each; an interrupt lets running compilations finish."""
-    threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = threads or _threads()
     summary = Summary()
     pool = ThreadPoolExecutor(threads)
     futures: dict[Future[bool], Job] = {}
@@ -164,8 +205,9 @@ def add_command(commands: Any) -> None:
         "compile",
         help="compile kernels ahead into the cache; no GPU needed",
         description=(
-            f"Compiles what products can ask for, by default of {', '.join(DEFAULT_DTYPES)} and with int32 "
-            "indices. Products of mixed dtypes are compiled on first use."
+            "Compiles the kernels that A @ x, A @ B, attention and decode meet in common sizes, by default of "
+            f"{', '.join(COMMON_DTYPES)}. --kernel compiles all usual variants of some kernels, --all every variant. "
+            "What is missing is compiled on first use."
         ),
     )
     parser.add_argument("--arch", action="append", help="target, such as sm_90a; default: this machine's GPU")
@@ -179,25 +221,30 @@ def add_command(commands: Any) -> None:
         metavar="KERNEL",
         help=f"only these of {', '.join(kernels)}",
     )
-    parser.add_argument("--all", action="store_true", help="every dtype, and int64 indices too")
+    parser.add_argument("--all", action="store_true", help="every variant, of every dtype unless --dtype is given")
     parser.add_argument("--list", action="store_true", help="only list the kernels")
     parser.set_defaults(command=lambda args: _compile(args, parser))
 
 
 def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
-        wanted = specs(_dtypes(args.dtype, args.all), args.kernel, every=args.all)
-        if args.list:
-            for spec in wanted:
-                print(spec)
-            print(f"{len(wanted)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone")
-            return 0
-        archs = _archs(args.arch)
+        archs = list(_GENERATIONS) if args.list and args.arch is None else _archs(args.arch)
+        jobs = [(arch, spec) for arch in archs for spec in _wanted(args, arch)]
     except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))
-    chosen = (_dtypes(args.dtype, args.all), args.kernel)
-    jobs = [(arch, spec) for arch in archs for spec in specs(*chosen, every=args.all, arch=arch)]
-    print(f"{len(jobs)} kernels for {', '.join(archs)} with NVRTC {jit.nvrtc_version()}", flush=True)
+    if args.list:  # outside of `try`: a closed pipe is an OSError too, and ends the command quietly
+        listed = dict.fromkeys(spec for _, spec in jobs)
+        for spec in listed:
+            print(spec)
+        print(f"{len(listed)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone")
+        return 0
+    threads = _threads()
+    expected = f"{_duration(estimate(jobs, threads))} with {threads} thread{'s' if threads > 1 else ''}"
+    print(
+        f"{len(jobs)} kernels for {', '.join(archs)} with NVRTC {jit.nvrtc_version()}, "
+        f"{expected} if none is in the cache",
+        flush=True,
+    )
     start = time.perf_counter()
     try:
         with _progress(len(jobs)) as step:
@@ -217,10 +264,21 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 1 if summary.errors else 0
 
 
-def _dtypes(names: list[str] | None, everything: bool) -> tuple[str, ...]:
+def _wanted(args: argparse.Namespace, arch: str) -> list[jit.KernelSpec]:
+    """The kernels that the options ask for on `arch`: the common ones, some kernels, or all."""
+    if args.all:
+        dtypes = _dtypes(args.dtype, tuple(str(dtype) for dtype in DEVICE_DTYPES))
+        common = [s for s in common_specs(arch, dtypes) if args.kernel is None or s.entry in args.kernel]
+        return list(dict.fromkeys([*common, *specs(dtypes, args.kernel, every=True, arch=arch)]))
+    if args.kernel:
+        return specs(_dtypes(args.dtype, DEFAULT_DTYPES), args.kernel, arch=arch)
+    return common_specs(arch, _dtypes(args.dtype, COMMON_DTYPES))
+
+
+def _dtypes(names: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
     known = tuple(str(dtype) for dtype in DEVICE_DTYPES)
     if names is None:
-        return known if everything else DEFAULT_DTYPES
+        return default
     for name in names:
         if name not in known:
             raise ValueError(f"--dtype: got {name!r}, wanted one of {', '.join(known)}")

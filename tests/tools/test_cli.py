@@ -386,7 +386,7 @@ def test_a_kernel_that_does_not_compile_fails_the_command(
     pytest.importorskip("cupy")
     broken = jit.KernelSpec("expand.cu", "expand", (("INDEX", "nonsense"),))
     good = array_kernels.Expand("i32").spec()
-    monkeypatch.setattr(compile_command, "specs", lambda *args, **kwargs: [broken, good])
+    monkeypatch.setattr(compile_command, "common_specs", lambda *args, **kwargs: [broken, good])
     assert main(["compile", "--arch", "sm_80"]) == 1
     captured = capsys.readouterr()
     assert "1 built, 0 cached, 1 failed" in captured.out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -15,6 +15,8 @@ TITLES = {
 }
 #: Groups whose roof is the memory: they are read in GB/s.
 _BY_BYTES = ("spmv", "decode")
+#: A spread of the timings above this deserves a warning.
+LARGE_SPREAD = 0.1
 
 
 def duration(seconds: float) -> str:
@@ -48,6 +50,50 @@ def rate(row: Row, seconds: float | None) -> str:
     if value >= 1:
         return f"{value:,.{0 if value >= 100 else 1}f} TFLOP/s"
     return f"{value * 1e3:,.{0 if value >= 0.1 else 1}f} GFLOP/s"
+
+
+def flops_unit(rates: Iterable[float]) -> tuple[str, float]:
+    """The unit for rates in flops a second, and its size: a CPU's are read in GFLOP/s.
+
+    >>> flops_unit([4e10, 8e11]), flops_unit([5e12]), flops_unit([])
+    (('GFLOP/s', 1000000000.0), ('TFLOP/s', 1000000000000.0), ('TFLOP/s', 1000000000000.0))
+    """
+    return ("GFLOP/s", 1e9) if 0 < max(rates, default=0.0) < 1e12 else ("TFLOP/s", 1e12)
+
+
+def flops_text(rate: float) -> str:
+    """
+    >>> flops_text(8.134e10), flops_text(9.89e14)
+    ('81.3 GFLOP/s', '989 TFLOP/s')
+    """
+    unit, scale = flops_unit([rate])
+    return f"{rate / scale:,.3g} {unit}"
+
+
+def bandwidth_text(rate: float) -> str:
+    """
+    >>> bandwidth_text(2.13e10), bandwidth_text(4.1e12)
+    ('21 GB/s', '4.1 TB/s')
+    """
+    return f"{rate / 1e12:.2g} TB/s" if rate >= 1e12 else f"{rate / 1e9:.2g} GB/s"
+
+
+def spread(row: Row) -> float:
+    """Half of the range of the timings, as a share of the time."""
+    return float((row["high"] - row["low"]) / 2 / row["seconds"])
+
+
+def noise(rows: Sequence[Row]) -> str | None:
+    """A warning where timings differ so much that small ratios mean nothing; None where they do not."""
+    noisy = [row for row in rows if status(row) is None and row.get("seconds") and spread(row) > LARGE_SPREAD]
+    if not noisy:
+        return None
+    worst = max(noisy, key=spread)
+    return (
+        f"The timings of {len(noisy)} of {len(rows)} problems spread by more than {LARGE_SPREAD:.0%}, "
+        f"those of {worst['name']} by {spread(worst):.0%}: the machine was busy, and ratios near 1 mean nothing. "
+        "Measure again on an idle machine."
+    )
 
 
 def status(row: Row) -> str | None:
@@ -94,7 +140,7 @@ def cells(row: Row, heads: Sequence[str]) -> list[str]:
     known = {
         "": row["name"],
         "time": duration(seconds),
-        "spread": f"{(row['high'] - row['low']) / 2 / seconds:.1%}",
+        "spread": f"{spread(row):.1%}",
         "rate": rate(row, seconds),
         "of the roof": "" if row["of_roofline"] is None else f"{row['of_roofline']:.0%}",
         "sustained": rate(row, row.get("sustained")),

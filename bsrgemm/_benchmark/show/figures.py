@@ -11,12 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .cells import Row
+from .cells import Row, bandwidth_text, flops_unit
 
 #: Okabe and Ito's colours, which most colour-blind people can tell apart; black is for references.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS, DASHES = "osD^vPX", ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-")
 _SIZE = (7.0, 4.3)
+#: Height of the strip for the name of the machine.
+_FOOTER_INCHES = 0.16
 #: The least number of points of a line.
 _LEAST = 3
 STYLE = {
@@ -62,9 +64,22 @@ def new_axes(title: str, found: Found | None = None, size: tuple[float, float] =
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     if found is not None:
         about = found["machine"]
-        figure.text(0.995, 0.005, f"{about.get('card', about['cpu'])}, {about['date']}", ha="right", va="bottom",
-                    fontsize=7, color="#666666")  # fmt: skip
+        footer(figure, f"{about.get('card', about['cpu'])}, {about['date']}")
     return figure, axes
+
+
+def footer(figure: Any, text: str) -> None:
+    """A line in the lower right corner, in a strip that axes and legends leave free."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        strip = _FOOTER_INCHES / figure.get_size_inches()[1]
+        engine.set(rect=(0, strip, 1, 1 - strip))
+    figure.text(0.995, 0.005, text, ha="right", va="bottom", fontsize=7, color="#666666")
+
+
+def legend_below(axes: Any, columns: int, **options: Any) -> None:
+    """A legend under the axes, where it covers no line."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, **options)
 
 
 def add_line(axes: Any, place: int, points: Points, label: str) -> None:
@@ -91,6 +106,13 @@ def _short(value: float) -> str:
     """
     whole = int(value)
     return f"{whole >> 10}K" if whole >= 1024 and whole % 1024 == 0 else str(whole)
+
+
+def _fitting(series: dict[str, Points]) -> tuple[str, float, dict[str, Points]]:
+    """The unit that fits lines of TFLOP/s, the factor to it, and the lines in it."""
+    unit, scale = flops_unit(y * 1e12 for points in series.values() for _, y in points)
+    factor = 1e12 / scale
+    return unit, factor, {name: [(x, y * factor) for x, y in points] for name, points in series.items()}
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -136,22 +158,23 @@ def roofline(found: Found) -> Any:
     figure, axes = new_axes("Every problem under this machine's roofs", found)
     shown = [row["flops"] / row["traffic"] for row in rows]
     x = np.geomspace(min(shown) / 2, max(max(shown), max(rates.values()) / bandwidth) * 2, 200)
+    unit, scale = flops_unit(rates.values())
     for kind, rate in sorted(rates.items(), key=lambda item: -item[1]):
-        axes.plot(x, np.minimum(rate, bandwidth * x) / 1e12, color="black", linewidth=1)
-        axes.text(x[-1], rate / 1e12, f"dense {kind}", ha="right", va="bottom", fontsize=8)
+        axes.plot(x, np.minimum(rate, bandwidth * x) / scale, color="black", linewidth=1)
+        axes.text(x[-1], rate / scale, f"dense {kind}", ha="right", va="bottom", fontsize=8)
     ridge = max(rates.values()) / bandwidth
     if x[0] < ridge:  # above the slope, where no point can be
         middle = float(np.sqrt(x[0] * ridge))
-        label = f"copy, {bandwidth / 1e12:.2g} TB/s  "
-        axes.text(middle, bandwidth * middle / 1e12, label, ha="right", va="bottom", fontsize=8)
+        label = f"copy, {bandwidth_text(bandwidth)}  "
+        axes.text(middle, bandwidth * middle / scale, label, ha="right", va="bottom", fontsize=8)
     for place, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         some = [row for row in rows if row["group"] == group]
         axes.plot(
-            [row["flops"] / row["traffic"] for row in some], [row["flops"] / row["seconds"] / 1e12 for row in some],
+            [row["flops"] / row["traffic"] for row in some], [row["flops"] / row["seconds"] / scale for row in some],
             MARKERS[place], color=COLORS[place], markersize=6, markeredgecolor="white", label=group,
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="flops a byte", ylabel="TFLOP/s")
-    axes.legend(loc="lower right")
+    axes.set(xscale="log", yscale="log", xlabel="flops a byte", ylabel=unit)
+    legend_below(axes, 4)
     return figure
 
 
@@ -213,16 +236,18 @@ def by_block(found: Found) -> Any:
 
 
 def block_figure(series: dict[str, Points], title: str, found: Found, dense: tuple[str, float] | None) -> Any:
-    """Lines of (side of a block, TFLOP/s of the stored blocks)."""
-    figure, axes = new_axes(f"A @ B, TFLOP/s of the stored blocks: {title}", found)
+    """Lines of (side of a block, TFLOP/s of the stored blocks), in GFLOP/s where all are small."""
+    unit, factor, series = _fitting(series)
+    dense = (dense[0], dense[1] * factor) if dense is not None else None
+    figure, axes = new_axes(f"A @ B, {unit} of the stored blocks: {title}", found)
     if dense is not None:
         axes.axhline(dense[1], color="black", linewidth=1)
         axes.text(0.01, dense[1], f"{dense[0]}, dense", fontsize=8, va="bottom", transform=axes.get_yaxis_transform())
     for place, (label, points) in enumerate(series.items()):
         add_line(axes, place, points, label)
     powers(axes, (x for points in series.values() for x, _ in points))
-    axes.set(xlabel="side of a block", ylabel="TFLOP/s", ylim=(0, None))
-    axes.legend()
+    axes.set(xlabel="side of a block", ylabel=unit, ylim=(0, None))
+    legend_below(axes, 2)
     return figure
 
 
@@ -238,12 +263,13 @@ def by_columns(found: Found) -> Any:
 
 
 def columns_figure(series: dict[str, Points], found: Found) -> Any:
-    """Lines of (columns of B, TFLOP/s)."""
-    figure, axes = new_axes("A @ B, TFLOP/s by columns of B", found)
+    """Lines of (columns of B, TFLOP/s), in GFLOP/s where all are small."""
+    unit, _, series = _fitting(series)
+    figure, axes = new_axes(f"A @ B, {unit} by columns of B", found)
     for place, (label, points) in enumerate(series.items()):
         add_line(axes, place, points, label)
     powers(axes, (x for points in series.values() for x, _ in points))
-    axes.set(yscale="log", xlabel="columns of B", ylabel="TFLOP/s")
+    axes.set(yscale="log", xlabel="columns of B", ylabel=unit)
     axes.legend(title="block")
     return figure
 
@@ -274,7 +300,7 @@ def length_figure(series: dict[str, Points], title: str, found: Found) -> Any:
         add_line(axes, place, points, label)
     powers(axes, (x for points in series.values() for x, _ in points))
     axes.set(yscale="log", xlabel="length", ylabel="ms")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    legend_below(axes, 2)
     return figure
 
 
@@ -298,7 +324,7 @@ def spmv(found: Found) -> Any:
         add_line(axes, place, points, label)
     axes.set(xlabel="side of a block", ylabel="share of the bandwidth", ylim=(0, None))
     axes.set_xticks(sorted({side for points in series.values() for side, _ in points}))
-    axes.legend()
+    legend_below(axes, 2, fontsize=8)
     return figure
 
 

@@ -11,13 +11,14 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .cells import TITLES, Row, cells, columns, remarks, status
+from .cells import TITLES, Row, cells, columns, flops_text, noise, remarks, status
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #ccc; --dim: #666; --good: #00684a; --bad: #a33b00; }
 @media (prefers-color-scheme: dark) { :root { --line: #444; --dim: #aaa; --good: #4fd0a5; --bad: #ff9a5c; } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+p.warning { color: var(--bad); font-weight: 600; }
 p.about, figcaption, footer { color: var(--dim); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
@@ -68,6 +69,9 @@ def page(found: dict[str, Any], command: str, pictures: dict[str, bytes]) -> str
         "the larger of flops over the rate of dense BLAS and bytes over the bandwidth of a copy.</p>",
         _roofs(found.get("ceilings", {})),
     ]
+    warning = noise(rows)
+    if warning is not None:
+        parts.append(f'<p class="warning">{_text(warning)}</p>')
     if pictures:
         parts.append(
             f'<section class="pictures">{"".join(_picture(name, svg) for name, svg in pictures.items())}</section>'
@@ -105,7 +109,7 @@ def _text(value: object) -> str:
 def _roofs(ceilings: dict[str, Any]) -> str:
     copied = ceilings.get("bytes_per_second")
     parts = [f"copy {copied / 1e9:,.0f} GB/s"] if copied else []
-    parts += [f"dense {kind} {rate / 1e12:,.3g} TFLOP/s" for kind, rate in ceilings.get("flops_per_second", {}).items()]
+    parts += [f"dense {kind} {flops_text(rate)}" for kind, rate in ceilings.get("flops_per_second", {}).items()]
     return f"<p>Roofs of this run: {_text(', '.join(parts))}.</p>" if parts else ""
 
 

@@ -1,0 +1,73 @@
+"""The kernels that most programs meet: `A @ x`, `A @ B`, attention and decode in common dtypes and sizes.
+
+The rules that choose kernels for real calls make the list, from the problems below, with int32 indices, B and C in
+C order, and no scaling. Everything else is compiled when it is first used, or by ``compile --all``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from .._attention import decode_config
+from .._attention import heuristics as attention_heuristics
+from .._backend.array_kernels import Expand, segment
+from .._kernels import element_types
+from .._products import heuristics
+from .._products.configs import RowMatching, SpgemmPattern, WorkListKernel
+from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
+
+#: The dtypes of the list unless others are asked for.
+COMMON_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_INDEX = np.dtype(np.int32)
+#: Sides of square blocks, and numbers of columns of B.
+_BLOCKS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
+_COLUMNS = (1, 4, 16, 64, 128, 1024, 4096)
+#: Stored blocks of a block row: a grid of finite elements, and a pruned layer.
+_ROW = 27
+_ROWS = 65536
+#: Sizes of heads, and of the query heads of a group, that are common in language models.
+_HEADS, _GROUPS = (64, 128), (1, 32)
+#: Queries (all heads of all sequences), and keys: a prompt, and a few tokens.
+_QUERIES = ((10**6, 8192), (2048, 1024))
+
+
+def common_configs(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any]:
+    """Yield the configs of the kernels that the problems of this module lead to on `arch`; some come twice."""
+    index = element_types.element(_INDEX)
+    yield from (Expand(index), WorkListKernel(index), RowMatching("row_bits", index))
+    yield from map(RowMatching, ("overlaps", "match_rows"))
+    yield from (SpgemmPattern(entry, index) for entry in ("count_pairs", "list_pairs", "pack_columns"))
+    for dtype in dtypes:
+        yield segment(dtype, "add", 1, 1)
+        yield from _products(arch, dtype)
+        yield from _attention(arch, dtype)
+
+
+def _products(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
+    out = result_dtype(dtype, dtype)
+    names = element_types.types(dtype, dtype, out, accumulator_dtype(out), _INDEX)
+    for side in _BLOCKS:
+        rows = max(64, _ROWS // side)
+        for columns in _COLUMNS:
+            counts = (rows, rows, rows * min(_ROW, rows // 4))
+            yield heuristics.gemm(
+                heuristics.Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True)
+            )
+
+
+def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
+    if dtype not in (*HALF_DTYPES, np.dtype(np.float32), np.dtype(np.float64)):
+        return
+    plain = attention_heuristics.PLAIN
+    for width in _HEADS:
+        for sizes in _QUERIES:
+            yield attention_heuristics.forward(
+                attention_heuristics.Problem(
+                    arch, dtype, dtype, accumulator_dtype(dtype), width, width, plain, True, True, *sizes
+                )
+            )
+        if dtype in HALF_DTYPES:
+            yield from (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
