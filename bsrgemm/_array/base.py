@@ -545,7 +545,7 @@ class BsrBase:
     def _values(self) -> Array:
         """Return the values without duplicates, as far as is known; this matrix does not change.
 
-        As in scipy, indices that a user has written in place since they were known to be in order are not checked again.
+        As in scipy, indices that a user has written in place are not checked again once they were known to be in order.
         """
         return self.data if self._known_canonical else self._canonical().data
 

@@ -438,13 +438,24 @@ class Indexing(Conversions):
         values = xp.broadcast_to(values, (n,)) if values.ndim == 0 else values[:n]
         step = xp.arange(n, dtype=np.int64)
         row, col = step - min(k, 0), step + max(k, 0)
+        R, C = self.blocksize
+        wanted = (row // R) * self._block_shape[1] + col // C
+        if backend.loops is not None:
+            blocks = self._canonical()
+            keys = structure.block_keys(backend, blocks.indices, blocks.indptr, self._block_shape[1])
+            block = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
+            if len(keys) and bool((keys[block] == wanted).all()):  # all blocks on the diagonal are stored
+                data = blocks.data.copy()
+                data[block, row % R, col % C] = values
+                self._replace(blocks._replace(data=data))
+                self.has_canonical_format = True
+                return
         touched = structure.from_coo(
             backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
         )
         data, _, indices, indptr = structure.align(backend, self._canonical(), touched, self._block_shape[1])
-        R, C = self.blocksize
         keys = structure.block_keys(backend, indices, indptr, self._block_shape[1])
-        block = xp.searchsorted(keys, (row // R) * self._block_shape[1] + col // C)
+        block = xp.searchsorted(keys, wanted)
         data[block, row % R, col % C] = values
         index = self.indices.dtype
         self._replace(Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False)))
