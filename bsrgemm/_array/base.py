@@ -542,13 +542,6 @@ class BsrBase:
             return blocks
         return structure.sum_duplicates(self._backend, blocks, self._block_shape[1])
 
-    def _values(self) -> Array:
-        """Return the values without duplicates, as far as is known; this matrix does not change.
-
-        As in scipy, indices that a user has written in place are not checked again once they were known to be in order.
-        """
-        return self.data if self._known_canonical else self._canonical().data
-
     def _is_canonical(self, blocks: Blocks) -> bool:
         """Tell whether the blocks of this matrix, which were validated, are in canonical format.
 

@@ -109,7 +109,7 @@ def _is(ord: Any, *orders: float) -> bool:
 def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
     xp = A._backend.xp
     if ord is None or (isinstance(ord, str) and ord in _FROBENIUS):
-        data = A._values()
+        data = A._canonical().data
         if A._backend.loops is not None and data.dtype.char in "fdFD":
             flat = data.reshape(-1)
             return xp.sqrt(xp.vdot(flat, flat).real).astype(_root_dtype(A.dtype))

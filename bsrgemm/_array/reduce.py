@@ -126,7 +126,7 @@ class Reductions(Conversions):
         wanted = np.dtype(dtype) if dtype is not None else _sum_dtype(self.dtype)
         acc = np.dtype(np.float32) if wanted in HALF_DTYPES else wanted
         if axis is None:
-            data = self._values()
+            data = self._canonical().data
             total = self._cast_for_sum(data, acc).sum(dtype=acc).astype(wanted)
             return self._deliver(total, out, () if self._is_array else (1, 1))
         result = self._line_result(self._sum_lines(axis, acc).astype(wanted, copy=False), axis)
@@ -231,7 +231,7 @@ class Reductions(Conversions):
             reduction = {"maximum": "max", "minimum": "min", "fmax": "nanmax", "fmin": "nanmin"}[name]
             if not self.nnz:
                 return self.dtype.type(0)
-            data = self._values()
+            data = self._canonical().data
             best = _narrow(getattr(xp, reduction)(_wide(data)), self.dtype)
             full = data.size == math.prod(self._shape)
             return best if explicit or full else _narrow(op(_wide(best), _wide(xp.zeros((), self.dtype))), self.dtype)
@@ -634,7 +634,7 @@ class Reductions(Conversions):
         line = _axis(axis)
         xp = self._backend.xp
         if line is None:
-            data = self._values()
+            data = self._canonical().data
             if self._backend.loops is not None and data.dtype != BFLOAT16:
                 return int(np.count_nonzero(data))
             return int(xp.count_nonzero(data != 0))  # synchronize!
