@@ -464,7 +464,7 @@ class bsr_matrix(_BSR):
         >>> import numpy as np, bsrgemm as bg
         >>> bg.bsr_matrix(np.array([[1j, 2]]), blocksize=(1, 2)).getH().toarray()
         array([[0.-1.j],
-               [2.-0.j]])
+               [2.+0.j]])
         """
         return self.H
 

@@ -506,7 +506,7 @@ class Conversions(BsrBase):
         >>> import numpy as np, bsrgemm as bg
         >>> A = bg.bsr_array(np.array([[1 + 2j, 3]]), blocksize=(1, 2))
         >>> A.conjugate().toarray()
-        array([[1.-2.j, 3.-0.j]])
+        array([[1.-2.j, 3.+0.j]])
         """
         if self.dtype.kind == "c":
             return self._with_data(self.data.conj(), copy=copy)

@@ -354,7 +354,7 @@ class Indexing(Conversions):
             return xp.empty(0, self.dtype)
         out = xp.zeros(min(M + min(k, 0), N - max(k, 0)), self.dtype)
         loops, (R, C) = self._backend.loops, self.blocksize
-        if loops is not None and loops.diagonal(self._validated, self._shape, k, out):
+        if loops is not None and k == 0 and loops.diagonal(self._validated, self._shape, out):
             return out
         blocks = self._canonical()
         rows = self._backend.expand(blocks.indptr, len(blocks.indices)).astype(np.int64, copy=False)

@@ -72,6 +72,8 @@ class Launch:
     grid: tuple[int]
     #: the device and the forced kernel for which it was made
     made_for: tuple[Any, Any]
+    #: the plans among which its plan was; once these are dropped, it does not start any more
+    plans: dict[Any, Plan]
     #: the argument for counters at one address; it is never modified, since threads may share it
     argument: tuple[int, np.ndarray[Any, Any]]
     #: the lists of the mask, for which a stream may have to wait
@@ -79,7 +81,7 @@ class Launch:
 
     def start(self) -> bool:
         """Start the kernel on CuPy's current stream; False if the device or the forced kernel is another one."""
-        if self.made_for != (cupy.cuda.runtime.getDevice(), forced_kernel.name):
+        if self.plans is not _plans or self.made_for != (cupy.cuda.runtime.getDevice(), forced_kernel.name):
             return False
         if self.lists is not None:
             self.lists.get()
@@ -154,7 +156,8 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     plan.kernel(grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
     if bounds is not None or call.fp8:
         return None
-    return Launch(plan, grid, (cupy.cuda.runtime.getDevice(), forced_kernel.name), (counted, argument), tiled)
+    made_for = (cupy.cuda.runtime.getDevice(), forced_kernel.name)
+    return Launch(plan, grid, made_for, _plans, (counted, argument), tiled)
 
 
 def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode: int) -> Plan:

@@ -135,13 +135,16 @@ class HostLoops:
         _sparsetools.csc_matvecs(len(data), n, width, each, position, factors, values, data.reshape(-1))
         return True
 
-    def diagonal(self, blocks: Blocks, shape: tuple[int, int], k: int, out: Array) -> bool:
-        """Add the diagonal number `k` to `out`; False if no loop supports the dtype."""
+    def diagonal(self, blocks: Blocks, shape: tuple[int, int], out: Array) -> bool:
+        """Add the main diagonal to `out`; False if no loop supports the dtype or blocks that are not square.
+
+        SciPy's loop reads and writes outside of its arrays for other diagonals of some shapes.
+        """
         data, indices, indptr = blocks
-        if data.dtype in _NO_ARITHMETIC:
-            return False
         R, C = data.shape[1:]
-        _sparsetools.bsr_diagonal(k, shape[0] // R, shape[1] // C, R, C, indptr, indices, data.reshape(-1), out)
+        if data.dtype in _NO_ARITHMETIC or R != C:
+            return False
+        _sparsetools.bsr_diagonal(0, shape[0] // R, shape[1] // C, R, C, indptr, indices, data.reshape(-1), out)
         return True
 
     def is_canonical(self, indices: Array, indptr: Array) -> bool:

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skfem
 from hypothesis import given
 from hypothesis import strategies as st
-from skfem.models.elasticity import lame_parameters, linear_elasticity
 
 import bsrgemm as bg
 from bsrgemm._array import select
@@ -265,12 +263,19 @@ def test_sorted_orders_of_both_backends_agree() -> None:
 
 
 @pytest.fixture(scope="module")
-def beam() -> tuple[Any, Any]:
+def skfem() -> Any:
+    return pytest.importorskip("skfem")
+
+
+@pytest.fixture(scope="module")
+def beam(skfem: Any) -> tuple[Any, Any]:
+    from skfem.models.elasticity import lame_parameters, linear_elasticity
+
     basis = skfem.Basis(skfem.MeshTri().refined(2).with_defaults(), skfem.ElementVector(skfem.ElementTriP1()))
     return basis, linear_elasticity(*lame_parameters(1e3, 0.3)).assemble(basis)
 
 
-def test_scikit_fem_condenses_whole_nodes(beam: tuple[Any, Any]) -> None:
+def test_scikit_fem_condenses_whole_nodes(skfem: Any, beam: tuple[Any, Any]) -> None:
     basis, K = beam
     fixed, load, known = basis.get_dofs("left"), np.ones(K.shape[0]), np.zeros(K.shape[0])
     known[fixed.all()] = 0.01
@@ -284,7 +289,7 @@ def test_scikit_fem_condenses_whole_nodes(beam: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(skfem.condense(A, mass, D=fixed)[1].toarray(), wanted[0].toarray())
 
 
-def test_scikit_fem_is_told_the_way_out_for_a_part_of_a_node(beam: tuple[Any, Any]) -> None:
+def test_scikit_fem_is_told_the_way_out_for_a_part_of_a_node(skfem: Any, beam: tuple[Any, Any]) -> None:
     basis, K = beam
     fixed = basis.get_dofs("left").all("u^1")
     A = bg.bsr_array(K, blocksize=(2, 2))

@@ -63,7 +63,7 @@ Q = np.ones((2, 4, 1, 8), np.float32)
         ({"block": 8}, ValueError, "block: wanted a multiple of 16, got 8"),
         ({"block": 24}, ValueError, "block: wanted a multiple of 16, got 24"),
         ({"block": None}, ValueError, "block: wanted the keys of a block, since the cache is not paged"),
-        ({"blocks": np.zeros((1, 1, 2)), "block": 16}, TypeError, "blocks: wanted int32, got float64"),
+        ({"blocks": np.zeros((1, 1, 2)), "block": 16}, TypeError, "blocks: wanted integers, got float64"),
         ({"blocks": np.zeros((1, 2), np.int32), "block": 16}, ValueError, "blocks: wanted shape"),
         ({"blocks": np.zeros((3, 1, 2), np.int32), "block": 16}, ValueError, "blocks: wanted shape"),
         ({"blocks": np.zeros((1, 3, 2), np.int32), "block": 16}, ValueError, "blocks: wanted shape"),

@@ -21,6 +21,7 @@ from .point import SCIPY_CLASSES, Difference, point
 from .test_scipy_bsr import DIFFERS, NONCANONICAL_DIFFERS
 
 #: scipy's own mixin, by which two min/max tests decide whether to run (`point` widens the name they look up).
+_EXTREMES = ("max", "min", "nanmax", "nanmin")
 _MINMAX = next(c for c in sp.csr_array.__mro__ if c.__name__ == "_minmax_mixin")
 
 _ARRAYS = ("data", "indices", "indptr")
@@ -123,7 +124,10 @@ class Facade(SparseABC, _MINMAX):  # type: ignore[misc, valid-type]
         """
         device = self._synced()
         try:
-            return getattr(device, name)(*args, **kwargs)
+            result = getattr(device, name)(*args, **kwargs)
+            if name in _EXTREMES and device.dtype not in self._backend.foreign_dtypes and getattr(result, "ndim", 0):
+                return getattr(device.get(), name)(*args, **kwargs)  # dense, since no COO of the device holds the dtype
+            return result
         except TypeError as error:
             wanted = _NOT_HELD.search(str(error))
             if wanted is None:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-import skfem
 
 import bsrgemm as bg
 from bsrgemm._backend.registry import Backend, by_name
@@ -29,6 +28,9 @@ from bsrgemm._products.call import ProductCall
 from bsrgemm._products.engine import ENGINES
 
 from .. import fake_device
+
+pytest.importorskip("pyamg")
+skfem = pytest.importorskip("skfem")
 
 
 @pytest.fixture(autouse=True)

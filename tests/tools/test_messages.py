@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import pickle
 import sys
 from collections.abc import Callable
@@ -29,6 +30,13 @@ def small() -> Any:
     return bg.bsr_array(np.eye(32, dtype=np.float32), blocksize=(16, 16))
 
 
+def saved() -> Any:
+    file = io.BytesIO()
+    bg.save_npz(file, small())
+    file.seek(0)
+    return file
+
+
 #: Every public call that a device can be named in, and some that bring an array of a card.
 DEVICE_CALLS: dict[str, Callable[[], Any]] = {
     "A.to_device": lambda: small().to_device("cuda"),
@@ -38,6 +46,10 @@ DEVICE_CALLS: dict[str, Callable[[], Any]] = {
     "bsr_array of elements": lambda: bg.bsr_array((np.ones(2), ([0, 1], [0, 1])), device="cuda"),
     "bsr_array of an array on a card": lambda: bg.bsr_array(CudaInterface(), blocksize=(2, 2)),
     "bsr_matrix": lambda: bg.bsr_matrix(small(), device="cuda"),
+    "diags": lambda: bg.diags(np.ones((2, 2, 2)), device="cuda"),
+    "eye": lambda: bg.eye(4, blocksize=(2, 2), device="cuda"),
+    "random": lambda: bg.random(4, 4, blocksize=(2, 2), device="cuda"),
+    "load_npz": lambda: bg.load_npz(saved(), device="cuda"),
     "from_dense": lambda: bg.from_dense(np.eye(4), (2, 2), device="cuda"),
     "from_dense of an array on a card": lambda: bg.from_dense(CudaInterface(), (2, 2)),
     "KVCache": lambda: bg.KVCache(1, 1, 32, 16, device="cuda"),
