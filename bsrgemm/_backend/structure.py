@@ -295,14 +295,15 @@ def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: in
     """
     xp = backend.xp
     edge = xp.zeros(1, np.int64)
-    fall = xp.diff(indptr).min() if len(indptr) > 1 else edge[0]
+    # A difference could overflow, and pass for a rise.
+    fall = (indptr[1:] < indptr[:-1]).any() if len(indptr) > 1 else edge[0]
     used = indices[: len(indices)]
     low, high = (used.min(), used.max()) if len(used) else (edge[0], edge[0])
     parts = [xp.asarray(v).astype(np.int64).reshape(1) for v in (indptr[0], indptr[-1], fall, low, high)]
     start, stop, fall, low, high = (int(v) for v in backend.to_host(xp.concatenate(parts)))  # synchronize!
     if start != 0:
         raise ValueError(f"indptr: index pointer should start with 0, got {start}")
-    if fall < 0:
+    if fall:
         raise ValueError("indptr: index pointer values must form a non-decreasing sequence")
     if stop > len(indices):
         raise ValueError(f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}")

@@ -113,3 +113,10 @@ def test_flags_are_kept_as_scipy_keeps_them() -> None:
     A.has_canonical_format = False
     A.sum_duplicates()
     assert len(A.indices) == 8 and A.has_canonical_format
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_row_pointers_whose_differences_overflow_are_refused(index: Any) -> None:
+    indptr = np.array([0, np.iinfo(index).max, -2, 1], index)
+    with pytest.raises(ValueError, match="indptr"):
+        bg.bsr_array((np.ones((1, 1, 1)), np.zeros(1, index), indptr), shape=(3, 1))
