@@ -160,8 +160,14 @@ def main() -> int:
             records.write(options.out, record)
         if "stand-in" in options.parts:
             rehearsed, seconds = suite(folder, options.workers, only, stand_in=True)
-            record["stand_in"] = excused(record, rehearsed)
-            record["sample"] = records.chosen(record, seconds, _SAMPLE_SECONDS)
+            found = excused(record, rehearsed)
+            if only:  # what is known of the other tests stays
+                found = {name: why for name, why in found.items() if name in rehearsed["tests"]}
+                others = record.get("stand_in", {}).items()
+                found |= {n: why for n, why in others if n not in rehearsed["tests"] and n in record["tests"]}
+            else:
+                record["sample"] = records.chosen(record, seconds, _SAMPLE_SECONDS)
+            record["stand_in"] = found
             records.write(options.out, record)
     return _summary(before, record)
 
