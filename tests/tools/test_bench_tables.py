@@ -197,8 +197,8 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [{"matrix": "mesh", "what": "A + B", "seconds": 1e-3, "factor": 0.5, "most": 1.2, "peers": {"scipy bsr": 2e-3}},
          {"matrix": "tiny", "what": "A + B", "seconds": 2e-5, "factor": 3.0, "most": 2.5, "peers": {"scipy csr": 1e-5}},
          {"matrix": "mesh", "what": "A @ x", "seconds": 1e-2, "factor": 1.0, "most": 1.2, "peers": {}}],
-        ["|  | mesh, us | over scipy | tiny, us | over scipy |", "| A + B | 1000.0 | 0.50 | 20.0 | **3.00** |",
-         "| A @ x | 10000.0 | 1.00 | - | - |"],
+        ["|  | mesh, us | over scipy | tiny, us | over scipy |", "| A + B | 1,000.0 | 0.50 | 20.0 | **3.00** |",
+         "| A @ x | 10,000.0 | 1.00 | - | - |"],
     ),
     "spgemm_blocks_cuda": (
         [{"what": "products alone", "n": 8192, "block": [128, 128], "seconds": 1e-4, "tflops": 411.0,
