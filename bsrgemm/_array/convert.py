@@ -639,7 +639,9 @@ class Conversions(BsrBase):
     def _coords_in(self, shape: tuple[int, ...], order: str) -> tuple[Array, ...]:
         """Return the coordinates that every stored element has in a matrix of another shape."""
         M, N = self._shape
-        row, col = structure.to_coo(self._backend, self._validated, _INDEX64)
+        on_host = self._backend.loops is not None
+        index = structure.index_dtype(M * N) if on_host else _INDEX64
+        row, col = structure.to_coo(self._backend, self._validated, index)
         return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:

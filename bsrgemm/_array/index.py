@@ -357,6 +357,9 @@ class Indexing(Conversions):
         if loops is not None and k == 0 and loops.diagonal(self._validated, self._shape, out):
             return out
         blocks = self._canonical()
+        if loops is not None and R == C:
+            beside: Array = loops.diagonal_beside(blocks, self._block_shape, k)
+            return beside[max(0, -k) :][: len(out)]
         rows = self._backend.expand(blocks.indptr, len(blocks.indices)).astype(np.int64, copy=False)
         shift = blocks.indices.astype(np.int64, copy=False) * C - rows * R
         crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!
@@ -442,9 +445,10 @@ class Indexing(Conversions):
         wanted = (row // R) * self._block_shape[1] + col // C
         if backend.loops is not None:
             blocks = self._canonical()
-            keys = structure.block_keys(backend, blocks.indices, blocks.indptr, self._block_shape[1])
-            block = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
-            if len(keys) and bool((keys[block] == wanted).all()):  # all blocks on the diagonal are stored
+            crossed = structure.first_of_runs(backend, wanted)
+            at = backend.loops.positions(blocks, self._block_shape[1], row[crossed] // R, col[crossed] // C)
+            if bool((at >= 0).all()):  # all blocks on the diagonal are stored
+                block = np.repeat(at, np.diff(crossed, append=n))
                 data = blocks.data.copy()
                 data[block, row % R, col % C] = values
                 self._replace(blocks._replace(data=data))
@@ -483,4 +487,6 @@ class Indexing(Conversions):
         """
         values, columns, indptr = self._elements()
         kept = self._backend.xp.flatnonzero(values != 0)  # synchronize!
+        if len(kept) == len(values) and self._backend.loops is not None:
+            return self._backend.expand(indptr, len(values)), columns
         return self._backend.expand(indptr, len(values))[kept], columns[kept]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,8 +43,27 @@ def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 #: Blocks of at most this many elements along an axis are reduced one element after the other.
-_SHORT = 16
+_SHORT = 12
+#: Of blocks with this many elements, those of a block row are compared with each other first.
+_LARGE = 1024
 _INT32_MAX = np.iinfo(np.int32).max
+
+
+class Candidates(NamedTuple):
+    """Elements among which the first extreme one of each line is sought, in sorted order.
+
+    They are all the elements of a matrix in CSR, or, of shape (blocks, R), the first extreme element of each row of
+    each block.
+    """
+
+    values: Array
+    #: Their columns in the matrix
+    columns: Array
+    #: The columns or block columns that are stored, and where each row or block row begins
+    indices: Array
+    indptr: Array
+    #: Columns of the matrix for each of `indices`
+    width: int
 
 
 class Reductions(Conversions):
@@ -126,21 +145,29 @@ class Reductions(Conversions):
         wanted = np.dtype(dtype) if dtype is not None else _sum_dtype(self.dtype)
         acc = np.dtype(np.float32) if wanted in HALF_DTYPES else wanted
         if axis is None:
-            data = self._canonical().data
+            data = self._summands.data
             total = self._cast_for_sum(data, acc).sum(dtype=acc).astype(wanted)
             return self._deliver(total, out, () if self._is_array else (1, 1))
         result = self._line_result(self._sum_lines(axis, acc).astype(wanted, copy=False), axis)
         return self._deliver(result, out, tuple(result.shape))
 
+    @property
+    def _summands(self) -> Blocks:
+        """The blocks of a sum: of floats on the host, duplicates need not be added up first."""
+        floats = self.dtype.char in "fdFD" and self._backend.loops is not None
+        return self._validated if floats else self._canonical()
+
     def _sum_lines(self, axis: int, acc: np.dtype[Any]) -> Array:
         """Add up each column (axis 0) or row (axis 1) in `acc`."""
         loops = self._backend.loops
         if loops is not None:
-            blocks = self._canonical()
+            blocks = self._summands
             data = self._cast_for_sum(blocks.data, acc).astype(acc, copy=False)
             sums = loops.add_blocks(blocks._replace(data=data), self._block_shape[1], axis)
             if sums is not None:
-                return sums.sum(axis=1 + axis, dtype=acc).reshape(-1)
+                short = sums.shape[1 + axis] <= _SHORT
+                lines = loops.fold(np.add, sums, 1 + axis) if short else sums.sum(axis=1 + axis, dtype=acc)
+                return lines.reshape(-1)
         blocks, lines, _ = self._lines(axis)
         within = self._cast_for_sum(blocks.data, acc).sum(axis=2, dtype=acc)
         filled, values = self._reduce_lines("add", blocks, within)
@@ -232,16 +259,23 @@ class Reductions(Conversions):
             if not self.nnz:
                 return self.dtype.type(0)
             data = self._canonical().data
-            best = _narrow(getattr(xp, reduction)(_wide(data)), self.dtype)
-            full = data.size == math.prod(self._shape)
-            return best if explicit or full else _narrow(op(_wide(best), _wide(xp.zeros((), self.dtype))), self.dtype)
+            flat = data if self._backend.loops is None else data.reshape(-1)
+            best = _narrow(getattr(xp, reduction)(_wide(flat)), self.dtype)
+            if explicit or data.size == math.prod(self._shape):
+                return best
+            return _narrow(op(_wide(best), _wide(xp.zeros((), self.dtype))), self.dtype)
         blocks = self._canonical()
         length, width = self._shape[line], blocks.data.shape[1 + line]
-        within = self._fold_blocks(name, _wide(blocks.data), 1 + line)
+        data, loops = _wide(blocks.data), self._backend.loops
+        merged = loops is not None and line == 1 and math.prod(data.shape[1:]) >= _LARGE
+        within = None if merged else self._fold_blocks(name, data, 1 + line)
         order, begins = self._by_lines(blocks, line)
         count = xp.diff(begins)
         filled = xp.flatnonzero(count > 0)  # synchronize!
-        values = self._backend.segment_reduce(name, within, order, begins[filled])
+        if merged:
+            values = self._fold_blocks(name, loops.merge_rows(op, data, begins[filled]), 2)
+        else:
+            values = self._backend.segment_reduce(name, within, order, begins[filled])
         if not explicit:
             partial = (count[filled] * width < length)[:, None]
             values = xp.where(partial, op(values, values.dtype.type(0)), values)
@@ -476,12 +510,17 @@ class Reductions(Conversions):
             values, columns, indptr = self._elements()
             flat = self._backend.expand(indptr, len(values)).astype(np.int64) * N + columns
             ends = xp.asarray([0, len(values)], dtype=np.int64)
-            return int(self._first_extreme(values, flat, ends, M * N, name, explicit)[0])  # synchronize!
+            candidates = Candidates(values, flat, flat, ends, 1)
+            return int(self._first_extreme(candidates, M * N, name, explicit)[0])  # synchronize!
         if self._shape[line] == 0:
             raise ValueError(f"Cannot apply {what} along a zero-sized dimension.")
         blocks, _, length = self._lines(line)
-        values, columns, indptr = self._backend.to_csr(blocks, length // blocks.data.shape[2], np.dtype(np.int64))
-        return self._line_result(self._first_extreme(values, columns, indptr, length, name, explicit), line)
+        if self._backend.loops is not None and blocks.data.shape[2] > _SHORT:
+            candidates = _of_blocks(blocks, name)
+        else:
+            values, columns, indptr = self._backend.to_csr(blocks, length // blocks.data.shape[2], np.dtype(np.int64))
+            candidates = Candidates(values, columns, columns, indptr, 1)
+        return self._line_result(self._first_extreme(candidates, length, name, explicit), line)
 
     def _first_of_all(self, name: str, explicit: bool) -> int | None:
         """Return the index of the first extreme element; None if an element that is not stored may come before it."""
@@ -500,17 +539,15 @@ class Reductions(Conversions):
         row = (np.searchsorted(blocks.indptr, block, side="right") - 1) * R + within // C
         return int((row * self._shape[1] + blocks.indices[block].astype(np.int64) * C + within % C).min())
 
-    def _first_extreme(
-        self, values: Array, columns: Array, indptr: Array, length: int, name: str, explicit: bool
-    ) -> Array:
-        """Return the first column with the extreme value in each row of sorted CSR arrays; NaN wins, as in NumPy."""
+    def _first_extreme(self, found: Candidates, length: int, name: str, explicit: bool) -> Array:
+        """Return the first column with the extreme value in each row; NaN wins, as in NumPy."""
         backend, xp = self._backend, self._backend.xp
-        answer = xp.zeros(len(indptr) - 1, np.int64)
+        values, columns, indptr = _wide(found.values), found.columns, found.indptr
+        answer = xp.zeros((len(indptr) - 1, *values.shape[1:]), np.int64)
         count = xp.diff(indptr)
         filled = xp.flatnonzero(count > 0)  # synchronize!
         if not len(filled):
-            return answer
-        values = _wide(values)
+            return answer.reshape(-1)
         starts, count = indptr[filled], count[filled]
         line = backend.expand(xp.concatenate([starts, indptr[-1:]]), len(values))
         best = backend.segment_reduce(name, values, None, starts)
@@ -518,13 +555,15 @@ class Reductions(Conversions):
         at = backend.segment_reduce("minimum", xp.where(hit, columns, length), None, starts)
         if not explicit:
             within = xp.arange(len(values), dtype=np.int64) - starts[line]
-            gap = xp.where(columns != within, within, count[line])
+            gap = xp.where(found.indices != within, within, count[line])
             hole = backend.segment_reduce("minimum", gap, None, starts)  # the first column that is not stored
+            if values.ndim == 2:
+                hole, count = hole[:, None] * found.width, count[:, None] * found.width
             better = best < 0 if name == "maximum" else best > 0
             at = xp.where((count < length) & better, hole, at)
             at = xp.where((count < length) & (best == 0), xp.minimum(at, hole), at)
         answer[filled] = at
-        return answer
+        return answer.reshape(-1)
 
     def argmax(self, axis: Any = None, out: Any = None, *, explicit: bool = False) -> Any:
         """Find the index of the first largest element of the matrix, or of each column or row.
@@ -648,6 +687,16 @@ class Reductions(Conversions):
         within = (blocks.data != 0).sum(axis=2, dtype=np.int_)
         filled, values = self._reduce_lines("add", blocks, within)
         return self._dense_lines(blocks, filled, values, lines)
+
+
+def _of_blocks(blocks: Blocks, name: str) -> Candidates:
+    """Return the first extreme element of each row of each block, on the host."""
+    data, indices, indptr = blocks
+    data, indices = _wide(data), indices.astype(np.int64, copy=False)
+    at = data.argmax(axis=2) if name == "maximum" else data.argmin(axis=2)
+    values = np.take_along_axis(data, at[:, :, None], axis=2)[:, :, 0]
+    width = data.shape[2]
+    return Candidates(values, indices[:, None] * width + at, indices, indptr, width)
 
 
 def _wide(x: Any) -> Any:

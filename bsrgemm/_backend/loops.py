@@ -15,10 +15,15 @@ from ..dtypes import BOOL, HALF_DTYPES
 from .base import Array, Blocks, Csr
 
 INT32_MAX = np.iinfo(np.int32).max
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 #: Elements that are processed at a time where several passes are made over them: they stay in the cache.
 _CHUNK = 1 << 16
 #: Rows or columns for which memory is allocated in any case, however few elements there are.
 _LEAST_LINES = 1 << 20
+#: Indices from this number on are compared by NumPy.
+_MANY = 1 << 14
+#: Blocks of fewer lines than this are reduced line by line.
+_FEW_LINES = 8
 #: Blocks of at most this many elements are copied faster by the element than by the block.
 _SMALL_BLOCK = 64
 
@@ -95,16 +100,28 @@ class HostLoops:
         """
         values = data if axis == 2 else data.swapaxes(1, 2)
         n, lines, length = values.shape
-        out = np.empty((lines, n), data.dtype)
+        if length == 1:
+            return values[:, :, 0]
+        few = axis == 1 and lines < _FEW_LINES
+        out = np.empty((lines, n), data.dtype).T if few else np.empty((n, lines), data.dtype)
         step = max(1, _CHUNK // max(1, lines * length))
         for first in range(0, n, step):
-            some = values[first : first + step]
-            for line in range(lines):  # the function runs along the blocks, which are many
-                to = out[line, first : first + step]
-                to[...] = some[:, line, 0]
-                for k in range(1, length):
+            some, here = values[first : first + step], out[first : first + step]
+            # The function runs along the blocks, which are many, where the lines of a block are few.
+            for line in range(lines) if few else (slice(None),):
+                to = here[:, line]
+                op(some[:, line, 0], some[:, line, 1], out=to)
+                for k in range(2, length):
                     op(to, some[:, line, k], out=to)
-        return out.T
+        return out
+
+    def merge_rows(self, op: Any, data: Array, starts: Array) -> Array:
+        """Reduce the large blocks of each block row, which begin at `starts`, to one block; no row is empty."""
+        out = np.empty((len(starts), *data.shape[1:]), data.dtype)
+        bounds = [*starts.tolist(), len(data)]
+        for k, to in enumerate(out):
+            op.reduce(data[bounds[k] : bounds[k + 1]], axis=0, out=to)
+        return out
 
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
@@ -147,9 +164,38 @@ class HostLoops:
         _sparsetools.bsr_diagonal(0, shape[0] // R, shape[1] // C, R, C, indptr, indices, data.reshape(-1), out)
         return True
 
+    def diagonal_beside(self, blocks: Blocks, block_shape: tuple[int, int], k: int) -> Array:
+        """Return ``A[r, r + k]`` for all rows r of a matrix with square blocks in canonical format, 0 outside of it.
+
+        A block row meets the diagonal in two blocks at most, and in all block rows at the same place of a block.
+        """
+        data, (rows, cols) = blocks.data, block_shape
+        side = data.shape[1]
+        out = np.zeros((rows, side), data.dtype)
+        first, below = divmod(k, side)
+        for away, shift in ((first, below), (first + 1, below - side)):
+            low, high = max(0, -away), min(rows, cols - away)
+            if low >= high or abs(shift) == side:
+                continue
+            row = np.arange(low, high)
+            at = self.positions(blocks, cols, row, row + away)
+            stored = np.flatnonzero(at >= 0)
+            values = data.diagonal(shift, axis1=1, axis2=2)[at[stored]]
+            begin = max(0, -shift)
+            out[low + stored, begin : begin + values.shape[1]] = values
+        return out.reshape(-1)
+
     def is_canonical(self, indices: Array, indptr: Array) -> bool:
         """Tell whether the columns of each row are in order, without duplicates."""
-        return bool(_sparsetools.csr_has_canonical_format(len(indptr) - 1, indptr, indices))
+        if len(indices) < _MANY:
+            return bool(_sparsetools.csr_has_canonical_format(len(indptr) - 1, indptr, indices))
+        rising = indices[1:] > indices[:-1]
+        begins = indptr[1:-1].astype(np.intp)
+        begins = begins[(begins > 0) & (begins < len(indices))] if len(begins) else begins
+        if len(begins):  # of rows that are empty, the one that follows begins at the same place
+            begins = begins[np.append(True, begins[1:] > begins[:-1])]
+        falls = len(rising) - int(np.count_nonzero(rising))
+        return falls == len(begins) - int(np.count_nonzero(rising.take(begins - 1)))
 
     def without_zeros(self, csr: Csr, columns: int) -> Csr:
         """Return a matrix in CSR without elements that are zero; its arrays are overwritten."""
@@ -238,7 +284,10 @@ def _without_nan(data: Array) -> bool:
 
 
 def _index(most: int, *arrays: Array) -> np.dtype[Any]:
-    return np.dtype(np.int64 if most > INT32_MAX or any(a.dtype.itemsize > 4 for a in arrays) else np.int32)
+    for a in arrays:
+        if a.dtype.itemsize > 4:
+            return _INT64
+    return _INT64 if most > INT32_MAX else _INT32
 
 
 def _as(index: np.dtype[Any], *arrays: Array) -> list[Array]:

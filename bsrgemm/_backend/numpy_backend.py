@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from operator import le
 from types import ModuleType
 from typing import Any
 
@@ -19,8 +19,8 @@ from .loops import HostLoops
 
 #: Rows of at most this many elements are reduced column by column.
 _SHORT = 16
-#: Index arrays of at most this many elements are checked as lists.
-_FEW = 64
+#: The results of checks of index arrays with at most this many elements are remembered, for so many patterns.
+_FEW, _PATTERNS = 2048, 128
 
 
 class NumpyBackend(Backend):
@@ -76,10 +76,10 @@ class NumpyBackend(Backend):
         return np.repeat(rows, np.diff(indptr))[:n]
 
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
-        if order is not None:
-            values = values[order]
         if not len(starts):
             return np.empty((0, *values.shape[1:]), values.dtype)
+        if order is not None:
+            order = order.astype(np.intp, copy=False)
         dtype = None
         if op == "add":
             op = "logical_or" if values.dtype == BOOL else "add"
@@ -87,17 +87,20 @@ class NumpyBackend(Backend):
         reduceat = getattr(np, op).reduceat
         width = math.prod(values.shape[1:])
         if values.ndim == 1 or width > _SHORT:
+            values = values if order is None else values.take(order, axis=0)
             return reduceat(values, starts, axis=0, dtype=dtype).astype(values.dtype, copy=False)
         out = np.empty((len(starts), width), values.dtype)
         flat = values.reshape(len(values), width)
         for k in range(width):  # NumPy would call the function for each short row
-            out[:, k] = reduceat(np.ascontiguousarray(flat[:, k]), starts, dtype=dtype)
+            column = flat[:, k] if order is None else flat[:, k].take(order)
+            out[:, k] = reduceat(column, starts, dtype=dtype)
         return out.reshape(len(starts), *values.shape[1:])
 
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         data, indices, indptr = blocks
-        R, C = data.shape[1:]
-        structure.check_arrays(data, indices, indptr, (block_rows * R, block_cols * C))
+        sides = data.shape
+        if len(sides) != 3 or indices.shape != sides[:1] or indptr.shape != (block_rows + 1,) or 0 in sides[1:]:
+            structure.check_arrays(data, indices, indptr, (block_rows * sides[1], block_cols * sides[2]))
         if indices.dtype != indptr.dtype:
             index = np.result_type(indices.dtype, indptr.dtype)
             indices, indptr = indices.astype(index), indptr.astype(index)
@@ -141,10 +144,18 @@ class NumpyBackend(Backend):
 
 def _valid(indices: Array, indptr: Array, block_cols: int) -> bool:
     """Tell whether the indices are in range, and `indptr` climbs from 0 to their number."""
-    if len(indices) <= _FEW and len(indptr) <= _FEW:  # a call of NumPy takes longer than these
-        columns, bounds = indices.tolist(), indptr.tolist()
-        in_range = not columns or (min(columns) >= 0 and max(columns) < block_cols)
-        return in_range and bounds[0] == 0 and bounds[-1] == len(columns) and all(map(le, bounds, bounds[1:]))
+    if len(indices) + len(indptr) <= _FEW:
+        return _few_valid(indices.tobytes(), indptr.tobytes(), indices.dtype, block_cols)
+    return _in_order(indices, indptr, block_cols)
+
+
+@functools.lru_cache(maxsize=_PATTERNS)
+def _few_valid(indices: bytes, indptr: bytes, dtype: np.dtype[Any], block_cols: int) -> bool:
+    """Answer for few indices, whose values are the key: a dictionary is faster than calls of NumPy."""
+    return _in_order(np.frombuffer(indices, dtype), np.frombuffer(indptr, dtype), block_cols)
+
+
+def _in_order(indices: Array, indptr: Array, block_cols: int) -> bool:
     unsigned = indices.view(f"u{indices.itemsize}")  # a negative index becomes a very large one
     in_range = not len(indices) or bool(unsigned.max() < block_cols)
     ends = indptr[0] == 0 and indptr[-1] == len(indices)
