@@ -102,5 +102,10 @@ class ProductEngine(ABC):
         left, right, starts, *index = self.product_pattern(a, b, block_cols)
         return Blocks(self.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
 
+    def multiply_planned(self, a: Blocks, b: Blocks, pattern: ProductPattern, cols: int, dtype: np.dtype[Any]) -> Array:
+        """Return the values of ``A @ B`` with `cols` block columns, in the order of a pattern that was found before."""
+        left, right, starts, _, indptr = pattern
+        return self.pair_products(a.data, left, b.data, right, starts, dtype, len(indptr) - 1)
+
 
 ENGINES: EngineTable[ProductEngine] = EngineTable(__package__, cpu="host", cuda="cuda")

@@ -14,7 +14,7 @@ from .._backend import structure, threads
 from .._backend.base import Array, Blocks
 from .._backend.numpy_backend import HOST
 from ..dtypes import BOOL, FP8_VALUES, accumulator_dtype
-from .call import ProductCall
+from .call import ProductCall, ProductPattern
 from .engine import ProductEngine
 
 #: BLAS on a gathered panel is faster than SciPy's loops from this many columns and from this many flops per block row
@@ -176,9 +176,24 @@ class HostProducts(ProductEngine):
         threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=True)
         return out
 
-    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+    def multiply_planned(self, a: Blocks, b: Blocks, pattern: ProductPattern, cols: int, dtype: np.dtype[Any]) -> Array:
+        if self._by_pairs(a, b, dtype):
+            return super().multiply_planned(a, b, pattern, cols, dtype)
+        # SciPy's loop for the whole product is faster than pairs, and its blocks are put into the order of the pattern.
+        found = self.multiply_sparse(a, b, cols, dtype)
+        out = np.zeros((len(pattern.starts), *found.data.shape[1:]), dtype)
+        rows = self.backend.expand(found.indptr, len(found.indices))
+        planned = Blocks(out, pattern.indices, pattern.indptr)
+        out[self.backend.loops.positions(planned, cols, rows, found.indices)] = found.data
+        return out
+
+    def _by_pairs(self, a: Blocks, b: Blocks, dtype: np.dtype[Any]) -> bool:
+        """Tell whether BLAS on pairs of blocks is faster than SciPy's loop, or the loop does not support the dtype."""
         flops = 2 * a.data.shape[1] * a.data.shape[2] * b.data.shape[2]
-        if dtype not in self.backend.foreign_dtypes or (dtype.char in "fdFD" and flops >= _PAIR_FLOPS):
+        return dtype not in self.backend.foreign_dtypes or (dtype.char in "fdFD" and flops >= _PAIR_FLOPS)
+
+    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+        if self._by_pairs(a, b, dtype):
             return super().multiply_sparse(a, b, block_cols, dtype)
         rows, inner_rows = len(a.indptr) - 1, len(b.indptr) - 1
         a, b = self.backend.validated(a, rows, inner_rows), self.backend.validated(b, inner_rows, block_cols)

@@ -100,10 +100,9 @@ class ProductPlan:
         for name, x in zip(_NAMES, (A, B), strict=True):
             if for_product(x, dtype) is not x:
                 raise ValueError(f"{name}: holds a block twice, in {x.dtype}; call {name}.sum_duplicates() first")
-        left, right, starts, *index = self._pattern
-        engine = ENGINES.of(self._backend)
-        data = engine.pair_products(A.data, left, B.data, right, starts, dtype, len(index[1]) - 1)
-        return A._new(Blocks(data, *index), self.shape, canonical=True)
+        pattern, cols = self._pattern, self.shape[1] // self.blocksize[1]
+        data = ENGINES.of(self._backend).multiply_planned(A._blocks, B._blocks, pattern, cols, dtype)
+        return A._new(Blocks(data, pattern.indices, pattern.indptr), self.shape, canonical=True)
 
 
 def plan(A: Any, B: Any) -> ProductPlan:
