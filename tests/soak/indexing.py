@@ -188,7 +188,7 @@ def twins(case: Case) -> None:
     B = A.copy() if case.chance(0.5) else bg.bsr_array((A.data.copy(), A.indices, A.indptr), shape=a.shape)
     B.sum_duplicates()
     C = A + bsr(case, b)
-    B.data *= B.dtype.type(1)
+    B.data[...] = B.data.copy()
     case.same_matrix("the twin", B, a.dense, a.bound)
     case.same_matrix("the first", A, a.dense, a.bound)
     case.true("the sum", C.shape == a.shape)
