@@ -28,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--processes", type=int, default=1, help="processes, each with a seed of its own")
     made.add_argument("--json", type=Path, help="write what was run, and that nothing was wrong, into this file")
     made.add_argument("--out-of-memory", action="store_true", help="let every allocation of every call fail once")
+    made.add_argument("--calls", nargs="+", default=(), metavar="NAME", help="with --out-of-memory: these calls alone")
+    made.add_argument("--surface", action="store_true", help="list the public names that no case calls")
     made.add_argument(
         "--stand-in", action="store_true", help="replace CuPy by the stand-in of tests/record: a rehearsal"
     )
@@ -73,7 +75,13 @@ def main(given: list[str] | None = None) -> int:
     if args.out_of_memory:
         from . import memory
 
-        return memory.main(place)
+        return memory.main(place, args.calls)
+    if args.surface:
+        from . import surface
+
+        names = surface.uncalled(place, args.seed, 60)
+        print("\n".join([*names, *(f"{name}: {why}" for name, why in surface.EXPLAINED.items())]))
+        return 1 if names else 0
     minutes = 1.0 if args.minutes is None and args.cases is None and args.case is None else args.minutes
     until = None if minutes is None else time.time() + 60 * minutes
     one = {} if args.case is None else {"first": args.case, "step": 0, "cases": args.repeat}

@@ -12,7 +12,7 @@ from bsrgemm.dtypes import BFLOAT16, BOOL
 
 from ..strategies import INEXACT, eps, magnitude, rounding, smallest, wide, widened
 from .case import Case, kind
-from .samples import bsr, flavour, here, holds, like, operand, plain, sample, values
+from .samples import bsr, flavour, here, holds, like, operand, plain, refused, sample, values
 
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _UFUNCS = (
@@ -102,6 +102,7 @@ def quotient(case: Case) -> None:
         return
     b = like(case, a)
     A, B = bsr(case, a), bsr(case, b)
+    refused(case, TypeError, lambda: 1 / A)
     exact = a.dense / b.dense
     if a.is_canonical and b.is_canonical:
         case.same("A / B", A / B, exact, np.nan_to_num(rounding(a.dtype, magnitude(exact), 4), nan=0, posinf=0))

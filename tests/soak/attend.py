@@ -91,7 +91,9 @@ def combined(case: Case, S_q: int, S_k: int, block: Any) -> tuple[BlockMask, np.
 @kind("mask.combine", 8)
 def combine(case: Case) -> None:
     S_q, S_k, block = length(case), length(case), case.pick(case.pool.mask_blocks)
-    if case.chance(0.3):
+    if case.chance(0.2):
+        S_q, S_k = block * case.number_from(1, 3), block * case.number_from(1, 3)
+    elif case.chance(0.3):
         block = (block, case.pick(case.pool.mask_blocks))
     found, allowed = combined(case, S_q, S_k, block)
     case.same("to_dense", found.to_dense(), allowed)

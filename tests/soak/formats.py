@@ -14,7 +14,7 @@ from bsrgemm.dtypes import BOOL, HALF_DTYPES
 
 from ..strategies import INEXACT, Sample, random_values, result_dtype, rounding, widened
 from .case import Case, kind
-from .samples import bsr, flavour, here, holds, like, operand, sample, values
+from .samples import bsr, flavour, here, holds, like, operand, refused, sample, values
 
 
 def _divisor(case: Case, n: int) -> int:
@@ -33,8 +33,11 @@ def describe(case: Case) -> None:
     case.true("bytes", A.nbytes == A.data.nbytes + A.indices.nbytes + A.indptr.nbytes)
     case.true("module", bg.get_array_module(A.data) is case.place.xp and A.device is not None)
     case.true("text", "Block" in repr(A) and len(str(A)) >= 0)
+    case.true("device", bg.default_device() in ("cpu", "cuda"))
     if a.shape == (1, 1):
         case.true("truth", bool(A) == bool(a.dense[0, 0]))
+    else:
+        refused(case, ValueError, lambda: bool(A))
     if cls is bg.bsr_matrix:
         case.true("names", A.getformat() == "bsr" and A.getmaxprint() > 0 and A.get_shape() == a.shape)
         case.true("stored", A.getnnz() == A.nnz)
@@ -42,11 +45,7 @@ def describe(case: Case) -> None:
         case.same_matrix("asfptype", A.asfptype(), a.dense, a.bound)
         case.same_matrix("getH", A.getH(), a.dense.conj().T, a.bound.T)
     else:
-        try:
-            len(A)
-        except TypeError:
-            return
-        raise AssertionError("len(A) of an array: no TypeError")
+        refused(case, TypeError, lambda: len(A))
 
 
 @kind("array.blocks")

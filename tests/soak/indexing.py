@@ -26,13 +26,12 @@ def slices(case: Case) -> None:
     rows, cols = (_window(case, n, b) for n, b in zip(a.shape, a.blocksize, strict=True))
     key = case.pick(((rows, cols), (rows, slice(None)), (Ellipsis, cols)))
     case.same_matrix(f"A[{key}]", A[key], a.dense[key], a.bound[key])
-    if cls is bg.bsr_matrix and a.blocksize == (1, 1):
+    if cls is bg.bsr_matrix and holds(case, a.dtype):
         i, j = case.number_from(0, a.shape[0] - 1), case.number_from(0, a.shape[1] - 1)
-        case.same("getrow", A.getrow(i).toarray(), a.dense[i : i + 1], a.bound[i : i + 1])
-        case.same("getcol", A.getcol(j).toarray(), a.dense[:, j : j + 1], a.bound[:, j : j + 1])
-    if cls is bg.bsr_matrix and case.place.is_host and holds(case, a.dtype):
-        i = case.number_from(0, a.shape[0] - 1)
-        case.same("getrow", A.getrow(i).toarray(), a.dense[i : i + 1], a.bound[i : i + 1])
+        row = A.getrow(i)
+        case.same("getrow", (row if case.place.is_host else row.get()).toarray(), a.dense[[i]], a.bound[[i]])
+        if a.blocksize == (1, 1):
+            case.same("getcol", A.getcol(j).toarray(), a.dense[:, [j]], a.bound[:, [j]])
 
 
 @kind("array.assign")
@@ -71,6 +70,11 @@ def diagonals(case: Case) -> None:
     case.same_matrix(f"setdiag({k})", A, full, bound)
 
 
+def _flat(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    n, R, m, C = tiles.shape
+    return tiles.reshape(n * R, m * C)
+
+
 @kind("array.select")
 def select(case: Case) -> None:
     a, cls = sample(case), flavour(case)
@@ -81,9 +85,7 @@ def select(case: Case) -> None:
         chosen = case.rng.integers(-n, n, case.number_from(0, 6))
         keys.append(case.pick((chosen, None, case.rng.random(n) < 0.5, slice(None, None, 2))))
     rows, cols = (slice(None) if key is None else key for key in keys)
-    want, off = (x[rows][:, :, cols].reshape(-1, x[:, :, cols].shape[2] * C) for x in tiles)
-    if not want.size:
-        return
+    want, off = (_flat(x[rows][:, :, cols]) for x in tiles)
     given = [here(case, key) if isinstance(key, np.ndarray) and case.chance(0.5) else key for key in keys]
     case.same_matrix("select_blocks", A.select_blocks(*given), want, off)
 

@@ -152,7 +152,7 @@ def run_worker(text: str, report: str) -> int:
 
     def write(outcome: Outcome, number: int = 0) -> None:
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(outcome)))
+        new.write_text(json.dumps(vars(outcome)))
         new.replace(path)
 
     outcome = run_here(plan, write, lambda number: os.pwrite(state, b"%-20d" % number, 0))

@@ -104,3 +104,13 @@ def plain(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype in HALF_DTYPES
+
+
+def refused(case: Case, error: type[Exception], call: Any) -> None:
+    """The call has to raise this error."""
+    case.checks += 1
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"no {error.__name__}")
