@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--repeat", type=int, default=1, help="with --case: how often")
     made.add_argument("--threads", type=int, default=8, help="threads of the cases that use several")
     made.add_argument("--processes", type=int, default=1, help="processes, each with a seed of its own")
+    made.add_argument("--keep-going", action="store_true", help="stop a process at the 20th difference, not the first")
     made.add_argument("--json", type=Path, help="write what was run, and that nothing was wrong, into this file")
     made.add_argument("--out-of-memory", action="store_true", help="let every allocation of every call fail once")
     made.add_argument("--calls", nargs="+", default=(), metavar="NAME", help="with --out-of-memory: these calls alone")
@@ -85,37 +86,45 @@ def main(given: list[str] | None = None) -> int:
     minutes = 1.0 if args.minutes is None and args.cases is None and args.case is None else args.minutes
     until = None if minutes is None else time.time() + 60 * minutes
     one = {} if args.case is None else {"first": args.case, "step": 0, "cases": args.repeat}
-    plan = run.Plan(args.seed, place.name, args.threads, until, **({"cases": args.cases} | one))
+    most = 20 if args.keep_going else 1
+    plan = run.Plan(args.seed, place.name, args.threads, until, most=most, **({"cases": args.cases} | one))
     print(f"seed {args.seed} on {place.name}, {args.processes} processes", flush=True)
+
+    def show(outcome: Any, number: int) -> None:
+        speed = outcome.total / max(outcome.seconds, 1e-9)
+        print(f"{outcome.total:>9,} cases, {outcome.checks:>10,} comparisons, {speed:,.0f} cases/s", flush=True)
+        write(args, place.name, outcome, finished=False)
+
     if args.processes > 1 and args.case is None:
-        outcome = run.run_processes(plan, args.processes, _show)
+        outcome = run.run_processes(plan, args.processes, show)
     else:
-        outcome = run.run_here(plan, _show)
+        outcome = run.run_here(plan, show)
     return report(args, place.name, outcome)
 
 
-def _show(outcome: Any, number: int) -> None:
-    speed = outcome.total / max(outcome.seconds, 1e-9)
-    print(f"{outcome.total:>9,} cases, {outcome.checks:>10,} comparisons, {speed:,.0f} cases/s", flush=True)
+def write(args: argparse.Namespace, backend: str, outcome: Any, *, finished: bool) -> None:
+    """Write what was run into the file of --json."""
+    if args.json is None:
+        return
+    said = {"finished": finished, "seed": args.seed, "processes": args.processes, "threads": args.threads}
+    said |= {"seconds": round(outcome.seconds, 1), "cases": outcome.total, "comparisons": outcome.checks}
+    said |= {"skipped": outcome.skipped, "wrong": len(outcome.wrong), "by_kind": dict(sorted(outcome.cases.items()))}
+    said["seconds_by_kind"] = {name: round(t, 1) for name, t in sorted(outcome.seconds_by_kind.items())}
+    args.json.write_text(json.dumps(about(backend) | said | {"differences": outcome.wrong}, indent=1) + "\n")
 
 
 def report(args: argparse.Namespace, backend: str, outcome: Any) -> int:
     """Say what was run, write it down, and return the exit status."""
-    seconds = round(outcome.seconds, 1)
-    said = {"seed": args.seed, "processes": args.processes, "threads": args.threads, "seconds": seconds}
-    said |= {"cases": outcome.total, "comparisons": outcome.checks, "skipped": outcome.skipped}
-    said |= {"wrong": 0 if outcome.wrong is None else 1, "by_kind": dict(sorted(outcome.cases.items()))}
-    if args.json is not None:
-        args.json.write_text(json.dumps(about(backend) | said | {"difference": outcome.wrong}, indent=1) + "\n")
+    write(args, backend, outcome, finished=True)
     skipped = f", {outcome.skipped:,} only possible on a card" if outcome.skipped else ""
-    print(f"{outcome.total:,} cases and {outcome.checks:,} comparisons in {seconds} s{skipped}", flush=True)
-    if outcome.wrong is None:
+    print(f"{outcome.total:,} cases and {outcome.checks:,} comparisons in {outcome.seconds:.1f} s{skipped}", flush=True)
+    for wrong in outcome.wrong:
+        print(f"\ncase {wrong['case']} ({wrong['kind']}) differs: {wrong['said']}\n\n{wrong['trace']}")
+        print("reproduce it with\n")
+        print(f"    {wrong['line']}\n")
+    if not outcome.wrong:
         print("none wrong")
-        return 0
-    wrong = outcome.wrong
-    print(f"\ncase {wrong['case']} ({wrong['kind']}) differs: {wrong['said']}\n\n{wrong['trace']}\nreproduce it with\n")
-    print(f"    {wrong['line']}\n")
-    return 1
+    return 1 if outcome.wrong else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from .case import Case, run_case
 
 ROOT = Path(__file__).parents[2]
 #: Seconds between two lines of progress, and after the end of its time until a process counts as stuck.
-_EVERY, _GRACE = 5.0, 30.0
+_EVERY, _GRACE = 5.0, 15.0
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,20 @@ class Plan:
     cases: int | None = None
     first: int = 0
     step: int = 1
+    #: differences after which to stop
+    most: int = 1
 
 
 @dataclass
 class Outcome:
-    """What was run, and the first difference."""
+    """What was run, and the differences: number, kind, message, traceback and line of each case that differed."""
 
     cases: Counter[str] = field(default_factory=Counter)
     checks: int = 0
     skipped: int = 0
     seconds: float = 0.0
-    #: number, doing, message and traceback of the case that differed
-    wrong: dict[str, Any] | None = None
+    seconds_by_kind: Counter[str] = field(default_factory=Counter)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -58,7 +60,8 @@ class Outcome:
         self.checks += other.checks
         self.skipped += other.skipped
         self.seconds = max(self.seconds, other.seconds)
-        self.wrong = self.wrong or other.wrong
+        self.seconds_by_kind += other.seconds_by_kind
+        self.wrong += other.wrong
 
 
 def place_of(backend: str) -> Place:
@@ -85,11 +88,12 @@ def run_here(
     place, outcome = place_of(plan.backend), Outcome()
     start = shown = time.monotonic()
     number = plan.first
-    while plan.cases is None or outcome.total + outcome.skipped < plan.cases:
+    while plan.cases is None or outcome.total + outcome.skipped + len(outcome.wrong) < plan.cases:
         if plan.until is not None and time.time() >= plan.until:
             break
         begin(number)
         case = Case(plan.seed, number, place, plan.threads)
+        began = time.perf_counter()
         try:
             outcome.cases[run_case(case)] += 1
         except KeyboardInterrupt:
@@ -98,10 +102,10 @@ def run_here(
             if type(error).__name__ == "NotOnStandIn":
                 outcome.skipped += 1
             else:
-                said = f"{type(error).__name__}: {error}"
-                outcome.wrong = {"case": number, "kind": case.doing, "said": said[:3000]}
-                outcome.wrong |= {"line": reproduce(plan, number), "trace": traceback.format_exc()[-4000:]}
-                break
+                outcome.wrong.append(_difference(plan, case, error))
+                if len(outcome.wrong) >= plan.most:
+                    break
+        outcome.seconds_by_kind[case.doing] += time.perf_counter() - began
         outcome.checks += case.checks
         number += plan.step
         if time.monotonic() - shown >= _EVERY:
@@ -110,6 +114,11 @@ def run_here(
             show(outcome, number)
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def _difference(plan: Plan, case: Case, error: BaseException) -> dict[str, Any]:
+    said = {"case": case.number, "kind": case.doing, "said": f"{type(error).__name__}: {error}"[:3000]}
+    return said | {"line": reproduce(plan, case.number), "trace": traceback.format_exc()[-4000:]}
 
 
 # ----------------------------------------------------------------------------------------- processes
@@ -131,7 +140,8 @@ class Worker:
             said = json.loads(self.report.read_text())
         except (OSError, ValueError):
             return Outcome()
-        return Outcome(Counter(said["cases"]), said["checks"], said["skipped"], said["seconds"], said["wrong"])
+        counters = {name: Counter(said[name]) for name in ("cases", "seconds_by_kind")}
+        return Outcome(**(said | counters))
 
     def failure(self, why: str) -> dict[str, Any]:
         """A process that ended by itself, or did not end: its last case is to blame."""
@@ -174,7 +184,7 @@ def run_processes(plan: Plan, count: int, show: Callable[[Outcome, int], None]) 
             while any(worker.process.poll() is None for worker in workers):
                 time.sleep(0.2)
                 over = plan.until is not None and time.time() > plan.until + _GRACE
-                if over or any(worker.process.poll() not in (None, 0) for worker in workers):
+                if over or (plan.most == 1 and any(worker.process.poll() not in (None, 0) for worker in workers)):
                     break
                 if time.monotonic() - shown >= _EVERY:
                     shown, total = time.monotonic(), _together(workers)
@@ -194,11 +204,13 @@ def _together(workers: list[Worker]) -> Outcome:
 
 
 def _verdict(workers: list[Worker]) -> Outcome:
+    """All that was run; a process that ended without a report of a difference, or did not end, counts as one."""
     total = _together(workers)
+    stopped = bool(total.wrong) and workers[0].plan.most == 1
     for worker in workers:
         code = worker.process.poll()
-        if total.wrong is None and code is None and any(w.process.poll() == 0 for w in workers):
-            total.wrong = worker.failure("the process did not end in time")
-        elif total.wrong is None and code not in (None, 0):
-            total.wrong = worker.failure(f"the process ended with {code}")
+        if code is None and not stopped and all(other.process.poll() in (None, 0) for other in workers):
+            total.wrong.append(worker.failure("the process did not end in time"))
+        elif code not in (None, 0) and not worker.outcome().wrong:
+            total.wrong.append(worker.failure(f"the process ended with {code}"))
     return total

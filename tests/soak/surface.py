@@ -90,7 +90,7 @@ def watching() -> Iterator[set[str]]:
 def uncalled(place: Place, seed: int, rounds: int) -> list[str]:
     """The public names that no case has called after so many cases of each kind, apart from those explained.
 
-    Kinds of cases on arrays, masks and dense operands, which choose among many functions, go on when the others have been seen.
+    Kinds of cases that choose among many functions, on arrays, masks and dense operands, go on for all rounds.
     """
     wanted = set(public()) - set(EXPLAINED)
     with watching() as called, quietly():

@@ -64,7 +64,7 @@ def test_a_short_run_finds_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_longer_run_finds_nothing_wrong(seed: int) -> None:
     outcome = run.run_here(run.Plan(seed, "cpu", until=time.time() + 30), silent)
-    assert outcome.wrong is None and outcome.total > 100
+    assert not outcome.wrong and outcome.total > 100
     kinds = {name for name, kind in KINDS.items() if not kind.card}
     assert outcome.total < 2000 or set(outcome.cases) == kinds
 
@@ -102,6 +102,13 @@ def test_an_error_is_found_and_the_line_reproduces_it(
     assert main(words) == 0
 
 
+def test_a_run_that_keeps_going_collects_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Combinations, "__or__", Combinations.__and__)
+    outcome = run.run_here(run.Plan(3, "cpu", cases=150, threads=2, most=20), silent)
+    assert len(outcome.wrong) > 1 and outcome.total + len(outcome.wrong) == 150
+    assert {wrong["kind"].partition(".")[0] for wrong in outcome.wrong} <= {"mask", "attention", "sequence"}
+
+
 @pytest.mark.parametrize(
     ("where", "name"), [(bg.bsr_array, "transpose"), (bg.bsr_array, "select_blocks"), (bg.KVCache, "reset")]
 )
@@ -120,10 +127,9 @@ def test_an_operation_that_does_nothing_is_found(where: type, name: str, monkeyp
 
 def test_processes_share_the_cases_and_report_one_that_breaks_down() -> None:
     outcome = run.run_processes(run.Plan(1, "cpu", threads=2, cases=11), 2, silent)
-    assert outcome.wrong is None and outcome.total == 11
+    assert not outcome.wrong and outcome.total == 11
     outcome = run.run_processes(run.Plan(7, "no such backend", cases=5), 2, silent)
-    assert outcome.wrong is not None and "--seed 7 --case 0" in outcome.wrong["line"]
-    assert "no such backend" in outcome.wrong["trace"]
+    assert "--seed 7 --case 0" in outcome.wrong[0]["line"] and "no such backend" in outcome.wrong[0]["trace"]
 
 
 # -------------------------------------------------------------------------------------------- the surface
