@@ -210,20 +210,22 @@ class KVCache:
                 f"k: sequence {b} has {before[b]} tokens and cannot take {takes[b]} more: the capacity is "
                 f"{self.capacity}; nothing was written"
             )
-        if self.page is not None:
-            self._hand_out(after)
+        pages, taken = (self._pages, []) if self.page is None else self._handed_out(after)
+        # All memory that the call needs for itself is taken before anything changes: running out of it does no harm.
+        table = self._backend.from_host(pages) if taken else None
+        more = n if lengths is None else self._backend.from_host(takes.astype(np.int32))
         if self.page is None and lengths is None and before[0] == before.max() == before.min():
             first, last = int(before[0]), int(after[0])
             self.k[:, :, first:last] = k
             self.v[:, :, first:last] = v
         else:
-            pages, places, sequences, tokens = self._targets(before, takes)
-            _bits(self.k)[pages, :, places] = _bits(k)[sequences, :, tokens]
-            _bits(self.v)[pages, :, places] = _bits(v)[sequences, :, tokens]
-        if lengths is None:
-            self._device_lengths += n
-        else:
-            self._device_lengths += self._backend.from_host(takes.astype(np.int32))
+            numbers, places, sequences, tokens = self._targets(pages, before, takes)
+            _bits(self.k)[numbers, :, places] = _bits(k)[sequences, :, tokens]
+            _bits(self.v)[numbers, :, places] = _bits(v)[sequences, :, tokens]
+        if table is not None:
+            self._set_pages(pages, table)
+            del self._free[-len(taken) :]
+        self._device_lengths += more
         self._set_lengths(after)
 
     def reset(self, sequence: int | None = None) -> None:
@@ -262,12 +264,13 @@ class KVCache:
         chosen = slice(None) if sequence is None else slice(self._sequence(sequence), self._sequence(sequence) + 1)
         lengths = self._lengths.copy()
         lengths[chosen] = 0
-        self._device_lengths[chosen] = 0
         if self.page is not None:
-            pages = self._pages[chosen]
-            self._free += sorted(pages[pages != _NO_PAGE].tolist(), reverse=True)
-            pages[...] = _NO_PAGE
-            self._send_table()
+            pages = self._pages.copy()
+            freed = pages[chosen][pages[chosen] != _NO_PAGE].tolist()
+            pages[chosen] = _NO_PAGE
+            self._set_pages(pages, self._backend.from_host(pages))
+            self._free += sorted(freed, reverse=True)
+        self._device_lengths[chosen] = 0
         self._set_lengths(lengths)
 
     def gathered(self, sequence: int) -> tuple[Array, Array]:
@@ -350,8 +353,8 @@ class KVCache:
         return int(sequence)
 
     # ------------------------------------------------------------------------------------- pages
-    def _hand_out(self, lengths: np.ndarray[Any, Any]) -> None:
-        """Give each sequence the pages that it needs for `lengths` tokens."""
+    def _handed_out(self, lengths: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], list[int]]:
+        """The table with the pages that each sequence needs for `lengths` tokens, and those that are no longer free."""
         assert self.page is not None
         have, want = -(-self._lengths // self.page), -(-lengths // self.page)
         more = int((want - have).sum())
@@ -360,27 +363,31 @@ class KVCache:
                 f"k: {more} more pages are needed and {len(self._free)} of {self.pages} are free; nothing was written"
             )
         if not more:
-            return
+            return self._pages, []
+        pages, taken = self._pages.copy(), self._free[: -more - 1 : -1]
+        rest = iter(taken)
         for b in np.nonzero(want > have)[0].tolist():
             for j in range(int(have[b]), int(want[b])):
-                self._pages[b, j] = self._free.pop()
-        self._send_table()
+                pages[b, j] = next(rest)
+        return pages, taken
 
-    def _send_table(self) -> None:
+    def _set_pages(self, pages: np.ndarray[Any, Any], table: Array) -> None:
+        """Take over a table of pages from the host, and its copy `table` on the device."""
         assert self.table is not None
-        self.table[...] = self._backend.from_host(self._pages)
+        self.table[...] = table
+        self._pages = pages
 
-    def _targets(self, before: np.ndarray[Any, Any], takes: np.ndarray[Any, Any]) -> Array:
+    def _targets(self, pages: np.ndarray[Any, Any], before: np.ndarray[Any, Any], takes: np.ndarray[Any, Any]) -> Array:
         """For each token that is taken: its page, its position in the page, its sequence, and its index among the new
         tokens.
         """
         sequences = np.repeat(np.arange(self.batch), takes)
         tokens = np.arange(len(sequences)) - np.repeat(np.cumsum(takes) - takes, takes)
         places = before[sequences] + tokens
-        pages = sequences
+        numbers = sequences
         if self.page is not None:
-            pages, places = self._pages[sequences, places // self.page], places % self.page
-        return self._backend.from_host(np.stack([pages, places, sequences, tokens]))
+            numbers, places = pages[sequences, places // self.page], places % self.page
+        return self._backend.from_host(np.stack([numbers, places, sequences, tokens]))
 
     def _set_lengths(self, lengths: np.ndarray[Any, Any]) -> None:
         self._lengths = lengths

@@ -325,3 +325,55 @@ def test_pieces_cover_the_longest_sequence(longest: int, batch: int, heads: int,
 @given(st.integers(0, 2**27))
 def test_lengths_are_rounded_up_by_less_than_an_eighth(x: int) -> None:
     assert x <= decode_launch._about(x) <= x + x // 8
+
+
+@pytest.mark.parametrize("call", ["append", "append some", "reset"])
+def test_a_cache_that_ran_out_of_memory_is_as_it_was(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every copy to the device fails once; then the same call works, and no page is lost."""
+    rng = np.random.default_rng(5)
+    k, v = (rng.standard_normal((2, 1, 40, 8)).astype(np.float32) for _ in range(2))
+
+    def filled() -> KVCache:
+        cache = KVCache(2, 1, 64, 8, dtype="float32", page=16, device="cpu")
+        cache.append(k[:, :, :20], v[:, :, :20], [20, 5])
+        return cache
+
+    def change(cache: KVCache) -> None:
+        if call == "reset":
+            cache.reset(0)
+        else:
+            cache.append(k, v, [40, 3] if call == "append some" else None)
+
+    def state(cache: KVCache) -> Any:
+        held = [x.tolist() for b in range(2) for x in cache.gathered(b)]
+        table, tokens = np.asarray(cache.table), np.asarray(cache._device_lengths)
+        return cache.lengths.tolist(), tokens.tolist(), table.tolist(), sorted(cache._free), held
+
+    wanted = filled()
+    change(wanted)
+    for failing in range(1, 10):
+        cache = filled()
+        before, requests = state(cache), 0
+
+        def from_host(x: Any, failing: int = failing) -> Any:
+            nonlocal requests
+            requests += 1
+            if requests == failing:
+                raise MemoryError
+            return x.copy()
+
+        failed = False
+        with monkeypatch.context() as patched:
+            patched.setattr(cache._backend, "from_host", from_host)
+            try:
+                change(cache)
+            except MemoryError:
+                failed = True
+        if failed:
+            assert state(cache) == before
+            change(cache)
+        assert state(cache) == state(wanted)
+        if not failed:
+            assert failing > 1
+            return
+    raise AssertionError("the call does not end")
