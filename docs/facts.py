@@ -120,6 +120,36 @@ def sanitizers() -> str:
     return table(["tool", "tests passed", "kernels launched", "errors"], lines)
 
 
+@cache
+def versions(name: str) -> dict[str, Any]:
+    """What was found with other versions of the packages that bsrgemm stands on, by a script in tests/versions."""
+    found: dict[str, Any] = json.loads((ROOT / "tests" / "versions" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def pythons() -> str:
+    lines = []
+    for found in versions("python")["rows"]:
+        used = (found["versions"][name] for name in ("numpy", "scipy", "ml_dtypes", "cupy-cuda12x"))
+        lines.append((found["python"], *used, f"{found['passed']:,}", found["failed"]))
+    return table(["Python", "NumPy", "SciPy", "ml_dtypes", "CuPy", "tests passed", "failed"], lines, text=5)
+
+
+_SETS = {"default": "default set", "span": "every kernel, every value of its constants"}
+
+
+def nvrtc() -> str:
+    lines = []
+    for found in versions("nvrtc")["rows"]:
+        what = (found["nvrtc"], found["arch"], _SETS[found["set"]])
+        if found.get("unknown"):
+            lines.append((*what, "not a target of this version", "-", "-"))
+        else:
+            compiled = f"{found['compiled']} of {found['kernels']}"
+            lines.append((*what, compiled, len(found["spills"]), len(found["warnings"])))
+    return table(["NVRTC", "target", "kernels", "compiled", "that spill", "with a warning"], lines, text=3)
+
+
 def crossover() -> str:
     lines = []
     for found in results("gemm_density_cuda"):
@@ -361,6 +391,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "mask-costs": mask_costs,
     "long-sequences": long_sequences,
     "runs": runs,
+    "pythons": pythons,
+    "nvrtc": nvrtc,
     "scripts": scripts,
 }
 
@@ -609,8 +641,12 @@ SENTENCES: list[Fact] = [
     ),
     Fact("docs/getting-started.md", "this took {} to {} ms for a million blocks", work_lists),
     Fact(
-        "docs/limits.md", "needs Linux, CuPy {} or newer, NVRTC, and compute capability {} or newer",
-        lambda: (cupy_version(), capability()),
+        "docs/limits.md", "needs Linux, CuPy {} or newer, NVRTC {} or newer, and compute capability {} or newer",
+        lambda: (cupy_version(), ".".join(map(str, constants("OLDEST_NVRTC")[0])), capability()),
+    ),
+    Fact(
+        "docs/limits.md", "whole run on a card was with Python {}, NumPy {} and SciPy {}",
+        lambda: tuple(record()[name] for name in ("python", "numpy", "scipy")),
     ),
     Fact("docs/limits.md", "blocks are multiples of {}, up to {}", bounds_of_blocks),
     Fact("docs/limits.md", "A page has a power of two of tokens, from {} to {}", bounds_of_pages),

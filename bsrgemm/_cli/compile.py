@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -293,10 +292,9 @@ def _archs(names: list[str] | None) -> list[str]:
                 f"--arch: wanted a target such as sm_90a, since no GPU can be asked for its own: missing {problem}"
             )
         return [jit.device_target()]
-    known = jit.supported_archs()
     for name in names:
-        match = re.fullmatch(r"sm_(\d+)[af]?", name)
-        if match is None or int(match[1]) not in known:
-            targets = ", ".join(f"sm_{number}" for number in known)
-            raise ValueError(f"--arch: got {name!r}, wanted one of {targets}, or one of these with an a")
+        try:
+            jit.check_arch(name)
+        except ValueError as error:
+            raise ValueError(f"--arch: {error}") from error
     return list(dict.fromkeys(names))

@@ -7,6 +7,7 @@ loaded.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import threading
 import time
@@ -25,9 +26,13 @@ from .structs import Struct
 #: How to get CuPy and NVRTC, from the published package and from a checkout.
 INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]", in a checkout pip install ".[cuda12]" or ".[cuda13]"'
 
+_NEWER = "install a newer one (pip install -U nvidia-cuda-nvrtc-cu12, or bsrgemm[cuda13])"
+
 #: A part of every cache key. Raise it when the meaning of a cache entry changes.
 _CACHE_FORMAT = 1
 _OLDEST = 75
+#: The oldest NVRTC that the kernels were compiled with.
+OLDEST_NVRTC = (12, 4)
 #: The largest number of thread blocks of a grid along x, and along y or z.
 MAX_GRID_X, MAX_GRID_YZ = 2**31 - 1, 65535
 #: Compute capabilities of integrated (Jetson) chips. Their binaries do not run on discrete cards, nor the reverse.
@@ -100,9 +105,24 @@ def target(compute_capability: str | int, archs: Iterable[int] | None = None) ->
             return f"sm_{older[-1]}"
     raise RuntimeError(
         f"compute capability {_dotted(capability)}: the NVRTC installed compiles for "
-        f"{', '.join(_dotted(a) for a in known)} only; install a newer one "
-        "(pip install -U nvidia-cuda-nvrtc-cu12, or bsrgemm[cuda13]). Matrices on the CPU still work."
+        f"{', '.join(_dotted(a) for a in known)} only; {_NEWER}. Matrices on the CPU still work."
     )
+
+
+def check_arch(arch: str) -> None:
+    """Raise ValueError unless the kernels and the NVRTC installed can be compiled for `arch`, such as "sm_90a"."""
+    known = supported_archs()
+    targets = ", ".join(f"sm_{number}" for number in known if number >= _OLDEST)
+    match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    if match is None or (int(match[1]) not in known and int(match[1]) < max(known)):
+        raise ValueError(f"got {arch!r}, wanted one of {targets}, or one of these with an a")
+    number = int(match[1])
+    if number < _OLDEST:
+        raise ValueError(f"got {arch!r}, wanted sm_{_OLDEST} or newer: bsrgemm has no kernels for older cards")
+    if number not in known:
+        raise ValueError(
+            f"got {arch!r}, which NVRTC {nvrtc_version()} does not know: it compiles for {targets}; {_NEWER}"
+        )
 
 
 def device_target() -> str:
@@ -239,7 +259,10 @@ def _define_options(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def _failure(spec: KernelSpec, arch: str, root: Path, reason: str) -> str:
-    return f"NVRTC {nvrtc_version()} cannot build {spec} for {arch} from {root}: {reason}"
+    message = f"NVRTC {nvrtc_version()} cannot build {spec} for {arch} from {root}: {reason}"
+    if tuple(_nvrtc().getVersion()) < OLDEST_NVRTC:
+        message += f"\nbsrgemm's kernels need NVRTC {'.'.join(map(str, OLDEST_NVRTC))} or newer; {_NEWER}."
+    return message
 
 
 def _dotted(arch: int) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 import timeit
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +178,33 @@ def test_target_says_what_still_works_on_a_card_too_old(capability) -> None:
 def test_target_asks_for_a_newer_nvrtc_for_a_card_it_does_not_know(capability) -> None:
     with pytest.raises(RuntimeError, match=rf"{int(capability) // 10}\.0.*install a newer"):
         jit.target(capability, NVRTC_12_0)
+
+
+def test_an_architecture_that_the_nvrtc_is_too_old_for_asks_for_a_newer_one(monkeypatch) -> None:
+    monkeypatch.setattr(jit, "supported_archs", lambda: NVRTC_12_0)
+    monkeypatch.setattr(jit, "nvrtc_version", lambda: "12.4")
+    for arch in ("sm_75", "sm_80", "sm_90a", "sm_90"):
+        jit.check_arch(arch)
+    for arch in ("sm_100", "sm_120", "sm_120a"):
+        with pytest.raises(ValueError, match=rf"got '{arch}', which NVRTC 12\.4 does not know.*sm_90; install a newer"):
+            jit.check_arch(arch)
+
+
+def test_an_architecture_without_kernels_or_without_sense_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(jit, "supported_archs", lambda: NVRTC_12_0)
+    with pytest.raises(ValueError, match="got 'sm_60', wanted sm_75 or newer"):
+        jit.check_arch("sm_60")
+    for arch in ("sm_88", "hopper", "90"):
+        with pytest.raises(ValueError, match=rf"got '{arch}', wanted one of sm_75, sm_80"):
+            jit.check_arch(arch)
+
+
+@pytest.mark.parametrize(("version", "told"), [((12, 3), True), ((12, 4), False), ((13, 0), False)])
+def test_a_failure_of_an_old_nvrtc_names_the_oldest_that_is_supported(version, told, monkeypatch) -> None:
+    monkeypatch.setattr(jit, "_nvrtc", lambda: SimpleNamespace(getVersion=lambda: version))
+    message = jit._failure(KernelSpec("add.cu", "add"), "sm_80", Path("cuda"), "no reason")
+    assert ("need NVRTC 12.4 or newer; install a newer one" in message) == told
+    assert message.startswith(f"NVRTC {version[0]}.{version[1]} cannot build add.cu:add for sm_80")
 
 
 def test_target_asks_the_nvrtc_installed() -> None:
