@@ -134,7 +134,8 @@ def _trusted(where: Path, make: bool = False) -> Path:
         raise
     with _lock:
         kept = _folders.get((found.st_dev, found.st_ino))
-        if kept is not None and _leads_to(kept, found):
+        # A number that the program has closed may be that of the descriptor just opened.
+        if kept is not None and kept != handle and _leads_to(kept, found):
             os.close(handle)
         else:
             kept = _folders[found.st_dev, found.st_ino] = handle
