@@ -91,7 +91,7 @@ def _cuda(missing: list[str]) -> dict[str, Any]:
 
         versions["cupy"] = str(cupy.__version__)
     except Exception as error:
-        missing.append(f"CuPy ({_line(error)}): {jit.INSTALL} to use a GPU; matrices on the CPU work without it")
+        missing.append(f"CuPy ({_line(error)}): {jit.remedy(error)} to use a GPU; matrices on the CPU work without it")
         return found
     try:
         versions["nvrtc"] = jit.nvrtc_version()

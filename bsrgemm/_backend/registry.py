@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from .._kernels.jit import INSTALL
+from .._kernels.jit import remedy
 from . import dlpack
 from .base import Array, Backend
 
@@ -43,7 +43,7 @@ def cuda() -> Backend:
         except (ImportError, OSError) as error:  # OSError: a library or folder that CuPy needs is missing
             raise ImportError(
                 f"device='cuda' needs CuPy, which cannot be imported ({error}): "
-                f"{INSTALL}. Matrices on the CPU work without it."
+                f"{remedy(error)}. Matrices on the CPU work without it."
             ) from error
         from .cupy_backend import CupyBackend
 

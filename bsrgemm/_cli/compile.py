@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .._attention import decode_config
@@ -160,7 +159,7 @@ def _build(job: Job) -> bool:
     """Compile a kernel unless the cache has it; return whether it had. OSError if the cache cannot be written."""
     arch, spec = job
     report = jit.build_report(spec, arch)
-    if Path(report.path).parent != disk_cache.folder():
+    if not report.stored:
         raise OSError(f"{disk_cache.folder()} cannot be written; set CUPY_CACHE_DIR to a folder that can")
     return report.cached
 

@@ -7,6 +7,7 @@ loaded.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 import threading
@@ -29,7 +30,7 @@ INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]", in a checkout pip
 _NEWER = "install a newer one (pip install -U nvidia-cuda-nvrtc-cu12, or bsrgemm[cuda13])"
 
 #: A part of every cache key. Raise it when the meaning of a cache entry changes.
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 _OLDEST = 75
 #: The oldest NVRTC that the kernels were compiled with.
 OLDEST_NVRTC = (12, 4)
@@ -77,6 +78,8 @@ class BuildReport:
 
     path: str
     cached: bool
+    #: whether the cache has the binary now; otherwise this process alone can read the path
+    stored: bool
     log: str = ""
     seconds: float = 0.0
 
@@ -135,8 +138,9 @@ def device_target() -> str:
 
 
 def load(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Any:
-    """Return the `cupy.RawKernel` of `spec`, which is compiled or read from the disk cache once per process."""
-    key = (spec, arch, root)
+    """Return the `cupy.RawKernel` of `spec`, compiled or read from the disk cache once per process and device."""
+    # CuPy reads the file again for every device, and it may be gone by then: each device has a kernel of its own.
+    key = (spec, arch, root, _current_device())
     kernel = _kernels.get(key)
     if kernel is not None:
         return kernel
@@ -144,7 +148,7 @@ def load(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Any:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _kernels:
-            _kernels[key] = _open(build(spec, arch, root=root), spec.entry)
+            _kernels[key] = _build_and_open(spec, arch, root)
         return _kernels[key]
 
 
@@ -175,14 +179,15 @@ def build_report(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Bu
     where = disk_cache.folder()
     found = disk_cache.lookup(where, stem)
     if found is not None:
-        return BuildReport(str(found), cached=True)
+        return BuildReport(str(found), cached=True, stored=True)
     compiled = _compile(spec, arch, texts, root)
+    stored = True
     try:
         path = str(disk_cache.store(where, stem, compiled.cubin))
     except OSError as error:
         disk_cache.warn_unusable(where, error)
-        path = disk_cache.keep_in_memory(compiled.cubin)
-    return BuildReport(path, cached=False, log=compiled.log, seconds=compiled.seconds)
+        path, stored = disk_cache.keep_in_memory(compiled.cubin), False
+    return BuildReport(path, cached=False, stored=stored, log=compiled.log, seconds=compiled.seconds)
 
 
 def compile_cubin(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Compiled:
@@ -206,10 +211,25 @@ def supported_archs() -> tuple[int, ...]:
     return tuple(_nvrtc().getSupportedArchs())
 
 
-_kernels: dict[tuple[KernelSpec, str, Path | None], Any] = {}
-_locks: dict[tuple[KernelSpec, str, Path | None], threading.Lock] = {}
+_kernels: dict[tuple[KernelSpec, str, Path | None, int], Any] = {}
+_locks: dict[tuple[KernelSpec, str, Path | None, int], threading.Lock] = {}
 _locks_guard = threading.Lock()
 _device_targets: dict[int, str] = {}
+
+
+def _build_and_open(spec: KernelSpec, arch: str, root: Path | None) -> Any:
+    path = build(spec, arch, root=root)
+    try:
+        return _open(path, spec.entry)
+    except Exception:
+        if os.path.exists(path):
+            raise
+    # Another process has removed the entry since it was found, or has cleared the whole cache.
+    return _open(disk_cache.keep_in_memory(compile_cubin(spec, arch, root=root).cubin), spec.entry)
+
+
+def _current_device() -> int:
+    return int(_cupy().cuda.runtime.getDevice())
 
 
 def _open(path: str, entry: str) -> Any:
@@ -272,7 +292,7 @@ def _dotted(arch: int) -> str:
 def _cupy() -> Any:
     try:
         import cupy
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library or folder that CuPy needs is missing
         raise RuntimeError(_missing("CuPy", error)) from error
     return cupy
 
@@ -288,10 +308,23 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+def remedy(error: Exception) -> str:
+    """What to do where the import of CuPy has failed: it makes its cache folder while it is imported.
+
+    >>> remedy(PermissionError(13, "Permission denied", "/nonexistent/.cupy"))
+    'set CUPY_CACHE_DIR to a folder that can be written'
+    """
+    if isinstance(error, OSError) and error.filename:
+        return "set CUPY_CACHE_DIR to a folder that can be written"
+    return INSTALL
+
+
 def _missing(what: str, error: Exception) -> str:
+    way = remedy(error)
+    if way == INSTALL:
+        way = f"Install both with {way}, or NVRTC alone with pip install nvidia-cuda-nvrtc-cu12"
     return (
         f"bsrgemm compiles its GPU kernels with CuPy and NVRTC, and {what} cannot be loaded "
-        f"({' '.join(str(error).split())}). "
-        f"Install both with {INSTALL}, or NVRTC alone with "
-        "pip install nvidia-cuda-nvrtc-cu12. Matrices on the CPU (NumPy, SciPy) work without them."
+        f"({' '.join(str(error).split())}). {way[0].upper()}{way[1:]}. "
+        "Matrices on the CPU (NumPy, SciPy) work without them."
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import tempfile
 import threading
 from dataclasses import asdict, astuple
 from functools import cache as remembered
@@ -41,16 +39,7 @@ def keep(problem: heuristics.Problem, config: configs.Gemm) -> Path:
         _loaded.pop(where, None)
         entries = dict(_read(where))
         entries[signature(problem)] = _described(config)
-        where.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=where.parent, prefix=".", suffix=".tmp")
-        try:
-            with open(handle, "w") as file:
-                json.dump(entries, file, indent=1, sort_keys=True)
-            os.replace(temporary, where)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        disk_cache.write(where.parent, where.name, json.dumps(entries, indent=1, sort_keys=True).encode())
         _loaded[where] = entries
     return where
 
@@ -74,7 +63,7 @@ def _read(where: Path) -> dict[str, Any]:
     if found is None:
         found = {}
         with contextlib.suppress(OSError, ValueError):
-            read = json.loads(where.read_text())
+            read = json.loads(disk_cache.read(where.parent, where.name))
             found = read if isinstance(read, dict) else {}
         _loaded[where] = found
     return found

@@ -325,7 +325,7 @@ def test_import_needs_no_cupy_and_a_compile_without_it_says_so() -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands in for CuPy's module loader, which needs a device; lists the paths it was given."""
+    """Stands in for CuPy's module loader, which needs a device; lists the paths it was given. Device 0 is current."""
     paths: list[str] = []
 
     def record(path: str, entry: str) -> object:
@@ -333,6 +333,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return object()
 
     monkeypatch.setattr(jit, "_open", record)
+    monkeypatch.setattr(jit, "_current_device", lambda: 0)
     monkeypatch.setattr(jit, "_kernels", {})
     monkeypatch.setattr(jit, "_locks", {})
     return paths
@@ -398,6 +399,13 @@ def test_a_failed_build_is_tried_again(root: Path, opened) -> None:
 def test_architectures_do_not_share_a_kernel(root: Path, opened) -> None:
     assert jit.load(ADD, "sm_80", root=root) is not jit.load(ADD, "sm_90a", root=root)
     assert len(set(opened)) == 2
+
+
+def test_devices_do_not_share_a_kernel(root: Path, opened, monkeypatch) -> None:
+    first = jit.load(ADD, "sm_80", root=root)
+    monkeypatch.setattr(jit, "_current_device", lambda: 1)
+    assert jit.load(ADD, "sm_80", root=root) is not first
+    assert len(opened) == 2
 
 
 def test_looking_up_a_loaded_kernel_takes_about_a_microsecond(root: Path, opened) -> None:

@@ -17,14 +17,18 @@ _DECORATORS = {"cache", "lru_cache", "remembered", "cached_property"}
 #: module: name -> what the value depends on, all of it in the key; where a test changes one at a time.
 CACHES: dict[str, dict[str, str]] = {
     "_kernels/device.py": {"_attribute": "device and attribute: kernels/test_device.py"},
-    "_kernels/disk_cache.py": {"_memory": "the file name, which has a digest of sources, options and compiler"},
+    "_kernels/disk_cache.py": {
+        "_memory": "the contents",
+        "_folders": "device and number of the folder on its disk, compared with the open folder at each use",
+    },
     "_kernels/element_types.py": {
         "accumulator": "the dtype",
         "number": "the name of a type",
         "types": "five dtypes",
     },
     "_kernels/jit.py": {
-        "_kernels": "spec with all definitions and structs, architecture, folder of sources: kernels/test_jit.py",
+        "_kernels": "spec with all definitions and structs, architecture, folder of sources and device: "
+        "kernels/test_jit.py",
         "_locks": "as _kernels",
         "_device_targets": "the device: kernels/test_jit.py",
         "_opaque": "a number of bytes",
