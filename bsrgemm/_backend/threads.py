@@ -37,27 +37,67 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class _OneThread:
+    """Limits BLAS to one thread while at least one product runs, and restores its threads after the last of them.
+
+    So the number does not change while a product of another thread calls BLAS, which some versions of OpenBLAS do not
+    survive. A limit that the program has set from another thread stays.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.products = 0
+        self.before: list[int] = []
+
+    def begin(self) -> int:
+        """Limit BLAS, and return the number of threads that products may use instead."""
+        with self.lock:
+            if not self.products:
+                self.before = [library.num_threads for library in _blas()]
+                for library, threads in zip(_blas(), self.before, strict=True):
+                    if threads != 1:
+                        _limit(library, 1)
+            self.products += 1
+            return min(cores(), max(self.before, default=cores()))
+
+    def end(self) -> None:
+        """Give BLAS its threads back if no other product runs and nobody else has changed their number."""
+        with self.lock:
+            self.products -= 1
+            if self.products:
+                return
+            for library, threads in zip(_blas(), self.before, strict=True):
+                if threads != 1 and library.num_threads == 1:
+                    _limit(library, threads)
+
+
+def _limit(library: Any, threads: int) -> None:
+    """Set the number of threads of a BLAS library, unless threadpoolctl lets another thread decide.
+
+    The first thread that sets a number keeps the right to it (threadpoolctl 3.8), so it is given up at once.
+    """
+    library.set_num_threads(threads)
+    if hasattr(library, "clear_controlling_thread"):
+        library.clear_controlling_thread()
+
+
+_one_thread = _OneThread()
+
+
 @contextmanager
 def _crew() -> Iterator[int]:
     """Yield the number of threads that a product may use: one if another product is using the threads already."""
-    if not _taken.acquire(blocking=False):
-        yield 1
-        return
+    count = _one_thread.begin()
     try:
-        before = [library.num_threads for library in _blas()]
-        count = min(cores(), max(before, default=cores()))
-        if count == 1:
+        if not _taken.acquire(blocking=False):
             yield 1
             return
-        for library in _blas():
-            library.set_num_threads(1)
         try:
             yield count
         finally:
-            for library, threads in zip(_blas(), before, strict=True):
-                library.set_num_threads(threads)
+            _taken.release()
     finally:
-        _taken.release()
+        _one_thread.end()
 
 
 def share(

@@ -174,3 +174,61 @@ def products_in_several_threads_at_once() -> None:
     for thread in crowd:
         thread.join()
     assert not wrong and blas_threads() == before
+
+
+@pytest.fixture
+def two_threads() -> Iterator[list[int]]:
+    """BLAS with two threads, a number that no thread has the right to."""
+    before = blas_threads()
+    for library in threads._blas():
+        threads._limit(library, 2)
+    if blas_threads() != [2] * len(before):
+        pytest.skip("BLAS has one thread here")
+    yield [2] * len(before)
+    for library, number in zip(threads._blas(), before, strict=True):
+        threads._limit(library, number)
+
+
+ONE_ROW = {"starts": np.array([0, 1]), "most": 2, "worthwhile": False, "blas": True}
+
+
+def test_blas_keeps_one_thread_until_the_last_of_several_products_has_ended(two_threads: list[int]) -> None:
+    inside, ended, seen = threading.Event(), threading.Event(), []
+
+    def long_product(first: int, last: int) -> None:
+        inside.set()
+        assert ended.wait(20)
+        seen.append(blas_threads())
+
+    other = threading.Thread(target=lambda: threads.share(long_product, **ONE_ROW))
+    other.start()
+    assert inside.wait(20)
+    threads.share(lambda first, last: seen.append(blas_threads()), **ONE_ROW)
+    seen.append(blas_threads())  # the first product still runs
+    ended.set()
+    other.join()
+    assert seen == [[1] * len(two_threads)] * 3
+    assert blas_threads() == two_threads
+
+
+def test_a_product_leaves_the_right_to_limit_blas_to_the_program(two_threads: list[int]) -> None:
+    threads.share(lambda first, last: None, **ONE_ROW)
+    seen = []
+
+    def elsewhere() -> None:
+        with threadpool_limits(1, user_api="blas"):
+            seen.append(blas_threads())
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    other.join()
+    assert seen == [[1] * len(two_threads)] and blas_threads() == two_threads
+
+
+def test_a_number_that_the_program_sets_meanwhile_stays(two_threads: list[int]) -> None:
+    def work(first: int, last: int) -> None:
+        for library in threads._blas():
+            threads._limit(library, 3)
+
+    threads.share(work, **ONE_ROW)
+    assert blas_threads() == [3] * len(two_threads)
