@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import bsrgemm as bg
-from bsrgemm._array import construct, convert, files, reduce, select
+from bsrgemm._array import accumulate, construct, convert, files, index, reduce, select
 from bsrgemm._backend import loops, structure
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -217,6 +217,7 @@ def test_other_formats_get_indices_that_are_wide_enough(
 
 def test_32_bits_hold_what_they_hold() -> None:
     assert structure.INT32_MAX == loops.INT32_MAX == reduce._INT32_MAX == 2**31 - 1
+    assert select.INT64 == accumulate.INT64 == index._INDEX64 == convert._INDEX64 == np.int64
 
 
 def test_nonzeros_of_lines_are_counted_in_64_bits_where_a_line_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,10 +495,10 @@ def test_what_counts_as_an_index() -> None:
 
 
 @each_device
-@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("width", [np.int32, np.int64])
 @pytest.mark.parametrize("loop", [True, False], ids=["loops", "sorts"])
 def test_selections_of_matrices_with_duplicates_are_those_of_their_blocks(
-    device: str, index: Any, loop: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, width: Any, loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not loop:
         monkeypatch.setattr(loops, "_LEAST_LINES", -(10**6))
@@ -506,8 +507,8 @@ def test_selections_of_matrices_with_duplicates_are_those_of_their_blocks(
         n, (m, k) = int(rng.integers(0, 9)), rng.integers(1, 5, 2)
         row, col = np.sort(rng.integers(0, m, n)), rng.integers(0, k, n)
         data = rng.integers(1, 100, (n, 2, 3)).astype(float)
-        indptr = np.searchsorted(row, np.arange(m + 1)).astype(index)
-        host_matrix = bg.bsr_array((data, col.astype(index), indptr), shape=(2 * m, 3 * k))
+        indptr = np.searchsorted(row, np.arange(m + 1)).astype(width)
+        host_matrix = bg.bsr_array((data, col.astype(width), indptr), shape=(2 * m, 3 * k))
         A, tiles = on(host_matrix, device), host_matrix.toarray().reshape(m, 2, k, 3)
         for rows in (None, rng.integers(-m, m, 7), rng.random(m) < 0.5, slice(None, None, -1)):
             for cols in (
@@ -521,7 +522,7 @@ def test_selections_of_matrices_with_duplicates_are_those_of_their_blocks(
                 want = tiles[slice(None) if rows is None else rows][:, :, slice(None) if cols is None else cols]
                 assert B.shape == (want.shape[0] * 2, want.shape[2] * 3)
                 np.testing.assert_array_equal(numpy_of(B), want.reshape(B.shape))
-                assert B.indices.dtype == B.indptr.dtype == index
+                assert B.indices.dtype == B.indptr.dtype == width
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -540,3 +541,80 @@ def test_arrays_of_a_file_are_refused_by_what_is_wrong() -> None:
     for x in (np.zeros((1, 1), int), np.zeros(1), np.zeros(1, bool)):
         with pytest.raises(ValueError, match="row: wanted integers in one dimension, got"):
             files._indices(x, "row")
+
+
+# ------------------------------------------------------------------------------------ 16-bit floats in float32
+def test_bfloat16_is_scaled_in_single_precision() -> None:
+    """The number is 1 + 2**-8 in float32, half way between two numbers of bfloat16, and above it in float64."""
+    A = bg.bsr_array(np.ones((1, 2), BFLOAT16), blocksize=(1, 2))
+    near = 1 + 2.0**-8 + 2.0**-40
+    for found in (A * near, A.multiply(near), near * A):
+        assert found.dtype == BFLOAT16 and (found.toarray().astype(float) == 1).all()
+    A *= near
+    assert (A.toarray().astype(float) == 1).all()
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@each_device
+def test_bfloat16_is_added_in_single_precision(axis: int | None, device: str) -> None:
+    """The sum of the first two overflows there."""
+    line = np.array([3e38, 3e38, -3e38, -3e38])
+    dense = line.reshape((-1, 1) if axis == 0 else (1, -1)).astype(BFLOAT16)
+    A = on(bg.bsr_array(dense, blocksize=dense.shape), device)
+    with np.errstate(over="ignore"):
+        assert np.isinf(numpy_of(A.sum(axis=axis)).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("shape, blocksize", [((2, 0), (4, 3)), ((0, 2), (2, 6)), ((0, 0), (2, 3)), ((2, 2), (4, 6))])
+@each_device
+def test_the_blocks_of_a_kronecker_product_have_the_size_of_both(shape: Any, blocksize: Any, device: str) -> None:
+    A = on(bg.bsr_array(np.ones((4, 6)), blocksize=(2, 3)), device)
+    K = bg.kron(A, put(device, np.ones(shape)))
+    assert K.blocksize == blocksize and K.shape == (4 * shape[0], 6 * shape[1])
+    np.testing.assert_array_equal(numpy_of(K.indptr), np.arange(len(K.indptr)) * (2 if all(shape) else 0))
+
+
+@pytest.mark.parametrize(
+    "row, col, message",
+    [
+        ([1, -1], [0, 1], "negative row or column index found: row -1, column 0"),
+        ([0, 1], [1, -2], "negative row or column index found: row 0, column -2"),
+        ([0, 4], [1, 1], r"row index 4 exceeds matrix dimension 4 \(shape=\(4, 6\)\)"),
+        ([0, 1], [6, 1], r"column index 6 exceeds matrix dimension 6 \(shape=\(4, 6\)\)"),
+    ],
+)
+@each_device
+def test_a_place_outside_of_the_matrix_is_named(row: Any, col: Any, message: str, device: str) -> None:
+    fake_device.install()
+    with pytest.raises(ValueError, match=message):
+        bg.bsr_array((np.ones(2), (row, col)), shape=(4, 6), device=device)
+    with pytest.raises(ValueError, match=message.replace("4, 6", "8, 18")):
+        bg.bsr_array((np.ones((2, 2, 3)), (row, col)), shape=(8, 18), device=device)
+    inside = bg.bsr_array((np.ones(2), (np.abs(row), np.abs(col))), device=device)
+    assert inside.shape == (max(map(abs, row)) + 1, max(map(abs, col)) + 1)
+
+
+def test_an_ellipsis_between_two_slices_stands_for_nothing() -> None:
+    A = bg.bsr_array(np.arange(24.0).reshape(4, 6), blocksize=(2, 3))
+    for key in ((slice(2, 4), ..., slice(0, 3)), (..., slice(2, 4), slice(0, 3)), (slice(2, 4), slice(0, 3), ...)):
+        np.testing.assert_array_equal(A[key].toarray(), A.toarray()[2:4, :3])
+    for key in ((slice(None),) * 3, (..., slice(None), slice(None), slice(None))):
+        with pytest.raises(IndexError, match=f"wanted at most two parts, for rows and columns, got {len(key)}"):
+            A[key]
+    with pytest.raises(IndexError, match="single ellipsis"):
+        A[..., ...]
+
+
+def test_a_pair_of_integers_is_a_shape_and_no_other_pair_is() -> None:
+    assert construct._is_shape((2, 3)) and construct._is_shape((np.int64(2), 3))
+    for x in ((2, 3.0), (2, None), ("2", 3), (True, 3), (2, False), (2,), (2, 3, 4), [2, 3]):
+        assert not construct._is_shape(x)
+
+
+def test_row_pointers_of_a_file_stay_within_its_indices() -> None:
+    indices = np.zeros(2, np.int32)
+    files._check_compressed(indices, np.array([0, 1, 2]), 1)
+    files._check_compressed(indices, np.array([0, 0, 0]), 1)
+    for indptr, got in (([0, 5, 1], "0 to 5"), ([0, -1, 2], "-1 to 2"), ([0, 2, 3], "0 to 3")):
+        with pytest.raises(ValueError, match=f"indptr: wanted values from 0 to 2, got {got}"):
+            files._check_compressed(indices, np.array(indptr), 1)
