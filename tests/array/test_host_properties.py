@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import bsrgemm as bg
-from bsrgemm._array import accumulate, construct, convert, files, index, reduce, select
+from bsrgemm._array import accumulate, base, construct, convert, files, index, reduce, select
 from bsrgemm._backend import loops, structure
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -199,6 +199,7 @@ def test_other_formats_get_indices_that_are_wide_enough(
     calls = {
         "tocoo": (lambda: A.tocoo(), max(M, N)),
         "tocsr": (lambda: A.tocsr(), max(M, N, A.nnz)),
+        "todia": (lambda: A.todia(), max(M, N)),
         "reshape": (lambda: A.reshape(N // 2, M * 2), max(N // 2, M * 2)),
         "product with an array": (lambda: A.multiply(put(device, np.ones((M, N)))), max(M, N)),
         "product with a column": (lambda: A.multiply(column), max(M, N, A.nnz)),
@@ -538,6 +539,7 @@ def test_arrays_of_a_file_are_refused_by_what_is_wrong() -> None:
             found = files._indices(x, "row")
             assert found.dtype.kind == "i" and found.itemsize == size
             np.testing.assert_array_equal(found, x)
+    assert files._indices(np.array([2**40], np.uint64), "row")[0] == 2**40
     for x in (np.zeros((1, 1), int), np.zeros(1), np.zeros(1, bool)):
         with pytest.raises(ValueError, match="row: wanted integers in one dimension, got"):
             files._indices(x, "row")
@@ -618,3 +620,10 @@ def test_row_pointers_of_a_file_stay_within_its_indices() -> None:
     for indptr, got in (([0, 5, 1], "0 to 5"), ([0, -1, 2], "-1 to 2"), ([0, 2, 3], "0 to 3")):
         with pytest.raises(ValueError, match=f"indptr: wanted values from 0 to 2, got {got}"):
             files._check_compressed(indices, np.array(indptr), 1)
+
+
+def test_sides_and_their_product_fit_into_64_bits() -> None:
+    assert base.check_shape((2**62, 1)) == (2**62, 1) and base.check_shape((0, 2**63 - 1)) == (0, 2**63 - 1)
+    for shape in ((2**63, 0), (0, 2**63), (2**32, 2**32)):
+        with pytest.raises(ValueError):
+            base.check_shape(shape)
