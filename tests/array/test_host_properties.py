@@ -222,6 +222,7 @@ def test_32_bits_hold_what_they_hold() -> None:
 
 
 def test_nonzeros_of_lines_are_counted_in_64_bits_where_a_line_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    test_32_bits_hold_what_they_hold()
     seen: list[Any] = []
     add_blocks = loops.HostLoops.add_blocks
 
@@ -503,6 +504,7 @@ def test_selections_of_matrices_with_duplicates_are_those_of_their_blocks(
 ) -> None:
     if not loop:
         monkeypatch.setattr(loops, "_LEAST_LINES", -(10**6))
+    test_32_bits_hold_what_they_hold()
     rng = np.random.default_rng(5)
     for _ in range(6):
         n, (m, k) = int(rng.integers(0, 9)), rng.integers(1, 5, 2)
