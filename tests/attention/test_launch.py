@@ -258,8 +258,11 @@ def test_a_launch_takes_the_counters_of_the_stream_it_starts_on(started: list[An
     others = put(np.zeros(4096, np.int32))
     with patch.object(attention_launch, "counters", lambda count: others):
         assert launch.start()
+        packed = launch.argument[1]
+        assert launch.argument[0] == others.data.ptr  # the next start on this stream packs nothing
         attention_launch.forward(HOST, usual())
     assert launch.start()
+    assert launch.argument[1] is not packed
     first, again, fresh, back = started
     assert first == back != again == fresh
 

@@ -294,7 +294,8 @@ class _Finder:
                 self.add("swap arguments", first, last, f"{self.source(right)}{middle}{self.source(left)}")
         if isinstance(node.func, ast.Attribute):
             self.visit(node.func.value)
-        for child in (*node.args, *(keyword.value for keyword in node.keywords)):
+        said = (keyword.value for keyword in node.keywords if keyword.arg != "strict")  # as in `drop_keyword`
+        for child in (*node.args, *said):
             if not (name == "reshape" and isinstance(child, ast.UnaryOp)):  # any negative number means "the rest"
                 self.visit(child)
 

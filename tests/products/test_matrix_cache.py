@@ -47,6 +47,12 @@ def cache(tmp_path: Path) -> Iterator[MatrixCache]:
         yield MatrixCache(A)
 
 
+def test_the_extents_are_those_of_all_three_arrays(cache: MatrixCache) -> None:
+    """A result must not overlap any of them."""
+    assert cache.extents == tuple((x.data.ptr, x.data.ptr + x.nbytes) for x in cache.source)
+    assert len(set(cache.extents)) == 3
+
+
 def same(a: Any, b: Any) -> bool:
     """Are two lists of the same numbers?"""
     names = a.__dataclass_fields__
