@@ -33,14 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that are marked `races` run twice."""
     if metafunc.definition.get_closest_marker("races"):
-        metafunc.fixturenames.append("watched")
         metafunc.parametrize("watched", [False, True], ids=["plain", "races"], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With True, a race of two threads ends the process."""
-    if request.param:
+    if getattr(request, "param", False):
         if not emulator.can_watch_races():
             pytest.skip("races are watched in kernels that g++ compiles")
         monkeypatch.setenv("BSRGEMM_EMULATOR_RACES", "1")
