@@ -137,16 +137,19 @@ UNWATCHED inline void change(u32 barrier, int arrivals, int bytes) {
   races::complete(barrier);
 }
 UNWATCHED inline void mbarrier_init_shared_cta_b64(u32 barrier, int arrivals) {
+  races::access(at<Barrier>(barrier, 8), 8, true, __builtin_return_address(0));
   *at<Barrier>(barrier, 8) = {short(arrivals), short(arrivals), 0};
 }
 inline void fence_mbarrier_init_release_cluster() {}
 // Those who wait may go on before the other lanes of this warp do.
 inline void mbarrier_arrive_shared_cta_b64(u32 barrier) {
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
   races::arrive(barrier);
   change(barrier, 1, 0);
   leave();
 }
 inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) {
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
   races::arrive(barrier);
   change(barrier, 1, int(bytes));
 }
@@ -166,6 +169,7 @@ UNWATCHED inline void wait_for_phase(u32 barrier, u32 parity) {
     if (fibers[i].watched == &word) fibers[i].watched = nullptr;
 }
 inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));
   wait_for_phase(barrier, parity);
   races::acquire(barrier);
   done = true;
@@ -173,6 +177,7 @@ inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32
 inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
   ++copies[now].group;
   copies[now].wait(0, do_copy);
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
   races::arrive(barrier);
   change(barrier, 1, 0);
 }

@@ -178,8 +178,8 @@ def test_scores_beyond_what_weights_can_say(emulated, rng) -> None:
 
 @pytest.mark.races
 def test_queries_beside_a_nan_that_they_do_not_see_are_computed_again(emulated, rng) -> None:
-    q, k, v = operands(rng, 20, 20)
-    v[:, :, 12, 3] = np.nan
+    q, k, v = operands(rng, 20, 150)
+    v[:, :, 142, 3] = np.nan
     out, _ = emulated.run(q, k, v, causal=True)
     spoiled = np.zeros(out.shape, bool)
     spoiled[:, :, 12:, 3] = True
