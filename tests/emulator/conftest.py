@@ -26,6 +26,25 @@ def folder() -> Path:
     return emulator.builds()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "races: run it again with kernels that end the process at a race of two threads")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that are marked `races` run twice."""
+    if metafunc.definition.get_closest_marker("races"):
+        metafunc.parametrize("watched", [False, True], ids=["plain", "races"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With True, a race of two threads ends the process."""
+    if getattr(request, "param", False):
+        if not emulator.can_watch_races():
+            pytest.skip("races are watched in kernels that g++ compiles")
+        monkeypatch.setenv("BSRGEMM_EMULATOR_RACES", "1")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield

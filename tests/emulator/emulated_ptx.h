@@ -96,16 +96,21 @@ inline void ld_global_nc_v2_f64(double& x, double& y, const void* from) {
 }
 
 // ------------------------------------------------------------------------------- copies of a thread
-struct Copy { void* to; const void* from; u32 bytes, all; };
+struct Copy { void* to; const void* from; u32 bytes, all; bool done; };
 inline Queue<Copy> copies[kMostThreads];
-inline void do_copy(const Copy& x) { memset(x.to, 0, x.all), memcpy(x.to, x.from, x.bytes); }
+UNWATCHED inline void do_copy(const Copy& x) {
+  if (!x.done) memset(x.to, 0, x.all), memcpy(x.to, x.from, x.bytes);
+  races::end_copy(x.to, x.all, true, now);
+}
 // At once, while others may still read what was there, or not before it is waited for.
 inline void copy_some(u32 to, const void* from, u32 all, u32 bytes) {
   if (reinterpret_cast<unsigned long>(from) % all) fail("a copy from an address that is not aligned");
   if (bytes > all) fail("a copy of more bytes than it has");
-  const Copy copy = {at<u8>(to, all), from, bytes, all};
-  if (random() % 2) do_copy(copy);
-  else copies[now].add(copy);
+  Copy copy = {at<u8>(to, all), from, bytes, all};
+  races::begin_copy(copy.to, all, true, now);
+  const bool at_once = random() % 2;
+  if (at_once) memset(copy.to, 0, all), memcpy(copy.to, from, bytes), copy.done = true;
+  if (!at_once || races::kOn) copies[now].add(copy);
 }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all, u32 bytes) { copy_some(to, from, all, bytes); }
@@ -121,7 +126,7 @@ struct Barrier {
 };
 static_assert(sizeof(Barrier) == 8, "as the card's");
 // Some arrivals, and bytes that are still to come (or have come, if less than 0).
-inline void change(u32 barrier, int arrivals, int bytes) {
+UNWATCHED inline void change(u32 barrier, int arrivals, int bytes) {
   Barrier& x = *at<Barrier>(barrier, 8);
   x.pending -= arrivals;
   if (x.pending < 0) fail("more arrivals than a barrier expects");
@@ -129,25 +134,32 @@ inline void change(u32 barrier, int arrivals, int bytes) {
   if (x.pending > 0 || x.phase_and_bytes >> 1) return;
   x.pending = x.arrivals;
   x.phase_and_bytes ^= 1;
+  races::complete(barrier);
 }
-inline void mbarrier_init_shared_cta_b64(u32 barrier, int arrivals) {
+UNWATCHED inline void mbarrier_init_shared_cta_b64(u32 barrier, int arrivals) {
+  races::access(at<Barrier>(barrier, 8), 8, true, __builtin_return_address(0));
   *at<Barrier>(barrier, 8) = {short(arrivals), short(arrivals), 0};
 }
 inline void fence_mbarrier_init_release_cluster() {}
 // Those who wait may go on before the other lanes of this warp do.
 inline void mbarrier_arrive_shared_cta_b64(u32 barrier) {
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
+  races::arrive(barrier);
   change(barrier, 1, 0);
   leave();
 }
-inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) { change(barrier, 1, int(bytes)); }
+inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) {
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
+  races::arrive(barrier);
+  change(barrier, 1, int(bytes));
+}
 // How often lanes and warps have passed each barrier. Lanes that wait together get the same answer: one that comes late
 // passes as the others did, whatever has become of the barrier since.
 constexpr u32 kBarriers = 256;
 inline u16 passed_by[kMostThreads][kBarriers], passed_by_any[kMostThreads / 32][kBarriers];
-inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
+UNWATCHED inline void wait_for_phase(u32 barrier, u32 parity) {
   const u32& word = at<Barrier>(barrier, 8)->phase_and_bytes;
   const u16 turn = ++passed_by[now][barrier / 8 % kBarriers];
-  done = true;
   u16& of_warp = passed_by_any[now / 32][barrier / 8 % kBarriers];
   if (turn <= of_warp) return;
   wait_while(word, 1, parity & 1, "an mbarrier");
@@ -156,9 +168,17 @@ inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32
   for (u32 i = now / 32 * 32; i < now / 32 * 32 + 32; ++i)
     if (fibers[i].watched == &word) fibers[i].watched = nullptr;
 }
+inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));
+  wait_for_phase(barrier, parity);
+  races::acquire(barrier);
+  done = true;
+}
 inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
   ++copies[now].group;
   copies[now].wait(0, do_copy);
+  races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
+  races::arrive(barrier);
   change(barrier, 1, 0);
 }
 
@@ -216,10 +236,12 @@ constexpr u32 kMostBoxes = 4096;
 inline Box boxes[kMostBoxes];
 inline u32 first_box;
 inline void bring(const Box& x) {
-  const u32 bytes = walk(x, [](const u8* from, u8* to, u32 bytes, long first, long last) {
+  const u32 bytes = walk(x, [](const u8* from, u8* to, u32 bytes, long first, long last) UNWATCHED {
     memset(to, 0, bytes);
     memcpy(to + first, from + first, last - first);
+    races::end_copy(to, bytes, true, races::engine_actor());
   });
+  races::bytes_came(x.barrier);
   change(x.barrier, 0, -int(bytes));
 }
 inline void bring_first() {
@@ -230,6 +252,8 @@ inline void bring_first() {
 // At once, or some time later.
 inline void ask_for(const Box& x) {
   engine.step = bring_first;
+  if constexpr (races::kOn)
+    walk(x, [](const u8*, u8* to, u32 bytes, long, long) { races::begin_copy(to, bytes, true, races::engine_actor()); });
   if (engine.pending == kMostBoxes) bring_first();
   if (engine.pending == 0 && random() % 2) return bring(x);
   boxes[(first_box + engine.pending++) % kMostBoxes] = x;
@@ -245,11 +269,19 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete
 // A store reads shared memory when it is waited for, or when its thread ends.
 inline Queue<Box> stores[kMostThreads];
 inline void send(const Box& x) {
-  walk(x, [](u8* to, const u8* from, u32, long first, long last) { memcpy(to + first, from + first, last - first); });
+  walk(x, [](u8* to, const u8* from, u32, long first, long last) UNWATCHED {
+    memcpy(to + first, from + first, last - first);
+    races::end_copy(from + first, last - first, false, now);
+  });
 }
 inline void cp_async_bulk_tensor_4d_global_shared_cta_tile_bulk_group(
     const void* map, int x, int y, int z, int w, u32 from, u64 = 0) {
-  stores[now].add(box_of(map, x, y, z, w, from));
+  const Box box = box_of(map, x, y, z, w, from);
+  if constexpr (races::kOn)
+    walk(box, [](const u8*, const u8* from, u32, long first, long last) {
+      races::begin_copy(from + first, last - first, false, now);
+    });
+  stores[now].add(box);
 }
 inline void cp_async_bulk_commit_group() { ++stores[now].group; }
 inline void cp_async_bulk_wait_group_read(u32 pending) { stores[now].wait(pending, send); }
@@ -264,6 +296,7 @@ inline void begin_thread(u32 number) {
   if (number % 32 == 0) memset(passed_by_any[number / 32], 0, sizeof(passed_by_any[number / 32]));
 }
 inline void end_thread() {
+  races::end_thread();
   ++stores[now].group;
   stores[now].wait(0, send);
 }
@@ -281,7 +314,7 @@ template <class Act> void for_state(const Act& act) {
 }
 inline bool is_overtaken;  // does a CTA wait that has begun?
 inline void others_run() {
-  if (is_overtaken || started == ctas || engine.pending || 2 * threads_of_cta > kMostThreads || random() % 4) return;
+  if (races::kOn || is_overtaken || started == ctas || engine.pending || 2 * threads_of_cta > kMostThreads || random() % 4) return;
   unsigned long bytes = 0;
   for_state([&](void*, unsigned long size) { bytes += size; });
   auto* kept = static_cast<u8*>(malloc(bytes));
@@ -306,13 +339,17 @@ inline void setmaxnreg_dec_sync_aligned_u32(int) {}
 inline void setmaxnreg_inc_sync_aligned_u32(int) {}
 inline void bar_sync(u32 id, u32 threads) {
   if (named[id].expected != threads) fail("a barrier of another number of threads than a warpgroup has");
+  const u32 generation = named[id].generation;
+  races::come(named[id], kMostThreads / 32 + id);
   named[id].meet("a warpgroup");
+  races::go(kMostThreads / 32 + id, generation);
 }
 // Lane l names row l % 8 of matrix l / 8. Of each matrix a lane has two neighbours of row l / 4, transposed of column l / 4.
 // A lane reads its row when it comes: what others have not written by then is not there.
 template <bool kTransposed> void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 from) {
   u32 own[4];
   memcpy(own, at<u8>(from, 16), 16);
+  races::access(at<u8>(from), 16, false, __builtin_return_address(0));
   const int lane = thread.x % 32;
   u32* words[] = {&a, &b, &c, &d};
   show(own, [&](const auto& all) {

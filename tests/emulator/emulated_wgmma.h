@@ -28,6 +28,7 @@ template <bool kTransB, int kSums> void multiply(float (&d)[kSums], bool add, co
   constexpr int kColumns = 2 * kSums;
   Warp& warp = own_warp();
   warp.together.meet("a warp", [&] {
+    const races::Products reading;
     for (int n = 0; n < kColumns; ++n)
       for (int k = 0; k < MMA_K; ++k) warp.columns[(n / 8 * MMA_K + k) * 8 + n % 8] = element(b, n, k, kTransB);
   });
@@ -47,17 +48,22 @@ inline unsigned long long wgmma_descriptor(unsigned address, unsigned leading, u
   const unsigned long long swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
   return (address & 0x3ffff) >> 4 | (leading >> 4) * (1ull << 16) | (stride >> 4) * (1ull << 32) | swizzle << 62;
 }
-// As all that is "aligned", these bring the lanes of a warp together.
-inline void wgmma_fence() { __syncwarp(); }
-inline void wgmma_commit() { __syncwarp(); }
-template <int kPending> void wgmma_wait() { __syncwarp(); }
+// As all that is "aligned", these bring the lanes of a warp together. They do not order what lanes read and write.
+inline void wgmma_fence() { emulator::own_warp().together.meet("a warp"); }
+inline void wgmma_commit() { emulator::own_warp().together.meet("a warp", [] { emulator::races::commit_products(); }); }
+template <int kPending> void wgmma_wait() {
+  emulator::own_warp().together.meet("a warp");
+  emulator::races::wait_products(kPending);
+}
 
 template <bool kTransA, bool kTransB, int kSums>
 void wgmma(float (&d)[kSums], bool add, unsigned long long a, unsigned long long b) {
   float rows[2][MMA_K];
   for (int i = 0; i < 2; ++i)
-    for (int k = 0; k < MMA_K; ++k)
+    for (int k = 0; k < MMA_K; ++k) {
+      const emulator::races::Products reading;
       rows[i][k] = emulator::element(a, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i, k, kTransA);
+    }
   emulator::multiply<kTransB>(d, add, rows, b);
 }
 // The first operand in registers: neighbours of row lane / 4, of that and 8, and of both half of K on.

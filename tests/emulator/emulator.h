@@ -21,6 +21,11 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
+#ifdef EMULATED_RACES
+#define UNWATCHED __attribute__((no_sanitize_thread))  // its accesses are not those of a kernel
+#else
+#define UNWATCHED
+#endif
 #define __CUDA_ARCH__ 890  // Hopper's product of 16 x 8 x 8 float64 is not emulated
 
 struct dim3 { unsigned x, y, z; };
@@ -80,7 +85,7 @@ inline unsigned random() {
   fprintf(stderr, "emulator: %s (CTA %u, %u, %u, thread %u; seed %lu)\n", what, block.x, block.y, block.z, now, seed);
   abort();
 }
-inline bool is_ready(const Fiber& x) { return !x.done && (!x.watched || (*x.watched & x.mask) != x.value); }
+UNWATCHED inline bool is_ready(const Fiber& x) { return !x.done && (!x.watched || (*x.watched & x.mask) != x.value); }
 
 // Copies of the copy engine that are still under way; they are done in order, some time.
 struct Engine { void (*step)(); unsigned pending; };
@@ -151,7 +156,7 @@ __attribute__((noinline)) inline void leave() {
   if (next == now) return;
   if (!_setjmp(fibers[now].place)) run(next);
 }
-inline void wait_while(const unsigned& at, unsigned mask, unsigned value, const char* what) {
+UNWATCHED inline void wait_while(const unsigned& at, unsigned mask, unsigned value, const char* what) {
   if ((at & mask) != value) return;
   Fiber& mine = fibers[now];
   mine.watched = &at, mine.mask = mask, mine.value = value, mine.what = what;
@@ -186,16 +191,24 @@ inline Warp& own_warp() { return warps[now / 32]; }
 inline Meeting named[16];                // 0: all threads; others: a warpgroup
 inline unsigned any_of_all[2];           // of __syncthreads_or
 inline unsigned char* shared;            // of the CTA that runs
+inline unsigned shared_bytes;
 inline unsigned char anchor, *origin;    // where addresses of shared memory are counted from
+
+}  // namespace emulator
+#include "emulated_races.h"
+namespace emulator {
 
 // Each lane shows some words, and looks at those of all. Nobody can show for the second time after this before all have
 // looked, so that two places in turn are enough.
 template <int kWords, class Look> void show(const unsigned (&own)[kWords], const Look& look) {
   static_assert(kWords <= kShown, "room");
   Warp& warp = own_warp();
-  auto& all = warp.shown[warp.together.generation & 1];
+  const unsigned generation = warp.together.generation;
+  auto& all = warp.shown[generation & 1];
+  races::show(warp.together);
   memcpy(all[thread.x % 32], own, sizeof(own));
   warp.together.meet("a warp");
+  races::look(generation);
   look(all);
 }
 inline unsigned exchange(unsigned word, int lane) {
@@ -210,12 +223,12 @@ template <class T> struct Queue {
   Entry* list;
   unsigned first, last, room, group;
   void begin() { first = last = group = 0; }
-  void add(const T& what) {
+  UNWATCHED void add(const T& what) {
     if (last == room) list = static_cast<Entry*>(realloc(list, (room = room * 2 + 16) * sizeof(Entry)));
     list[last++] = {what, group};
   }
   // All but the last `pending` groups.
-  template <class Do> void wait(unsigned pending, const Do& act) {
+  template <class Do> UNWATCHED void wait(unsigned pending, const Do& act) {
     while (first < last && list[first].group + pending < group) act(list[first++].what);
     if (first == last) first = last = 0;
   }
@@ -241,7 +254,7 @@ template <class... Parameters, int... I>
 void call(void (*kernel)(Parameters...), void** arguments, Indices<I...>) {
   kernel(*static_cast<typename Pointee<Parameters>::Type*>(arguments[I])...);
 }
-inline void fill(unsigned char* first, unsigned char* last) {
+UNWATCHED inline void fill(unsigned char* first, unsigned char* last) {
   for (; first + 4 <= last; first += 4) {
     const unsigned word = random();
     memcpy(first, &word, 4);
@@ -256,12 +269,12 @@ inline void run_cta(unsigned threads) {
   for (unsigned i = 0; i < threads / 32; ++i) warps[i].together = {32, 0, 0};
   for (int i = 0; i < 16; ++i) named[i] = {i ? 128 : threads, 0, 0};
   threads_of_cta = threads, now = cursor = 0, twist = random(), any_of_all[0] = any_of_all[1] = 0;
+  races::begin();
   const unsigned chance = random() % 48;
   slow_lane = chance < 32 ? chance : chance < 40 ? 0 : 32, slow_warp = random() % (threads / 32 + threads / 128 + 1);
   if (!_setjmp(home)) run(next_fiber());
 }
 inline unsigned long started, ctas;  // of a launch
-inline unsigned shared_bytes;
 inline void run_next() {
   const unsigned long number = started++;
   block = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y), unsigned(number / grid.x / grid.y)};
@@ -307,11 +320,20 @@ inline int __syncthreads_or(int x) {
   emulator::Meeting& all = emulator::named[0];
   unsigned& any = emulator::any_of_all[all.generation & 1];  // the other one was read by all before the last one is here
   any |= x != 0;
+  const unsigned generation = all.generation;
+  emulator::races::come(all, emulator::kMostThreads / 32);
   all.meet("__syncthreads", [&] { emulator::any_of_all[~all.generation & 1] = 0; });
+  emulator::races::go(emulator::kMostThreads / 32, generation);
   return any != 0;
 }
 inline void __syncthreads() { __syncthreads_or(0); }
-inline void __syncwarp() { emulator::own_warp().together.meet("a warp"); }
+inline void __syncwarp() {
+  emulator::Meeting& warp = emulator::own_warp().together;
+  const unsigned generation = warp.generation;
+  emulator::races::come(warp, emulator::now / 32);
+  warp.meet("a warp");
+  emulator::races::go(emulator::now / 32, generation);
+}
 inline long clock() { return emulator::random(); }
 inline void __nanosleep(unsigned) { emulator::leave(); }
 namespace emulator {
@@ -341,8 +363,13 @@ template <class T> T __ldcs(const T* from) { return *from; }
 template <class T> T __ldg(const T* from) { return *from; }
 template <class T> T __ldcg(const T* from) { return *from; }
 template <class T> T atomicAdd(T* to, T x) {
-  const T old = *to;
-  *to = old + x;
+  T old;
+  emulator::races::count(to);
+  {
+    const emulator::races::Atomic atomic;
+    old = *to;
+    *to = old + x;
+  }
   const auto* at = reinterpret_cast<unsigned char*>(to);
   const auto within = [&](const unsigned char* first, const unsigned char* last) { return at >= first && at < last; };
   if (!within(__start_cta_memory, __stop_cta_memory) && !within(emulator::shared, emulator::shared + emulator::shared_bytes))
@@ -351,19 +378,22 @@ template <class T> T atomicAdd(T* to, T x) {
 }
 inline int atomicSub(int* to, int x) { return atomicAdd(to, -x); }
 inline unsigned atomicOr(unsigned* to, unsigned x) {
+  const emulator::races::Atomic atomic;
   const unsigned old = *to;
   return *to = old | x, old;
 }
 template <class T> T atomicMax(T* to, T x) {
+  const emulator::races::Atomic atomic;
   const T old = *to;
   return *to = max(old, x), old;
 }
 inline unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
+  const emulator::races::Atomic atomic;
   const unsigned old = *at;
   if (old == wanted) *at = x;
   return old;
 }
-inline void __threadfence() {}
+inline void __threadfence() { emulator::races::fence(); }
 inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned bits = 0;
   emulator::show({unsigned(x)}, [&](const auto& all) {

@@ -54,6 +54,7 @@ from bsrgemm._products import cuda as products_cuda
 from bsrgemm._products.call import ProductCall
 
 HERE = Path(__file__).parent
+HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_races.h", "emulated_races_on.h")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -161,7 +162,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(measured, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: arch),
         patch.object(tensor_map, "encode", encode),
-        patch.object(jit, "load", lambda spec, arch: load(spec, folder)),
+        patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
         patch.object(
             matrix_cache.MatrixCache, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
         ),
@@ -262,6 +263,16 @@ _alone = threading.Lock()
 def seed() -> int:
     """What the order of threads and the first contents of shared memory follow from: BSRGEMM_EMULATOR_SEED."""
     return int(os.environ.get("BSRGEMM_EMULATOR_SEED", "1"))
+
+
+def can_watch_races() -> bool:
+    """Can kernels be compiled so that they watch races? clang++ does not tell volatile accesses from others."""
+    return COMPILER is not None and "clang" not in _compiler()[-1]
+
+
+def watches_races() -> bool:
+    """Do kernels end the process at the first race of two threads of a CTA? BSRGEMM_EMULATOR_RACES=1."""
+    return os.environ.get("BSRGEMM_EMULATOR_RACES", "") == "1"
 
 
 @cache
@@ -378,7 +389,7 @@ def _translated(text: str) -> str:
 @cache
 def _sources(source: str) -> dict[str, str]:
     """A kernel and its headers by name, as the emulator wants them."""
-    texts = {name: (HERE / name).read_text() for name in ("emulator.h", "emulated_ptx.h")}
+    texts = {name: (HERE / name).read_text() for name in HEADERS}
     for name, text in gather(source).items():
         other = _OTHERS.get(PurePosixPath(name).name)
         if other:  # what the header includes is included all the same
@@ -398,6 +409,9 @@ extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, un
 }}
 """
 
+#: Reads of all lanes in which only that of lane 0 counts: a shuffle hands it to the others. Those may come too late.
+_LOOKED_AT_IN_LANE_0 = {"gemm_sm90.cu": ("__shfl_sync(0xffffffffu, ", "shared.present[ring.at]")}
+
 
 def builds() -> Path:
     """Where compiled kernels are kept for all processes and runs: BSRGEMM_EMULATOR_FOLDER, or with other caches."""
@@ -408,6 +422,9 @@ def builds() -> Path:
 
 #: Not the library of C++, of which nothing is used; that of C is there.
 _LINKED = ["-nostdlib", "-lgcc"]
+#: The compiler calls a function before each access; lines and frames are for the report.
+_WATCHING = ["-DEMULATED_RACES", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
+_WATCHING += ["-fno-omit-frame-pointer", "-g1"]
 
 
 @cache
@@ -436,10 +453,33 @@ def _compiler() -> tuple[str, ...]:
     return (COMPILER, *flags, platform.machine(), said)
 
 
-def compiled(spec: KernelSpec, folder: Path, call: str = "") -> Kernel:
-    """The kernel of a spec, compiled into that folder unless it is there; one that ends the process at some call."""
+def _with_plain_stores(text: str) -> str:
+    """A source in which a structure that `Store::from` returns is assigned, not returned to memory (`races::plain`)."""
+    out, at = "", 0
+    for found in re.finditer(r"(?<== )Store<\w+>::from\(", text):
+        end, depth = found.end(), 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        out += f"{text[at : found.start()]}emulator::races::plain({text[found.start() : end]})"
+        at = end
+    return out + text[at:]
+
+
+def compiled(spec: KernelSpec, folder: Path, call: str = "", races: bool = False) -> Kernel:
+    """The kernel of a spec, compiled into that folder unless it is there.
+
+    It ends the process at some call, or at the first race of two threads, if told to.
+    """
     *command, machine, version = _compiler()
     texts = dict(_sources(spec.source))
+    if races:
+        command = [x for x in command if "-fsanitize" not in x] + _WATCHING
+        texts = {name: _with_plain_stores(text) for name, text in texts.items()}
+        if spec.source in _LOOKED_AT_IN_LANE_0:
+            before, read = _LOOKED_AT_IN_LANE_0[spec.source]
+            text = texts[spec.source].replace(before + read, f"{before}emulator::races::of_lane_0({read})")
+            texts[spec.source] = text
     if call:
         texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
     texts |= {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}

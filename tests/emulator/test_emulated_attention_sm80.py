@@ -174,6 +174,16 @@ def test_maxima_that_climb_from_tile_to_tile(emulated, rng) -> None:
     emulated.check(np.broadcast_to(np.sign(q[:, :1, :1]), q.shape).astype(F16, order="C"), k, v)
 
 
+@pytest.mark.races
+def test_queries_beside_a_nan_that_they_do_not_see_are_computed_again(emulated, rng) -> None:
+    q, k, v = operands(rng, 20, 90, heads=(1, 1))
+    v[:, :, 82, 3] = np.nan
+    out, _ = emulated.run(q, k, v, causal=True)
+    spoiled = np.zeros(out.shape, bool)
+    spoiled[:, :, 12:, 3] = True
+    np.testing.assert_array_equal(np.isfinite(out), ~spoiled)
+
+
 def test_nan_and_infinity_reach_those_who_see_them(emulated, rng) -> None:
     """In a column of each of the four lanes that have a row."""
     q, k, v = operands(rng, 100, 150)

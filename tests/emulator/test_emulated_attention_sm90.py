@@ -155,6 +155,7 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
         emulated.check(*(x.view(np.uint8) for x in narrow), wide, causal=True, out_dtype=np.float32, **scales)
 
 
+@pytest.mark.races
 def test_sequences_of_different_lengths(emulated, rng) -> None:
     q, k, v = (rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1)))
     emulated.check(q, k, v, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
@@ -173,6 +174,16 @@ def test_scores_beyond_what_weights_can_say(emulated, rng) -> None:
     out, _ = emulated.run(100 * q, 100 * k, v)
     want = bg.attention(*(x.astype(np.float64) for x in (100 * q, 100 * k, v)))
     np.testing.assert_allclose(out, want, rtol=0, atol=2e-2 * np.abs(v).max())
+
+
+@pytest.mark.races
+def test_queries_beside_a_nan_that_they_do_not_see_are_computed_again(emulated, rng) -> None:
+    q, k, v = operands(rng, 20, 150)
+    v[:, :, 142, 3] = np.nan
+    out, _ = emulated.run(q, k, v, causal=True)
+    spoiled = np.zeros(out.shape, bool)
+    spoiled[:, :, 12:, 3] = True
+    np.testing.assert_array_equal(np.isnan(out), spoiled)
 
 
 def test_nan_reaches_those_who_see_it(emulated, rng) -> None:
@@ -223,6 +234,7 @@ def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(climbs, emulated, rng) 
     emulated.check(*(x.view(np.uint8) for x in narrow), wide, out_dtype=np.float32, **scales)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("bounds", [[0, -9, 40], [0, 2**31 - 1, 40], [30, 7, 2**31 - 1], [-(2**31), 20, -1]], ids=str)
 def test_values_between_bounds_that_were_spoiled_touch_nothing_outside(bounds, folder, rng) -> None:
     """16 places of a sequence are its keys, in the order of the kernel, or 0; keys lie inside."""

@@ -95,6 +95,7 @@ def test_pairs_in_many_tiles(rows, rng) -> None:
     np.testing.assert_array_equal(np.asarray(got), a.astype(np.float64) @ b[::-1].astype(np.float64))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize(
     ("block", "order"),
     [

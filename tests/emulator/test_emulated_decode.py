@@ -195,6 +195,13 @@ def test_blocks_that_are_kept(page, rng) -> None:
     check(rng, cache, 2, 1, blocks=[[[1, -1]]], block=32) if not page else None
 
 
+@pytest.mark.races
+def test_more_tiles_than_stages(rng) -> None:
+    """Each warp of a CTA has twelve tiles, more than it holds at a time, and copies the next one over the last."""
+    cache = Cache(rng, [760, 700], 2, capacity=768)
+    check(rng, cache, group=2)
+
+
 def test_strides_of_queries_and_results(rng) -> None:
     cache = Cache(rng, [30, 18], 2)
     numbers = rng.standard_normal((2, 3, 4, 64)).astype(F16)  # queries in front of heads

@@ -147,6 +147,7 @@ def test_a_list_without_items_writes_nothing(rng) -> None:
     assert (out == 7).all()
 
 
+@pytest.mark.races
 def test_nan_spreads_only_through_stored_blocks(rng) -> None:
     A = Matrix(rng, (32, 32), F32)
     numbers = rng.integers(-2, 3, (A._shape[1], 48)).astype(F32)

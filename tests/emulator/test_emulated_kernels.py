@@ -147,6 +147,7 @@ def test_layouts_alpha_beta_and_batches(N: int, rng: np.random.Generator) -> Non
     np.testing.assert_array_equal(out.get(), want)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("block", [(2, 2), (3, 3), (1, 1)], ids=str)
 def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.random.Generator) -> None:
     lengths = np.array([0, 3000, 2, 1024, 0, 1025, 7])

@@ -46,6 +46,7 @@ def assert_met(a: Blocks, b: Blocks, cols: int) -> None:
     assert got.indices.dtype == got.indptr.dtype == want.indices.dtype
 
 
+@pytest.mark.races
 @pytest.mark.parametrize(
     ("rows", "inner", "cols", "most"), [(5, 7, 6, 4), (9, 40, 300, 12), (2, 50, 9, 70), (1, 3, 100_000, 40)]
 )

@@ -75,6 +75,7 @@ def test_rows_of_many_chunks(block: tuple[int, int], rng: np.random.Generator) -
     assert_product(A, put(numbers(rng, (K, 16), F64)), put(numbers(rng, (M, 16), F64)), 1, 1)
 
 
+@pytest.mark.races
 def test_batches(rng: np.random.Generator) -> None:
     for block in ((3, 2), (8, 8)):
         A = Matrix(rng, *block, F64)

@@ -138,6 +138,7 @@ def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     np.testing.assert_array_equal(out, A.dense @ np.asarray(B).astype(np.float64))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("block", [(32, 32), (128, 64)], ids=str)
 def test_nan_spreads_only_through_stored_blocks(block, rng) -> None:
     A = Matrix(rng, block)

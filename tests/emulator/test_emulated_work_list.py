@@ -116,6 +116,7 @@ def test_many_empty_groups_begin_where_the_next_one_does(place: int) -> None:
     assert_listed(pattern, 1, 2)
 
 
+@pytest.mark.races
 def test_keys_of_several_tiles(rng: np.random.Generator) -> None:
     """An entry may begin in one tile and end in the next, and all of a tile may be one duplicate."""
     pattern = random_pattern(rng, 12, 4, 5000)
@@ -209,6 +210,7 @@ def test_matched_slots_read_the_index_as_it_is(per_group: int, transposed: bool,
     assert_listed(pattern, 1, per_group, np.array(order, subok=False))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_matrix_has_the_lists_of_the_reference(transposed: bool, rng: np.random.Generator) -> None:
     pattern = random_pattern(rng, 20, 11, 130, index=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from bsrgemm._kernels.jit import KernelSpec
 
@@ -17,18 +19,18 @@ from . import emulator
 from .emulator import put
 
 
-def kernel(text: str, folder: Path) -> emulator.Kernel:
+def kernel(text: str, folder: Path, races: bool = False) -> emulator.Kernel:
     """The kernel `tiny` of a source that is given as it is."""
-    texts = {name: (emulator.HERE / name).read_text() for name in ("emulator.h", "emulated_ptx.h")}
+    texts = {name: (emulator.HERE / name).read_text() for name in emulator.HEADERS}
     with patch.object(emulator, "_sources", lambda source: texts | {"tiny.cu": emulator._translated(text)}):
-        return emulator.compiled(KernelSpec("tiny.cu", "tiny"), folder)
+        return emulator.compiled(KernelSpec("tiny.cu", "tiny"), folder, races=races)
 
 
-def ended(text: str, folder: Path, shared: int = 0) -> str:
+def ended(text: str, folder: Path, shared: int = 0, races: bool = False) -> str:
     """What a process says that launches 64 threads of a kernel and ends early."""
     code = (
         "from pathlib import Path; from tests.emulator.test_emulator import kernel\n"
-        f"kernel({text!r}, Path({str(folder)!r}))((1,), (64,), (), {shared})"
+        f"kernel({text!r}, Path({str(folder)!r}), {races})((1,), (64,), (), {shared})"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
@@ -45,6 +47,54 @@ def test_threads_that_all_wait_are_named(folder: Path) -> None:
 def test_writes_behind_shared_memory_are_found(folder: Path) -> None:
     text = 'extern "C" void tiny() { extern __shared__ char memory[]; if (threadIdx.x == 0) memory[100] ^= 1; }'
     assert "a write beyond the end of shared memory" in ended(text, folder, 100)
+
+
+#: Statements in which two threads touch the same place, what must stand at `...` lest they race, and what is no order.
+RACES = {
+    "read after write": ("cell[t] = t; ... out[t] = cell[t ^ 1];", "__syncwarp();", "__shfl_sync(~0u, t, 0);"),
+    "write after read": ("out[t] = cell[t ^ 1]; ... cell[t] = t;", "__syncwarp();", "__ballot_sync(~0u, t > 3);"),
+    "two writes": ("cell[t] = t; ... cell[t ^ 1] = 100 + t;", "__syncwarp();", "bool p; emulator::elect_sync(p, 0);"),
+    "another warp": ("cell[t] = t; ... out[t] = cell[t ^ 32];", "__syncthreads();", "__syncwarp();"),
+    "a copy": ("COPY WAIT ... out[t] = cell[t ^ 1];", "__syncwarp();", ""),
+    "a copy of its own": ("COPY ... out[t] = cell[t];", "WAIT", "__syncthreads();"),
+    "a copy to what is read": ("out[t] = cell[t ^ 1]; ... COPY WAIT", "__syncwarp();", "__shfl_sync(~0u, t, 0);"),
+    "a barrier": ("BARRIER cell[t] = t; ... out[t] = cell[t ^ 32];", "ARRIVE AWAIT", "ARRIVE"),
+    "what is there already": ("cell[0] = 5; ...", "", None),
+    "atomic operations": ("atomicAdd(cell, 1u); ... atomicAdd(cell, 1u);", "", None),
+}
+WORDS = {
+    "COPY": "emulator::cp_async_ca_shared_global(shared(cell + t), from + t, 4u); emulator::cp_async_commit_group();",
+    "WAIT": "emulator::cp_async_wait_group(0);",
+    "BARRIER": "if (t == 0) emulator::mbarrier_init_shared_cta_b64(shared(&barrier), 64); __syncthreads();",
+    "ARRIVE": "emulator::mbarrier_arrive_shared_cta_b64(shared(&barrier));",
+    "AWAIT": "bool done; emulator::mbarrier_try_wait_parity_shared_cta_b64(done, shared(&barrier), 0);",
+}
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_races_are_found_where_nothing_orders_two_accesses(name: str, folder: Path) -> None:
+    if not emulator.can_watch_races():
+        pytest.skip("races are watched in kernels that g++ compiles")
+    statements, order, no_order = RACES[name]
+
+    def text(between: str) -> str:
+        inside = statements.replace("...", between)
+        for word, meaning in WORDS.items():
+            inside = re.sub(rf"\b{word}\b", meaning, inside)
+        return f"""
+static unsigned from[64];
+inline unsigned shared(const void* x) {{ return unsigned(__cvta_generic_to_shared(x)); }}
+extern "C" void tiny() {{
+  extern __shared__ unsigned cell[];
+  unsigned* out = cell + 64;
+  unsigned long& barrier = *reinterpret_cast<unsigned long*>(cell + 128);
+  const unsigned t = threadIdx.x;
+  {inside}
+}}"""
+
+    if no_order is not None:
+        assert "a race: thread" in ended(text(no_order), folder, 520, races=True)
+    kernel(text(order), folder, races=True)((1,), (64,), (), 520)
 
 
 def test_shared_memory_holds_anything_at_first_and_lanes_come_in_any_order(folder: Path) -> None:

@@ -3,7 +3,7 @@
 Errors are made one at a time in a copy of the tree, by rule (`python_rules`, `cuda_rules`) and from a list written by
 hand (`by_hand`). For each, the tests of its room that execute the changed line run until the first failure. An error
 that makes an import or a compilation fail is trivial: it is not counted, and another one is drawn. Errors that change
-no result are listed in `equivalent.toml`.
+no result are listed in `equivalent.toml`, and so are those that only a card can notice: these are drawn and counted.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ class Copy:
                 outcome, by = _OUTCOMES[answer["outcome"]], answer.get("by")
                 if outcome != "survived":
                     break
+            if outcome == "survived":
+                by = reason_of(site, text, listed("unnoticed"))
         finally:
             path.write_text(text, encoding="utf-8")
             if site.file.endswith(".py"):
@@ -157,27 +159,39 @@ def tracked(root: Path) -> list[str]:
 
 
 # -------------------------------------------------------------------------------- what is drawn
-def equivalents(path: Path | None = None) -> list[dict[str, str]]:
+def listed(kind: str) -> list[dict[str, str]]:
+    """Errors of `equivalent.toml` with the reason: "equivalent" or "unnoticed"."""
+    path = Path(__file__).with_name("equivalent.toml")
+    return list(tomllib.loads(path.read_text(encoding="utf-8")).get(kind, []))
+
+
+def equivalents() -> list[dict[str, str]]:
     """Errors that change no result, with the reason."""
-    path = path or Path(__file__).with_name("equivalent.toml")
-    return list(tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", []))
+    return listed("equivalent")
 
 
 def is_equivalent(site: Site, text: str, known: list[dict[str, str]]) -> bool:
     """Is this error listed as one that changes no result?"""
+    return reason_of(site, text, known) is not None
+
+
+def reason_of(site: Site, text: str, known: list[dict[str, str]]) -> str | None:
+    """The reason of the first entry that lists this error."""
     line, changed = site.line(text), site.changed_line(text)
     lines, number = text.split("\n"), text.count("\n", 0, site.start)
     above, below = (lines[n].strip() if 0 <= n < len(lines) else "" for n in (number - 1, number + 1))
-    return any(
-        fnmatch(site.file, entry.get("file", "*"))
+    found = (
+        entry["reason"]
+        for entry in known
+        if fnmatch(site.file, entry.get("file", "*"))
         and entry.get("rule", site.rule) == site.rule
         and entry.get("line", line) == line
         and entry.get("above", above) == above
         and entry.get("below", below) == below
         and entry.get("changed", changed) == changed
         and re.search(entry.get("matches", ""), line) is not None
-        for entry in known
     )
+    return next(found, None)
 
 
 def by_rule(root: Path, room: Room, rng: random.Random, pattern: str) -> Iterator[Site]:
