@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -125,10 +126,8 @@ def test_nothing_meets(rng: np.random.Generator) -> None:
     assert spgemm_pattern.product_pattern(Blocks(None, empty.indices, guarded(np.zeros(1, "i4"))), empty, 3) is None
 
 
-def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(rng: np.random.Generator) -> None:
     a, b = pattern(rng, 3, 30, 20), pattern(rng, 30, 500, 20)
     assert_met(a, b, 500)
-    monkeypatch.setattr(device, "shared_bytes_per_block", lambda: 1024)
-    assert spgemm_pattern.product_pattern(a, b, 500) is None
+    with patch.object(device, "shared_bytes_per_block", lambda: 1024):
+        assert spgemm_pattern.product_pattern(a, b, 500) is None

@@ -311,7 +311,7 @@ def test_a_choice_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypa
     where = tmp_path / "tuned.json"
     monkeypatch.setattr(measured, "path", lambda: where)
     monkeypatch.setattr(measured, "_loaded", {})
-    monkeypatch.setattr(measured.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("no room")))
+    monkeypatch.setattr(measured.disk_cache.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("no room")))
     names = heuristics.types(*[np.dtype("f4")] * 4, np.dtype("i4"))
     one = heuristics.Problem("sm_80", names, 4, 4, 4, 1, 2, 2, 2, False, "C", "C", True, True)
     with pytest.raises(OSError, match="no room"):
