@@ -339,7 +339,7 @@ def _random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.d
 
 
 def _host_matrix(blocks: Blocks, shape: tuple[int, int]) -> Any:
-    return object.__new__(leaf(host(), True))._set(blocks, shape, canonical=True, sorted_=True)
+    return object.__new__(leaf(host(), True))._set(blocks, shape, canonical=True)
 
 
 def _integer(x: Any, name: str) -> int:

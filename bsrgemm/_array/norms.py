@@ -166,7 +166,7 @@ def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype:
         stored = blocks._replace(data=values.astype(dtype, copy=False))
         sums = A._backend.loops.add_blocks(stored, A._block_shape[1], axis)
         if sums is not None:
-            return sums.sum(axis=1 + axis, dtype=dtype).reshape(-1)
+            return sums.sum(axis=1 + axis).reshape(-1)
     lines, starts, order = _group(A, blocks, axis)
     within = values.sum(axis=1 + axis, dtype=dtype)
     return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
