@@ -547,7 +547,7 @@ class Arithmetic(Conversions):
 
 def _exact_inverse(dtype: np.dtype[Any], divisor: Any) -> Any:
     """Return 1 / divisor if it is a power of two, by which products are as exact as quotients, and faster."""
-    if dtype.char not in "fdFD" or type(divisor) not in (int, float) or not 2**-64 <= abs(divisor) <= 2**64:
+    if dtype.char not in "fd" or type(divisor) not in (int, float) or not 2**-64 <= abs(divisor) <= 2**64:
         return None
     return 1.0 / divisor if math.frexp(divisor)[0] in (0.5, -0.5) else None
 

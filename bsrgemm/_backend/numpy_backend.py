@@ -100,7 +100,8 @@ class NumpyBackend(Backend):
         data, indices, indptr = blocks
         sides = data.shape
         if len(sides) != 3 or indices.shape != sides[:1] or indptr.shape != (block_rows + 1,) or 0 in sides[1:]:
-            structure.check_arrays(data, indices, indptr, (block_rows * sides[1], block_cols * sides[2]))
+            R, C = sides[1:] if len(sides) == 3 else (1, 1)
+            structure.check_arrays(data, indices, indptr, (block_rows * R, block_cols * C))
         if indices.dtype != indptr.dtype:
             index = np.result_type(indices.dtype, indptr.dtype)
             indices, indptr = indices.astype(index), indptr.astype(index)

@@ -20,6 +20,8 @@ from bsrgemm._attention import decode_config, heuristics
 from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 from bsrgemm.dtypes import BFLOAT16
 
+from .. import written_lists
+
 PATH = Path(__file__).with_name("choices.txt")
 F16, F32, F64, U8 = (np.dtype(x) for x in ("float16", "float32", "float64", "uint8"))
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -131,23 +133,9 @@ SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 }
 
 
-def pinned() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for line in PATH.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# "):
-            some = found.setdefault(line[2:], {})
-        else:
-            key, _, value = line.partition(" -> ")
-            some[key] = value
-    return found
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_choices_are_those_that_were_written_down(section: str) -> None:
-    want, found = pinned()[section], dict(SECTIONS[section]())
-    assert list(found) == list(want)
-    differing = [f"{key}\n  was {want[key]}\n  is  {found[key]}" for key in found if found[key] != want[key]]
-    assert not differing, f"{len(differing)} choices differ:\n" + "\n".join(differing[:20])
+    written_lists.compare(PATH, section, SECTIONS[section])
 
 
 def test_every_first_choice_is_compiled_ahead_of_time() -> None:
@@ -170,13 +158,5 @@ def test_a_kernel_that_cannot_serve_a_problem_is_not_forced_on_it() -> None:
         heuristics.forward(replace(_USUAL, arch="sm_80"), "AttentionSm90")
 
 
-def write() -> None:
-    """Write down what is chosen now."""
-    out = []
-    for section, make in SECTIONS.items():
-        out += [f"# {section}", *(f"{key} -> {value}" for key, value in dict(make()).items())]
-    PATH.write_text("\n".join(out) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write()
+    written_lists.write(PATH, SECTIONS)

@@ -21,6 +21,8 @@ from bsrgemm._products import configs, heuristics, small_blocks
 from bsrgemm._products.heuristics import BlockProblem, Problem
 from bsrgemm.dtypes import BFLOAT16
 
+from .. import written_lists
+
 PATH = Path(__file__).with_name("choices.txt")
 _ACC = {"f16": "f32", "bf16": "f32", "e4m3": "f32", "i8": "u32", "boolean": "boolean", "i64": "u64"}
 _RESULT = {"i8": "i32", "e4m3": "f16"}
@@ -303,27 +305,9 @@ SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 }
 
 
-def lines(section: str) -> dict[str, str]:
-    return dict(SECTIONS[section]())
-
-
-def pinned() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for line in PATH.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# "):
-            some = found.setdefault(line[2:], {})
-        else:
-            key, _, value = line.partition(" -> ")
-            some[key] = value
-    return found
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_choices_are_those_that_were_written_down(section: str) -> None:
-    want, found = pinned()[section], lines(section)
-    assert list(found) == list(want)
-    differing = [f"{key}\n  was {want[key]}\n  is  {found[key]}" for key in found if found[key] != want[key]]
-    assert not differing, f"{len(differing)} choices differ:\n" + "\n".join(differing[:20])
+    written_lists.compare(PATH, section, SECTIONS[section])
 
 
 def test_every_first_choice_is_compiled_ahead_of_time() -> None:
@@ -345,13 +329,5 @@ def test_types_of_sums_are_those_of_the_dtypes() -> None:
         assert number(names(name).acc)
 
 
-def write() -> None:
-    """Write down what is chosen now."""
-    out = []
-    for section in SECTIONS:
-        out += [f"# {section}", *(f"{key} -> {value}" for key, value in lines(section).items())]
-    PATH.write_text("\n".join(out) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write()
+    written_lists.write(PATH, SECTIONS)

@@ -39,6 +39,7 @@ from bsrgemm._products.call import ProductCall
 from bsrgemm._products.work_list import Pattern
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
+from .. import written_lists
 from ..emulator import emulator
 from ..emulator.emulator import Array, put
 
@@ -397,23 +398,9 @@ SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 }
 
 
-def pinned() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for line in PATH.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# "):
-            some = found.setdefault(line[2:], {})
-        else:
-            key, _, value = line.partition(" -> ")
-            some[key] = value
-    return found
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_launches_are_those_that_were_written_down(section: str) -> None:
-    want, found = pinned()[section], dict(SECTIONS[section]())
-    assert list(found) == list(want)
-    differing = [f"{key}\n  was {want[key]}\n  is  {found[key]}" for key in found if found[key] != want[key]]
-    assert not differing, f"{len(differing)} launches differ:\n" + "\n".join(differing[:9])
+    written_lists.compare(PATH, section, SECTIONS[section])
 
 
 # ------------------------------------------------------------------------------------------------ separate arguments
@@ -534,13 +521,5 @@ def test_tensor_maps_are_remembered_up_to_a_number() -> None:
             attention_launch.forward(HOST, call)
 
 
-def write() -> None:
-    """Write down what is started now."""
-    out = []
-    for section, make in SECTIONS.items():
-        out += [f"# {section}", *(f"{key} -> {value}" for key, value in dict(make()).items())]
-    PATH.write_text("\n".join(out) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write()
+    written_lists.write(PATH, SECTIONS)
