@@ -3,7 +3,7 @@
 Errors are made one at a time in a copy of the tree, by rule (`python_rules`, `cuda_rules`) and from a list written by
 hand (`by_hand`). For each, the tests of its room that execute the changed line run until the first failure. An error
 that makes an import or a compilation fail is trivial: it is not counted, and another one is drawn. Errors that change
-no result are listed in `equivalent.toml`, and so are those that only a card can notice: these are drawn and counted.
+no result are listed in `equivalent/`, and so are those that only a card can notice: these are drawn and counted.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ def tracked(root: Path) -> list[str]:
 
 # -------------------------------------------------------------------------------- what is drawn
 def listed(kind: str) -> list[dict[str, str]]:
-    """Errors of `equivalent.toml` with the reason: "equivalent" or "unnoticed"."""
-    path = Path(__file__).with_name("equivalent.toml")
-    return list(tomllib.loads(path.read_text(encoding="utf-8")).get(kind, []))
+    """Errors of the lists in `equivalent/` with the reason: "equivalent" or "unnoticed"."""
+    lists = sorted(Path(__file__).with_name("equivalent").glob("*.toml"))
+    return [entry for path in lists for entry in tomllib.loads(path.read_text(encoding="utf-8")).get(kind, [])]
 
 
 def equivalents() -> list[dict[str, str]]:
