@@ -16,7 +16,7 @@ from .._backend.base import Array, Blocks, Csr
 from .._backend.registry import host_scalar
 from ..dtypes import BFLOAT16, BOOL, scalar_result_dtype
 from .base import BsrBase
-from .construct import from_sparse
+from .construct import dense_of, from_sparse
 from .convert import Conversions
 
 #: For each comparison, its symbol and the symbol of the opposite comparison.
@@ -225,7 +225,7 @@ class Arithmetic(Conversions):
         if (oM, oN) == (M, N):
             return self._blockwise(other, operator.mul)
         if (oM, oN) == (1, 1):
-            return self._mul_scalar(other.toarray()[0, 0])
+            return self._mul_scalar(dense_of(self._backend, other)[0, 0])
         if (M, N) == (1, 1):
             return other * self.toarray()[0, 0]
         if N == 1 and oM == 1:
@@ -235,13 +235,13 @@ class Arithmetic(Conversions):
         if oM == 1 and oN == N:
             self._sum_integers()
             narrow = self.tobsr((self.blocksize[0], 1))
-            row = other.toarray().reshape(-1)[narrow.indices]
+            row = dense_of(self._backend, other).reshape(-1)[narrow.indices]
             data, row = self._promoted(narrow.data, row)
             return narrow._with_data(data * row[:, None, None])
         if oN == 1 and oM == M:
             values, columns, indptr = self._elements()
             rows = self._backend.expand(indptr, len(values))
-            values, factor = self._promoted(values, other.toarray().reshape(-1)[rows])
+            values, factor = self._promoted(values, dense_of(self._backend, other).reshape(-1)[rows])
             values = values * factor
             return self._foreign("csr", (values, columns, indptr), self._shape, values.dtype)
         if (M == 1 and oN == N) or (N == 1 and oM == M):
@@ -304,7 +304,7 @@ class Arithmetic(Conversions):
         if tuple(other.shape) != self._shape:
             raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._container(operator.truediv(*self._promoted(self.toarray(), other.toarray())))
+            return self._container(operator.truediv(*self._promoted(self.toarray(), dense_of(self._backend, other))))
 
     def __rtruediv__(self, other: Any) -> Any:
         return NotImplemented

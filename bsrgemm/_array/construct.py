@@ -164,18 +164,17 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         if blocksize in (None, tuple(blocks.data.shape[1:])):
             return parts
         return reblock(backend, parts, blocksize)
-    if source is not backend:
-        S = S.asformat("csr")
     if S.ndim != 2:
         raise ValueError(f"BSR arrays don't support {S.ndim}D input. Use 2D")
+    _check_indices(source, S)
+    if source is not backend:
+        S = S.asformat("csr")
     if S.format == "coo":
         row, col = (_bring(backend, source, a, False) for a in (S.row, S.col))
-        _coo_shape(backend, row, col, len(S.data), S.shape, (1, 1))
         values, unique = _bring(backend, source, S.data, False), bool(S.has_canonical_format)
     else:
         S = S.asformat("csr")
         indptr, col, values = (_bring(backend, source, a, False) for a in (S.indptr, S.indices, S.data))
-        structure.check_values(backend, col, indptr, S.shape[1])
         unique = bool(S.has_canonical_format)
         if backend.loops is not None and backend.loops.fits(S.shape, len(values)):
             csr = Csr(_cast(backend, values, dtype), col, indptr)
@@ -184,6 +183,31 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
                 return found
         row = backend.expand(indptr, len(col))
     return _from_elements(backend, row, col, _cast(backend, values, dtype), S.shape, blocksize, unique)
+
+
+def dense_of(backend: Backend, S: Any) -> Array:
+    """Return a sparse matrix of the backend as a dense array; raise ValueError if its index arrays are not valid."""
+    if not isinstance(S, BsrBase):
+        _check_indices(backend, S)
+    return S.toarray()
+
+
+def _check_indices(backend: Backend, S: Any) -> None:
+    """Raise ValueError unless the arrays of a matrix of SciPy or CuPy are valid, which its own loops do not check."""
+    if S.format == "bsr":
+        structure.check_arrays(S.data, S.indices, S.indptr, check_shape(S.shape))
+        structure.check_values(backend, S.indices, S.indptr, S.shape[1] // S.data.shape[2])
+    elif S.format in ("csr", "csc"):
+        lines, others = S.shape[::-1] if S.format == "csc" else (1, *S.shape)[-2:]
+        if len(S.indptr) != lines + 1 or len(S.data) != len(S.indices):
+            raise ValueError(
+                f"wanted an indptr of {lines + 1} and as much data as indices for {S.format} of shape={S.shape}, got "
+                f"{len(S.indptr)}, {len(S.data)} and {len(S.indices)}"
+            )
+        structure.check_values(backend, S.indices, S.indptr, others, "row" if S.format == "csc" else "column")
+    elif S.format == "coo":
+        row = S.row if S.ndim == 2 else backend.xp.zeros_like(S.col)
+        _coo_shape(backend, row, S.col, len(S.data), (1, *S.shape)[-2:], (1, 1))
 
 
 def _bring(backend: Backend, source: Backend, a: Array, copy: bool) -> Array:

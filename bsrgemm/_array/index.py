@@ -10,7 +10,7 @@ from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from . import accumulate
-from .construct import check_cast
+from .construct import check_cast, dense_of
 from .convert import Conversions
 from .select import Axis, chosen, gather, is_index
 
@@ -209,7 +209,7 @@ class Indexing(Conversions):
         if backend is not None and backend is not self._backend and not host_scalar(value):
             raise elsewhere(value, name, self._backend)
         if self._backend.is_sparse(value):
-            value = value.toarray()
+            value = dense_of(self._backend, value)
         elif backend is self._backend and not isinstance(value, np.generic):
             value = adopted(self._backend, value, name)
         else:

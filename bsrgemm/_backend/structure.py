@@ -287,10 +287,11 @@ def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, i
         )
 
 
-def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> int:
+def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> int:
     """Return the number of blocks; raise ValueError unless the index arrays are valid.
 
     `indptr` must start at 0, never decrease and end at or before the end of `indices`; `indices` must be in range.
+    Messages call the indices `what`.
     The five values that the check needs are copied to the host together, so that it waits for the GPU once.
     """
     xp = backend.xp
@@ -308,7 +309,7 @@ def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: in
     if stop > len(indices):
         raise ValueError(f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}")
     if len(used) and high >= block_cols:
-        raise ValueError(f"indices: column index values must be < {block_cols} (now max {high})")
+        raise ValueError(f"indices: {what} index values must be < {block_cols} (now max {high})")
     if len(used) and low < 0:
-        raise ValueError(f"indices: column index values must be >= 0 (now min {low})")
+        raise ValueError(f"indices: {what} index values must be >= 0 (now min {low})")
     return stop

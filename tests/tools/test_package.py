@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA_FILES = {str(path.relative_to(ROOT / "cuda")) for path in (ROOT / "cuda").rglob("*.cu*")}
-#: `import bsrgemm` beyond numpy and scipy.sparse.
-IMPORT_SECONDS = 0.050
+#: CPU time of `import bsrgemm`, as a share of that of `import numpy, scipy.sparse` before it: 0.27 when measured.
+IMPORT_SHARE = 0.4
 
 MULTIPLY = """
 import numpy as np, bsrgemm as bg
@@ -150,14 +150,17 @@ def test_using_a_matrix_on_the_host_leaves_cupy_alone() -> None:
 
 def test_importing_costs_little_beyond_numpy_and_scipy() -> None:
     code = """
-import time, numpy, scipy.sparse
-start = time.process_time()  # not the clock: the machine may have other work
+import time
+times = [time.process_time()]  # not the clock: the machine may have other work
+import numpy, scipy.sparse
+times.append(time.process_time())
 import bsrgemm
-print(time.process_time() - start)
+times.append(time.process_time())
+print((times[2] - times[1]) / (times[1] - times[0]))
 """
     best = float("inf")
     for _ in range(7):
         best = min(best, float(_last_line(code)))
-        if best <= IMPORT_SECONDS:
+        if best <= IMPORT_SHARE:
             break
-    assert best <= IMPORT_SECONDS
+    assert best <= IMPORT_SHARE
