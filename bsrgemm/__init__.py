@@ -9,15 +9,17 @@ from ._array.files import load_npz, save_npz
 from ._array.norms import norm
 from ._attention.attention import attention
 from ._attention.decode import attention_decode
+from ._attention.gradients import attention_backward
 from ._attention.kv_cache import KVCache
 from ._attention.mask import BlockMask
 from ._backend.registry import default_device
 from ._environment import info
 from ._products.autotune import tune
-from ._products.gradients import matmul_backward
+from ._products.gradients import matmul_backward, sddmm_backward
 from ._products.matmul import matmul
 from ._products.sddmm import sddmm
 from ._products.spgemm import ProductPlan, plan
+from ._pullbacks import vjp
 from ._version import __version__
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module
 
@@ -27,6 +29,7 @@ __all__ = [
     "ProductPlan",
     "__version__",
     "attention",
+    "attention_backward",
     "attention_decode",
     "block_array",
     "block_diag",
@@ -48,6 +51,8 @@ __all__ = [
     "random",
     "save_npz",
     "sddmm",
+    "sddmm_backward",
     "tune",
+    "vjp",
     "vstack",
 ]

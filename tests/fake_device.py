@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 
 from bsrgemm._attention import host as attention_host
-from bsrgemm._attention.call import AttentionCall, DecodeCall
+from bsrgemm._attention.call import AttentionCall, BackwardCall, DecodeCall
 from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
 from bsrgemm._backend import registry, structure
@@ -958,6 +958,9 @@ class FakeAttention(AttentionEngine):
         bounds = None if call.bounds is None else tuple(map(on_host, call.bounds))
         scales = tuple(map(on_host, call.scales))
         _compute(attention_host.ENGINE.forward, replace(call, **arrays, mask=mask, bounds=bounds, scales=scales))
+
+    def backward(self, call: BackwardCall) -> NoReturn:
+        raise TypeError("attention_backward: wanted arrays on 'cpu', got 'fake'")
 
     def decode(self, call: DecodeCall) -> NoReturn:
         raise TypeError("cache: wanted one on 'cpu' or 'cuda', got 'fake'")

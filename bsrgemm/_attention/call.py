@@ -45,6 +45,36 @@ class AttentionCall:
 
 
 @dataclass(slots=True)
+class BackwardCall:
+    """Checked arguments of the gradients of an attention; arrays are (batch, heads, length, columns), any strides."""
+
+    q: Array
+    k: Array
+    v: Array
+    #: the result, which is read only without `delta`
+    out: Array | None
+    dout: Array
+    #: logarithms of the sums of exp(score), (batch, heads, queries) in `acc`, and their gradient
+    lse: Array
+    dlse: Array | None
+    #: sums of ``dout * out`` over the columns, (batch, heads, queries) in `acc`; None computes them
+    delta: Array | None
+    dq: Array
+    dk: Array
+    dv: Array
+    #: dtype of the sums
+    acc: np.dtype[Any]
+    scale: float
+    softcap: float | None
+    #: as in `AttentionCall`
+    left: int
+    right: int
+    bottom_right: bool
+    mask: BlockMask | None = None
+    bounds: tuple[Array, Array] | None = None
+
+
+@dataclass(slots=True)
 class DecodeCall:
     """Checked arguments of `attention_decode`; `q` and `out` are (batch, heads, n, columns)."""
 

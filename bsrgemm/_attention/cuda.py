@@ -8,7 +8,7 @@ from .._backend import registry
 from .._backend.base import Array
 from .._kernels.workspace import retain_for_graph
 from . import decode_launch, launch
-from .call import AttentionCall, DecodeCall
+from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine, Launch
 
 
@@ -20,6 +20,11 @@ class CudaAttention(AttentionEngine):
 
     def forward(self, call: AttentionCall) -> Launch | None:
         return launch.forward(self.backend, call)
+
+    def backward(self, call: BackwardCall) -> None:
+        raise NotImplementedError(
+            "attention_backward: has no kernel for the GPU yet; pass NumPy arrays, for example cupy.asnumpy(q)"
+        )
 
     def decode(self, call: DecodeCall) -> None:
         decode_launch.decode(call)

@@ -12,8 +12,8 @@ import numpy as np
 
 from .._backend.base import Array
 from ..dtypes import accumulator_dtype
-from .attention import check_window, checked_flag, checked_number
 from .call import DecodeCall
+from .checks import check_window, checked_flag, checked_number
 from .engine import ENGINES
 from .kv_cache import TILE, KVCache, dense_of
 

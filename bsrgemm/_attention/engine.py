@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .._backend.base import Array, Backend
 from .._backend.engines import EngineTable
-from .call import AttentionCall, DecodeCall
+from .call import AttentionCall, BackwardCall, DecodeCall
 
 
 class Launch(Protocol):
@@ -34,6 +34,10 @@ class AttentionEngine(ABC):
 
         Returns what starts the same again, or None if that is not possible.
         """
+
+    @abstractmethod
+    def backward(self, call: BackwardCall) -> None:
+        """Write the gradients of an attention."""
 
     @abstractmethod
     def decode(self, call: DecodeCall) -> None:

@@ -118,14 +118,14 @@ def forward(call: GroupedCall) -> None:
     B, H, G, S_q, _ = q.shape
     if not B * H * G * S_q:
         return
-    hidden = _hidden(band, mask)
+    hidden = hidden_by(band, mask)
     S_k = k.shape[2]
     width = _TILE_KEYS if mask is not None else min(_TILE_KEYS, max(1, S_k))
     together = max(1, _GATHERED // (width * max(1, k.shape[3], v.shape[3])))
     jobs = [
         _Job(group, queries, b, h)
-        for batches, heads, group, pattern in _patterns(mask, B, H, G)
-        for queries in _query_tiles(band, mask, pattern, S_q, max(1, _TILE_ROWS // (group.stop - group.start)))
+        for batches, heads, group, pattern in patterns(mask, B, H, G)
+        for queries in query_tiles(band, mask, pattern, S_q, most_queries(group))
         for b, h in _shares(
             batches, heads, min(together, max(1, _TILE_ROWS // ((group.stop - group.start) * len(queries))))
         )
@@ -135,19 +135,24 @@ def forward(call: GroupedCall) -> None:
     def attend(first: int, last: int) -> None:
         """Compute some of the jobs; consecutive jobs often have the same queries."""
         tile = _Tile(call.acc, call.scale, call.softcap, hidden)
-        queries, chunks = None, []
+        queries, parts = None, []
         with np.errstate(all="ignore"):
             for job in jobs[first:last]:
                 if job.queries is not queries:
                     queries = job.queries
-                    chunks = list(_chunks(queries.pieces(band, mask, S_k)))
+                    parts = list(chunks(queries.pieces(band, mask, S_k)))
                 where = (job.batches, job.heads, job.group, slice(queries.first, queries.last))
-                total, logs = tile.attend(q[where], k[where[:2]], v[where[:2]], chunks)
+                total, logs = tile.attend(q[where], k[where[:2]], v[where[:2]], parts)
                 out[where] = total
                 if lse is not None:
                     lse[where] = logs
 
-    threads.share(attend, work, most=_MOST_THREADS, worthwhile=int(work[-1]) >= _SHARED, blas=True)
+    on_threads(attend, work)
+
+
+def on_threads(work: Callable[[int, int], None], starts: Array) -> None:
+    """Call ``work(first, last)`` for ranges of units; unit i has ``starts[i + 1] - starts[i]`` scores."""
+    threads.share(work, starts, most=_MOST_THREADS, worthwhile=int(starts[-1]) >= _SHARED, blas=True)
 
 
 class _Job(NamedTuple):
@@ -165,7 +170,7 @@ class _Job(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------------- who sees what
-def _patterns(mask: BlockMask | None, B: int, H: int, G: int) -> Iterator[tuple[slice, slice, slice, int]]:
+def patterns(mask: BlockMask | None, B: int, H: int, G: int) -> Iterator[tuple[slice, slice, slice, int]]:
     """(batches, heads of K, query heads of each, number of the pattern) that see the same keys."""
     per_batch, per_head = (1, 1) if mask is None else mask.heads
     for b in range(per_batch):
@@ -206,7 +211,12 @@ class _Queries:
         return min(in_band, int(mask.indptr[at + 1] - mask.indptr[at]) * mask.block[1])
 
 
-def _query_tiles(band: Band, mask: BlockMask | None, pattern: int, S_q: int, most: int) -> Iterator[_Queries]:
+def most_queries(group: slice) -> int:
+    """The largest number of queries in a tile of these heads."""
+    return max(1, _TILE_ROWS // (group.stop - group.start))
+
+
+def query_tiles(band: Band, mask: BlockMask | None, pattern: int, S_q: int, most: int) -> Iterator[_Queries]:
     """All queries, at most `most` at a time."""
     most = min(most, max(_LEAST_QUERIES, (band.high - band.low + 1) // 2))
     side = S_q if mask is None else mask.block[0]
@@ -237,7 +247,7 @@ def _row_pieces(band: Band, mask: BlockMask, pattern: int, row: int, first: int,
     yield from band.pieces(first, last, start, stop, Hole(FULL, 0, 0, last - first, 0, None))
 
 
-def _chunks(pieces: Iterator[Piece]) -> Iterator[Chunk]:
+def chunks(pieces: Iterator[Piece]) -> Iterator[Chunk]:
     """Join the pieces into chunks of `_TILE_KEYS` keys; neighbours become one slice."""
     chunk = Chunk([], [])
     for start, stop, hole in pieces:
@@ -259,7 +269,7 @@ def _chunks(pieces: Iterator[Piece]) -> Iterator[Chunk]:
         yield chunk
 
 
-def _hidden(band: Band, mask: BlockMask | None) -> Callable[[Hole], Array]:
+def hidden_by(band: Band, mask: BlockMask | None) -> Callable[[Hole], Array]:
     """A function from a hole to booleans (queries, keys): True where the query does not see the key."""
 
     @lru_cache(maxsize=_KEPT_MASKS)
@@ -316,7 +326,7 @@ class _Tile:
         top = np.full((b, h, rows, 1), -np.inf, self.acc)
         seen = np.zeros(n, bool)
         for chunk in chunks:
-            scores = self._scores(queries, _gathered(k, chunk, self.acc))
+            scores = self._scores(queries, gathered(k, chunk, self.acc))
             by_head = scores.reshape(b, h, g, n, chunk.width)
             for columns, hole in chunk.holes:
                 np.copyto(by_head[..., columns], -np.inf, where=self.hidden(hole))
@@ -329,7 +339,7 @@ class _Tile:
             weight *= fade
             weight += scores.sum(axis=-1, keepdims=True)
             total *= fade
-            total += self._weighted(scores, _gathered(v, chunk, self.acc), chunk, (b, h, g, n))
+            total += self._weighted(scores, gathered(v, chunk, self.acc), chunk, (b, h, g, n))
             top = higher
             self._look(seen, chunk)
         logs = np.log(weight) + top
@@ -385,7 +395,7 @@ class _Tile:
             seen |= ~self.hidden(hole).all(axis=1)
 
 
-def _gathered(x: Array, chunk: Chunk, acc: np.dtype[Any]) -> Array:
+def gathered(x: Array, chunk: Chunk, acc: np.dtype[Any]) -> Array:
     """The rows of K or V of a chunk, (b, h, width, D), as BLAS reads them: a view where the strides allow it, else a
     copy.
     """

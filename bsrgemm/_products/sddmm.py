@@ -138,12 +138,18 @@ def _check_out(out: BsrBase, pattern: BsrBase, dtype: Any) -> None:
     """Raise ValueError unless `out` has the structure of the pattern and this dtype."""
     if out.dtype != dtype:
         raise ValueError(f"out: wanted dtype {dtype}, got {out.dtype}")
-    for what, mine, theirs in (("shape", out._shape, pattern._shape), ("blocksize", out.blocksize, pattern.blocksize)):
+    if out is not pattern:
+        check_structure(out, pattern, "out")
+
+
+def check_structure(matrix: BsrBase, pattern: BsrBase, name: str) -> None:
+    """Raise ValueError unless a matrix has the shape, the block size and the blocks of a pattern, in the same order."""
+    theirs: Any
+    for what in ("_shape", "blocksize"):
+        mine, theirs = getattr(matrix, what), getattr(pattern, what)
         if mine != theirs:
-            raise ValueError(f"out: wanted the {what} of the pattern, {theirs}, got {mine}")
-    if out is pattern:
-        return
-    for name in ("indices", "indptr"):
-        x, y = (getattr(matrix._blocks, name) for matrix in (out, pattern))
+            raise ValueError(f"{name}: wanted the {what.lstrip('_')} of the pattern, {theirs}, got {mine}")
+    for array in ("indices", "indptr"):
+        x, y = (getattr(A._blocks, array) for A in (matrix, pattern))
         if x is not y and (len(x) != len(y) or not bool((x == y).all())):  # synchronize!
-            raise ValueError(f"out: wanted the blocks of the pattern, got other {name}")
+            raise ValueError(f"{name}: wanted the blocks of the pattern, got other {array}")

@@ -9,7 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import KVCache
-from bsrgemm._attention import attention as public
+from bsrgemm._attention import checks
 from bsrgemm._attention.engine import ENGINES
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -59,6 +59,6 @@ def test_bounds_of_sequences_have_32_bits_on_every_device(dtype: Any) -> None:
     fake = fake_device.install()
     given = np.array([0, 3, 7], dtype)
     for backend, bounds in ((HOST, given), (HOST, given.tolist()), (fake, given), (fake, fake.from_host(given))):
-        found = public._bounds(backend, bounds, "cu_seqlens_q", 7, "q")
+        found = checks._bounds(backend, bounds, "cu_seqlens_q", 7, "q")
         assert backend.is_dense(found) and found.dtype == np.int32
         np.testing.assert_array_equal(backend.to_host(found), given)

@@ -78,7 +78,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_card_name": "device",
     },
     "_attention/arguments.py": {"attention": "the type of sums", "attention_sm90": "nothing"},
-    "_attention/attention.py": {"_dtypes": "five dtypes", "_fp8_dtypes": "five dtypes", "_sizes": "three shapes"},
+    "_attention/checks.py": {"dtypes_of": "five dtypes", "fp8_dtypes": "five dtypes", "sizes_of": "three shapes"},
     "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
     "_attention/repeats.py": {
         "_calls": "addresses, shapes, strides and dtypes of the operands, options and their types; its launches: "

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_plotting",),
     ("_array",),
     ("_products", "_attention"),
-    ("bsr", "_environment"),
+    ("bsr", "_environment", "_pullbacks"),
     ("__init__",),
     ("_benchmark",),
     ("_cli",),

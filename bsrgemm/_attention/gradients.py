@@ -1,0 +1,202 @@
+"""The gradients of attention: the public function checks its arguments, the engine of the backend does the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array, Backend
+from . import checks
+from .call import BackwardCall
+from .engine import ENGINES
+from .mask import BlockMask
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    mask: BlockMask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    layout: str = "bhsd",
+    align: str = "bottom-right",
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    dlse: Any = None,
+    delta: Any = None,
+    deterministic: bool = True,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of ``out, lse = attention(q, k, v, ..., return_lse=True)`` with respect to q, k and v.
+
+    Parameters
+    ----------
+    dout : array like `out`
+        The gradient of a scalar with respect to `out`.
+    q, k, v : array
+        The operands of `attention`: float16, bfloat16, float32 or float64. fp8 has no gradients.
+    out : array, or None if `delta` is given
+        The result of `attention`, in the dtype of `q` or in that of `lse`.
+    lse : array (B, H_q, S_q), or (H_q, total length) for sequences of different lengths
+        The logarithms that `attention` returned, in float32, or in float64 for operands in float64. `out` and `lse` may
+        also come from a merge of several parts of the keys: then `k` and `v` of one part give the gradients that this
+        part contributes to `dq`, and its own `dk` and `dv`.
+    mask, causal, window, scale, softcap, layout, align, cu_seqlens_q, cu_seqlens_k
+        As they were given to `attention`.
+    dlse : array like `lse`, optional
+        The gradient of the scalar with respect to `lse`; 0 by default.
+    delta : array like `lse`, optional
+        The sums of ``dout * out`` over the columns, if they are known already.
+    deterministic : bool
+        If False, the sums may be made in an order that changes from call to call. The CPU always keeps one order.
+    dq, dk, dv : array, optional
+        Arrays for the results, of the shape and dtype of `q`, `k` and `v`. They must not overlap each other or an
+        operand.
+
+    Returns
+    -------
+    dq, dk, dv : array
+        The gradients, of the shape and dtype of `q`, `k` and `v`. With fewer heads of keys than of queries, the
+        gradients of the query heads that read the same keys are added up.
+
+    Raises
+    ------
+    TypeError
+        If an operand is on another device than `q`, or an argument has a dtype or a type that is not supported.
+    ValueError
+        If shapes do not fit together, an option is out of range, or a result overlaps an operand.
+    NotImplementedError
+        If the arrays are on the GPU, for which there is no kernel yet.
+
+    See Also
+    --------
+    attention : the forward pass.
+    vjp : the result of attention together with the function that returns its gradients.
+
+    Notes
+    -----
+    Keys that no query sees get 0, and so do queries that see no key. NaN and infinity in a query, a key or a gradient
+    reach those with which it is combined and no others.
+
+    The weights are computed again from `lse`, a tile at a time: beside the operands and results the computation takes
+    a few MB, and sums in float32 (float64 for float64) of the gradients of one head of keys for each thread. Scores,
+    weights and sums are not rounded to the dtype of the operands.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> q, k, v = np.zeros((1, 1, 3, 8)), np.ones((1, 1, 3, 8)), np.arange(3.0).reshape(1, 1, 3, 1)
+    >>> out, lse = bg.attention(q, k, v, causal=True, return_lse=True)
+    >>> dq, dk, dv = bg.attention_backward(np.ones_like(out), q, k, v, out, lse, causal=True)
+    >>> dv[0, 0, :, 0]  # the first key has all of the first query, half of the second, a third of the third
+    array([1.83333333, 0.83333333, 0.33333333])
+    """
+    checks.check_layout(layout, align)
+    causal, _ = checks.checked_flag(causal, "causal"), checks.checked_flag(deterministic, "deterministic")
+    left, right = checks.band(window, causal)
+    variable = cu_seqlens_q is not None or cu_seqlens_k is not None
+    backend, q, k, v = checks.operands(q, k, v, layout, variable)
+    dtype, acc = checks.dtypes_of(q.dtype, k.dtype, v.dtype, None, None)
+    q4, k4, v4 = (checks.by_heads(x, layout, variable) for x in (q, k, v))
+    sizes = checks.sizes_of(q4.shape, k4.shape, v4.shape)
+    bounds = None
+    if variable:
+        bounds = checks.checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask)
+    else:
+        checks.check_mask(backend, mask, sizes)
+    factor = sizes.scale if scale is None else checks.checked_number(scale, "scale", acc)
+    cap = None if softcap is None else checks.checked_number(softcap, "softcap", acc, positive=True)
+    rows = (sizes.batch, sizes.heads, sizes.queries)
+    own = _Own(backend, rows[1:] if variable else rows, (*q.shape[:-1], v.shape[-1]), dtype, acc)
+    dout, lse = own.gradient(dout, "dout"), own.sums(lse, "lse")
+    delta, dlse = (None if x is None else own.sums(x, name) for x, name in ((delta, "delta"), (dlse, "dlse")))
+    if out is not None:
+        out = own.gradient(out, "out")
+    elif delta is None:
+        raise ValueError("out: wanted the result of attention, or delta instead, got None for both")
+    inputs = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "delta": delta, "dlse": dlse}
+    read = {name: x for name, x in inputs.items() if x is not None}
+    results = []
+    for name, given, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+        found = own.result(given, name, tuple(like.shape), read)
+        results.append(found)
+        read[name] = found
+    lse, dlse, delta = (None if x is None else x.reshape(rows, copy=False) for x in (lse, dlse, delta))
+    ENGINES.of(backend).backward(
+        BackwardCall(
+            q=q4,
+            k=k4,
+            v=v4,
+            out=None if out is None else checks.by_heads(out, layout, variable),
+            dout=checks.by_heads(dout, layout, variable),
+            lse=lse,
+            dlse=dlse,
+            delta=delta,
+            dq=checks.by_heads(results[0], layout, variable),
+            dk=checks.by_heads(results[1], layout, variable),
+            dv=checks.by_heads(results[2], layout, variable),
+            acc=acc,
+            scale=factor,
+            softcap=cap,
+            left=left,
+            right=right,
+            bottom_right=align == "bottom-right",
+            mask=mask,
+            bounds=bounds,
+        )
+    )
+    return results[0], results[1], results[2]
+
+
+class _Own:
+    """The checks of what a gradient needs beside the operands of attention."""
+
+    def __init__(
+        self, backend: Backend, rows: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype[Any], acc: np.dtype[Any]
+    ) -> None:
+        self.backend, self.rows, self.shape, self.dtype, self.acc = backend, rows, shape, dtype, acc
+
+    def gradient(self, x: Any, name: str) -> Array:
+        """The result of attention or its gradient, in the dtype of q or in that of the sums."""
+        found = self._array(x, name)
+        if tuple(found.shape) != self.shape or found.dtype not in (self.dtype, self.acc):
+            wanted = " or ".join(dict.fromkeys((str(self.dtype), str(self.acc))))
+            raise self._error(found, name, f"{wanted} of shape {self.shape}", found.dtype in (self.dtype, self.acc))
+        return found
+
+    def sums(self, x: Any, name: str) -> Array:
+        """One number for each query and head, in the dtype of the sums."""
+        found = self._array(x, name)
+        if tuple(found.shape) != self.rows or found.dtype != self.acc:
+            raise self._error(found, name, f"{self.acc} of shape {self.rows}", found.dtype == self.acc)
+        return found
+
+    def result(self, given: Any, name: str, shape: tuple[int, ...], read: dict[str, Array]) -> Array:
+        """An array for a result: the given one after its checks, or a new one."""
+        if given is None:
+            return self.backend.xp.empty(shape, self.dtype)
+        if not self.backend.is_dense(given):
+            raise TypeError(
+                f"{name}: wanted a dense array on {self.backend.name!r}, where q is, got {type(given).__name__}"
+            )
+        checks.check_out(self.backend, given, shape, self.dtype, read, name)
+        return given
+
+    def _array(self, x: Any, name: str) -> Array:
+        if x is None:
+            raise TypeError(f"{name}: wanted an array on {self.backend.name!r}, where q is, got None")
+        return x if self.backend.is_dense(x) else checks.adopted_array(self.backend, x, name)
+
+    def _error(self, x: Array, name: str, wanted: str, shape_only: bool) -> Exception:
+        kind = ValueError if shape_only else TypeError
+        return kind(f"{name}: wanted {wanted}, got {x.dtype} of shape {tuple(x.shape)}")
