@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..strategies import Place
-from . import arithmetic, attend, formats, indexing, products, sequences  # noqa: F401 - they register their kinds
+from . import arithmetic, attend, formats, gradients, indexing, products, sequences  # noqa: F401 - they register their kinds
 from .case import Case, run_case
 
 ROOT = Path(__file__).parents[2]
