@@ -131,7 +131,7 @@ def attention_backward(
         found = own.result(given, name, tuple(like.shape), read)
         results.append(found)
         read[name] = found
-    lse, dlse, delta = (None if x is None else x.reshape(rows, copy=False) for x in (lse, dlse, delta))
+    lse, dlse, delta = (x[None] if variable and x is not None else x for x in (lse, dlse, delta))
     ENGINES.of(backend).backward(
         BackwardCall(
             q=q4,
