@@ -3,6 +3,7 @@
 The class `bsr_array` has the interface of `scipy.sparse.bsr_array`, on the CPU and on the GPU.
 """
 
+from . import linalg
 from ._array.assemble import block_array, block_diag, hstack, kron, vstack
 from ._array.create import diags, eye, random
 from ._array.files import load_npz, save_npz
@@ -43,6 +44,7 @@ __all__ = [
     "hstack",
     "info",
     "kron",
+    "linalg",
     "load_npz",
     "matmul",
     "matmul_backward",

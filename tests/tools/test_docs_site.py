@@ -41,24 +41,34 @@ def reference() -> tuple[str, ...]:
 
 
 def own_names(kind: type) -> set[str]:
-    """Public methods and properties of a class; those that bsr_matrix shares with bsr_array are on the page of the
-    latter."""
+    """Public methods and properties of a class; those that it shares with another one are on the page of the latter."""
     names = {name for name in dir(kind) if not name.startswith("_")}
-    if kind is bg.bsr_matrix:
-        shared = {n for n in names if inspect.getattr_static(bg.bsr_array, n, None) is inspect.getattr_static(kind, n)}
-        names -= shared
+    other = {bg.bsr_matrix: bg.bsr_array, bg.linalg.Multigrid: bg.linalg.Preconditioner}.get(kind)
+    if other is not None:
+        names -= {n for n in names if inspect.getattr_static(other, n, None) is inspect.getattr_static(kind, n)}
     if "__call__" in vars(kind):
         names.add("__call__")
-    return {f"{kind.__name__}.{name}" for name in names}
+    return {f"{prefix(kind)}{kind.__name__}.{name}" for name in names}
+
+
+def prefix(kind: type) -> str:
+    return "linalg." if kind.__module__.startswith("bsrgemm.linalg") else ""
 
 
 def test_the_reference_lists_every_public_name_once() -> None:
     assert sorted(name for name in reference() if "." not in name) == sorted(set(bg.__all__) - {"__version__"})
 
 
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_the_reference_lists_every_name_of_linalg_once() -> None:
+    listed_names = [name.removeprefix("linalg.") for name in reference() if name.startswith("linalg.")]
+    assert sorted(name for name in listed_names if "." not in name) == sorted(bg.linalg.__all__)
+
+
+@pytest.mark.parametrize(
+    "kind", [*CLASSES, bg.linalg.Preconditioner, bg.linalg.Multigrid], ids=lambda kind: kind.__name__
+)
 def test_the_reference_lists_every_method_and_property_once(kind: type) -> None:
-    found = sorted(name for name in reference() if name.startswith(f"{kind.__name__}."))
+    found = sorted(name for name in reference() if name.startswith(f"{prefix(kind)}{kind.__name__}."))
     assert found == sorted(own_names(kind))
 
 

@@ -1,0 +1,32 @@
+"""Solvers for block systems, on NumPy and on CuPy arrays: Krylov methods, preconditioners and algebraic multigrid.
+
+Names and conventions are those of `scipy.sparse.linalg`. Nothing is moved: a solver works where its arrays are.
+"""
+
+from .aggregation import rigid_body_modes
+from .constraints import constrain
+from .direct import spsolve
+from .eigen import lobpcg
+from .krylov import SolverWarning, bicgstab, cg, fgmres, gmres, minres
+from .multigrid import Multigrid, from_pyamg, smoothed_aggregation
+from .operators import Preconditioner
+from .smoothers import block_jacobi, chebyshev
+
+__all__ = [
+    "Multigrid",
+    "Preconditioner",
+    "SolverWarning",
+    "bicgstab",
+    "block_jacobi",
+    "cg",
+    "chebyshev",
+    "constrain",
+    "fgmres",
+    "from_pyamg",
+    "gmres",
+    "lobpcg",
+    "minres",
+    "rigid_body_modes",
+    "smoothed_aggregation",
+    "spsolve",
+]

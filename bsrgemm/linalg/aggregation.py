@@ -1,0 +1,168 @@
+"""The parts of smoothed aggregation: which nodes are strongly connected, aggregates of them, and their modes.
+
+A node is a block row. All steps are array operations of the backend without randomness, so that the CPU and the GPU
+make the same aggregates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array, Backend, Blocks
+from .._backend.registry import backend_of, foreign_backend
+
+#: A mode is dropped in an aggregate if so small a share of it is left beside the other modes.
+_DEPENDENT = 1e-10
+#: Added to the key of a root, so that it is larger than any key that is undecided.
+_ROOT = 1 << 62
+#: Rounds of the search for roots; each decides a constant share of the nodes.
+_MOST_ROUNDS = 200
+
+
+def strong_connections(A: Any, theta: float) -> tuple[Array, Array]:
+    """Return the (indices, indptr) of the blocks with a norm above ``theta * sqrt(norm(A_ii) * norm(A_jj))``.
+
+    Each node is connected with itself.
+    """
+    backend: Backend = A._backend
+    xp = backend.xp
+    data, indices, indptr = A._canonical()
+    row = backend.expand(indptr, len(indices))
+    size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
+    own = row == indices
+    diagonal = xp.zeros(len(indptr) - 1, size.dtype)
+    diagonal[row[own]] = size[own]
+    root = xp.sqrt(diagonal)
+    keep = own | (size > theta * root[row] * root[indices])
+    counts = xp.zeros(len(data) + 1, np.int64)
+    xp.cumsum(keep, out=counts[1:])
+    return indices[keep], counts[indptr]
+
+
+def _hashed(xp: Any, n: int) -> Array:
+    """Return a different 61-bit number for each node: mixed bits of its index above the index itself."""
+    index = xp.arange(n, dtype=np.uint64)
+    mixed = (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed >> np.uint64(35)).astype(np.int64) << 32) | index.astype(np.int64)
+
+
+def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, int]:
+    """Return the number of the aggregate of each node, and how many aggregates there are.
+
+    Roots are nodes of which no two have a common neighbour, as many as fit; an aggregate is a root with its neighbours.
+    A node further away joins the aggregate of a neighbour.
+    """
+    xp = backend.xp
+    n = len(indptr) - 1
+
+    def highest(x: Array) -> Array:
+        """The maximum over a node's connections, among them the node itself."""
+        return backend.segment_reduce("maximum", x[indices], None, indptr[:-1])
+
+    key = _hashed(xp, n)
+    undecided, root = xp.ones(n, bool), xp.zeros(n, bool)
+    for _ in range(_MOST_ROUNDS):
+        now = xp.where(root, key | _ROOT, xp.where(undecided, key, 0))
+        near = highest(highest(now))
+        root |= undecided & (near == now)
+        undecided &= ~root & (near < _ROOT)
+        if not bool(undecided.any()):  # synchronize!
+            break
+    else:
+        root |= undecided
+    number = xp.cumsum(root)  # from 1 on
+    found = highest(xp.where(root, number, 0))
+    found = xp.where(found > 0, found, highest(found))
+    alone = found == 0
+    count = int(number[-1])  # synchronize!
+    found = xp.where(alone, count + xp.cumsum(alone), found)
+    return found - 1, count + int(alone.sum())  # synchronize!
+
+
+def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Array]:
+    """Return the prolongator whose columns span the modes in each aggregate, and the modes of the coarse level.
+
+    In each aggregate the columns are made orthonormal, by Gram and Schmidt's method twice. A mode that depends on the
+    others there gets a column of zeros.
+    """
+    backend: Backend = A._backend
+    xp = backend.xp
+    n, R, m = A._block_shape[0], A.blocksize[0], modes.shape[1]
+    order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+    starts = xp.searchsorted(number[order], xp.arange(count))
+    q = modes.reshape(n, R, m).astype(A.dtype)
+    upper = xp.zeros((count, m, m), A.dtype)
+
+    def inner(i: int, j: int) -> Array:
+        """The inner products of two columns in each aggregate."""
+        return backend.segment_reduce("add", (q[:, :, i].conj() * q[:, :, j]).sum(axis=1), order, starts)
+
+    for j in range(m):
+        before = xp.sqrt(inner(j, j).real)
+        for _ in range(2):
+            for i in range(j):
+                part = inner(i, j)
+                upper[:, i, j] += part
+                q[:, :, j] -= part[number][:, None] * q[:, :, i]
+        after = xp.sqrt(inner(j, j).real)
+        kept = after > _DEPENDENT * before
+        upper[:, j, j] = xp.where(kept, after, 0)
+        q[:, :, j] *= xp.where(kept, 1 / xp.where(kept, after, 1), 0)[number][:, None]
+    index = A.indices.dtype
+    blocks = Blocks(q, number.astype(index), xp.arange(n + 1, dtype=index))
+    return A._new(blocks, (A.shape[0], count * m), canonical=True), upper.reshape(count * m, m)
+
+
+def rigid_body_modes(coordinates: Any) -> Array:
+    """Return the rigid-body modes of an elastic body: its translations and infinitesimal rotations.
+
+    Parameters
+    ----------
+    coordinates : array (n, 2) or (n, 3)
+        The positions of the nodes.
+
+    Returns
+    -------
+    array (2 n, 3) or (3 n, 6)
+        The displacements of the nodes, node after node, in a column for each mode. Rotations are about the centre of
+        the nodes.
+
+    Raises
+    ------
+    TypeError
+        If `coordinates` is not an array of real numbers.
+    ValueError
+        If it does not have two or three columns.
+
+    See Also
+    --------
+    smoothed_aggregation : takes them as `near_nullspace`.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> bg.linalg.rigid_body_modes(np.array([[0.0, 0.0], [2.0, 2.0]]))
+    array([[ 1.,  0.,  1.],
+           [ 0.,  1., -1.],
+           [ 1.,  0., -1.],
+           [ 0.,  1.,  1.]])
+    """
+    backend = backend_of(coordinates) or foreign_backend(coordinates)
+    if backend is None or not backend.is_dense(coordinates) or coordinates.dtype.kind not in "fiu":
+        raise TypeError(f"coordinates: wanted a NumPy or CuPy array of real numbers, got {type(coordinates).__name__}")
+    if coordinates.ndim != 2 or coordinates.shape[1] not in (2, 3):
+        raise ValueError(f"coordinates: wanted shape (n, 2) or (n, 3), got {tuple(coordinates.shape)}")
+    xp = backend.xp
+    n, d = coordinates.shape
+    dtype = coordinates.dtype if coordinates.dtype.kind == "f" else np.dtype(np.float64)
+    x = coordinates.astype(dtype) - coordinates.mean(axis=0, dtype=dtype)
+    modes = xp.zeros((n, d, d + d * (d - 1) // 2), dtype)
+    for i in range(d):
+        modes[:, i, i] = 1
+    for column, (i, j) in enumerate(((0, 1), (1, 2), (0, 2))[: d * (d - 1) // 2], start=d):
+        modes[:, i, column], modes[:, j, column] = -x[:, j], x[:, i]
+    return modes.reshape(n * d, -1)

@@ -1,0 +1,646 @@
+"""Krylov methods: one or several right-hand sides at a time, each with its own step lengths, one product for all."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array, Backend
+from .._backend.registry import adopted, backend_of, foreign_backend
+from .operators import product_with
+
+#: How often a solver starts again from the true residual when the recurrence says that it is done and it is not.
+_RESTARTS = 3
+_NOT_FINITE = "NaN or infinity has appeared"
+#: Columns of the basis of `gmres` by default.
+_BASIS = 20
+
+
+#: What overflows or becomes NaN is told by `info`, not by NumPy.
+_quietly = np.errstate(all="ignore")
+
+
+class SolverWarning(UserWarning):
+    """A solver has ended without a solution; `info` is not 0."""
+
+
+class _System:
+    """The checked arguments that all methods have: the matrix, the preconditioner, b, x0 and the tolerances."""
+
+    def __init__(self, method: str, A: Any, b: Any, x0: Any, rtol: Any, atol: Any, maxiter: Any, M: Any) -> None:
+        self.method = method
+        self.backend, b = _right_hand_side(b)
+        self.xp = self.backend.xp
+        n = b.shape[0]
+        self.multiply = product_with(A, "A", self.backend, n)
+        self.precondition = (lambda r: r) if M is None else product_with(M, "M", self.backend, n)
+        dtype = np.result_type(b.dtype, getattr(A, "dtype", None) or np.float64, np.float32)
+        if dtype.char not in "fdFD":
+            raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+        self.b = b.astype(dtype, copy=False)
+        self.x = self._start(x0, b, dtype)
+        for name, value in (("rtol", rtol), ("atol", atol)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+                raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
+        if maxiter is not None and (
+            isinstance(maxiter, bool) or not isinstance(maxiter, numbers.Integral) or maxiter < 0
+        ):
+            raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
+        self.maxiter = 10 * n if maxiter is None else int(maxiter)
+        size = self.host(self.norm(self.b))
+        if not np.isfinite(size).all():
+            raise ValueError("b: wanted finite numbers, got NaN or infinity")
+        #: what the norm of the residual of each column must come down to
+        self.enough = np.maximum(float(rtol) * size, float(atol))
+
+    def _start(self, x0: Any, b: Array, dtype: np.dtype[Any]) -> Array:
+        if x0 is None:
+            return self.xp.zeros(b.shape, dtype)
+        if not self.backend.is_dense(x0) or tuple(x0.shape) != tuple(b.shape):
+            got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
+            raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
+        return x0.astype(dtype, copy=True)
+
+    def dot(self, u: Array, v: Array) -> Array:
+        """The inner products of the columns."""
+        return ((u.conj() if u.dtype.kind == "c" else u) * v).sum(axis=0)
+
+    def norm(self, u: Array) -> Array:
+        return self.xp.sqrt(self.dot(u, u).real)
+
+    def host(self, x: Array) -> Any:
+        """Numbers on the host, for a test; this waits for the GPU."""
+        return self.backend.to_host(x) if self.backend.is_dense(x) else np.asarray(x)  # synchronize!
+
+    def residual(self) -> Array:
+        return self.b - self.multiply(self.x)
+
+    def done(self, r: Array) -> Any:
+        """Which columns are solved, by the norms of these residuals; one read on the host."""
+        return self.host(self.norm(r)) <= self.enough
+
+    def safe_ratio(self, a: Array, b: Array) -> Array:
+        """``a / b``, and 0 where b is 0: a column that is solved stays as it is."""
+        zero = b == 0
+        return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
+
+    def finish(self, steps: int, broken: str | None = None) -> tuple[Array, int]:
+        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown."""
+        size = self.host(self.norm(self.residual()))
+        if (size <= self.enough).all():
+            return self.x, 0
+        worst = int(np.argmax(np.where(np.isfinite(size), size - self.enough, math.inf)))
+        left = f"the norm of the residual is {np.ravel(size)[worst]:.3g}, wanted {np.ravel(self.enough)[worst]:.3g}"
+        where = f" in column {worst}" if size.ndim else ""
+        if broken is None:
+            message = f"{self.method}: not converged after {steps} iterations{where}: {left}"
+        else:
+            message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
+        warnings.warn(message, SolverWarning, stacklevel=5)
+        return self.x, max(1, steps) if broken is None else -1
+
+
+def _right_hand_side(b: Any) -> tuple[Backend, Array]:
+    backend = backend_of(b) or foreign_backend(b)
+    if backend is None:
+        raise TypeError(f"b: wanted a NumPy or CuPy array, got {type(b).__name__}")
+    found = b if backend.is_dense(b) else adopted(backend, b, "b")
+    if backend.is_sparse(b) or found is None:
+        raise TypeError(f"b: wanted a dense array, got {type(b).__name__}")
+    if found.ndim not in (1, 2) or not found.shape[0]:
+        raise ValueError(f"b: wanted shape (n,) or (n, k), got {tuple(found.shape)}")
+    if found.dtype.kind not in "fciu":
+        raise TypeError(f"b: wanted numbers, got {found.dtype}")
+    return backend, found
+
+
+@_quietly
+def cg(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Array], object] | None = None,
+) -> tuple[Array, int]:
+    """Solve ``A x = b`` by conjugate gradients, for a Hermitian positive definite A.
+
+    Parameters
+    ----------
+    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
+        The matrix.
+    b : array (n,) or (n, k)
+        One right-hand side, or several that are solved together: one product for all, and each with its own steps.
+    x0 : array like `b`, optional
+        Where to start; 0 by default.
+    rtol, atol : float
+        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
+    maxiter : int, optional
+        The most iterations, 10 n by default.
+    M : Preconditioner, sparse matrix or linear operator, optional
+        An approximation of the inverse of A, Hermitian positive definite. It may compute in float32 under float64.
+    callback : callable, optional
+        Called as ``callback(x)`` after each iteration.
+
+    Returns
+    -------
+    x : array like `b`
+        The solution, or the last approximation.
+    info : int
+        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
+        after a breakdown: A or M is not positive definite, or NaN has appeared.
+
+    Raises
+    ------
+    TypeError
+        If A, M, x0 and b are not on one device, or have dtypes that are not supported.
+    ValueError
+        If shapes do not agree, b holds NaN or infinity, or a tolerance is out of range.
+
+    Warns
+    -----
+    SolverWarning
+        If `info` is not 0; the message says why, and how large the residual is.
+
+    See Also
+    --------
+    smoothed_aggregation, block_jacobi : preconditioners.
+
+    Notes
+    -----
+    When the recurrence says that all columns are solved, the true residual is computed. If it is too large, the method
+    starts again from it, three times at most. On the GPU each iteration reads one number for each column on the host.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.kron([[2.0, -1], [-1, 2]], np.eye(2)), blocksize=(2, 2))
+    >>> x, info = bg.linalg.cg(A, np.ones(4), M=bg.linalg.block_jacobi(A))
+    >>> x, info
+    (array([1., 1., 1., 1.]), 0)
+    """
+    s = _System("cg", A, b, x0, rtol, atol, maxiter, M)
+    steps, broken = 0, None
+    for _ in range(_RESTARTS + 1):
+        r = s.residual()
+        if s.done(r).all() or steps >= s.maxiter or broken:
+            break
+        p, before = None, None
+        while steps < s.maxiter:
+            z = s.precondition(r)
+            rz = s.dot(r, z)
+            p = z.copy() if p is None else z + s.safe_ratio(rz, before) * p
+            q = s.multiply(p)
+            pq = s.dot(p, q)
+            alpha = s.safe_ratio(rz, pq)
+            s.x += alpha * p
+            r = r - alpha * q
+            before = rz
+            steps += 1
+            if callback is not None:
+                callback(s.x)
+            size, by_matrix, by_preconditioner = s.host(s.xp.stack([s.norm(r), pq.real, rz.real]))
+            if not np.isfinite(size).all():
+                broken = _NOT_FINITE
+            elif ((by_preconditioner <= 0) & (size > s.enough)).any():
+                broken = "M is not positive definite"
+            elif ((by_matrix <= 0) & (size > s.enough)).any():
+                broken = "A is not positive definite"
+            if broken or (size <= s.enough).all():
+                break
+    return s.finish(steps, broken)
+
+
+@_quietly
+def minres(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Array], object] | None = None,
+) -> tuple[Array, int]:
+    """Solve ``A x = b`` by the minimal residual method, for a Hermitian A that may be indefinite.
+
+    Parameters
+    ----------
+    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
+        The matrix.
+    b : array (n,) or (n, k)
+        One right-hand side, or several that are solved together.
+    x0 : array like `b`, optional
+        Where to start; 0 by default.
+    rtol, atol : float
+        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
+    maxiter : int, optional
+        The most iterations, 10 n by default.
+    M : Preconditioner, sparse matrix or linear operator, optional
+        An approximation of the inverse of A; it must be Hermitian positive definite although A need not be.
+    callback : callable, optional
+        Called as ``callback(x)`` after each iteration.
+
+    Returns
+    -------
+    x : array like `b`
+        The solution, or the last approximation.
+    info : int
+        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
+        after a breakdown: M is not positive definite, or NaN has appeared.
+
+    Warns
+    -----
+    SolverWarning
+        If `info` is not 0; the message says why, and how large the residual is.
+
+    See Also
+    --------
+    cg : for positive definite matrices.
+    gmres : for matrices that are not Hermitian.
+
+    Notes
+    -----
+    Arguments are checked as those of `cg` are. Unlike scipy's function of that name, it has no `shift`, and `rtol` is
+    relative to b, as in `cg`.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.diag([1.0, -1, 2, -2]), blocksize=(2, 2))
+    >>> x, info = bg.linalg.minres(A, np.array([1.0, 1, 1, 1]), rtol=1e-12)
+    >>> x, info
+    (array([ 1. , -1. ,  0.5, -0.5]), 0)
+    """
+    s = _System("minres", A, b, x0, rtol, atol, maxiter, M)
+    steps, broken = 0, None
+    for _ in range(_RESTARTS + 1):
+        r = s.residual()
+        if s.done(r).all() or steps >= s.maxiter or broken:
+            break
+        zero = s.xp.zeros_like(r)
+        v_old, v, w_old, w, Aw_old, Aw = zero, r, zero, zero, zero, zero
+        z = s.precondition(v)
+        energy = s.dot(v, z).real
+        one = s.xp.ones(energy.shape, energy.dtype)
+        gamma, gamma_old = s.xp.sqrt(abs(energy)), one
+        eta, sine_old, sine = gamma, s.xp.zeros_like(gamma), s.xp.zeros_like(gamma)
+        cosine_old, cosine = one, one
+        while steps < s.maxiter:
+            z = s.safe_ratio(z, gamma)
+            Az = s.multiply(z)
+            delta = s.dot(z, Az).real
+            v_new = Az - s.safe_ratio(delta, gamma) * v - s.safe_ratio(gamma, gamma_old) * v_old
+            z_new = s.precondition(v_new)
+            energy = s.dot(v_new, z_new).real
+            gamma_new = s.xp.sqrt(abs(energy))
+            a0 = cosine * delta - cosine_old * sine * gamma
+            a1 = s.xp.sqrt(a0 * a0 + gamma_new * gamma_new)
+            a2, a3 = sine * delta + cosine_old * cosine * gamma, sine_old * gamma
+            cosine_old, cosine = cosine, s.safe_ratio(a0, a1)
+            sine_old, sine = sine, s.safe_ratio(gamma_new, a1)
+            w_old, w = w, s.safe_ratio(z - a3 * w_old - a2 * w, a1)
+            Aw_old, Aw = Aw, s.safe_ratio(Az - a3 * Aw_old - a2 * Aw, a1)
+            s.x += cosine * eta * w
+            r = r - cosine * eta * Aw
+            eta = -sine * eta
+            v_old, v, z, gamma_old, gamma = v, v_new, z_new, gamma, gamma_new
+            steps += 1
+            if callback is not None:
+                callback(s.x)
+            size, energies, turns = s.host(s.xp.stack([s.norm(r), energy, gamma_new]))
+            if not np.isfinite(size).all():
+                broken = _NOT_FINITE
+            elif ((energies < 0) & (size > s.enough)).any():
+                broken = "M is not positive definite"
+            if broken or ((size <= s.enough) | (turns == 0)).all():
+                break
+    return s.finish(steps, broken)
+
+
+@_quietly
+def bicgstab(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Array], object] | None = None,
+) -> tuple[Array, int]:
+    """Solve ``A x = b`` by the stabilised method of biconjugate gradients, for any A.
+
+    Parameters
+    ----------
+    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
+        The matrix.
+    b : array (n,) or (n, k)
+        One right-hand side, or several that are solved together.
+    x0 : array like `b`, optional
+        Where to start; 0 by default.
+    rtol, atol : float
+        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
+    maxiter : int, optional
+        The most iterations, 10 n by default.
+    M : Preconditioner, sparse matrix or linear operator, optional
+        An approximation of the inverse of A, applied on the right.
+    callback : callable, optional
+        Called as ``callback(x)`` after each iteration.
+
+    Returns
+    -------
+    x : array like `b`
+        The solution, or the last approximation.
+    info : int
+        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
+        if NaN has appeared, or a factor of the recurrence is 0 and starting again has not helped.
+
+    Warns
+    -----
+    SolverWarning
+        If `info` is not 0; the message says why, and how large the residual is.
+
+    See Also
+    --------
+    gmres : needs more memory, and its residuals never grow.
+
+    Notes
+    -----
+    Arguments are checked as those of `cg` are. An iteration multiplies twice with A and twice with M.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.array([[4.0, 1, 0, 0], [0, 3, 1, 0], [0, 0, 2, 1], [1, 0, 0, 5]]), blocksize=(2, 2))
+    >>> x, info = bg.linalg.bicgstab(A, np.array([5.0, 4, 3, 6]), rtol=1e-10)
+    >>> np.round(x, 6), info
+    (array([1., 1., 1., 1.]), 0)
+    """
+    s = _System("bicgstab", A, b, x0, rtol, atol, maxiter, M)
+    steps, broken = 0, None
+    for _ in range(_RESTARTS + 1):
+        r = s.residual()
+        if s.done(r).all() or steps >= s.maxiter:
+            broken = None if broken is not _NOT_FINITE else broken
+            break
+        shadow, broken = r, None
+        rho = alpha = omega = s.xp.ones(r.shape[1:], r.dtype)
+        p = v = s.xp.zeros_like(r)
+        while steps < s.maxiter:
+            rho, before = s.dot(shadow, r), rho
+            beta = s.safe_ratio(rho, before) * s.safe_ratio(alpha, omega)
+            p = r + beta * (p - omega * v)
+            y = s.precondition(p)
+            v = s.multiply(y)
+            alpha = s.safe_ratio(rho, s.dot(shadow, v))
+            r = r - alpha * v
+            z = s.precondition(r)
+            t = s.multiply(z)
+            omega = s.safe_ratio(s.dot(t, r), s.dot(t, t))
+            s.x += alpha * y + omega * z
+            r = r - omega * t
+            steps += 1
+            if callback is not None:
+                callback(s.x)
+            size, factor, step = s.host(s.xp.stack([s.norm(r), abs(rho), abs(omega)]))
+            if not np.isfinite(size).all():
+                broken = _NOT_FINITE
+            elif (((factor == 0) | (step == 0)) & (size > s.enough)).any():
+                broken = "a factor of the recurrence is 0"
+            if broken or (size <= s.enough).all():
+                break
+        if broken is _NOT_FINITE:
+            break
+    return s.finish(steps, broken)
+
+
+@_quietly
+def gmres(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    restart: int | None = None,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Any], object] | None = None,
+    callback_type: str | None = None,
+) -> tuple[Array, int]:
+    """Solve ``A x = b`` by the generalised minimal residual method with restarts, for any A.
+
+    Parameters
+    ----------
+    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
+        The matrix.
+    b : array (n,) or (n, k)
+        One right-hand side, or several that are solved together.
+    x0 : array like `b`, optional
+        Where to start; 0 by default.
+    rtol, atol : float
+        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
+    restart : int, optional
+        Iterations between restarts, 20 by default. So many vectors (n, k) are kept.
+    maxiter : int, optional
+        The most restarts, 10 n by default.
+    M : Preconditioner, sparse matrix or linear operator, optional
+        An approximation of the inverse of A, applied on the right; it has to be the same in each iteration.
+    callback : callable, optional
+        Called after each iteration with the estimated norm of the residual relative to b (the worst column's), or after
+        each restart with x.
+    callback_type : {"pr_norm", "x"}, optional
+        Which of the two; "pr_norm" by default.
+
+    Returns
+    -------
+    x : array like `b`
+        The solution, or the last approximation.
+    info : int
+        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
+        if NaN has appeared.
+
+    Warns
+    -----
+    SolverWarning
+        If `info` is not 0; the message says why, and how large the residual is.
+
+    See Also
+    --------
+    fgmres : for a preconditioner that changes from iteration to iteration.
+
+    Notes
+    -----
+    Arguments are checked as those of `cg` are.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.array([[4.0, 1, 0, 0], [0, 3, 1, 0], [0, 0, 2, 1], [1, 0, 0, 5]]), blocksize=(2, 2))
+    >>> x, info = bg.linalg.gmres(A, np.array([5.0, 4, 3, 6]), rtol=1e-10)
+    >>> np.round(x, 6), info
+    (array([1., 1., 1., 1.]), 0)
+    """
+    s = _System("gmres", A, b, x0, rtol, atol, maxiter, M)
+    # A preconditioner in a narrower dtype is not linear to the last digit: its results have to be kept.
+    narrow = np.dtype(getattr(M, "dtype", None) or s.b.dtype).itemsize < s.b.dtype.itemsize
+    return _restarted(s, restart, narrow, _told(callback, callback_type))
+
+
+@_quietly
+def fgmres(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    restart: int | None = None,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Any], object] | None = None,
+    callback_type: str | None = None,
+) -> tuple[Array, int]:
+    """Solve ``A x = b`` by flexible GMRES: the preconditioner may change from iteration to iteration.
+
+    Parameters
+    ----------
+    A, b, x0, rtol, atol, restart, maxiter, callback, callback_type
+        As for `gmres`. Twice as many vectors are kept.
+    M : Preconditioner, sparse matrix or linear operator, optional
+        An approximation of the inverse of A, such as another iterative solver.
+
+    Returns
+    -------
+    x : array like `b`
+        The solution, or the last approximation.
+    info : int
+        As for `gmres`.
+
+    Warns
+    -----
+    SolverWarning
+        If `info` is not 0; the message says why, and how large the residual is.
+
+    See Also
+    --------
+    gmres : keeps half as many vectors.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.array([[4.0, 1, 0, 0], [0, 3, 1, 0], [0, 0, 2, 1], [1, 0, 0, 5]]), blocksize=(2, 2))
+    >>> x, info = bg.linalg.fgmres(A, np.array([5.0, 4, 3, 6]), rtol=1e-10, M=bg.linalg.block_jacobi(A))
+    >>> np.round(x, 6), info
+    (array([1., 1., 1., 1.]), 0)
+    """
+    s = _System("fgmres", A, b, x0, rtol, atol, maxiter, M)
+    return _restarted(s, restart, True, _told(callback, callback_type))
+
+
+def _told(callback: Callable[[Any], object] | None, kind: str | None) -> Callable[[str, Any], None]:
+    """A function that calls the callback if it is of this kind."""
+    if kind not in (None, "pr_norm", "x"):
+        raise ValueError(f"callback_type: wanted 'pr_norm' or 'x', got {kind!r}")
+    wanted = kind or "pr_norm"
+
+    def tell(what: str, value: Any) -> None:
+        if callback is not None and what == wanted:
+            callback(value)
+
+    return tell
+
+
+def _restarted(s: _System, restart: int | None, flexible: bool, tell: Callable[[str, Any], None]) -> tuple[Array, int]:
+    """GMRES. The Hessenberg matrices of all columns are on the host, where they are rotated to triangles."""
+    if restart is not None and (isinstance(restart, bool) or not isinstance(restart, numbers.Integral) or restart < 1):
+        raise ValueError(f"restart: wanted an integer from 1 on, or None, got {restart!r}")
+    most = min(_BASIS if restart is None else int(restart), s.b.shape[0])
+    steps, broken = 0, None
+    size_of_b = np.maximum(s.host(s.norm(s.b)), np.finfo(s.b.dtype).tiny)
+    for _ in range(s.maxiter):
+        r = s.residual()
+        norm = s.norm(r)
+        size = s.host(norm)
+        if not np.isfinite(size).all():
+            broken = _NOT_FINITE
+        if broken or (size <= s.enough).all():
+            break
+        triangle = _Triangle(size, most, s.b.dtype)
+        basis, turned = [s.safe_ratio(r, norm)], []
+        for _ in range(most):
+            z = s.precondition(basis[-1])
+            if flexible:
+                turned.append(z)
+            w = s.multiply(z)
+            heights = []
+            for v in basis:
+                h = s.dot(v, w)
+                w = w - h * v
+                heights.append(h)
+            last = s.norm(w)
+            basis.append(s.safe_ratio(w, last))
+            left = triangle.add(s.host(s.xp.stack([*heights, last.astype(s.b.dtype)])))
+            steps += 1
+            tell("pr_norm", float(np.max(left / size_of_b)))
+            if not np.isfinite(left).all() or (left <= s.enough).all():
+                break
+        y = s.backend.from_host(triangle.solved())
+        vectors = turned if flexible else basis
+        change = sum((y[i] * vectors[i] for i in range(1, len(y))), y[0] * vectors[0])
+        s.x += change if flexible else s.precondition(change)
+        tell("x", s.x)
+    return s.finish(steps, broken)
+
+
+class _Triangle:
+    """The least-squares problems of GMRES on the host: one for each column, rotated to triangles step by step."""
+
+    def __init__(self, size: Any, most: int, dtype: np.dtype[Any]) -> None:
+        self.columns: list[Any] = []
+        self.rotations: list[tuple[Any, Any]] = []
+        #: right-hand sides (most + 1, ...)
+        self.g = np.zeros((most + 1, *size.shape), dtype)
+        self.g[0] = size
+
+    def add(self, column: Any) -> Any:
+        """Add a column of the Hessenberg matrices, (steps + 1, ...); return the norms of the residuals."""
+        column, k = column.copy(), len(self.columns)
+        for i, (c, sine) in enumerate(self.rotations):
+            column[i], column[i + 1] = (
+                c * column[i] + sine * column[i + 1],
+                -sine.conj() * column[i] + c * column[i + 1],
+            )
+        top, below = column[k], column[k + 1]
+        length = np.sqrt(np.abs(top) ** 2 + np.abs(below) ** 2)
+        safe = np.where(length == 0, 1, length)
+        phase = np.where(top == 0, 1, top / np.where(top == 0, 1, np.abs(top)))
+        c, sine = np.where(length == 0, 1, np.abs(top) / safe), phase * np.conj(below) / safe
+        column[k] = c * top + sine * below
+        self.rotations.append((c, sine))
+        self.columns.append(column[: k + 1])
+        self.g[k + 1] = -sine.conj() * self.g[k]
+        self.g[k] = c * self.g[k]
+        return np.abs(self.g[k + 1])
+
+    def solved(self) -> Any:
+        """The factors of the basis, (steps, ...); 0 for a direction that adds nothing."""
+        n = len(self.columns)
+        y = self.g[:n].copy()
+        for i in reversed(range(n)):
+            for j in range(i + 1, n):
+                y[i] -= self.columns[j][i] * y[j]
+            pivot = self.columns[i][i]
+            y[i] = np.where(pivot == 0, 0, y[i] / np.where(pivot == 0, 1, pivot))
+        return y

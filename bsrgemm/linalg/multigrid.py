@@ -1,0 +1,393 @@
+"""Algebraic multigrid by smoothed aggregation: set-up, cycles, and new numbers for a known pattern."""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array
+from .._products.matmul import matmul
+from .._products.spgemm import plan
+from ..bsr import bsr_array
+from . import aggregation
+from .operators import Preconditioner, check_matrix
+from .smoothers import Chebyshev, Jacobi, inverse_blocks
+
+#: Eigenvalues of the coarsest matrix that count as zero, over the largest.
+_CUT = 1e-13
+#: Coarsening stalls if so large a share of the nodes is left.
+_STALLED = 0.9
+#: The largest coarsest level that is inverted as a dense matrix.
+_MOST_DENSE = 4096
+#: Factor of the step that smooths the prolongator, over the largest eigenvalue of D A.
+_OMEGA = 4 / 3
+_SMOOTHERS = ("chebyshev", "jacobi")
+
+
+@dataclass
+class _Level:
+    """A level above the coarsest one."""
+
+    A: Any
+    P: Any
+    R: Any
+    smoother: Chebyshev | Jacobi
+    #: the tentative prolongator, and plans for A T, A P and R (A P); None for levels that came from elsewhere
+    T: Any = None
+    plans: Any = None
+
+
+@dataclass(frozen=True)
+class _Options:
+    smoother: str
+    degree: int
+    cycle: str
+
+    def smoothing(self, A: Any, D: Any) -> Chebyshev | Jacobi:
+        if self.smoother == "jacobi":
+            return Jacobi(A, D, 4 / 3, self.degree)
+        return Chebyshev(A, D, self.degree, 0.15, 1.1)
+
+
+class Multigrid(Preconditioner):
+    """A hierarchy of ever smaller matrices; ``M @ r`` is one cycle through them from x = 0.
+
+    `smoothed_aggregation` and `from_pyamg` make instances. They are accepted as `M` by the solvers of this package, of
+    scipy and of cupyx, and are Hermitian if the matrix is.
+    """
+
+    def __init__(self, levels: list[_Level], coarsest: Any, options: _Options) -> None:
+        self._levels, self._coarsest, self._options = levels, coarsest, options
+        finest = levels[0].A if levels else coarsest
+        self._backend, self.shape, self.dtype = finest._backend, finest.shape, finest.dtype
+        self._inverse = _pseudo_inverse(coarsest)
+
+    def _apply(self, r: Array) -> Array:
+        return self._cycle(0, r)
+
+    def _cycle(self, depth: int, b: Array) -> Array:
+        if depth == len(self._levels):
+            found: Array = self._inverse @ b
+            return found
+        level = self._levels[depth]
+        x = level.smoother.improve(b, None)
+        r = level.R @ matmul(level.A, x, out=b.copy(), alpha=-1, beta=1)
+        e = self._cycle(depth + 1, r)
+        if self._options.cycle == "W" and depth + 1 < len(self._levels):
+            below = self._levels[depth + 1].A
+            e = e + self._cycle(depth + 1, matmul(below, e, out=r, alpha=-1, beta=1))
+        matmul(level.P, e, out=x, beta=1)
+        return level.smoother.improve(b, x)
+
+    @property
+    def levels(self) -> list[Any]:
+        """The matrices from the finest to the coarsest."""
+        return [*(level.A for level in self._levels), self._coarsest]
+
+    @property
+    def operator_complexity(self) -> float:
+        """Stored elements of all matrices over those of the finest."""
+        stored = [A.nnz for A in self.levels]
+        return sum(stored) / max(1, stored[0])
+
+    def refresh(self, A: Any) -> None:
+        """Set the hierarchy up again for a matrix with the same pattern and other numbers, in place.
+
+        Parameters
+        ----------
+        A : bsr_array or bsr_matrix
+            A matrix with the blocks of the one that the hierarchy was made of.
+
+        Raises
+        ------
+        TypeError
+            If A is on another device or has another dtype.
+        ValueError
+            If A has other blocks, or the hierarchy came from pyamg.
+
+        Notes
+        -----
+        Aggregates, tentative prolongators and the patterns of all products are kept; only numbers are computed. That
+        is right as long as the same couplings are strong.
+        """
+        check_matrix(A)
+        if A._backend is not self._backend or A.dtype != self.dtype:
+            raise TypeError(f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}")
+        if any(level.plans is None for level in self._levels):
+            raise ValueError("A: a hierarchy from pyamg has no plans to refresh; make one by smoothed_aggregation(A)")
+        own = self.levels[0]
+        if A.shape != own.shape or A.blocksize != own.blocksize or len(A.indices) != len(own.indices):
+            raise ValueError(
+                f"A: wanted the blocks of the first matrix, {len(own.indices)} of {own.blocksize}, got "
+                f"{len(A.indices)} of {A.blocksize}"
+            )
+        levels = []
+        for k, level in enumerate(self._levels):
+            D = inverse_blocks(A, singular=k > 0)
+            smoother = self._options.smoothing(A, D)
+            P = _smoothed(level.plans[0](A, level.T), level.T, D, smoother.rho)
+            R = P.conj().T.copy()
+            levels.append(_Level(A, P, R, smoother, level.T, level.plans))
+            A = level.plans[2](R, level.plans[1](A, P))
+        self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
+
+    def report(self) -> str:
+        """Return a table of the levels: rows, blocks, elements a row, and the operator complexity.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(2 * np.eye(800) - np.eye(800, k=1) - np.eye(800, k=-1), blocksize=(1, 1))
+        >>> print(bg.linalg.smoothed_aggregation(A, max_coarse=100).report())
+        level         rows       blocks  block size  elements a row
+            0          800        2,398       1 x 1             3.0
+            1          217          649       1 x 1             3.0
+            2           63          187       1 x 1             3.0
+        operator complexity 1.35, V-cycle, chebyshev of degree 2
+        """
+        lines = [f"{'level':<5}{'rows':>13}{'blocks':>13}{'block size':>12}{'elements a row':>16}"]
+        for k, A in enumerate(self.levels):
+            size = " x ".join(map(str, A.blocksize))
+            lines.append(f"{k:>5}{A.shape[0]:>13,}{len(A.indices):>13,}{size:>12}{A.nnz / A.shape[0]:>16.1f}")
+        o = self._options
+        lines.append(
+            f"operator complexity {self.operator_complexity:.2f}, {o.cycle}-cycle, {o.smoother} of degree {o.degree}"
+        )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{A.shape[0]:,}" for A in self.levels)
+        return f"<Multigrid on {self._backend.name!r}, {self.dtype}, levels of {rows} rows>"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the rows and the stored elements of each level.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Where to draw; a new figure by default.
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.subplots()[1]
+        place = np.arange(len(self.levels))
+        ax.bar(place - 0.2, [A.shape[0] for A in self.levels], 0.4, label="rows")
+        ax.bar(place + 0.2, [A.nnz for A in self.levels], 0.4, label="stored elements")
+        ax.set_yscale("log")
+        ax.set_xticks(place)
+        ax.set_xlabel("level")
+        ax.set_title(f"operator complexity {self.operator_complexity:.2f}")
+        ax.legend()
+        return ax
+
+
+def smoothed_aggregation(
+    A: Any,
+    near_nullspace: Any = None,
+    *,
+    theta: float = 0.0,
+    max_coarse: int = 500,
+    max_levels: int = 20,
+    smoother: str = "chebyshev",
+    degree: int = 2,
+    cycle: str = "V",
+) -> Multigrid:
+    """Set up algebraic multigrid by smoothed aggregation, as a preconditioner for Hermitian positive definite matrices.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        The matrix, with square blocks: one for each node. The set-up is done where it is. In float32 it makes a
+        preconditioner that may be used under a solver in float64.
+    near_nullspace : array (n, m), optional
+        Vectors that A nearly maps to 0, such as `rigid_body_modes`; by default one constant for each row of a block.
+    theta : float
+        Nodes i and j are strongly connected if ``norm(A_ij) > theta * sqrt(norm(A_ii) * norm(A_jj))``.
+    max_coarse : int
+        A level with at most so many rows is the coarsest one, which is solved as a dense matrix.
+    max_levels : int
+        The most levels.
+    smoother : {"chebyshev", "jacobi"}
+        What smooths before and after the coarser levels.
+    degree : int
+        Degree of the polynomial, or sweeps of Jacobi.
+    cycle : {"V", "W"}
+        How often each coarser level is visited: once or twice.
+
+    Returns
+    -------
+    Multigrid
+        The preconditioner; ``print(M.report())`` shows its levels.
+
+    Raises
+    ------
+    TypeError
+        If A is not a BSR matrix of floats, or `near_nullspace` is on another device.
+    ValueError
+        If A or its blocks are not square, a diagonal block is missing or singular (its index is told), a shape or an
+        option is wrong, or coarsening stalls.
+
+    See Also
+    --------
+    cg : the solver for it.
+    from_pyamg : a hierarchy that pyamg has set up.
+
+    Notes
+    -----
+    Aggregates are a node and its neighbours, around nodes of which no two have a common neighbour. The choice depends
+    on the pattern alone: the CPU and the GPU make the same aggregates, and the same call gives the same hierarchy.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(2 * np.eye(800) - np.eye(800, k=1) - np.eye(800, k=-1), blocksize=(1, 1))
+    >>> M = bg.linalg.smoothed_aggregation(A, max_coarse=100)
+    >>> x, info = bg.linalg.cg(A, np.ones(800), M=M, rtol=1e-8)
+    >>> info, bool(np.allclose(A @ x, 1, atol=1e-6))
+    (0, True)
+    """
+    check_matrix(A)
+    options = _checked(theta, max_coarse, max_levels, smoother, degree, cycle)
+    modes = _modes(A, near_nullspace)
+    levels: list[_Level] = []
+    while A.shape[0] > max_coarse and len(levels) + 1 < max_levels:
+        D = inverse_blocks(A, singular=bool(levels))
+        number, count = aggregation.aggregates(A._backend, *aggregation.strong_connections(A, theta))
+        if count * modes.shape[1] > _STALLED * A.shape[0] or count > _STALLED * A._block_shape[0]:
+            if A.shape[0] <= _MOST_DENSE:
+                break
+            raise ValueError(
+                f"A: coarsening stalls at level {len(levels)}: {A.shape[0]:,} rows become {count * modes.shape[1]:,}. "
+                f"Try a smaller theta (now {theta}), fewer vectors in near_nullspace (now {modes.shape[1]}), or "
+                "another preconditioner, such as chebyshev(A)"
+            )
+        T, modes = aggregation.tentative(A, number, count, modes)
+        smoothing = options.smoothing(A, D)
+        first = plan(A, T)
+        P = _smoothed(first(A, T), T, D, smoothing.rho)
+        R = P.conj().T.copy()
+        second = plan(A, P)
+        AP = second(A, P)
+        third = plan(R, AP)
+        levels.append(_Level(A, P, R, smoothing, T, (first, second, third)))
+        A = third(R, AP)
+    if A.shape[0] > max(_MOST_DENSE, max_coarse):
+        raise ValueError(
+            f"max_levels: {max_levels} levels leave {A.shape[0]:,} rows, too many for a dense matrix; allow more"
+        )
+    return Multigrid(levels, A, options)
+
+
+def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> _Options:
+    if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 0 <= float(theta) < 1:
+        raise ValueError(f"theta: wanted a number from 0 to 1, got {theta!r}")
+    for name, value in (("max_coarse", max_coarse), ("max_levels", max_levels), ("degree", degree)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name}: wanted an integer from 1 on, got {value!r}")
+    if smoother not in _SMOOTHERS:
+        raise ValueError(f"smoother: wanted 'chebyshev' or 'jacobi', got {smoother!r}")
+    if cycle not in ("V", "W"):
+        raise ValueError(f"cycle: wanted 'V' or 'W', got {cycle!r}")
+    return _Options(smoother, int(degree), cycle)
+
+
+def _modes(A: Any, given: Any) -> Array:
+    """The vectors that A nearly maps to 0, (n, m) in the dtype of A."""
+    xp, n, R = A._backend.xp, A.shape[0], A.blocksize[0]
+    if given is None:
+        constants = xp.zeros((n // R, R, R), A.dtype)
+        for i in range(R):
+            constants[:, i, i] = 1
+        return constants.reshape(n, R)
+    if not A._backend.is_dense(given):
+        raise TypeError(
+            f"near_nullspace: wanted a dense array on {A._backend.name!r}, where A is, got {type(given).__name__}"
+        )
+    if given.ndim == 1:
+        given = given[:, None]
+    if given.ndim != 2 or given.shape[0] != n or not given.shape[1]:
+        raise ValueError(f"near_nullspace: wanted shape ({n}, m), got {tuple(given.shape)}")
+    if given.dtype.kind == "c" and A.dtype.kind != "c":
+        raise TypeError(f"near_nullspace: wanted real numbers, as A has, got {given.dtype}")
+    if not bool(xp.isfinite(given).all()):  # synchronize!
+        raise ValueError("near_nullspace: wanted finite numbers, got NaN or infinity")
+    return given.astype(A.dtype)
+
+
+def _smoothed(AT: Any, T: Any, D: Any, rho: float) -> Any:
+    """``T - omega / rho * D A T``."""
+    return T - AT.scale_block_rows(D.data * D.dtype.type(_OMEGA / rho))
+
+
+def _pseudo_inverse(A: Any) -> Array:
+    """The pseudo-inverse of the coarsest matrix, dense."""
+    xp = A._backend.xp
+    dense = A.toarray()
+    values, vectors = xp.linalg.eigh((dense + dense.conj().T) / 2)
+    most = abs(values).max(initial=0) if xp is np else abs(values).max()
+    kept = abs(values) > max(_CUT, 4 * np.finfo(A.dtype).eps) * most
+    inverse = xp.where(kept, 1 / xp.where(kept, values, 1), 0).astype(A.dtype)
+    return (vectors * inverse) @ vectors.conj().T
+
+
+def from_pyamg(
+    ml: Any, *, device: str | None = None, smoother: str = "chebyshev", degree: int = 2, cycle: str = "V"
+) -> Multigrid:
+    """Return the hierarchy of a multilevel solver of pyamg as a preconditioner.
+
+    Parameters
+    ----------
+    ml : pyamg.MultilevelSolver
+        A hierarchy for a Hermitian positive definite matrix. Its own smoothers and coarse solver are not used.
+    device : {"cpu", "cuda"}, optional
+        Where the preconditioner is to work; "cpu" by default.
+    smoother, degree, cycle
+        As for `smoothed_aggregation`.
+
+    Returns
+    -------
+    Multigrid
+        The preconditioner. It cannot be refreshed.
+
+    Raises
+    ------
+    TypeError
+        If `ml` has no levels.
+    ValueError
+        If an option is wrong.
+
+    Examples
+    --------
+    >>> import bsrgemm as bg, numpy as np, pyamg
+    >>> A = pyamg.gallery.poisson((30, 30), format="csr")
+    >>> M = bg.linalg.from_pyamg(pyamg.smoothed_aggregation_solver(A))
+    >>> x, info = bg.linalg.cg(bg.bsr_array(A, blocksize=(1, 1)), np.ones(900), M=M)
+    >>> info
+    0
+    """
+    options = _checked(0.0, 1, 1, smoother, degree, cycle)
+    given = getattr(ml, "levels", None)
+    if not given or not hasattr(given[0], "A"):
+        raise TypeError(f"ml: wanted a MultilevelSolver of pyamg, got {type(ml).__name__}")
+    sizes = [getattr(level.A, "blocksize", (1, 1))[0] for level in given]
+    matrices = [_taken(level.A, (size, size), device) for level, size in zip(given, sizes, strict=True)]
+    levels = []
+    for k, (level, (fine, coarse)) in enumerate(zip(given[:-1], itertools.pairwise(sizes), strict=True)):
+        A = matrices[k]
+        P, R = _taken(level.P, (fine, coarse), device), _taken(level.R, (coarse, fine), device)
+        levels.append(_Level(A, P, R, options.smoothing(A, inverse_blocks(A, singular=k > 0))))
+    return Multigrid(levels, matrices[-1], options)
+
+
+def _taken(S: Any, blocksize: tuple[int, int], device: str | None) -> Any:
+    found = bsr_array(S, blocksize=blocksize)
+    return found if device is None else found.to_device(device)

@@ -1,0 +1,101 @@
+"""What solvers multiply with: the base class of preconditioners, and products with whatever a user passes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._array.base import BsrBase
+from .._backend.base import Array, Backend
+from .._backend.registry import backend_of
+
+
+class Preconditioner(ABC):
+    """An approximation of the inverse of a matrix: ``M @ r`` for a vector (n,) or several of them, (n, k).
+
+    Instances are also accepted as `M` by the solvers of `scipy.sparse.linalg` and `cupyx.scipy.sparse.linalg`. The
+    result has the dtype of `r`; a preconditioner in float32 may be used under a solver in float64.
+    """
+
+    #: (n, n)
+    shape: tuple[int, int]
+    #: The dtype in which it computes.
+    dtype: np.dtype[Any]
+    _backend: Backend
+
+    @abstractmethod
+    def _apply(self, r: Array) -> Array:
+        """Apply the preconditioner to `r`, which has its dtype; the result may be overwritten by the next call."""
+
+    def __matmul__(self, r: Any) -> Any:
+        """Return ``M @ r``.
+
+        Parameters
+        ----------
+        r : array (n,) or (n, k)
+            The residual of one system or of several, on the device of the preconditioner.
+
+        Returns
+        -------
+        array
+            A new array of the shape and dtype of `r`.
+        """
+        if not self._backend.is_dense(r):
+            raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {type(r).__name__}")
+        if r.ndim not in (1, 2) or r.shape[0] != self.shape[1]:
+            raise ValueError(f"r: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {tuple(r.shape)}")
+        found = self._apply(r.astype(self.dtype, copy=False))
+        return found.astype(r.dtype)
+
+    def matvec(self, x: Any) -> Any:
+        """Return ``M @ x``; scipy and CuPy call it."""
+        return self @ x
+
+    def matmat(self, X: Any) -> Any:
+        """Return ``M @ X`` for several vectors; scipy and CuPy call it."""
+        return self @ X
+
+    def rmatvec(self, x: Any) -> Any:
+        """Return ``M.conj().T @ x``; the preconditioners of this package are Hermitian if the matrix is."""
+        return self @ x
+
+    def __call__(self, r: Any) -> Any:
+        """Return ``M @ r``."""
+        return self @ r
+
+
+def check_matrix(A: Any, name: str = "A") -> Any:
+    """Return a square BSR matrix with square blocks of floats; raise TypeError or ValueError for anything else."""
+    if not isinstance(A, BsrBase):
+        raise TypeError(
+            f"{name}: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; bsr_array({name}) makes one"
+        )
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"{name}: wanted a square matrix, got shape {A.shape}")
+    if A.blocksize[0] != A.blocksize[1]:
+        raise ValueError(f"{name}: wanted square blocks, got blocksize={A.blocksize}; {name}.tobsr has others")
+    if A.dtype.char not in "fdFD":
+        raise TypeError(f"{name}: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
+    return A
+
+
+def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array], Array]:
+    """Return the function ``x -> A @ x`` for a matrix or an operator of shape (n, n)."""
+    shape = getattr(A, "shape", None)
+    if shape is None or tuple(shape) != (n, n):
+        raise ValueError(f"{name}: wanted shape {(n, n)}, as b has {n} rows, got {shape and tuple(shape)}")
+    found = backend_of(A)
+    if found is None and isinstance(A, Preconditioner):
+        found = A._backend
+    if found is not None and found is not backend:
+        raise TypeError(
+            f"{name}: wanted it on {backend.name!r}, where b is, got one on {found.name!r}: nothing is moved"
+        )
+    if hasattr(A, "__matmul__"):
+        return lambda x: A @ x
+    if hasattr(A, "matvec"):  # an operator of CuPy has no operator @
+        return lambda x: A.matvec(x) if x.ndim == 1 else A.matmat(x)
+    raise TypeError(f"{name}: wanted a matrix or a linear operator, got {type(A).__name__}")

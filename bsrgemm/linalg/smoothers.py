@@ -1,0 +1,188 @@
+"""Preconditioners that work on the blocks of the diagonal: block Jacobi, and polynomials in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array
+from .._products.matmul import matmul
+from .operators import Preconditioner, check_matrix
+
+#: Steps of the power iteration that finds the largest eigenvalue of D A.
+_POWER_STEPS = 15
+#: Eigenvalues of a diagonal block that count as zero, over the largest.
+_CUT = 1e-13
+
+
+def inverse_blocks(A: Any, singular: bool = False) -> Any:
+    """Return the inverses of the diagonal blocks as a block-diagonal matrix; pseudo-inverses if `singular` is allowed.
+
+    A coarse level has singular blocks: an aggregate of few nodes does not carry all modes, and has rows of zeros.
+    """
+    try:
+        return A.inverse_block_diagonal()
+    except np.linalg.LinAlgError as error:
+        if not singular:
+            raise ValueError(f"A: {str(error).partition(': ')[2]}") from None
+    blocks = A.block_diagonal()
+    xp = A._backend.xp
+    inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    place = xp.arange(len(inverse))
+    return type(A)((inverse.astype(A.dtype, copy=False), (place, place)), shape=A.shape)
+
+
+def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
+    """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
+    backend = A._backend
+    v = backend.from_host(np.random.default_rng(0).standard_normal(A.shape[0]).astype(A.dtype))
+    found = backend.xp.zeros(())
+    for _ in range(steps):
+        u = A @ v
+        w = D @ u
+        found = (u.conj() * w).sum().real / (v.conj() * u).sum().real
+        v = w / backend.xp.sqrt((w.conj() * w).sum().real)
+    return float(found)  # synchronize!
+
+
+class _Jacobi(Preconditioner):
+    def __init__(self, A: Any) -> None:
+        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._inverse = inverse_blocks(A)
+
+    def _apply(self, r: Array) -> Array:
+        found: Array = self._inverse @ r
+        return found
+
+
+def block_jacobi(A: Any) -> Preconditioner:
+    """Return the block-Jacobi preconditioner: the inverses of the blocks on the diagonal.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        A square matrix with square blocks of float32, float64, complex64 or complex128.
+
+    Returns
+    -------
+    Preconditioner
+        ``M @ r`` multiplies each block of r with the inverse of its diagonal block.
+
+    Raises
+    ------
+    TypeError
+        If A is not such a matrix.
+    ValueError
+        If A or its blocks are not square, or a diagonal block is missing or singular; the message has its index.
+
+    See Also
+    --------
+    chebyshev, smoothed_aggregation : stronger preconditioners.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.diag([1.0, 2, 4, 8]), blocksize=(2, 2))
+    >>> bg.linalg.block_jacobi(A) @ np.ones(4)
+    array([1.   , 0.5  , 0.25 , 0.125])
+    """
+    return _Jacobi(check_matrix(A))
+
+
+class Chebyshev:
+    """The polynomial in D A of a degree that is smallest on eigenvalues from `low` to `high` times the largest one."""
+
+    def __init__(self, A: Any, D: Any, degree: int, low: float, high: float) -> None:
+        self.A, self.D, self.degree, self.low, self.high = A, D, degree, low, high
+        self.rho = largest_eigenvalue(A, D)
+
+    def improve(self, b: Array, x: Array | None) -> Array:
+        """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
+        middle, half = ((self.high + sign * self.low) / 2 * self.rho for sign in (1, -1))
+        r = b.copy() if x is None else matmul(self.A, x, out=b.copy(), alpha=-1, beta=1)
+        d = matmul(self.D, r, alpha=1 / middle)
+        if x is None:
+            x = d.copy()
+        else:
+            x += d
+        step = half / middle
+        for _ in range(self.degree - 1):
+            matmul(self.A, d, out=r, alpha=-1, beta=1)
+            step, before = 1 / (2 * middle / half - step), step
+            matmul(self.D, r, out=d, alpha=2 * step / half, beta=step * before)
+            x += d
+        return x
+
+
+class Jacobi:
+    """``x += omega / rho * D (b - A x)``, some sweeps."""
+
+    def __init__(self, A: Any, D: Any, omega: float, sweeps: int) -> None:
+        self.A, self.D, self.sweeps = A, D, sweeps
+        self.rho = largest_eigenvalue(A, D)
+        self.weight = omega / self.rho
+
+    def improve(self, b: Array, x: Array | None) -> Array:
+        """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
+        for _ in range(self.sweeps):
+            if x is None:
+                x = matmul(self.D, b, alpha=self.weight)
+                continue
+            r = matmul(self.A, x, out=b.copy(), alpha=-1, beta=1)
+            matmul(self.D, r, out=x, alpha=self.weight, beta=1)
+        assert x is not None
+        return x
+
+
+class _Polynomial(Preconditioner):
+    def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
+        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)
+
+    def _apply(self, r: Array) -> Array:
+        return self._chebyshev.improve(r, None)
+
+
+def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) -> Preconditioner:
+    """Return a Chebyshev polynomial in the block-Jacobi preconditioned matrix, as a preconditioner.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        A Hermitian positive definite matrix with square blocks.
+    degree : int
+        Products with A in each application, plus one.
+    low, high : float
+        The polynomial is small on eigenvalues from `low` to `high` times the largest one, which is estimated.
+
+    Returns
+    -------
+    Preconditioner
+        It is Hermitian positive definite if A is.
+
+    Raises
+    ------
+    TypeError
+        If A is not such a matrix.
+    ValueError
+        If A or its blocks are not square, a diagonal block is missing or singular, or an option is out of range.
+
+    See Also
+    --------
+    block_jacobi : the polynomial of degree 1.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(2 * np.eye(64) - np.eye(64, k=1) - np.eye(64, k=-1), blocksize=(2, 2))
+    >>> x, info = bg.linalg.cg(A, np.ones(64), M=bg.linalg.chebyshev(A, 4))
+    >>> info, bool(np.allclose(A @ x, 1, atol=1e-3))
+    (0, True)
+    """
+    check_matrix(A)
+    if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
+        raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
+    if not 0 < low < high:
+        raise ValueError(f"low, high: wanted 0 < low < high, got {low!r} and {high!r}")
+    return _Polynomial(A, int(degree), float(low), float(high))
