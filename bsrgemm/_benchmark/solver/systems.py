@@ -1,0 +1,137 @@
+"""`bsrgemm.linalg` beside pyamg: set-up, new numbers and solution of elasticity, on the CPU or on a card.
+
+Times on the CPU are CPU times, the least of three; on a card they are wall-clock times of a device that has finished,
+warm kernels. The matrix and its near-nullspace lie where the work is done. pyamg works on the host in any case, with
+the same smoother and without a threshold for strong connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import bsr_array, get_array_module, linalg
+from .. import machine, provenance
+from ..table import Table, writing
+from . import problems
+
+#: How often each step is measured; the least counts.
+ROUNDS = 3
+RTOL = 1e-8
+SMOOTHING = ("chebyshev", {"degree": 2})
+
+
+def timed(function: Callable[[], Any], xp: Any, rounds: int | None = None) -> tuple[Any, float]:
+    """Return what a function returns, and the least time of some calls in seconds."""
+    on_card = hasattr(xp, "cuda")
+    clock = time.perf_counter if on_card else time.process_time
+    found, best = None, float("inf")
+    for _ in range(rounds or ROUNDS):
+        if on_card:
+            xp.cuda.get_current_stream().synchronize()
+        start = clock()
+        found = function()
+        if on_card:
+            xp.cuda.get_current_stream().synchronize()
+        best = min(best, clock() - start)
+    return found, best
+
+
+def ours(problem: problems.Problem, device: str, dtype: str) -> dict[str, Any]:
+    """Measure `smoothed_aggregation`, `refresh` and `cg` on a device; the preconditioner computes in `dtype`."""
+    A = bsr_array(problem.A).to_device(device)
+    xp = get_array_module(A)
+    b, modes = xp.asarray(problem.b), xp.asarray(problem.modes)
+    narrow = A.astype(dtype)
+    M, setup = timed(lambda: linalg.smoothed_aggregation(narrow, modes, theta=problem.strength), xp)
+    _, refresh = timed(lambda: M.refresh(narrow), xp)
+    steps: list[int] = []
+
+    def solve() -> Any:
+        steps.clear()
+        return linalg.cg(A, b, M=M, rtol=RTOL, callback=lambda x: steps.append(1))
+
+    (x, info), solution = timed(solve, xp)
+    left = float(xp.linalg.norm(b - A @ x) / xp.linalg.norm(b))
+    return {
+        "setup": setup,
+        "refresh": refresh,
+        "solution": solution,
+        "iterations": len(steps),
+        "levels": len(M.levels),
+        "complexity": round(M.operator_complexity, 3),
+        "info": info,
+        "residual": left,
+    }
+
+
+def theirs(problem: problems.Problem) -> dict[str, Any]:
+    """Measure pyamg's hierarchy and its CG on the host."""
+    import pyamg
+    import scipy.sparse as sp
+
+    A = sp.bsr_matrix((problem.A.data, problem.A.indices, problem.A.indptr), shape=problem.A.shape)
+    left: list[float] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ml, setup = timed(
+            lambda: pyamg.smoothed_aggregation_solver(
+                A,
+                B=problem.modes,
+                strength=None,
+                smooth=("jacobi", {"omega": 4 / 3}),
+                max_coarse=500,
+                presmoother=SMOOTHING,
+                postsmoother=SMOOTHING,
+            ),
+            np,
+        )
+
+        def solve() -> Any:
+            left.clear()
+            return ml.solve(problem.b, tol=RTOL, accel="cg", residuals=left)
+
+        _, solution = timed(solve, np)
+    return {"setup": setup, "solution": solution, "iterations": len(left) - 1, "levels": len(ml.levels)}
+
+
+def measure(table: Table, name: str, unknowns: int, device: str, peer: bool) -> None:
+    """Add the rows of a problem: ours in float64, ours in float32 under float64, and pyamg's."""
+    problem = {"cube": problems.cube, "plate": problems.plate}[name](unknowns)
+    runs: dict[str, Callable[[], dict[str, Any]]] = {
+        "bsrgemm": lambda: ours(problem, device, "float64"),
+        "bsrgemm, float32 in M": lambda: ours(problem, device, "float32"),
+    }
+    if peer:
+        runs["pyamg, host"] = lambda: theirs(problem)
+    for who, run in runs.items():
+        row = {"problem": name, "unknowns": problem.A.shape[0], "what": who, "device": device} | run()
+        refresh = f"{row['refresh']:.3f}" if "refresh" in row else "-"
+        text = f"{row['setup']:>9.3f}{refresh:>10}{row['solution']:>10.3f}{row['iterations']:>7}{row['levels']:>8}"
+        table.add(f"{name:<7}{row['unknowns']:>10,}  {who:<22}{text}", **row)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problem", choices=["cube", "plate"], action="append", help="both by default")
+    parser.add_argument("--unknowns", type=int, nargs="+", help="sizes; for a card 0.25, 1 and 4 million by default")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where ours is; a card by default if there is one")
+    parser.add_argument("--no-peer", action="store_true", help="leave pyamg out")
+    parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
+    provenance.add_option(parser)
+    options = parser.parse_args(argv)
+    device = options.device or ("cuda" if machine.has_gpu() else "cpu")
+    sizes = options.unknowns or ([250_000, 1_000_000, 4_000_000] if device == "cuda" else [30_000, 120_000])
+    with provenance.recording() as launched:
+        table = Table(f"solvers_{device}", "Linear systems: smoothed aggregation and CG", launched)
+        table.note(f"{'':<41}{'set-up, s':>9}{'refresh':>10}{'solution':>10}{'steps':>7}{'levels':>8}")
+        with writing(table, options.keep):
+            for name in options.problem or ["cube", "plate"]:
+                for unknowns in sizes:
+                    measure(table, name, unknowns, device, not options.no_peer and unknowns <= 1_000_000)

@@ -1,0 +1,59 @@
+"""bench/run/solvers.py on tiny problems: what is measured, shown and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bsrgemm._benchmark import table
+from bsrgemm._benchmark.solver import problems, systems
+
+pytest.importorskip("pyamg")
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "ROUNDS", 1)
+
+
+def test_rows_have_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    systems.main(["--unknowns", "2500", "--problem", "cube", "--device", "cpu", "--keep"])
+    found = json.loads((tmp_path / "solvers_cpu.json").read_text())
+    whole, narrow, peer = found["rows"]
+    assert [row["what"] for row in found["rows"]] == ["bsrgemm", "bsrgemm, float32 in M", "pyamg, host"]
+    for row in (whole, narrow):
+        assert row["info"] == 0 and row["residual"] <= 1.01 * systems.RTOL
+        assert row["levels"] > 1 and 1 < row["complexity"] < 2
+        assert min(row["setup"], row["refresh"], row["solution"]) > 0
+    assert abs(whole["iterations"] - narrow["iterations"]) <= 1
+    assert whole["iterations"] <= 1.2 * peer["iterations"] + 1
+    said = capsys.readouterr().out
+    assert said.count("cube") == 3 and f"{whole['setup']:.3f}" in said
+
+
+def test_the_least_of_some_times_counts() -> None:
+    times = iter([0.03, 0.001, 0.02])
+
+    def work() -> int:
+        import time
+
+        end = time.process_time() + next(times)
+        while time.process_time() < end:
+            pass
+        return 7
+
+    import numpy as np
+
+    found, best = systems.timed(work, np, rounds=3)
+    assert found == 7 and best < 0.015
+
+
+def test_pyamg_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    systems.main(["--unknowns", "800", "--problem", "plate", "--device", "cpu", "--no-peer"])
+    assert "pyamg" not in capsys.readouterr().out.replace("beside pyamg", "")
+    assert problems.plate(800).A.blocksize == (2, 2)
