@@ -151,8 +151,16 @@ def test_each_product_takes_its_loop_and_all_of_them_are_right(case: Any) -> Non
     B, out = numbers((whole.shape[1], width)), np.zeros((whole.shape[0], width))
     used: list[str] = []
     loop, rows = host._loop, host._add_transposed
+    R, C = block
+    shapes = {"bsr": (4, 3), "csr": (4 * R, 3 * C), "csc": (3 * C, 4 * R)}
+
+    def noting(form: str, shape: Any, *args: Any) -> None:
+        assert shape == shapes[form]
+        used.append(form)
+        loop(form, shape, *args)
+
     with (
-        patch.object(host, "_loop", lambda form, *args: (used.append(form), loop(form, *args))),
+        patch.object(host, "_loop", noting),
         patch.object(host, "_add_transposed", lambda *args: (used.append("rows"), rows(*args))),
     ):
         host._multiply_loops(A._blocks, B.ravel(), out.reshape(-1), width, transposed, lambda x: x.astype("d"))
