@@ -16,6 +16,7 @@ from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import host
 from bsrgemm._products.call import ProductPattern
+from bsrgemm._products.engine import ProductEngine
 
 ENGINE = host.HostProducts(HOST)
 
@@ -72,6 +73,34 @@ def test_factors_of_floats_take_the_dtype_of_the_sums() -> None:
     for dtype, x in (("f", 0.1), ("d", 0.1), ("F", 0.1 + 1j), ("?", 1)):
         assert host._number(np.dtype(dtype), x) == np.dtype(dtype).type(x)
         assert host._number(np.dtype(dtype), x).dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    "alpha, beta, dtype, out, in_place",
+    [
+        (1, 1, "d", "contiguous", True),
+        (-1, 1, "d", "contiguous", True),
+        (1, 2, "l", "contiguous", True),
+        (1, 0, "d", "contiguous", False),
+        (2, 1, "d", "contiguous", False),
+        (0, 1, "d", "contiguous", False),
+        (1, 1, "?", "contiguous", False),
+        (1, 1, "e", "contiguous", False),  # summed in another dtype
+        (1, 1, "d", "strided", False),
+        (1, 1, "d", "by panels", False),
+    ],
+)
+def test_loops_add_to_a_result_in_place(
+    alpha: int, beta: int, dtype: str, out: str, in_place: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(host, "_PANEL_FLOPS", 0 if out == "by panels" else 10**9)
+    A, B = matrix(3, 2, dtype), np.ones((6, 9), dtype)
+    room = np.ones((12, 18), dtype)
+    asked: list[bool] = []
+    multiply = host._multiply
+    monkeypatch.setattr(host, "_multiply", lambda *args: (asked.append(True), multiply(*args)))
+    bg.matmul(A, B, out=room[:, ::2] if out == "strided" else np.ones((12, 9), dtype), alpha=alpha, beta=beta)
+    assert bool(asked) != in_place
 
 
 # ------------------------------------------------------------------------------------------------ batches
@@ -245,18 +274,27 @@ def test_blocks_by_column_keep_their_order(index: Any) -> None:
         ((16, 31, 32), "F", False),
         ((32, 16, 32), "D", True),
         ((64, 64, 64), "l", False),  # BLAS has no integers
+        ((64, 32, 8), "d", True),
+        ((8, 64, 16), "d", False),
         ((1, 1, 1), "e", True),  # and SciPy's loop no 16-bit floats
         ((1, 1, 1), "d", False),
     ],
 )
-def test_pairs_of_large_blocks_go_to_blas(sides: tuple[int, int, int], dtype: str, by_pairs: bool) -> None:
+def test_pairs_of_large_blocks_go_to_blas(
+    sides: tuple[int, int, int], dtype: str, by_pairs: bool, monkeypatch: Any
+) -> None:
     R, K, N = sides
     a = Blocks(np.ones((1, R, K), dtype), np.zeros(1, int), np.array([0, 1]))
     b = Blocks(np.ones((1, K, N), dtype), np.zeros(1, int), np.array([0, 1]))
     assert ENGINE._by_pairs(a, b, np.dtype(dtype)) == by_pairs
+    pattern = ENGINE.product_pattern(a, b, 1)
+    if by_pairs:
+        monkeypatch.setattr(host, "_sparsetools", None)
+    else:
+        monkeypatch.setattr(ProductEngine, "multiply_sparse", None)
+        monkeypatch.setattr(ProductEngine, "multiply_planned", None)
     found = ENGINE.multiply_sparse(a, b, 1, np.dtype(dtype))
     assert (found.data == K).all() and found.data.dtype == np.dtype(dtype) and found.data.shape == (1, R, N)
-    pattern = ENGINE.product_pattern(a, b, 1)
     assert (ENGINE.multiply_planned(a, b, pattern, 1, np.dtype(dtype)) == K).all()
 
 
