@@ -127,6 +127,16 @@ def test_one_cta_has_all_warps_where_its_shared_memory_fits_exactly() -> None:
                 assert small_blocks.spmm_staged(names, size, size, N, kilobytes - 1) == few
 
 
+@pytest.mark.parametrize(
+    "sides, N, few", [((2, 4), 16, False), ((3, 3), 16, True), ((3, 4), 16, True), ((13, 1), 16, False)]
+)
+def test_few_blocks_of_65_to_100_bytes_are_copied_at_a_time(sides: tuple[int, int], N: int, few: bool) -> None:
+    for lanes_suffice, columns in ((True, N), (False, 4)):
+        found = small_blocks.spmm_staged(problem(F64).types, *sides, columns)
+        room = found.chunk * sides[0] * sides[1] * 8
+        assert (room <= 600) == (few and lanes_suffice) and room <= 1600
+
+
 # ------------------------------------------------------------------------------------------ measured choices
 #: A value other than the usual one for each field of a problem.
 OTHERS: dict[str, Any] = {
