@@ -131,6 +131,25 @@ def test_one_axis_of_small_blocks_is_reduced(block: tuple[int, int], axis: int, 
     assert LOOPS.fold(np.add, data[:0], axis).shape == op.reduce(data[:0], axis=axis).shape
 
 
+@pytest.mark.parametrize("axis, calls", [(1, [(3,)] * 3 + [(2,)]), (2, [(3, 2), (3, 2), (3, 2), (2, 2)])])
+def test_small_blocks_are_reduced_a_few_at_a_time(axis: int, calls: list[Any]) -> None:
+    """Three blocks of 2 x 3 have at most 20 elements; along a column few lines are reduced one by one."""
+    taken: list[Any] = []
+
+    def add(a: Any, b: Any, out: Any) -> None:
+        taken.append(a.shape)
+        np.add(a, b, out=out)
+
+    with patch.object(loops, "_CHUNK", 20):
+        LOOPS.fold(add, np.ones((11, 2, 3)), axis)
+        lines, length = (3, 2) if axis == 1 else (2, 3)
+        steps = [shape for shape in calls for _ in range((length - 1) * (lines if axis == 1 else 1))]
+        assert taken == steps
+        taken.clear()
+        LOOPS.fold(add, np.ones((3, 2, 8)), 1)  # eight lines are reduced together
+        assert taken == [(1, 8)] * 3
+
+
 def test_large_blocks_of_each_row_are_reduced_to_one() -> None:
     data = np.random.default_rng(1).standard_normal((7, 2, 3)).astype("f")
     found = LOOPS.merge_rows(np.maximum, data, np.array([0, 1, 4]))
