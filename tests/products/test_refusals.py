@@ -491,3 +491,39 @@ def test_a_kernel_that_cannot_multiply_is_refused(monkeypatch: pytest.MonkeyPatc
         measured.choice("a problem")  # type: ignore[arg-type]
     monkeypatch.setattr(measured.forced_kernel, "name", "float")
     assert measured.choice("a problem") == 2.0  # type: ignore[arg-type,comparison-overlap]
+
+
+def test_old_values_that_are_not_asked_for_are_not_read() -> None:
+    out = A.copy()
+    out.data[...] = np.nan
+    found = bg.sddmm(np.ones((4, 2)), np.ones((2, 6)), A, out=out, alpha=3)
+    assert found is out and (out.toarray() == 6).all()
+    dense = np.full((4, 2), np.nan)
+    for alpha in (1, 3):
+        np.testing.assert_array_equal(bg.matmul(A, B, out=dense, alpha=alpha), alpha * (A.toarray() @ B))
+
+
+def test_sampled_products_are_scaled_and_added() -> None:
+    for alpha, beta in ((1, 0), (1, 2), (3, 0), (3, -1), (0, 1)):
+        out = A.copy()
+        bg.sddmm(np.ones((4, 2)), np.ones((2, 6)), A, out=out, alpha=alpha, beta=beta)
+        np.testing.assert_array_equal(out.toarray(), 2 * alpha + beta * A.toarray())
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_factors_of_blocks_have_any_byte_order_and_class(rows: bool, lazy: bool) -> None:
+    own = A.T if lazy else A
+    n, length = own.shape[0 if rows else 1] // own.blocksize[0 if rows else 1], own.blocksize[0 if rows else 1]
+    scale = own.scale_block_rows if rows else own.scale_block_cols
+    numbers = np.arange(1.0, n * length * length + 1)
+    for factor in (numbers[:n], numbers[: n * length].reshape(n, length), numbers.reshape(n, length, length)):
+        whole = np.zeros((n * length, n * length))
+        for k in range(n):
+            block = factor[k] * np.eye(length) if factor.ndim == 1 else factor[k]
+            here = slice(k * length, (k + 1) * length)
+            whole[here, here] = np.diag(block) if factor.ndim == 2 else block
+        want = whole @ own.toarray() if rows else own.toarray() @ whole
+        for given in (factor, factor.astype(">f8"), *([np.asmatrix(factor)] if factor.ndim == 2 else [])):
+            np.testing.assert_array_equal(scale(given).toarray(), want)
+        assert scale(factor.astype("f")).dtype == np.float64
