@@ -185,6 +185,15 @@ def test_elements_at_one_place_are_added_in_the_order_given(backend: Any) -> Non
 
 
 @BACKENDS
+def test_blocks_at_one_place_are_added_in_the_order_of_storage(backend: Any) -> None:
+    values = np.array([1e16, -1e16, 1])
+    want, other = (np.add.reduceat(x, [0])[0] for x in (values, values[::-1]))
+    parts = values.reshape(3, 1, 1), np.array([1, 1, 1]), np.array([0, 3])
+    found = structure.sum_duplicates(backend, Blocks(*(backend.from_host(x) for x in parts)), 2)
+    assert backend.to_host(found.data).ravel().tolist() == [want] and want != other
+
+
+@BACKENDS
 def test_blocks_of_a_dense_array_and_back(backend: Any) -> None:
     whole = np.zeros((6, 9))
     whole[0, 8], whole[3, 3], whole[2, 0] = 1, 2, np.nan
