@@ -11,6 +11,8 @@ import pytest
 from bsrgemm._backend import array_kernels, dlpack, engines, numpy_backend, registry, structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._products.engine import ProductEngine
+from bsrgemm._products.host import ENGINE as HOST_PRODUCTS
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import fake_device
@@ -191,6 +193,26 @@ def test_blocks_at_one_place_are_added_in_the_order_of_storage(backend: Any) -> 
     parts = values.reshape(3, 1, 1), np.array([1, 1, 1]), np.array([0, 3])
     found = structure.sum_duplicates(backend, Blocks(*(backend.from_host(x) for x in parts)), 2)
     assert backend.to_host(found.data).ravel().tolist() == [want] and want != other
+
+
+def test_many_blocks_and_elements_at_few_places_keep_their_order() -> None:
+    """NumPy's usual sort keeps the order of up to 16 equal keys by chance."""
+    rng = np.random.default_rng(0)
+    n = 400
+    values = rng.standard_normal(n) * 10.0 ** rng.integers(-9, 9, n)
+    col = rng.integers(0, 3, n)
+    order = np.argsort(col, kind="stable")
+    sums = np.add.reduceat(values[order], np.searchsorted(col[order], [0, 1, 2]))
+    found = structure.from_coo(HOST, np.zeros(n, int), col, values, (1, 3), (1, 1), I64)
+    assert found.data.ravel().tolist() == sums.tolist()
+    blocks = Blocks(values.reshape(n, 1, 1), col, np.array([0, n]))
+    assert structure.sort_blocks(HOST, blocks, 3).data.ravel().tolist() == values[order].tolist()
+    assert structure.sum_duplicates(HOST, blocks, 3).data.ravel().tolist() == sums.tolist()
+    one = Blocks(np.ones((3, 1, 1)), np.zeros(3, int), np.arange(4))
+    pattern = ProductEngine.product_pattern(HOST_PRODUCTS, blocks, one, 1)
+    assert pattern.left.tolist() == list(range(n)) and pattern.right.tolist() == col.tolist()
+    turned = structure.transpose(HOST, Blocks(blocks.data, col, np.arange(n + 1)), 3)
+    assert turned.indices.tolist() == order.tolist()
 
 
 @BACKENDS
