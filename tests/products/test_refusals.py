@@ -167,6 +167,21 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         "precision: 'tf32' is for products in float32 and complex64, got float64 and float64, summed in float64",
         lambda: bg.matmul(A, B, precision="tf32"),
     ),
+    "precision of two dtypes": (
+        ValueError,
+        "got float64 and float32, summed in float64",
+        lambda: bg.matmul(A, B.astype("f"), precision="tf32"),
+    ),
+    "precision of a sampled product": (
+        ValueError,
+        "got float64 and float32, summed in float64",
+        lambda: bg.sddmm(np.ones((4, 2)), np.ones((2, 6), "f"), A, precision="tf32"),
+    ),
+    "a sampled product of two dtypes": (
+        TypeError,
+        "out_dtype: float32 cannot hold a product of float64 and complex128",
+        lambda: bg.sddmm(np.ones((4, 2)), np.ones((2, 6), "D"), A, out_dtype="f"),
+    ),
     "alpha": (TypeError, "alpha: wanted a number, got str", lambda: bg.matmul(A, B, alpha="1")),
     "an array": (TypeError, "beta: wanted a number, got ndarray", lambda: bg.matmul(A, B, out=OUT, beta=np.ones(1))),
     "a complex factor": (
