@@ -340,6 +340,42 @@ def test_segments_are_reduced_in_order(op: str, dtype: Any, shape: tuple[int, ..
     assert nothing.shape == (0, *shape[1:]) and nothing.dtype == values.dtype
 
 
+@pytest.mark.parametrize(
+    "shape, calls", [((9,), [1]), ((9, 1), [1]), ((9, 4, 4), [1] * 16), ((9, 17), [2]), ((9, 5, 5), [3])]
+)
+def test_short_rows_are_reduced_column_by_column(shape: tuple[int, ...], calls: list[int], monkeypatch: Any) -> None:
+    """The dimensions of each array that NumPy reduces."""
+    taken: list[int] = []
+
+    def reduceat(values: Any, *args: Any, **how: Any) -> Any:
+        taken.append(values.ndim)
+        return np.add.reduceat(values, *args, **how)
+
+    class Noting:
+        add = SimpleNamespace(reduceat=reduceat)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(np, name)
+
+    monkeypatch.setattr(numpy_backend, "np", Noting())
+    for order in (None, np.arange(9)):
+        taken.clear()
+        assert HOST.segment_reduce("add", np.ones(shape), order, np.array([0, 4])).sum() == np.prod(shape)
+        assert taken == calls
+
+
+def test_an_array_of_bytes_reaches_to_its_last_byte() -> None:
+    room = np.zeros((4, 8), np.uint8)
+    first = HOST.address(room)
+    for x, start, stop in (
+        (room[:2, :2], 0, 10),
+        (room[:2, 1::-1], 0, 10),
+        (room[1::-1, :2], 0, 10),
+        (room[:1, :2], 0, 2),
+    ):
+        assert HOST.extent(x) == (first + start, first + stop)
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 20)], ids=str)
 @pytest.mark.parametrize("dtype, most", [("e", 2048), (BFLOAT16, 256)], ids=str)
 def test_halves_are_added_in_single_precision(shape: tuple[int, ...], dtype: Any, most: int) -> None:
