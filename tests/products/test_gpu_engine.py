@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import (
     autotune,
@@ -241,14 +240,15 @@ def test_a_sampled_product_that_the_tensor_cores_refuse_goes_to_the_others(
 
 
 def test_a_pattern_that_the_card_cannot_find_is_sorted(card: None) -> None:
-    a = Blocks(np.ones((1, 2, 2)), np.array([0]), np.array([0, 1]))
+    a: Any = "A"
+    b: Any = "B"
     with (
         patch.object(products_cuda.spgemm_pattern, "product_pattern", lambda *args: None),
-        patch.object(ProductEngine, "product_pattern", lambda *args: "sorted"),
+        patch.object(ProductEngine, "product_pattern", lambda self, *args: ("sorted", *args)),
     ):
-        assert ENGINE.product_pattern(a, a, 1) == "sorted"
-    with patch.object(products_cuda.spgemm_pattern, "product_pattern", lambda *args: args[1:]):
-        assert ENGINE.product_pattern(a, a, 1) == (a, 1)
+        assert ENGINE.product_pattern(a, b, 1) == ("sorted", a, b, 1)
+    with patch.object(products_cuda.spgemm_pattern, "product_pattern", lambda *args: args):
+        assert ENGINE.product_pattern(a, b, 1) == (a, b, 1)
 
 
 def test_plans_of_a_matrix_are_remembered_up_to_a_number(card: None) -> None:

@@ -384,6 +384,7 @@ def found_pairs(most: int, cols: int, index: str = "iiii", counts: tuple[int, ..
 
         class Writing(Kernel):
             def __call__(self, *args: Any, **how: Any) -> None:
+                self.started.name(before=made[0], most=made[0][-1:], count=made[1] if len(made) > 1 else None)
                 super().__call__(*args, **how)
                 if self.spec.entry == "count_pairs":
                     made[0][1:-1], made[0][-1] = counts, most
