@@ -15,13 +15,23 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import autotune, block_products, complex_gemm, heuristics, launch, matrix_cache, measured
+from bsrgemm._products import (
+    autotune,
+    block_products,
+    complex_gemm,
+    heuristics,
+    launch,
+    matrix_cache,
+    measured,
+    spgemm_pattern,
+    work_list_launch,
+)
 from bsrgemm._products import cuda as products_cuda
 from bsrgemm._products import host as products_host
 from bsrgemm._products.call import ProductCall
 from bsrgemm._products.engine import ProductEngine
+from bsrgemm._products.transposed import transposed_copy
 
 from ..emulator import emulator
 from ..emulator.emulator import put
@@ -230,14 +240,15 @@ def test_a_sampled_product_that_the_tensor_cores_refuse_goes_to_the_others(
 
 
 def test_a_pattern_that_the_card_cannot_find_is_sorted(card: None) -> None:
-    a = Blocks(np.ones((1, 2, 2)), np.array([0]), np.array([0, 1]))
+    a: Any = "A"
+    b: Any = "B"
     with (
         patch.object(products_cuda.spgemm_pattern, "product_pattern", lambda *args: None),
-        patch.object(ProductEngine, "product_pattern", lambda *args: "sorted"),
+        patch.object(ProductEngine, "product_pattern", lambda self, *args: ("sorted", *args)),
     ):
-        assert ENGINE.product_pattern(a, a, 1) == "sorted"
-    with patch.object(products_cuda.spgemm_pattern, "product_pattern", lambda *args: args[1:]):
-        assert ENGINE.product_pattern(a, a, 1) == (a, 1)
+        assert ENGINE.product_pattern(a, b, 1) == ("sorted", a, b, 1)
+    with patch.object(products_cuda.spgemm_pattern, "product_pattern", lambda *args: args):
+        assert ENGINE.product_pattern(a, b, 1) == (a, b, 1)
 
 
 def test_plans_of_a_matrix_are_remembered_up_to_a_number(card: None) -> None:
@@ -247,6 +258,63 @@ def test_plans_of_a_matrix_are_remembered_up_to_a_number(card: None) -> None:
             assert cache.plan(key, lambda key=key: key).get() == key
             assert cache.plan(key, lambda: "again").get() == key
             assert 0 < len(cache.plans) <= 2
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_a_transposed_copy_is_kept_and_its_values_follow(index: Any) -> None:
+    data = np.arange(30.0).reshape(5, 2, 3)
+    A = bg.bsr_array((data, np.array([2, 0, 1, 1, 2], index), np.array([0, 2, 4, 5], index)), shape=(6, 9))
+    T = transposed_copy(A)
+    for factor in (1, 2, -3):
+        A.data[...] = factor * data
+        assert transposed_copy(A) is T
+        np.testing.assert_array_equal(T.toarray(), A.toarray().T)
+    changes: list[tuple[str, Any]] = [
+        ("data", A.data.copy()),
+        ("indices", A.indices.copy()),
+        ("indptr", A.indptr.copy()),
+    ]
+    for name, value in changes:
+        setattr(A, name, value)
+        other = transposed_copy(A)
+        assert other is not T and transposed_copy(A) is other
+        np.testing.assert_array_equal(other.toarray(), A.toarray().T)
+        T = other
+    A._shape = (6, 12)
+    assert transposed_copy(A) is not T and transposed_copy(A).shape == (12, 6)
+
+
+def many(x: Any, count: int) -> Any:
+    """An array of so many blocks, all of which are the same memory."""
+    return np.broadcast_to(x, (count, *x.shape[1:]), subok=True)
+
+
+def test_blocks_of_a_product_are_numbered_with_31_bits(card: None) -> None:
+    """Their rows, and the rows and columns of dense operands, are fewer than 2**31; all others go to other kernels."""
+    a, one = put(np.ones((1, 64, 64), np.float16)), put(np.zeros(1, np.int64))
+    dtype = np.dtype(np.float16)
+    asked: list[Any] = []
+    with (
+        patch.object(block_products, "contiguous", lambda x: x),
+        patch.object(block_products, "_launch_sm80", lambda *args: asked.append(args) or "started"),
+    ):
+        for count, served in ((2**25 - 1, True), (2**25, False)):
+            for pair in ((many(a, count), a), (a, many(a, count))):
+                found = block_products.pair_products(pair[0], one, pair[1], one, one, dtype)
+                assert (found == "started") == served
+        pointer = put(np.array([0, 1], np.int64))
+        for side, served in ((2**31 - 64, True), (2**31, False)):
+            X = np.broadcast_to(put(np.ones((1, 64), np.float16)), (side, 64), subok=True)
+            small = put(np.ones((64, 64), np.float16))
+            with patch.object(block_products, "order_of", lambda x: "C"):
+                assert (block_products.sampled(X, small, one, pointer, (64, 64), dtype) == "started") == served
+                Y = np.broadcast_to(put(np.ones((64, 1), np.float16)), (64, side), subok=True)
+                assert (block_products.sampled(small, Y, one, pointer, (64, 64), dtype) == "started") == served
+
+
+def test_lists_and_pairs_are_numbered_with_31_bits() -> None:
+    assert spgemm_pattern._MOST == work_list_launch._MOST == products_cuda._MOST_INT32 == 2**31
+    assert work_list_launch._KEY_BITS == 63  # a sort key is a signed integer of 64 bits
 
 
 # ------------------------------------------------------------------------------------------------ tuning

@@ -10,7 +10,7 @@ import pytest
 
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import element_types
-from bsrgemm._products import configs, heuristics, measured, work_list
+from bsrgemm._products import configs, heuristics, measured, small_blocks, work_list
 
 F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
 TENSOR = (configs.GemmSm90, configs.GemmSm80)
@@ -89,6 +89,54 @@ def test_gemm_sm80_reads_whole_pieces_of_16_bytes(a: Any, transposed: bool) -> N
                 assert (R if transposed else K) * a.itemsize % 16 == 0 and R % 16 == 0
 
 
+# ------------------------------------------------------------------------------------------ shared memory
+SM80 = configs.GemmSm80(problem().types, "MMA_F16", 64, 2, 128, 2, 256, 3, False, False)
+STAGED = small_blocks.spmm_staged(problem(F32).types, 3, 3, 16)
+
+
+@pytest.mark.parametrize("config", [SM80, STAGED], ids=["gemm_sm80", "spmm"])
+def test_a_kernel_runs_where_its_shared_memory_fits_exactly(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bytes_, runs in ((0, True), (-1, False)):
+        monkeypatch.setattr(heuristics, "shared_kb", lambda arch, room=bytes_: (config.shared_bytes + room) / 1024)
+        assert heuristics.runs_on(config, "sm_80") == runs
+
+
+def test_two_ctas_share_a_multiprocessor_whose_shared_memory_they_fit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CTA takes 1 KiB beside its own, and a multiprocessor has 1 KiB more than a CTA may have."""
+    light = replace(SM80, tile_n=64, stages=3)
+    for bytes_, ctas in ((0, 2), (-1, 1)):
+        whole = 2 * (light.shared_bytes + 1024) + bytes_
+        monkeypatch.setattr(configs, "shared_kb", lambda arch, whole=whole: whole / 1024 - 1)
+        assert light.ctas("sm_80") == ctas
+
+
+def test_one_cta_has_all_warps_where_its_shared_memory_fits_exactly() -> None:
+    for size in (1, 2, 3, 4, 6, 8):
+        for a in (F32, F64):
+            for N in (4, 16, 64):
+                names, room = problem(a).types, 1
+                large = small_blocks.spmm_staged(names, size, size, N, 10**6)
+                few = small_blocks.spmm_staged(names, size, size, N, room)
+                assert few.threads == 128 and few.at_least >= 1
+                if size * size * a.itemsize <= 32:
+                    assert large == few
+                    continue
+                assert large.at_least == 1 and large.threads > 128
+                kilobytes = -(-large.shared_bytes // 1024)
+                assert small_blocks.spmm_staged(names, size, size, N, kilobytes) == large
+                assert small_blocks.spmm_staged(names, size, size, N, kilobytes - 1) == few
+
+
+@pytest.mark.parametrize(
+    "sides, N, few", [((2, 4), 16, False), ((3, 3), 16, True), ((3, 4), 16, True), ((13, 1), 16, False)]
+)
+def test_few_blocks_of_65_to_100_bytes_are_copied_at_a_time(sides: tuple[int, int], N: int, few: bool) -> None:
+    for lanes_suffice, columns in ((True, N), (False, 4)):
+        found = small_blocks.spmm_staged(problem(F64).types, *sides, columns)
+        room = found.chunk * sides[0] * sides[1] * 8
+        assert (room <= 600) == (few and lanes_suffice) and room <= 1600
+
+
 # ------------------------------------------------------------------------------------------ measured choices
 #: A value other than the usual one for each field of a problem.
 OTHERS: dict[str, Any] = {
@@ -143,3 +191,37 @@ def test_pieces_of_long_rows_cover_them_once() -> None:
     parents = found.parents[:count]
     np.testing.assert_array_equal(parents[:, 0], np.arange(count) - within)
     np.testing.assert_array_equal(parents[:, 1], [3] * 6)  # rows of 22 and 17 blocks, three pieces each
+
+
+# ------------------------------------------------------------------------------------------------- grids
+def test_no_grid_is_larger_than_a_card_launches() -> None:
+    """The kernels loop over what exceeds the grid."""
+    names, much, x, yz = problem(F32).types, 2**50, 2**31 - 1, 65535
+    assert configs.GemmSimt(names, 8, 4, 32).grid(much, much, much) == (x, yz, yz)
+    assert configs.Spmv(names, 8, 8, 0, 0).grid(much, much, 1) == (x, yz)
+    assert configs.SpgemmSimt(names, 8).grid(much) == (x,)
+    assert configs.SpmmF64("i32", 8, 8, 1, 3, 6).grid(much, much, much) == (x, yz, yz)
+    assert replace(STAGED, chunk=0).grid(much, much, 3, 132) == (x, yz)
+    assert STAGED.grid(much, much, much, 132) == (STAGED.at_least * 132, yz, yz)
+    vector = configs.SpmvSmall(names, 3, 3, 4, 1, 1, 2, False)
+    assert vector.ctas(much, 132) == x // 2 and replace(vector, in_chunks=True).ctas(much, 132) == 4 * 132
+
+
+def test_a_grid_has_as_many_ctas_as_rows_need() -> None:
+    names = problem(F32).types
+    vector = configs.SpmvSmall(names, 3, 3, 4, 1, 1, 2, False, rows_together=2)  # 32 groups of lanes, two rows each
+    assert [vector.ctas(n, 132) for n in (0, 1, 64, 65)] == [1, 1, 1, 2]
+    chunks = replace(vector, in_chunks=True)  # a warp has eight groups
+    assert [chunks.ctas(n, 132) for n in (0, 1, 8, 9, 8 * 528, 8 * 528 + 1)] == [1, 1, 1, 2, 528, 528]
+    tiles = configs.SpmmF64("i32", 20, 8, 2, 3, 6)  # three tiles of 8 rows: two warps for a block row
+    assert [tiles.grid(n, 33, 3) for n in (1, 2, 3)] == [(1, 2, 3), (1, 2, 3), (2, 2, 3)]
+    plain = replace(STAGED, chunk=0, threads=128, lanes=4, width=4)
+    assert [plain.grid(n, 17, 3, 132) for n in (1, 2, 4, 5)] == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    staged = replace(plain, chunk=4, at_least=2)
+    assert [staged.grid(n, 16, 3, 5) for n in (1, 4, 5, 40, 41)] == [
+        (1, 1, 3),
+        (1, 1, 3),
+        (2, 1, 3),
+        (10, 1, 3),
+        (10, 1, 3),
+    ]

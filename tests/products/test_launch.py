@@ -104,6 +104,20 @@ def test_the_same_places_again_are_neither_planned_nor_packed(started, monkeypat
     assert started[0] == started[1] == started[2]
 
 
+def test_arguments_are_packed_again_only_for_other_factors_or_floats(started, monkeypatch) -> None:
+    """Equal integers have equal bytes; 0.0 and -0.0 are equal floats that have not."""
+    A, B, out = Matrix(), dense(), dense()
+    packed: list[Any] = []
+    arguments_of = launch.Launch._arguments
+    monkeypatch.setattr(
+        launch.Launch, "_arguments", lambda self, *args: (packed.append(args[1:3]), arguments_of(self, *args))[1]
+    )
+    for alpha, beta in ((1, 0), (1, 0), (2, 0), (2, 0), (1, 0), (1.0, 0), (1.0, 0), (1, 0.0), (1, 0), (1, -0.0)):
+        multiply(A, B, out, alpha, beta)
+    assert packed == [(1, 0), (2, 0), (1, 0), (1.0, 0), (1.0, 0), (1, 0.0), (1, -0.0)]
+    assert len(started) == 10 and started[0] == started[1] == started[4] != started[2]
+
+
 #: Each beside what is usual.
 CHANGES: dict[str, dict[str, Any]] = {
     "alpha": {"alpha": 2.5},

@@ -28,6 +28,7 @@ from bsrgemm._attention import decode_launch
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, DecodeCall
 from bsrgemm._backend import array_kernels
+from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.cupy_backend import CupyBackend
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, launching, workspace
@@ -370,6 +371,101 @@ def matching() -> Iterator[tuple[str, str]]:
         yield "no blocks", str(matched(none, 1, 4))
 
 
+def found_pairs(most: int, cols: int, index: str = "iiii", counts: tuple[int, ...] = (2, 0, 3)) -> str:
+    """The launches that find pairs of blocks, if so many are said to be in a row, and the arrays that are made."""
+    made: list[Array] = []
+
+    def zeros(*args: Any) -> Array:
+        made.append(put(np.zeros(*args)))
+        return made[-1]
+
+    with card() as started:
+        stand_in = SimpleNamespace(zeros=zeros, empty=lambda *args: put(np.empty(*args)), cumsum=np.cumsum)
+
+        class Writing(Kernel):
+            def __call__(self, *args: Any, **how: Any) -> None:
+                self.started.name(before=made[0], most=made[0][-1:], count=made[1] if len(made) > 1 else None)
+                super().__call__(*args, **how)
+                if self.spec.entry == "count_pairs":
+                    made[0][1:-1], made[0][-1] = counts, most
+                elif self.spec.entry == "list_pairs":
+                    made[1][1:] = 1
+
+        pointer = np.array([0, 1, 1, 2])
+        arrays = [
+            put(x.astype(d)) for x, d in zip((np.array([0, 1]), pointer, np.array([1, 0]), pointer), index, strict=True)
+        ]
+        a, b = Blocks(None, *arrays[:2]), Blocks(None, *arrays[2:])
+        with (
+            patch.object(spgemm_pattern, "cupy", stand_in),
+            patch.object(jit, "load", lambda spec, arch: Writing(started, spec)),
+        ):
+            found = spgemm_pattern.product_pattern(a, b, cols)
+        lines = [*started.lines, "None" if found is None else " ".join(f"{x.dtype}{list(x.shape)}" for x in found)]
+    return " ; ".join(lines)
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Tables for columns of a row, in shared memory of 96 KiB; and index arrays of several dtypes."""
+    for most in (1, 24, 25, 26, 32, 33, 800, 819, 820, 1500, 5000, 6000, 7000):
+        yield f"{most} columns in a row", found_pairs(most, 10**6)
+    yield "a row of all columns", found_pairs(900, 7)
+    for index in ("llll", "liii", "ilii", "iili", "iiil"):
+        yield f"index arrays {index}", found_pairs(3, 9, index)
+    yield "no pairs", found_pairs(0, 9, counts=(0, 0, 0))
+    for most, what in ((5, "pairs"), (6, "pairs that fit"), (9, "columns"), (10, "columns that fit")):
+        with patch.object(spgemm_pattern, "_MOST", most):
+            yield f"too many {what}", found_pairs(3, 9 if "columns" in what else 3)
+    with patch.object(spgemm_pattern, "_MOST", 2):
+        yield "too many blocks", found_pairs(3, 1)
+    with patch.object(spgemm_pattern, "_MOST", 3):
+        yield "too many blocks of neither", found_pairs(3, 1, counts=(1, 0, 1))
+
+
+MERGED, WHOLE = work_list_launch.merged, work_list_launch.whole
+
+
+def lists() -> Iterator[tuple[str, str]]:
+    """The steps that make work lists."""
+    for index, transposed, (per_row, per_group), ordered in product(
+        "il", (False, True), ((1, 2), (4, 2), (2, 8)), (False, True)
+    ):
+        with card() as started:
+            indices, indptr = (put(np.array(x, index)) for x in ([0, 1, 0, 3, 1, 2], [0, 2, 4, 6]))
+            pattern = Pattern(indices, indptr, 3, 4, transposed)
+            order = put(np.arange(16, dtype=np.int32)) if ordered else None
+            started.name(indices=indices, indptr=indptr, order=order)
+            groups = MERGED(pattern, per_row, per_group, order)
+            arrays = [f"{x.dtype}{list(x.shape)}" for x in (groups.first, groups.last, groups.columns, groups.blocks)]
+            lines = [*started.lines, *arrays, f"{groups.row_tiles.shape} {groups.per_group}"]
+            started.lines.clear()
+            started.name(first=groups.first, last=groups.last)
+            items = WHOLE(groups)
+            arrays = [f"{x.dtype}{list(x.shape)}" for x in (items.items, items.count, items.splits)]
+            lines += [*started.lines, *arrays, str(items.pieces)]
+            yield f"{index} {transposed} {per_row} {per_group} {ordered}", " ; ".join(lines)
+    with card() as started:
+        for blocks, rows in ((0, 3), (3000, 1), (2, 0)):
+            indices, indptr = put(np.zeros(blocks, np.int32)), put(np.linspace(0, blocks, rows + 1).astype(np.int32))
+            started.lines.clear()
+            found = MERGED(Pattern(indices, indptr, rows, 4, False), 1, 2)
+            empty = found is not None and WHOLE(replace(found, first=found.first[:0]))
+            yield f"{blocks} blocks in {rows} rows", f"{found is None} {empty} {' ; '.join(started.lines)}"
+
+
+@pytest.mark.parametrize(
+    "most, bits, made",
+    [(2**31, 63, True), (8, 63, False), (9, 63, True), (2**31, 9, True), (2**31, 8, False)],
+)
+def test_work_lists_that_do_not_fit_their_integers_are_left_to_array_functions(
+    most: int, bits: int, made: bool
+) -> None:
+    """Eight blocks of four columns, in two groups of two: a key has 3 bits of a block, 1 of a member, 3 and 2 more."""
+    indices, indptr = put(np.arange(8, dtype=np.int32) % 4), put(np.arange(0, 9, 2, dtype=np.int32))
+    with card(), patch.multiple(work_list_launch, _MOST=most, _KEY_BITS=bits):
+        assert (MERGED(Pattern(indices, indptr, 4, 4, False), 1, 2) is not None) == made
+
+
 # ------------------------------------------------------------------------------------------------ grids by themselves
 def grids() -> Iterator[tuple[str, str]]:
     """Sizes around the number of threads, and beyond the largest grid."""
@@ -394,6 +490,8 @@ SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "attention": attention,
     "decode": decode,
     "row matching": matching,
+    "pairs of blocks": pairs,
+    "work lists": lists,
     "grids": grids,
 }
 

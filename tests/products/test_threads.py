@@ -232,3 +232,99 @@ def test_a_number_that_the_program_sets_meanwhile_stays(two_threads: list[int]) 
 
     threads.share(work, **ONE_ROW)
     assert blas_threads() == [3] * len(two_threads)
+
+
+# ------------------------------------------------------------------------------------------------ numbers of threads
+class Library:
+    """A BLAS with so many threads."""
+
+    def __init__(self, number: int) -> None:
+        self.num_threads = number
+        self.asked: list[int] = []
+
+    def set_num_threads(self, number: int) -> None:
+        self.num_threads = number
+        self.asked.append(number)
+
+
+@pytest.mark.parametrize("numbers, cores, allowed", [((2, 4), 8, 4), ((4, 2), 3, 3), ((), 5, 5), ((1,), 8, 1)])
+def test_products_have_the_threads_of_the_blas_that_has_most(
+    numbers: tuple[int, ...], cores: int, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = [Library(number) for number in numbers]
+    monkeypatch.setattr(threads, "_blas", lambda: libraries)
+    monkeypatch.setattr(threads, "cores", lambda: cores)
+    limit = threads._OneThread()
+    assert limit.begin() == allowed == limit.begin()
+    assert [library.num_threads for library in libraries] == [1] * len(libraries)
+    limit.end()
+    assert [library.num_threads for library in libraries] == [1] * len(libraries)
+    limit.end()
+    assert [library.num_threads for library in libraries] == list(numbers)
+    # a library with one thread is left alone, and so is one whose number the program has set meanwhile
+    assert [library.asked for library in libraries] == [[1, number] if number > 1 else [] for number in numbers]
+    limit.begin()
+    for library in libraries:
+        library.num_threads = 3
+    limit.end()
+    assert all(library.num_threads == 3 for library in libraries)
+
+
+def test_the_thread_that_asks_works_too() -> None:
+    done: list[tuple[int, int, int]] = []
+    me = threading.get_ident()
+    threads._on_threads(lambda first, last: done.append((first, last, threading.get_ident())), [(0, 3)], 4)
+    assert done == [(0, 3, me)]
+
+
+@pytest.mark.parametrize("count, parts, started", [(4, 2, 1), (2, 9, 1), (3, 3, 2), (1, 5, 0)])
+def test_no_more_threads_are_started_than_have_work(
+    count: int, parts: int, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (names.append(self.name), start(self))[1])
+    done: list[int] = []
+    threads._on_threads(lambda first, last: done.append(first), [(i, i + 1) for i in range(parts)], count)
+    assert sorted(done) == list(range(parts)) and names == ["bsrgemm"] * started
+
+
+@pytest.mark.parametrize(
+    "worthwhile, blas, most, rows, cores, ranges",
+    [
+        (False, False, 4, 100, 4, None),
+        (False, True, 4, 100, 4, None),
+        (True, False, 4, 100, 4, (16, 4)),
+        (True, True, 2, 100, 4, (8, 2)),
+        (True, True, 4, 3, 4, (12, 3)),
+        (True, True, 1, 100, 4, None),
+        (True, True, 4, 100, 1, None),
+    ],
+)
+def test_rows_are_divided_among_as_many_threads_as_are_allowed(
+    worthwhile: bool,
+    blas: bool,
+    most: int,
+    rows: int,
+    cores: int,
+    ranges: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_blas", lambda: [])
+    monkeypatch.setattr(threads, "cores", lambda: cores)
+    divided: list[int] = []
+    monkeypatch.setattr(threads, "ranges", lambda starts, count: divided.append(count) or [])
+    monkeypatch.setattr(threads, "_on_threads", lambda work, parts, count: divided.append(count))
+    whole: list[tuple[int, int]] = []
+    how = {"most": most, "worthwhile": worthwhile, "blas": blas}
+    threads.share(lambda first, last: whole.append((first, last)), np.arange(rows + 1), **how)
+    assert (tuple(divided) or None) == ranges and whole == ([] if ranges else [(0, rows)])
+
+
+def test_a_product_within_a_product_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_blas", lambda: [])
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    with threads._crew() as first, threads._crew() as second:
+        assert (first, second) == (4, 1)
+    with threads._crew() as again:
+        assert again == 4

@@ -128,3 +128,40 @@ def test_entries_come_by_column_with_duplicates_and_blocks_outside_on_their_own(
     assert groups.columns.tolist() == [0, 2, 2, 1, 3, 3]
     assert groups.blocks.reshape(-1, 2).tolist() == [[3, -1], [4, 0], [-1, 1], [-1, 5], [2, -1], [-1, -1]]
     assert work_list.whole(HOST, groups).items.tolist() == [[0, 0, 3, -1], [1, 3, 4, -1]]
+
+
+def test_statistics_of_a_work_list_for_people() -> None:
+    pattern = Pattern(np.array([0, 1, 1], np.int32), np.array([0, 2, 3], np.int32), 2, 2, False)
+    groups = work_list.merged(HOST, pattern, 1, 2)
+    found = work_list.describe(groups, work_list.whole(HOST, groups))
+    assert found == {"groups": 1, "entries": 2, "filled": 0.75, "items": 1}
+    nothing = work_list.merged(HOST, Pattern(pattern.indices[:0], pattern.indptr * 0, 2, 2, False), 1, 2)
+    found = work_list.describe(nothing, work_list.whole(HOST, nothing))
+    assert found == {"groups": 1, "entries": 0, "filled": 1.0, "items": 1}
+
+
+@pytest.mark.parametrize(
+    "per_group, per_row, entries, cols, share, split",
+    [
+        (1, 1, 1000, 12, Share(64, 1, 100), True),  # a fair share has int(11.5) entries
+        (1, 1, 1000, 11, Share(64, 1, 100), False),
+        (1, 2, 1000, 24, Share(64, 1, 100), True),  # both row tiles of a block row have all of its entries
+        (1, 2, 1000, 23, Share(64, 1, 100), False),
+        (2, 1, 4000, 12, Share(64, 1, 100), True),  # if both row tiles of a group have every entry
+        (2, 1, 4000, 11, Share(64, 1, 100), False),
+        (1, 1, 10, 9, Share(64, 1, 100), True),  # at least 512 columns of A, in blocks of 64
+        (1, 1, 10, 8, Share(64, 1, 100), False),
+        (1, 1, 10, 6, Share(100, 1, 100), False),
+        (1, 1, 10, 7, Share(100, 1, 100), True),
+        (1, 1, 1000, 10**6, Share(64, 201, 100), False),  # more column tiles than twice the CTAs
+        (1, 1, 1000, 10**6, Share(64, 200, 100), True),
+    ],
+)
+def test_a_group_may_be_cut_where_it_can_exceed_a_fair_share(
+    per_group: int, per_row: int, entries: int, cols: int, share: Share, split: bool
+) -> None:
+    rows = 10
+    count = rows * per_row // per_group
+    groups = Groups(*[np.zeros(count, np.int32)] * 2, np.zeros(0), np.zeros(entries), np.zeros(0), per_group)
+    pattern = Pattern(np.zeros(0), np.zeros(rows + 1), rows, cols, False)
+    assert work_list.may_split(groups, pattern, share) == split
