@@ -98,8 +98,8 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "a pattern compares no row pointers",
         "bsrgemm/_products/sddmm.py",
-        'for name in ("indices", "indptr"):',
-        'for name in ("indices",):',
+        'for array in ("indices", "indptr"):',
+        'for array in ("indices",):',
     ),
     Error(
         "pieces of long rows leave the blocks",
