@@ -62,3 +62,20 @@ def test_bounds_of_sequences_have_32_bits_on_every_device(dtype: Any) -> None:
         found = public._bounds(backend, bounds, "cu_seqlens_q", 7, "q")
         assert backend.is_dense(found) and found.dtype == np.int32
         np.testing.assert_array_equal(backend.to_host(found), given)
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("lengths", [None, [3, 5], np.array([3, 5], np.uint64)], ids=str)
+def test_a_cache_counts_in_64_bits_on_the_host_and_in_32_on_the_device(device: str, page: Any, lengths: Any) -> None:
+    backend = fake_device.install() if device == "fake" else HOST
+    cache = KVCache(2, 1, 40, 8, page=page, device=device)
+    assert cache.dtype == cache.k.dtype == cache.v.dtype == np.float16
+    tokens = backend.from_host(np.ones((2, 1, 5, 8), np.float16))
+    for count in (0, 1, 2):
+        assert cache.lengths.dtype == np.int64 and cache._device_lengths.dtype == np.int32
+        want = [5 * count, 5 * count] if lengths is None else [3 * count, 5 * count]
+        assert cache.lengths.tolist() == backend.to_host(cache._device_lengths).tolist() == want
+        assert (cache._longest, cache._total) == (max(want), sum(want))
+        assert (cache.table is None) if page is None else (cache.table.dtype == np.int32)
+        cache.append(tokens, tokens, lengths)
