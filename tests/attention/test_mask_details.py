@@ -144,3 +144,20 @@ def test_many_documents_whose_edges_lie_inside_of_blocks(block: Any) -> None:
     document = np.repeat(np.arange(40), sizes)
     mask = BlockMask.documents(np.cumsum([0, *sizes]), block=block, device="cpu")
     np.testing.assert_array_equal(mask.to_dense(), document[:, None] == document)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 40), (40, 0)], ids=str)
+def test_masks_without_queries_or_keys(shape: tuple[int, int], device: str) -> None:
+    common = {"block": 16, "device": device}
+    masks = [
+        BlockMask.causal(*shape, **common),
+        BlockMask.full(*shape, **common),
+        BlockMask.sinks(*shape, count=1, **common),
+    ]
+    masks += [BlockMask.dilated(*shape, count=2, dilation=3, **common), BlockMask.random(*shape, per_row=0, **common)]
+    masks += [masks[0] & masks[1], masks[0] | masks[1], ~masks[0], BlockMask.stack(masks[:2])]
+    masks += [BlockMask.from_dense(on(device, np.ones(shape, bool)), block=16)]
+    for mask in masks:
+        assert mask.shape == shape and mask.to_dense().shape == ((1, 2, *shape) if mask is masks[8] else shape)
+        assert not len(mask.indices) and mask.allowed == mask.density == 0
+        assert mask == mask.get().to_device(device)
