@@ -10,6 +10,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import KVCache
 from bsrgemm._attention import attention as public
+from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.engine import ENGINES
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -79,3 +80,125 @@ def test_a_cache_counts_in_64_bits_on_the_host_and_in_32_on_the_device(device: s
         assert (cache._longest, cache._total) == (max(want), sum(want))
         assert (cache.table is None) if page is None else (cache.table.dtype == np.int32)
         cache.append(tokens, tokens, lengths)
+
+
+# ------------------------------------------------------------------------------------------------- windows
+def asked(monkeypatch: pytest.MonkeyPatch, name: str, call: Any) -> Any:
+    """What the engine of the host is asked for."""
+    seen: list[Any] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(type(ENGINES.of(HOST)), name, lambda self, given: seen.append(given))
+        call()
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    "window, causal, want",
+    [
+        (None, False, (2**30, 2**30)),
+        (None, True, (2**30, 0)),
+        ((-1, -1), False, (2**30, 2**30)),
+        ((0, 0), False, (0, 0)),
+        ((1, 2), False, (1, 2)),
+        ((7, 9), True, (7, 0)),
+        ((2**30 - 1, 2**30), False, (2**30 - 1, 2**30)),
+        ((2**40, 2**35), False, (2**30, 2**30)),
+    ],
+)
+def test_a_band_is_at_most_as_wide_as_32_bits_can_add(
+    window: Any, causal: bool, want: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = np.ones((1, 1, 4, 8))
+    call = asked(monkeypatch, "forward", lambda: bg.attention(q, q, q, window=window, causal=causal))
+    assert (call.left, call.right) == want
+
+
+@pytest.mark.parametrize("left, want", [(-1, 64), (0, 0), (1, 1), (63, 63), (64, 64), (65, 64), (2**40, 64)])
+def test_a_query_of_decode_looks_back_as_far_as_the_capacity(
+    left: int, want: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, q = cache_and_queries()
+    call = asked(monkeypatch, "decode", lambda: bg.attention_decode(q, cache, window=(left, 0)))
+    assert call.left == want
+
+
+# ------------------------------------------------------------------------------------------------- results
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_result_may_lie_directly_beside_an_operand(name: str, before: bool) -> None:
+    rng = np.random.default_rng(2)
+    operands = {x: rng.standard_normal((1, 1, 4, 8)) for x in ("q", "k", "v")}
+    want = bg.attention(**operands)
+    memory = np.zeros((2, 1, 1, 4, 8))
+    memory[int(not before)] = operands[name]
+    out = memory[int(before)]
+    bg.attention(**operands | {name: memory[int(not before)]}, out=out)
+    np.testing.assert_array_equal(out, want)
+    flat = memory.reshape(-1)
+    overlapping = (flat[31:63] if before else flat[1:33]).reshape(1, 1, 4, 8)
+    with pytest.raises(ValueError, match=f"out: overlaps {name}"):
+        bg.attention(**operands | {name: memory[int(not before)]}, out=overlapping)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_result_of_decode_may_lie_directly_beside_the_queries(before: bool) -> None:
+    cache, q = cache_and_queries()
+    memory = np.zeros((2, *q.shape), np.float32)
+    memory[int(not before)] = q
+    want = bg.attention_decode(q, cache)
+    bg.attention_decode(memory[int(not before)], cache, out=memory[int(before)])
+    np.testing.assert_array_equal(memory[int(before)], want)
+    flat = memory.reshape(-1)
+    overlapping = (flat[63:127] if before else flat[1:65]).reshape(q.shape)
+    with pytest.raises(ValueError, match="out: overlaps q"):
+        bg.attention_decode(memory[int(not before)], cache, out=overlapping)
+
+
+def test_a_stride_of_0_along_one_element_is_never_used() -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal((1, 3, 4, 8)) for _ in range(3))
+    out = np.lib.stride_tricks.as_strided(np.zeros(96), (1, 3, 4, 8), (0, 256, 64, 8))
+    assert bg.attention(q, k, v, out=out) is out
+    np.testing.assert_array_equal(out, bg.attention(q, k, v))
+    for strides in ((0, 0, 64, 8), (0, 256, 0, 8), (0, 256, 64, 0)):
+        wrong = np.lib.stride_tricks.as_strided(np.zeros(96), (1, 3, 4, 8), strides)
+        with pytest.raises(ValueError, match="out: elements share memory"):
+            bg.attention(q, k, v, out=wrong)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
+def test_every_scale_of_a_head_is_finite_and_above_0(name: str, wrong: float) -> None:
+    q = np.ones((1, 2, 4, 8), np.uint8)
+    for scales in (np.array([1, wrong], np.float32), np.array([[wrong, 1]], np.float32)):
+        with pytest.raises(ValueError, match=f"{name}: wanted finite numbers above 0"):
+            bg.attention(q, q, q, **{name: scales})
+    with pytest.raises(ValueError, match=f"{name}: wanted a finite number above 0"):
+        bg.attention(q, q, q, **{name: wrong})
+
+
+# ------------------------------------------------------------------------------------------------- tiles of masks
+@pytest.mark.parametrize(
+    "length, block, want",
+    [
+        *[(128, 16, 8), (128, 64, 2), (128, 128, 1), (64, 128, 1), (64, 256, 1), (192, 96, 2), (16, 256, 1)],
+        *[(128, 48, 4), (64, 48, 3), (48, 64, 2), (128, 80, 3), (128, 96, 3), (64, 96, 2), (128, 112, 3)],
+        *[(128, 240, 2), (192, 128, 3), (192, 80, 4), (96, 64, 3), (65, 64, 2), (66, 64, 3), (33, 16, 3)],
+    ],
+)
+def test_a_tile_has_a_place_for_every_block_that_it_may_touch(length: int, block: int, want: int) -> None:
+    assert mask_tiles._spanned(length, block) == want
+    touched = [(first + length - 1) // block - first // block + 1 for first in range(0, 64 * length, length)]
+    assert max(touched) <= want
+
+
+# ------------------------------------------------------------------------------------------------- classes of arrays
+class Own(np.ndarray[Any, Any]):
+    """A user's class of arrays."""
+
+
+def test_operands_of_a_users_class_are_computed_with_as_plain_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = np.ones((1, 1, 4, 8)).view(Own)
+    call = asked(monkeypatch, "forward", lambda: bg.attention(q, q, q))
+    assert type(call.q) is type(call.k) is type(call.v) is type(call.out) is np.ndarray
+    assert type(bg.attention(q, q, q)) is np.ndarray
