@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,3 +203,51 @@ def test_operands_of_a_users_class_are_computed_with_as_plain_arrays(monkeypatch
     call = asked(monkeypatch, "forward", lambda: bg.attention(q, q, q))
     assert type(call.q) is type(call.k) is type(call.v) is type(call.out) is np.ndarray
     assert type(bg.attention(q, q, q)) is np.ndarray
+
+
+# ------------------------------------------------------------------------------------------------- limits of a cache
+def test_a_sequence_of_a_cache_has_fewer_than_2_to_the_30_tokens() -> None:
+    cache = KVCache(1, 1, 2**30 - 1, 1, page=256, pages=1, device="cpu")
+    assert cache.capacity == 2**30 - 1 and cache.table.shape == (1, 2**22)
+    with pytest.raises(ValueError, match=r"capacity: wanted less than 2\*\*30 tokens, got 1073741824"):
+        KVCache(1, 1, 2**30, 1, page=256, pages=1, device="cpu")
+
+
+def test_a_cache_has_fewer_than_2_to_the_31_tokens_in_all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    xp = SimpleNamespace(empty=lambda shape, dtype: shape, zeros=np.zeros)
+    monkeypatch.setattr(type(HOST), "xp", xp)
+    assert KVCache(1, 2**23 - 1, 256, 8, page=256, pages=1, device="cpu").k == (1, 2**23 - 1, 256, 8)
+    with pytest.raises(ValueError, match=r"wanted less than 2\*\*31 tokens .* got 2147483648"):
+        KVCache(1, 2**23, 256, 8, page=256, pages=1, device="cpu")
+    assert KVCache(2, 2**22 - 1, 256, 8, device="cpu").k == (2, 2**22 - 1, 256, 8)
+    with pytest.raises(ValueError, match=r"wanted less than 2\*\*31 tokens .* got 2147483648"):
+        KVCache(2, 2**22, 256, 8, device="cpu")
+
+
+@pytest.mark.parametrize("page", [16, 32, 64, 128, 256])
+def test_a_page_is_a_power_of_two_from_16_to_256(page: int) -> None:
+    assert KVCache(1, 1, 300, 8, page=page, device="cpu").pages == -(-300 // page)
+    for wrong in (8, 15, 17, 48, 255, 512):
+        with pytest.raises(ValueError, match="page: wanted a power of two from 16 to 256"):
+            KVCache(1, 1, 300, 8, page=wrong, device="cpu")
+
+
+def test_decode_counts_keys_up_to_2_to_the_34(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, q = cache_and_queries()
+    for block, most in ((16, 2**30), (64, 2**28)):
+        blocks = np.broadcast_to(np.int32(0), (1, 1, most))
+        call = asked(
+            monkeypatch, "decode", lambda b=blocks, n=block: bg.attention_decode(q, cache, blocks=b[..., 1:], block=n)
+        )
+        assert call.block == block and call.blocks.shape == (1, 1, most - 1)
+        with pytest.raises(ValueError, match=r"blocks: wanted fewer than 2\*\*34 keys in all"):
+            bg.attention_decode(q, cache, blocks=blocks, block=block)
+
+
+def test_decode_takes_1_to_16_queries() -> None:
+    cache, _ = cache_and_queries()
+    for queries in (1, 16):
+        q = np.ones((2, 4, queries, 8), np.float32)
+        assert bg.attention_decode(q, cache).shape == q.shape
+    with pytest.raises(ValueError, match="q: wanted 1 to 16 queries for each sequence, got 17"):
+        bg.attention_decode(np.ones((2, 4, 17, 8), np.float32), cache)

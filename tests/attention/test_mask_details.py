@@ -161,3 +161,29 @@ def test_masks_without_queries_or_keys(shape: tuple[int, int], device: str) -> N
         assert mask.shape == shape and mask.to_dense().shape == ((1, 2, *shape) if mask is masks[8] else shape)
         assert not len(mask.indices) and mask.allowed == mask.density == 0
         assert mask == mask.get().to_device(device)
+
+
+def test_element_masks_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_device.install()
+    rows = np.array([[[1], [2]], [[2], [1]], [[1], [2]], [[3], [0]]], np.uint32)
+    mixed, poor = mask_bits.mixed, [True]
+
+    def hashed(x: Any) -> Any:
+        """Weights of which all are 1: then the hash is the sum of the words."""
+        return x * np.uint64(0) if poor[0] else mixed(x)
+
+    def once(x: Any) -> Any:
+        found = hashed(x)
+        poor[0] = False
+        return found
+
+    monkeypatch.setattr(mask_bits, "mixed", once)
+    chosen, same = (fake.to_host(x) for x in mask_bits.distinct(fake.xp, fake.from_host(rows)))
+    assert len(chosen) == 3 and not poor[0]
+    np.testing.assert_array_equal(rows[chosen][same], rows)
+    poor[0] = True
+    monkeypatch.setattr(mask_bits, "mixed", hashed)
+    with pytest.raises(AssertionError, match="a hundred hashes in a row collided"):
+        mask_bits.distinct(fake.xp, fake.from_host(rows))
+    chosen, same = mask_bits.distinct(fake.xp, fake.from_host(rows[:0]))
+    assert len(chosen) == len(same) == 0
