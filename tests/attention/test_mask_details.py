@@ -187,3 +187,64 @@ def test_element_masks_with_the_same_hash_are_told_apart(monkeypatch: pytest.Mon
         mask_bits.distinct(fake.xp, fake.from_host(rows))
     chosen, same = mask_bits.distinct(fake.xp, fake.from_host(rows[:0]))
     assert len(chosen) == len(same) == 0
+
+
+# ------------------------------------------------------------------------------------------------- masks with gaps
+def drawn(rows: int, cols: int, per_row: int, seed: int) -> list[int]:
+    """Block columns of a random mask, by numbers of Python: splitmix64 of the seed and the number of the block."""
+    low = 2**64 - 1
+    found = []
+    for number in range(rows * per_row):
+        x = (seed % 2**32 << 32) + number
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & low
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & low
+        strip = number % per_row
+        first, end = strip * cols // per_row, (strip + 1) * cols // per_row
+        found.append(first + (x ^ x >> 31) % (end - first))
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**31 + 5, 2**32 - 1, 2**32 + 7, 2**40 + 3, -1])
+@pytest.mark.parametrize("per_row", [1, 2, 3, 7])
+def test_random_masks_are_the_same_on_every_machine(seed: int, per_row: int, device: str) -> None:
+    mask = BlockMask.random(70, 100, per_row=per_row, heads=(2, 3), seed=seed, block=16, device=device)
+    indices, indptr = (mask._backend.to_host(x).tolist() for x in (mask.indices, mask.indptr))
+    assert indices == drawn(2 * 3 * 5, 7, per_row, seed)
+    assert indptr == [per_row * row for row in range(2 * 3 * 5 + 1)]
+    assert mask._backend.to_host(mask.kinds).tolist() == [-1] * len(indices)
+
+
+@pytest.mark.parametrize("tokens", [[0], [39], [0, 39], [1, 3, 4, 9], [0, 2, 4], [5, 6, 7], [9, 3, 3, 10]], ids=str)
+def test_global_tokens_lie_anywhere(tokens: list[int], device: str) -> None:
+    for queries, align in ((40, "bottom-right"), (25, "bottom-right"), (25, "top-left"), (50, "bottom-right")):
+        i = np.arange(queries)[:, None] + (40 - queries if align == "bottom-right" else 0)
+        mask = BlockMask.global_tokens(queries, 40, tokens=tokens, align=align, block=16, device=device)
+        want = np.isin(i, tokens) | np.isin(np.arange(40), tokens)
+        np.testing.assert_array_equal(mask._backend.to_host(mask.to_dense()), want)
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 15, 16, 17, 31, 32, 33, 60])
+def test_dilations_around_the_side_of_a_block(dilation: int, device: str) -> None:
+    i, j = np.indices((90, 90))
+    for count in (0, 1, 2, 5):
+        mask = BlockMask.dilated(90, count=count, dilation=dilation, block=16, device=device)
+        want = (j <= i) & ((i - j) % dilation == 0) & (i - j < count * dilation)
+        np.testing.assert_array_equal(mask._backend.to_host(mask.to_dense()), want)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (1, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("axis", ["heads", "batch"])
+def test_masks_of_one_block_are_stacked(heads: tuple[int, int], axis: str, device: str) -> None:
+    rng = np.random.default_rng(5)
+    dense = [rng.random((*heads, 10, 12)) < 0.5 for _ in range(3)]
+    masks = [BlockMask.from_dense(on(device, x), block=16) for x in dense]
+    found = BlockMask.stack(masks, axis=axis)
+    want = np.concatenate(dense, axis=1 if axis == "heads" else 0)
+    np.testing.assert_array_equal(found._backend.to_host(found.to_dense()), want)
+
+
+def test_one_document_and_empty_documents(device: str) -> None:
+    for bounds in ([0, 20], [0, 0, 20], [0, 7, 7, 20], [0, 20, 20], [0, 0]):
+        document = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        mask = BlockMask.documents(bounds, block=16, device=device)
+        np.testing.assert_array_equal(mask._backend.to_host(mask.to_dense()), document[:, None] == document)
