@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,7 +145,8 @@ def test_a_stream_has_1024_counters_at_least_and_as_many_as_it_asks_for(card: An
         found = workspace.counters(count)
         assert len(found) == want and found.dtype == np.int32 and not found.any()
         assert workspace.counters(want) is found
-    assert len(workspace._reserves[0][0]) == 1 << 18
+    reserve, used = workspace._reserves[0]
+    assert len(reserve) == 1 << 18 and used == 0 and reserve.dtype == np.int32 and not reserve.any()
 
 
 def test_the_default_stream_of_each_thread_has_counters_of_its_own(card: Any) -> None:
@@ -204,3 +207,61 @@ def test_sources_are_read_as_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     with patch.object(Path, "read_text", autospec=True, side_effect=Path.read_text) as read:
         assert sources.gather("a.cu", tmp_path) == {"a.cu": "// é\nint x;"}
     assert read.call_args.kwargs == {"encoding": "utf-8"}
+
+
+def test_the_folder_of_the_cache_is_for_its_user_alone(tmp_path: Path) -> None:
+    where, before = tmp_path / "a" / "b", os.umask(0)
+    try:
+        disk_cache.write(where, "x", b"1")
+        disk_cache.write(where, "y", b"2")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(where.stat().st_mode) == 0o700
+    assert disk_cache.read(where, "x") == b"1" and disk_cache.read(where, "y") == b"2"
+
+
+def test_a_file_that_was_not_finished_is_abandoned_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(disk_cache, "time", SimpleNamespace(time=lambda: 10_000.0))
+    for name, changed in (
+        (".old.tmp", 6399),
+        (".hour.tmp", 6400),
+        (".new.tmp", 9999),
+        (".old.cubin", 1),
+        ("old.tmp", 1),
+    ):
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (changed, changed))
+    disk_cache.write(tmp_path, "entry", b"1")
+    assert sorted(os.listdir(tmp_path)) == [".hour.tmp", ".new.tmp", ".old.cubin", "entry", "old.tmp"]
+
+
+# ------------------------------------------------------------------------------------------------- names and numbers
+def test_a_grid_has_as_many_thread_blocks_as_cuda_allows() -> None:
+    assert (jit.MAX_GRID_X, jit.MAX_GRID_YZ) == (2_147_483_647, 65_535)
+
+
+def test_elements_have_the_sizes_of_their_types() -> None:
+    one, two, four, eight = "boolean i8 u8 e4m3", "i16 u16 f16 bf16", "i32 u32 f32", "i64 u64 f64 c64"
+    want = {name: size for size, names in ((1, one), (2, two), (4, four), (8, eight)) for name in names.split()}
+    assert want | {"c128": 16} == element_types.BYTES
+
+
+@pytest.mark.parametrize("other", range(4))
+def test_a_product_is_of_one_type_if_all_four_are(other: int) -> None:
+    names = ["f32"] * 4
+    assert element_types.Types(*names).of_one("f32") and not element_types.Types(*names).of_one("f64")
+    names[other] = "f64"
+    assert not element_types.Types(*names).of_one("f32") and not element_types.Types(*names).of_one("f64")
+
+
+def test_a_refusal_lists_the_architectures_that_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "supported_archs", lambda: (70, 75, 80, 90))
+    with pytest.raises(ValueError, match="got 'sm_x', wanted one of sm_75, sm_80, sm_90, or one of these with an a"):
+        jit.check_arch("sm_x")
+    with pytest.raises(ValueError, match="got 'sm_70', wanted sm_75 or newer"):
+        jit.check_arch("sm_70")
+    for arch in ("sm_75", "sm_90", "sm_90a"):
+        jit.check_arch(arch)
