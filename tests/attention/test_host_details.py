@@ -167,6 +167,20 @@ def test_a_stride_of_0_along_one_element_is_never_used() -> None:
             bg.attention(q, k, v, out=wrong)
 
 
+@pytest.mark.parametrize("axis", range(4))
+def test_a_stride_of_0_along_two_elements_is_refused(axis: int) -> None:
+    shape, strides = (2, 2, 2, 2), [32, 16, 8, 4]
+    strides[axis] = 0
+    out = np.lib.stride_tricks.as_strided(np.zeros(16, np.float32), shape, strides)
+    q = np.ones(shape, np.float32)
+    with pytest.raises(ValueError, match=r"out: elements share memory \(a stride is 0\)"):
+        bg.attention(q, q, q, out=out)
+    cache = KVCache(2, 2, 16, 2, dtype="float32", device="cpu")
+    cache.append(q, q)
+    with pytest.raises(ValueError, match=r"out: elements share memory \(a stride is 0\)"):
+        bg.attention_decode(q, cache, out=out)
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
 @pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
 def test_every_scale_of_a_head_is_finite_and_above_0(name: str, wrong: float) -> None:
