@@ -11,7 +11,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import KVCache
 from bsrgemm._attention import attention as public
-from bsrgemm._attention import mask_tiles
+from bsrgemm._attention import host_tiles, mask_tiles
 from bsrgemm._attention.engine import ENGINES
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -265,3 +265,32 @@ def test_decode_takes_1_to_16_queries() -> None:
         assert bg.attention_decode(q, cache).shape == q.shape
     with pytest.raises(ValueError, match="q: wanted 1 to 16 queries for each sequence, got 17"):
         bg.attention_decode(np.ones((2, 4, 17, 8), np.float32), cache)
+
+
+# ------------------------------------------------------------------------------------------------- what BLAS reads
+def strided(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> Any:
+    """Numbers in float32 at these steps of bytes, from a byte on."""
+    memory = np.random.default_rng(1).integers(0, 100, 4096).astype(np.uint8)
+    return np.ndarray(shape, np.float32, memory.data, first, strides)
+
+
+@pytest.mark.parametrize(
+    "strides, first, direct",
+    [
+        *[((512, 256, 16, 4), 0, True), ((512, 256, 32, 4), 0, True), ((0, 0, 16, 4), 0, True)],
+        *[((512, 256, 16, 8), 0, False), ((512, 256, 64, 8), 0, False), ((512, 256, 64, -4), 64, False)],
+        *[((512, 256, -16, 4), 256, False), ((512, 256, 0, 4), 0, False), ((512, 256, 12, 4), 0, False)],
+        *[((512, 256, 18, 4), 0, False), ((512, 256, 4, 16), 0, False), ((512, 256, 16, 4), 2, False)],
+    ],
+)
+def test_rows_that_blas_cannot_read_are_copied(strides: tuple[int, ...], first: int, direct: bool) -> None:
+    x = strided((2, 2, 8, 4), strides, first)
+    chunk = host_tiles.Chunk([slice(2, 7)], [], 5)
+    found = host_tiles._gathered(x, chunk, np.dtype(np.float32))
+    np.testing.assert_array_equal(found.copy().view(np.uint32), x[:, :, 2:7].copy().view(np.uint32))
+    assert np.shares_memory(found, x) == direct and (direct or found.flags.c_contiguous)
+    assert found.flags.aligned and found.strides[3] == 4 and found.strides[2] >= 16
+    wide = host_tiles._gathered(x, chunk, np.dtype(np.float64))
+    assert wide.dtype == np.float64 and wide.flags.c_contiguous
+    several = host_tiles._gathered(x, host_tiles.Chunk([slice(0, 1), slice(3, 5)], [], 3), np.dtype(np.float32))
+    np.testing.assert_array_equal(several.view(np.uint32), x[:, :, [0, 3, 4]].copy().view(np.uint32))
