@@ -103,8 +103,7 @@ class HostAttention(AttentionEngine):
         group = call.q.shape[1] // cache.kv_heads
         for h in range(cache.kv_heads):
             numbers = blocks[b % len(blocks), h % blocks.shape[1]].astype(np.int64)
-            numbers = numbers[(numbers >= 0) & (numbers * block < cache.capacity)]
-            kept = (numbers[:, None] * block + np.arange(block)).ravel()
+            kept = (numbers[numbers >= 0, None] * block + np.arange(block)).ravel()
             heads = slice(h * group, (h + 1) * group)
             for i in range(queries):
                 place = int(cache._lengths[b]) - queries + i

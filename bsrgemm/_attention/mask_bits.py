@@ -62,8 +62,7 @@ def counts_of(xp: Any, bits: Array) -> Array:
 
 @cache
 def _ones_of_16_bits() -> np.ndarray[Any, Any]:
-    numbers = np.arange(1 << 16, dtype=np.uint16)
-    return np.unpackbits(numbers.view(np.uint8).reshape(-1, 2), axis=1).sum(axis=1, dtype=np.uint8)
+    return np.bitwise_count(np.arange(1 << 16))
 
 
 def mixed(x: Array) -> Array:

@@ -67,9 +67,10 @@ class Conversions(MaskBase):
         xp = backend.xp
         heads = check_heads(allowed.shape[:2]) if allowed.ndim == 4 else (1, 1)
         (rows, cols), (bq, bk) = grid.counts, grid.block
-        full = xp.zeros((heads[0] * heads[1], rows * bq, cols * bk), bool)
-        full[:, : grid.shape[0], : grid.shape[1]] = allowed.reshape(-1, *grid.shape)
-        tiles = full.reshape(-1, bq, cols, bk).transpose(0, 2, 1, 3)
+        patterns = heads[0] * heads[1]
+        full = xp.zeros((patterns, rows * bq, cols * bk), bool)
+        full[:, : grid.shape[0], : grid.shape[1]] = allowed.reshape(patterns, *grid.shape)
+        tiles = full.reshape(patterns * rows, bq, cols, bk).transpose(0, 2, 1, 3)
         row, col = xp.nonzero(tiles.any(axis=(2, 3)))  # synchronize!
         return cls._from_masks(grid, heads, row * cols + col, pack(xp, tiles[row, col]))
 
@@ -211,7 +212,8 @@ class Conversions(MaskBase):
         tiles = xp.zeros((patterns * rows, cols, bq, bk), bool)
         masks = xp.concatenate([unpack(xp, self.bits, bk), xp.ones((1, bq, bk), bool)])
         tiles[self._rows(), self.indices] = masks[self.kinds]
-        dense = tiles.reshape(patterns, rows, cols, bq, bk).transpose(0, 1, 3, 2, 4).reshape(patterns, rows * bq, -1)
+        by_query = tiles.reshape(patterns, rows, cols, bq, bk).transpose(0, 1, 3, 2, 4)
+        dense = by_query.reshape(patterns, rows * bq, cols * bk)
         dense = dense[:, : self.shape[0], : self.shape[1]]
         return dense[0] if self.heads == (1, 1) else dense.reshape(*self.heads, *self.shape)
 

@@ -69,16 +69,18 @@ def lines(
         return low.at(query, S_k), high.at(query, S_k)
 
     def code(top: Numbers, left: Numbers) -> Numbers:
-        found = np.zeros(len(top), np.int64)
-        for line in (low, high):
-            if line.shift > FLAT:
-                found = found * (bq + bk + 1) + np.minimum(np.maximum(top - left + line.shift, -bq), bk)
-            if line.least:
-                found = found * (bk + 1) + np.minimum(np.maximum(line.least - left, 0), bk)
-        for bound, first, side in ((begin, top, bq), (end, top, bq), (S_k, left, bk)):
-            if bound % side:
-                found = found * (side + 1) + np.minimum(np.maximum(bound - first, 0), side)
-        return found
+        """Where each bound cuts a block, clamped to the sides of the block, as the digits of one number."""
+        digits = (
+            (top - left + low.shift, -bq, bk),
+            (low.least - left, 0, bk),
+            (top - left + high.shift, -bq, bk),
+            (high.least - left, 0, bk),
+            (begin - top, 0, bq),
+            (end - top, 0, bq),
+            (S_k - left, 0, bk),
+        )
+        found = [np.minimum(np.maximum(x, least), most) - least for x, least, most in digits]
+        return np.ravel_multi_index(found, [most - least + 1 for _, least, most in digits])
 
     return _stored(shape, block, interval, code, begin, end)
 

@@ -1,4 +1,4 @@
-"""Which kernel serves attention and decode, with which tiles, for a spread of problems.
+"""Which kernel serves attention and decode, with which tiles, for a spread of problems; and the tiles of the CPU.
 
 choices.txt has a line for each problem, or a digest of many. A rule that was changed on purpose writes it anew, and the
 difference shows what the change does: ``python -m tests.attention.test_choices``.
@@ -12,11 +12,13 @@ from dataclasses import fields, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from bsrgemm._attention import decode_config, heuristics
+from bsrgemm import BlockMask, attention
+from bsrgemm._attention import decode_config, heuristics, host_tiles
 from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 from bsrgemm.dtypes import BFLOAT16
 
@@ -121,6 +123,48 @@ def sections() -> Iterator[tuple[str, str]]:
         )
 
 
+def host_work() -> Iterator[tuple[str, str]]:
+    """The tiles that the CPU computes, (batches, heads, query heads of each, queries), with the keys of each chunk."""
+    causal = BlockMask.causal(200, 300, block=(48, 64), device="cpu")
+    sparse = BlockMask.random(200, 300, block=(48, 64), per_row=2, heads=(2, 8), device="cpu")
+    calls: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+        # batches, heads, KV heads, queries, keys; columns of q and k, and of v
+        "several heads": ((3, 6, 6, 40, 50), (8, 8), {}),
+        "grouped heads": ((2, 8, 2, 100, 100), (8, 8), {}),
+        "wide values": ((2, 8, 8, 16, 600), (8, 512), {}),
+        "wide keys": ((2, 8, 8, 16, 600), (512, 8), {}),
+        "few wide keys": ((2, 8, 8, 16, 64), (512, 8), {}),
+        "no keys": ((2, 8, 8, 16, 0), (8, 8), {}),
+        "no columns": ((1, 1, 1, 16, 20), (0, 1), {}),
+        "many queries": ((1, 1, 1, 1100, 1100), (8, 8), {"causal": True}),
+        "as many as pays": ((1, 1, 1, 512, 1024), (8, 8), {}),
+        "one less": ((1, 1, 1, 512, 1023), (8, 8), {}),
+        "narrow band": ((1, 2, 2, 700, 700), (8, 8), {"window": (60, 9)}),
+        "wide band": ((1, 2, 2, 700, 700), (8, 8), {"window": (200, 198)}),
+        "band before the keys": ((1, 1, 1, 200, 100), (8, 8), {"window": (20, 5)}),
+        "mask": ((2, 8, 2, 200, 300), (8, 8), {"mask": causal}),
+        "mask with wide keys": ((2, 8, 4, 200, 300), (2048, 8), {"mask": causal}),
+        "mask for each head": ((2, 8, 2, 200, 300), (8, 8), {"mask": sparse}),
+        "mask for each head and a band": ((2, 8, 2, 200, 300), (8, 8), {"mask": sparse, "window": (70, 0)}),
+    }
+    attend = host_tiles._Tile.attend
+    for name, ((B, H, H_kv, S_q, S_k), (D, D_v), options) in calls.items():
+        found: list[str] = []
+
+        def note(self: Any, q: Any, k: Any, v: Any, chunks: Any, found: list[str] = found) -> Any:
+            found.append(f"{'x'.join(map(str, q.shape[:4]))}:{'+'.join(str(chunk.width) for chunk in chunks)}")
+            return attend(self, q, k, v, chunks)
+
+        def share(work: Any, starts: Any, found: list[str] = found, **how: Any) -> None:
+            found.append(f"work {digest([str(np.diff(starts).tolist())])} {how}")
+            work(0, len(starts) - 1)
+
+        q, k, v = (np.ones(x, np.float32) for x in ((B, H, S_q, D), (B, H_kv, S_k, D), (B, H_kv, S_k, D_v)))
+        with patch.object(host_tiles._Tile, "attend", note), patch.object(host_tiles.threads, "share", share):
+            attention(q, k, v, **options)
+        yield name, " ".join(found[:9]) + f" ... {len(found)} {digest(found)}"
+
+
 def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
@@ -130,6 +174,7 @@ SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "ahead of time": ahead_of_time,
     "decode": decoding,
     "sections, scores and values": sections,
+    "tiles on the host": host_work,
 }
 
 

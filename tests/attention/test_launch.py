@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -287,3 +288,90 @@ def test_a_launch_waits_for_the_lists_of_its_mask(started: list[Any]) -> None:
 
 def test_sequences_and_copies_are_launched_anew(started: list[Any]) -> None:
     assert attention_launch.forward(HOST, of_sequences(2)) is None
+
+
+# ------------------------------------------------------------------------------------------------- details
+def test_what_the_copy_engine_cannot_read_is_copied(started: list[Any]) -> None:
+    fits = lying("q")
+    assert attention_launch._readable(fits) is fits
+    values = np.arange(2 * 4 * 5 * 37, dtype=F16).reshape(2, 4, 5, 37)
+    for x in (put(values), put(values)[..., ::-1], put(values)[:, ::2], put(values.astype(U8))):
+        copy = attention_launch._readable(x)
+        np.testing.assert_array_equal(copy, x)
+        assert copy.dtype == x.dtype and attention_launch._mappable(copy) and not attention_launch._mappable(x)
+        pitch = 40 if x.itemsize == 2 else 48  # a row begins at a multiple of 16 bytes
+        assert copy.strides[2] == pitch * x.itemsize
+
+
+def described(
+    strides: tuple[int, ...] = (4096, 1024, 128, 2), shape: tuple[int, ...] = (2, 4, 8, 64), ptr: int = 256
+) -> Any:
+    return SimpleNamespace(shape=shape, strides=strides, itemsize=2, data=SimpleNamespace(ptr=ptr))
+
+
+def test_the_copy_engine_reads_contiguous_rows_at_multiples_of_16_bytes() -> None:
+    fits = attention_launch._mappable
+    assert fits(described()) and fits(described(ptr=16)) and not fits(described(ptr=8)) and not fits(described(ptr=257))
+    apart = (4096, 1024, 128, 4)
+    assert not fits(described(apart)) and fits(described(apart, (2, 4, 8, 1)))
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize(
+    "step, works",
+    [(16, True), (2**40 - 16, True), (0, False), (-16, False), (8, False), (24, False), (2**40, False), (2**41, False)],
+)
+def test_the_copy_engine_takes_steps_of_16_bytes_below_2_to_the_40(axis: int, step: int, works: bool) -> None:
+    strides, shape = [4096, 1024, 128, 2], [2, 4, 8, 64]
+    strides[axis] = step
+    assert attention_launch._mappable(described(tuple(strides))) is works
+    shape[axis] = 1
+    assert attention_launch._mappable(described(tuple(strides), tuple(shape)))  # no step is made
+
+
+@pytest.mark.parametrize(
+    "block, stored, fine",
+    [
+        *[((64, 64), 48, True), ((64, 64), 49, False), ((64, 64), 0, True)],
+        *[((128, 128), 0, False), ((64, 128), 24, True), ((64, 128), 25, False), ((128, 64), 24, True)],
+        *[((256, 112), 9, True), ((256, 112), 10, False), ((256, 128), 1, False)],
+    ],
+)
+def test_a_mask_of_small_blocks_is_fine_if_half_of_them_are_stored_at_most(
+    block: tuple[int, int], stored: int, fine: bool
+) -> None:
+    """The mask is 250 x 250 in 2 x 3 patterns."""
+    mask = SimpleNamespace(block=block, shape=(250, 250), indices=range(stored), heads=(2, 3))
+    assert attention_launch._is_fine(mask) is fine  # type: ignore[arg-type]
+
+
+def test_nothing_is_launched_for_nothing(started: list[Any]) -> None:
+    none = {"v": lying("v", (2, 4, 256, 0)), "out": lying("out", (2, 4, 256, 0))}
+    assert not launches(started, usual(**none))
+    assert launches(started, usual(**none, lse=LSE))  # the logarithms are wanted
+    empty = {"q": lying("q", (2, 4, 0, 64)), "out": lying("out", (2, 4, 0, 64))}
+    assert not launches(started, usual(**empty)) and not launches(started, usual(**empty, lse=LSE[:, :, :0]))
+
+
+def test_without_keys_the_result_is_0_and_its_logarithms_are_minus_infinity(started: list[Any]) -> None:
+    out, lse = put(np.ones(SHAPE, F16)), put(np.ones(SHAPE[:3], F32))
+    keys = {name: lying(name, (2, 4, 0, 64)) for name in ("k", "v")}
+    assert not launches(started, usual(**keys, out=out, lse=lse))
+    assert not out.any() and np.isneginf(lse).all()
+    out[...] = 1
+    assert not launches(started, usual(**keys, out=out)) and not out.any()
+
+
+@pytest.mark.parametrize("kernel", ["AttentionSm90", "AttentionSm80", "AttentionSimt"])
+def test_a_kernel_is_allowed_the_shared_memory_that_it_is_launched_with(kernel: str, started: list[Any]) -> None:
+    with forced_kernel.force_kernel(kernel):
+        launches(started, usual())
+    (plan,) = attention_launch._plans.values()
+    allowed = getattr(plan.kernel, "max_dynamic_shared_size_bytes", 0)
+    assert allowed == plan.shared_bytes == started[0][3] and (allowed > 0) == (kernel != "AttentionSimt")
+
+
+def test_decode_is_allowed_the_shared_memory_that_it_is_launched_with(started: list[Any]) -> None:
+    decode_launch.decode(decoding())
+    (plan,) = decode_launch._plans.values()
+    assert plan.kernel.max_dynamic_shared_size_bytes == plan.shared_bytes == started[0][3] > 0

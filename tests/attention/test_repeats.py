@@ -161,13 +161,36 @@ def test_options_that_cannot_be_looked_up_are_checked_each_time(engine: Engine) 
 
 
 def test_few_calls_and_few_results_are_remembered(engine: Engine) -> None:
-    for i in range(3 * repeats._MOST_RESULTS):
-        bg.attention(**usual(out=lying("out", skip=32 * i)))
-    (repeat,) = repeats._calls.values()
-    assert 0 < len(repeat.launches) <= repeats._MOST_RESULTS
-    for i in range(repeats._MOST_CALLS + 10):
-        bg.attention(**usual(scale=1.0 + i))
-    assert 0 < len(repeats._calls) <= repeats._MOST_CALLS
+    for count in (*range(1, 17), 1, 2):
+        bg.attention(**usual(out=lying("out", skip=32 * len(engine.calls))))
+        (repeat,) = repeats._calls.values()
+        assert len(repeat.launches) == count
+    repeats._calls.clear()
+    for count in (*range(1, 257), 1, 2):
+        bg.attention(**usual(scale=1.0 + len(engine.calls)))
+        assert len(repeats._calls) == count
+
+
+BOUNDS = np.array([0, 24, 64])
+#: Options of calls that allocate memory of their own, and the dtype of their operands.
+NEVER: dict[str, tuple[str, dict[str, Any]]] = {
+    "cu_seqlens": ("float16", {"cu_seqlens_q": BOUNDS, "cu_seqlens_k": BOUNDS}),
+    "q_scale": ("uint8", {"q_scale": 1.0}),
+    "k_scale": ("uint8", {"k_scale": 1.0}),
+    "v_scale": ("uint8", {"v_scale": 1.0}),
+    "out_dtype": ("float16", {"out_dtype": "float32"}),
+}
+
+
+@pytest.mark.parametrize("option", NEVER)
+def test_calls_that_cannot_start_again_are_not_looked_up(option: str, engine: Engine) -> None:
+    dtype, options = NEVER[option]
+    shape = (64, 4, 32) if option == "cu_seqlens" else SHAPE
+    operands = {name: lying(name, shape, dtype) for name in ("q", "k", "v")}
+    with patch.object(public.repeats, "lookup", side_effect=AssertionError("it was looked up")):
+        for _ in range(2):
+            bg.attention(**operands, **options)
+    assert len(engine.calls) == 2 and not repeats._calls
 
 
 def test_arrays_of_the_host_are_not_remembered() -> None:

@@ -35,16 +35,28 @@ def numbers(x: Any) -> str:
 def things(ax: Any) -> Iterator[str]:
     yield f"limits {numbers([*ax.get_xlim(), *ax.get_ylim()])} aspect {ax.get_aspect()} scale {ax.get_yscale()}"
     yield f"ticks {numbers(ax.get_xticks())} | {numbers(ax.get_yticks())}"
+    locators = [vars(axis.get_major_locator()) for axis in (ax.xaxis, ax.yaxis)]
+    yield f"ticks {[(x.get('_integer'), x.get('_min_n_ticks')) for x in locators]}"
     for words in (ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts):
         yield f"words {words.get_text()!r} {words.get_fontsize():.4g} {to_hex(words.get_color())}"
+    shapes = []
     for patch in ax.patches:
         corners = patch.get_path().vertices if type(patch).__name__ == "PathPatch" else patch.get_bbox().get_points()
         face = to_hex(patch.get_facecolor(), keep_alpha=True)
-        yield f"{type(patch).__name__} {face} {patch.get_label()!r} {numbers(corners)} {patch.get_linewidth():.4g}"
+        edge = to_hex(patch.get_edgecolor(), keep_alpha=True)
+        shape = f"{type(patch).__name__} {face} {edge} {patch.get_label()!r}"
+        shapes.append(f"{shape} {numbers(corners)} {patch.get_linewidth():.4g}")
+    if len(shapes) > 8:
+        shapes[1:-1] = [f"... {len(shapes)} shapes {hashlib.sha256(str(shapes).encode()).hexdigest()[:12]}"]
+    yield from shapes
     for image in ax.images:
         shades = [to_hex(image.cmap(x)) for x in (0.0, 0.5, 1.0)]
         yield f"image {image.get_array().shape} {numbers(image.get_array())} {numbers(image.get_extent())} {shades}"
-        yield f"image {numbers(image.get_clim())} {image.get_interpolation()}"
+        bar = image.colorbar
+        beside = (
+            "no bar" if bar is None else f"{bar.orientation} {bar.extend} {bar.ax.get_xlabel()} {bar.ax.get_ylabel()}"
+        )
+        yield f"image {numbers(image.get_clim())} {image.get_interpolation()} {beside}"
     for lines in ax.collections:
         segments = getattr(lines, "get_segments", list)()
         colors = [to_hex(x) for x in lines.get_edgecolor()[:1]]
@@ -70,6 +82,20 @@ def uneven() -> Any:
     return bg.bsr_array((np.zeros((len(row), 1, 1), np.float32), (row, col)), shape=(70, 250))
 
 
+def by_row(counts: list[int]) -> Any:
+    """A matrix with so many blocks in each block row."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    col = np.concatenate([np.arange(n) for n in counts])
+    return bg.bsr_array((np.zeros((len(row), 1, 1), np.float32), (row, col)), shape=(len(counts), 62))
+
+
+def corner(side: int, inside: bool = True) -> Any:
+    """A matrix with a few blocks, and all blocks of its last row and column of cells if that is narrower."""
+    row, col = (np.append(x, side - 1) for x in ([1, 2, 40] * inside, [1, 3, 70] * inside))
+    row, col = np.array(row, int), np.array(col, int)
+    return bg.bsr_array((np.zeros((len(row), 1, 1), np.float32), (row, col)), shape=(side, side))
+
+
 def mask(which: str) -> Any:
     make = bg.BlockMask
     if which == "causal":
@@ -86,6 +112,20 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "65 rows": lambda: matrix(65, 65, 2, 2, 0.3).spy(),
     "many blocks": lambda: matrix(1500, 900, 2, 3, 0.01).spy(),
     "a high matrix": lambda: matrix(800, 3, 2, 2, 0.2).spy(),
+    "a higher matrix": lambda: matrix(3000, 3, 2, 2, 0.2).spy(histogram=False),
+    "a wide matrix": lambda: matrix(3, 3000, 2, 2, 0.2).spy(histogram=False),
+    "twice as wide as high": lambda: matrix(400, 800, 1, 1, 0.01).spy(histogram=False),
+    "more than twice as wide": lambda: matrix(400, 801, 1, 1, 0.01).spy(histogram=False),
+    "full cells at the end": lambda: corner(1001).spy(histogram=False),
+    "blocks at the end only": lambda: corner(1001, inside=False).spy(histogram=False),
+    "65 columns": lambda: matrix(3, 65, 2, 2, 0.3).spy(),
+    "equal rows": lambda: by_row([3] * 7).spy(),
+    "rows of 3 to 6 blocks": lambda: by_row([3, 4, 6, 6]).spy(),
+    "rows of 2 to 6 blocks": lambda: by_row([2, 4, 6, 6]).spy(),
+    "rows of 0 to 59 blocks": lambda: by_row([0, 0, 1, 59]).spy(),
+    "rows of 1 to 61 blocks": lambda: by_row([1, 1, 30, 61]).spy(),
+    "a hundred equal rows": lambda: by_row([1] * 100 + [3]).spy(),
+    "99 equal rows": lambda: by_row([1] * 99 + [3]).spy(),
     "uneven rows": lambda: uneven().spy(),
     "no blocks": lambda: matrix(70, 70, 2, 2, 0.0).spy(),
     "nothing": lambda: bg.bsr_array((0, 0), blocksize=(1, 1)).spy(),
@@ -93,20 +133,28 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "causal by elements": lambda: mask("causal").plot(elements=True),
     "one of several": lambda: mask("heads").plot(batch=1, head=2),
     "the first of several": lambda: mask("heads").plot(),
+    "a mask of 64 blocks": lambda: bg.BlockMask.causal(64 * 16, 20, block=16, device="cpu").plot(),
+    "a high mask": lambda: bg.BlockMask.causal(65 * 16 - 5, 40, block=16, device="cpu").plot(elements=True),
+    "a wide mask": lambda: bg.BlockMask.causal(40, 65 * 16 - 5, block=16, device="cpu").plot(),
+    "a mask of nothing": lambda: bg.BlockMask.causal(0, 0, block=16, device="cpu").plot(elements=True),
+    "a high mask without keys": lambda: bg.BlockMask.causal(65 * 16, 0, block=16, device="cpu").plot(),
+    "a wide mask without queries": lambda: bg.BlockMask.causal(0, 65 * 16, block=16, device="cpu").plot(),
+    "a mask in given axes": lambda: mask("causal").plot(plt.subplots(figsize=(3, 4))[1]),
     "many blocks of a mask": lambda: mask("many").plot(),
     "many elements of a mask": lambda: mask("many").plot(elements=True),
 }
 
 
-def pictures() -> Iterator[tuple[str, list[str]]]:
-    for name, draw in PICTURES.items():
-        made = draw()
-        figure = (made[0] if isinstance(made, tuple) else made).figure
-        found = [f"size {numbers(figure.get_size_inches())} {len(figure.axes)} axes {type(made).__name__}"]
-        for ax in figure.axes:
-            found += things(ax)
-        plt.close("all")
-        yield name, [line.replace("\n", "\\n") for line in found]
+def picture(name: str) -> list[str]:
+    made = PICTURES[name]()
+    figure = (made[0] if isinstance(made, tuple) else made).figure
+    engine, places = figure.get_layout_engine(), figure.axes[0].get_subplotspec().get_gridspec()
+    found = [f"size {numbers(figure.get_size_inches())} {len(figure.axes)} axes {type(made).__name__}"]
+    found += [f"layout {None if engine is None else engine.get()} {places.get_width_ratios()}"]
+    for ax in figure.axes:
+        found += things(ax)
+    plt.close("all")
+    return [line.replace("\n", "\\n") for line in found]
 
 
 def pinned() -> dict[str, list[str]]:
@@ -119,11 +167,13 @@ def pinned() -> dict[str, list[str]]:
     return found
 
 
-def test_pictures_are_those_that_were_written_down() -> None:
-    want, found = pinned(), dict(pictures())
-    assert list(found) == list(want)
-    for name, some in found.items():
-        assert some == want[name], name
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_those_that_were_written_down(name: str) -> None:
+    assert picture(name) == pinned()[name]
+
+
+def test_every_picture_was_written_down() -> None:
+    assert list(pinned()) == list(PICTURES)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +191,8 @@ def test_sides_are_to_scale_unless_one_is_more_than_eight_times_the_other(
 def write() -> None:
     """Write down what is drawn now."""
     out = []
-    for name, some in pictures():
-        out += [f"# {name}", *some]
+    for name in PICTURES:
+        out += [f"# {name}", *picture(name)]
     PATH.write_text("\n".join(out) + "\n", encoding="utf-8")
 
 
