@@ -1,0 +1,316 @@
+"""Bounds, defaults and empty arguments of the array code, on the host and on the fake device."""
+
+from __future__ import annotations
+
+import io
+import operator
+import zipfile
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import bsrgemm as bg
+from bsrgemm._array import files
+
+from .. import fake_device
+from .test_host_properties import each_device, numpy_of, on, put
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+# ------------------------------------------------------------------------------------------- files
+def archived(compression: int = zipfile.ZIP_STORED, **arrays: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, x in arrays.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, np.asanyarray(x))
+    file.seek(0)
+    return file
+
+
+PARTS: dict[str, Any] = {
+    "format": b"bsr",
+    "shape": (2, 4),
+    "data": np.arange(8.0).reshape(2, 2, 2),
+    "indices": np.array([0, 1], np.int32),
+    "indptr": np.array([0, 2], np.int32),
+}
+CSR: dict[str, Any] = {**PARTS, "format": b"csr", "data": np.arange(1.0, 3), "indptr": np.array([0, 1, 2], np.int32)}
+COO: dict[str, Any] = {**CSR, "format": b"coo", "row": np.array([0, 1]), "col": np.array([3, 0])}
+DIA: dict[str, Any] = {**PARTS, "format": b"dia", "data": np.ones((1, 4)), "offsets": np.array([1])}
+
+
+def test_the_files_of_these_tests_are_valid() -> None:
+    np.testing.assert_array_equal(bg.load_npz(archived(**PARTS)).toarray(), [[0, 1, 4, 5], [2, 3, 6, 7]])
+    np.testing.assert_array_equal(bg.load_npz(archived(**CSR)).toarray(), [[1, 0, 0, 0], [0, 2, 0, 0]])
+    np.testing.assert_array_equal(bg.load_npz(archived(**COO)).toarray(), [[0, 0, 0, 1], [2, 0, 0, 0]])
+    np.testing.assert_array_equal(bg.load_npz(archived(**DIA)).toarray(), [[0, 1, 0, 0], [0, 0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    "parts, missing",
+    [(PARTS, n) for n in PARTS] + [(CSR, "indices"), (COO, "row"), (COO, "col"), (DIA, "offsets")],
+    ids=str,
+)
+def test_an_array_that_a_file_lacks_is_named(parts: dict[str, Any], missing: str) -> None:
+    some = {name: x for name, x in parts.items() if name != missing}
+    with pytest.raises(ValueError, match=f"^file: .* holds no valid matrix: it has no array '{missing}'"):
+        bg.load_npz(archived(**some))
+
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (PARTS, {"data": np.arange(4.0).reshape(2, 2)}, "3-dimensional"),
+    (PARTS, {"data": np.ones((1, 2, 2))}, "same size"),
+    (PARTS, {"data": np.ones((2, 2, 3))}, "blocksize|divide"),
+    (PARTS, {"indptr": np.array([0, 1, 2])}, "indptr"),
+    (PARTS, {"indptr": np.array([0, 3])}, "indptr: last value 3"),
+    (PARTS, {"indptr": np.array([1, 2])}, "indptr: index pointer should start with 0, got 1"),
+    (PARTS, {"indices": np.array([0, 2])}, "column index values must be < 2"),
+    (PARTS, {"indices": np.array([-1, 1])}, "column index values must be >= 0"),
+    (PARTS, {"indices": np.array([[0, 1]])}, "indices: wanted integers in one dimension, got int64 in 2"),
+    (PARTS, {"indptr": np.zeros(0, int)}, "indptr"),
+    (PARTS, {"shape": (2, -4)}, "shape"),
+    (PARTS, {"shape": (2, 4, 1)}, "shape"),
+    (PARTS, {"format": b"lil"}, "wanted the format bsr, csr, csc, coo or dia, got 'lil'"),
+    (CSR, {"data": np.ones((2, 1))}, "do not make a matrix of shape"),
+    (CSR, {"data": np.ones(3)}, "do not make a matrix of shape"),
+    (CSR, {"indptr": np.array([0, 2])}, "do not make a matrix of shape"),
+    (CSR, {"indptr": np.array([0, 2**63 - 1, -2], np.int64), "shape": (2, 4)}, "non-decreasing"),
+    (CSR, {"indptr": np.array([0, 1, 3])}, "indptr: last value 3"),
+    (CSR, {"indices": np.array([0, 4])}, "column index values must be < 4"),
+    (CSR, {"indices": np.array([0, 2**63], np.uint64)}, "indices: 9223372036854775808 does not fit"),
+    ({**CSR, "format": b"csc", "shape": (4, 2)}, {"indices": np.array([0, 4])}, "column index values must be < 4"),
+    (COO, {"row": np.array([0, 2])}, "index 2 exceeds matrix dimension 2"),
+    (COO, {"col": np.array([0.0, 1])}, "col: wanted integers"),
+    (DIA, {"offsets": np.array([1, 1])}, ""),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_a_file_with_wrong_arrays_holds_no_valid_matrix(number: int) -> None:
+    parts, wrong, message = WRONG[number]
+    with pytest.raises(ValueError, match=f"^file: .* holds no valid matrix: .*({message})"):
+        bg.load_npz(archived(**{**parts, **wrong}))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_byte_that_was_changed_is_noticed(compression: int) -> None:
+    # With the data at its end the array is complete before the checksum is compared.
+    content = bytearray(archived(compression, **{**PARTS, "data": np.full((2, 2, 2), np.pi)}).getvalue())
+    at = (
+        content.find(np.full(1, np.pi).tobytes())
+        if compression == zipfile.ZIP_STORED
+        else content.find(b"data.npy") + 60
+    )
+    content[at] ^= 1
+    with pytest.raises(ValueError, match=r"^file: "):
+        bg.load_npz(io.BytesIO(bytes(content)))
+
+
+def test_zeros_are_compressed_by_no_more_than_the_format_can() -> None:
+    assert files._MOST_COMPRESSED == 258 * 8 // 2  # at best two bits stand for 258 bytes
+    file = archived(zipfile.ZIP_DEFLATED, **{**PARTS, "shape": (1, 4 * 10**5), "data": np.zeros((2, 1, 2 * 10**5)),
+                                             "indptr": np.array([0, 2])})  # fmt: skip
+    assert bg.load_npz(file).count_nonzero() == 0
+
+
+# ------------------------------------------------------------------------------------------ printing
+@each_device
+def test_elements_are_printed_where_they_are(device: str) -> None:
+    A = bg.bsr_array((np.arange(1.0, 19).reshape(3, 2, 3), [2, 0, 1], [0, 0, 1, 3]), shape=(6, 9), maxprint=7)
+    where = [(2 * r + i, 3 * c + j) for r, c in ((1, 2), (2, 0), (2, 1)) for i in range(2) for j in range(3)]
+    lines = [f"  {place}\t{float(n)}" for n, place in enumerate(where, 1)]
+    assert str(on(A, device)).splitlines()[3:] == [*lines[:3], "  :\t:", *lines[-4:]]
+    A.maxprint = 18
+    assert str(on(A, device)).splitlines()[3:] == lines
+    A.maxprint = 17
+    assert str(on(A, device)).splitlines()[3:] == [*lines[:8], "  :\t:", *lines[-9:]]
+    A.maxprint = 12
+    assert str(on(A, device)).splitlines()[3:] == [*lines[:6], "  :\t:", *lines[-6:]]
+
+
+# ------------------------------------------------------------------------------------- empty arguments
+@each_device
+def test_no_blocks_are_added_and_blocks_are_added_to_none(device: str) -> None:
+    empty = on(bg.bsr_array((4, 6), blocksize=(2, 3)), device)
+    blocks = put(device, np.ones((1, 2, 3)))
+    assert empty.assemble(blocks, [0], [0], check=False).nnz == 0
+    with pytest.raises(ValueError, match=r"entry 0 is block \(1, 0\), which is not stored"):
+        empty.assemble(blocks, [1], [0], check=True)
+    full = on(bg.bsr_array(np.ones((4, 6)), blocksize=(2, 3)), device)
+    for A in (empty, full):
+        for check in (None, True, False):
+            A.assemble(put(device, np.ones((0, 2, 3))), [], [], check=check)
+    np.testing.assert_array_equal(numpy_of(full), np.ones((4, 6)))
+
+
+@each_device
+def test_a_diagonal_of_no_values_changes_nothing(device: str) -> None:
+    A = on(bg.bsr_array((np.ones((2, 1, 1)), [1, 0], [0, 2, 2]), shape=(2, 2)), device)
+    before = A._blocks
+    A.setdiag([])
+    A.setdiag(put(device, np.zeros(0)), k=1)
+    assert all(x is y for x, y in zip(A._blocks, before, strict=True))
+    for shape in ((0, 0), (2, 0), (0, 2)):
+        empty = on(bg.bsr_array(shape), device)
+        empty.setdiag(1.0)
+        assert empty.nnz == 0 and empty.diagonal().shape == (0,)
+        for k in (-3, 3):
+            with pytest.raises(ValueError, match=f"k exceeds array dimensions: k={k} of shape"):
+                empty.setdiag(1.0, k=k)
+
+
+@each_device
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
+def test_diagonals_end_at_the_corners(shape: tuple[int, int], device: str) -> None:
+    dense = np.arange(1.0, 25).reshape(shape)
+    for block in ((2, 2), (2, 1), (1, 2)):
+        A = on(bg.bsr_array(dense, blocksize=block), device)
+        for k in range(-shape[0] - 1, shape[1] + 2):
+            inside = -shape[0] < k < shape[1]
+            np.testing.assert_array_equal(numpy_of(A.diagonal(k)), dense.diagonal(k) if inside else [])
+            assert float(numpy_of(A.trace(k))) == (dense.trace(k) if inside else 0)
+            B = A.copy()
+            if not inside:
+                with pytest.raises(ValueError, match="k exceeds array dimensions"):
+                    B.setdiag(0.0, k=k)
+                continue
+            B.setdiag(put(device, np.full(9, -1.0)), k=k)
+            want = dense.copy()
+            rows = np.arange(len(dense.diagonal(k))) - min(k, 0)
+            want[rows, rows + k] = -1
+            np.testing.assert_array_equal(numpy_of(B), want)
+
+
+# ------------------------------------------------------------------------------------- arrays of scipy
+def test_wrong_arrays_of_a_matrix_of_scipy_are_refused() -> None:
+    def wrong(format: str, name: str, value: Any) -> Any:
+        S = sp.bsr_array(np.ones((4, 6)), blocksize=(2, 3)).asformat(format)
+        S.has_canonical_format  # noqa: B018 (scipy looks before the array is changed)
+        setattr(S, name, value)
+        return S
+
+    for S, message in (
+        (wrong("bsr", "indices", np.array([0, 1, 0, 2], np.int32)), "column index values must be < 2"),
+        (wrong("bsr", "indptr", np.array([0, 2, 5], np.int32)), "indptr: last value 5"),
+        (wrong("bsr", "indptr", np.array([0, 4], np.int32)), "indptr|index pointer"),
+        (wrong("bsr", "data", np.ones((3, 2, 3))), "same size"),
+        (wrong("csr", "indices", np.full(24, 6, np.int32)), "column index values must be < 6"),
+        (wrong("coo", "coords", (np.full(24, 4), np.zeros(24, int))), "row index 4 exceeds matrix dimension 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bg.bsr_array(S)
+
+
+@each_device
+def test_another_shape_than_that_of_the_argument_is_checked(device: str) -> None:
+    fake_device.install()
+    S = sp.csr_array(np.ones((4, 6)))
+    A = bg.bsr_array(S, blocksize=(2, 3), device=device)
+    for source in (S, A):
+        wide = bg.bsr_array(source, shape=(4, 9), blocksize=(2, 3), device=device)
+        assert wide.shape == (4, 9) and numpy_of(wide)[:, 6:].max() == 0
+        with pytest.raises(ValueError, match="column index values must be < 1"):
+            bg.bsr_array(source, shape=(4, 3), blocksize=(2, 3), device=device)
+        with pytest.raises(ValueError, match=r"indptr|index pointer"):
+            bg.bsr_array(source, shape=(6, 6), blocksize=(2, 3), device=device)
+        with pytest.raises(ValueError, match=r"divi|multiple"):
+            bg.bsr_array(source, shape=(4, 7), blocksize=(2, 3), device=device)
+
+
+# ---------------------------------------------------------------------------------- defaults and bounds
+def test_defaults_of_matrices_by_a_rule() -> None:
+    A = bg.random(100, 100, blocksize=(1, 1))
+    assert A.nnz == 100 and A.dtype == np.float64
+    assert bg.random(4, 4, blocksize=(2, 2), density=1).nnz == 16
+    assert bg.eye(3).dtype == np.float64 and bg.eye(3).blocksize == (1, 1)
+    for density in (-0.01, 1.01, np.nan):
+        with pytest.raises(ValueError, match="density: wanted a number from 0 to 1"):
+            bg.random(4, 4, blocksize=(2, 2), density=density)
+
+
+@pytest.mark.parametrize("dtype, bits", [(np.float16, 11), (BFLOAT16, 8)])
+def test_random_halves_have_all_the_bits_that_are_exact(dtype: Any, bits: int) -> None:
+    steps = bg.random(64, 64, blocksize=(64, 64), density=1, seed=3, dtype=dtype).data.astype(float) * 2**bits
+    assert (steps == np.floor(steps)).all() and (steps % 2 == 1).any()
+    assert steps.min() >= 0 and 0.99 * 2**bits < steps.max() + 1 <= 2**bits
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, bool])
+def test_random_integers_take_every_value(dtype: Any) -> None:
+    data = bg.random(128, 128, blocksize=(128, 128), density=1, seed=3, dtype=dtype).data
+    assert len(np.unique(data)) == (2 if dtype is bool else 256)
+
+
+@each_device
+@pytest.mark.parametrize("axis", [-3, 2, (0, 2), (-3, 0)])
+def test_an_axis_beyond_the_two_is_refused(axis: Any, device: str) -> None:
+    A = on(bg.eye(2), device)
+    for call in (A.sum, A.mean, A.max, A.argmin, A.count_nonzero, lambda axis: bg.norm(A, axis=axis)):
+        with pytest.raises(ValueError, match="axis"):
+            call(axis=axis)
+
+
+@each_device
+def test_the_axes_of_a_wide_matrix_are_told_apart(device: str) -> None:
+    dense = np.array([[1.0, -2, 0, 4], [0, 3, -5, 0]])
+    A = on(bg.bsr_array(dense, blocksize=(1, 2)), device)
+    for negative, axis in ((-2, 0), (-1, 1), ((0,), 0), ((-1,), 1)):
+        np.testing.assert_array_equal(numpy_of(A.sum(axis=negative)), dense.sum(axis=axis))
+        np.testing.assert_array_equal(numpy_of(bg.norm(A, 1, axis=negative)), abs(dense).sum(axis=axis))
+    for both in ((0, 1), (-2, -1), (1, 0)):
+        assert float(numpy_of(A.sum(axis=both))) == dense.sum()
+    for ord in (2, -2, 2.0):
+        with pytest.raises(NotImplementedError, match="singular values"):
+            bg.norm(A, ord)
+    for ord in (0, 3, "nuc", -3, np.nan, "inf"):
+        with pytest.raises(ValueError, match="ord: wanted None, 'fro', 1, -1, inf or -inf"):
+            bg.norm(A, ord)
+    for ord in (-1, -0.5, "fro", np.nan):
+        with pytest.raises(ValueError, match="ord: wanted None, 0, a number > 0, inf or -inf"):
+            bg.norm(A, ord, axis=0)
+    assert float(numpy_of(bg.norm(A, "f"))) == float(numpy_of(bg.norm(A, "fro"))) == np.sqrt((dense**2).sum())
+    assert float(numpy_of(bg.norm(A, 1, axis=(1, 0)))) == float(numpy_of(bg.norm(A.T, 1)))
+
+
+@pytest.mark.parametrize("divisor", [2.0**-140, -(2.0**-126), 2.0**126, 2.0**140, 2.0**-64, 2.0**64, 2.0**-65, -1, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_quotients_by_extreme_powers_of_two_are_those_of_numpy(divisor: float, dtype: Any) -> None:
+    data = np.array([[2.0**-149, 2.0**-130, 1.0, 2.0**100, -3.0, 0.0]]).astype(dtype)
+    A = bg.bsr_array(data, blocksize=(1, 2))
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal((A / divisor).toarray(), data / divisor)
+
+
+@each_device
+def test_formats_that_a_device_lacks_are_refused_by_name(device: str) -> None:
+    A = on(bg.bsr_array(np.eye(2), blocksize=(1, 1)), device)
+    for name in ("tolil", "todok"):
+        if device == "cpu":
+            np.testing.assert_array_equal(getattr(A, name)().toarray(), np.eye(2))
+        else:
+            with pytest.raises(NotImplementedError, match=f"{name}: .* has no {name[2:]}_array; copy to the host"):
+                getattr(A, name)()
+
+
+def test_dense_arrays_of_objects_are_no_matrices() -> None:
+    for X in (np.array([[1, 2]], object), [["a", "b"]], np.array([[1, 2]], "M8[s]")):
+        with pytest.raises(TypeError):
+            bg.from_dense(X, (1, 1))
+    with pytest.raises(TypeError, match="dtype"):
+        bg.from_dense(np.array([[1, 2]], object), (1, 1))
+    assert bg.from_dense([[0, 3]], (1, 1)).nnz == 1
+
+
+@each_device
+def test_wide_integers_are_compared_exactly(device: str) -> None:
+    """Their common dtype is float64, in which these two are the same."""
+    big = 2**62
+    A = on(bg.bsr_array(np.array([[big + 1, 3]]), blocksize=(1, 1)), device)
+    other = put(device, np.array([[big, 3]], np.uint64))
+    np.testing.assert_array_equal(numpy_of(operator.eq(A, other)), [[False, True]])
+    np.testing.assert_array_equal(numpy_of(operator.gt(A, other)), [[True, False]])
