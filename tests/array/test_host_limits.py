@@ -13,10 +13,11 @@ import pytest
 import scipy.sparse as sp
 
 import bsrgemm as bg
-from bsrgemm._array import files
+from bsrgemm._array import construct, convert, files
+from bsrgemm._backend import loops
 
 from .. import fake_device
-from .test_host_properties import each_device, numpy_of, on, put
+from .test_host_properties import LIMIT, each_device, index_dtypes, lower, numpy_of, on, put
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -314,3 +315,138 @@ def test_wide_integers_are_compared_exactly(device: str) -> None:
     other = put(device, np.array([[big, 3]], np.uint64))
     np.testing.assert_array_equal(numpy_of(operator.eq(A, other)), [[False, True]])
     np.testing.assert_array_equal(numpy_of(operator.gt(A, other)), [[True, False]])
+
+
+# ------------------------------------------------------------------------------------ at the very limits
+def test_blocks_that_are_filled_to_the_limit_are_not_filled_well() -> None:
+    def best(elements: int, **counts: int) -> int:
+        return construct._best_side((12, 12), elements, lambda side: counts[f"of_{side}"])[0]
+
+    few = 10**6
+    assert best(28, of_2=10, of_3=few, of_4=few, of_6=few) == 1  # 70 %
+    assert best(29, of_2=10, of_3=few, of_4=few, of_6=few) == 2
+    assert best(34 * 9, of_2=90, of_3=36, of_4=few, of_6=9) == 3  # 85 % in blocks of side 2
+    assert best(252, of_2=63, of_3=28, of_4=few, of_6=10) == 3  # 70 % in blocks of side 6
+    assert best(253, of_2=64, of_3=29, of_4=few, of_6=10) == 6
+
+
+@each_device
+def test_blocks_are_counted_for_the_width_of_indices_and_not_elements(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_device.install()
+    lower(monkeypatch)
+    side = LIMIT // 2
+    for block in ((side, 1), (1, side), (side, side)):
+        shape = (block[0] * 3, block[1] * 3)
+        assert index_dtypes(bg.bsr_array(shape, blocksize=block, device=device)) == {np.dtype(np.int32)}
+        places = np.array([0, 1], np.int32), np.array([2, 0], np.int32)
+        A = bg.bsr_array((np.ones((2, *block)), places), shape=shape, device=device)
+        assert index_dtypes(A) == {np.dtype(np.int32)}
+
+
+def test_index_arrays_of_32_bits_are_shared() -> None:
+    parts = np.ones((2, 1, 1)), np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32)
+    for cls in (bg.bsr_array, bg.bsr_matrix):
+        A = cls(parts, shape=(2, 2))
+        assert all(np.shares_memory(x, y) for x, y in zip(A._blocks, parts, strict=True))
+
+
+@each_device
+def test_a_diagonal_that_just_misses_the_matrix_is_refused(device: str) -> None:
+    fake_device.install()
+    for offset in (-2, 2, 3):
+        with pytest.raises(ValueError, match=rf"offsets\[0\]: diagonal {offset} is outside a matrix of 2 x 2 blocks"):
+            bg.diags([1.0], [offset], shape=(2, 2), device=device)
+    assert bg.diags([1.0], [1], shape=(2, 2), device=device).nnz == 1
+
+
+@each_device
+def test_the_smallest_element_of_a_line_is_zero_unless_all_are_stored(device: str) -> None:
+    dense = np.kron(np.array([[1.0, 2, 3], [0, 4, 5]]), np.ones((2, 3))) + np.zeros((4, 9))
+    A = on(bg.bsr_array(dense, blocksize=(2, 3)), device)
+    for axis in (0, 1):
+        np.testing.assert_array_equal(numpy_of(bg.norm(A, -np.inf, axis=axis)), dense.min(axis=axis))
+        np.testing.assert_array_equal(numpy_of(bg.norm(A, np.inf, axis=axis)), dense.max(axis=axis))
+        np.testing.assert_array_equal(numpy_of(A.min(axis=axis)), dense.min(axis=axis))
+    empty = on(bg.bsr_array((4, 9), blocksize=(2, 3)), device)
+    np.testing.assert_array_equal(numpy_of(bg.norm(empty, -np.inf, axis=1)), np.zeros(4))
+
+
+def test_shapes_without_elements_are_completed() -> None:
+    assert convert.full_shape((0, 3), 0) == (0, 3) and convert.full_shape((-1, 3), 0) == (0, 3)
+    assert convert.full_shape((-1,), 6) == (6,) and convert.full_shape((2, -1, 3), 12) == (2, 2, 3)
+    for shape, size in (((0, -1), 0), ((0, -1), 6), ((-1, 4), 6), ((), 1), ((5,), 6), ((2**40, 2**40), 0)):
+        with pytest.raises(ValueError, match="cannot reshape array of size"):
+            convert.full_shape(shape, size)
+    with pytest.raises(ValueError, match="can only specify one unknown dimension"):
+        convert.full_shape((-1, -1), 6)
+    with pytest.raises(TypeError, match="shape: wanted integers"):
+        convert.full_shape((2.0, 3), 6)
+
+
+def test_too_many_axes_are_refused() -> None:
+    with pytest.raises(ValueError, match="tuple has too many elements"):
+        bg.eye(2).sum(axis=(None, 0, 1))
+
+
+@pytest.mark.parametrize("dtype, wider", [(np.float16, "float32"), (BFLOAT16, "float32"), (np.int64, "float64")])
+def test_an_error_of_another_format_names_a_dtype_that_it_has(dtype: Any, wider: str) -> None:
+    device = "cpu" if np.dtype(dtype).itemsize == 2 else "fake"
+    A = on(bg.bsr_array(np.ones((1, 2), dtype), blocksize=(1, 1)), device)
+    with pytest.raises(TypeError, match=rf"csr: .* does not hold .*A\.astype\('{wider}'\)") as caught:
+        A.tocsr()
+    assert ("copy to the host" in str(caught.value)) == (device == "fake")
+
+
+# ------------------------------------------------------------------------------- blocks outside of the matrix
+OUTSIDE = ([-1, 0, 2, 0, 3, -2, 1, 5], [0, -1, 0, 3, 1, 2, 4, 5])
+
+
+@each_device
+def test_blocks_outside_of_the_matrix_are_not_added(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of their numbers, counted row by row, are those of other blocks that are stored."""
+    dense = np.arange(1.0, 7).reshape(2, 3)
+    A = on(bg.bsr_array(dense, blocksize=(1, 1)), device)
+    positions = loops.HostLoops.positions
+
+    def checked(self: Any, blocks: Any, block_cols: int, row: Any, col: Any) -> Any:
+        assert (row >= 0).all() and (row < 2).all() and (col >= 0).all() and (col < 3).all()
+        return positions(self, blocks, block_cols, row, col)
+
+    monkeypatch.setattr(loops.HostLoops, "positions", checked)
+    values = put(device, np.full((8, 1, 1), 100.0))
+    A.assemble(values, *OUTSIDE, check=False)
+    np.testing.assert_array_equal(numpy_of(A), dense)
+    with pytest.raises(ValueError, match=r"entry 0 is block \(-1, 0\), which is not stored"):
+        A.assemble(values, *OUTSIDE, check=True)
+    row, col = [1, *OUTSIDE[0]], [2, *OUTSIDE[1]]
+    values = put(device, np.full((9, 1, 1), 100.0))
+    with pytest.raises(ValueError, match=r"entry 1 is block \(-1, 0\), which is not stored"):
+        A.assemble(values, row, col, check=True)
+    A.assemble(values, row, col, check=False)
+    dense[1, 2] += 100
+    np.testing.assert_array_equal(numpy_of(A), dense)
+
+
+def test_nothing_is_written_behind_the_blocks() -> None:
+    memory = np.zeros((4, 1, 1))
+    A = bg.bsr_array((memory[:3], [0, 1, 2], [0, 3]), shape=(1, 4))
+    assert np.shares_memory(A.data, memory)
+    A.assemble(np.ones((3, 1, 1)), [0, 0, 0], [3, 2, 3], check=False)
+    assert memory.reshape(-1).tolist() == [0, 0, 1, 0]
+
+
+@each_device
+def test_a_number_on_the_device_is_a_number(device: str) -> None:
+    A = on(bg.bsr_array(np.array([[-3.0, 2, 0, 0]]), blocksize=(1, 2)), device)
+    for name, kept, lost, sign in (("maximum", -1.0, 1.0, "positive"), ("minimum", 1.0, -1.0, "negative")):
+        function = getattr(np, name)
+        found = getattr(A, name)(put(device, np.array(kept)))
+        assert found.format == "csr"
+        np.testing.assert_array_equal(numpy_of(found), function([[-3.0, 2, 0, 0]], kept))
+        for number in (lost, put(device, np.array(lost))):
+            with pytest.warns(sp.SparseEfficiencyWarning, match=f"Taking {name} with a {sign} number results in a"):
+                found = getattr(A, name)(number)
+            assert found.format == "bsr" and found.blocksize == (1, 1)
+            np.testing.assert_array_equal(numpy_of(found), function([[-3.0, 2, 0, 0]], lost))
