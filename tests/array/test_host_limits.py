@@ -408,16 +408,20 @@ def test_blocks_outside_of_the_matrix_are_not_added(device: str, monkeypatch: py
     """Some of their numbers, counted row by row, are those of other blocks that are stored."""
     dense = np.arange(1.0, 7).reshape(2, 3)
     A = on(bg.bsr_array(dense, blocksize=(1, 1)), device)
+    small = on(bg.bsr_array(np.ones((1, 1)), blocksize=(1, 1)), device)
     positions = loops.HostLoops.positions
 
     def checked(self: Any, blocks: Any, block_cols: int, row: Any, col: Any) -> Any:
-        assert (row >= 0).all() and (row < 2).all() and (col >= 0).all() and (col < 3).all()
+        assert (row >= 0).all() and (row < len(blocks.indptr) - 1).all()
+        assert (col >= 0).all() and (col < block_cols).all()
         return positions(self, blocks, block_cols, row, col)
 
     monkeypatch.setattr(loops.HostLoops, "positions", checked)
     values = put(device, np.full((8, 1, 1), 100.0))
     A.assemble(values, *OUTSIDE, check=False)
     np.testing.assert_array_equal(numpy_of(A), dense)
+    small.assemble(values, *OUTSIDE, check=False)
+    assert numpy_of(small) == 1
     with pytest.raises(ValueError, match=r"entry 0 is block \(-1, 0\), which is not stored"):
         A.assemble(values, *OUTSIDE, check=True)
     row, col = [1, *OUTSIDE[0]], [2, *OUTSIDE[1]]
@@ -450,3 +454,98 @@ def test_a_number_on_the_device_is_a_number(device: str) -> None:
                 found = getattr(A, name)(number)
             assert found.format == "bsr" and found.blocksize == (1, 1)
             np.testing.assert_array_equal(numpy_of(found), function([[-3.0, 2, 0, 0]], lost))
+
+
+# --------------------------------------------------------------------------------------- places of extremes
+@each_device
+@pytest.mark.parametrize("block", [(1, 1), (2, 3), (1, 14)], ids=str)
+def test_places_of_extremes_are_those_of_the_dense_array(block: tuple[int, int], device: str) -> None:
+    """Lines that are full and lines with holes, with stored zeros before and after the first hole."""
+    rng = np.random.default_rng(0)
+    for low, high, share in (
+        (-2, 1, 1.0),
+        (-2, 1, 0.6),
+        (0, 3, 1.0),
+        (0, 3, 0.6),
+        (-2, 0, 0.8),
+        (1, 3, 0.8),
+        (-1, 2, 0),
+    ):
+        row, col = np.nonzero(rng.random((3, 4)) < share)
+        data = rng.integers(low, high, (len(row), *block)).astype(float)
+        A = on(bg.bsr_array((data, (row, col)), shape=(3 * block[0], 4 * block[1])), device)
+        dense = numpy_of(A)
+        for axis in (None, 0, 1):
+            for name in ("argmax", "argmin"):
+                found = getattr(A, name)(axis=axis)
+                np.testing.assert_array_equal(numpy_of(found), getattr(np, name)(dense, axis=axis))
+            for name in ("max", "min"):
+                found = getattr(A, name)(axis=axis)
+                np.testing.assert_array_equal(numpy_of(found), getattr(np, name)(dense, axis=axis))
+        if data.size:
+            assert A.max(explicit=True) == data.max() and A.min(explicit=True) == data.min()
+
+
+@each_device
+def test_a_resize_that_keeps_all_blocks_keeps_their_arrays(device: str) -> None:
+    A = on(bg.bsr_array(np.ones((4, 6)), blocksize=(2, 3)), device)
+    data, indices, indptr = A._blocks
+    for shape in ((4, 6), (4, 9)):
+        A.resize(shape)
+        assert A.data is data and A.indices is indices and A.indptr is indptr and A.shape == shape
+    A.resize(6, 9)
+    assert A.data is data and A.indices is indices and numpy_of(A.indptr).tolist() == [0, 2, 4, 4]
+    A.resize(6, 3)
+    np.testing.assert_array_equal(numpy_of(A), np.repeat([[1.0], [0.0]], [4, 2], axis=0).repeat(3, axis=1))
+    A.resize(2, 3)
+    assert len(A.data) == len(A.indices) == 1 and numpy_of(A.indptr).tolist() == [0, 1]
+
+
+@each_device
+def test_results_have_index_arrays_of_their_own(device: str) -> None:
+    A = on(bg.bsr_array(np.ones((4, 6)), blocksize=(2, 3)), device)
+    for B in (-A, abs(A), A * 2, A / 3, A.real, A.imag, A.astype(np.float32), A.power(2), A.sin(), A.copy(), round(A)):
+        for name in ("data", "indices", "indptr"):
+            assert not A._backend.xp.may_share_memory(getattr(A, name), getattr(B, name)), name
+
+
+def test_the_bytes_of_a_block_row_are_read_as_another_dtype() -> None:
+    A = bg.bsr_array(np.ones((2, 6), np.float32), blocksize=(2, 3))
+    with pytest.raises(ValueError, match="rows of a block have 12 bytes, no multiple of the size of float64"):
+        A.dtype = np.float64
+    A.dtype = np.int32
+    assert A.dtype == np.int32 and A.blocksize == (2, 3)
+    B = bg.bsr_array(np.ones((3, 8), np.float32), blocksize=(3, 4))
+    B.dtype = np.float64
+    assert B.data.shape == (2, 3, 2)
+
+
+def test_sums_of_the_matrix_class_are_written_to_matrices() -> None:
+    A = bg.bsr_matrix(np.arange(6.0).reshape(2, 3), blocksize=(1, 3))
+    for call, want in ((A.sum, 15.0), (A.mean, 2.5)):
+        out = np.zeros((1, 1))
+        assert call(out=out) is out and out[0, 0] == want
+        for shape in ((), (1,), (1, 2), (2, 1)):
+            with pytest.raises(ValueError, match="output parameter has wrong dimensions"):
+                call(out=np.zeros(shape))
+    assert bg.bsr_array(A).sum(out=np.zeros(())) == 15
+
+
+@each_device
+def test_norms_of_every_positive_order_are_those_of_numpy(device: str) -> None:
+    dense = np.array([[1.0, -2, 0, 4], [0, 3, -5, 0]])
+    A = on(bg.bsr_array(dense, blocksize=(1, 2)), device)
+    for p in (0.5, 1, 1.5, 2, 3):
+        for axis in (0, 1):
+            want = np.linalg.norm(dense, p, axis=axis)
+            np.testing.assert_allclose(numpy_of(bg.norm(A, p, axis=axis)), want, rtol=1e-14)
+
+
+def test_a_diagonal_outside_of_a_narrow_matrix_is_refused() -> None:
+    for shape, k in (((1, 1), 1), ((1, 1), -1), ((2, 1), 1), ((1, 2), -1), ((0, 1), 1), ((1, 0), -1)):
+        with pytest.raises(ValueError, match="k exceeds array dimensions"):
+            bg.bsr_array(shape).setdiag(1.0, k=k)
+
+
+def test_the_largest_index_of_a_file_has_63_bits() -> None:
+    assert files._indices(np.array([2**63 - 1], np.uint64), "row")[0] == 2**63 - 1
