@@ -549,3 +549,13 @@ def test_a_diagonal_outside_of_a_narrow_matrix_is_refused() -> None:
 
 def test_the_largest_index_of_a_file_has_63_bits() -> None:
     assert files._indices(np.array([2**63 - 1], np.uint64), "row")[0] == 2**63 - 1
+
+
+@each_device
+def test_a_zero_that_is_not_stored_comes_before_one_that_is(device: str) -> None:
+    for sign in (1.0, -1.0):
+        A = on(bg.bsr_array((sign * np.array([-1.0, 0]).reshape(-1, 1, 1), [1, 2], [0, 2]), shape=(1, 3)), device)
+        B = on(bg.bsr_array((sign * np.array([0, -1.0]).reshape(-1, 1, 1), [0, 1], [0, 2]), shape=(1, 3)), device)
+        for matrix in (A, B):
+            assert (matrix.argmax() if sign > 0 else matrix.argmin()) == 0
+            assert numpy_of(matrix.argmax(axis=1) if sign > 0 else matrix.argmin(axis=1)).tolist() == [0]
