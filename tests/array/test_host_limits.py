@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import operator
+import pickle
 import zipfile
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import scipy.sparse as sp
 
 import bsrgemm as bg
-from bsrgemm._array import construct, convert, files
+from bsrgemm import bsr
+from bsrgemm._array import base, construct, convert, files
 from bsrgemm._backend import loops
 
 from .. import fake_device
@@ -559,3 +561,44 @@ def test_a_zero_that_is_not_stored_comes_before_one_that_is(device: str) -> None
         for matrix in (A, B):
             assert (matrix.argmax() if sign > 0 else matrix.argmin()) == 0
             assert numpy_of(matrix.argmax(axis=1) if sign > 0 else matrix.argmin(axis=1)).tolist() == [0]
+
+
+@pytest.mark.parametrize("number", [24, -1, np.int64(24), np.int8(-1)])
+def test_a_single_number_is_a_shape_of_one_dimension(number: Any) -> None:
+    dense = np.arange(24.0).reshape(4, 6)
+    A = bg.bsr_array(dense, blocksize=(2, 3))
+    for found in (A.reshape(number), A.reshape((number,)), A.reshape([number])):
+        assert found.shape == (24,)
+        np.testing.assert_array_equal(found.toarray(), dense.reshape(-1))
+    for order in ("C", "F"):
+        for shape in ((2, 12), (2, 3, 4), (24, 1), (1, 2, 12, 1)):
+            found = A.reshape(*shape, order=order)
+            np.testing.assert_array_equal(found.toarray(), dense.reshape(shape, order=order))
+    with pytest.raises(ValueError, match="matrix must have 2 dimensions"):
+        bg.bsr_matrix(A).reshape(number)
+
+
+def test_a_number_beyond_a_single_block_is_out_of_range() -> None:
+    """Numbers on the device are known to be wrong only after they were used."""
+    for device in ("cpu", "fake"):
+        A = on(bg.bsr_array(np.ones((2, 3)), blocksize=(2, 3)), device)
+        for wrong in (1, -2, 7):
+            index = put(device, np.array([wrong]))
+            with pytest.raises(IndexError, match=f"rows: block row {wrong} is out of range for 1 block rows"):
+                A.select_blocks(rows=index)
+            with pytest.raises(IndexError, match=f"cols: block column {wrong} is out of range for 1 block columns"):
+                A.select_blocks(cols=index)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_protocol_of_pickle_keeps_a_matrix(protocol: int) -> None:
+    for device in ("cpu", "fake"):
+        A = on(bg.bsr_array(np.arange(24.0).reshape(4, 6), blocksize=(2, 3), maxprint=7), device)
+        for matrix in (A, A.T):
+            B = pickle.loads(pickle.dumps(matrix, protocol))
+            assert type(B) is type(A) and B.shape == matrix.shape and set(vars(B)) <= base._STATE
+            np.testing.assert_array_equal(numpy_of(B), numpy_of(matrix))
+
+
+def test_a_stream_of_another_library_has_version_0_of_the_protocol() -> None:
+    assert bsr._ExternalStream(1234).__cuda_stream__() == (0, 1234)
