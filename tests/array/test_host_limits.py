@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import bsrgemm as bg
 from bsrgemm import bsr
-from bsrgemm._array import base, construct, convert, files
+from bsrgemm._array import base, construct, convert, files, reduce
 from bsrgemm._backend import loops
 
 from .. import fake_device
@@ -602,3 +602,35 @@ def test_every_protocol_of_pickle_keeps_a_matrix(protocol: int) -> None:
 
 def test_a_stream_of_another_library_has_version_0_of_the_protocol() -> None:
     assert bsr._ExternalStream(1234).__cuda_stream__() == (0, 1234)
+
+
+class CheckedNumPy:
+    """NumPy, but elements that are not zero are counted by it only in arrays of its own and dtypes that it knows."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def count_nonzero(self, x: Any) -> Any:
+        assert type(x) is np.ndarray and x.dtype != BFLOAT16
+        return np.count_nonzero(x)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.float16, bool])
+def test_nonzeros_of_a_device_are_counted_there(device: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    A = on(bg.bsr_array(np.array([[0, 1, 0, 1], [1, 1, 0, 0]], dtype), blocksize=(1, 2)), device)
+    monkeypatch.setattr(reduce, "np", CheckedNumPy())
+    assert A.count_nonzero() == 4
+
+
+def test_a_sum_with_a_dense_array_is_stored_by_rows() -> None:
+    A = bg.bsr_array(np.ones((4, 6)), blocksize=(2, 3))
+    for dense in (
+        np.ones((4, 6)),
+        np.asfortranarray(np.ones((4, 6))),
+        np.ones((6, 4)).T,
+        np.ones(6),
+        np.ones((8, 6))[::2],
+    ):
+        found = A + dense
+        assert found.flags.c_contiguous and (found == 2).all()
