@@ -234,8 +234,8 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray[Any, A
     if size != info.file_size or size > most:
         raise ValueError(f"{info.filename}: wanted {size} bytes for {dtype} of shape {shape}, got {info.file_size}")
     with archive.open(info) as member:
+        # The checksum is compared with that of the file when the last byte is read, which is the last one of the array.
         array = np.lib.format.read_array(member, allow_pickle=False)
-        member.read(1)  # compares the checksum, which is done at the end of the member
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
