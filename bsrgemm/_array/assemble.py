@@ -433,7 +433,7 @@ def kron(A: Any, B: Any) -> Any:
 def _canonical_in(ours: BsrBase, x: Any, dtype: np.dtype[Any]) -> Any:
     """Convert `x` to BSR in this dtype without duplicates; other formats get blocks of 1 x 1."""
     x = _converted(ours, x, (1, 1), dtype)
-    return x._new(x._canonical())  # synchronize!
+    return x._new(x._canonical(), canonical=True)  # synchronize!
 
 
 def _kron_dense(backend: Backend, a: Blocks, X: Array, shape: tuple[int, int]) -> Blocks:
