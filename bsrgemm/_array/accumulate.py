@@ -56,7 +56,7 @@ def add(backend: Backend, data: Array, blocks: Array, position: Array) -> None:
     starts = number + xp.searchsorted(position, number)
     order = xp.empty(stored + 1 + given, INT64)
     order[starts] = number
-    order[xp.arange(given, dtype=INT64) + position + 1] = by_position + (stored + 1)
+    order[xp.arange(given) + position + 1] = by_position + (stored + 1)
     terms = xp.concatenate([data, xp.zeros((1, *data.shape[1:]), data.dtype), blocks])
     data[...] = backend.segment_reduce("add", terms, order, starts)[:stored]
 

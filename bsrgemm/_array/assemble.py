@@ -268,7 +268,7 @@ def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype
         _joined(backend, rows, shape, blocksize, wanted),
         shape,
         canonical=canonical or None,
-        sorted_=canonical or all(matrix._has_sorted_indices for matrix in matrices) or None,
+        sorted_=all(matrix._has_sorted_indices for matrix in matrices) or None,
     )
 
 
@@ -427,7 +427,7 @@ def kron(A: Any, B: Any) -> Any:
         blocks = _kron_sparse(backend, a._validated, b._validated, (a._block_shape[1], b._block_shape[1]), shape)
     else:
         blocks = _kron_dense(backend, a._validated, backend.xp.asarray(B, dtype), shape)
-    return object.__new__(leaf(backend, _any_array(backend, places)))._set(blocks, shape, canonical=True, sorted_=True)
+    return object.__new__(leaf(backend, _any_array(backend, places)))._set(blocks, shape, canonical=True)
 
 
 def _canonical_in(ours: BsrBase, x: Any, dtype: np.dtype[Any]) -> Any:

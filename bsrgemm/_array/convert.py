@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -467,10 +466,7 @@ class Conversions(BsrBase):
             raise TypeError(f"dtype: cannot cast from {self.dtype} to {wanted} according to the rule {casting!r}")
         self._make_canonical()
         check_cast(self._backend, self.data, wanted)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
-            data = self.data != 0 if wanted == BOOL else self._real_if(wanted).astype(wanted)
-        return self._with_data(data)
+        return self._with_data(self.data != 0 if wanted == BOOL else self._real_if(wanted).astype(wanted))
 
     def _real_if(self, wanted: np.dtype[Any]) -> Array:
         return self.data.real if self.dtype.kind == "c" and wanted.kind != "c" else self.data

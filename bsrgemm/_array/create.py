@@ -201,7 +201,7 @@ def _from_diagonals(
         first += n
     data = data[backend.from_host(order)]
     arrays = (backend.from_host(x.astype(index)) for x in (col[order], indptr))
-    return object.__new__(leaf(backend, True))._set(Blocks(data, *arrays), shape, canonical=True, sorted_=True)
+    return object.__new__(leaf(backend, True))._set(Blocks(data, *arrays), shape, canonical=True)
 
 
 def _offsets_and_diagonals(blocks: Any, offsets: Any) -> tuple[list[int], list[Any]]:

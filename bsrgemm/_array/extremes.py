@@ -299,7 +299,7 @@ class Extremes(Lines):
                 return found
             values, columns, indptr = self._elements()
             flat = self._backend.expand(indptr, len(values)).astype(np.int64) * N + columns
-            ends = xp.asarray([0, len(values)], dtype=np.int64)
+            ends = xp.asarray([0, len(values)])
             candidates = Candidates(values, flat, flat, ends, 1)
             return int(self._first_extreme(candidates, M * N, name, explicit)[0])  # synchronize!
         if self._shape[line] == 0:
@@ -344,7 +344,7 @@ class Extremes(Lines):
         hit = (values == best[line]) | ((values != values) & (best != best)[line])
         at = backend.segment_reduce("minimum", xp.where(hit, columns, length), None, starts)
         if not explicit:
-            within = xp.arange(len(values), dtype=np.int64) - starts[line]
+            within = xp.arange(len(values)) - starts[line]
             gap = xp.where(found.indices != within, within, count[line])
             hole = backend.segment_reduce("minimum", gap, None, starts)  # the first column that is not stored
             if values.ndim == 2:

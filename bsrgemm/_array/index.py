@@ -363,7 +363,7 @@ class Indexing(Conversions):
         rows = self._backend.expand(blocks.indptr, len(blocks.indices)).astype(np.int64, copy=False)
         shift = blocks.indices.astype(np.int64, copy=False) * C - rows * R
         crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!
-        r, c = xp.arange(R, dtype=np.int64)[:, None], xp.arange(C, dtype=np.int64)
+        r, c = xp.arange(R)[:, None], xp.arange(C)
         on = shift[crossing][:, None, None] + (c - r) == k
         place = xp.broadcast_to(rows[crossing][:, None, None] * R + r, on.shape) + min(k, 0)
         out[place[on]] = blocks.data[crossing][on]  # synchronize!

@@ -168,7 +168,7 @@ def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype:
         if sums is not None:
             return sums.sum(axis=1 + axis).reshape(-1)
     lines, starts, order = _group(A, blocks, axis)
-    within = values.sum(axis=1 + axis, dtype=dtype)
+    within = values.sum(axis=1 + axis)
     return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
 
 

@@ -92,7 +92,7 @@ class Reductions(Extremes):
             sums = loops.add_blocks(blocks._replace(data=data), self._block_shape[1], axis)
             if sums is not None:
                 short = sums.shape[1 + axis] <= SHORT
-                lines = loops.fold(np.add, sums, 1 + axis) if short else sums.sum(axis=1 + axis, dtype=acc)
+                lines = loops.fold(np.add, sums, 1 + axis) if short else sums.sum(axis=1 + axis)
                 return lines.reshape(-1)
         blocks, lines, _ = self._lines(axis)
         within = self._cast_for_sum(blocks.data, acc).sum(axis=2, dtype=acc)
@@ -212,8 +212,8 @@ class Reductions(Extremes):
             stored = (blocks.data != 0).astype(np.int32 if max(self._shape) < _INT32_MAX else np.int64)
             sums = self._backend.loops.add_blocks(blocks._replace(data=stored), self._block_shape[1], line)
             if sums is not None:
-                return sums.sum(axis=1 + line, dtype=np.int_).reshape(-1)
+                return sums.sum(axis=1 + line).reshape(-1)
         blocks, lines, _ = self._lines(line)
-        within = (blocks.data != 0).sum(axis=2, dtype=np.int_)
+        within = (blocks.data != 0).sum(axis=2)
         filled, values = self._reduce_lines("add", blocks, within)
         return self._dense_lines(blocks, filled, values, lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -396,10 +397,10 @@ def test_products_with_arrays_broadcast_as_in_numpy(own: Any, other: Any, device
     try:
         want = dense * factor
     except ValueError:
-        with pytest.raises(ValueError, match="inconsistent shapes"):
+        with pytest.raises(ValueError, match=re.escape(f"inconsistent shapes {own} and {other}")):
             A.multiply(put(device, factor))
         if len(other) == 2:
-            with pytest.raises(ValueError, match="inconsistent shapes"):
+            with pytest.raises(ValueError, match=re.escape(f"inconsistent shapes {own} and {other}")):
                 A.multiply(on(bg.bsr_array(factor, blocksize=(1, 1)), device))
         return
     np.testing.assert_array_equal(numpy_of(A.multiply(put(device, factor))), want)
@@ -613,15 +614,6 @@ def test_a_pair_of_integers_is_a_shape_and_no_other_pair_is() -> None:
     assert construct._is_shape((2, 3)) and construct._is_shape((np.int64(2), 3))
     for x in ((2, 3.0), (2, None), ("2", 3), (True, 3), (2, False), (2,), (2, 3, 4), [2, 3]):
         assert not construct._is_shape(x)
-
-
-def test_row_pointers_of_a_file_stay_within_its_indices() -> None:
-    indices = np.zeros(2, np.int32)
-    files._check_compressed(indices, np.array([0, 1, 2]), 1)
-    files._check_compressed(indices, np.array([0, 0, 0]), 1)
-    for indptr, got in (([0, 5, 1], "0 to 5"), ([0, -1, 2], "-1 to 2"), ([0, 2, 3], "0 to 3")):
-        with pytest.raises(ValueError, match=f"indptr: wanted values from 0 to 2, got {got}"):
-            files._check_compressed(indices, np.array(indptr), 1)
 
 
 def test_sides_and_their_product_fit_into_64_bits() -> None:
