@@ -61,7 +61,11 @@ ROOMS = {
         ),
         Room("dtypes", ("bsrgemm/dtypes.py",), ("tests/products", "tests/array", "tests/attention", "tests/kernels")),
         Room("plotting", ("bsrgemm/_plotting/*.py",), ("tests/array/test_spy.py", "tests/plotting", "tests/attention")),
-        Room("products", ("bsrgemm/_products/*.py",), ("tests/products", "tests/kernels", "tests/array", _EMULATOR)),
+        Room(
+            "products",
+            ("bsrgemm/_products/*.py", "bsrgemm/_pullbacks.py"),
+            ("tests/products", "tests/kernels", "tests/array", _EMULATOR),
+        ),
         Room(
             "attention", ("bsrgemm/_attention/*.py",), ("tests/attention", "tests/kernels", "tests/products", _EMULATOR)
         ),
