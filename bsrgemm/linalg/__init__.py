@@ -11,6 +11,7 @@ from .krylov import SolverWarning, bicgstab, cg, fgmres, gmres, minres
 from .multigrid import Multigrid, from_pyamg, smoothed_aggregation
 from .operators import Preconditioner
 from .smoothers import block_jacobi, chebyshev
+from .triangular import block_ssor, ic0, ilu0, spsolve_triangular
 
 __all__ = [
     "Multigrid",
@@ -18,15 +19,19 @@ __all__ = [
     "SolverWarning",
     "bicgstab",
     "block_jacobi",
+    "block_ssor",
     "cg",
     "chebyshev",
     "constrain",
     "fgmres",
     "from_pyamg",
     "gmres",
+    "ic0",
+    "ilu0",
     "lobpcg",
     "minres",
     "rigid_body_modes",
     "smoothed_aggregation",
     "spsolve",
+    "spsolve_triangular",
 ]

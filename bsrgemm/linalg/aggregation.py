@@ -41,7 +41,7 @@ def strong_connections(A: Any, theta: float) -> tuple[Array, Array]:
     return indices[keep], counts[indptr]
 
 
-def _hashed(xp: Any, n: int) -> Array:
+def hashed(xp: Any, n: int) -> Array:
     """Return a different 61-bit number for each node: mixed bits of its index above the index itself."""
     index = xp.arange(n, dtype=np.uint64)
     mixed = (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -63,7 +63,7 @@ def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, 
         """The maximum over a node's connections, among them the node itself."""
         return backend.segment_reduce("maximum", x[indices], None, indptr[:-1])
 
-    key = _hashed(xp, n)
+    key = hashed(xp, n)
     undecided, root = xp.ones(n, bool), xp.zeros(n, bool)
     for _ in range(_MOST_ROUNDS):
         now = xp.where(root, key | _ROOT, xp.where(undecided, key, 0))

@@ -54,6 +54,22 @@ def test_multigrid_makes_the_same_hierarchy(fake: Any) -> None:
     np.testing.assert_allclose(2 * fake.to_host(y), want, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["chebyshev", "block_ssor", "ilu0", "ic0"])
+def test_preconditioners_give_what_they_give_on_the_host(fake: Any, name: str) -> None:
+    A, _ = plate(6)
+    r = numbers((A.shape[0], 2))
+    want = getattr(linalg, name)(A) @ r
+    got = getattr(linalg, name)(there(fake, A)) @ fake.from_host(r)
+    np.testing.assert_allclose(fake.to_host(got), want, rtol=1e-9, atol=1e-12)
+
+
+def test_triangles_are_solved_as_on_the_host(fake: Any) -> None:
+    dense = np.kron(np.tril(numbers((6, 6))), np.ones((2, 2))) + 9 * np.eye(12)
+    L, b = bg.bsr_array(dense, blocksize=(2, 2)), numbers((12, 2))
+    got = linalg.spsolve_triangular(there(fake, L), fake.from_host(b))
+    np.testing.assert_allclose(fake.to_host(got), linalg.spsolve_triangular(L, b))
+
+
 def test_constraints_are_those_of_the_host(fake: Any) -> None:
     A, b = laplacian(6, 2), numbers((12, 2))
     C, f = linalg.constrain(A, b, [0, 5], [1.0, 2.0])

@@ -1,0 +1,103 @@
+"""Orders in which the nodes of a matrix can be solved for in groups: colours, and levels of a triangle.
+
+A node is a block row. Nodes of a group do not depend on each other, so that a group is one product.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._backend.base import Array, Backend, Blocks
+from .aggregation import hashed
+
+
+def colours(A: Any) -> tuple[Array, int]:
+    """Return a colour for each node, such that connected nodes have different ones, and the number of colours.
+
+    Round by round, the nodes whose mixed index is the largest among their neighbours without a colour get the next one.
+    The choice depends on the pattern alone.
+    """
+    backend: Backend = A._backend
+    xp = backend.xp
+    _, indices, indptr = A._canonical()
+    n = len(indptr) - 1
+    row = backend.expand(indptr, len(indices))
+    # Both directions of a connection count, also where only one of them is stored.
+    ends = xp.concatenate([row, indices, xp.arange(n)]), xp.concatenate([indices, row, xp.arange(n)])
+    order = xp.argsort(ends[0])
+    starts = xp.searchsorted(ends[0][order], xp.arange(n))
+    other = ends[1][order]
+    key = hashed(xp, n)
+    colour = xp.full(n, -1, np.int64)
+    count = 0
+    while bool((colour < 0).any()):  # synchronize!
+        waiting = xp.where(colour < 0, key, -1)
+        highest = backend.segment_reduce("maximum", waiting[other], None, starts)
+        colour = xp.where((colour < 0) & (highest == key), count, colour)
+        count += 1
+    return colour, count
+
+
+def levels(A: Any, lower: bool) -> tuple[Array, int]:
+    """Return for each node of a block triangle the length of the longest chain of nodes before it, and their number."""
+    backend: Backend = A._backend
+    xp = backend.xp
+    _, indices, indptr = A._canonical()
+    n = len(indptr) - 1
+    row = backend.expand(indptr, len(indices))
+    before = indices < row if lower else indices > row
+    # Each row has an entry of its own, so that none is empty.
+    ends = xp.concatenate([row[before], xp.arange(n)])
+    order = xp.argsort(ends)
+    starts = xp.searchsorted(ends[order], xp.arange(n))
+    source = xp.concatenate([indices[before], xp.arange(n)])[order]
+    step = xp.concatenate([xp.ones(int(before.sum()), np.int64), xp.zeros(n, np.int64)])[order]  # synchronize!
+    level = xp.zeros(n, np.int64)
+    while True:
+        longer = backend.segment_reduce("maximum", level[source] + step, None, starts)
+        if not bool((longer != level).any()):  # synchronize!
+            return level, int(level.max()) + 1 if n else 0
+        level = longer
+
+
+class Group(NamedTuple):
+    """Nodes that are solved for together."""
+
+    #: the unknowns of the nodes, (nodes, R)
+    unknowns: Array
+    #: their rows of the matrix without the diagonal blocks, for the nodes before them and those after them
+    before: Any
+    after: Any
+    #: the inverses of their diagonal blocks, (nodes, R, R)
+    inverse: Array
+
+
+def groups(A: Any, number: Array, count: int, inverse: Array) -> list[Group]:
+    """Return the nodes by the number of their group, with the rows of A that couple them to other groups."""
+    backend: Backend = A._backend
+    xp, R = backend.xp, A.blocksize[0]
+    data, indices, indptr = A._canonical()
+    row = backend.expand(indptr, len(indices))
+    sides = (number[indices] < number[row], number[indices] > number[row])
+    found = []
+    for g in range(count):
+        nodes = xp.flatnonzero(number == g)  # synchronize!
+        place = xp.zeros(len(number), np.int64)
+        place[nodes] = xp.arange(len(nodes))
+        parts = []
+        for side in sides:
+            chosen = xp.flatnonzero(side & (number[row] == g))  # synchronize!
+            bounds = xp.searchsorted(place[row[chosen]], xp.arange(len(nodes) + 1)).astype(indptr.dtype)
+            blocks = Blocks(data[chosen], indices[chosen], bounds)
+            parts.append(A._new(blocks, (len(nodes) * R, A.shape[1]), canonical=True))
+        found.append(Group(nodes[:, None] * R + xp.arange(R), parts[0], parts[1], inverse[nodes]))
+    return found
+
+
+def solve(group: Group, r: Array, x: Array, side: Any) -> None:
+    """``x = inverse @ (r - side @ x)`` for the unknowns of a group, in place; r and x are (n, k)."""
+    nodes, R = group.unknowns.shape
+    rest = (r[group.unknowns.reshape(-1)] - side @ x).reshape(nodes, R, -1)
+    x[group.unknowns.reshape(-1)] = (group.inverse @ rest).reshape(nodes * R, -1)

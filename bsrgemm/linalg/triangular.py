@@ -1,0 +1,305 @@
+"""Preconditioners and solutions by block triangles: SSOR, ILU(0), IC(0) and `spsolve_triangular`."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array, Backend, Blocks
+from . import ordering
+from .operators import Preconditioner, check_matrix
+from .smoothers import inverse_blocks
+
+
+class _Sweeps(Preconditioner):
+    """A sweep over groups of nodes forwards, and one backwards: ``w (2 - w) (D + w U)^-1 D (D + w L)^-1``."""
+
+    def __init__(self, A: Any, number: Array, count: int, inverse: Array, weight: float = 1.0) -> None:
+        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._weight = weight
+        self._groups = ordering.groups(A, number, count, inverse * A.dtype.type(weight))
+        #: how many groups of nodes are solved for one after the other
+        self.groups = count
+
+    def _apply(self, r: Array) -> Array:
+        wide = r[:, None] if r.ndim == 1 else r
+        x = self._backend.xp.zeros(wide.shape, self.dtype)
+        for group in self._groups:
+            ordering.solve(group, wide, x, group.before)
+        # Backwards, x becomes x - D^-1 U x: the residual of the sweep before is D x on the groups that are left.
+        for group in reversed(self._groups):
+            lines = group.unknowns.reshape(-1)
+            nodes, R = group.unknowns.shape
+            x[lines] -= (group.inverse @ (group.after @ x).reshape(nodes, R, -1)).reshape(nodes * R, -1)
+        x *= self.dtype.type(2 - self._weight)
+        return x[:, 0] if r.ndim == 1 else x
+
+
+def block_ssor(A: Any, omega: float = 1.0) -> Preconditioner:
+    """Return symmetric block over-relaxation as a preconditioner: a sweep over the nodes forwards, and one backwards.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        A square matrix with square blocks of float32, float64, complex64 or complex128.
+    omega : float
+        The factor of relaxation, above 0 and below 2; 1 is symmetric block Gauss-Seidel.
+
+    Returns
+    -------
+    Preconditioner
+        It is Hermitian positive definite if A is. `groups` is the number of its colours.
+
+    Raises
+    ------
+    TypeError
+        If A is not such a matrix.
+    ValueError
+        If A or its blocks are not square, a diagonal block is missing or singular (its index is told), or `omega` is
+        out of range.
+
+    See Also
+    --------
+    ic0, ilu0 : need fewer iterations, and a factorisation.
+
+    Notes
+    -----
+    Nodes are coloured, so that those of a colour do not depend on each other, and are solved for one colour after the
+    other. The colours depend on the pattern alone and are the same on every device.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(2 * np.eye(64) - np.eye(64, k=1) - np.eye(64, k=-1), blocksize=(2, 2))
+    >>> x, info = bg.linalg.cg(A, np.ones(64), M=bg.linalg.block_ssor(A, 1.4))
+    >>> info
+    0
+    """
+    check_matrix(A)
+    if isinstance(omega, bool) or not isinstance(omega, numbers.Real) or not 0 < float(omega) < 2:
+        raise ValueError(f"omega: wanted a number above 0 and below 2, got {omega!r}")
+    return _Sweeps(A, *ordering.colours(A), inverse_blocks(A).data, float(omega))
+
+
+def ilu0(A: Any) -> Preconditioner:
+    """Return the incomplete LU decomposition on the blocks of A, without fill, as a preconditioner.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        A square matrix with square blocks of float32, float64, complex64 or complex128.
+
+    Returns
+    -------
+    Preconditioner
+        ``M @ r`` solves with both triangles. `groups` is the number of its colours.
+
+    Raises
+    ------
+    TypeError
+        If A is not such a matrix.
+    ValueError
+        If A or its blocks are not square, or a pivot block is missing or singular; the message has its index.
+
+    See Also
+    --------
+    ic0 : for Hermitian positive definite matrices.
+    bicgstab, gmres : solvers for it.
+
+    Notes
+    -----
+    Nodes are factorised in the order of their colours, those of a colour together. Reordering costs some iterations
+    beside the natural order, and makes the triangular solutions a few products each.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(3 * np.eye(64) - 2 * np.eye(64, k=1) - 0.5 * np.eye(64, k=-1), blocksize=(2, 2))
+    >>> x, info = bg.linalg.bicgstab(A, np.ones(64), M=bg.linalg.ilu0(A))
+    >>> info
+    0
+    """
+    check_matrix(A)
+    number, count = ordering.colours(A)
+    factored, inverse = _factored(A, number, count)
+    return _Sweeps(factored, number, count, inverse)
+
+
+def ic0(A: Any) -> Preconditioner:
+    """Return the incomplete Cholesky decomposition on the blocks of A, without fill, as a preconditioner.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        A Hermitian positive definite matrix with square blocks of float32, float64, complex64 or complex128.
+
+    Returns
+    -------
+    Preconditioner
+        It is Hermitian positive definite. `groups` is the number of its colours.
+
+    Raises
+    ------
+    TypeError
+        If A is not such a matrix.
+    ValueError
+        If A or its blocks are not square, A is not Hermitian, or a pivot block is missing or not positive definite; the
+        message has its index.
+
+    See Also
+    --------
+    ilu0 : for other matrices.
+    cg : the solver for it.
+
+    Notes
+    -----
+    The factors are ``L D L^H`` with whole blocks D, so that no roots are taken. For a Hermitian matrix they are those
+    of `ilu0`.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(2 * np.eye(64) - np.eye(64, k=1) - np.eye(64, k=-1), blocksize=(2, 2))
+    >>> x, info = bg.linalg.cg(A, np.ones(64), M=bg.linalg.ic0(A))
+    >>> info
+    0
+    """
+    check_matrix(A)
+    apart = abs(A - A.conj().T).max()
+    if not float(apart) <= 64 * np.finfo(A.dtype).eps * float(abs(A).max()):  # synchronize!
+        raise ValueError(f"A: wanted a Hermitian matrix, got one that differs from its transpose by {float(apart):.3g}")
+    number, count = ordering.colours(A)
+    factored, inverse = _factored(A, number, count)
+    xp = A._backend.xp
+    values = xp.linalg.eigvalsh((inverse + inverse.conj().transpose(0, 2, 1)) / 2)
+    wrong = xp.flatnonzero(~(values > 0).all(axis=1))  # synchronize!
+    if len(wrong):
+        raise ValueError(f"A: pivot block {int(wrong[0])} is not positive definite; shift the diagonal, or try ilu0")
+    return _Sweeps(factored, number, count, inverse)
+
+
+def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
+    """Return a matrix with the blocks of U above the diagonal and L D below it, and the inverses of its pivots D."""
+    backend: Backend = A._backend
+    xp = backend.xp
+    data, indices, indptr = A._canonical()
+    data = data.copy()
+    n, width = len(indptr) - 1, A._block_shape[1]
+    row = backend.expand(indptr, len(indices))
+    diagonal = xp.full(n, -1, np.int64)
+    own = xp.flatnonzero(row == indices)
+    diagonal[indices[own]] = own
+    if bool((diagonal < 0).any()):  # synchronize!
+        first = int(xp.flatnonzero(diagonal < 0)[0])
+        raise ValueError(f"A: diagonal block {first} is missing: no block is stored there")
+    keys = row * np.int64(width) + indices
+    inverse = xp.empty((n, *data.shape[1:]), A.dtype)
+    for colour in range(count):
+        nodes = xp.flatnonzero(number == colour)  # synchronize!
+        inverse[nodes] = _inverted(backend, data[diagonal[nodes]], nodes)
+        left = xp.flatnonzero((number[indices] == colour) & (number[row] > colour))  # synchronize!
+        if not len(left):
+            continue
+        # All pairs of a block (i, k) with k of this colour and a block (k, j).
+        begin, length = indptr[indices[left]].astype(np.int64), (indptr[1:] - indptr[:-1])[indices[left]]
+        ends = xp.cumsum(length)
+        total = int(ends[-1])  # synchronize!
+        pair = xp.searchsorted(ends, xp.arange(total), side="right")
+        right = begin[pair] + xp.arange(total) - (ends - length)[pair]
+        wanted = row[left][pair] * np.int64(width) + indices[right]
+        place = xp.minimum(xp.searchsorted(keys, wanted), len(keys) - 1)
+        kept = xp.flatnonzero((keys[place] == wanted) & (number[indices[right]] > colour))  # synchronize!
+        if not len(kept):
+            continue
+        pair, right, place = pair[kept], right[kept], place[kept]
+        scaled = data[left] @ inverse[indices[left]]
+        order = xp.argsort(place)
+        targets = place[order]
+        first = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), targets[1:] != targets[:-1]]))  # synchronize!
+        products = scaled[pair] @ data[right]
+        data[targets[first]] -= backend.segment_reduce("add", products, order, first)
+    blocks = Blocks(data, indices.copy(), indptr.copy())
+    return A._new(blocks, canonical=True), inverse
+
+
+def _inverted(backend: Backend, pivots: Array, nodes: Array) -> Array:
+    """The inverses of pivot blocks; ValueError with the index of the first that has none."""
+    xp = backend.xp
+    with np.errstate(all="ignore"):
+        sign, _ = xp.linalg.slogdet(pivots)
+        wrong = xp.flatnonzero((sign == 0) | ~xp.isfinite(sign))  # synchronize!
+        if len(wrong):
+            raise ValueError(f"A: pivot block {int(nodes[wrong[0]])} is singular; try a shift of the diagonal")
+        return xp.linalg.inv(pivots)
+
+
+def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool = False) -> Array:
+    """Solve ``A x = b`` for a block-triangular matrix.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix of shape (n, n)
+        A matrix with square blocks, none of them above the diagonal (below it if `lower` is False). The blocks on the
+        diagonal need not be triangular.
+    b : array (n,) or (n, k)
+        One right-hand side or several, on the device of A.
+    lower : bool
+        Whether the blocks are below the diagonal, or above it.
+    unit_diagonal : bool
+        If True, the blocks on the diagonal count as identities, and are not read.
+
+    Returns
+    -------
+    array like `b`
+        The solution.
+
+    Raises
+    ------
+    TypeError
+        If A is not a BSR matrix of floats, or b is not a dense array on its device.
+    ValueError
+        If A has blocks on the other side, a diagonal block is missing or singular (its index is told), or shapes do not
+        agree.
+
+    See Also
+    --------
+    ilu0 : a preconditioner that solves with two triangles.
+
+    Notes
+    -----
+    Block rows that do not depend on each other are solved for together. Finding them takes longer than solving: for
+    many solutions with a decomposition use `ilu0` or `ic0`, which keep their groups.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> L = bg.bsr_array(np.array([[2.0, 0, 0, 0], [1, 2, 0, 0], [1, 0, 4, 0], [0, 1, 1, 4]]), blocksize=(2, 2))
+    >>> bg.linalg.spsolve_triangular(L, np.array([2.0, 3, 5, 6]))
+    array([1., 1., 1., 1.])
+    """
+    check_matrix(A)
+    backend: Backend = A._backend
+    xp = backend.xp
+    if not backend.is_dense(b) or b.ndim not in (1, 2) or b.shape[0] != A.shape[0]:
+        got = tuple(b.shape) if hasattr(b, "shape") else type(b).__name__
+        raise ValueError(f"b: wanted a dense array ({A.shape[0]},) or ({A.shape[0]}, k) on {backend.name!r}, got {got}")
+    _, indices, indptr = A._canonical()
+    row = backend.expand(indptr, len(indices))
+    if bool((indices > row).any() if lower else (indices < row).any()):  # synchronize!
+        side = "above" if lower else "below"
+        raise ValueError(f"A: wanted no blocks {side} the diagonal for lower={lower}, got some")
+    n, R = A._block_shape[0], A.blocksize[0]
+    if unit_diagonal:
+        inverse = xp.zeros((n, R, R), A.dtype)
+        for i in range(R):
+            inverse[:, i, i] = 1
+    else:
+        inverse = inverse_blocks(A).data
+    number, count = ordering.levels(A, lower)
+    wide = (b[:, None] if b.ndim == 1 else b).astype(np.result_type(A.dtype, b.dtype))
+    x = xp.zeros(wide.shape, wide.dtype)
+    for group in ordering.groups(A, number, count, inverse):
+        ordering.solve(group, wide, x, group.before)
+    return x[:, 0] if b.ndim == 1 else x
