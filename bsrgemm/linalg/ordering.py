@@ -40,20 +40,27 @@ def colours(A: Any) -> tuple[Array, int]:
     return colour, count
 
 
-def levels(A: Any, lower: bool) -> tuple[Array, int]:
-    """Return for each node of a block triangle the length of the longest chain of nodes before it, and their number."""
+def levels(A: Any, lower: bool = True) -> tuple[Array, int]:
+    """Return for each node the length of the longest chain of connected nodes before it, and the number of lengths.
+
+    Before it are the nodes with a smaller index, or with a larger one if `lower` is False. Solving for one level after
+    the other is solving for the nodes in their order.
+    """
     backend: Backend = A._backend
     xp = backend.xp
     _, indices, indptr = A._canonical()
     n = len(indptr) - 1
     row = backend.expand(indptr, len(indices))
-    before = indices < row if lower else indices > row
-    # Each row has an entry of its own, so that none is empty.
-    ends = xp.concatenate([row[before], xp.arange(n)])
+    apart = xp.flatnonzero(indices != row)  # synchronize!
+    low, high = xp.minimum(row, indices)[apart], xp.maximum(row, indices)[apart]
+    if not lower:
+        low, high = high, low
+    # Each node has an entry of its own, so that none is left out.
+    ends = xp.concatenate([high, xp.arange(n)])
     order = xp.argsort(ends)
     starts = xp.searchsorted(ends[order], xp.arange(n))
-    source = xp.concatenate([indices[before], xp.arange(n)])[order]
-    step = xp.concatenate([xp.ones(int(before.sum()), np.int64), xp.zeros(n, np.int64)])[order]  # synchronize!
+    source = xp.concatenate([low, xp.arange(n)])[order]
+    step = xp.concatenate([xp.ones(len(low), np.int64), xp.zeros(n, np.int64)])[order]
     level = xp.zeros(n, np.int64)
     while True:
         longer = backend.segment_reduce("maximum", level[source] + step, None, starts)

@@ -37,7 +37,7 @@ class _Sweeps(Preconditioner):
         return x[:, 0] if r.ndim == 1 else x
 
 
-def block_ssor(A: Any, omega: float = 1.0) -> Preconditioner:
+def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Preconditioner:
     """Return symmetric block over-relaxation as a preconditioner: a sweep over the nodes forwards, and one backwards.
 
     Parameters
@@ -46,11 +46,13 @@ def block_ssor(A: Any, omega: float = 1.0) -> Preconditioner:
         A square matrix with square blocks of float32, float64, complex64 or complex128.
     omega : float
         The factor of relaxation, above 0 and below 2; 1 is symmetric block Gauss-Seidel.
+    order : {"colours", "natural"}
+        The order of the nodes, as for `ilu0`.
 
     Returns
     -------
     Preconditioner
-        It is Hermitian positive definite if A is. `groups` is the number of its colours.
+        It is Hermitian positive definite if A is. `groups` is the number of steps of a sweep.
 
     Raises
     ------
@@ -80,21 +82,25 @@ def block_ssor(A: Any, omega: float = 1.0) -> Preconditioner:
     check_matrix(A)
     if isinstance(omega, bool) or not isinstance(omega, numbers.Real) or not 0 < float(omega) < 2:
         raise ValueError(f"omega: wanted a number above 0 and below 2, got {omega!r}")
-    return _Sweeps(A, *ordering.colours(A), inverse_blocks(A).data, float(omega))
+    return _Sweeps(A, *_ordered(A, order), inverse_blocks(A).data, float(omega))
 
 
-def ilu0(A: Any) -> Preconditioner:
+def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
     """Return the incomplete LU decomposition on the blocks of A, without fill, as a preconditioner.
 
     Parameters
     ----------
     A : bsr_array or bsr_matrix
         A square matrix with square blocks of float32, float64, complex64 or complex128.
+    order : {"colours", "natural"}
+        The order in which nodes are solved for. "natural" is that of their indices, which takes fewer iterations where
+        neighbours have near indices; nodes that do not depend on each other are still solved for together. "colours"
+        takes fewer and larger steps, which suits a GPU.
 
     Returns
     -------
     Preconditioner
-        ``M @ r`` solves with both triangles. `groups` is the number of its colours.
+        ``M @ r`` solves with both triangles. `groups` is the number of steps of a sweep.
 
     Raises
     ------
@@ -110,8 +116,8 @@ def ilu0(A: Any) -> Preconditioner:
 
     Notes
     -----
-    Nodes are factorised in the order of their colours, those of a colour together. Reordering costs some iterations
-    beside the natural order, and makes the triangular solutions a few products each.
+    Nodes of a colour do not depend on each other: they are factorised and solved for together, as a product. The
+    colours depend on the pattern alone and are the same on every device.
 
     Examples
     --------
@@ -122,23 +128,25 @@ def ilu0(A: Any) -> Preconditioner:
     0
     """
     check_matrix(A)
-    number, count = ordering.colours(A)
+    number, count = _ordered(A, order)
     factored, inverse = _factored(A, number, count)
     return _Sweeps(factored, number, count, inverse)
 
 
-def ic0(A: Any) -> Preconditioner:
+def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     """Return the incomplete Cholesky decomposition on the blocks of A, without fill, as a preconditioner.
 
     Parameters
     ----------
     A : bsr_array or bsr_matrix
         A Hermitian positive definite matrix with square blocks of float32, float64, complex64 or complex128.
+    order : {"colours", "natural"}
+        The order of the nodes, as for `ilu0`.
 
     Returns
     -------
     Preconditioner
-        It is Hermitian positive definite. `groups` is the number of its colours.
+        It is Hermitian positive definite. `groups` is the number of steps of a sweep.
 
     Raises
     ------
@@ -170,7 +178,7 @@ def ic0(A: Any) -> Preconditioner:
     apart = abs(A - A.conj().T).max()
     if not float(apart) <= 64 * np.finfo(A.dtype).eps * float(abs(A).max()):  # synchronize!
         raise ValueError(f"A: wanted a Hermitian matrix, got one that differs from its transpose by {float(apart):.3g}")
-    number, count = ordering.colours(A)
+    number, count = _ordered(A, order)
     factored, inverse = _factored(A, number, count)
     xp = A._backend.xp
     values = xp.linalg.eigvalsh((inverse + inverse.conj().transpose(0, 2, 1)) / 2)
@@ -178,6 +186,12 @@ def ic0(A: Any) -> Preconditioner:
     if len(wrong):
         raise ValueError(f"A: pivot block {int(wrong[0])} is not positive definite; shift the diagonal, or try ilu0")
     return _Sweeps(factored, number, count, inverse)
+
+
+def _ordered(A: Any, order: str) -> tuple[Array, int]:
+    if order not in ("colours", "natural"):
+        raise ValueError(f"order: wanted 'colours' or 'natural', got {order!r}")
+    return ordering.colours(A) if order == "colours" else ordering.levels(A)
 
 
 def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:

@@ -104,17 +104,20 @@ def incomplete(dense: Any, stored: Any) -> Any:
     return (np.tril(a, -1) + np.eye(n)) @ np.triu(a)
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "lopsided"])
-def test_ilu0_is_that_of_the_elements_in_the_order_of_colours(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["symmetric", "lopsided", "one-sided"])
+@pytest.mark.parametrize("how", ["colours", "natural"])
+def test_ilu0_is_that_of_the_elements_in_its_order(kind: str, how: str) -> None:
     A = grid(5) if kind == "symmetric" else lopsided(24).tobsr((1, 1))
+    if kind == "one-sided":  # connections that are stored in one direction
+        A = bg.bsr_array(A.toarray() + 0.3 * np.eye(24, k=3) + 0.2 * np.eye(24, k=-5), blocksize=(1, 1))
     A.eliminate_zeros()
     colour, _ = ordering.colours(A)
-    order = np.argsort(colour, kind="stable")
+    order = np.argsort(colour, kind="stable") if how == "colours" else np.arange(len(colour))
     dense = A.toarray()[np.ix_(order, order)]
     want = incomplete(dense, dense != 0)
-    got = (linalg.ilu0(A) @ np.eye(len(dense)))[np.ix_(order, order)]
-    np.testing.assert_allclose(got @ want, np.eye(len(dense)), atol=1e-10)
-    assert not np.allclose(want, dense)  # some fill was dropped
+    got = (linalg.ilu0(A, order=how) @ np.eye(len(dense)))[np.ix_(order, order)]
+    np.testing.assert_allclose(got @ want, np.eye(len(dense)), atol=1e-9)
+    assert (kind == "lopsided" and how == "natural") or not np.allclose(want, dense)  # some fill was dropped
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
@@ -135,6 +138,13 @@ def test_ilu0_serves_solvers_for_matrices_that_are_not_symmetric() -> None:
         x, info = solve(A, b, M=M, rtol=1e-10)
         assert info == 0
         np.testing.assert_allclose(A @ x, b, atol=1e-8)
+
+
+def test_the_natural_order_takes_fewer_iterations_on_a_plate() -> None:
+    A, _ = plate(14)
+    b = numbers(A.shape[0])
+    assert iterations(A, b, linalg.ic0(A, order="natural")) < iterations(A, b, linalg.ic0(A))
+    assert iterations(A, b, linalg.block_ssor(A, order="natural")) < iterations(A, b, linalg.block_ssor(A))
 
 
 # ------------------------------------------------------------------------------------------------- triangles
@@ -173,6 +183,7 @@ SINGULAR = bg.bsr_array(np.kron(np.ones((2, 2)), np.eye(2)), blocksize=(2, 2))
     ("call", "error", "text"),
     [
         (lambda: linalg.block_ssor(A, 2), ValueError, "omega: wanted a number above 0 and below 2, got 2"),
+        (lambda: linalg.ilu0(A, order="random"), ValueError, "order: wanted 'colours' or 'natural', got 'random'"),
         (lambda: linalg.block_ssor(A.toarray()), TypeError, "A: wanted a bsr_array"),
         (lambda: linalg.block_ssor(HOLED), ValueError, "A: diagonal block 1 is missing"),
         (lambda: linalg.ilu0(HOLED), ValueError, "A: diagonal block 1 is missing"),
