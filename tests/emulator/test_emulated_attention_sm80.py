@@ -118,6 +118,8 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     dense[7] = False  # a row that sees nothing
     emulated.check(q, k, v, mask=bg.BlockMask.from_dense(dense, block=64), causal=True)
     emulated.check(q, k, v, mask=bg.BlockMask.random(150, 200, per_row=1, block=16, heads=(1, 2)), window=(60, 20))
+    q, k, v = operands(rng, 100, 130, heads=(4, 2), batch=2)  # two heads share a pattern
+    emulated.check(q, k, v, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
 
 
 def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
@@ -125,6 +127,11 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     with emulator.forbidden("repair(redo);", folder):
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
+        q, k, v = operands(rng, 64, 200)
+        for key in (38, 97, 120, 183):  # one key that outweighs all others, at an even place or at an odd one
+            q[...], k[...] = 1, 0
+            k[:, :, key] = 3.5
+            emulated.check(q, k, v)
 
 
 def test_sequences_of_different_lengths(emulated, rng) -> None:

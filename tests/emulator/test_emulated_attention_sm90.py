@@ -100,6 +100,8 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     q, k, v = operands(rng, 150, 200)
     emulated.check(q, k, v, mask=bg.BlockMask.random(150, 200, per_row=2, block=32, seed=1))
     emulated.check(q, k, v, mask=bg.BlockMask.from_dense(rng.random((150, 200)) < 0.3, block=64), causal=True)
+    q, k, v = operands(rng, 100, 130, heads=(4, 2), batch=2)  # two heads share a pattern
+    emulated.check(q, k, v, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
 
 
 @pytest.mark.parametrize(("pitch", "out_dtype"), [(64, F16), (65, F16), (72, F16), (65, np.dtype(np.float32))], ids=str)
@@ -149,6 +151,10 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
             some = (q * 0.01).astype(F16)
             some[:, :, rows] = q[:, :, rows]
             emulated.check(some, k, v)
+        for key in (38, 97, 120, 383):  # one key that outweighs all others, at an even place or at an odd one
+            q[...], k[...] = 1, 0
+            k[:, :, key] = 3.5
+            emulated.check(q, k, v)
         narrow = [x.astype(FLOAT8) for x in operands(rng, 64, 200, 64, (1, 1))]
         scales = {name: 1.0 for name in ("q_scale", "k_scale", "v_scale")}
         wide = [x.astype(np.float64) for x in narrow]

@@ -166,6 +166,20 @@ def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.r
         assert not any(counters.any() for counters in workspace._zeroed.values())
 
 
+@pytest.mark.races
+def test_pieces_of_long_rows_whose_rows_several_lanes_have(rng: np.random.Generator) -> None:
+    """The warp that adds the pieces up finds what all lanes of the others wrote."""
+    f64, block, lengths = np.dtype(np.float64), (4, 4), np.array([3, 900, 1])
+    names = element_types.types(f64, f64, f64, f64, np.dtype("i4"))
+    config = configs.SpmvSmall(names, *block, 16, 4, 2, 2, False, threads=128, at_least=1, x_adjacent=True)
+    data, col = numbers(rng, (904, *block), f64), rng.integers(0, 5, 904).astype("i4")
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("i4")
+    A = SimpleNamespace(data=put(data), indices=put(col), indptr=put(indptr), _shape=(12, 20))
+    x, out = numbers(rng, (20, 1), f64), put(np.zeros((12, 1)))
+    emulator.run_product(A, put(x), out, f64, config=config)
+    np.testing.assert_array_equal(out.get(), scipy.sparse.bsr_array((data, col, indptr), shape=A._shape) @ x)
+
+
 @pytest.mark.parametrize("at_once", [2, 4])
 @pytest.mark.parametrize(
     ("block", "lanes", "together", "how"),
