@@ -201,3 +201,28 @@ def test_nan_and_infinity_reach_those_who_see_them(emulated, rng) -> None:
         spoiled = np.zeros(out.shape, bool)
         spoiled[:, :, np.arange(100) + 50 >= 90, column] = True
         np.testing.assert_array_equal(np.isfinite(out), ~spoiled)
+
+
+def test_scores_that_are_all_minus_infinity_give_nan(emulated, rng) -> None:
+    """A query whose keys all have no weight has no softmax; where it sees one more key, that one counts."""
+    q, k, v = operands(rng, 100, 100)
+    q[..., 0], k[:, :, :50, 0] = -1, np.inf
+    want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    assert np.isnan(want[:, :, :50]).all() and np.isfinite(want[:, :, 50:]).all()
+    out, lse = emulated.run(q, k, v, causal=True)
+    np.testing.assert_allclose(out, want, rtol=0, atol=2e-3 * np.abs(v.astype(np.float64)).max())
+    np.testing.assert_array_equal(np.isnan(lse), np.isnan(want[..., 0]))
+
+
+def test_nothing_in_front_of_arrays_is_touched(emulated, folder, rng) -> None:
+    def put(x: Any) -> emulator.Array:
+        return emulator.guarded(x, before=True)
+
+    q, k, v = operands(rng, 70, 150)
+    mask = bg.BlockMask.random(70, 150, per_row=2, block=32, seed=1)
+    for options in ({"mask": mask}, {"mask": mask, "window": (40, 3)}, {"causal": True}):
+        want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), **options)
+        with emulator.emulated(folder, put, arch="sm_80"), emulated.monkeypatch.context() as patched:
+            patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, put))
+            out = bg.attention(q, k, v, **options)
+        np.testing.assert_allclose(out.astype(np.float64), want, rtol=0, atol=1e-2)

@@ -221,6 +221,13 @@ def test_strides_of_queries_and_results(rng) -> None:
     assert (room[..., 64] == 77).all()
     odd = guarded(rng.standard_normal((2, 4, 3, 2 * 64 + 1)).astype(F16))[..., 1::2]
     check(rng, cache, 2, 3, q=odd)
+    even = guarded(rng.standard_normal((2, 4, 3, 2 * 64)).astype(F16))[..., ::2]
+    check(rng, cache, 2, 3, q=even)
+    for first, *steps in ((1, 1024, 256, 64), (0, 1025, 256, 64), (0, 1024, 257, 64), (0, 1024, 256, 65)):
+        room = guarded(rng.standard_normal(2200).astype(F16))[first:]  # one of them is not a multiple of two elements
+        check(
+            rng, cache, 2, 3, q=np.lib.stride_tricks.as_strided(room, (2, 4, 3, 64), [2 * n for n in (*steps, 1)], True)
+        )
 
 
 def test_tables_lengths_and_blocks_that_were_spoiled_touch_nothing_outside(rng) -> None:

@@ -360,7 +360,7 @@ def test_sums_are_rounded_to_nearest_even(dtype: np.dtype[Any], N: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
 @pytest.mark.parametrize("operation", list(array_kernels.OPERATIONS))
-def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
+def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], folder: Path, rng: Any) -> None:
     ufunc = getattr(np, operation)
     values, order, starts = (
         numbers(rng, (9, 4), dtype),
@@ -372,9 +372,10 @@ def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.ra
     for chosen in (None, order):
         rows = values if chosen is None else values[chosen]
         first = starts if chosen is not None else np.array([0, 1, 7])
-        got = cupy_backend.CupyBackend.segment_reduce(
-            HOST, operation, put(values), None if chosen is None else put(chosen), put(first)
-        )
+        with emulator.emulated(folder, guarded):
+            got = cupy_backend.CupyBackend.segment_reduce(
+                HOST, operation, guarded(values), None if chosen is None else guarded(chosen), guarded(first)
+            )
         np.testing.assert_array_equal(got.get(), ufunc.reduceat(rows, first, axis=0))
 
 
