@@ -130,6 +130,7 @@ def test_many_tiles_are_dealt_and_then_claimed_each_once(block, order, rng) -> N
     np.testing.assert_array_equal(np.asarray(out), 7 + A.dense @ np.asarray(B).astype(np.float64))
 
 
+@pytest.mark.races
 def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     A = Matrix(rng, (128, 64), rows=2, cols=60)
     B = put(rng.integers(-1, 2, (A._shape[1], 64)).astype(F16))
