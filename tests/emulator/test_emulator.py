@@ -49,6 +49,11 @@ def test_writes_behind_shared_memory_are_found(folder: Path) -> None:
     assert "a write beyond the end of shared memory" in ended(text, folder, 100)
 
 
+@pytest.mark.parametrize("call", ["__shfl_sync(1u, 0, 0)", "__any_sync(0u, true)", "__match_any_sync(~0u - 1, 3u)"])
+def test_shuffles_and_votes_are_those_of_all_lanes(call: str, folder: Path) -> None:
+    assert "without some lanes of a warp" in ended(f'extern "C" void tiny() {{ {call}; }}', folder)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
