@@ -337,6 +337,9 @@ inline void __syncwarp() {
 inline long clock() { return emulator::random(); }
 inline void __nanosleep(unsigned) { emulator::leave(); }
 namespace emulator {
+inline void want_all(unsigned lanes) {
+  if (lanes != ~0u) fail("a shuffle or a vote without some lanes of a warp");
+}
 template <class T> T exchange_number(T x, int lane) {
   if constexpr (sizeof(T) < 4) return T(exchange(unsigned(x), lane));
   else {
@@ -347,15 +350,21 @@ template <class T> T exchange_number(T x, int lane) {
   }
 }
 }  // namespace emulator
-template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulator::exchange_number(x, lane); }
-template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
+template <class T> T __shfl_sync(unsigned lanes, T x, int lane) {
+  emulator::want_all(lanes);
+  return emulator::exchange_number(x, lane);
+}
+template <class T> T __shfl_xor_sync(unsigned lanes, T x, int mask) {
+  emulator::want_all(lanes);
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
 }
-template <class T> T __shfl_up_sync(unsigned, T x, int by) {
+template <class T> T __shfl_up_sync(unsigned lanes, T x, int by) {
+  emulator::want_all(lanes);
   const int lane = int(threadIdx.x % 32);
   return emulator::exchange_number(x, lane >= by ? lane - by : lane);
 }
-template <class T> T __shfl_down_sync(unsigned, T x, int by) {
+template <class T> T __shfl_down_sync(unsigned lanes, T x, int by) {
+  emulator::want_all(lanes);
   const int lane = int(threadIdx.x % 32);
   return emulator::exchange_number(x, lane + by < 32 ? lane + by : lane);
 }
@@ -394,21 +403,23 @@ inline unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
   return old;
 }
 inline void __threadfence() { emulator::races::fence(); }
-inline unsigned __ballot_sync(unsigned, bool x) {
+inline unsigned __ballot_sync(unsigned lanes, bool x) {
+  emulator::want_all(lanes);
   unsigned bits = 0;
   emulator::show({unsigned(x)}, [&](const auto& all) {
     for (int lane = 0; lane < 32; ++lane) bits |= all[lane][0] << lane;
   });
   return bits;
 }
-inline unsigned __match_any_sync(unsigned, unsigned x) {
+inline unsigned __match_any_sync(unsigned lanes, unsigned x) {
+  emulator::want_all(lanes);
   unsigned bits = 0;
   emulator::show({x}, [&](const auto& all) {
     for (int lane = 0; lane < 32; ++lane) bits |= unsigned(all[lane][0] == x) << lane;
   });
   return bits;
 }
-inline bool __any_sync(unsigned, bool x) { return __ballot_sync(0, x) != 0; }
+inline bool __any_sync(unsigned lanes, bool x) { return __ballot_sync(lanes, x) != 0; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   const unsigned long all = x | (unsigned long)(y) << 32;
   unsigned out = 0;

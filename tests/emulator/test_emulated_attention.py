@@ -85,6 +85,9 @@ def test_patterns_per_head_and_a_band_on_top(emulated: Emulated, rng: np.random.
     S = 20
     q, k, v = operands(rng, S, S, heads=(2, 2))
     emulated.check(q, k, v, mask=bg.BlockMask.random(S, per_row=1, block=16, heads=(1, 2)), window=(6, 2))
+    q, k, v = (np.concatenate([x, -x]) for x in operands(rng, S, S, heads=(4, 2)))
+    mask = bg.BlockMask.random(S, per_row=1, block=16, heads=(2, 2), seed=3)  # two heads share a pattern
+    emulated.check(q, k, v, mask=mask)
 
 
 def test_sequences_of_different_lengths(emulated: Emulated, rng: np.random.Generator) -> None:

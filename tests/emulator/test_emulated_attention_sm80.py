@@ -118,6 +118,8 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     dense[7] = False  # a row that sees nothing
     emulated.check(q, k, v, mask=bg.BlockMask.from_dense(dense, block=64), causal=True)
     emulated.check(q, k, v, mask=bg.BlockMask.random(150, 200, per_row=1, block=16, heads=(1, 2)), window=(60, 20))
+    q, k, v = operands(rng, 100, 130, heads=(4, 2), batch=2)  # two heads share a pattern
+    emulated.check(q, k, v, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
 
 
 def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
@@ -125,6 +127,11 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     with emulator.forbidden("repair(redo);", folder):
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
+        q, k, v = operands(rng, 64, 200)
+        for key in (38, 97, 120, 183):  # one key that outweighs all others, at an even place or at an odd one
+            q[...], k[...] = 1, 0
+            k[:, :, key] = 3.5
+            emulated.check(q, k, v)
 
 
 def test_sequences_of_different_lengths(emulated, rng) -> None:
@@ -194,3 +201,28 @@ def test_nan_and_infinity_reach_those_who_see_them(emulated, rng) -> None:
         spoiled = np.zeros(out.shape, bool)
         spoiled[:, :, np.arange(100) + 50 >= 90, column] = True
         np.testing.assert_array_equal(np.isfinite(out), ~spoiled)
+
+
+def test_scores_that_are_all_minus_infinity_give_nan(emulated, rng) -> None:
+    """A query whose keys all have no weight has no softmax; where it sees one more key, that one counts."""
+    q, k, v = operands(rng, 100, 100)
+    q[..., 0], k[:, :, :50, 0] = -1, np.inf
+    want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    assert np.isnan(want[:, :, :50]).all() and np.isfinite(want[:, :, 50:]).all()
+    out, lse = emulated.run(q, k, v, causal=True)
+    np.testing.assert_allclose(out, want, rtol=0, atol=2e-3 * np.abs(v.astype(np.float64)).max())
+    np.testing.assert_array_equal(np.isnan(lse), np.isnan(want[..., 0]))
+
+
+def test_nothing_in_front_of_arrays_is_touched(emulated, folder, rng) -> None:
+    def put(x: Any) -> emulator.Array:
+        return emulator.guarded(x, before=True)
+
+    q, k, v = operands(rng, 70, 150)
+    mask = bg.BlockMask.random(70, 150, per_row=2, block=32, seed=1)
+    for options in ({"mask": mask}, {"mask": mask, "window": (40, 3)}, {"causal": True}):
+        want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), **options)
+        with emulator.emulated(folder, put, arch="sm_80"), emulated.monkeypatch.context() as patched:
+            patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, put))
+            out = bg.attention(q, k, v, **options)
+        np.testing.assert_allclose(out.astype(np.float64), want, rtol=0, atol=1e-2)

@@ -100,6 +100,8 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     q, k, v = operands(rng, 150, 200)
     emulated.check(q, k, v, mask=bg.BlockMask.random(150, 200, per_row=2, block=32, seed=1))
     emulated.check(q, k, v, mask=bg.BlockMask.from_dense(rng.random((150, 200)) < 0.3, block=64), causal=True)
+    q, k, v = operands(rng, 100, 130, heads=(4, 2), batch=2)  # two heads share a pattern
+    emulated.check(q, k, v, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
 
 
 @pytest.mark.parametrize(("pitch", "out_dtype"), [(64, F16), (65, F16), (72, F16), (65, np.dtype(np.float32))], ids=str)
@@ -117,6 +119,27 @@ def test_batches_strides_and_no_logarithms(pitch, out_dtype, emulated, rng) -> N
     assert not np.isfinite(want).all()
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=0, atol=2e-3 * 5)
     assert (room[..., 64:] == 77).all()
+
+
+def test_tiles_that_see_nothing_without_logarithms(emulated, rng) -> None:
+    q, k, v = operands(rng, 500, 70)
+    with emulated.monkeypatch.context() as patched:
+        patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, emulator.guarded))
+        out = bg.attention(q, k, v, causal=True).astype(np.float64)
+    want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    assert (out[:, :, :430] == 0).all() and (want[:, :, :430] == 0).all()
+    np.testing.assert_allclose(out, want, rtol=0, atol=2e-3 * 5)
+
+
+def test_scores_that_are_all_minus_infinity_give_nan(emulated, rng) -> None:
+    """A query whose keys all have no weight has no softmax; where it sees one more key, that one counts."""
+    q, k, v = operands(rng, 100, 100)
+    q[..., 0], k[:, :, :50, 0] = -1, np.inf
+    want = bg.attention(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    assert np.isnan(want[:, :, :50]).all() and np.isfinite(want[:, :, 50:]).all()
+    out, lse = emulated.run(q, k, v, causal=True)
+    np.testing.assert_allclose(out, want, rtol=0, atol=2e-3 * np.abs(v.astype(np.float64)).max())
+    np.testing.assert_array_equal(np.isnan(lse), np.isnan(want[..., 0]))
 
 
 @pytest.mark.parametrize("bad", [-1, 1000, 2**31 - 1, -(2**31)])
@@ -149,6 +172,10 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
             some = (q * 0.01).astype(F16)
             some[:, :, rows] = q[:, :, rows]
             emulated.check(some, k, v)
+        for key in (38, 97, 120, 383):  # one key that outweighs all others, at an even place or at an odd one
+            q[...], k[...] = 1, 0
+            k[:, :, key] = 3.5
+            emulated.check(q, k, v)
         narrow = [x.astype(FLOAT8) for x in operands(rng, 64, 200, 64, (1, 1))]
         scales = {name: 1.0 for name in ("q_scale", "k_scale", "v_scale")}
         wide = [x.astype(np.float64) for x in narrow]
@@ -193,6 +220,9 @@ def test_nan_reaches_those_who_see_it(emulated, rng) -> None:
     spoiled = np.zeros(out.shape, bool)
     spoiled[:, :, np.arange(100) + 50 >= 90, 5] = True
     np.testing.assert_array_equal(np.isnan(out), spoiled)
+    q, k, v = operands(rng, 5, 150)  # all in the upper half of the rows of a warp
+    v[:, :, 148, 3] = np.nan
+    np.testing.assert_array_equal(np.isnan(emulated.run(q, k, v, causal=True)[0][0, 0, :, 3]), np.arange(5) >= 3)
 
 
 @pytest.mark.parametrize("how", ["heads", "sequences"])
@@ -205,6 +235,8 @@ def test_fp8(how, emulated, rng) -> None:
         options |= {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 45, 150]}
     wide = [x.astype(np.float64) * s for x, s in zip(narrow, scales.values(), strict=True)]
     emulated.check(*(x.view(np.uint8) for x in narrow), wide, **options, **scales)
+    if how == "heads":  # large scores are small ones
+        emulated.check(*(x.view(np.uint8) for x in narrow), wide, **options, **scales, scale=-0.1)
 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
@@ -212,12 +244,16 @@ def test_a_weight_that_outweighs_all_others_is_one_however_large_its_score(dtype
     """A huge maximum is rounded, and the largest weight is not 1; its error cancels out."""
     q, k, v = operands(rng, 64, 130, heads=(1, 1), dtype=dtype)
     q, k = (60 * q).astype(dtype), (60 * k).astype(dtype)
-    out, _ = emulated.run(q, k, v, out_dtype=np.float32)
-    scores = q[0, 0].astype(np.float64) @ k[0, 0].astype(np.float64).T / 8
-    first, second = np.sort(scores, axis=1)[:, -1], np.sort(scores, axis=1)[:, -2]
-    clear = first - second > 40
-    assert clear.sum() > 40 and first.min() > 2000
-    np.testing.assert_allclose(out[0, 0, clear], v[0, 0, scores.argmax(axis=1)[clear]].astype(np.float64), rtol=2e-6)
+    for small in ([], np.arange(64) % 16 >= 8, np.arange(64) % 16 < 8):  # the other half of the rows has small ones
+        some = q.copy()
+        some[0, 0, small] = 0
+        out, _ = emulated.run(some, k, v, out_dtype=np.float32)
+        scores = some[0, 0].astype(np.float64) @ k[0, 0].astype(np.float64).T / 8
+        first, second = np.sort(scores, axis=1)[:, -1], np.sort(scores, axis=1)[:, -2]
+        clear = first - second > 40
+        assert clear.sum() > 18 and first[clear].min() > 2000
+        want = v[0, 0, scores.argmax(axis=1)[clear]].astype(np.float64)
+        np.testing.assert_allclose(out[0, 0, clear], want, rtol=2e-6)
 
 
 @pytest.mark.parametrize("climbs", [0, 1, -1])

@@ -116,6 +116,31 @@ def test_sampled_products(block, order, rng) -> None:
     np.testing.assert_array_equal(np.asarray(got).astype(np.float64), product.swapaxes(1, 2)[row, col])
 
 
+@pytest.mark.races
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize(("block", "cols"), [((64, 64), 30), ((128, 128), 20)], ids=str)
+def test_one_cta_has_more_tiles_and_stages_than_it_holds(block, cols, rng) -> None:
+    """What comes next takes the places of what all lanes have read."""
+    (R, C), K = block, 64
+    X, Y = put(integers(rng, (R, K))), put(integers(rng, (K, cols * C)))
+    got = block_products.sampled(X, Y, put(np.arange(cols, dtype="i4")), put(np.array([0, cols], "i4")), block, F16)
+    product = (np.asarray(X).astype(np.float64) @ np.asarray(Y).astype(np.float64)).reshape(R, cols, C)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float64), product.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+def test_sampled_rows_far_from_each_other(rng) -> None:
+    """More block rows without blocks between two others than a warp looks at together; rows have whole tiles."""
+    R, C, K, rows = 64, 64, 64, 150
+    there = [0, 40, 41, 149]
+    X, Y = put(integers(rng, (rows * R, K))), put(integers(rng, (K, 5 * C)))
+    indptr = np.searchsorted(np.repeat(there, 5), np.arange(rows + 1)).astype("i4")
+    got = block_products.sampled(X, Y, put(np.tile(np.arange(5), 4).astype("i4")), put(indptr), (R, C), F16)
+    product = (np.asarray(X).astype(np.float64) @ np.asarray(Y).astype(np.float64)).reshape(rows, R, 5, C)
+    want = product[there].swapaxes(1, 2).reshape(20, R, C)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float64), want)
+
+
 @pytest.mark.parametrize("arch", ["sm_80"], indirect=True)
 @pytest.mark.parametrize(
     ("dtype", "block", "order"),

@@ -187,6 +187,17 @@ def test_rising_scores_in_later_tiles_and_pieces(rng) -> None:
     check(rng, cache, q=q)
 
 
+def test_a_key_that_outweighs_all_others(rng) -> None:
+    """Wherever it lies in a tile; some rows of a tile see it as the least of all."""
+    cache = Cache(rng, [400], 1, capacity=400)
+    for key in (16, 23, 105, 204, 399):
+        cache.k[0, 0] = 0
+        cache.k[0, 0, key] = 1.5
+        cache.wide[0] = (np.asarray(cache.k[0]).astype(np.float64), cache.wide[0][1])
+        signs = np.where(np.arange(6) % 4 == 3, -1, 1)
+        check(rng, cache, 6, q=guarded(np.broadcast_to(signs[:, None, None], (1, 6, 1, 64)).astype(F16)))
+
+
 @pytest.mark.parametrize("page", [0, 16])
 def test_blocks_that_are_kept(page, rng) -> None:
     cache = Cache(rng, [61, 40], 2, page=page)
@@ -210,6 +221,13 @@ def test_strides_of_queries_and_results(rng) -> None:
     assert (room[..., 64] == 77).all()
     odd = guarded(rng.standard_normal((2, 4, 3, 2 * 64 + 1)).astype(F16))[..., 1::2]
     check(rng, cache, 2, 3, q=odd)
+    even = guarded(rng.standard_normal((2, 4, 3, 2 * 64)).astype(F16))[..., ::2]
+    check(rng, cache, 2, 3, q=even)
+    for first, *steps in ((1, 1024, 256, 64), (0, 1025, 256, 64), (0, 1024, 257, 64), (0, 1024, 256, 65)):
+        room = guarded(rng.standard_normal(2200).astype(F16))[first:]  # one of them is not a multiple of two elements
+        check(
+            rng, cache, 2, 3, q=np.lib.stride_tricks.as_strided(room, (2, 4, 3, 64), [2 * n for n in (*steps, 1)], True)
+        )
 
 
 def test_tables_lengths_and_blocks_that_were_spoiled_touch_nothing_outside(rng) -> None:

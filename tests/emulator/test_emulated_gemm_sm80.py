@@ -134,6 +134,19 @@ def test_tiles_of_several_batches_for_few_ctas(most, rng) -> None:
     np.testing.assert_array_equal(np.asarray(out), A.dense @ np.asarray(B).astype(np.float64))
 
 
+@pytest.mark.parametrize("first, pitch, batch", [(0, 128, 8192), (1, 128, 8192), (0, 129, 8256), (0, 128, 8193)])
+def test_results_that_do_not_begin_at_multiples_of_a_vector(first, pitch, batch, rng) -> None:
+    """Whole tiles of columns, in lines or batches of any length; nothing beside them is written."""
+    A = Matrix(rng, (32, 32), F16, rows=2)
+    B = put(rng.integers(-2, 3, (2, A._shape[1], 128)).astype(F16))
+    room = put(np.full(2 * 8256 + 1, 7, F32))
+    out = np.lib.stride_tricks.as_strided(room[first:], (2, 64, 128), [4 * n for n in (batch, pitch, 1)], True)
+    multiply(A, B, out, F32, F32.type(1), F32.type(0))
+    np.testing.assert_array_equal(np.asarray(out), A.dense @ np.asarray(B).astype(np.float64))
+    out[...] = 7
+    assert (room == 7).all()
+
+
 def test_a_list_without_items_writes_nothing(rng) -> None:
     A = Matrix(rng, (32, 32), F16)
     out = put(np.full((A._shape[0], 40), 7, F32))

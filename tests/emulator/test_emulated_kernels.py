@@ -166,6 +166,20 @@ def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.r
         assert not any(counters.any() for counters in workspace._zeroed.values())
 
 
+@pytest.mark.races
+def test_pieces_of_long_rows_whose_rows_several_lanes_have(rng: np.random.Generator) -> None:
+    """The warp that adds the pieces up finds what all lanes of the others wrote."""
+    f64, block, lengths = np.dtype(np.float64), (4, 4), np.array([3, 900, 1])
+    names = element_types.types(f64, f64, f64, f64, np.dtype("i4"))
+    config = configs.SpmvSmall(names, *block, 16, 4, 2, 2, False, threads=128, at_least=1, x_adjacent=True)
+    data, col = numbers(rng, (904, *block), f64), rng.integers(0, 5, 904).astype("i4")
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("i4")
+    A = SimpleNamespace(data=put(data), indices=put(col), indptr=put(indptr), _shape=(12, 20))
+    x, out = numbers(rng, (20, 1), f64), put(np.zeros((12, 1)))
+    emulator.run_product(A, put(x), out, f64, config=config)
+    np.testing.assert_array_equal(out.get(), scipy.sparse.bsr_array((data, col, indptr), shape=A._shape) @ x)
+
+
 @pytest.mark.parametrize("at_once", [2, 4])
 @pytest.mark.parametrize(
     ("block", "lanes", "together", "how"),
@@ -346,7 +360,7 @@ def test_sums_are_rounded_to_nearest_even(dtype: np.dtype[Any], N: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in ("i4", "f4", "c16")], ids=str)
 @pytest.mark.parametrize("operation", list(array_kernels.OPERATIONS))
-def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.random.Generator) -> None:
+def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], folder: Path, rng: Any) -> None:
     ufunc = getattr(np, operation)
     values, order, starts = (
         numbers(rng, (9, 4), dtype),
@@ -358,9 +372,10 @@ def test_reductions_of_segments(operation: str, dtype: np.dtype[Any], rng: np.ra
     for chosen in (None, order):
         rows = values if chosen is None else values[chosen]
         first = starts if chosen is not None else np.array([0, 1, 7])
-        got = cupy_backend.CupyBackend.segment_reduce(
-            HOST, operation, put(values), None if chosen is None else put(chosen), put(first)
-        )
+        with emulator.emulated(folder, guarded):
+            got = cupy_backend.CupyBackend.segment_reduce(
+                HOST, operation, guarded(values), None if chosen is None else guarded(chosen), guarded(first)
+            )
         np.testing.assert_array_equal(got.get(), ufunc.reduceat(rows, first, axis=0))
 
 

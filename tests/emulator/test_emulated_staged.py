@@ -85,6 +85,14 @@ def test_batches(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(out.get(), want)
 
 
+@pytest.mark.parametrize("block", [(3, 2), (8, 8)], ids=str)
+def test_what_a_result_held_before_is_not_read(block: tuple[int, int], rng: np.random.Generator) -> None:
+    A = Matrix(rng, *block, F64)
+    B, out = put(numbers(rng, (A._shape[1], 4), F64)), put(np.full((A._shape[0], 4), np.nan))
+    assert multiply(A, B, out) == entry_of(block, F64)
+    np.testing.assert_array_equal(out.get(), A.dense @ np.asarray(B))
+
+
 @pytest.mark.parametrize(("block", "entry"), [((3, 3), "spmm"), ((6, 6), "spmm")], ids=str)
 def test_columns_beside_an_odd_number_of_them_stay_as_they_are(block, entry, rng: np.random.Generator) -> None:
     A = Matrix(rng, *block, F64)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from bsrgemm._kernels import workspace
+from bsrgemm._kernels import device, workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -129,6 +130,7 @@ def test_many_tiles_are_dealt_and_then_claimed_each_once(block, order, rng) -> N
     np.testing.assert_array_equal(np.asarray(out), 7 + A.dense @ np.asarray(B).astype(np.float64))
 
 
+@pytest.mark.races
 def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     A = Matrix(rng, (128, 64), rows=2, cols=60)
     B = put(rng.integers(-1, 2, (A._shape[1], 64)).astype(F16))
@@ -149,6 +151,19 @@ def test_nan_spreads_only_through_stored_blocks(block, rng) -> None:
     want = np.zeros(out.shape, bool)
     want[:, 5] = np.repeat(A.blocks[:, 2].any(axis=(1, 2)), block[0])
     np.testing.assert_array_equal(np.isnan(np.asarray(out)), want)
+
+
+@pytest.mark.races
+@pytest.mark.parametrize(("block", "rows", "cols"), [((32, 32), 24, 30), ((128, 64), 7, 14)], ids=str)
+def test_one_cta_has_more_tiles_and_stages_than_it_holds(block, rows, cols, rng) -> None:
+    """What comes next takes the places of what all lanes have read."""
+    many, long = (Matrix(rng, block, F16, *size, share=2.0) for size in ((rows, 2), (2, cols)))
+    with patch.object(device, "multiprocessors", lambda: 1):
+        for each in (many, long):
+            B = put(rng.integers(-2, 3, (each._shape[1], 64)).astype(F16))
+            out = put(np.full((each._shape[0], 64), 7, F16))
+            multiply(each, B, out)
+            np.testing.assert_array_equal(out.astype(np.float64), each.dense @ np.asarray(B).astype(np.float64))
 
 
 @pytest.mark.parametrize("block", [(32, 32), (64, 64), (128, 64), (64, 112)], ids=str)

@@ -211,6 +211,21 @@ def test_matched_slots_read_the_index_as_it_is(per_group: int, transposed: bool,
 
 
 @pytest.mark.races
+def test_rows_are_matched_by_all_of_their_columns() -> None:
+    """Patterns are counted 1024 columns at a time; rows differ in the last columns, or in the first ones."""
+    rows, cols, kinds = 8, 2100, 4
+    mine = np.arange(rows) % kinds
+    for differ in (2060, 0):
+        everywhere = [5, 700, 1030, 1500, 2049]
+        col = np.concatenate([sorted([*everywhere, *range(differ + 10 * k + 6, differ + 10 * k + 15)]) for k in mine])
+        indptr = np.arange(rows + 1) * 14
+        pattern = Pattern(*(guarded(x.astype(np.int64)) for x in (col, indptr)), rows, cols, False)
+        order = row_matching.matched(pattern, 1, 2)
+        assert sorted(order.tolist()) == list(range(rows))
+        assert (mine[order].reshape(kinds, 2) == mine[order][::2, None]).all()
+
+
+@pytest.mark.races
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_matrix_has_the_lists_of_the_reference(transposed: bool, rng: np.random.Generator) -> None:
     pattern = random_pattern(rng, 20, 11, 130, index=np.int64)

@@ -49,6 +49,22 @@ def test_writes_behind_shared_memory_are_found(folder: Path) -> None:
     assert "a write beyond the end of shared memory" in ended(text, folder, 100)
 
 
+@pytest.mark.parametrize("call", ["__shfl_sync(1u, 0, 0)", "__any_sync(0u, true)", "__match_any_sync(~0u - 1, 3u)"])
+def test_shuffles_and_votes_are_those_of_all_lanes(call: str, folder: Path) -> None:
+    assert "without some lanes of a warp" in ended(f'extern "C" void tiny() {{ {call}; }}', folder)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "int x[4]; for (int i = 0; i <= 4; ++i) x[i] = i;",
+        "alignas(8) short x[4]; *reinterpret_cast<int*>(x + odd) = 1;",
+    ],
+)
+def test_places_outside_of_arrays_and_between_vectors_end_the_process(statement: str, folder: Path) -> None:
+    ended(f'extern "C" void tiny() {{ volatile int odd = 1; {statement} }}', folder)
+
+
 #: Statements in which two threads touch the same place, what must stand at `...` lest they race, and what is no order.
 RACES = {
     "read after write": ("cell[t] = t; ... out[t] = cell[t ^ 1];", "__syncwarp();", "__shfl_sync(~0u, t, 0);"),
