@@ -329,14 +329,12 @@ def _smoothed(AT: Any, T: Any, D: Any, rho: float) -> Any:
 
 
 def _pseudo_inverse(A: Any) -> Array:
-    """The pseudo-inverse of the coarsest matrix, dense."""
-    xp = A._backend.xp
-    dense = A.toarray()
-    values, vectors = xp.linalg.eigh((dense + dense.conj().T) / 2)
-    most = abs(values).max(initial=0) if xp is np else abs(values).max()
-    kept = abs(values) > max(_CUT, 4 * np.finfo(A.dtype).eps) * most
-    inverse = xp.where(kept, 1 / xp.where(kept, values, 1), 0).astype(A.dtype)
-    return (vectors * inverse) @ vectors.conj().T
+    """The pseudo-inverse of the coarsest matrix, dense; LAPACK on the host decomposes so small a matrix sooner."""
+    dense = A._backend.to_host(A.toarray())  # synchronize!
+    values, vectors = np.linalg.eigh((dense + dense.conj().T) / 2)
+    kept = abs(values) > max(_CUT, 4 * np.finfo(A.dtype).eps) * abs(values).max(initial=0)
+    inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
+    return A._backend.from_host(((vectors * inverse) @ vectors.conj().T).astype(A.dtype))
 
 
 def from_pyamg(

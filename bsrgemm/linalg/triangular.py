@@ -181,8 +181,10 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     number, count = _ordered(A, order)
     factored, inverse = _factored(A, number, count)
     xp = A._backend.xp
-    values = xp.linalg.eigvalsh((inverse + inverse.conj().transpose(0, 2, 1)) / 2)
-    wrong = xp.flatnonzero(~(values > 0).all(axis=1))  # synchronize!
+    positive = xp.ones(len(inverse), bool)
+    for k in range(A.blocksize[0]):  # a matrix is positive definite if all minors in its corner are positive
+        positive &= xp.linalg.slogdet(inverse[:, : k + 1, : k + 1])[0].real > 0
+    wrong = xp.flatnonzero(~positive)  # synchronize!
     if len(wrong):
         raise ValueError(f"A: pivot block {int(wrong[0])} is not positive definite; shift the diagonal, or try ilu0")
     return _Sweeps(factored, number, count, inverse)
