@@ -335,5 +335,7 @@ def test_coarsening_that_stalls_is_told_with_what_to_try() -> None:
         linalg.smoothed_aggregation(A)
     few = bg.bsr_array(np.diag(np.arange(1.0, 91)), blocksize=(1, 1))
     assert len(linalg.smoothed_aggregation(few, max_coarse=20).levels) == 1
+    many = linalg.smoothed_aggregation(laplacian(60), numbers((60, 5)), max_coarse=20)  # 5 modes for 4 nodes
+    assert len(many.levels) == 1
     with pytest.raises(ValueError, match="max_levels: 1 levels leave 6,400 rows"):
         linalg.smoothed_aggregation(grid(80), max_levels=1)
