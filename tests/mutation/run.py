@@ -140,7 +140,8 @@ class Copy:
             "tests": [t.id for t in tests],
             "limits": {t.id: t.seconds for t in tests if t.seconds > 1},
             "order": True,
-            "seconds": min(most, 60 + 20 * sum(t.seconds for t in tests)),
+            # More than the worker allows to a single test, or one that never ends would pass for one that was not reached.
+            "seconds": min(most, 240 + 20 * sum(t.seconds for t in tests)),
         }
 
 

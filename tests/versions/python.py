@@ -1,7 +1,7 @@
 """Which versions of Python, NumPy and SciPy pass the host tests: ``python -m tests.versions.python``.
 
 Each interpreter gets two environments that are thrown away: one with the oldest versions that pyproject.toml allows,
-one with the newest that pip finds. The tests of arrays, products and attention run in both, without a GPU. The
+one with the newest that pip finds. The tests of arrays, products, attention and linear systems run in both, without a GPU. The
 outcome is written to python.json after each environment, and docs/facts.py makes a table of it.
 """
 
@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("python.json")
 #: The interpreters that are looked for on the PATH.
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
-TESTS = ("tests/array", "tests/products", "tests/attention")
+TESTS = ("tests/array", "tests/products", "tests/attention", "tests/linalg")
 #: What the tests need beside the package; its versions are those that pip finds.
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "matplotlib", "rich", "nvidia-cuda-nvrtc-cu12")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "matplotlib", "rich", "pyamg", "nvidia-cuda-nvrtc-cu12")
 #: The packages whose versions are written down.
 SHOWN = ("numpy", "scipy", "ml_dtypes", "threadpoolctl", "cupy-cuda12x")
 
