@@ -140,7 +140,7 @@ class Copy:
             "tests": [t.id for t in tests],
             "limits": {t.id: t.seconds for t in tests if t.seconds > 1},
             "order": True,
-            # More than the worker allows to a single test, or one that never ends would pass for one that was not reached.
+            # More than the worker allows to a single test, or one that never ends would count as not reached.
             "seconds": min(most, 240 + 20 * sum(t.seconds for t in tests)),
         }
 
