@@ -1,8 +1,8 @@
 """Which versions of Python, NumPy and SciPy pass the host tests: ``python -m tests.versions.python``.
 
 Each interpreter gets two environments that are thrown away: one with the oldest versions that pyproject.toml allows,
-one with the newest that pip finds. The tests of arrays, products, attention and linear systems run in both, without a GPU. The
-outcome is written to python.json after each environment, and docs/facts.py makes a table of it.
+one with the newest that pip finds. The tests of arrays, products, attention and linear systems run in both, without a
+GPU. The outcome is written to python.json after each environment, and docs/facts.py makes a table of it.
 """
 
 from __future__ import annotations
