@@ -6,6 +6,7 @@ loaded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -221,9 +222,11 @@ def _build_and_open(spec: KernelSpec, arch: str, root: Path | None) -> Any:
     path = build(spec, arch, root=root)
     try:
         return _open(path, spec.entry)
-    except Exception:
-        if os.path.exists(path):
+    except Exception as error:
+        if os.path.exists(path) and "FILE_NOT_FOUND" not in str(error):
             raise
+    with contextlib.suppress(OSError):  # the driver does not find a file that is there
+        return _open(disk_cache.keep_in_memory(Path(path).read_bytes()), spec.entry)
     # Another process has removed the entry since it was found, or has cleared the whole cache.
     return _open(disk_cache.keep_in_memory(compile_cubin(spec, arch, root=root).cubin), spec.entry)
 

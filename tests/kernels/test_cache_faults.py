@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -704,6 +705,25 @@ def test_a_cache_that_is_cleared_before_a_second_device_reads_it(
     assert jit.load(SPEC, ARCH, root=root) == kernel(SPEC).cubin and read == []
     monkeypatch.setattr(jit, "_current_device", lambda: 1)
     assert jit.load(SPEC, ARCH, root=root) == kernel(SPEC).cubin and read == ["again"]
+
+
+def test_a_path_that_the_driver_does_not_find_is_given_to_it_from_memory(
+    root: Path, folder: Path, driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = jit._open
+
+    def particular(path: str, entry: str) -> bytes:
+        tried.append(path)
+        if path.endswith(".cubin"):
+            raise RuntimeError("CUDA_ERROR_FILE_NOT_FOUND: file not found")
+        return read(path, entry)
+
+    tried: list[str] = []
+    monkeypatch.setattr(jit, "_open", particular)
+    monkeypatch.setattr(jit, "_compile", Mock(wraps=jit._compile))
+    assert jit.load(SPEC, ARCH, root=root) == kernel(SPEC).cubin
+    assert len(tried) == 2 and jit._compile.call_count == 1
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_what_the_driver_refuses_for_another_reason_is_said(root: Path, driver, monkeypatch) -> None:
