@@ -28,7 +28,7 @@ RESULTS = Path(__file__).with_name("python.json")
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 TESTS = ("tests/array", "tests/products", "tests/attention", "tests/linalg")
 #: What the tests need beside the package; its versions are those that pip finds.
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "matplotlib", "rich", "pyamg", "nvidia-cuda-nvrtc-cu12")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "matplotlib", "rich", "pyamg", "scikit-fem", "nvidia-cuda-nvrtc-cu12")
 #: The packages whose versions are written down.
 SHOWN = ("numpy", "scipy", "ml_dtypes", "threadpoolctl", "cupy-cuda12x")
 
