@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Blocks
-from .operators import check_matrix
+from .operators import check_matrix, check_right_hand_side
 
 
 def constrain(A: Any, b: Any, dofs: Any, values: Any = 0) -> tuple[Any, Array]:
@@ -55,9 +55,7 @@ def constrain(A: Any, b: Any, dofs: Any, values: Any = 0) -> tuple[Any, Array]:
     check_matrix(A)
     backend = A._backend
     xp, n, R = backend.xp, A.shape[0], A.blocksize[0]
-    if not backend.is_dense(b) or b.ndim not in (1, 2) or b.shape[0] != n:
-        got = tuple(b.shape) if hasattr(b, "shape") else type(b).__name__
-        raise ValueError(f"b: wanted a dense array ({n},) or ({n}, k) on {backend.name!r}, got {got}")
+    check_right_hand_side(b, A)
     places = _places(A, dofs)
     dtype = np.result_type(A.dtype, b.dtype)
     known = xp.zeros(b.shape, dtype)

@@ -8,6 +8,7 @@ from .._array.base import BsrBase
 from .._array.convert import Conversions
 from .._backend.base import Array
 from .._backend.registry import host
+from .operators import check_right_hand_side
 
 
 def spsolve(A: Any, b: Any) -> Array:
@@ -56,9 +57,7 @@ def spsolve(A: Any, b: Any) -> Array:
         )
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: wanted a square matrix, got shape {A.shape}")
-    if not host().is_dense(b) or b.ndim not in (1, 2) or b.shape[0] != A.shape[0]:
-        got = tuple(b.shape) if hasattr(b, "shape") else type(b).__name__
-        raise ValueError(f"b: wanted an array ({A.shape[0]},) or ({A.shape[0]}, k), got {got}")
+    check_right_hand_side(b, A)
     assert isinstance(A, Conversions)
     found: Array = splu(A.tocsc()).solve(b.astype(A.dtype, copy=False))
     return found

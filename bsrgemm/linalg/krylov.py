@@ -89,8 +89,11 @@ class _System:
         zero = b == 0
         return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
 
-    def finish(self, steps: int, broken: str | None = None) -> tuple[Array, int]:
-        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown."""
+    def finish(self, steps: int, broken: str | None = None, depth: int = 4) -> tuple[Array, int]:
+        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown.
+
+        The warning names the line that called the solver, so many calls above the warning.
+        """
         size = self.host(self.norm(self.residual()))
         if (size <= self.enough).all():
             return self.x, 0
@@ -101,7 +104,7 @@ class _System:
             message = f"{self.method}: not converged after {steps} iterations{where}: {left}"
         else:
             message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
-        warnings.warn(message, SolverWarning, stacklevel=5)
+        warnings.warn(message, SolverWarning, stacklevel=depth)
         return self.x, max(1, steps) if broken is None else -1
 
 
@@ -601,7 +604,7 @@ def _restarted(s: _System, restart: int | None, flexible: bool, tell: Callable[[
         change = sum((y[i] * vectors[i] for i in range(1, len(y))), y[0] * vectors[0])
         s.x += change if flexible else s.precondition(change)
         tell("x", s.x)
-    return s.finish(steps, broken)
+    return s.finish(steps, broken, depth=5)
 
 
 class _Triangle:

@@ -17,7 +17,8 @@ class Preconditioner(ABC):
     """An approximation of the inverse of a matrix: ``M @ r`` for a vector (n,) or several of them, (n, k).
 
     Instances are also accepted as `M` by the solvers of `scipy.sparse.linalg` and `cupyx.scipy.sparse.linalg`. The
-    result has the dtype of `r`; a preconditioner in float32 may be used under a solver in float64.
+    result has the dtype of `r`; a preconditioner in float32 may be used under a solver in float64, and a real one for
+    complex vectors.
     """
 
     #: (n, n)
@@ -41,14 +42,18 @@ class Preconditioner(ABC):
         Returns
         -------
         array
-            A new array of the shape and dtype of `r`.
+            A new array of the shape and dtype of `r`; for integers, and for real vectors if the preconditioner is
+            complex, in the dtype of the preconditioner.
         """
         if not self._backend.is_dense(r):
             raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {type(r).__name__}")
         if r.ndim not in (1, 2) or r.shape[0] != self.shape[1]:
             raise ValueError(f"r: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {tuple(r.shape)}")
+        if r.dtype.kind == "c" and self.dtype.kind != "c":
+            return (self @ r.real + 1j * (self @ r.imag)).astype(r.dtype, copy=False)
         found = self._apply(r.astype(self.dtype, copy=False))
-        return found.astype(r.dtype)
+        held = r.dtype.kind == self.dtype.kind or r.dtype.kind == "c"
+        return found.astype(r.dtype if held else self.dtype)
 
     def matvec(self, x: Any) -> Any:
         """Return ``M @ x``; scipy and CuPy call it."""
@@ -80,6 +85,14 @@ def check_matrix(A: Any, name: str = "A") -> Any:
     if A.dtype.char not in "fdFD":
         raise TypeError(f"{name}: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
     return A
+
+
+def check_right_hand_side(b: Any, A: Any) -> None:
+    """Raise ValueError unless b is a dense array (n,) or (n, k) on the device of A, which has n rows."""
+    backend, n = A._backend, A.shape[0]
+    if not backend.is_dense(b) or b.ndim not in (1, 2) or b.shape[0] != n:
+        got = tuple(b.shape) if hasattr(b, "shape") else type(b).__name__
+        raise ValueError(f"b: wanted a dense array ({n},) or ({n}, k) on {backend.name!r}, got {got}")
 
 
 def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array], Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
 from . import ordering
-from .operators import Preconditioner, check_matrix
+from .operators import Preconditioner, check_matrix, check_right_hand_side
 from .smoothers import inverse_blocks
 
 
@@ -298,9 +298,7 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool =
     check_matrix(A)
     backend: Backend = A._backend
     xp = backend.xp
-    if not backend.is_dense(b) or b.ndim not in (1, 2) or b.shape[0] != A.shape[0]:
-        got = tuple(b.shape) if hasattr(b, "shape") else type(b).__name__
-        raise ValueError(f"b: wanted a dense array ({A.shape[0]},) or ({A.shape[0]}, k) on {backend.name!r}, got {got}")
+    check_right_hand_side(b, A)
     _, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
     if bool((indices > row).any() if lower else (indices < row).any()):  # synchronize!

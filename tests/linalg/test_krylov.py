@@ -174,6 +174,46 @@ def test_a_preconditioner_in_float32_serves_a_system_in_float64(method: str) -> 
     assert abs(counts[0] - counts[1]) <= 1
 
 
+@pytest.mark.parametrize("make", [linalg.block_jacobi, linalg.chebyshev, linalg.ilu0, linalg.smoothed_aggregation])
+def test_a_real_preconditioner_serves_complex_right_hand_sides(make: Callable[[Any], Any]) -> None:
+    A, b = laplacian(20, 2), numbers((40, 2), "complex128")
+    M = make(A)
+    np.testing.assert_allclose(M @ b, (M @ b.real) + 1j * (M @ b.imag))
+    x, info = linalg.cg(A, b, M=M, rtol=1e-10)
+    assert info == 0
+    np.testing.assert_allclose(A @ x, b, atol=1e-7)
+
+
+def test_preconditioners_do_not_cut_off_what_the_vector_cannot_hold() -> None:
+    A = bg.bsr_array(np.diag([2.0, 4, 8, 16]), blocksize=(2, 2))
+    found = linalg.block_jacobi(A) @ np.ones(4, int)
+    np.testing.assert_array_equal(found, [0.5, 0.25, 0.125, 0.0625])
+    turned = linalg.block_jacobi(A * 1j) @ np.ones(4)
+    np.testing.assert_array_equal(turned, [-0.5j, -0.25j, -0.125j, -0.0625j])
+    assert (linalg.block_jacobi(A) @ np.ones(4, np.float32)).dtype == np.float32
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_warning_names_the_line_that_called_the_solver(method: str) -> None:
+    with pytest.warns(linalg.SolverWarning) as said:
+        METHODS[method](matrix_for(method, 40), numbers(40), rtol=1e-12, maxiter=1)
+    assert said[0].filename == __file__
+
+
+def test_a_solver_may_be_the_preconditioner_of_another_one() -> None:
+    A, b = laplacian(20, 2), numbers(40)
+
+    class Inner:
+        shape = A.shape
+
+        def __matmul__(self, r: Any) -> Any:
+            return linalg.cg(A, r, rtol=1e-2)[0]
+
+    x, info = linalg.fgmres(A, b, M=Inner(), rtol=1e-9)
+    assert info == 0
+    np.testing.assert_allclose(A @ x, b, atol=1e-7)
+
+
 # ------------------------------------------------------------------------------------------------- failures
 def test_an_indefinite_matrix_is_told() -> None:
     A = bg.bsr_array(np.diag([1.0, 2.0, -3.0, 4.0]), blocksize=(2, 2))
@@ -277,7 +317,7 @@ def test_eigenvalues_and_direct_solutions() -> None:
         linalg.spsolve(A.toarray(), b)
     with pytest.raises(ValueError, match="A: wanted a square matrix"):
         linalg.spsolve(A[:2], b)
-    with pytest.raises(ValueError, match=r"b: wanted an array \(40,\)"):
+    with pytest.raises(ValueError, match=r"b: wanted a dense array \(40,\)"):
         linalg.spsolve(A, np.ones(3))
     with pytest.raises(RuntimeError, match="singular"):
         linalg.spsolve(bg.bsr_array((4, 4), blocksize=(2, 2), dtype=float), np.ones(4))
