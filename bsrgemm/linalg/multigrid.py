@@ -11,6 +11,7 @@ import numpy as np
 
 from .._backend.base import Array
 from .._products.matmul import matmul
+from .._products.sddmm import check_structure
 from .._products.spgemm import plan
 from ..bsr import bsr_array
 from . import aggregation
@@ -119,12 +120,7 @@ class Multigrid(Preconditioner):
             raise TypeError(f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}")
         if any(level.plans is None for level in self._levels):
             raise ValueError("A: a hierarchy from pyamg has no plans to refresh; make one by smoothed_aggregation(A)")
-        own = self.levels[0]
-        if A.shape != own.shape or A.blocksize != own.blocksize or len(A.indices) != len(own.indices):
-            raise ValueError(
-                f"A: wanted the blocks of the first matrix, {len(own.indices)} of {own.blocksize}, got "
-                f"{len(A.indices)} of {A.blocksize}"
-            )
+        check_structure(A, self.levels[0], "A")
         levels = []
         for k, level in enumerate(self._levels):
             D = inverse_blocks(A, singular=k > 0)

@@ -296,6 +296,10 @@ def test_reports_and_pictures_show_the_levels() -> None:
 
 
 A, B = laplacian(30, 2), np.ones((60, 2))
+#: As many blocks as A has, at other places.
+SHIFTED = bg.bsr_array(
+    np.kron(3 * np.eye(30) - np.eye(30, k=1) - np.eye(30, k=-2) - np.eye(30, k=29), np.eye(2)), blocksize=(2, 2)
+)
 BROKEN = laplacian(2, 2)
 BROKEN.data[-1] = 0
 
@@ -318,7 +322,8 @@ BROKEN.data[-1] = 0
         (lambda: linalg.smoothed_aggregation(A, cycle="F"), ValueError, "cycle: wanted 'V' or 'W', got 'F'"),
         (lambda: linalg.smoothed_aggregation(BROKEN, max_coarse=1), ValueError, "A: diagonal block 1 is singular"),
         (lambda: linalg.smoothed_aggregation(A).refresh(A.astype("float32")), TypeError, "A: wanted float64 on 'cpu'"),
-        (lambda: linalg.smoothed_aggregation(A).refresh(laplacian(20, 2)), ValueError, "A: wanted the blocks of the"),
+        (lambda: linalg.smoothed_aggregation(A).refresh(laplacian(20, 2)), ValueError, "A: wanted the shape of the"),
+        (lambda: linalg.smoothed_aggregation(A).refresh(SHIFTED), ValueError, "A: wanted the blocks of the pattern"),
         (lambda: linalg.from_pyamg(A), TypeError, "ml: wanted a MultilevelSolver of pyamg, got "),
         (lambda: linalg.rigid_body_modes([[0.0, 0.0]]), TypeError, "coordinates: wanted a NumPy or CuPy array"),
         (lambda: linalg.rigid_body_modes(np.ones((4, 1))), ValueError, r"coordinates: wanted shape \(n, 2\) or"),
