@@ -112,7 +112,6 @@ def test_modes_that_depend_on_others_get_no_column() -> None:
 
 
 def test_rigid_bodies_have_no_energy() -> None:
-    pytest.importorskip("skfem")
     from bsrgemm._benchmark.solver.problems import cell_blocks
 
     corners = np.mgrid[:2, :2, :2].reshape(3, -1).T.astype(float)

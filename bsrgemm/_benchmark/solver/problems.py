@@ -41,15 +41,12 @@ class Problem:
 
 def plate(unknowns: int) -> Problem:
     """n x n free nodes inside a frame that is held, numbered along x first: `pyamg.gallery.linear_elasticity`."""
-    from pyamg.gallery.elasticity import q12d_local
-
     n = round(math.sqrt(unknowns / 2))
-    K = q12d_local(np.array([[0, 0], [1, 0], [1, 1], [0, 1]]), LAME, SHEAR).reshape(4, 2, 4, 2).transpose(0, 2, 1, 3)
-    around = [0, 1, 3, 2]  # pyamg goes around the square
+    K = cell_blocks(1.0, dims=2)[:, :, ::-1, ::-1]  # displacements along x come first, and so do the nodes
     y, x = np.mgrid[:n, :n].reshape(2, -1)
     b = np.zeros(2 * n * n)
     b[1::2] = -1
-    A = grid_matrix(K[np.ix_(around, around)], n + 1, [(1, n + 1)] * 2)
+    A = grid_matrix(K, n + 1, [(1, n + 1)] * 2)
     return Problem(A, rigid_modes(np.stack([x, y])), b)
 
 
@@ -63,16 +60,21 @@ def cube(unknowns: int) -> Problem:
     return Problem(A, rigid_modes(points), b)
 
 
-def cell_blocks(side: float) -> np.ndarray:
-    """The stiffness between the 8 corners of a cube, (8, 8, 3, 3), corners along z first: what scikit-fem makes."""
-    import skfem
-    from skfem.models.elasticity import lame_parameters, linear_elasticity
+def cell_blocks(side: float, dims: int = 3) -> np.ndarray:
+    """The stiffness between the corners of a square or a cube, (2^d, 2^d, d, d), corners along the last axis first.
 
-    mesh = skfem.MeshHex()  # one cell, whose corners have an order of their own
-    order = np.lexsort(mesh.p[::-1])
-    basis = skfem.Basis(mesh.scaled(side), skfem.ElementVector(skfem.ElementHex1()))
-    K = linear_elasticity(*lame_parameters(YOUNG, POISSON)).assemble(basis).toarray()
-    return K.reshape(8, 3, 8, 3).transpose(0, 2, 1, 3)[np.ix_(order, order)]
+    ``K[a, b, i, j]`` is the integral of ``LAME d_i u_a d_j u_b + SHEAR (d_j u_a d_i u_b + [i = j] grad u_a grad u_b)``,
+    where u_a is linear along each axis, 1 at corner a and 0 at all others. Two Gauss points along each axis are exact.
+    """
+    corners = np.array(list(itertools.product((0, 1), repeat=dims)))
+    points = np.array(list(itertools.product((0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3)), repeat=dims)))
+    values = np.where(corners, points[:, None], 1 - points[:, None])  # along each axis, (points, corners, axes)
+    slopes = np.stack(
+        [np.where(corners[:, i], 1, -1) * np.delete(values, i, axis=2).prod(2) for i in range(dims)], axis=2
+    )
+    both = np.einsum("qai,qbj->abij", slopes, slopes) * (side ** (dims - 2) / len(points))
+    work = np.einsum("abkk,ij->abij", both, np.eye(dims))
+    return LAME * both + SHEAR * (both.transpose(0, 1, 3, 2) + work)
 
 
 def grid_matrix(cell: np.ndarray, cells: int, free: list[tuple[int, int]]) -> scipy.sparse.bsr_array:
