@@ -3,15 +3,17 @@
 A stream runs its launches one after the other. They can therefore share their counters, and take temporary memory from
 CuPy's pool, which reuses it only for later work of the same stream. A captured graph can run again at any time, next to
 any other work. Its launches therefore have memory of their own, shared by the launches of one stream within one
-capture. That memory is never freed, because CUDA does not report when a graph is destroyed.
+capture. That memory is never freed, because CUDA does not report when a graph is destroyed. Only a caller that keeps
+its graph to itself can do better: see `owned_graph`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -65,13 +67,35 @@ _held: list[Any] = []
 _fresh = itertools.count(-1, -1)
 
 
+_owner = threading.local()
+
+
+@contextlib.contextmanager
+def owned_graph(stream: Any) -> Iterator[None]:
+    """Let launches that this thread captures take counters and temporary memory as launches of `stream` do.
+
+    The caller launches the graph on that stream alone, keeps what is allocated meanwhile as long as the graph, and has
+    made the same launches on the stream before, so that their counters are there.
+    """
+    _owner.stream = stream
+    try:
+        yield
+    finally:
+        _owner.stream = None
+
+
+def _current_stream() -> Any:
+    owner = getattr(_owner, "stream", None)
+    return cupy.cuda.get_current_stream() if owner is None else owner
+
+
 def counters(count: int) -> Array:
     """Return at least `count` zeros that no concurrent kernel uses. Kernels must leave them at zero.
 
     Counters for captures come from a reserve that was zeroed in advance, because zeroing them during the capture would
     become a part of the graph.
     """
-    stream = cupy.cuda.get_current_stream()
+    stream = _current_stream()
     device = cupy.cuda.runtime.getDevice()
     if stream.is_capturing():
         capture = _capture_of(device, stream)
@@ -82,6 +106,8 @@ def counters(count: int) -> Array:
     key = (device, pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
     found = _zeroed.get(key)
     if found is None or len(found) < count:
+        if getattr(_owner, "stream", None) is not None:
+            raise RuntimeError("counters cannot be zeroed in a capture")
         found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
         if device not in _reserves:
             _reserves[device] = [cupy.zeros(_RESERVE, np.int32), 0]
@@ -90,7 +116,7 @@ def counters(count: int) -> Array:
 
 def temporary(count: int, dtype: Any) -> Array:
     """Return uninitialised memory of at least `count` elements for one launch."""
-    stream = cupy.cuda.get_current_stream()
+    stream = _current_stream()
     if not stream.is_capturing():
         return cupy.empty(count, dtype)
     capture = _capture_of(cupy.cuda.runtime.getDevice(), stream)
@@ -102,7 +128,7 @@ def temporary(count: int, dtype: Any) -> Array:
 
 def retain_for_graph(make: Callable[[], Any]) -> Any:
     """Return what `make` returns. During a capture, all memory that `make` allocates is kept for the graph."""
-    if not cupy.cuda.get_current_stream().is_capturing():
+    if not _current_stream().is_capturing():
         return make()
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc):

@@ -22,6 +22,8 @@ from .smoothers import Chebyshev, Jacobi, inverse_blocks
 _CUT = 1e-13
 #: Coarsening stalls if so large a share of the nodes is left.
 _STALLED = 0.9
+#: The largest blocks of the inverse of the coarsest matrix on a GPU: about those that occur in coarse matrices.
+_COARSE_BLOCK = 8
 #: The largest coarsest level that is inverted as a dense matrix.
 _MOST_DENSE = 4096
 #: Factor of the step that smooths the prolongator, over the largest eigenvalue of D A.
@@ -60,6 +62,8 @@ class Multigrid(Preconditioner):
     `smoothed_aggregation` and `from_pyamg` make instances. They are accepted as `M` by the solvers of this package, of
     scipy and of cupyx, and are Hermitian if the matrix is.
     """
+
+    _capturable = True
 
     def __init__(self, levels: list[_Level], coarsest: Any, options: _Options) -> None:
         self._levels, self._coarsest, self._options = levels, coarsest, options
@@ -324,13 +328,20 @@ def _smoothed(AT: Any, T: Any, D: Any, rho: float) -> Any:
     return T - AT.scale_block_rows(D.data * D.dtype.type(_OMEGA / rho))
 
 
-def _pseudo_inverse(A: Any) -> Array:
-    """The pseudo-inverse of the coarsest matrix, dense; LAPACK on the host decomposes so small a matrix sooner."""
+def _pseudo_inverse(A: Any) -> Any:
+    """The pseudo-inverse of the coarsest matrix; LAPACK on the host decomposes so small a matrix sooner.
+
+    On a GPU it is a matrix of this package with all blocks: CuPy captures no product of cuBLAS.
+    """
     dense = A._backend.to_host(A.toarray())  # synchronize!
     values, vectors = np.linalg.eigh((dense + dense.conj().T) / 2)
     kept = abs(values) > max(_CUT, 4 * np.finfo(A.dtype).eps) * abs(values).max(initial=0)
     inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
-    return A._backend.from_host(((vectors * inverse) @ vectors.conj().T).astype(A.dtype))
+    found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
+    if A._backend.xp is np:
+        return found
+    side = next(n for n in range(_COARSE_BLOCK, 0, -1) if len(found) % n == 0)
+    return bsr_array(found, blocksize=(side, side)).to_device(A._backend.name)
 
 
 def from_pyamg(

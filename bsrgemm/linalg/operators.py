@@ -26,6 +26,8 @@ class Preconditioner(ABC):
     #: The dtype in which it computes.
     dtype: np.dtype[Any]
     _backend: Backend
+    #: Whether a CUDA graph may hold ``M @ r``: it starts the same kernels each time, and nothing that CuPy refuses.
+    _capturable = False
 
     @abstractmethod
     def _apply(self, r: Array) -> Array:

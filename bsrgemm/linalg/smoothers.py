@@ -47,6 +47,8 @@ def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
 
 
 class _Jacobi(Preconditioner):
+    _capturable = True
+
     def __init__(self, A: Any) -> None:
         self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
         self._inverse = inverse_blocks(A)
@@ -136,6 +138,8 @@ class Jacobi:
 
 
 class _Polynomial(Preconditioner):
+    _capturable = True
+
     def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
         self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
         self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)

@@ -1,0 +1,207 @@
+"""Conjugate gradients on a card: iterations as a CUDA graph beside launched ones. With ``-s`` it prints their times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm import linalg
+from bsrgemm._benchmark.solver.problems import cube, plate
+from bsrgemm.bsr import bsr_array
+from bsrgemm.linalg import graphs, krylov
+
+pytestmark = pytest.mark.gpu
+
+PRECONDITIONERS: dict[str, Callable[[Any, Any], Any]] = {
+    "none": lambda A, modes: None,
+    "matrix": lambda A, modes: A.inverse_block_diagonal(),
+    "block_jacobi": lambda A, modes: linalg.block_jacobi(A),
+    "chebyshev": lambda A, modes: linalg.chebyshev(A),
+    "V-cycle": lambda A, modes: linalg.smoothed_aggregation(A, modes),
+    "W-cycle": lambda A, modes: linalg.smoothed_aggregation(A, modes, cycle="W", smoother="jacobi"),
+    "float32": lambda A, modes: linalg.smoothed_aggregation(A.astype("float32"), modes),
+}
+
+
+def problem(name: str, unknowns: int, dtype: str = "float64") -> tuple[Any, Any, Any]:
+    """A matrix on the card, its near-nullspace modes and a load."""
+    import cupy
+
+    made = {"plate": plate, "cube": cube}[name](unknowns)
+    A = bsr_array(made.A).astype(dtype).to_device("cuda")
+    return A, cupy.asarray(made.modes.astype(dtype)), cupy.asarray(made.b.astype(dtype))
+
+
+class Solves:
+    """Calls cg, and says whether iterations were captured, how many were made and how often the host looked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.graph, self.made, self.looks = True, 0, 0
+        self.replay: Any = None
+        capturable, replay, make = krylov.capturable, graphs.Replay, graphs.Iterations.make
+
+        def kept(*args: Any) -> Any:
+            self.replay = replay(*args)
+            return self.replay
+
+        def counted(some: Any, count: int) -> Any:
+            self.made, self.looks = self.made + count, self.looks + 1
+            return make(some, count)
+
+        monkeypatch.setattr(krylov, "capturable", lambda *args: self.graph and capturable(*args))
+        monkeypatch.setattr(graphs, "Replay", kept)
+        monkeypatch.setattr(graphs.Iterations, "make", counted)
+
+    def __call__(self, A: Any, b: Any, *, graph: bool, **options: Any) -> tuple[Any, int]:
+        self.graph, self.made, self.looks = graph, 0, 0
+        x, info = linalg.cg(A, b, **options)
+        return x.get(), info
+
+
+@pytest.fixture
+def solve(monkeypatch: pytest.MonkeyPatch) -> Solves:
+    import cupy
+
+    if not hasattr(cupy.cuda.runtime, "graphLaunch"):
+        pytest.skip("only on a card: CUDA graphs")
+    return Solves(monkeypatch)
+
+
+@pytest.mark.parametrize("kind", PRECONDITIONERS)
+@pytest.mark.parametrize("name", ["plate", "cube"])
+@pytest.mark.parametrize("columns", [None, 3])
+def test_a_graph_finds_the_bits_of_the_plain_loop(solve: Solves, kind: str, name: str, columns: int | None) -> None:
+    import cupy
+
+    A, modes, b = problem(name, 12_000)
+    if columns is not None:
+        b = cupy.stack([b, cupy.asarray(np.random.default_rng(0).standard_normal(len(b))), b * 1e-3], axis=1)
+    M = PRECONDITIONERS[kind](A, modes)
+    x, info = solve(A, b, graph=True, M=M, rtol=1e-8)
+    assert solve.replay.refusal is None and solve.replay.graph is not None
+    assert solve.looks < solve.made
+    want, wanted = solve(A, b, graph=False, M=M, rtol=1e-8)
+    assert solve.replay.graph is None and solve.looks == solve.made
+    assert info == wanted == 0
+    np.testing.assert_array_equal(x, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_other_dtypes_are_replayed_too(solve: Solves, dtype: str) -> None:
+    A, modes, b = problem("plate", 3000, dtype)
+    M = linalg.smoothed_aggregation(A, modes)
+    rtol = 1e-4 if dtype in ("float32", "complex64") else 1e-8
+    (x, info), refusal = solve(A, b, graph=True, M=M, rtol=rtol), solve.replay.refusal
+    want, wanted = solve(A, b, graph=False, M=M, rtol=rtol)
+    assert info == wanted == 0 and refusal is None
+    np.testing.assert_array_equal(x, want)
+
+
+@pytest.mark.parametrize("maxiter", [1, 2, 3, 7, 10])
+def test_x_and_info_are_those_of_the_last_iteration(solve: Solves, maxiter: int) -> None:
+    A, _, b = problem("plate", 3000)
+    found = []
+    for graph in (True, False):
+        with pytest.warns(linalg.SolverWarning, match=f"not converged after {maxiter} iterations"):
+            found.append(solve(A, b, graph=graph, rtol=1e-12, maxiter=maxiter))
+    assert found[0][1] == found[1][1] == maxiter
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+
+
+def test_batches_end_in_the_right_iteration(solve: Solves, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, modes, b = problem("cube", 12_000)
+    M = linalg.smoothed_aggregation(A, modes)
+    monkeypatch.setattr(krylov, "iterations_ahead", lambda left: graphs.MOST_AHEAD)
+    for rtol in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
+        x, info = solve(A, b, graph=True, M=M, rtol=rtol)
+        want, wanted = solve(A, b, graph=False, M=M, rtol=rtol)
+        assert info == wanted == 0
+        np.testing.assert_array_equal(x, want)
+
+
+def test_a_preconditioner_that_cannot_be_captured_is_called(solve: Solves) -> None:
+    A, _, b = problem("plate", 3000)
+    x, info = solve(A, b, graph=True, M=linalg.ilu0(A), rtol=1e-8)
+    want, _ = solve(A, b, graph=False, M=linalg.ilu0(A), rtol=1e-8)
+    assert info == 0 and solve.replay.graph is None
+    np.testing.assert_array_equal(x, want)
+
+
+def test_a_capture_that_fails_leaves_the_plain_loop(solve: Solves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS is refused by CuPy in a capture; on the next solve nothing of that is left."""
+    A, modes, b = problem("plate", 3000)
+    M = linalg.smoothed_aggregation(A, modes)
+    want, _ = solve(A, b, graph=False, M=M, rtol=1e-8)
+    inverse = M._inverse
+    with monkeypatch.context() as patch:
+        patch.setattr(M, "_inverse", inverse.toarray())
+        x, info = solve(A, b, graph=True, M=M, rtol=1e-8)
+        assert info == 0 and solve.replay.graph is None and solve.replay.refusal.startswith("NotImplementedError")
+        np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-7 * abs(want).max())
+    x, info = solve(A, b, graph=True, M=M, rtol=1e-8)
+    assert solve.replay.graph is not None
+    np.testing.assert_array_equal(x, want)
+
+
+def test_solves_on_streams_and_after_each_other_keep_their_memory_apart(solve: Solves) -> None:
+    import cupy
+
+    A, modes, b = problem("cube", 12_000)
+    M = linalg.smoothed_aggregation(A, modes)
+    want, _ = solve(A, b, graph=False, M=M, rtol=1e-8)
+    pool = cupy.get_default_memory_pool()
+    solve(A, b, graph=True, M=M, rtol=1e-8)
+    used = pool.used_bytes()
+    for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
+        cupy.cuda.get_current_stream().synchronize()
+        with stream:
+            for _ in range(3):
+                others = [cupy.full(1 << k, 7.0) for k in range(4, 18)]
+                x, info = solve(A, b, graph=True, M=M, rtol=1e-8)
+                assert info == 0 and solve.replay.graph is not None
+                np.testing.assert_array_equal(x, want)
+                assert all(bool((x == 7).all()) for x in others)
+            stream.synchronize()
+    del others
+    solve.replay = None
+    assert pool.used_bytes() <= used + (1 << 20), "a solve leaves no memory of its graph"
+
+
+def test_new_numbers_in_the_hierarchy_and_the_matrix_are_used(solve: Solves) -> None:
+    A, modes, b = problem("plate", 3000)
+    M = linalg.smoothed_aggregation(A, modes)
+    x, _ = solve(A, b, graph=True, M=M, rtol=1e-10)
+    A.data *= 2
+    M.refresh(A)
+    y, info = solve(A, b, graph=True, M=M, rtol=1e-10)
+    assert info == 0
+    np.testing.assert_allclose(2 * y, x, rtol=1e-6, atol=1e-8 * abs(x).max())
+
+
+def test_times_with_and_without_a_graph(solve: Solves) -> None:
+    """A solve with a graph, its capture included, beside one with a launch for each kernel: printed, not judged."""
+    import cupy
+
+    lines = []
+    for name, unknowns in (("plate", 30_000), ("cube", 30_000), ("cube", 250_000)):
+        A, modes, b = problem(name, unknowns)
+        M = linalg.smoothed_aggregation(A, modes)
+        taken = {}
+        for graph in (True, False):
+            times = []
+            for _ in range(4):
+                cupy.cuda.get_current_stream().synchronize()
+                start = time.perf_counter()
+                _, info = solve(A, b, graph=graph, M=M, rtol=1e-8)
+                times.append(time.perf_counter() - start)
+                assert info == 0
+            taken[graph] = min(times)
+        lines.append(
+            f"{name:6} {len(b):9,} unknowns, {solve.made:3} iterations: graph {taken[True] * 1e3:8.2f} ms, "
+            f"plain {taken[False] * 1e3:8.2f} ms, {taken[False] / taken[True]:.2f} x"
+        )
+    print("\n" + "\n".join(lines))

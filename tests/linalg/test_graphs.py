@@ -1,0 +1,333 @@
+"""Iterations of cg that are replayed as graphs, on a model of stream capture over the fake device."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm import linalg
+from bsrgemm.linalg import graphs, krylov
+
+from .. import fake_device
+from .problems import hermitian, laplacian, numbers, plate
+
+pytest.importorskip("cupy")
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("not in a capture")
+
+
+class Card:
+    """Stream capture over the fake device. A graph calls the function that was captured.
+
+    While it is captured, nothing may come to the host or go to the device, and dense products are refused as CuPy
+    refuses cuBLAS. What the function computes is undone afterwards: on a card it is recorded and not run.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoiled: bool = False) -> None:
+        self.events: list[str] = []
+        self.capturing, self.spoiled, self._monkeypatch = False, spoiled, monkeypatch
+        self.captured: Callable[[], None] | None = None
+        self.runtime = SimpleNamespace(graphLaunch=None)
+        self.home = SimpleNamespace(is_capturing=lambda: False, synchronize=lambda: self.events.append("synchronize"))
+        call = krylov._Conjugate.__call__
+
+        def iterate(step: Any) -> None:
+            if not self.capturing:
+                self.events.append("step")
+                return call(step)
+            arrays = {name: x for name, x in vars(step).items() if isinstance(x, fake_device.ndarray)}
+            before = {name: x._memory.copy() for name, x in arrays.items()}
+            with self._refusals():
+                call(step)
+            for name, x in arrays.items():
+                x._memory[...] = before[name]
+            self.captured = lambda: call(step)
+            return None
+
+        monkeypatch.setattr(krylov._Conjugate, "__call__", iterate)
+        monkeypatch.setattr(fake_device.xp, "cuda", self, raising=False)
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        with self._monkeypatch.context() as patch:
+            for name in ("get", "item", "tolist", "dot", "__bool__", "__int__", "__float__", "__matmul__"):
+                patch.setattr(fake_device.ndarray, name, refuse)
+            for name in ("asarray", "array", "matmul", "stack", "concatenate", "einsum"):
+                patch.setattr(fake_device.xp, name, refuse, raising=False)
+            patch.setattr(fake_device.FakeProducts, "multiply_dense", products_without_reads())
+            yield
+
+    def get_current_stream(self) -> Any:
+        return self.home
+
+    def get_allocator(self) -> Any:
+        return None
+
+    @contextlib.contextmanager
+    def using_allocator(self, allocator: Any) -> Iterator[None]:
+        yield
+
+    def Stream(self, non_blocking: bool) -> Any:
+        assert non_blocking
+        card = self
+
+        class Stream(contextlib.nullcontext):  # type: ignore[type-arg]
+            def begin_capture(self) -> None:
+                card.events.append("begin")
+                card.capturing = True
+
+            def end_capture(self) -> Any:
+                card.events.append("end")
+                card.capturing = False
+                if card.spoiled:
+                    raise RuntimeError("cudaErrorStreamCaptureInvalidated\nand more")
+                return SimpleNamespace(launch=card.launch)
+
+        return Stream()
+
+    def launch(self) -> None:
+        assert self.captured is not None
+        self.events.append("launch")
+        self.captured()
+
+
+def products_without_reads() -> Any:
+    """The fake device fetches a matrix for a product, which a card does not: that read is allowed."""
+    get, multiply = fake_device.ndarray.__dict__["get"], fake_device.FakeProducts.multiply_dense
+    original = ORIGINAL_GET
+
+    def call(self: Any, product: Any) -> Any:
+        fake_device.ndarray.get = original  # type: ignore[method-assign]
+        try:
+            return multiply(self, product)
+        finally:
+            fake_device.ndarray.get = get  # type: ignore[method-assign]
+
+    return call
+
+
+ORIGINAL_GET = fake_device.ndarray.get
+
+
+@pytest.fixture
+def fake() -> Any:
+    return fake_device.install()
+
+
+@pytest.fixture(autouse=True)
+def told() -> Any:
+    """A solver that fails must be expected to."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", linalg.SolverWarning)
+        yield
+
+
+PRECONDITIONERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda A: None,
+    "matrix": lambda A: A.inverse_block_diagonal(),
+    "block_jacobi": linalg.block_jacobi,
+    "chebyshev": linalg.chebyshev,
+    "V": lambda A: linalg.smoothed_aggregation(A, max_coarse=20),
+    "W": lambda A: linalg.smoothed_aggregation(A, max_coarse=20, cycle="W", smoother="jacobi"),
+    "float32": lambda A: linalg.smoothed_aggregation(A.astype("float32"), max_coarse=20),
+}
+
+
+@pytest.mark.parametrize("kind", PRECONDITIONERS)
+@pytest.mark.parametrize("columns", [None, 3])
+def test_a_graph_finds_the_bits_of_the_plain_loop(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, kind: str, columns: int | None
+) -> None:
+    A = plate(8)[0].to_device("fake")
+    b = fake.from_host(numbers(128 if columns is None else (128, columns)))
+    M = PRECONDITIONERS[kind](A)
+    want, info = linalg.cg(A, b, M=M, rtol=1e-9)
+    card = Card(monkeypatch)
+    x, replayed = linalg.cg(A, b, M=M, rtol=1e-9)
+    assert info == replayed == 0
+    np.testing.assert_array_equal(fake.to_host(x), fake.to_host(want))
+    # the first iteration is called; the capture waits for it once
+    assert card.events[:5] == ["step", "synchronize", "begin", "end", "launch"]
+    assert set(card.events[5:]) == {"launch"}
+
+
+@pytest.mark.parametrize("maxiter", [1, 2, 5, 6, 7, 23])
+def test_x_is_that_of_the_last_iteration(fake: Any, monkeypatch: pytest.MonkeyPatch, maxiter: int) -> None:
+    A, b = laplacian(60, 2).to_device("fake"), fake.from_host(numbers(120))
+    found = []
+    for graph in (False, True):
+        if graph:
+            card = Card(monkeypatch)
+        with pytest.warns(linalg.SolverWarning, match=f"not converged after {maxiter} iterations"):
+            found.append(linalg.cg(A, b, rtol=1e-12, maxiter=maxiter))
+    assert found[0][1] == found[1][1] == maxiter
+    np.testing.assert_array_equal(*(fake.to_host(x) for x, _ in found))
+    assert card.events.count("launch") + card.events.count("step") == maxiter
+
+
+def test_iterations_that_were_made_ahead_leave_nothing(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of four throughout, so that the solution is found in the middle of one."""
+    A, b = hermitian(40).to_device("fake"), fake.from_host(numbers((40, 2)))
+    results, ends = [], set()
+    for rtol in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
+        results.append(fake.to_host(linalg.cg(A, b, rtol=rtol)[0]))
+    card = Card(monkeypatch)
+    monkeypatch.setattr(krylov, "iterations_ahead", lambda left: graphs.MOST_AHEAD)
+    for rtol, want in zip((1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8), results, strict=True):
+        made = card.events.count("launch")
+        x, info = linalg.cg(A, b, rtol=rtol)
+        assert info == 0
+        np.testing.assert_array_equal(fake.to_host(x), want)
+        ends.add((card.events.count("launch") - made) % graphs.MOST_AHEAD)
+    assert ends == {1}, "one iteration alone, which captures, then whole batches"
+
+
+def test_the_host_reads_once_for_several_iterations(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, b = laplacian(60, 2).to_device("fake"), fake.from_host(numbers(120))
+    card, batches = Card(monkeypatch), list[int]()
+    make = graphs.Iterations.make
+
+    def counted(self: Any, count: int) -> Any:
+        batches.append(count)
+        return make(self, count)
+
+    monkeypatch.setattr(graphs.Iterations, "make", counted)
+    linalg.cg(A, b, rtol=1e-9)
+    made = card.events.count("launch") + card.events.count("step")
+    assert sum(batches) == made > 40 and len(batches) < made / 2
+    batches.clear()
+    linalg.cg(A, b, rtol=1e-9, callback=lambda x: None)
+    assert set(batches) == {1}
+
+
+def test_what_must_be_called_each_time_is_not_captured(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, b = hermitian(40).to_device("fake"), fake.from_host(numbers(40))
+    card, calls = Card(monkeypatch), []
+
+    class Users(linalg.Preconditioner):
+        _backend, shape, dtype = fake, A.shape, A.dtype
+
+        def _apply(self, r: Any) -> Any:
+            calls.append(1)
+            return 0.25 * r
+
+    class Operator:
+        shape, dtype = A.shape, A.dtype
+
+        def __matmul__(self, x: Any) -> Any:
+            return A @ x
+
+    for options in ({"M": Users()}, {"M": linalg.ilu0(A)}, {"M": Operator()}, {"callback": lambda x: None}):
+        assert linalg.cg(A, b, **options)[1] == 0
+    assert linalg.cg(Operator(), b)[1] == 0
+    monkeypatch.setattr(card.home, "is_capturing", lambda: True)
+    assert linalg.cg(A, b)[1] == 0
+    assert set(card.events) == {"step"} and calls
+
+
+def test_a_capture_that_fails_leaves_the_plain_loop(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, b = hermitian(40).to_device("fake"), fake.from_host(numbers(40))
+    want = fake.to_host(linalg.cg(A, b, rtol=1e-9)[0])
+    for spoiled in (True, False):
+        with monkeypatch.context() as patch:
+            card = Card(patch, spoiled=spoiled)
+            if not spoiled:  # CuPy refuses a call inside
+                patch.setattr(card, "_refusals", lambda: contextlib.nullcontext(refuse()))
+            x, info = linalg.cg(A, b, rtol=1e-9)
+        assert info == 0
+        np.testing.assert_array_equal(fake.to_host(x), want)
+        assert card.events[:4] == ["step", "synchronize", "begin", "end"]
+        assert set(card.events[4:]) == {"step"} and not card.capturing
+
+
+def test_breakdowns_inside_of_a_batch_are_told(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = np.diag(np.concatenate([np.linspace(1, 30, 39), [-1e-3]]))
+    A, b = bg.bsr_array(dense, blocksize=(2, 2)).to_device("fake"), fake.from_host(np.ones(40))
+    found = []
+    for graph in (False, True):
+        if graph:
+            Card(monkeypatch)
+            monkeypatch.setattr(krylov, "iterations_ahead", lambda left: graphs.MOST_AHEAD)
+        with pytest.warns(linalg.SolverWarning, match="A is not positive definite") as said:
+            x, info = linalg.cg(A, b, rtol=1e-14)
+        found.append((fake.to_host(x), info, str(said[0].message)))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:] and found[0][1] == -1
+
+
+@pytest.mark.parametrize(
+    ("left", "want"),
+    [
+        ([], 1),
+        ([1e6], 1),
+        ([1e6, 1e5, 1e4], 2),  # four iterations are expected
+        ([1e6, 1e5, 1e4, 1e3, 1e2], 1),
+        ([1e9, 1e8, 1e7, 1e6, 1e5, 1e4], 2),
+        ([1e9, 9e8], 4),
+        ([1e9, 2e9], 4),
+        ([np.inf, np.inf], 4),
+        ([1e3, 1.0], 1),
+        ([1e3, np.nan], 4),
+        ([1e12, 5.0, 4.0, 3.0, 2.5, 2.0], 1),  # what is long ago does not count
+    ],
+)
+def test_fewer_iterations_are_made_ahead_near_the_end(left: list[float], want: int) -> None:
+    assert graphs.iterations_ahead(left) == want
+
+
+def test_a_graph_keeps_the_memory_that_it_works_in() -> None:
+    from bsrgemm._kernels import workspace
+
+    current: list[str] = ["capture"]
+
+    class Home:
+        def __enter__(self) -> None:
+            current.append("home")
+
+        def __exit__(self, *_: Any) -> None:
+            current.pop()
+
+    allocators: list[Any] = []
+
+    @contextlib.contextmanager
+    def using_allocator(allocate: Any) -> Iterator[None]:
+        allocators.append(allocate)
+        yield
+
+    home, held = Home(), list[Any]()
+    cuda = SimpleNamespace(get_allocator=lambda: lambda size: (current[-1], size), using_allocator=using_allocator)
+    with graphs._memory_of(cuda, home, held):
+        assert workspace._current_stream() is home
+        assert allocators[0](64) == ("home", 64)
+    assert held == [("home", 64)] and current == ["capture"]
+    assert getattr(workspace._owner, "stream", None) is None
+
+
+def test_captured_launches_of_an_owner_share_the_counters_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bsrgemm._kernels import workspace
+
+    home = SimpleNamespace(ptr=7, is_capturing=lambda: False)
+    cuda = SimpleNamespace(get_current_stream=lambda: home, runtime=SimpleNamespace(getDevice=lambda: 0))
+    monkeypatch.setattr(workspace, "cupy", SimpleNamespace(zeros=np.zeros, empty=np.empty, cuda=cuda))
+    for name in ("_zeroed", "_reserves", "_captures"):
+        monkeypatch.setattr(workspace, name, {})
+    before = workspace.counters(3)
+    capture = SimpleNamespace(ptr=8, is_capturing=lambda: True)
+    monkeypatch.setattr(cuda, "get_current_stream", lambda: capture)
+    held = len(workspace._held)
+    with workspace.owned_graph(home):
+        assert workspace.counters(3) is before
+        assert len(workspace.temporary(5, np.float32)) == 5
+        assert workspace.retain_for_graph(lambda: "made") == "made"
+        with pytest.raises(RuntimeError, match="counters cannot be zeroed in a capture"):
+            workspace.counters(10**6)
+    assert len(workspace._held) == held and not workspace._captures
