@@ -14,6 +14,7 @@ from ._attention.gradients import attention_backward
 from ._attention.kv_cache import KVCache
 from ._attention.mask import BlockMask
 from ._backend.registry import default_device
+from ._batch import bsr_batch
 from ._environment import info
 from ._products.autotune import tune
 from ._products.gradients import matmul_backward, sddmm_backward
@@ -35,6 +36,7 @@ __all__ = [
     "block_array",
     "block_diag",
     "bsr_array",
+    "bsr_batch",
     "bsr_matrix",
     "default_device",
     "diags",

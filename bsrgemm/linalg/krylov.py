@@ -12,22 +12,18 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
+from .._batch import bsr_batch
+from .arguments import NOT_FINITE, RESTARTS, SolverWarning, breakdown, check_limits
+from .batched import conjugate_gradients
 from .graphs import Iterations, capturable, iterations_ahead
 from .operators import product_with
 
-#: How often a solver starts again from the true residual when the recurrence says that it is done and it is not.
-_RESTARTS = 3
-_NOT_FINITE = "NaN or infinity has appeared"
 #: Columns of the basis of `gmres` by default.
 _BASIS = 20
 
 
 #: What overflows or becomes NaN is told by `info`, not by NumPy.
 _quietly = np.errstate(all="ignore")
-
-
-class SolverWarning(UserWarning):
-    """A solver has ended without a solution; `info` is not 0."""
 
 
 class _System:
@@ -45,13 +41,7 @@ class _System:
             raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
         self.b = b.astype(dtype, copy=False)
         self.x = self._start(x0, b, dtype)
-        for name, value in (("rtol", rtol), ("atol", atol)):
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
-                raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
-        if maxiter is not None and (
-            isinstance(maxiter, bool) or not isinstance(maxiter, numbers.Integral) or maxiter < 0
-        ):
-            raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
+        check_limits(rtol, atol, maxiter)
         self.maxiter = 10 * n if maxiter is None else int(maxiter)
         size = self.host(self.norm(self.b))
         if not np.isfinite(size).all():
@@ -134,15 +124,16 @@ def cg(
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Array], object] | None = None,
-) -> tuple[Array, int]:
+) -> tuple[Array, Any]:
     """Solve ``A x = b`` by conjugate gradients, for a Hermitian positive definite A.
 
     Parameters
     ----------
-    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
-        The matrix.
+    A : bsr_array, bsr_matrix, bsr_batch, sparse matrix or linear operator of shape (n, n)
+        The matrix, or a batch of matrices.
     b : array (n,) or (n, k)
-        One right-hand side, or several that are solved together: one product for all, and each with its own steps.
+        One right-hand side, or several that are solved together: one product for all, and each with its own steps. For
+        a batch (batch, n) or (batch, n, k).
     x0 : array like `b`, optional
         Where to start; 0 by default.
     rtol, atol : float
@@ -150,7 +141,8 @@ def cg(
     maxiter : int, optional
         The most iterations, 10 n by default.
     M : Preconditioner, sparse matrix or linear operator, optional
-        An approximation of the inverse of A, Hermitian positive definite. It may compute in float32 under float64.
+        An approximation of the inverse of A, Hermitian positive definite. It may compute in float32 under float64. For
+        a batch, a `bsr_batch` such as `block_jacobi` makes, or one preconditioner for all its matrices.
     callback : callable, optional
         Called as ``callback(x)`` after each iteration.
 
@@ -160,7 +152,8 @@ def cg(
         The solution, or the last approximation.
     info : int
         0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
-        after a breakdown: A or M is not positive definite, or NaN has appeared.
+        after a breakdown: A or M is not positive definite, or NaN has appeared. For a batch a NumPy array of integers,
+        (batch,) or (batch, k): each system converges and breaks down for itself.
 
     Raises
     ------
@@ -196,11 +189,13 @@ def cg(
     >>> x, info
     (array([1., 1., 1., 1.]), 0)
     """
+    if isinstance(A, bsr_batch):
+        return conjugate_gradients(A, b, x0, (rtol, atol), maxiter, M, callback)
     s = _System("cg", A, b, x0, rtol, atol, maxiter, M)
     step = _Conjugate(s)
     some = Iterations(step, s.backend, callback is None and capturable(s.backend, A, M))
     steps, broken = 0, None
-    for _ in range(_RESTARTS + 1):
+    for _ in range(RESTARTS + 1):
         r = s.residual()
         if s.done(r).all() or steps >= s.maxiter or broken:
             break
@@ -213,7 +208,7 @@ def cg(
                 steps += 1
                 if callback is not None:
                     callback(s.x)
-                broken = _breakdown(found[0], found[1], found[2], s.enough)
+                broken = breakdown(found, s.enough)
                 left.append(float(np.max(found[0] / s.enough)))
                 ended = broken is not None or bool((found[0] <= s.enough).all())
                 if ended:
@@ -252,17 +247,6 @@ class _Conjugate:
         r -= s.xp.multiply(q, alpha, out=self._work)
         self._before[...] = rz
         self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(r), pq.real, rz.real
-
-
-def _breakdown(size: Any, by_matrix: Any, by_preconditioner: Any, enough: Any) -> str | None:
-    """Why conjugate gradients cannot go on after an iteration, if they cannot."""
-    if not np.isfinite(size).all():
-        return _NOT_FINITE
-    if ((by_preconditioner <= 0) & (size > enough)).any():
-        return "M is not positive definite"
-    if ((by_matrix <= 0) & (size > enough)).any():
-        return "A is not positive definite"
-    return None
 
 
 @_quietly
@@ -329,7 +313,7 @@ def minres(
     """
     s = _System("minres", A, b, x0, rtol, atol, maxiter, M)
     steps, broken = 0, None
-    for _ in range(_RESTARTS + 1):
+    for _ in range(RESTARTS + 1):
         r = s.residual()
         if s.done(r).all() or steps >= s.maxiter or broken:
             break
@@ -365,7 +349,7 @@ def minres(
                 callback(s.x)
             size, energies, turns = s.host(s.xp.stack([s.norm(r), energy, gamma_new]))
             if not np.isfinite(size).all():
-                broken = _NOT_FINITE
+                broken = NOT_FINITE
             elif ((energies < 0) & (size > s.enough)).any():
                 broken = "M is not positive definite"
             if broken or ((size <= s.enough) | (turns == 0)).all():
@@ -435,10 +419,10 @@ def bicgstab(
     """
     s = _System("bicgstab", A, b, x0, rtol, atol, maxiter, M)
     steps, broken = 0, None
-    for _ in range(_RESTARTS + 1):
+    for _ in range(RESTARTS + 1):
         r = s.residual()
         if s.done(r).all() or steps >= s.maxiter:
-            broken = None if broken is not _NOT_FINITE else broken
+            broken = None if broken is not NOT_FINITE else broken
             break
         shadow, broken = r, None
         rho = alpha = omega = s.xp.ones(r.shape[1:], r.dtype)
@@ -461,12 +445,12 @@ def bicgstab(
                 callback(s.x)
             size, factor, step = s.host(s.xp.stack([s.norm(r), abs(rho), abs(omega)]))
             if not np.isfinite(size).all():
-                broken = _NOT_FINITE
+                broken = NOT_FINITE
             elif (((factor == 0) | (step == 0)) & (size > s.enough)).any():
                 broken = "a factor of the recurrence is 0"
             if broken or (size <= s.enough).all():
                 break
-        if broken is _NOT_FINITE:
+        if broken is NOT_FINITE:
             break
     return s.finish(steps, broken)
 
@@ -620,7 +604,7 @@ def _restarted(s: _System, restart: int | None, flexible: bool, tell: Callable[[
         norm = s.norm(r)
         size = s.host(norm)
         if not np.isfinite(size).all():
-            broken = _NOT_FINITE
+            broken = NOT_FINITE
         if broken or (size <= s.enough).all():
             break
         triangle = _Triangle(size, most, s.b.dtype)

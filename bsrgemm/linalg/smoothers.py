@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from .._backend.base import Array
+from .._batch import bsr_batch
 from .._products.matmul import matmul
 from .operators import Preconditioner, check_matrix
 
@@ -58,18 +60,19 @@ class _Jacobi(Preconditioner):
         return found
 
 
-def block_jacobi(A: Any) -> Preconditioner:
+def block_jacobi(A: Any) -> Any:
     """Return the block-Jacobi preconditioner: the inverses of the blocks on the diagonal.
 
     Parameters
     ----------
-    A : bsr_array or bsr_matrix
-        A square matrix with square blocks of float32, float64, complex64 or complex128.
+    A : bsr_array, bsr_matrix or bsr_batch
+        A square matrix with square blocks of float32, float64, complex64 or complex128, or a batch of them.
 
     Returns
     -------
-    Preconditioner
-        ``M @ r`` multiplies each block of r with the inverse of its diagonal block.
+    Preconditioner or bsr_batch
+        ``M @ r`` multiplies each block of r with the inverse of its diagonal block. For a batch, the batch of the
+        block-diagonal matrices.
 
     Raises
     ------
@@ -89,7 +92,25 @@ def block_jacobi(A: Any) -> Preconditioner:
     >>> bg.linalg.block_jacobi(A) @ np.ones(4)
     array([1.   , 0.5  , 0.25 , 0.125])
     """
+    if isinstance(A, bsr_batch):
+        return _inverse_batch(A)
     return _Jacobi(check_matrix(A))
+
+
+def _inverse_batch(A: bsr_batch) -> bsr_batch:
+    """The inverses of the diagonal blocks of all matrices; a block that has none is named with its matrix."""
+    batch, n, _ = A.shape
+    whole = check_matrix(A.tobsr())
+    count = n // A.blocksize[0]
+    try:
+        inverse = whole.inverse_block_diagonal()
+    except np.linalg.LinAlgError as error:
+        found = re.search(r"diagonal block (\d+) (.*)", str(error))
+        assert found is not None
+        system, block = divmod(int(found[1]), count)
+        raise ValueError(f"A: diagonal block {block} of matrix {system} {found[2]}") from None
+    place = A._backend.xp.arange(count + 1, dtype=inverse.indices.dtype)
+    return bsr_batch((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
 
 
 class Chebyshev:

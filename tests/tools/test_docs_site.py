@@ -24,7 +24,7 @@ from .test_readme import README, ROOT
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 #: Classes whose methods and properties the reference lists one by one.
-CLASSES = (bg.bsr_array, bg.bsr_matrix, bg.BlockMask, bg.KVCache, bg.ProductPlan)
+CLASSES = (bg.bsr_array, bg.bsr_matrix, bg.bsr_batch, bg.BlockMask, bg.KVCache, bg.ProductPlan)
 
 _TABLE = re.compile(r"^\.\. autosummary::\n(?: {3}:.*\n)*\n((?: {3}\S+\n)+)", re.MULTILINE)
 _TOCTREE = re.compile(r"(?:^```\{toctree\}\n|^\.\. toctree::\n)((?:.*\n)*?)(?:```|\Z)", re.MULTILINE)

@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_array",),
     ("_products", "_attention"),
     ("bsr", "_environment", "_pullbacks"),
+    ("_batch",),
     ("linalg",),
     ("__init__",),
     ("_benchmark",),

@@ -1,0 +1,315 @@
+"""The class `bsr_batch`: many matrices with one pattern of blocks, ``Y[s] = A[s] @ X[s]``.
+
+The batch is also one block-diagonal matrix, whose index arrays are made once; its data are those of the batch. A
+product of the batch is one product with that matrix, by the kernels that serve all others.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ._array.base import BsrBase
+from ._backend.base import Array, Backend, Blocks
+from ._backend.registry import backend_of
+from ._products.matmul import matmul
+from ._products.sddmm import check_structure
+from .bsr import bsr_array
+
+
+class bsr_batch:
+    """Many BSR matrices of one shape and one pattern of blocks, such as load cases, time steps or parameters.
+
+    Parameters
+    ----------
+    arg1 : tuple or sequence of bsr_array
+        - ``(data, indices, indptr)``: the arrays of the BSR format, of shapes (batch, blocks, R, C), (blocks,) and
+          (M / R + 1,).
+        - Matrices with the same blocks in the same order; their data are copied.
+    shape : (M, N), optional
+        The shape of each matrix. By default it is the smallest one that contains all indices.
+    dtype : dtype, optional
+        The dtype of the elements, by default that of `arg1`.
+    copy : bool
+        With False the batch shares `data` with `arg1` if it is contiguous and has the dtype.
+
+    Raises
+    ------
+    TypeError
+        If `arg1` is none of these, a dtype is not supported, or arrays are on different devices.
+    ValueError
+        If shapes do not fit each other, an index is out of range, or matrices differ in their blocks.
+
+    See Also
+    --------
+    bsr_array : one matrix.
+    linalg.cg : solves all systems of a batch together.
+    linalg.block_jacobi : the preconditioner of a batch, a batch too.
+
+    Notes
+    -----
+    `data` may be changed in place. Products run on the device of `data`; nothing is moved.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(np.array([[2.0, -1, 0, 0], [-1, 2, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]]), blocksize=(2, 2))
+    >>> batch = bg.bsr_batch([A, 2 * A, 3 * A])
+    >>> batch
+    <bsr_batch of 3 matrices of shape (4, 4), float64, 2 blocks of 2 x 2 each, on 'cpu'>
+    >>> batch @ np.ones((3, 4))
+    array([[1., 1., 3., 3.],
+           [2., 2., 6., 6.],
+           [3., 3., 9., 9.]])
+    >>> batch[2].toarray()[0]
+    array([ 6., -3.,  0.,  0.])
+    """
+
+    #: The number of dimensions, which is always 3.
+    ndim = 3
+    # an array on the left asks this class first, which has no product from the right
+    __array_ufunc__ = None
+    __array_priority__ = 200
+    _backend: Backend
+    _pattern: Any
+    _data: Array
+    _whole: Any
+
+    def __init__(self, arg1: Any, shape: Any = None, dtype: Any = None, copy: bool = False) -> None:
+        if isinstance(arg1, tuple) and len(arg1) == 3 and not isinstance(arg1[0], BsrBase):
+            data, indices, indptr = arg1
+            backend = backend_of(data)
+            if backend is None or not backend.is_dense(data):
+                raise TypeError(f"data: wanted a NumPy or CuPy array, got {type(data).__name__}")
+            if data.ndim != 4 or not len(data):
+                raise ValueError(
+                    f"data: wanted shape (batch, blocks, R, C) with one matrix at least, got {tuple(data.shape)}"
+                )
+            pattern = bsr_array((data[0], indices, indptr), shape=shape, dtype=dtype)
+            if len(pattern.indices) != data.shape[1]:
+                raise ValueError(f"data: wanted {len(pattern.indices)} blocks, as indptr says, got {data.shape[1]}")
+        elif isinstance(arg1, Sequence) and len(arg1) and all(isinstance(A, BsrBase) for A in arg1):
+            pattern, data = _stacked(arg1)
+            if shape is not None and tuple(shape) != pattern.shape:
+                raise ValueError(f"shape: wanted {pattern.shape}, that of the matrices, got {tuple(shape)}")
+            if dtype is not None:
+                pattern = pattern.astype(dtype)
+        else:
+            raise TypeError(
+                f"arg1: wanted (data, indices, indptr) or a sequence of bsr_array, got {type(arg1).__name__}; a batch "
+                "has one pattern for all its matrices"
+            )
+        xp = pattern._backend.xp
+        found = data.astype(pattern.dtype, copy=copy)
+        self._set(pattern, xp.ascontiguousarray(found))
+
+    def _set(self, pattern: Any, data: Array, whole: Any = None) -> Self:
+        """Take over a pattern and contiguous data; `whole` is a block-diagonal matrix with the right index arrays."""
+        self._backend, self._pattern, self._data = pattern._backend, pattern, data
+        blocks = data.reshape(-1, *data.shape[2:])
+        self._whole = _block_diagonal(pattern, len(data), blocks) if whole is None else whole._with_data(blocks, False)
+        return self
+
+    def _new(self, data: Array) -> Self:
+        return object.__new__(type(self))._set(self._pattern, data, self._whole)
+
+    # ------------------------------------------------------------------------------------------- description
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(batch, M, N)"""
+        return (len(self._data), *self._pattern.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements."""
+        found: np.dtype[Any] = self._data.dtype
+        return found
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """(R, C)"""
+        rows, columns = self._data.shape[2:]
+        return rows, columns
+
+    @property
+    def data(self) -> Array:
+        """The stored blocks, of shape (batch, blocks, R, C). They may be changed in place."""
+        return self._data
+
+    @property
+    def indices(self) -> Array:
+        """The block column of each stored block of a matrix, of shape (blocks,)."""
+        return self._pattern.indices
+
+    @property
+    def indptr(self) -> Array:
+        """The blocks of block row i are those from ``indptr[i]`` to ``indptr[i + 1] - 1``."""
+        return self._pattern.indptr
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __repr__(self) -> str:
+        batch, M, N = self.shape
+        R, C = self.blocksize
+        return (
+            f"<bsr_batch of {batch} matrices of shape {(M, N)}, {self.dtype}, {len(self.indices)} blocks of {R} x {C} "
+            f"each, on {self._backend.name!r}>"
+        )
+
+    def __getitem__(self, index: Any) -> bsr_array:
+        """Return one matrix of the batch, which shares its data."""
+        try:
+            place = operator.index(index)
+        except TypeError:
+            raise TypeError(f"index: wanted an integer, got {index!r}; a batch has no slices") from None
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index: wanted one from {-len(self)} to {len(self) - 1}, got {place}")
+        found: bsr_array = self._pattern._with_data(self._data[place])
+        return found
+
+    # ------------------------------------------------------------------------------------------- conversion
+    def with_data(self, data: Array) -> Self:
+        """Return a batch with the same pattern and other numbers.
+
+        Parameters
+        ----------
+        data : array (batch, blocks, R, C)
+            The blocks, on the device of this batch. The number of matrices may differ. The batch shares a contiguous
+            array.
+
+        Returns
+        -------
+        bsr_batch
+
+        Raises
+        ------
+        TypeError
+            If `data` is not a dense array on the device of this batch.
+        ValueError
+            If its shape does not fit.
+        """
+        if not self._backend.is_dense(data):
+            raise TypeError(f"data: wanted a dense array on {self._backend.name!r}, got {type(data).__name__}")
+        wanted = self._data.shape[1:]
+        if data.ndim != 4 or data.shape[1:] != wanted or not len(data):
+            raise ValueError(f"data: wanted shape (batch, {', '.join(map(str, wanted))}), got {tuple(data.shape)}")
+        if len(data) == len(self) and data.dtype == self.dtype:
+            return self._new(self._backend.xp.ascontiguousarray(data))
+        return type(self)((data, self.indices, self.indptr), shape=self._pattern.shape)
+
+    def astype(self, dtype: Any) -> Self:
+        """Return a copy of this batch with another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The dtype of the elements.
+
+        Returns
+        -------
+        bsr_batch
+        """
+        return type(self)((self._data, self.indices, self.indptr), self._pattern.shape, dtype, copy=True)
+
+    def copy(self) -> Self:
+        """Return a copy of this batch with data of its own.
+
+        Returns
+        -------
+        bsr_batch
+        """
+        return self._new(self._data.copy())
+
+    def to_device(self, device: str) -> Self:
+        """Move this batch to a device.
+
+        Parameters
+        ----------
+        device : {"cpu", "cuda"}
+            The device; "cuda" is the current CUDA device of CuPy.
+
+        Returns
+        -------
+        bsr_batch
+            This batch itself if it is on such a device already, otherwise a copy.
+        """
+        whole = self._whole.to_device(device)
+        if whole is self._whole:
+            return self
+        pattern = self._pattern.to_device(device)
+        return object.__new__(type(self))._set(pattern, whole.data.reshape(self._data.shape), whole)
+
+    def toarray(self) -> Array:
+        """Return all matrices as a dense array.
+
+        Returns
+        -------
+        array (batch, M, N)
+        """
+        return self._backend.xp.stack([self[k].toarray() for k in range(len(self))])
+
+    def tobsr(self) -> bsr_array:
+        """Return the batch as one block-diagonal matrix, which shares its data.
+
+        Returns
+        -------
+        bsr_array of shape (batch * M, batch * N)
+        """
+        found: bsr_array = self._whole._with_data(self._whole.data)
+        return found
+
+    # ------------------------------------------------------------------------------------------- products
+    def __matmul__(self, X: Any) -> Array:
+        """Return ``Y[s] = A[s] @ X[s]`` for all matrices of the batch.
+
+        Parameters
+        ----------
+        X : array (batch, N) or (batch, N, k)
+            A vector, or several, for each matrix, on the device of the batch.
+
+        Returns
+        -------
+        array (batch, M) or (batch, M, k)
+        """
+        batch, M, N = self.shape
+        if not self._backend.is_dense(X):
+            raise TypeError(f"X: wanted a dense array on {self._backend.name!r}, got {type(X).__name__}")
+        if X.ndim not in (2, 3) or X.shape[:2] != (batch, N):
+            raise ValueError(f"X: wanted shape ({batch}, {N}) or ({batch}, {N}, k), got {tuple(X.shape)}")
+        product = matmul(self._whole, X.reshape(batch * N, *X.shape[2:]))
+        found: Array = product.reshape(batch, M, *X.shape[2:])
+        return found
+
+
+def _stacked(matrices: Sequence[Any]) -> tuple[Any, Array]:
+    """The pattern of matrices that have the same blocks, and their data as one array."""
+    first = matrices[0]
+    for k, A in enumerate(matrices[1:], 1):
+        if A._backend is not first._backend:
+            raise TypeError(f"arg1: wanted all on {first._backend.name!r}, got matrix {k} on {A._backend.name!r}")
+        check_structure(A, first, f"arg1[{k}]")
+    dtype = np.result_type(*(A.dtype for A in matrices))
+    data = first._backend.xp.stack([A.data.astype(dtype, copy=False) for A in matrices])
+    pattern = bsr_array((data[0], first.indices, first.indptr), shape=first.shape)
+    return pattern, data
+
+
+def _block_diagonal(pattern: Any, batch: int, blocks: Array) -> Any:
+    """The matrices of a batch along the diagonal of one matrix with these blocks."""
+    xp = pattern._backend.xp
+    count, (rows, columns) = len(pattern.indices), pattern._block_shape
+    wide = batch * max(count, rows, columns) >= 2**31
+    index = np.dtype(np.int64 if wide else pattern.indices.dtype)
+    system = xp.arange(batch, dtype=index)[:, None]
+    indices = (pattern.indices.astype(index, copy=False) + columns * system).reshape(-1)
+    indptr = xp.full(batch * rows + 1, batch * count, index)
+    indptr[:-1] = (pattern.indptr[:-1].astype(index, copy=False) + count * system).reshape(-1)
+    M, N = pattern.shape
+    flags = {"canonical": pattern._known_canonical or pattern._has_canonical_format}
+    return pattern._new(
+        Blocks(blocks, indices, indptr), (batch * M, batch * N), **flags, sorted_=pattern._has_sorted_indices
+    )

@@ -1,0 +1,45 @@
+"""What all iterative methods check and tell in the same way."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+#: How often a solver starts again from the true residual when the recurrence says that it is done and it is not.
+RESTARTS = 3
+NOT_FINITE = "NaN or infinity has appeared"
+#: Why conjugate gradients cannot go on.
+BREAKDOWNS = (None, NOT_FINITE, "M is not positive definite", "A is not positive definite")
+
+
+class SolverWarning(UserWarning):
+    """A solver has ended without a solution; `info` is not 0."""
+
+
+def check_limits(rtol: Any, atol: Any, maxiter: Any) -> None:
+    """Raise ValueError unless tolerances and the number of iterations are in range."""
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+            raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
+    if maxiter is not None and (isinstance(maxiter, bool) or not isinstance(maxiter, numbers.Integral) or maxiter < 0):
+        raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
+
+
+def failures(numbers: Any, enough: Any) -> Any:
+    """What keeps conjugate gradients from going on after an iteration: for each column its place in `BREAKDOWNS`.
+
+    `numbers` are the norm of the residual, ``p A p`` and ``r M r``; `enough` is what the norm must come down to.
+    """
+    size, by_matrix, by_preconditioner = numbers
+    left = size > enough
+    return np.select([~np.isfinite(size), (by_preconditioner <= 0) & left, (by_matrix <= 0) & left], [1, 2, 3], 0)
+
+
+def breakdown(numbers: Any, enough: Any) -> str | None:
+    """The first of the failures of all columns, in the order of `BREAKDOWNS`, or None."""
+    found = np.atleast_1d(failures(numbers, enough))
+    found = found[found > 0]
+    return BREAKDOWNS[int(found.min())] if found.size else None

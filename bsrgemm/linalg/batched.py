@@ -1,0 +1,158 @@
+"""Conjugate gradients for a batch of systems: one product for all, and each system ends for itself.
+
+Vectors are (batch, n) or (batch, n, k); what belongs to a system, such as a step length, is (batch,) or (batch, k).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array
+from .._backend.registry import backend_of
+from .._batch import bsr_batch
+from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_limits, failures
+from .operators import Preconditioner
+
+
+class _Systems:
+    """The checked arguments."""
+
+    def __init__(self, A: bsr_batch, b: Any, x0: Any, limits: tuple[Any, Any], maxiter: Any, M: Any) -> None:
+        batch, rows, columns = A.shape
+        self.A, self.backend, self.xp = A, A._backend, A._backend.xp
+        if rows != columns:
+            raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
+        if not self.backend.is_dense(b):
+            raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {type(b).__name__}")
+        if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows) or not rows:
+            raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
+        dtype = np.result_type(b.dtype, A.dtype, np.float32)
+        if dtype.char not in "fdFD":
+            raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+        check_limits(*limits, maxiter)
+        self.maxiter = 10 * rows if maxiter is None else int(maxiter)
+        self.b = b.astype(dtype, copy=False)
+        self.precondition = _preconditioner(M, A)
+        if x0 is None:
+            self.x = self.xp.zeros(b.shape, dtype)
+        elif self.backend.is_dense(x0) and tuple(x0.shape) == tuple(b.shape):
+            self.x = x0.astype(dtype, copy=True)
+        else:
+            got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
+            raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
+        size = self.sizes(self.b)
+        if not np.isfinite(size).all():
+            raise ValueError("b: wanted finite numbers, got NaN or infinity")
+        #: what the norm of the residual of each system must come down to
+        self.enough = np.maximum(float(limits[0]) * size, float(limits[1]))
+
+    def dot(self, u: Array, v: Array) -> Array:
+        return ((u.conj() if u.dtype.kind == "c" else u) * v).sum(axis=1)
+
+    def sizes(self, u: Array) -> Any:
+        """The norms of the vectors, on the host."""
+        return self.backend.to_host(self.xp.sqrt(self.dot(u, u).real))  # synchronize!
+
+    def residual(self) -> Array:
+        return self.b - self.A @ self.x
+
+    def ratio(self, a: Array, b: Array) -> Array:
+        """``a / b`` for vectors, and 0 where b is 0."""
+        zero = b == 0
+        return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))[:, None]
+
+
+def _preconditioner(M: Any, A: bsr_batch) -> Callable[[Array], Array]:
+    """The function ``r -> M r`` for all systems."""
+    batch, n, _ = A.shape
+    if M is None:
+        return lambda r: r
+    shape = getattr(M, "shape", None)
+    if shape is None or tuple(shape) not in ((batch, n, n), (n, n)):
+        got = tuple(shape) if shape is not None else type(M).__name__
+        raise ValueError(f"M: wanted shape {(batch, n, n)}, or {(n, n)} for all systems, got {got}")
+    found = M._backend if isinstance(M, bsr_batch | Preconditioner) else backend_of(M)
+    if found is not None and found is not A._backend:
+        raise TypeError(f"M: wanted it on {A._backend.name!r}, where A is, got one on {found.name!r}: nothing is moved")
+    if len(shape) == 3:
+        return lambda r: M @ r
+
+    def one_for_all(r: Array) -> Array:
+        """The vectors of all systems become columns of one matrix."""
+        order = (1, 0, 2)[: r.ndim]
+        turned = r.transpose(order)
+        product = M @ turned.reshape(n, -1)
+        return product.reshape(turned.shape).transpose(order)
+
+    return one_for_all
+
+
+def conjugate_gradients(
+    A: bsr_batch,
+    b: Any,
+    x0: Any,
+    limits: tuple[Any, Any],
+    maxiter: Any,
+    M: Any,
+    callback: Callable[[Array], object] | None,
+) -> tuple[Array, Any]:
+    """Solve ``A[s] x[s] = b[s]``; x, and for each system 0, its number of iterations, or -1 after a breakdown.
+
+    A system that is solved, or that has broken down, stays as it is while others go on.
+    """
+    s = _Systems(A, b, x0, limits, maxiter, M)
+    steps = np.zeros(s.enough.shape, np.int64)
+    #: what has ended a system before it was solved, by its place in `BREAKDOWNS`
+    failed = np.zeros(steps.shape, np.int64)
+    for _ in range(RESTARTS + 1):
+        r = s.residual()
+        going = ~(s.sizes(r) <= s.enough) & (failed == 0) & (steps < s.maxiter)
+        if not going.any():
+            break
+        p, before, mask = s.xp.zeros(s.b.shape, s.b.dtype), s.xp.zeros(steps.shape, s.b.dtype), None
+        while going.any():
+            if mask is None:
+                mask = s.backend.from_host(going)[:, None]
+            z = s.precondition(r)
+            rz = s.dot(r, z)
+            p = z + s.ratio(rz, before) * p
+            q = s.A @ p
+            pq = s.dot(p, q)
+            alpha = s.ratio(rz, pq)
+            s.x += s.xp.where(mask, alpha * p, 0)
+            r = r - alpha * q
+            before = rz
+            steps += going
+            if callback is not None:
+                callback(s.x)
+            found = s.xp.stack([s.xp.sqrt(s.dot(r, r).real), pq.real, rz.real])
+            numbers = s.backend.to_host(found)  # synchronize!
+            failed = np.where(going, failures(numbers, s.enough), failed)
+            still = going & ~(numbers[0] <= s.enough) & (failed == 0) & (steps < s.maxiter)
+            if (still != going).any():
+                going, mask = still, None
+    return s.x, _told(s, steps, failed)
+
+
+def _told(s: _Systems, steps: Any, failed: Any) -> Any:
+    """`info` by the true residuals; a warning if a system is not solved."""
+    size = s.sizes(s.residual())
+    solved = size <= s.enough
+    info = np.where(solved, 0, np.where(failed > 0, -1, np.maximum(steps, 1)))
+    if not solved.all():
+        over = np.where(np.isfinite(size), size - s.enough, math.inf)
+        worst = np.unravel_index(np.argmax(np.where(solved, -math.inf, over)), size.shape)
+        why = BREAKDOWNS[failed[worst]] or f"not converged after {steps[worst]} iterations"
+        where = f"system {worst[0]}" + (f", column {worst[1]}" if len(worst) > 1 else "")
+        warnings.warn(
+            f"cg: {(~solved).sum()} of {solved.size} systems are not solved; {where}: {why}: the norm of the residual "
+            f"is {size[worst]:.3g}, wanted {s.enough[worst]:.3g}",
+            SolverWarning,
+            stacklevel=5,
+        )
+    return info
