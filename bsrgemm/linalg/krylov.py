@@ -16,7 +16,7 @@ from .._batch import bsr_batch
 from .arguments import NOT_FINITE, RESTARTS, SolverWarning, breakdown, check_limits
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable, iterations_ahead
-from .operators import product_with
+from .operators import column_sums, product_with
 
 #: Columns of the basis of `gmres` by default.
 _BASIS = 20
@@ -59,7 +59,7 @@ class _System:
 
     def dot(self, u: Array, v: Array) -> Array:
         """The inner products of the columns."""
-        return ((u.conj() if u.dtype.kind == "c" else u) * v).sum(axis=0)
+        return column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
 
     def norm(self, u: Array) -> Array:
         return self.xp.sqrt(self.dot(u, u).real)

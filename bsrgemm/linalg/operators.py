@@ -12,6 +12,21 @@ from .._array.base import BsrBase
 from .._backend.base import Array, Backend
 from .._backend.registry import backend_of
 
+#: Parts of long columns that are summed side by side on a GPU, and the fewest rows of a part. CuPy's reduction has a
+#: CTA for some columns, whatever their length, and a large card runs hundreds of CTAs at a time.
+_PARTS, _LEAST_ROWS = 512, 16
+
+
+def column_sums(x: Array) -> Array:
+    """Sum over the first axis of an array (n,) or (n, k): on a GPU, parts of several columns first, then the parts."""
+    rows = len(x) // _PARTS
+    if isinstance(x, np.ndarray) or x.ndim == 1 or rows < _LEAST_ROWS:
+        found: Array = x.sum(axis=0)
+        return found
+    whole = rows * _PARTS
+    parts = x[:whole].reshape(_PARTS, rows, *x.shape[1:]).sum(axis=1).sum(axis=0)
+    return parts if whole == len(x) else parts + x[whole:].sum(axis=0)
+
 
 class Preconditioner(ABC):
     """An approximation of the inverse of a matrix: ``M @ r`` for a vector (n,) or several of them, (n, k).

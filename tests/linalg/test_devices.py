@@ -10,6 +10,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.registry import by_name
+from bsrgemm.linalg.operators import column_sums
 
 from .. import fake_device
 from .problems import hermitian, laplacian, lopsided, numbers, plate
@@ -130,6 +131,17 @@ def test_preconditioners_give_what_they_give_on_the_host(device: Any, name: str)
     want = getattr(linalg, name)(A) @ r
     got = getattr(linalg, name)(there(device, A)) @ device.from_host(r)
     np.testing.assert_allclose(device.to_host(got), want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 16 * 512 - 1, 16 * 512, 16 * 512 + 1, 20_000])
+@pytest.mark.parametrize("columns", [None, 1, 3])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_long_columns_are_summed(device: Any, n: int, columns: int | None, dtype: str) -> None:
+    x = numbers(n if columns is None else (n, columns), dtype)
+    found = device.to_host(column_sums(device.from_host(x)))
+    assert found.shape == x.shape[1:] and found.dtype == dtype
+    np.testing.assert_allclose(found, x.sum(axis=0), rtol=1e-12, atol=1e-11)
+    np.testing.assert_array_equal(found, device.to_host(column_sums(device.from_host(x))))
 
 
 def test_triangles_are_solved_as_on_the_host(device: Any) -> None:
