@@ -17,11 +17,13 @@ from .._array.base import BsrBase
 from .._backend.base import Array, Backend
 from .operators import Preconditioner
 
-#: The most iterations between two reads on the host. On an H200 a read costs about a tenth of an iteration with
-#: 250,000 unknowns; each iteration of a batch but the last one keeps a copy of x.
+#: The most iterations between two reads on the host; no more than half of those that are expected, so that few are made
+#: in vain. Each iteration of a batch but the last one keeps a copy of x.
 MOST_AHEAD = 4
 #: Iterations over which the rate of convergence is averaged.
 _RATE_OVER = 4
+#: The fewest iterations to come that are worth a capture, which takes the time of one to two launched iterations.
+_WORTHWHILE = 4
 
 
 def capturable(backend: Backend, A: Any, M: Any) -> bool:
@@ -38,7 +40,7 @@ def capturable(backend: Backend, A: Any, M: Any) -> bool:
 
 
 class Replay:
-    """A function without arguments that always works on the same arrays: a CUDA graph from the second call on.
+    """A function without arguments that always works on the same arrays: a CUDA graph as soon as that is worthwhile.
 
     The first call is the function's own, since nothing may be compiled while it is captured. Should the capture fail,
     the function is called each time, and `refusal` says why.
@@ -61,19 +63,14 @@ class Replay:
         self.graph: Any = None
         self.refusal: str | None = None
 
-    def __call__(self) -> None:
-        if self._called and self._pending:
+    def __call__(self, worthwhile: bool = True) -> None:
+        if self._called and self._pending and worthwhile:
             self._capture()
         if self.graph is None:
             self._function()
             self._called = True
         else:
             self.graph.launch()
-
-    @property
-    def ahead(self) -> bool:
-        """Whether calls may be made before the results of earlier ones are known, without a cost on the host."""
-        return self.graph is not None
 
     def _capture(self) -> None:
         """Capture the function; that computes nothing."""
@@ -134,11 +131,21 @@ class Iterations:
         self._numbers: Array | None = None
         self._kept: Array | None = None
 
-    def make(self, count: int) -> Any:
-        """Make so many iterations; their numbers on the host, one row for each. One read."""
+    def make(self, left: Sequence[float], most: int) -> Any:
+        """Make some iterations; their numbers on the host, one row for each. One read.
+
+        Parameters
+        ----------
+        left : sequence of float
+            By iteration, from before the first one on: how many times as large as wanted the residual is.
+        most : int
+            The most iterations to make.
+        """
         step, xp = self._step, self._backend.xp
+        expected = min(iterations_left(left), most)
+        count = 1 if self.replay.graph is None else max(1, min(int(expected / 2), MOST_AHEAD))
         if count == 1:
-            self.replay()
+            self.replay(expected >= _WORTHWHILE)
             return self._backend.to_host(step.numbers)[None]  # synchronize!
         if self._numbers is None or self._kept is None:
             self._numbers = xp.empty((MOST_AHEAD, *step.numbers.shape), step.numbers.dtype)
@@ -157,20 +164,18 @@ class Iterations:
             self._step.x[...] = self._kept[k]
 
 
-def iterations_ahead(left: Sequence[float]) -> int:
-    """The number of iterations to make before the next look, so that few are made in vain.
-
-    Half as many as the rate of the last ones lets expect, and `MOST_AHEAD` at most.
+def iterations_left(left: Sequence[float]) -> float:
+    """The number of iterations to expect, by the rate of the last ones; infinity if they bring nothing.
 
     Parameters
     ----------
     left : sequence of float
         By iteration, how many times as large as wanted the residual is.
     """
-    if len(left) < 2:
-        return 1
     recent = left[-_RATE_OVER - 1 :]
-    if not (np.isfinite(recent).all() and recent[-1] > 1 and recent[0] > recent[-1]):
-        return 1 if recent[-1] <= 1 else MOST_AHEAD
+    if recent[-1] <= 1:
+        return 0.0
+    if not (np.isfinite(recent).all() and recent[0] > recent[-1]):
+        return math.inf
     rate = math.log(recent[0] / recent[-1]) / (len(recent) - 1)
-    return max(1, min(MOST_AHEAD, int(math.log(recent[-1]) / rate / 2)))
+    return math.log(recent[-1]) / rate

@@ -15,7 +15,7 @@ from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
 from .arguments import NOT_FINITE, RESTARTS, SolverWarning, breakdown, check_limits
 from .batched import conjugate_gradients
-from .graphs import Iterations, capturable, iterations_ahead
+from .graphs import Iterations, capturable
 from .operators import column_sums, product_with
 
 #: Columns of the basis of `gmres` by default.
@@ -177,9 +177,10 @@ def cg(
     starts again from it, three times at most.
 
     On a GPU, iterations are replayed as a CUDA graph if A is a matrix of this package, M is None, such a matrix,
-    `block_jacobi`, `chebyshev` or multigrid, and there is no callback. Up to four iterations are made then before the
-    host reads the norms of their residuals; x is that of the iteration after which the method ends. The result has the
-    same bits as without a graph. Otherwise the host reads three numbers for each column after each iteration.
+    `block_jacobi`, `chebyshev` or multigrid, there is no callback, and at least four more iterations are expected. Up
+    to four iterations are made then before the host reads the norms of their residuals; x is that of the iteration
+    after which the method ends. The result has the same bits as without a graph. Otherwise the host reads three numbers
+    for each column after each iteration.
 
     Examples
     --------
@@ -197,14 +198,15 @@ def cg(
     steps, broken = 0, None
     for _ in range(RESTARTS + 1):
         r = s.residual()
-        if s.done(r).all() or steps >= s.maxiter or broken:
+        size = s.host(s.norm(r))
+        if (size <= s.enough).all() or steps >= s.maxiter or broken:
             break
         step.restart(r)
-        left: list[float] = []
+        left = [float(np.max(size / s.enough))]
         ended = False
         while steps < s.maxiter and not ended:
-            count = min(iterations_ahead(left) if some.replay.ahead else 1, s.maxiter - steps)
-            for k, found in enumerate(some.make(count)):
+            made = some.make(left, s.maxiter - steps)
+            for k, found in enumerate(made):
                 steps += 1
                 if callback is not None:
                     callback(s.x)
@@ -212,7 +214,7 @@ def cg(
                 left.append(float(np.max(found[0] / s.enough)))
                 ended = broken is not None or bool((found[0] <= s.enough).all())
                 if ended:
-                    some.take(k, count)
+                    some.take(k, len(made))
                     break
     return s.finish(steps, broken)
 

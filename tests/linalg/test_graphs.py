@@ -181,7 +181,7 @@ def test_iterations_that_were_made_ahead_leave_nothing(fake: Any, monkeypatch: p
     for rtol in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
         results.append(fake.to_host(linalg.cg(A, b, rtol=rtol)[0]))
     card = Card(monkeypatch)
-    monkeypatch.setattr(krylov, "iterations_ahead", lambda left: graphs.MOST_AHEAD)
+    monkeypatch.setattr(graphs, "iterations_left", lambda left: np.inf)
     for rtol, want in zip((1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8), results, strict=True):
         made = card.events.count("launch")
         x, info = linalg.cg(A, b, rtol=rtol)
@@ -196,9 +196,10 @@ def test_the_host_reads_once_for_several_iterations(fake: Any, monkeypatch: pyte
     card, batches = Card(monkeypatch), list[int]()
     make = graphs.Iterations.make
 
-    def counted(self: Any, count: int) -> Any:
-        batches.append(count)
-        return make(self, count)
+    def counted(self: Any, left: Any, most: int) -> Any:
+        found = make(self, left, most)
+        batches.append(len(found))
+        return found
 
     monkeypatch.setattr(graphs.Iterations, "make", counted)
     linalg.cg(A, b, rtol=1e-9)
@@ -256,7 +257,7 @@ def test_breakdowns_inside_of_a_batch_are_told(fake: Any, monkeypatch: pytest.Mo
     for graph in (False, True):
         if graph:
             Card(monkeypatch)
-            monkeypatch.setattr(krylov, "iterations_ahead", lambda left: graphs.MOST_AHEAD)
+            monkeypatch.setattr(graphs, "iterations_left", lambda left: np.inf)
         with pytest.warns(linalg.SolverWarning, match="A is not positive definite") as said:
             x, info = linalg.cg(A, b, rtol=1e-14)
         found.append((fake.to_host(x), info, str(said[0].message)))
@@ -267,21 +268,32 @@ def test_breakdowns_inside_of_a_batch_are_told(fake: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("left", "want"),
     [
-        ([], 1),
-        ([1e6], 1),
-        ([1e6, 1e5, 1e4], 2),  # four iterations are expected
-        ([1e6, 1e5, 1e4, 1e3, 1e2], 1),
-        ([1e9, 1e8, 1e7, 1e6, 1e5, 1e4], 2),
-        ([1e9, 9e8], 4),
-        ([1e9, 2e9], 4),
-        ([np.inf, np.inf], 4),
-        ([1e3, 1.0], 1),
-        ([1e3, np.nan], 4),
-        ([1e12, 5.0, 4.0, 3.0, 2.5, 2.0], 1),  # what is long ago does not count
+        ([1e6], np.inf),
+        ([1e6, 1e5, 1e4], 4),
+        ([1e6, 1e5, 1e4, 1e3, 1e2], 2),
+        ([1e9, 1e8, 1e7, 1e6, 1e5, 1e4], 4),
+        ([1e9, 2e9], np.inf),
+        ([np.inf, np.inf], np.inf),
+        ([1e3, np.nan], np.inf),
+        ([1e3, 1.0], 0),
+        ([1e12, 81.0, 27.0, 27.0, 9.0, 3.0], 4 / 3),  # what is long ago does not count
     ],
 )
-def test_fewer_iterations_are_made_ahead_near_the_end(left: list[float], want: int) -> None:
-    assert graphs.iterations_ahead(left) == want
+def test_iterations_are_expected_by_the_rate_of_the_last_ones(left: list[float], want: float) -> None:
+    assert graphs.iterations_left(left) == pytest.approx(want)
+
+
+def test_a_solve_of_few_iterations_is_not_captured(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, b = hermitian(40).to_device("fake"), fake.from_host(numbers(40))
+    card = Card(monkeypatch)
+    for options in ({"rtol": 0.2}, {"rtol": 1e-9, "maxiter": 4}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", linalg.SolverWarning)
+            linalg.cg(A, b, **options)
+        assert 1 < len(card.events) <= 4 and set(card.events) == {"step"}
+        card.events.clear()
+    linalg.cg(A, b, rtol=1e-9)
+    assert card.events.count("begin") == 1
 
 
 def test_a_graph_keeps_the_memory_that_it_works_in() -> None:
