@@ -39,7 +39,8 @@ _FORMS = """
         The dtype of the elements, by default that of `arg1`: bool, integers, float16, bfloat16, float32, float64,
         complex64 or complex128; on the CPU also NumPy's long double types.
     copy : bool
-        With False the matrix may share arrays with `arg1`.
+        With False the matrix may share arrays with `arg1`. On the GPU it shares index arrays only with a matrix of
+        bsrgemm, since writes into others would go unseen.
     blocksize : (R, C), optional
         The block size, which must divide the shape. By default blocks that `arg1` has are kept; otherwise a small
         square block is guessed, as scipy does.
@@ -126,10 +127,13 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
             return self
         check_dtype(self.dtype, backend.dtypes)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
+        canonical = self._kept_canonical
+        if canonical and backend.index_class is not None:  # a device trusts this, and the host does not
+            canonical = self._is_canonical(self._validated) or None
         return object.__new__(leaf_of(backend, self._general))._set(
             Blocks(*arrays),
             self._shape,
-            canonical=self._known_canonical or self._has_canonical_format,
+            canonical=canonical,
             sorted_=self._has_sorted_indices,
             maxprint=self.maxprint,
         )

@@ -22,6 +22,7 @@ from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
 from bsrgemm._backend import registry, structure
 from bsrgemm._backend.base import Backend, Blocks
+from bsrgemm._backend.index_arrays import watched_class
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import host as products_host
 from bsrgemm._products.call import ProductCall
@@ -94,6 +95,22 @@ class ndarray:
         # Views of a broadcast array are writeable in CuPy; the memory itself is never shared with the host.
         self._memory = memory
 
+    def __array_finalize__(self, source: Any) -> None:
+        pass
+
+    def _as(self, kind: type[ndarray], memory: Any) -> ndarray:
+        """A view of this array of another class, which is told about it."""
+        found = object.__new__(kind)
+        found._memory = memory
+        found.__array_finalize__(self)
+        return found
+
+    def _derived(self, memory: Any) -> ndarray:
+        """What a method returns: of the class of this array if it is a view of it, otherwise a plain array."""
+        if type(self) is ndarray or not np.may_share_memory(memory, self._memory):
+            return ndarray(memory)
+        return self._as(type(self), memory)
+
     # ------------------------------------------------------------------------ the border to NumPy
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
@@ -107,6 +124,8 @@ class ndarray:
         function = getattr(xp, ufunc.__name__, None)
         if method != "__call__" or function is None or any(isinstance(x, list | tuple | str) for x in inputs):
             return NotImplemented
+        if "out" in kwargs:
+            (kwargs["out"],) = kwargs["out"]
         return function(*inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -196,7 +215,7 @@ class ndarray:
 
     @property
     def T(self) -> ndarray:
-        return ndarray(self._memory.T)
+        return self._derived(self._memory.T)
 
     @property
     def real(self) -> ndarray:
@@ -208,7 +227,7 @@ class ndarray:
 
     # ---------------------------------------------------------------------------------- indexing
     def __getitem__(self, key: Any) -> ndarray:
-        return ndarray(self._memory[_key(key)])
+        return self._derived(self._memory[_key(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = _key(key)
@@ -234,10 +253,11 @@ class ndarray:
             return self
         return ndarray(_compute(self._memory.astype, _check_dtype(dtype), order=order, copy=copy))
 
-    def view(self, dtype: Any = None) -> ndarray:
-        if isinstance(dtype, type) and issubclass(dtype, np.ndarray):
+    def view(self, dtype: Any = None, type: Any = None) -> ndarray:
+        if isinstance(dtype, _TYPE) and issubclass(dtype, np.ndarray):
             raise TypeError("CuPy crashes when a device array is viewed as a NumPy class")
-        return ndarray(self._memory.view() if dtype is None else self._memory.view(_check_dtype(dtype)))
+        memory = self._memory.view() if dtype is None else self._memory.view(_check_dtype(dtype))
+        return self._derived(memory) if type is None else self._as(type, memory)
 
     def copy(self, order: str = "C") -> ndarray:
         return ndarray(self._memory.copy(order=order))
@@ -245,23 +265,35 @@ class ndarray:
     def fill(self, value: Any) -> None:
         self._memory.fill(_operand(value))
 
+    def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
+        self._memory.put(_operand(indices), _operand(values), mode)
+
+    def sort(self, axis: int = -1) -> None:
+        self._memory.sort(axis)
+
+    def partition(self, kth: int, axis: int = -1) -> None:
+        self._memory.partition(kth, axis)
+
+    def scatter_add(self, slices: Any, value: Any) -> None:
+        np.add.at(self._memory, _key(slices), _operand(value))
+
     def reshape(self, *shape: Any, order: str = "C") -> ndarray:
-        return ndarray(self._memory.reshape(*shape, order=order))
+        return self._derived(self._memory.reshape(*shape, order=order))
 
     def transpose(self, *axes: Any) -> ndarray:
-        return ndarray(self._memory.transpose(*axes))
+        return self._derived(self._memory.transpose(*axes))
 
     def swapaxes(self, axis1: int, axis2: int) -> ndarray:
-        return ndarray(self._memory.swapaxes(axis1, axis2))
+        return self._derived(self._memory.swapaxes(axis1, axis2))
 
     def ravel(self, order: str = "C") -> ndarray:
-        return ndarray(self._memory.ravel(order))
+        return self._derived(self._memory.ravel(order))
 
     def flatten(self, order: str = "C") -> ndarray:
         return ndarray(self._memory.flatten(order))
 
     def squeeze(self, axis: Any = None) -> ndarray:
-        return ndarray(self._memory.squeeze(axis))
+        return self._derived(self._memory.squeeze(axis))
 
     def conj(self) -> ndarray:
         return ndarray(self._memory.conj())
@@ -312,6 +344,9 @@ class ndarray:
 
     def dot(self, b: Any, out: Any = None) -> ndarray:
         return _wrap(self._memory.dot(_array(b, "b")))
+
+
+_TYPE = type
 
 
 def _key(key: Any) -> tuple[Any, ...]:
@@ -655,7 +690,8 @@ def _plain(name: str) -> Callable[..., Any]:
         given = {key: value for key, value in given.items() if value is not None}
         if any(isinstance(value, ndarray | np.ndarray) for value in given.values()):
             raise TypeError(f"{name}: an array among the options")
-        return _into(out, getattr(np, name)(_array(a), **given))
+        result = getattr(np, name)(_array(a), **given)
+        return a._derived(result) if out is None and isinstance(result, np.ndarray) else _into(out, result)
 
     return function
 
@@ -677,6 +713,9 @@ def _ufunc(name: str) -> Callable[..., Any]:
     numpy_ufunc = getattr(np, name)
 
     def function(*operands: Any, out: Any = None, dtype: Any = None) -> Any:
+        for x in operands:
+            if hasattr(x, "__cupy_override_elementwise_kernel__"):
+                return x.__cupy_override_elementwise_kernel__(function, *operands, out=out, dtype=dtype)
         if len(operands) > numpy_ufunc.nin:
             *operands, out = operands  # type: ignore[assignment]
         values = [_operand(x) for x in operands]
@@ -691,6 +730,7 @@ def _ufunc(name: str) -> Callable[..., Any]:
         return _into(out, result)
 
     function.__name__ = name
+    function.nin = numpy_ufunc.nin  # type: ignore[attr-defined]
     return function
 
 
@@ -966,6 +1006,14 @@ class FakeAttention(AttentionEngine):
         raise TypeError("cache: wanted one on 'cpu' or 'cuda', got 'fake'")
 
 
+def _allocation(x: ndarray) -> int:
+    """What the memory of an array is known by: the array of NumPy that owns it."""
+    memory: Any = x._memory
+    while isinstance(memory.base, np.ndarray):
+        memory = memory.base
+    return id(memory)
+
+
 _installed: FakeBackend | None = None
 
 
@@ -973,6 +1021,7 @@ def install() -> FakeBackend:
     """The one fake backend, registered so that its arrays are recognised."""
     global _installed
     if _installed is None:
+        FakeBackend.index_class = watched_class(ndarray, _allocation)
         _installed = FakeBackend()
         registry.register(_installed)
         PRODUCT_ENGINES.register(_installed.name, FakeProducts(_installed))

@@ -235,7 +235,7 @@ class Arithmetic(Conversions):
         if oM == 1 and oN == N:
             self._sum_integers()
             narrow = self.tobsr((self.blocksize[0], 1))
-            row = dense_of(self._backend, other).reshape(-1)[narrow.indices]
+            row = dense_of(self._backend, other).reshape(-1)[narrow._blocks.indices]
             data, row = self._promoted(narrow.data, row)
             return narrow._with_data(data * row[:, None, None])
         if oN == 1 and oM == M:

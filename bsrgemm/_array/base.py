@@ -9,6 +9,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
+from .._backend.index_arrays import Unwritten, plain_array
 from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from .._plotting import spy as spy_picture
 from ..dtypes import BFLOAT16, check_dtype, result_dtype
@@ -26,8 +27,15 @@ class Origin(NamedTuple):
     matrix: Any
     blocks: Blocks
     shape: tuple[int, int]
-    canonical: bool | None
+    was_canonical: bool | None
     sorted_: bool | None
+    #: When the matrix was known to be in canonical format; None on the host.
+    canonical_since: Unwritten | None
+
+    @property
+    def canonical(self) -> bool | None:
+        """Whether the matrix is known to be in canonical format still."""
+        return self.was_canonical if self.canonical_since is None or self.canonical_since.holds() else None
 
     def unchanged(self) -> bool:
         """Tell whether the matrix still has these arrays and this shape."""
@@ -86,6 +94,8 @@ class BsrBase:
     _has_canonical_format: bool | None
     #: An index array that is known to be in canonical format; it tells nothing once `indices` is another array.
     _canonical_indices: Array | None
+    #: On a device, the state of the index arrays when they were known to be in canonical format.
+    _canonical_since: Unwritten | None = None
 
     # ------------------------------------------------------------------------------- building
     def _set(
@@ -97,13 +107,41 @@ class BsrBase:
         sorted_: bool | None = None,
         maxprint: int = 50,
     ) -> Self:
-        self.data, self.indices, self.indptr = blocks
+        self._replace(blocks)
         self._shape = shape
         self.maxprint = maxprint
         self._has_canonical_format = None if canonical else canonical
         self._has_sorted_indices = sorted_
         self._canonical_indices = self.indices if canonical else None
+        if canonical:
+            self._note_canonical()
         return self
+
+    def _replace(self, blocks: Blocks) -> None:
+        """Set the three arrays without a copy; arrays that others may write to do not belong here."""
+        backend = self._backend
+        if backend.index_class is None:
+            self.data, self.indices, self.indptr = blocks
+        else:
+            known = self._canonical_since is not None and self._canonical_since.holds_for(self)
+            self.data, indices, indptr = blocks
+            self.indices, self.indptr = backend.watched(indices), backend.watched(indptr)
+            if known:
+                self._note_canonical()
+
+    def _note_canonical(self) -> None:
+        """Take down that the index arrays are in canonical format now."""
+        if self._backend.index_class is not None:
+            self._take_over()
+            self._canonical_since = Unwritten(self.indices, self.indptr)
+
+    def _take_over(self) -> None:
+        """On a device, replace index arrays that a user has assigned by copies; writes into theirs would go unseen."""
+        backend = self._backend
+        cls = backend.index_class
+        if cls is None or (type(self.indices) is cls and type(self.indptr) is cls):
+            return
+        self.indices, self.indptr = (backend.watched(backend.own(x)) for x in (self.indices, self.indptr))
 
     def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
         """Create a matrix of the same class from arrays that are known to be valid, without copying them."""
@@ -111,16 +149,23 @@ class BsrBase:
 
     def _with_data(self, data: Array, copy: bool = True) -> Self:
         """Create a matrix with the same pattern and other values; `copy` tells whether to copy the index arrays."""
-        indices, indptr = (self.indices.copy(), self.indptr.copy()) if copy else (self.indices, self.indptr)
+        if copy:
+            _, indices, indptr = self._blocks
+            indices, indptr = indices.copy(), indptr.copy()
+        else:
+            self._take_over()
+            indices, indptr = self.indices, self.indptr
         return self._new(
-            Blocks(data, indices, indptr),
-            canonical=self._known_canonical or self._has_canonical_format,
-            sorted_=self._has_sorted_indices,
+            Blocks(data, indices, indptr), canonical=self._kept_canonical, sorted_=self._has_sorted_indices
         )
 
     @property
     def _blocks(self) -> Blocks:
-        return Blocks(self.data, self.indices, self.indptr)
+        """The three arrays, for computations. On a device writes into these index arrays are not counted."""
+        if self._backend.index_class is None:
+            return Blocks(self.data, self.indices, self.indptr)
+        self._take_over()
+        return Blocks(self.data, plain_array(self.indices), plain_array(self.indptr))
 
     def copy(self) -> Self:
         """Return a copy of this matrix with arrays of its own.
@@ -206,8 +251,9 @@ class BsrBase:
         T.maxprint = 50
         T._has_canonical_format = T._canonical_indices = None
         T._has_sorted_indices = True
-        flags = self._known_canonical or None, self._has_sorted_indices
-        T._origin = Origin(self, self._blocks, self._shape, *flags)
+        self._take_over()
+        flags = self._known_canonical or None, self._has_sorted_indices, self._canonical_since
+        T._origin = Origin(self, Blocks(self.data, self.indices, self.indptr), self._shape, *flags)
         transposes = self._transposes
         if transposes is None:  # setdefault is atomic, so two threads get the same dictionary
             transposes = self.__dict__.setdefault("_transposes", WeakValueDictionary())
@@ -239,12 +285,16 @@ class BsrBase:
         origin = self._origin
         if origin is None:
             return
-        (M, N), (_, R, C) = origin.shape, origin.blocks.data.shape
-        blocks = self._backend.transpose(self._backend.validated(origin.blocks, M // R, N // C), N // C)
+        data, indices, indptr = origin.blocks
+        (M, N), (_, R, C) = origin.shape, data.shape
+        source = Blocks(data, plain_array(indices), plain_array(indptr))
+        data, indices, indptr = self._backend.transpose(self._backend.validated(source, M // R, N // C), N // C)
+        blocks = Blocks(data, self._backend.watched(indices), self._backend.watched(indptr))
         for name, array in zip(Blocks._fields, blocks, strict=True):
             self.__dict__.setdefault(name, array)
         if origin.canonical:
             self._canonical_indices = blocks.indices
+            self._note_canonical()
         self._origin = None
 
     def _before_writing(self) -> None:
@@ -427,7 +477,8 @@ class BsrBase:
         if self._has_sorted_indices is None and self._known_canonical:
             self._has_sorted_indices = True
         if self._has_sorted_indices is None:
-            self._has_sorted_indices = structure.is_sorted(self._backend, self.indices, self.indptr, strictly=False)
+            _, indices, indptr = self._blocks
+            self._has_sorted_indices = structure.is_sorted(self._backend, indices, indptr, strictly=False)
         return self._has_sorted_indices
 
     @has_sorted_indices.setter
@@ -443,8 +494,9 @@ class BsrBase:
         if self._has_sorted_indices is False:
             self._has_canonical_format = False
         elif self._has_canonical_format is None:
+            _, indices, indptr = self._blocks
             self.has_canonical_format = self._known_canonical or structure.is_sorted(
-                self._backend, self.indices, self.indptr, strictly=True
+                self._backend, indices, indptr, strictly=True
             )
         return bool(self._has_canonical_format)
 
@@ -453,16 +505,23 @@ class BsrBase:
         self._has_canonical_format = bool(value)
         if value:
             self._has_sorted_indices = True
+            self._note_canonical()
 
     @property
     def _known_canonical(self) -> bool:
         """Whether the matrix is known to be in canonical format, without a check of the indices."""
+        if self._canonical_since is not None and not self._canonical_since.holds_for(self):
+            return False
         if self._has_canonical_format is not None:
             return self._has_canonical_format
         return self.indices is self._canonical_indices
 
-    def _replace(self, blocks: Blocks) -> None:
-        self.data, self.indices, self.indptr = blocks
+    @property
+    def _kept_canonical(self) -> bool | None:
+        """What is known about the canonical format of a matrix with the same index arrays."""
+        if self._canonical_since is not None and not self._canonical_since.holds_for(self):
+            return None
+        return self._known_canonical or self._has_canonical_format
 
     def sort_indices(self) -> None:
         """Sort the blocks of each block row by block column, in place; duplicates keep their order.
@@ -531,9 +590,10 @@ class BsrBase:
 
     @property
     def _has_duplicates(self) -> bool:
-        if self._is_canonical(self._validated):
+        blocks = self._validated
+        if self._is_canonical(blocks):
             return False
-        return structure.has_duplicates(self._backend, self.indices, self.indptr, self._block_shape[1])
+        return structure.has_duplicates(self._backend, blocks.indices, blocks.indptr, self._block_shape[1])
 
     def _canonical(self) -> Blocks:
         """Return sorted blocks without duplicates; this matrix does not change."""
@@ -545,12 +605,18 @@ class BsrBase:
     def _is_canonical(self, blocks: Blocks) -> bool:
         """Tell whether the blocks of this matrix, which were validated, are in canonical format.
 
-        A user may have written to the indices since this was last known. The host checks them each time; on the GPU
-        a check would wait, so what is known counts.
+        A user may have written to the indices since this was last known. The host checks them each time. On the GPU a
+        check waits, so they are checked only if they were written to.
         """
         loops = self._backend.loops
         if loops is None:
-            return self.has_canonical_format
+            if self._canonical_since is None or self._canonical_since.holds_for(self):
+                return self.has_canonical_format
+            if not structure.is_sorted(self._backend, blocks.indices, blocks.indptr, strictly=True):
+                return False
+            self._canonical_indices = self.indices
+            self._note_canonical()
+            return True
         canonical = bool(loops.is_canonical(blocks.indices, blocks.indptr))
         if canonical and self._has_canonical_format is None and self._has_sorted_indices is not False:
             self.has_canonical_format = True
@@ -689,10 +755,11 @@ class BsrBase:
             stop = int(self.indptr[-1])  # synchronize!
             self.data, self.indices = self.data[:stop], self.indices[:stop]
         elif rows > old_rows:
-            more = xp.broadcast_to(self.indptr[-1:], (rows - old_rows,))
-            self.indptr = xp.concatenate([self.indptr, more])
+            indptr = self._blocks.indptr
+            more = xp.broadcast_to(indptr[-1:], (rows - old_rows,))
+            self.indptr = xp.concatenate([indptr, more])
         if old_cols > N // C:
-            self._replace(structure.select_blocks(self._backend, self._blocks, self.indices < N // C))
+            self._replace(structure.select_blocks(self._backend, self._blocks, self._blocks.indices < N // C))
         self._shape = (M, N)
 
 

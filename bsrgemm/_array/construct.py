@@ -9,6 +9,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks, Csr
+from .._backend.index_arrays import plain_array
 from .._backend.registry import adopted, backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, check_dtype, is_float
 from .base import BsrBase, check_shape
@@ -154,6 +155,8 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
     if blocksize is not None:
         blocksize = check_blocksize(blocksize, S.shape)
     if S.format == "bsr":
+        if isinstance(S, BsrBase):
+            S._take_over()
         blocks = Blocks(*(_bring(backend, source, a, copy) for a in (S.data, S.indices, S.indptr)))
         canonical = (getattr(S, "_known_canonical", False) and S._is_canonical(S._validated)) or None
         shape = check_shape(S.shape)
@@ -247,6 +250,7 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
     Every element of an old block counts as stored, even if it is zero, so a new block may consist of zeros.
     """
     R, C = check_blocksize(blocksize, parts.shape)
+    parts = parts._replace(blocks=Blocks(*map(plain_array, parts.blocks)))
     index = structure.index_dtype(max(*parts.shape, parts.blocks.data.size), parts.blocks.indices)
     if backend.loops is not None and backend.loops.fits(parts.shape, parts.blocks.data.size):
         csr = Csr(*backend.to_csr(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index))
@@ -402,6 +406,11 @@ def _index_array(x: Array, what: str) -> Array:
     return x if x.dtype.itemsize >= 4 else x.astype(np.int32)
 
 
+def _own_index(backend: Backend, x: Array, dtype: np.dtype[Any], copied: bool) -> Array:
+    """Return an index array in `dtype`; on a device not that of the user, since writes into it would go unseen."""
+    return x.astype(dtype) if x.dtype != dtype else x if copied else backend.own(x)
+
+
 def _from_bsr_arrays(
     backend: Backend, arg1: tuple[Any, ...], shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool
 ) -> Parts:
@@ -428,5 +437,5 @@ def _from_bsr_arrays(
         index = np.dtype(np.int32)  # like scipy's, bsr_matrix narrows int64 indices if int32 is enough
     structure.check_arrays(data, indices, indptr, shape)
     stop = structure.check_values(backend, indices, indptr, shape[1] // C)
-    indices, indptr = indices.astype(index, copy=False), indptr.astype(index, copy=False)
+    indices, indptr = (_own_index(backend, x, index, copy) for x in (indices, indptr))
     return Parts(Blocks(data[:stop], indices[:stop], indptr), shape, None)

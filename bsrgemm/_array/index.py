@@ -58,8 +58,9 @@ class Indexing(Conversions):
     def _in_window(self, window: tuple[int, int, int, int]) -> tuple[int, int, Array]:
         """Return the range of the blocks in the rows of the window, and which of them are in its columns."""
         top, bottom, left, right = window
-        first, last = (int(v) for v in self._backend.to_host(self.indptr[[top, bottom]]))  # synchronize!
-        columns = self.indices[first:last]
+        _, indices, indptr = self._blocks
+        first, last = (int(v) for v in self._backend.to_host(indptr[[top, bottom]]))  # synchronize!
+        columns = indices[first:last]
         return first, last, (columns >= left) & (columns < right)
 
     def __getitem__(self, key: Any) -> Self:
@@ -76,7 +77,8 @@ class Indexing(Conversions):
             return self._at(parts)
         window = top, bottom, left, right = self._window(key)
         first, last, inside = self._in_window(window)
-        rows = Blocks(self.data[first:last], self.indices[first:last], self.indptr[top : bottom + 1] - self.indptr[top])
+        data, indices, indptr = self._blocks
+        rows = Blocks(data[first:last], indices[first:last], indptr[top : bottom + 1] - indptr[top])
         data, indices, indptr = structure.select_blocks(self._backend, rows, inside)
         R, C = self.blocksize
         indices = (indices - left).astype(indices.dtype, copy=False)
@@ -188,8 +190,9 @@ class Indexing(Conversions):
         self._make_canonical()
         first, _, inside = self._in_window(window)
         where = xp.flatnonzero(inside) + first  # synchronize!
-        rows = self._backend.expand(self.indptr, len(self.indices))[where] - top
-        cols = self.indices[where] - left
+        _, indices, indptr = self._blocks
+        rows = self._backend.expand(indptr, len(indices))[where] - top
+        cols = indices[where] - left
         value = self._assignable(value, "value")
         try:
             full = xp.broadcast_to(value, shape)

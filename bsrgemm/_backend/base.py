@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import index_arrays
+
 #: An array of whichever module the backend uses.
 Array = Any
 
@@ -49,6 +51,8 @@ class Backend(ABC):
     array_priority: float
     #: Compiled loops that are faster than the array module, see `loops.HostLoops`; None where there are none.
     loops: Any = None
+    #: The class of index arrays that count writes, see `index_arrays.watched_class`; None where writes are not counted.
+    index_class: type[Any] | None = None
 
     @property
     @abstractmethod
@@ -101,6 +105,14 @@ class Backend(ABC):
         reach = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         return start + low, start + high + x.itemsize
+
+    def watched(self, x: Array) -> Array:
+        """Return an index array of a matrix as an array that counts writes, where this backend counts them."""
+        return x if self.index_class is None else index_arrays.watched(self.index_class, x)
+
+    def own(self, x: Array) -> Array:
+        """Return a copy of an index array to which a user may write unseen, where this backend counts writes."""
+        return x if self.index_class is None else index_arrays.unshared(self.index_class, x)
 
     @abstractmethod
     def device_of(self, x: Array) -> Any:

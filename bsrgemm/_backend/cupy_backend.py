@@ -16,9 +16,16 @@ from ..dtypes import DEVICE_DTYPES
 from . import dlpack, structure
 from .array_kernels import Expand, segment
 from .base import Array, Backend, Blocks
+from .index_arrays import plain_array, watched_class
 
 #: A null pointer tells the kernel of `segment_reduce` to take the rows in the order in which they are stored.
 _NO_ORDER = np.uintp(0)
+
+
+def _allocation(x: Array) -> tuple[int, int] | None:
+    """Return the device and the address of the allocation that holds an array; None for an empty array."""
+    memory = x.data.mem
+    return (memory.device_id, memory.ptr) if memory.ptr else None
 
 
 class CupyBackend(Backend):
@@ -29,6 +36,7 @@ class CupyBackend(Backend):
     dtypes = DEVICE_DTYPES
     foreign_dtypes = tuple(np.dtype(c) for c in "?fdFD")
     array_priority = 101
+    index_class = watched_class(cupy.ndarray, _allocation)
 
     @property
     def xp(self) -> ModuleType:
@@ -66,7 +74,7 @@ class CupyBackend(Backend):
         return x.get(order="A")
 
     def address(self, x: Array) -> int:
-        return x.data.ptr
+        return plain_array(x).data.ptr
 
     def device_of(self, x: Array) -> Any:
         return x.device

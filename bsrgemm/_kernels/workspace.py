@@ -137,6 +137,12 @@ def retain_for_graph(make: Callable[[], Any]) -> Any:
     return found
 
 
+def keep_for_graph(x: Any) -> None:
+    """Keep an object, with the memory that it will allocate, if a graph is being captured."""
+    if cupy.cuda.get_current_stream().is_capturing():
+        _held.append(x)
+
+
 def _reserved(device: int, count: int) -> Array:
     with _reserving:
         reserve, used = _reserves.get(device, (None, 0))

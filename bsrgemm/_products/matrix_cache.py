@@ -1,7 +1,7 @@
 """The cache that a matrix keeps for its products on the GPU: pointers, work lists, and kernels with their launches.
 
 Every entry is made on the device by the first product that needs it, without waiting for the GPU. Entries are valid for
-the three arrays from which they were made.
+the three arrays from which they were made, until somebody writes into the index arrays.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any
 
 import cupy
 
+from .._array.base import BsrBase
 from .._backend.base import Array, Backend
-from .._kernels import forced_kernel
+from .._backend.index_arrays import Unwritten, plain_array
+from .._kernels import forced_kernel, workspace
 from .._kernels.launching import contiguous
 from .._kernels.workspace import StreamOrdered
 from . import row_matching, work_list, work_list_launch
@@ -33,11 +35,15 @@ class MatrixCache:
 
     __slots__ = (
         *("_arrays", "_backend", "_entries", "blocks", "extents", "indices_dtype", "launches"),
-        *("plans", "pointer", "source", "whole", "wide"),
+        *("plans", "pointer", "source", "unwritten", "whole", "wide"),
     )  # fmt: skip
 
     def __init__(self, A: Any) -> None:
-        data, indices, indptr = self.source = (A.data, A.indices, A.indptr)
+        if isinstance(A, BsrBase):
+            A._take_over()
+        self.source = (A.data, A.indices, A.indptr)
+        self.unwritten = Unwritten(A.indices, A.indptr)
+        data, indices, indptr = given = (A.data, plain_array(A.indices), plain_array(A.indptr))
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
         self._backend: Backend = A._backend
@@ -45,8 +51,8 @@ class MatrixCache:
         self.blocks = len(data)
         self.indices_dtype = indices.dtype
         self.pointer = self._arrays[0].data.ptr
-        self.extents = tuple(self._backend.extent(x) for x in self.source)
-        self.whole = A._shape if all(a is b for a, b in zip(self._arrays, self.source, strict=True)) else None
+        self.extents = tuple(self._backend.extent(x) for x in given)
+        self.whole = A._shape if all(a is b for a, b in zip(self._arrays, given, strict=True)) else None
         self._entries: dict[Any, StreamOrdered] = {}
         self.plans: dict[Any, StreamOrdered] = {}
         #: launches by the key of `launch.product` and by `call_key`; they have only weak references to their plans
@@ -55,9 +61,8 @@ class MatrixCache:
         self.wide: dict[int, Any] = {}
 
     def fits(self, A: Any) -> bool:
-        """Return whether the matrix still has these arrays and this shape, and no array had to be copied."""
-        data, indices, indptr = self.source
-        return data is A.data and indices is A.indices and indptr is A.indptr and self.whole == A._shape
+        """Return whether the matrix still has these arrays, this pattern and this shape, and no array was copied."""
+        return self.source[0] is A.data and self.whole == A._shape and self.unwritten.holds_for(A)
 
     def call_key(self, A: Any, x: Array, out: Array, options: tuple[Any, ...]) -> Any:
         """Return the key of `launches` for the arguments of `matmul`, or None if this cache does not fit A any more.
@@ -84,6 +89,7 @@ class MatrixCache:
         if plan is None:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
+            workspace.keep_for_graph(self)  # a write into the index arrays makes the matrix drop its cache
             plan = self.plans.setdefault(key, StreamOrdered(make()))
         return plan
 
@@ -153,7 +159,7 @@ class MatrixCache:
 
 
 def matrix_cache_of(A: Any) -> MatrixCache:
-    """Return the cache of a matrix, or a new one if its arrays or its shape have changed."""
+    """Return the cache of a matrix, or a new one if its arrays, its pattern or its shape have changed."""
     cache: MatrixCache | None = getattr(A, "_matrix_cache", None)
     if cache is None or not cache.fits(A):
         cache = A._matrix_cache = MatrixCache(A)

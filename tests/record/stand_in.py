@@ -167,7 +167,7 @@ class ndarray(fake_device.ndarray):
         found = self._memory[parts]
         if any(isinstance(part, np.ndarray | list) for part in parts):
             found = np.array(found, order="C")  # gathered elements come row by row
-        return ndarray(found)
+        return self._derived(found)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
@@ -184,12 +184,6 @@ class ndarray(fake_device.ndarray):
 
     def set(self, arr: Any, stream: Any = None) -> None:
         super().set(arr)
-
-    def sort(self, axis: int = -1) -> None:
-        self._memory.sort(axis)
-
-    def view(self, dtype: Any = None) -> Any:
-        return super().view(dtype)
 
     def argmax(self, axis: Any = None) -> Any:
         return fake_device.xp.argmax(self, axis)
@@ -211,6 +205,13 @@ class ndarray(fake_device.ndarray):
 
     def toDlpack(self) -> Any:
         raise NotOnStandIn("DLPack of device memory")
+
+
+def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
+    """As CuPy has it: a copy of bytes names the memory of both arrays."""
+    if isinstance(src, ndarray) and where is None and src.dtype == dst.dtype and src.shape == dst.shape:
+        assert dst.data and src.data
+    dst[...] = src if where is None else fake_device.xp.where(where, src, dst)
 
 
 def _unwrapped(x: Any) -> Any:
@@ -592,6 +593,7 @@ def install(record: dict[str, Any] | None = None) -> types.ModuleType:
         "get_default_pinned_memory_pool": MemoryPool,
         "asnumpy": lambda x, *_, **__: x.get() if isinstance(x, ndarray) else np.asarray(x),
         "clear_memo": lambda: None,
+        "copyto": _copyto,
         "from_dlpack": _from_dlpack,
         "RawModule": _unable("kernels that are compiled"),
         "RawKernel": _unable("kernels that are compiled"),
