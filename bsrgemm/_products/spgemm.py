@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._array.base import BsrBase
-from .._backend.base import Blocks
+from .._backend.base import Array, Backend, Blocks
+from .._backend.index_arrays import Unwritten
 from ..dtypes import result_dtype
 from .engine import ENGINES
 from .matmul import for_product
 
 _NAMES = ("A", "B")
+
+
+class _Structure(NamedTuple):
+    """The structure of an operand when the plan was made, and copies of its index arrays, to which nobody writes."""
+
+    shape: tuple[int, int]
+    blocksize: tuple[int, int]
+    indices: Array
+    indptr: Array
+    copies: tuple[Array, Array]
+    unwritten: Unwritten
 
 
 class ProductPlan:
@@ -50,8 +62,14 @@ class ProductPlan:
         self._backend, self._structures = A._backend, tuple(_structure(x) for x in (A, B))
         a, b = A._validated, B._validated
         self._pattern = ENGINES.of(self._backend).product_pattern(a, b, B._block_shape[1])
+        self._share_index()
         self.shape, self.blocksize = (A._shape[0], B._shape[1]), (A.blocksize[0], B.blocksize[1])
         self.blocks, self.pairs = len(self._pattern.starts), len(self._pattern.left)
+
+    def _share_index(self) -> None:
+        """Make the index arrays that results share: copies of those of the plan, since a user may write into them."""
+        self._shared = tuple(self._backend.watched(x.copy()) for x in (self._pattern.indices, self._pattern.indptr))
+        self._shared_unwritten = Unwritten(*self._shared)
 
     def __repr__(self) -> str:
         return f"<ProductPlan of shape {self.shape}: {self.blocks} blocks {self.blocksize} from {self.pairs} products>"
@@ -69,7 +87,7 @@ class ProductPlan:
         -------
         bsr_array or bsr_matrix of shape (M, N)
             The product in canonical format and in the dtype to which NumPy promotes both dtypes. All results of a plan
-            share their index arrays.
+            share their index arrays, until somebody writes into them.
 
         Raises
         ------
@@ -81,9 +99,9 @@ class ProductPlan:
 
         Notes
         -----
-        The call does not wait for the GPU if `A` and `B` share the index arrays that the plan was made from. Otherwise
-        it waits to compare the arrays. It also waits to search for duplicates in a matrix of integers or booleans that
-        is not known to be in canonical format, if the result has another dtype.
+        The call does not wait for the GPU if `A` and `B` share the index arrays that the plan was made from, and nobody
+        has written into them. Otherwise it waits to compare the arrays. It also waits to search for duplicates in a
+        matrix of integers or booleans that is not known to be in canonical format, if the result has another dtype.
 
         Examples
         --------
@@ -102,7 +120,9 @@ class ProductPlan:
                 raise ValueError(f"{name}: holds a block twice, in {x.dtype}; call {name}.sum_duplicates() first")
         pattern, cols = self._pattern, self.shape[1] // self.blocksize[1]
         data = ENGINES.of(self._backend).multiply_planned(A._blocks, B._blocks, pattern, cols, dtype)
-        return A._new(Blocks(data, pattern.indices, pattern.indptr), self.shape, canonical=True)
+        if not _same(self._backend, self._shared, (pattern.indices, pattern.indptr), self._shared_unwritten):
+            self._share_index()
+        return A._new(Blocks(data, *self._shared), self.shape, canonical=True)
 
 
 def plan(A: Any, B: Any) -> ProductPlan:
@@ -131,8 +151,8 @@ def plan(A: Any, B: Any) -> ProductPlan:
     Making a plan waits for the GPU twice, as ``A @ B`` does. A call of the plan does not wait, if the matrices share
     the index arrays that the plan was made from. For each product of two blocks, the plan takes 8 bytes of memory on
     the GPU and 16 bytes on the CPU; it takes 16 bytes on the GPU too if the result has a block row with too many blocks
-    for a hash table in shared memory. The plan keeps the index arrays of `A` and `B`. The result has every block that
-    the patterns allow, even if its values cancel out to zero.
+    for a hash table in shared memory. The plan keeps the index arrays of `A` and `B`, with copies of them and of those
+    of the result. The result has every block that the patterns allow, even if its values cancel out to zero.
 
     Examples
     --------
@@ -160,18 +180,38 @@ def plan(A: Any, B: Any) -> ProductPlan:
     return ProductPlan(A, B)
 
 
-def _structure(x: BsrBase) -> tuple[tuple[int, int], tuple[int, int], Any, Any]:
-    return x._shape, x.blocksize, x._blocks.indices, x._blocks.indptr
+def _structure(x: BsrBase) -> _Structure:
+    _, indices, indptr = x._blocks
+    unwritten = Unwritten(x.indices, x.indptr)
+    return _Structure(x._shape, x.blocksize, indices, indptr, (indices.copy(), indptr.copy()), unwritten)
 
 
-def _check(name: str, x: Any, backend: Any, wanted: tuple[Any, ...]) -> None:
+def _check(name: str, x: Any, backend: Backend, wanted: _Structure) -> None:
     """Raise TypeError or ValueError unless `x` has the structure of the plan."""
     if not isinstance(x, BsrBase) or x._backend is not backend:
         raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {type(x).__name__}")
-    found = _structure(x)
-    for what, mine, theirs in zip(("shape", "blocksize"), found, wanted, strict=False):
+    for what, mine, theirs in (("shape", x._shape, wanted.shape), ("blocksize", x.blocksize, wanted.blocksize)):
         if mine != theirs:
             raise ValueError(f"{name}: wanted the {what} of the plan, {theirs}, got {mine}")
-    for what, mine, theirs in zip(("indices", "indptr"), found[2:], wanted[2:], strict=True):
-        if mine is not theirs and (len(mine) != len(theirs) or not bool((mine == theirs).all())):  # synchronize!
+    _, indices, indptr = x._blocks
+    same = indices is wanted.indices and indptr is wanted.indptr
+    if same and _counts_writes(backend) and wanted.unwritten.holds():
+        return
+    for what, mine, theirs in zip(("indices", "indptr"), (indices, indptr), wanted.copies, strict=True):
+        if not _equal(mine, theirs):
             raise ValueError(f"{name}: wanted the blocks of the plan, got other {what}")
+
+
+def _counts_writes(backend: Backend) -> bool:
+    return backend.index_class is not None
+
+
+def _same(backend: Backend, arrays: tuple[Array, ...], copies: tuple[Array, ...], unwritten: Unwritten) -> bool:
+    """Tell whether arrays still are what their copies are; on the GPU, whether nobody can have written into them."""
+    if _counts_writes(backend):
+        return unwritten.holds()
+    return all(_equal(a, b) for a, b in zip(arrays, copies, strict=True))
+
+
+def _equal(a: Array, b: Array) -> bool:
+    return len(a) == len(b) and bool((a == b).all())  # synchronize!

@@ -92,8 +92,8 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "a plan compares no row pointers",
         "bsrgemm/_products/spgemm.py",
-        'zip(("indices", "indptr"), found[2:], wanted[2:], strict=True)',
-        'zip(("indices",), found[2:], wanted[2:], strict=False)',
+        'zip(("indices", "indptr"), (indices, indptr), wanted.copies, strict=True)',
+        'zip(("indices",), (indices, indptr), wanted.copies, strict=False)',
     ),
     Error(
         "a pattern compares no row pointers",
@@ -136,8 +136,8 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "the extent of the indices is not known",
         "bsrgemm/_*/*.py",
-        "self.extents = tuple(self._backend.extent(x) for x in self.source)",
-        "self.extents = tuple(self._backend.extent(x) for x in (self.source[0], self.source[0], self.source[2]))",
+        "self.extents = tuple(self._backend.extent(x) for x in given)",
+        "self.extents = tuple(self._backend.extent(x) for x in (given[0], given[0], given[2]))",
     ),
     Error(
         "rows may be any number of bytes apart",
