@@ -196,7 +196,11 @@ def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, a
         width //= 2
     light = words * width <= 8 and names.acc != "c128"
     together = 4 if K <= 2 and light else 1
-    at_least = 8 if light else 3 if words * width < 64 else 2
+    if together > 1:
+        # Found by compiling until nothing spilled: 96 registers if four blocks' values of B fill 32, otherwise 80.
+        at_least = 5 if together * K * width * BYTES[names.b] >= 128 else 6
+    else:
+        at_least = 8 if light else 3 if words * width < 64 else 2
     return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
 
 
@@ -210,6 +214,11 @@ _DMMA_ROWS, _MOST_DMMA = 6, 128
 #: Bytes of shared memory that a CTA has without an explicit request, and that all CTAs of a multiprocessor may use so
 #: that the L1 cache, which is in the same memory, keeps enough space for B.
 _STATIC_BYTES, _ALL_STAGES = 48 << 10, 208 << 10
+#: KiB of shared memory that a CTA has on sm_86, sm_89 and sm_120. A multiprocessor of these cards has two float64
+#: units, which few warps keep busy.
+_FEW_F64_KB = 99
+#: The least number of rows of float32 blocks whose sums do not fit the 96 registers of 20 warps. Compiling found it.
+_TALL = 14
 
 
 def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[int, int]:
@@ -263,9 +272,10 @@ def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> S
     if K <= 3 and R <= 4 and words <= 24:
         warps = 32 if words <= 16 or K == 3 else 28
     elif R <= 5 and deep == K and words <= 40:
-        warps = 28 if words <= 16 else 24
+        # Float64 blocks of 4 and 5 rows by 4 columns need more than the 80 registers of 24 warps on sm_86 and sm_89.
+        warps = 28 if words <= 16 else 20 if size == 8 and K == 4 <= R and shared_kb <= _FEW_F64_KB else 24
     else:
-        warps = 20 if words <= 56 else 16 if words <= 72 else 12
+        warps = 20 if words <= 56 and R < _TALL else 16 if words <= 72 else 12
     wanted = _FEW_BYTES if size == 8 and 64 < block <= 100 and lanes >= 8 else _CHUNK_BYTES[size]
     chunk, ctas = _chunk(block, wanted, *((4, 28) if lanes >= 8 else (8, 32)))
     config = Spmm(names, R, K, lanes, width, together, at_least=1, chunk=chunk, threads=32 * warps)
