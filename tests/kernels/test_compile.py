@@ -48,11 +48,15 @@ _TYPES = {
     for name, acc in (("f32", "f32"), ("f64", "f64"), ("c64", "c64"), ("i64", "u64"))
 }
 
-#: Bytes that NVRTC 12.9 spills: softcap with heads of 256 columns and a result in float32, as in the version before the
-#: kernels' headers were shared; and float64 blocks of 4 x 4 with the 24 warps of cards that have more shared memory
-#: (sm_86 and sm_89 can run that variant, but the rule has 20 warps for them, which do not spill).
+#: Bytes that NVRTC 12.9 spills. Attention: wide heads, in kernels that have all 255 registers of a thread already
+#: (attention_sm80) or all that 384 threads can have (attention_sm90). What these spills cost was not measured.
+#: spmm: float64 blocks of 4 x 4 with the 24 warps of cards that have more shared memory. sm_86 and sm_89 can run that
+#: variant, but the rule has 20 warps for them, which do not spill.
 KNOWN_SPILLS = {
     ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
+    ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f16", 80, 256, 2, True, 2, 64).spec())): 8,
+    ("sm_90a", str(attention_heuristics.AttentionSm90("bf16", "f32", 96, 256, 0, False, 2, 64).spec())): 72,
+    ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
 } | {
     (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8
     for target in ("sm_86", "sm_89")
