@@ -15,6 +15,16 @@ ATTENTION_VALUES = Struct(
     (*fields("P", "v to bounds"), *fields("q", "batch head row"), *fields("i", "heads keys columns room sequences")),
 )
 
+#: The argument of attention_delta, which prepares the gradients of attention.
+ATTENTION_DELTA = Struct(
+    "AttentionDelta",
+    (
+        *fields("P", "dout out lse dlse delta to"),
+        *fields("q", "dout_batch dout_head dout_row dout_column out_batch out_head out_row out_column rows"),
+        *fields("i", "heads queries columns"),
+    ),
+)
+
 DECODE = Struct(
     "Decode",
     (
@@ -56,3 +66,38 @@ def attention(acc: str) -> Struct:
 def attention_sm90() -> Struct:
     """The argument of attention_sm90: the tensor maps of the operands, followed by `Attention`."""
     return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), ("attention", attention("f32"))))
+
+
+@cache
+def backward(acc: str) -> Struct:
+    """The argument of the kernels for gradients: `Attention`, followed by the arrays that only they have."""
+    return Struct(
+        "Backward",
+        (
+            ("attention", attention(acc)),
+            *fields("P", "dout statistics dq dk dv"),
+            *fields(STRIDES, "dout_strides dq_strides dk_strides dv_strides"),
+            *fields({"f32": "f", "f64": "d"}[acc], "factor"),
+        ),
+    )
+
+
+@cache
+def backward_rows() -> Struct:
+    """The argument of the kernels for gradients on Hopper: `Backward`, followed by what belongs to queries."""
+    return Struct(
+        "BackwardRows",
+        (
+            ("backward", backward("f32")),
+            *fields("P", "out lse dlse delta"),
+            *fields(STRIDES, "out_strides"),
+            *fields("P", "logarithms deltas sums turns row_first row_columns"),
+            *fields("i", "padded"),
+        ),
+    )
+
+
+@cache
+def backward_sm90() -> Struct:
+    """The argument of attention_backward_sm90: the tensor maps of the operands, followed by `BackwardRows`."""
+    return Struct("BackwardSm90", (*fields(TensorMap(), "q k v dout"), ("rows", backward_rows())))

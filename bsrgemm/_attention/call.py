@@ -72,6 +72,8 @@ class BackwardCall:
     bottom_right: bool
     mask: BlockMask | None = None
     bounds: tuple[Array, Array] | None = None
+    #: whether sums are made in an order that does not change from call to call
+    deterministic: bool = True
 
 
 @dataclass(slots=True)

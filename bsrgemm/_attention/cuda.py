@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .._backend import registry
 from .._backend.base import Array
 from .._kernels.workspace import retain_for_graph
-from . import decode_launch, launch
+from . import backward_launch, decode_launch, launch
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine, Launch
 
@@ -22,9 +22,7 @@ class CudaAttention(AttentionEngine):
         return launch.forward(self.backend, call)
 
     def backward(self, call: BackwardCall) -> None:
-        raise NotImplementedError(
-            "attention_backward: has no kernel for the GPU yet; pass NumPy arrays, for example cupy.asnumpy(q)"
-        )
+        backward_launch.backward(self.backend, call)
 
     def decode(self, call: DecodeCall) -> None:
         decode_launch.decode(call)

@@ -58,7 +58,8 @@ def attention_backward(
     delta : array like `lse`, optional
         The sums of ``dout * out`` over the columns, if they are known already.
     deterministic : bool
-        If False, the sums may be made in an order that changes from call to call. The CPU always keeps one order.
+        By default the same call returns the same bits. If False, sums may be made in an order that changes from call
+        to call, which is faster on Hopper. The CPU and the other kernels always keep one order.
     dq, dk, dv : array, optional
         Arrays for the results, of the shape and dtype of `q`, `k` and `v`. They must not overlap each other or an
         operand.
@@ -75,9 +76,6 @@ def attention_backward(
         If an operand is on another device than `q`, or an argument has a dtype or a type that is not supported.
     ValueError
         If shapes do not fit together, an option is out of range, or a result overlaps an operand.
-    NotImplementedError
-        If the arrays are on the GPU, for which there is no kernel yet.
-
     See Also
     --------
     attention : the forward pass.
@@ -88,9 +86,15 @@ def attention_backward(
     Keys that no query sees get 0, and so do queries that see no key. NaN and infinity in a query, a key or a gradient
     reach those with which it is combined and no others.
 
-    The weights are computed again from `lse`, a tile at a time: beside the operands and results the computation takes
-    a few MB, and sums in float32 (float64 for float64) of the gradients of one head of keys for each thread. Scores,
-    weights and sums are not rounded to the dtype of the operands.
+    The weights are computed again from `lse`, a tile at a time. On the CPU the computation takes a few MB beside the
+    operands and results, and sums in float32 (float64 for float64) of the gradients of one head of keys for each
+    thread; scores, weights and sums are not rounded to the dtype of the operands.
+
+    On the GPU, float16 and bfloat16 with up to 256 columns run on the tensor cores: weights and their gradients are
+    rounded to the dtype of the operands before they are multiplied, sums are float32. On Hopper, up to 128 columns
+    without `softcap` are computed in one pass, which takes memory for dq in float32. Operands whose rows are no
+    multiples of 16 bytes are copied first. Everything else runs on the plain cores, much more slowly: float32, float64,
+    `dout` in another dtype than `q`, and more than 256 columns.
 
     Examples
     --------
@@ -102,7 +106,7 @@ def attention_backward(
     array([1.83333333, 0.83333333, 0.33333333])
     """
     checks.check_layout(layout, align)
-    causal, _ = checks.checked_flag(causal, "causal"), checks.checked_flag(deterministic, "deterministic")
+    causal, ordered = checks.checked_flag(causal, "causal"), checks.checked_flag(deterministic, "deterministic")
     left, right = checks.band(window, causal)
     variable = cu_seqlens_q is not None or cu_seqlens_k is not None
     backend, q, k, v = checks.operands(q, k, v, layout, variable)
@@ -153,6 +157,7 @@ def attention_backward(
             bottom_right=align == "bottom-right",
             mask=mask,
             bounds=bounds,
+            deterministic=ordered,
         )
     )
     return results[0], results[1], results[2]

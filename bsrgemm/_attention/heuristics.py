@@ -16,7 +16,7 @@ from ..dtypes import BFLOAT16, FLOAT16
 from . import arguments
 
 #: Head sizes for which the tensor core kernels are compiled; a smaller head is padded with zeros.
-_DIMS = (64, 80, 96, 128, 192, 256)
+DIMS = (64, 80, 96, 128, 192, 256)
 #: The same for queries and keys in fp8: multiples of 32 bytes.
 _FP8_DIMS = (64, 96, 128, 192, 256)
 #: How scores are computed: scale > 0, any scale, softcap. The values are those of cuda/common/attention.cuh.
@@ -252,25 +252,25 @@ def candidates(problem: Problem) -> Iterator[Attention]:
     """The kernels that can serve a problem, the best first."""
     dtype, out = "e4m3" if problem.fp8 else element(problem.dtype), element(problem.out_dtype)
     sizes = (problem.head_dim, problem.value_dim)
-    fits = problem.reads and all(0 < x <= _DIMS[-1] for x in sizes)
+    fits = problem.reads and all(0 < x <= DIMS[-1] for x in sizes)
     if fits and problem.fp8 and problem.arch == "sm_90a":
-        D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((_FP8_DIMS, _DIMS), sizes, strict=True))
+        D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((_FP8_DIMS, DIMS), sizes, strict=True))
         tiles = problem.writes and out in ("f16", "bf16")
         yield AttentionSm90("e4m3", out, D, D_v, problem.scores, tiles, *_fp8_shape(problem, D, D_v))
     if fits and problem.dtype in (FLOAT16, BFLOAT16) and problem.acc == np.float32:
-        D, D_v = (next(d for d in _DIMS if d >= x) for x in sizes)
+        D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
         if problem.arch == "sm_90a":
             tiles = problem.writes and dtype == out
             yield AttentionSm90(dtype, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
         if tensor_arch(problem.arch):
-            yield AttentionSm80(dtype, out, D, D_v, problem.scores, large_shared=_has_large_shared(problem.arch))
+            yield AttentionSm80(dtype, out, D, D_v, problem.scores, large_shared=has_large_shared(problem.arch))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
     yield AttentionSimt(dtype, out, element(problem.acc), D, D_v, problem.scores)
 
 
 def wants_copies(problem: Problem) -> bool:
     """Whether these fp8 operands could use the tensor cores after a copy to other strides."""
-    fits = all(0 < x <= _DIMS[-1] for x in (problem.head_dim, problem.value_dim))
+    fits = all(0 < x <= DIMS[-1] for x in (problem.head_dim, problem.value_dim))
     return problem.fp8 and not problem.reads and fits and problem.arch == "sm_90a"
 
 
@@ -325,7 +325,7 @@ def every_config() -> Iterator[Attention | AttentionValues]:
     """Every config that `forward` can return (AttentionSimt at a few sizes only), and AttentionValues."""
     yield AttentionValues()
     for dtype, scores, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
-        for head_dim, value_dim in itertools.product(_DIMS, _DIMS):
+        for head_dim, value_dim in itertools.product(DIMS, DIMS):
             most = max(head_dim, value_dim)
             for out in (dtype,) if tiles else ("f16", "bf16", "f32"):
                 large = 3 if most <= 64 and scores == PLAIN and tiles else 2
@@ -333,7 +333,7 @@ def every_config() -> Iterator[Attention | AttentionValues]:
                 for shape in shapes:
                     yield AttentionSm90(dtype, out, head_dim, value_dim, scores, tiles, *shape)
     for scores, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
-        for head_dim, value_dim in itertools.product(_FP8_DIMS, _DIMS):
+        for head_dim, value_dim in itertools.product(_FP8_DIMS, DIMS):
             most = max(head_dim, value_dim)
             few: tuple[tuple[int, int], ...] = ((1, 64),) if most <= 128 else ()
             wide = (3 if most <= 64 else 2), 64 if most > 128 else 128
@@ -341,14 +341,14 @@ def every_config() -> Iterator[Attention | AttentionValues]:
                 for shape in (wide, *few):
                     yield AttentionSm90("e4m3", out, head_dim, value_dim, scores, tiles, *shape)
     for dtype, scores, large_shared in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
-        for head_dim, value_dim, out in itertools.product(_DIMS, _DIMS, ("f16", "bf16", "f32")):
+        for head_dim, value_dim, out in itertools.product(DIMS, DIMS, ("f16", "bf16", "f32")):
             yield AttentionSm80(dtype, out, head_dim, value_dim, scores, large_shared)
     for dtype, acc in (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f64", "f64"), ("e4m3", "f32")):
         for scores, width in itertools.product((PLAIN, SIGNED, CAPPED), (32, 64, 256)):
             yield AttentionSimt(dtype, "f32" if dtype == "e4m3" else dtype, acc, width, width, scores)
 
 
-def _has_large_shared(arch: str) -> bool:
+def has_large_shared(arch: str) -> bool:
     """Whether a CTA has 163 KB. Blackwell has, but the compiler runs out of registers for the larger tiles there."""
     return arch in ("sm_80", "sm_87", "sm_90", "sm_90a")
 
@@ -356,7 +356,7 @@ def _has_large_shared(arch: str) -> bool:
 def runs_on(config: Attention | AttentionValues, arch: str) -> bool:
     """Whether this kernel can be compiled for `arch`."""
     if isinstance(config, AttentionSm80):
-        return tensor_arch(arch) and config.large_shared == _has_large_shared(arch)
+        return tensor_arch(arch) and config.large_shared == has_large_shared(arch)
     return arch == "sm_90a" or not isinstance(config, AttentionSm90 | AttentionValues)
 
 

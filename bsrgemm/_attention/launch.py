@@ -120,7 +120,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     places = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
     plan = _plan_for(call, places, score_mode)
     if plan.copied:
-        q, k, v = retain_for_graph(lambda: tuple(_readable(x) for x in (q, k, v)))
+        q, k, v = retain_for_graph(lambda: tuple(readable(x) for x in (q, k, v)))
         forward(backend, replace(call, q=q, k=k, v=v))
         return None
     tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
@@ -129,7 +129,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     tiled: StreamOrdered | None = None
     if mask is not None:
         tiled = _tiled(backend, mask, plan)
-        masked, order, sizes = _mask_fields(tiled.get(), mask, plan)
+        masked, order, sizes = mask_fields(tiled.get(), mask, plan.heads)
     elif bounds is not None:
         tile_q = plan.config.tile_q
         lists = retain_for_graph(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], tile_q, call.right < keys))
@@ -240,10 +240,10 @@ def _argument(call: AttentionCall, config: heuristics.Attention) -> tuple[Struct
     _, kv_heads, keys, value_dim = call.v.shape
     inner = layout.pack(
         **dict.fromkeys((*_OPERANDS, *_LISTS, *_BAND), 0),
-        q_strides=_strides(call.q),
-        k_strides=_strides(call.k),
-        v_strides=_strides(call.v),
-        o_strides=_strides(call.out),
+        q_strides=strides_of(call.q),
+        k_strides=strides_of(call.k),
+        v_strides=strides_of(call.v),
+        o_strides=strides_of(call.out),
         batches=batches,
         heads=heads,
         group=heads // kv_heads,
@@ -258,7 +258,7 @@ def _argument(call: AttentionCall, config: heuristics.Attention) -> tuple[Struct
     return outer, bytes(outer.pack(q=no_map, k=no_map, v=no_map, o=no_map, attention=inner))
 
 
-def _strides(x: Array) -> bytearray:
+def strides_of(x: Array) -> bytearray:
     batch, head, row, column = (step // x.itemsize for step in x.strides)
     return arguments.STRIDES.pack(batch=batch, head=head, row=row, column=column)
 
@@ -283,14 +283,14 @@ def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
     if found is None:
         if len(maps) >= _MOST_MAPS:
             maps.clear()
-        found = _map(q, config.tile_q) + _map(k, config.tile_k)
-        found += _map(v, config.value_dim, config.tile_k) if config.fp8 else _map(v, config.tile_k)
-        found += _map(out, 64) if config.tiles else bytes(TENSOR_MAP_BYTES)
+        found = tensor_map_of(q, config.tile_q) + tensor_map_of(k, config.tile_k)
+        found += tensor_map_of(v, config.value_dim, config.tile_k) if config.fp8 else tensor_map_of(v, config.tile_k)
+        found += tensor_map_of(out, 64) if config.tiles else bytes(TENSOR_MAP_BYTES)
         maps[key] = found
     return found
 
 
-def _map(x: Array, rows: int, width: int = 128) -> bytes:
+def tensor_map_of(x: Array, rows: int, width: int = 128) -> bytes:
     """The tensor map of an array: a copy takes `rows` rows of `width` bytes."""
     batches, heads, length, columns = x.shape
     # A dimension of one element is never stepped along, but its stride has to be a multiple of 16 bytes.
@@ -299,7 +299,7 @@ def _map(x: Array, rows: int, width: int = 128) -> bytes:
     return tensor_map.encode(x.data.ptr, str(x.dtype), sizes, steps, box, swizzle=f"{width}B").tobytes()
 
 
-def _readable(x: Array) -> Array:
+def readable(x: Array) -> Array:
     """The array, or a copy that the copy engine can read."""
     if _mappable(x):
         return x
@@ -344,10 +344,10 @@ def _tiled(backend: Backend, mask: BlockMask, plan: Plan) -> StreamOrdered:
     return found
 
 
-def _mask_fields(found: Any, mask: BlockMask, plan: Plan) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """The fields that describe a mask: addresses of its lists, address of the order of tiles, and sizes."""
+def mask_fields(found: Any, mask: BlockMask, heads: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """The fields of a mask for `heads` query heads: addresses of its lists, that of the order of tiles, and sizes."""
     arrays = (found.first, found.columns, found.parts, found.kinds, mask.bits)
     B, H = mask.heads
-    shared = (H, int(B > 1), 0 if H == 1 else plan.heads // H)
+    shared = (H, int(B > 1), 0 if H == 1 else heads // H)
     sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
     return tuple(x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)

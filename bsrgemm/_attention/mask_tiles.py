@@ -80,6 +80,24 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     return Tiles(first, tile_col.astype(_INT32), parts, stored, _order(xp, first, per_pattern), parts_q, parts_k)
 
 
+def by_keys(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
+    """The entries of `tiles`, listed by tiles of keys: `columns` are tiles of queries, in increasing order."""
+    xp = backend.xp
+    found = tiles(backend, mask, tile_q, tile_k)
+    rows, cols = -(-mask.shape[0] // tile_q), -(-mask.shape[1] // tile_k)
+    count = mask.heads[0] * mask.heads[1]
+    number = xp.arange(len(found.columns), dtype=np.int64)
+    row = xp.searchsorted(found.first, number, side="right") - 1
+    key = (row // max(1, rows) * cols + found.columns) * rows + row % max(1, rows)
+    # What follows the last entry goes to the end.
+    key = xp.where(number < found.first[-1], key, count * rows * cols)
+    sorting = xp.argsort(key, kind="stable")
+    key = key[sorting]
+    first = xp.searchsorted(key, xp.arange(count * cols + 1, dtype=np.int64) * rows).astype(_INT32)
+    columns, parts = (key % max(1, rows)).astype(_INT32), found.parts[sorting]
+    return found._replace(first=first, columns=columns, parts=parts, order=_order(xp, first, cols))
+
+
 def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
     """(sequence, tile of queries) of all tiles of sequences of different lengths, those with most keys first.
 
@@ -99,6 +117,19 @@ def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int
         length = xp.minimum(length, length - queries[sequence] + (tile + 1) * tile_q)
     order = xp.argsort(xp.where(there, -length, 1), kind="stable")
     return xp.where(there, sequence, -1)[order].astype(_INT32), tile[order].astype(_INT32)
+
+
+def sequences_by_keys(
+    xp: Any, k_bounds: Array, q_bounds: Array, total: int, tile_k: int, backwards: bool
+) -> tuple[Array, Array]:
+    """(sequence, tile of keys) of all tiles of sequences of different lengths, those with most queries first; the tiles
+    of one sequence from the first to the last, or `backwards`.
+    """
+    sequence, tile = sequences(xp, k_bounds, q_bounds, total, tile_k, causal=False)
+    if not backwards:
+        return sequence, tile
+    count = -(-xp.diff(k_bounds.astype(np.int64)) // tile_k)
+    return sequence, xp.where(sequence < 0, 0, count[sequence] - 1 - tile).astype(_INT32)
 
 
 def _order(xp: Any, first: Array, per_pattern: int) -> Array:

@@ -293,10 +293,10 @@ def test_sequences_and_copies_are_launched_anew(started: list[Any]) -> None:
 # ------------------------------------------------------------------------------------------------- details
 def test_what_the_copy_engine_cannot_read_is_copied(started: list[Any]) -> None:
     fits = lying("q")
-    assert attention_launch._readable(fits) is fits
+    assert attention_launch.readable(fits) is fits
     values = np.arange(2 * 4 * 5 * 37, dtype=F16).reshape(2, 4, 5, 37)
     for x in (put(values), put(values)[..., ::-1], put(values)[:, ::2], put(values.astype(U8))):
-        copy = attention_launch._readable(x)
+        copy = attention_launch.readable(x)
         np.testing.assert_array_equal(copy, x)
         assert copy.dtype == x.dtype and attention_launch._mappable(copy) and not attention_launch._mappable(x)
         pitch = 40 if x.itemsize == 2 else 48  # a row begins at a multiple of 16 bytes

@@ -32,9 +32,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import decode_launch, mask_tiles
+from bsrgemm._attention import backward_launch, decode_launch, mask_tiles
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.call import AttentionCall
+from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, launching, tensor_map, workspace
@@ -118,14 +118,17 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             runtime=SimpleNamespace(getDevice=lambda: "emulated"),
         ),
     )
-    tiles, sequences = mask_tiles.tiles, mask_tiles.sequences
+    tiles, by_keys, sequences = mask_tiles.tiles, mask_tiles.by_keys, mask_tiles.sequences
+    sequences_by_keys = mask_tiles.sequences_by_keys
 
     def place(arrays: Any) -> list[Any]:
         return [put(x) if isinstance(x, np.ndarray) else x for x in arrays]
 
     lists = SimpleNamespace(
         tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
+        by_keys=lambda *args: mask_tiles.Tiles(*place(by_keys(*args))),
         sequences=lambda xp, *args: place(sequences(np, *args)),
+        sequences_by_keys=lambda xp, *args: place(sequences_by_keys(np, *args)),
     )
     index, shares = matrix_cache.MatrixCache.index, matrix_cache.MatrixCache.shares
 
@@ -144,6 +147,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             patch.object(module, "cupy", stand_in)
             for module in (
                 *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
+                backward_launch,
                 *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
             )
         ),
@@ -152,6 +156,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(device, "l2_bytes", lambda: 50 << 20),
         patch.object(workspace, "_zeroed", {}),
         patch.object(attention_launch, "mask_tiles", lists),
+        patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),
         patch.object(decode_launch, "_plans", {}),
         *(
@@ -210,6 +215,22 @@ def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> Non
     call.out[...] = arrays["out"]
     if lse is not None:
         call.lse[...] = lse
+
+
+def run_backward(call: BackwardCall, put: Callable[[Any], Array] = put) -> None:
+    """Gradients of NumPy's arrays by the kernels that `backward` chooses, within `emulated`; `put` copies them."""
+    names = ("q", "k", "v", "out", "dout", "lse", "dlse", "delta", "dq", "dk", "dv")
+    arrays = {name: getattr(call, name) for name in names}
+    arrays = {name: None if x is None else as_it_lies(x, put) for name, x in arrays.items()}
+    mask = copy.copy(call.mask)
+    if mask is not None:
+        object.__setattr__(mask, "bits", put(mask.bits))
+        mask.__dict__.pop("_tiles", None)
+    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
+    with patch.object(device, "multiprocessors", lambda: 1):
+        backward_launch.backward(HOST, replace(call, **arrays, mask=mask, bounds=bounds))
+    for name in ("dq", "dk", "dv"):
+        getattr(call, name)[...] = arrays[name]
 
 
 class Kernel:
@@ -291,7 +312,7 @@ _kept: list[Any] = []
 
 # ---------------------------------------------------------------------------------- sources
 #: Headers that are exchanged for one of the emulator, wherever they lie: their assembly is put together by macros.
-_OTHERS = {"wgmma.cuh": "emulated_wgmma.h"}
+_OTHERS = {"wgmma.cuh": "emulated_wgmma.h", "wgmma_narrow.cuh": ""}
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 #: Such a parameter is read where it lies. A copy on the stack need not lie at a multiple of more than 16 bytes.
@@ -392,9 +413,9 @@ def _sources(source: str) -> dict[str, str]:
     texts = {name: (HERE / name).read_text() for name in HEADERS}
     for name, text in gather(source).items():
         other = _OTHERS.get(PurePosixPath(name).name)
-        if other:  # what the header includes is included all the same
+        if other is not None:  # what the header includes is included all the same
             included = re.findall(r'^#include ".*"$', text, flags=re.M)
-            texts[name] = "\n".join(["#pragma once", *included, (HERE / other).read_text()])
+            texts[name] = "\n".join(["#pragma once", *included, (HERE / other).read_text() if other else ""])
         else:
             texts[name] = _translated(text)
     return texts

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._attention.backward_config import BackwardSm80, BackwardSm90
 from bsrgemm._attention.heuristics import AttentionSm90
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics, small_blocks
@@ -51,17 +52,34 @@ _TYPES = {
 #: Bytes that NVRTC 12.9 spills. Attention: wide heads, in kernels that have all 255 registers of a thread already
 #: (attention_sm80) or all that 384 threads can have (attention_sm90). What these spills cost was not measured.
 #: spmm: float64 blocks of 4 x 4 with the 24 warps of cards that have more shared memory. sm_86 and sm_89 can run that
-#: variant, but the rule has 20 warps for them, which do not spill.
-KNOWN_SPILLS = {
-    ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
-    ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f16", 80, 256, 2, True, 2, 64).spec())): 8,
-    ("sm_90a", str(attention_heuristics.AttentionSm90("bf16", "f32", 96, 256, 0, False, 2, 64).spec())): 72,
-    ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
-} | {
-    (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8
-    for target in ("sm_86", "sm_89")
-    for N in (4, 16, 64)
-}
+#: variant, but the rule has 20 warps for them, which do not spill. attention_backward_sm90: the warps that feed have 24
+#: registers, all that the multipliers leave; they wait for most of a turn.
+KNOWN_SPILLS = (
+    {
+        ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
+        ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f16", 80, 256, 2, True, 2, 64).spec())): 8,
+        ("sm_90a", str(attention_heuristics.AttentionSm90("bf16", "f32", 96, 256, 0, False, 2, 64).spec())): 72,
+        ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
+        ("sm_80", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
+        ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
+        ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 4,
+    }
+    | {
+        ("sm_90a", str(BackwardSm90(dtype, 128, ordered).spec())): 184
+        for dtype in ("f16", "bf16")
+        for ordered in (True, False)
+    }
+    | {
+        (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8
+        for target in ("sm_86", "sm_89")
+        for N in (4, 16, 64)
+    }
+)
+
+
+#: Bytes that 133 of the 1,680 variants of spmm with four blocks under way spill at most, in no pattern. Fewer CTAs,
+#: which spill nothing, were 10 to 20 % slower on an H200 (complex64 and int64, 2 x 2).
+FOUR_BLOCKS = 184
 
 
 def _name(config: configs.Gemm) -> str:
@@ -69,12 +87,19 @@ def _name(config: configs.Gemm) -> str:
     return "spmm, staged" if isinstance(config, configs.Spmm) and config.staged else config.spec().entry
 
 
+def _known(spec: jit.KernelSpec, arch: str) -> int:
+    """The bytes that a variant may spill."""
+    if spec.entry == "spmm" and dict(spec.defines)["TOGETHER"] == 4:
+        return FOUR_BLOCKS
+    return KNOWN_SPILLS.get((arch, str(spec)), 0)
+
+
 def check(spec: jit.KernelSpec, arch: str) -> None:
     """Refuse what the compiler should not have had to say."""
     found = outcomes.outcome(spec, arch)
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", found.log)]
     assert spills, f"no resource report in the log:\n{found.log}"
-    assert max(spills) <= KNOWN_SPILLS.get((arch, str(spec)), 0), f"{spec} for {arch}\n{found.log}"
+    assert max(spills) <= _known(spec, arch), f"{spec} for {arch}\n{found.log}"
     assert "warning" not in found.log.lower(), f"{spec} for {arch}\n{found.log}"
     assert not re.search(r"C75\d\d", found.log), f"{spec} for {arch}\n{found.log}"
     assert found.seconds <= SECONDS, f"{spec} for {arch} took {found.seconds:.1f} s"
@@ -100,21 +125,15 @@ def test_many_variants_compile_cleanly(target: str, part: int) -> None:
 @pytest.mark.parametrize(
     ("target", "element", "index", "block"),
     [
-        ("sm_75", "i64", "i64", (2, 2)),
-        ("sm_80", "c64", "i32", (2, 2)),
-        ("sm_86", "c64", "i32", (2, 2)),
         ("sm_86", "f64", "i32", (4, 4)),
         ("sm_90a", "f32", "i32", (16, 1)),
     ],
     ids=str,
 )
-def test_spmm_has_registers_for_its_sums_and_its_blocks_under_way(target, element, index, block) -> None:
-    """Variants that spilled 8 to 180 bytes when the rules promised more warps."""
+def test_spmm_has_registers_for_its_sums(target, element, index, block) -> None:
+    """Variants that spilled 8 to 72 bytes when the rules promised more warps."""
     names = replace(_TYPES[element], index=index)
-    if element in ("f32", "f64"):
-        config = small_blocks.spmm_staged(names, *block, 64, element_types.shared_kb(target))
-    else:
-        config = small_blocks.spmm_small(names, *block, 16, False, True)
+    config = small_blocks.spmm_staged(names, *block, 64, element_types.shared_kb(target))
     assert (target, str(config.spec())) not in KNOWN_SPILLS
     check(config.spec(), target)
 

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import Any
 
-from bsrgemm._attention import decode_config
+from bsrgemm._attention import backward_config, decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import cuda_root, gather
@@ -49,6 +49,7 @@ def _listed() -> dict[str, dict[KernelSpec, tuple[Any, Any]]]:
         (heuristics, heuristics.every_config()),
         (attention_heuristics, attention_heuristics.every_config()),
         (decode_config, decode_config.every_decode_config()),
+        (backward_config, backward_config.every_backward_config()),
     ):
         for config in configs:
             spec = config.spec()

@@ -615,7 +615,7 @@ def test_tensor_maps_are_remembered_up_to_a_number() -> None:
             assert 0 < len(plan.maps) <= 2
         call = attending()
         attention_launch.forward(HOST, call)
-        with patch.object(attention_launch, "_map", None):
+        with patch.object(attention_launch, "tensor_map_of", None):
             attention_launch.forward(HOST, call)
 
 

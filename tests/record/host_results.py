@@ -74,6 +74,7 @@ def install() -> None:
     again.start = _start_attention(again.start)  # type: ignore[method-assign]
     attention = cuda_attention.CudaAttention
     attention.decode = _decode(attention.decode)  # type: ignore[method-assign]
+    attention.backward = _backward(attention.backward)  # type: ignore[method-assign]
     spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
     stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
 
@@ -243,6 +244,34 @@ def _start_attention(original: Callable[..., bool]) -> Callable[..., bool]:
         return True
 
     return start
+
+
+def _backward(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def backward(self: Any, call: Any) -> None:
+        original(self, call)
+        names = ("q", "k", "v", "out", "dout", "lse", "dlse", "delta", "bounds")
+        results = {name: getattr(call, name) for name in ("dq", "dk", "dv")}
+
+        def work() -> None:
+            arrays = {name: _host(getattr(call, name)) for name in names}
+            mask = None if call.mask is None else call.mask.get()
+            masked = () if mask is None else (mask.indptr, mask.indices, mask.kinds, mask.bits, mask.heads, mask.block)
+
+            def compute() -> Any:
+                found = {name: np.empty(x.shape, x.dtype) for name, x in results.items()}
+                host_attention.ENGINE.backward(replace(call, **arrays, **found, mask=mask))
+                return list(found.values())
+
+            numbers = (call.scale, call.softcap, call.left, call.right, call.bottom_right)
+            dtypes = [x.dtype for x in results.values()]
+            computed = _once(("backward", list(arrays.values()), masked, numbers, dtypes), compute) or (0, 0, 0)
+            for x, result in zip(results.values(), computed, strict=True):
+                x._memory[...] = result
+
+        stand_in.do(work)
+
+    return backward
 
 
 def _decode(original: Callable[..., None]) -> Callable[..., None]:

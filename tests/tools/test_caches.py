@@ -77,7 +77,13 @@ CACHES: dict[str, dict[str, str]] = {
         "_loaded": "the file, whose name has the card: products/test_measured.py",
         "_card_name": "device",
     },
-    "_attention/arguments.py": {"attention": "the type of sums", "attention_sm90": "nothing"},
+    "_attention/arguments.py": {
+        "attention": "the type of sums",
+        "attention_sm90": "nothing",
+        "backward": "the type of sums",
+        "backward_rows": "nothing",
+        "backward_sm90": "nothing",
+    },
     "_attention/checks.py": {"dtypes_of": "five dtypes", "fp8_dtypes": "five dtypes", "sizes_of": "three shapes"},
     "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
     "_attention/repeats.py": {

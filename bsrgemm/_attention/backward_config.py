@@ -1,0 +1,315 @@
+"""Which kernel computes the gradients of attention, with which tile sizes. The functions are pure and need no GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._kernels.element_types import element, tensor_arch
+from .._kernels.jit import KernelSpec
+from ..dtypes import BFLOAT16, FLOAT16
+from . import arguments
+from .heuristics import CAPPED, DIMS, SIGNED, has_large_shared
+
+#: What a launch computes: dq, dk and dv, dk alone, dv alone; as cuda/common/attention_backward.cuh numbers them.
+OF_QUERIES, OF_KEYS_AND_VALUES, OF_KEYS, OF_VALUES = range(4)
+
+
+@dataclass(frozen=True)
+class BackwardProblem:
+    """The properties of a problem that decide the kernel."""
+
+    arch: str
+    dtype: np.dtype[Any]
+    dout_dtype: np.dtype[Any]
+    acc: np.dtype[Any]
+    head_dim: int
+    value_dim: int
+    #: SIGNED or CAPPED
+    scores: int
+    #: whether sums are made in one order
+    ordered: bool = True
+
+
+@dataclass(frozen=True)
+class BackwardSm80:
+    """Gradients by the matrix products of a warp (mma.sync) on Ampere and newer cards; a warp has 16 rows."""
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+    scores: int
+    #: a CTA can have 163 KB of shared memory; otherwise it can have 99 KB
+    large_shared: bool
+    role: int
+
+    @property
+    def widest(self) -> int:
+        return max(self.head_dim, self.value_dim)
+
+    @property
+    def warps(self) -> int:
+        if self.widest <= 64 or self.widest > 192:
+            return 4
+        return 8 if self.widest <= 128 or self.large_shared else 4
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def columns(self) -> int:
+        """Queries or keys that the rows of a CTA are combined with at a time."""
+        few = self.widest > 128 or (self.widest > 64 and not self.large_shared)
+        return 32 if few or self.scores == CAPPED else 64
+
+    @property
+    def tile_q(self) -> int:
+        return 16 * self.warps if self.role == OF_QUERIES else self.columns
+
+    @property
+    def tile_k(self) -> int:
+        return self.columns if self.role == OF_QUERIES else 16 * self.warps
+
+    @property
+    def stages(self) -> int:
+        return 1 if self.widest > 192 and not self.large_shared else 2
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that run on a multiprocessor at the same time."""
+        return 2 if self.widest <= 64 else 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the struct Shared of the kernel: rows, and for each stage columns, statistics and words of a mask."""
+        width = 2 * (self.head_dim + self.value_dim)
+        statistics = 8 * (2 if self.role == OF_QUERIES else self.columns)
+        stage = self.columns * width + statistics + self.tile_q * self.tile_k // 8 + 8
+        return _rounded(16 * self.warps * width) + self.stages * _rounded(stage) + 128
+
+    def spec(self) -> KernelSpec:
+        shape = (("WARPS", self.warps), ("STAGES", self.stages), ("CTAS", self.ctas))
+        layout = arguments.backward("f32")
+        defines = (*_types(self, self.dtype, "f32"), *shape)
+        return KernelSpec("attention_backward_sm80.cu", "attention_backward_sm80", defines, (layout,))
+
+
+@dataclass(frozen=True)
+class BackwardSimt:
+    """Gradients on the plain cores for any head size, dtype and strides; one warp computes one query or one key."""
+
+    dtype: str
+    dout: str
+    acc: str
+    head_dim: int
+    value_dim: int
+    scores: int
+    role: int
+
+    threads = 256
+    tile_q, tile_k = 64, 64
+    shared_bytes = 0
+    ctas = 8
+
+    def spec(self) -> KernelSpec:
+        layout = arguments.backward(self.acc)
+        defines = _types(self, self.dout, self.acc)
+        return KernelSpec("attention_backward_simt.cu", "attention_backward_simt", defines, (layout,))
+
+
+@dataclass(frozen=True)
+class BackwardSm90:
+    """Gradients on Hopper's tensor cores in one pass, 128 keys by 64 queries; `ordered` sums repeat bit by bit."""
+
+    dtype: str
+    #: columns of all operands
+    head_dim: int
+    ordered: bool
+
+    scores = SIGNED
+    role = OF_KEYS_AND_VALUES
+    threads = 384
+    tile_q, tile_k = 64, 128
+    ctas = 1
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the struct Shared of the kernel: tiles, statistics, bits of the mask, barriers, descriptions."""
+        tiles = 2 * 128 * self.head_dim * 2 + 4 * 64 * self.head_dim * 2 + 2 * 64 * 128 * 2 + 64 * self.head_dim * 4
+        return tiles + 6144
+
+    def spec(self) -> KernelSpec:
+        shape = (("ORDERED", int(self.ordered)), ("MMA_TYPE", self.dtype), ("MMA_K", 16))
+        defines = (*_types(self, self.dtype, "f32"), *shape)
+        layout = arguments.backward_sm90()
+        return KernelSpec("attention_backward_sm90.cu", "attention_backward_sm90", defines, (layout,))
+
+
+@dataclass(frozen=True)
+class BackwardBegin:
+    """Prepares BackwardSm90; `out` is the dtype of the result of attention, `ordered` as there."""
+
+    dtype: str
+    head_dim: int
+    out: str
+    ordered: bool
+
+    scores, role, threads = SIGNED, OF_QUERIES, 256
+    tile_q, tile_k = 64, 128
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    def spec(self) -> KernelSpec:
+        defines = (*_types(self, self.dtype, "f32"), ("ELEMENT_R", self.out), ("ORDERED", int(self.ordered)))
+        layout = arguments.backward_rows()
+        return KernelSpec("attention_backward_begin.cu", "attention_backward_begin", defines, (layout,))
+
+
+@dataclass(frozen=True)
+class BackwardEnd:
+    """Rounds the sums of BackwardSm90 to dq."""
+
+    dtype: str
+    head_dim: int
+
+    scores, role, threads = SIGNED, OF_QUERIES, 256
+    tile_q, tile_k = 64, 128
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    def spec(self) -> KernelSpec:
+        layout = arguments.backward_rows()
+        defines = _types(self, self.dtype, "f32")
+        return KernelSpec("attention_backward_end.cu", "attention_backward_end", defines, (layout,))
+
+
+@dataclass(frozen=True)
+class AttentionDelta:
+    """Prepares the gradients: one logarithm and one sum of ``dout * out`` for each query."""
+
+    dtype: str
+    out: str
+    acc: str
+
+    threads = 256
+
+    @staticmethod
+    def grid(rows: int, multiprocessors: int) -> tuple[int]:
+        return (max(1, min(-(-rows // 32), 16 * multiprocessors)),)
+
+    def spec(self) -> KernelSpec:
+        defines = (("ELEMENT_DO", self.dtype), ("ELEMENT_O", self.out), ("SUM", self.acc))
+        return KernelSpec("attention_delta.cu", "attention_delta", defines, (arguments.ATTENTION_DELTA,))
+
+
+Backward = BackwardSm90 | BackwardSm80 | BackwardSimt
+Config = Backward | BackwardBegin | BackwardEnd | AttentionDelta
+
+
+def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
+    """The kernels that can compute the gradients, the best first; each as the launches that it takes."""
+    dtype, sizes = element(problem.dtype), (problem.head_dim, problem.value_dim)
+    narrow = problem.dtype in (FLOAT16, BFLOAT16) and problem.dout_dtype == problem.dtype
+    if narrow and all(0 < x <= DIMS[-1] for x in sizes) and tensor_arch(problem.arch):
+        D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
+        large = has_large_shared(problem.arch)
+        if problem.arch == "sm_90a" and max(D, D_v) <= 128 and problem.scores == SIGNED:
+            yield (BackwardSm90(dtype, 64 if max(D, D_v) <= 64 else 128, problem.ordered),)
+        yield tuple(BackwardSm80(dtype, D, D_v, problem.scores, large, role) for role in _roles(max(D, D_v)))
+    D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
+    dout, acc = element(problem.dout_dtype), element(problem.acc)
+    yield tuple(
+        BackwardSimt(dtype, dout, acc, D, D_v, problem.scores, role) for role in (OF_QUERIES, OF_KEYS_AND_VALUES)
+    )
+
+
+def backward(problem: BackwardProblem, wanted: str | None = None) -> tuple[Backward, ...]:
+    """The launches for a problem: those of the best kernel, or of the one whose class is named `wanted`.
+
+    >>> half = np.dtype("float16")
+    >>> problem = BackwardProblem("sm_90a", half, half, np.dtype("float32"), 128, 128, SIGNED)
+    >>> [type(config).__name__ for config in backward(problem)]
+    ['BackwardSm90']
+    >>> [config.role for config in backward(problem, "BackwardSm80")]
+    [0, 1]
+    """
+    for configs in candidates(problem):
+        if wanted is None or not wanted.startswith("Backward") or type(configs[0]).__name__ == wanted:
+            return configs
+    raise ValueError(f"{wanted} cannot compute these gradients: {problem}")
+
+
+def every_backward_config() -> Iterator[Config]:
+    """Every config that `backward` can return (BackwardSimt at a few sizes only), and those that go with them."""
+    for dtype, width in itertools.product(("f16", "bf16"), (64, 128)):
+        yield BackwardEnd(dtype, width)
+        for ordered in (True, False):
+            yield BackwardSm90(dtype, width, ordered)
+            for out in (dtype, "f32"):
+                yield BackwardBegin(dtype, width, out, ordered)
+    for dtype, scores, large in itertools.product(("f16", "bf16"), (SIGNED, CAPPED), (True, False)):
+        for D, D_v in itertools.product(DIMS, DIMS):
+            for role in _roles(max(D, D_v)):
+                yield BackwardSm80(dtype, D, D_v, scores, large, role)
+    kinds = (
+        *(("f16", "f16", "f32"), ("f16", "f32", "f32"), ("bf16", "bf16", "f32"), ("bf16", "f32", "f32")),
+        *(("f32", "f32", "f32"), ("f64", "f64", "f64")),
+    )
+    for dtype, dout, acc in kinds:
+        for out in dict.fromkeys((dtype, acc)):
+            yield AttentionDelta(dout, out, acc)
+        for scores, width, role in itertools.product((SIGNED, CAPPED), (32, 64, 256), (OF_QUERIES, OF_KEYS_AND_VALUES)):
+            yield BackwardSimt(dtype, dout, acc, width, width, scores, role)
+
+
+def runs_on(config: Config, arch: str) -> bool:
+    """Whether this kernel can be compiled for `arch`."""
+    if isinstance(config, BackwardSm90 | BackwardBegin | BackwardEnd):
+        return arch == "sm_90a"
+    return not isinstance(config, BackwardSm80) or (tensor_arch(arch) and config.large_shared == has_large_shared(arch))
+
+
+def skip_ahead_of_time(config: Config) -> bool:
+    """Whether this kernel is needed so rarely that it is not compiled ahead of time."""
+    if isinstance(config, AttentionDelta | BackwardBegin):
+        return config.dtype != config.out
+    same = not isinstance(config, BackwardSimt) or config.dtype == config.dout
+    return config.head_dim != config.value_dim or config.scores == CAPPED or not same
+
+
+def _roles(widest: int) -> tuple[int, ...]:
+    """The launches that take the place of one backward pass: the sums of dk and dv do not fit 255 registers together
+    beyond 128 columns.
+    """
+    return (OF_QUERIES, OF_KEYS_AND_VALUES) if widest <= 128 else (OF_QUERIES, OF_KEYS, OF_VALUES)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 128) * 128
+
+
+def _types(config: Backward | BackwardBegin | BackwardEnd, dout: str, acc: str) -> tuple[tuple[str, str | int], ...]:
+    return (
+        ("ELEMENT", config.dtype),
+        ("ELEMENT_O", dout),
+        ("SUM", acc),
+        ("HEAD_DIM", config.head_dim),
+        ("VALUE_DIM", config.value_dim),
+        ("TILE_Q", config.tile_q),
+        ("TILE_K", config.tile_k),
+        ("SCORES", config.scores),
+        ("ROLE", config.role),
+    )

@@ -1,0 +1,239 @@
+"""Launches of the kernels for the gradients of attention: choose the kernels, and pack their arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .._backend.base import Array, Backend
+from .._kernels import device, forced_kernel, jit
+from .._kernels.element_types import element
+from .._kernels.launching import contiguous
+from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
+from . import arguments, backward_config, heuristics, mask_tiles
+from .backward_config import (
+    OF_QUERIES,
+    AttentionDelta,
+    Backward,
+    BackwardBegin,
+    BackwardEnd,
+    BackwardProblem,
+    BackwardSimt,
+    BackwardSm90,
+)  # fmt: skip
+from .call import BackwardCall
+from .launch import mask_fields, readable, strides_of, tensor_map_of
+from .mask import BlockMask
+
+#: Operands that the tensor cores read in rows of multiples of 16 bytes, and sums that are read in order.
+_ROWS, _SUMS = ("q", "k", "v", "dout"), ("lse", "dlse", "delta")
+#: At least so many heads are walked together on Hopper, even if they do not fit the L2.
+_LEAST_SECTION = 2
+
+
+def backward(backend: Backend, call: BackwardCall) -> None:
+    """Start the kernels that write dq, dk and dv on CuPy's current stream."""
+    if not call.q.shape[2] or not call.k.shape[2] or not call.q.size:
+        for x in (call.dq, call.dk, call.dv):
+            x.fill(0)
+        return
+    configs = _configs(call)
+    # What the kernels cannot read as it is, is copied first.
+    names = _SUMS if isinstance(configs[0], BackwardSimt) else (*_SUMS, *_ROWS)
+    given = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
+    call = replace(
+        call,
+        **retain_for_graph(
+            lambda: {name: readable(x) if name in _ROWS else contiguous(x) for name, x in given.items()}
+        ),
+    )
+    if isinstance(configs[0], BackwardSm90):
+        _fused(backend, call, configs[0])
+        return
+    statistics = retain_for_graph(lambda: _statistics(call))
+    for config in configs:
+        _separate(backend, call, config, statistics)
+
+
+def _configs(call: BackwardCall) -> tuple[Backward, ...]:
+    """The launches for these operands."""
+    mode, _, _ = heuristics.scores(call.scale, call.softcap)
+    problem = BackwardProblem(
+        arch=jit.device_target(),
+        dtype=call.q.dtype,
+        dout_dtype=call.dout.dtype,
+        acc=call.acc,
+        head_dim=call.q.shape[3],
+        value_dim=call.v.shape[3],
+        # No score is compared with others here, so that the sign of the scale does not matter.
+        scores=heuristics.CAPPED if mode == heuristics.CAPPED else heuristics.SIGNED,
+        # In a window nobody waits for the turn of an addition, and the first one can store.
+        ordered=call.deterministic or (call.mask is None and call.left + call.right < call.k.shape[2] // 2),
+    )
+    return backward_config.backward(problem, forced_kernel.name)
+
+
+# --------------------------------------------------------------------------------- dq by queries, dk and dv by keys
+def _statistics(call: BackwardCall) -> Array:
+    """What the kernels need of each query: (batches, heads, queries, 2)."""
+    batches, heads, queries, columns = call.dout.shape
+    found = cupy.empty((batches, heads, queries, 2), call.acc)
+    out = call.dout if call.out is None else call.out
+    config = AttentionDelta(element(call.dout.dtype), element(out.dtype), element(call.acc))
+    steps = {
+        f"{name}_{axis}": step // x.itemsize
+        for name, x in (("dout", call.dout), ("out", out))
+        for axis, step in zip(("batch", "head", "row", "column"), x.strides, strict=True)
+    }
+    packed = arguments.ATTENTION_DELTA.pack(
+        dout=call.dout.data.ptr, out=out.data.ptr, lse=call.lse.data.ptr, dlse=_pointer(call.dlse),
+        delta=_pointer(call.delta), to=found.data.ptr, rows=batches * heads * queries, heads=heads, queries=queries,
+        columns=columns, **steps,
+    )  # fmt: skip
+    _run(config, config.grid(batches * heads * queries, device.multiprocessors()), packed)
+    return found
+
+
+def _separate(backend: Backend, call: BackwardCall, config: Backward, statistics: Array) -> None:
+    """Start one of the kernels that each compute a part of the gradients."""
+    lists = _Lists(backend, call, config)
+    packed = _packed(call, lists, element(call.acc), statistics=statistics.data.ptr)
+    # A CTA of the tensor-core kernel has one tile; those of the plain one walk over several.
+    most = device.multiprocessors() * config.ctas if isinstance(config, BackwardSimt) else 2**31 - 1
+    _run(config, (min(lists.tiles * lists.heads, most),), packed, config.shared_bytes)
+
+
+# ------------------------------------------------------------------------------------------------ all in one pass
+def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
+    """Start the three kernels for Hopper: statistics and zeros, the products, dq in its dtype."""
+    batches, heads, queries = call.q.shape[:3]
+    padded = -(-queries // 64) if call.bounds is None else queries // 64 + len(call.bounds[0])
+    all_tiles = batches * heads * padded
+    # For each tile of 64 queries: its sums, two statistics of each query, and a counter.
+    sizes = (64 * config.head_dim, 64, 64, 1)
+    count = -(-all_tiles * sum(sizes) // 4) * 4
+    memory = retain_for_graph(lambda: cupy.empty(count, np.float32))
+    ends = np.cumsum((0, *sizes[:-1])) * all_tiles * 4
+    sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
+    by_queries = BackwardEnd(config.dtype, config.head_dim)
+    own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
+    masked = call.mask is not None
+    out = call.dout if call.out is None else call.out
+
+    def packed(lists: _Lists) -> bytearray:
+        return arguments.backward_rows().pack(
+            backward=_packed(call, lists, "f32", statistics=0), out=_pointer(call.out), lse=call.lse.data.ptr,
+            dlse=_pointer(call.dlse), delta=_pointer(call.delta), out_strides=strides_of(out), logarithms=logarithms,
+            deltas=deltas, sums=sums, turns=turns, row_first=rows.fields["first"] if masked else 0,
+            row_columns=rows.fields["columns"] if masked else 0, padded=padded,
+        )  # fmt: skip
+
+    of_queries = packed(rows)
+    begin = BackwardBegin(config.dtype, config.head_dim, element(out.dtype), config.ordered)
+    _run(begin, (padded, batches * heads), of_queries)
+    maps = {name: tensor_map_of(x, 64) for name, x in (("q", call.q), ("dout", call.dout))}
+    maps |= {name: tensor_map_of(x, 128) for name, x in (("k", call.k), ("v", call.v))}
+    grid = (min(own.tiles * own.heads, device.multiprocessors()),)
+    _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
+    _run(by_queries, (rows.tiles * rows.heads,), of_queries)
+
+
+# ----------------------------------------------------------------------------------------------------- arguments
+class _Lists:
+    """The tiles that a kernel walks over: their number, and the fields of the argument that describe them."""
+
+    def __init__(self, backend: Backend, call: BackwardCall, config: Backward | BackwardEnd) -> None:
+        mask, bounds = call.mask, call.bounds
+        by_queries = config.role == OF_QUERIES
+        batches, heads, queries, _ = call.q.shape
+        kv_heads, keys = call.k.shape[1:3]
+        own = heads if by_queries else kv_heads
+        self.heads = own if bounds is not None else batches * own
+        self.tiles = -(-queries // config.tile_q) if by_queries else -(-keys // config.tile_k)
+        names = ("q_bounds", "k_bounds", "sequences", "sequence_count", "order", "counters")
+        self.fields: dict[str, int] = dict.fromkeys((*names, *arguments.MASK_POINTERS, *arguments.MASK_SIZES), 0)
+        fused = isinstance(config, BackwardSm90)
+        ordered = isinstance(config, BackwardSm90) and config.ordered
+        #: kept as long as the launch needs them
+        self.held: Any = None
+        if mask is not None:
+            pointers, order, sizes = mask_fields(_tiled(backend, mask, config).get(), mask, heads)
+            self.fields |= dict(zip(arguments.MASK_POINTERS, pointers, strict=True))
+            self.fields |= dict(zip(arguments.MASK_SIZES, sizes, strict=True))
+            # In one order, tiles of keys are claimed one after the other.
+            self.fields["order"] = 0 if ordered else order
+        elif bounds is not None:
+            self.held = retain_for_graph(lambda: _sequences(call, config))
+            self.fields["sequences"], self.fields["order"] = (x.data.ptr for x in self.held)
+            self.fields["q_bounds"], self.fields["k_bounds"] = (x.data.ptr for x in bounds)
+            self.fields["sequence_count"], self.tiles = len(bounds[0]) - 1, len(self.held[0])
+        group, width = heads // kv_heads, (call.q.shape[3] + call.v.shape[3]) * call.q.itemsize
+        if by_queries:
+            section, backwards = heuristics.section(self.heads, group, keys, width), call.right < keys
+        else:
+            section = heuristics.section(self.heads, 1, queries * group, width)
+            backwards = ordered
+        if fused:
+            section = min(self.heads, max(_LEAST_SECTION, section))
+            self.fields["counters"] = counters(2).data.ptr
+        self.fields |= {"tiles": self.tiles, "section": section, "backwards": backwards}
+
+
+def _packed(call: BackwardCall, lists: _Lists, acc: str, statistics: int) -> bytearray:
+    """The argument `Backward` of a kernel."""
+    q, k, v = call.q, call.k, call.v
+    batches, heads, queries, head_dim = q.shape
+    _, kv_heads, keys, value_dim = v.shape
+    _, factor, cap = heuristics.scores(call.scale, call.softcap)
+    attention = arguments.attention(acc).pack(
+        q=q.data.ptr, k=k.data.ptr, v=v.data.ptr, o=0, lse=0, q_strides=strides_of(q), k_strides=strides_of(k),
+        v_strides=strides_of(v), o_strides=bytes(arguments.STRIDES.size), q_scale=0, k_scale=0, v_scale=0, scale=factor,
+        cap=cap, value_scale=1.0, batches=batches, heads=heads, group=heads // kv_heads, queries=queries, keys=keys,
+        head_dim=head_dim, value_dim=value_dim, left=call.left, right=call.right, bottom_right=call.bottom_right,
+        **lists.fields,
+    )  # fmt: skip
+    return arguments.backward(acc).pack(
+        attention=attention, dout=call.dout.data.ptr, statistics=statistics, dq=call.dq.data.ptr, dk=call.dk.data.ptr,
+        dv=call.dv.data.ptr, dout_strides=strides_of(call.dout), dq_strides=strides_of(call.dq),
+        dk_strides=strides_of(call.dk), dv_strides=strides_of(call.dv), factor=call.scale,
+    )  # fmt: skip
+
+
+def _sequences(call: BackwardCall, config: Backward | BackwardEnd) -> tuple[Array, Array]:
+    """The tiles of sequences of different lengths, those with most keys or most queries first."""
+    assert call.bounds is not None
+    q_bounds, k_bounds = call.bounds
+    if config.role == OF_QUERIES:
+        causal = call.right < call.k.shape[2]
+        return mask_tiles.sequences(cupy, q_bounds, k_bounds, call.q.shape[2], config.tile_q, causal)
+    return mask_tiles.sequences_by_keys(
+        cupy, k_bounds, q_bounds, call.k.shape[2], config.tile_k, isinstance(config, BackwardSm90)
+    )
+
+
+def _tiled(backend: Backend, mask: BlockMask, config: Backward | BackwardEnd) -> StreamOrdered:
+    """The lists of the mask by tiles of queries or of keys, computed once and cached on the mask."""
+    by_queries = config.role == OF_QUERIES
+    kept = mask.__dict__.setdefault("_tiles", {})
+    shape = (config.tile_q, config.tile_k)
+    key = shape if by_queries else (*shape, "by keys")
+    found: StreamOrdered | None = kept.get(key)
+    if found is None:
+        make = mask_tiles.tiles if by_queries else mask_tiles.by_keys
+        found = kept.setdefault(key, StreamOrdered(make(backend, mask, *shape)))
+    return found
+
+
+def _run(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
+    """Launch a kernel with one struct as its argument."""
+    kernel = jit.load(config.spec(), jit.device_target())
+    if shared_bytes:
+        kernel.max_dynamic_shared_size_bytes = shared_bytes
+    kernel(grid, (config.threads,), (jit.argument(packed),), shared_mem=shared_bytes)
+
+
+def _pointer(x: Array | None) -> int:
+    return 0 if x is None else x.data.ptr

@@ -1,0 +1,53 @@
+// dQ in the dtype of q, from its sums in tiles. Rows that are not finite are recomputed exactly: 0 x Inf is NaN.
+#include "common/attention_backward_sm90.cuh"
+
+constexpr int kThreads = 256, kPitch = kDim / 2 + 4;  // words of a row in shared memory
+
+// A CTA has one tile of queries.
+extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(const __grid_constant__ BackwardRows p) {
+  __shared__ uint4 memory[16 * kPitch];
+  __shared__ int bad[64];
+  __shared__ Statistic own[64];
+  u32* staged = reinterpret_cast<u32*>(memory);
+  const Backward& b = p.backward;
+  const Attention& a = b.attention;
+  const Tile x = tile_at(a, blockIdx.x);
+  if (x.head < 0 || x.row >= x.rows) return;
+  const int thread = threadIdx.x, half = thread / 128, t = thread % 128, lane = t % 32;
+  const int begin = a.q_bounds ? clamp(a.q_bounds[sequence_of(a, x.row)], 0, x.row) : 0;
+  const i64 tile = (i64(x.batch) * a.heads + x.head) * p.padded + padded_tile(a, p.padded, begin, x.row);
+  const float4* sums = reinterpret_cast<const float4*>(p.sums + tile * kSumsOfTile) + half * (kSumsOfTile / 8) + t;
+  if (thread < 64) bad[thread] = 0;
+  __syncthreads();
+  const int row = t / 32 * 16 + lane / 4, word = half * (kDim / 4) + lane % 4;
+  f32 upper = 0.f, lower = 0.f;
+#pragma unroll
+  for (int j = 0; j < kDim / 16; ++j) {
+    // Nobody has added to a tile that sees no key.
+    float4 y = x.first < x.last ? sums[j * 128] : make_float4(0.f, 0.f, 0.f, 0.f);
+    y.x *= b.factor, y.y *= b.factor, y.z *= b.factor, y.w *= b.factor;
+    upper = fmaf(y.x, 0.f, fmaf(y.y, 0.f, upper)), lower = fmaf(y.z, 0.f, fmaf(y.w, 0.f, lower));
+    staged[row * kPitch + j * 4 + word] = pack<Element>(y.x, y.y);
+    staged[(row + 8) * kPitch + j * 4 + word] = pack<Element>(y.z, y.w);
+  }
+  if (upper != 0.f) bad[row] = 1;
+  if (lower != 0.f) bad[row + 8] = 1;
+  if (thread < 64) own[thread] = {p.logarithms[tile * 64 + place_of(thread)], p.deltas[tile * 64 + place_of(thread)]};
+  __syncthreads();
+  Element* out = at(b.dq, b.dq_strides, x.batch, x.head, x.row);
+  const bool aligned =
+      b.dq_strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(b.dq_strides.row) * sizeof(Element)) & 15) == 0;
+  for (int i = thread; i < 64 * (kDim / 8); i += kThreads) {
+    const int line = i / (kDim / 8), column = i % (kDim / 8) * 8, columns = a.head_dim - column;
+    if (x.row + line >= x.rows || columns <= 0) continue;
+    const u32* from = staged + line * kPitch + column / 2;
+    Element* to = out + line * b.dq_strides.row + column * b.dq_strides.column;
+    if (aligned && columns >= 8) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+    else
+      for (int d = 0; d < min(columns, 8); ++d)
+        to[d * b.dq_strides.column] = reinterpret_cast<const Element*>(from)[d];
+  }
+  __syncthreads();
+  for (int line = thread / 32; line < min(64, x.rows - x.row); line += kThreads / 32)
+    if (bad[line]) write_query(b, x, x.row + line, own[line]);
+}

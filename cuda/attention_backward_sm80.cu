@@ -1,0 +1,422 @@
+// Gradients of attention by mma.sync, on sm_80 and newer: dQ in one launch, dK and dV in another (see the roles in
+// attention_backward.cuh). A CTA has one tile of rows, which are queries or keys, a warp 16 of them. Tiles of what they
+// are combined with, the other of queries and keys, pass through shared memory and are copied one turn ahead. Operands
+// are 16-bit floats with contiguous columns.
+#include "common/attention_backward.cuh"
+#include "common/registers.cuh"
+#include "ptx/mma.cuh"
+
+// Both kinds of rows do the same. Queries with K and V, or keys with Q and dO, are called "left" and "right" here:
+//   score = left row . left column, product = right row . right column
+//   sums += ds * left columns (dQ or dK), values += weight * right columns (dV)
+// Weights and ds are in registers in the layout in which a warp multiplies them, because rows are queries for dQ and
+// keys for dK and dV. Each sum is made by one warp in one order: results repeat bit by bit.
+// 0 x Inf is NaN, so something that is not finite also reaches rows that are not combined with it. Rows with a
+// non-finite gradient are recomputed exactly by write_query or write_key.
+
+constexpr int kWarps = WARPS, kThreads = 32 * kWarps, kStages = STAGES;
+constexpr int kRows = kByKeys ? kTileK : kTileQ;      // rows of a CTA
+constexpr int kColumns = kByKeys ? kTileQ : kTileK;   // columns of a turn
+constexpr bool kHasSums = kRole != kOfValues, kHasValues = kRole == kOfKeysAndValues || kRole == kOfValues;
+constexpr u32 kAll = 0xffffffffu;
+static_assert(kRows == 16 * kWarps && kColumns % 32 == 0 && kTileK % 32 == 0, "whole fragments and words");
+static_assert(kStages == 1 || kStages == 2, "at most one turn ahead");
+
+struct Turn { int row, key, part, head, whole; };  // the first query and the first key of the pair of tiles
+
+struct alignas(128) Stage {
+  u8 left[kColumns * kHeadDim * 2], right[kColumns * kValueDim * 2];
+  alignas(8) f32 lse[kByKeys ? kColumns : 2], delta[kByKeys ? kColumns : 2];
+  u32 words[kTileQ * kWords];  // unless all see all: which keys each query sees
+  int whole, last;             // whether all queries see all keys, and whether no turn follows
+};
+struct alignas(128) Shared {
+  u8 left[kRows * kHeadDim * 2], right[kRows * kValueDim * 2];  // the rows, then the results before they are stored
+  Stage stages[kStages];
+  KeyTile tile;                                                 // of queries, only tile.tile is set
+};
+
+// d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
+__device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
+  else mma_f16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
+}
+
+// ---------------------------------------------------------------------------------- rows in shared memory
+// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces so that the same piece of 8 rows lies in
+// different banks.
+template <int kDim> struct Lines {
+  static constexpr u32 kPieces = kDim / 8, kBytes = kDim * 2;
+  static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
+
+  static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
+  // The offset in a row of the first or the second piece of 16 columns.
+  static __device__ __forceinline__ u32 place(u32 sixteen, u32 second, u32 row) {
+    return (sixteen * 32) ^ ((second ^ swizzle(row)) * 16);
+  }
+
+  // The CTA copies kCount rows, of which `rows` exist with `columns` columns, and writes zeros elsewhere.
+  template <int kCount>
+  static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
+    const u32 thread = opaque(threadIdx.x);
+    const auto bytes = [=](u32 piece) { return clamp(2 * columns - int(piece) * 16, 0, 16); };
+    if constexpr (kThreads % kPieces == 0) {  // a thread has the same piece of each row
+      constexpr u32 kStep = kThreads / kPieces;
+      static_assert(kCount % kStep == 0, "each thread has as many pieces");
+      const u32 first = thread / kPieces, piece = thread % kPieces;
+      const Element* source = from + i64(first) * stride + piece * 8;
+      const int each = bytes(piece);
+#pragma unroll
+      for (u32 row = 0; row < kCount; row += kStep, source += kStep * stride)
+        copy_some_of_16(true, to + (first + row) * kBytes + (piece ^ swizzle(first + row)) * 16, source,
+                        int(first + row) < rows ? each : 0);
+    } else {
+#pragma unroll
+      for (u32 i = 0; i < kCount * kPieces; i += kThreads) {
+        const u32 row = (thread + i) / kPieces, piece = (thread + i) % kPieces;
+        copy_some_of_16(thread + i < kCount * kPieces, to + row * kBytes + (piece ^ swizzle(row)) * 16,
+                        from + i64(row) * stride + piece * 8, int(row) < rows ? bytes(piece) : 0);
+      }
+    }
+  }
+};
+
+// d = rows * columns: 16 rows from `rows` on with all columns, both kDim long.
+template <int kDim>
+__device__ __forceinline__ void products(f32 (&d)[kColumns / 8][4], u32 rows, u32 columns) {
+  using L = Lines<kDim>;
+  const u32 lane = opaque(threadIdx.x) % 32, row = lane % 16, column = lane % 8 + lane / 16 * 8;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    u32 x[4];
+    load_matrices<false>(x, rows + row * L::kBytes + L::place(step, lane / 16, row));
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) {
+      u32 y[4];  // columns 0 to 7, both halves of 16 elements; columns 8 to 15
+      load_matrices<false>(y, columns + (j * 16 + column) * L::kBytes + L::place(step, lane / 8 % 2, column));
+      multiply(d[2 * j], x, y[0], y[1]);
+      multiply(d[2 * j + 1], x, y[2], y[3]);
+    }
+  }
+}
+
+// sums += weights * columns: 16 rows of weights, rounded to 16 bits.
+template <int kDim>
+__device__ __forceinline__ void accumulate(f32 (&sums)[kDim / 8][4], const f32 (&weights)[kColumns / 8][4], u32 columns) {
+  using L = Lines<kDim>;
+  const u32 lane = opaque(threadIdx.x) % 32, row = lane % 16;
+#pragma unroll
+  for (int step = 0; step < kColumns / 16; ++step) {
+    u32 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const f32(&w)[4] = weights[2 * step + i / 2];
+      x[i] = pack<Element>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j) {
+      u32 y[4];  // dimensions 0 to 7, columns 0 to 7 and 8 to 15; dimensions 8 to 15
+      load_matrices<true>(y, columns + (step * 16 + row) * L::kBytes + L::place(j, lane / 16, row));
+      multiply(sums[2 * j], x, y[0], y[1]);
+      multiply(sums[2 * j + 1], x, y[2], y[3]);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------- the walk of a CTA
+// The tiles that the rows of a CTA are combined with, one after the other; for keys, those of all query heads that read
+// them. The tile of the CTA is in shared memory, to save registers.
+struct Walk {
+  const Attention& a;
+  const KeyTile& y;
+  int head, e, last;
+
+  __device__ __forceinline__ Walk(const Attention& a, const KeyTile& y) : a(a), y(y) {
+    if constexpr (kByKeys) {
+      head = y.tile.head * a.group - 1;
+      e = last = 0;
+      skip();
+    } else {
+      head = y.tile.head;
+      e = y.tile.first;
+      last = y.tile.last;
+    }
+  }
+  __device__ __forceinline__ bool more() const { return e < last; }
+  // Goes to the next head that has entries.
+  __device__ __forceinline__ void skip() {
+    while (e >= last && head + 1 < (y.tile.head + 1) * a.group) {
+      const Entries entries = entries_of(a, y, ++head);
+      e = entries.first;
+      last = entries.last;
+    }
+  }
+  __device__ __forceinline__ Turn next() {
+    const Tile& x = y.tile;
+    Turn turn;
+    turn.part = part_of(a, e);
+    turn.head = head;
+    turn.row = kByKeys ? row_of(a, y, e) : x.row;
+    turn.key = kByKeys ? y.key : x.key + column_of(a, e) * kTileK;
+    const int last_key = turn.key + kTileK - 1, last_row = min(x.rows, turn.row + kTileQ) - 1;
+    turn.whole = turn.part < 0 && last_key < x.keys && turn.key >= last_row + x.low && last_key <= turn.row + x.high;
+    ++e;
+    if constexpr (kByKeys) skip();
+    return turn;
+  }
+  // Of the rows of the CTA: the first, and the end of those that exist.
+  __device__ __forceinline__ int first_row() const { return kByKeys ? y.key : y.tile.row; }
+  __device__ __forceinline__ int end() const { return kByKeys ? y.tile.keys : y.tile.rows; }
+  __device__ __forceinline__ int batch() const { return y.tile.batch; }
+  __device__ __forceinline__ int own_head() const { return y.tile.head; }
+};
+
+// Copies what a turn needs; the words of a mask are computed.
+__device__ __forceinline__ void fetch(const Backward& b, Walk& walk, Stage& stage) {
+  const Turn turn = walk.next();
+  if (threadIdx.x == 0) {
+    stage.whole = turn.whole;
+    stage.last = !walk.more();
+  }
+  const Attention& a = b.attention;
+  const int batch = walk.batch();
+  Tile x = walk.y.tile;
+  x.row = turn.row;
+  if constexpr (kByKeys) {
+    Lines<kHeadDim>::copy<kColumns>(shared_address(stage.left), at(a.q, a.q_strides, batch, turn.head, turn.row),
+                                    a.q_strides.row, x.rows - turn.row, a.head_dim);
+    Lines<kValueDim>::copy<kColumns>(shared_address(stage.right),
+                                     at(b.dout, b.dout_strides, batch, turn.head, turn.row), b.dout_strides.row,
+                                     x.rows - turn.row, a.value_dim);
+    for (int i = threadIdx.x; i < kColumns; i += kThreads) {
+      Statistic found = {__int_as_float(0x7f800000), 0.f};
+      if (turn.row + i < x.rows) found = statistics_of(b, batch, turn.head)[turn.row + i];
+      stage.lse[i] = found.lse;
+      stage.delta[i] = found.delta;
+    }
+  } else {
+    const int kv_head = turn.head / a.group;
+    Lines<kHeadDim>::copy<kColumns>(shared_address(stage.left), at(a.k, a.k_strides, batch, kv_head, turn.key),
+                                    a.k_strides.row, x.keys - turn.key, a.head_dim);
+    Lines<kValueDim>::copy<kColumns>(shared_address(stage.right), at(a.v, a.v_strides, batch, kv_head, turn.key),
+                                     a.v_strides.row, x.keys - turn.key, a.value_dim);
+  }
+  if (turn.whole) return;
+  const Entry entry = {turn.key, turn.part, 0};
+  for (int i = threadIdx.x; i < kTileQ * kWords; i += kThreads) {
+    const int row = turn.row + i / kWords;
+    stage.words[i] = row < x.rows ? word_of(a, x, entry, row, i % kWords) : 0u;
+  }
+}
+
+// ---------------------------------------------------------------------------------- a warp's rows
+struct Multiplier {
+  f32 sums[kHeadDim / 8][4], values[kValueDim / 8][4];  // those that the role does not have take no registers
+  Statistic own[2];  // for queries: of rows lane / 4 and 8 + lane / 4
+
+  static __device__ __forceinline__ u32 lane() { return opaque(threadIdx.x) % 32; }
+  static __device__ __forceinline__ u32 first_row() { return threadIdx.x / 32 * 16; }
+
+  __device__ __forceinline__ Multiplier() {
+#pragma unroll
+    for (auto& x : sums) x[0] = x[1] = x[2] = x[3] = 0.f;
+#pragma unroll
+    for (auto& x : values) x[0] = x[1] = x[2] = x[3] = 0.f;
+  }
+
+  __device__ __forceinline__ void turn(const Attention& a, Shared& shared, Stage& stage) {
+    f32 weights[kColumns / 8][4];
+    products<kHeadDim>(weights, shared_address(shared.left) + first_row() * kHeadDim * 2, shared_address(stage.left));
+    f32 slopes[kColumns / 8][4];
+    weigh(a, weights, slopes, stage);
+    if (!stage.whole) hide(weights, stage);
+    if constexpr (kHasValues) accumulate<kValueDim>(values, weights, shared_address(stage.right));
+    if constexpr (kHasSums) {
+      f32 ds[kColumns / 8][4];
+      products<kValueDim>(ds, shared_address(shared.right) + first_row() * kValueDim * 2, shared_address(stage.right));
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const float2 deltas = kByKeys ? pair(stage.delta, j) : make_float2(0.f, 0.f);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const f32 delta = kByKeys ? (i % 2 ? deltas.y : deltas.x) : own[i / 2].delta;
+          f32 x = weights[j][i] * (ds[j][i] - delta);
+          if constexpr (kScores == kCapped) x *= slopes[j][i];
+          ds[j][i] = x;
+        }
+      }
+      accumulate<kHeadDim>(sums, ds, shared_address(stage.left));
+    }
+  }
+
+  // The two numbers of the columns of 8 that this thread has.
+  __device__ __forceinline__ float2 pair(const f32* numbers, int eight) const {
+    return *reinterpret_cast<const float2*>(numbers + eight * 8 + lane() % 4 * 2);
+  }
+
+  __device__ __forceinline__ void weigh(const Attention& a, f32 (&s)[kColumns / 8][4],
+                                        f32 (&slopes)[kColumns / 8][4], const Stage& stage) const {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const float2 logarithms = kByKeys ? pair(stage.lse, j) : make_float2(0.f, 0.f);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        f32 slope;
+        s[j][i] = weight_of(a, s[j][i], kByKeys ? (i % 2 ? logarithms.y : logarithms.x) : own[i / 2].lse, slope);
+        if constexpr (kScores == kCapped && kHasSums) slopes[j][i] = slope;
+      }
+    }
+  }
+
+  // Sets to 0 what belongs to keys that are not seen.
+  __device__ __forceinline__ void hide(f32 (&x)[kColumns / 8][4], const Stage& stage) const {
+    const u32 row = first_row() + lane() / 4;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const u32 column = j * 8 + lane() % 4 * 2;
+      asm volatile("" ::: "memory");  // the next words are loaded only when they are needed, to save registers
+      if constexpr (kByKeys) {  // a warp's 16 keys are in one word
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const u32 word = stage.words[(column + i) * kWords + first_row() / 32] >> row % 32;
+          x[j][i] = word & 1 ? x[j][i] : 0.f;
+          x[j][2 + i] = word >> 8 & 1 ? x[j][2 + i] : 0.f;
+        }
+      } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const u32 word = stage.words[(row + half * 8) * kWords + j / 4] >> column % 32;
+          x[j][2 * half] = word & 1 ? x[j][2 * half] : 0.f;
+          x[j][2 * half + 1] = word & 2 ? x[j][2 * half + 1] : 0.f;
+        }
+      }
+    }
+  }
+
+  // -------------------------------------------------------------------------------- the result
+  // Writes 16 rows through shared memory, 16 bytes at a time if the result is aligned. Returns the rows with an element
+  // that is not finite: bit r.
+  template <int kDim>
+  static __device__ __forceinline__ u32 write(const f32 (&x)[kDim / 8][4], f32 factor, u8* staged, Element* out,
+                                              const Strides& strides, int rows, int columns) {
+    using L = Lines<kDim>;
+    f32 bad[2] = {0.f, 0.f};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        const u32 row = half * 8 + lane() / 4;
+        const f32 y0 = x[j][2 * half] * factor, y1 = x[j][2 * half + 1] * factor;
+        bad[half] = fmaf(y0, 0.f, fmaf(y1, 0.f, bad[half]));
+        *reinterpret_cast<u32*>(staged + row * L::kBytes + L::place(j / 2, j % 2, row) + lane() % 4 * 4) =
+            pack<Element>(y0, y1);
+      }
+    __syncwarp();
+    const bool aligned =
+        strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(strides.row) * sizeof(Element)) & 15) == 0;
+#pragma unroll 1
+    for (u32 item = lane(); item < 16 * L::kPieces; item += 32) {
+      const u32 row = item / L::kPieces, piece = item % L::kPieces;
+      if (int(row) >= rows) break;
+      const u8* from = staged + row * L::kBytes + (piece ^ L::swizzle(row)) * 16;
+      Element* to = out + i64(row) * strides.row + i64(piece * 8) * strides.column;
+      const int left = columns - int(piece) * 8;
+      if (aligned && left >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
+      else
+        for (int d = 0; d < min(left, 8); ++d) to[d * strides.column] = reinterpret_cast<const Element*>(from)[d];
+    }
+    u32 found = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const u32 lanes = __ballot_sync(kAll, bad[half] != 0.f);  // NaN is not 0
+#pragma unroll
+      for (int r = 0; r < 8; ++r) found |= (lanes >> 4 * r & 15u ? 1u : 0u) << (half * 8 + r);
+    }
+    return found & (rows >= 16 ? 0xffffu : (1u << max(rows, 0)) - 1);
+  }
+
+  __device__ __forceinline__ void finish(const Backward& b, const Walk& walk, Shared& shared) const {
+    const Attention& a = b.attention;
+    const int row = walk.first_row() + int(first_row()), rows = walk.end() - row, batch = walk.batch();
+    const int head = walk.own_head();
+    u32 redo = 0;
+    __syncwarp();
+    if constexpr (kHasSums) {
+      Element* out = kByKeys ? at(b.dk, b.dk_strides, batch, head, row) : at(b.dq, b.dq_strides, batch, head, row);
+      redo |= write<kHeadDim>(sums, b.factor, shared.left + first_row() * kHeadDim * 2, out,
+                              kByKeys ? b.dk_strides : b.dq_strides, rows, a.head_dim);
+    }
+    if constexpr (kHasValues)
+      redo |= write<kValueDim>(values, 1.f, shared.right + first_row() * kValueDim * 2,
+                               at(b.dv, b.dv_strides, batch, head, row), b.dv_strides, rows, a.value_dim);
+    __syncwarp();
+#pragma unroll 1
+    for (; redo; redo &= redo - 1) {
+      if constexpr (kByKeys) write_key(b, walk.y, row + __ffs(redo) - 1);
+      else write_query(b, walk.y.tile, row + __ffs(redo) - 1);
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------- the kernel
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
+attention_backward_sm80(const __grid_constant__ Backward b) {
+  extern __shared__ __align__(128) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const Attention& a = b.attention;
+  {
+    KeyTile found = {};
+    if constexpr (kByKeys) found = key_tile_at(a, blockIdx.x);
+    else found.tile = tile_at(a, blockIdx.x);
+    if (found.tile.head < 0) return;
+    if (threadIdx.x == 0) shared.tile = found;
+    __syncthreads();
+  }
+  Walk walk(a, shared.tile);
+  const int row = walk.first_row(), rows = walk.end() - row, batch = walk.batch(), head = walk.own_head();
+  Multiplier multiplier;
+  if (walk.more()) {
+    if constexpr (kByKeys) {
+      Lines<kHeadDim>::copy<kRows>(shared_address(shared.left), at(a.k, a.k_strides, batch, head, row),
+                                   a.k_strides.row, rows, a.head_dim);
+      if constexpr (kHasSums)
+        Lines<kValueDim>::copy<kRows>(shared_address(shared.right), at(a.v, a.v_strides, batch, head, row),
+                                      a.v_strides.row, rows, a.value_dim);
+    } else {
+      Lines<kHeadDim>::copy<kRows>(shared_address(shared.left), at(a.q, a.q_strides, batch, head, row),
+                                   a.q_strides.row, rows, a.head_dim);
+      Lines<kValueDim>::copy<kRows>(shared_address(shared.right), at(b.dout, b.dout_strides, batch, head, row),
+                                    b.dout_strides.row, rows, a.value_dim);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int own = int(Multiplier::first_row() + half * 8 + Multiplier::lane() / 4);
+        const Statistic none = {__int_as_float(0x7f800000), 0.f};
+        multiplier.own[half] = own < rows ? statistics_of(b, batch, head)[row + own] : none;
+      }
+    }
+    fetch(b, walk, shared.stages[0]);
+    copy_commit();
+    u32 stage = 0;
+#pragma unroll 1
+    for (;;) {
+      copy_wait<0>();
+      __syncthreads();  // the turn is there, and all warps are done with the one before
+      if (kStages == 2 && walk.more()) {
+        fetch(b, walk, shared.stages[stage ^ 1]);
+        copy_commit();
+      }
+      multiplier.turn(a, shared, shared.stages[stage]);
+      if (shared.stages[stage].last) break;
+      if (kStages == 2) {
+        stage ^= 1;
+      } else {
+        __syncthreads();
+        fetch(b, walk, shared.stages[0]);
+        copy_commit();
+      }
+    }
+  }
+  multiplier.finish(b, walk, shared);
+}

@@ -1,0 +1,537 @@
+// Gradients of attention on Hopper's tensor cores (sm_90a), in one pass: dQ, dK and dV by five products.
+// A CTA has 128 keys at a time, K and V stay in shared memory, and tiles of 64 queries with their dO pass by. Each of
+// two warpgroups has 64 of the keys. dK and dV stay in registers. dQ of a tile is added to sums in global memory by the
+// copy engine. Heads have up to 128 columns; operands are 16-bit floats.
+#include "common/attention_backward_sm90.cuh"
+#include "common/pipeline.cuh"
+#include "common/registers.cuh"
+#include "ptx/reduce.cuh"
+#include "ptx/wgmma_narrow.cuh"
+
+// Warps 0 to 3 feed: one starts copies, the others add dQ to its sums and look up which query sees which key. With
+// kOrdered, the sums of a tile of queries are made in one order, that of falling keys: an addition waits for the one
+// before. CTAs claim tiles of keys in that order too, so that nobody waits for keys that nobody has claimed.
+// A product is issued while the one before is multiplied: weights are computed beside dO . V, dK is still in flight
+// when the next scores are issued.
+constexpr bool kOrdered = ORDERED;
+constexpr int kThreads = 384, kSlots = 2, kTurns = 4;
+// How often a thread asks whether it is its turn before it goes on all the same, after some 10 s: only where a user has
+// written to the bounds of sequences or to a mask.
+constexpr int kPatience = 1 << 24;
+constexpr int kAdders = kOrdered ? 2 : 1, kShaders = 3 - kAdders;  // warps
+constexpr int kMany = kDim > 64 ? 240 : 200, kFew = kDim > 64 ? 24 : 104;  // registers; 168 on average
+constexpr int kSteps = kDim / 16, kSlabs = kDim / 64;
+constexpr u32 kSlabQ = 64 * 128, kSlabK = 128 * 128;      // bytes of 64 columns of a tile
+constexpr u32 kHalfBytes = 64 * kDim / 2 * 4;             // of dQ of a tile: the columns of one warpgroup
+constexpr int kHalfSums = kDim / 4;
+static_assert(kTileQ == 64 && kTileK == 128 && (kDim == 64 || kDim == 128) && VALUE_DIM == HEAD_DIM, "");
+
+// A tile of queries that meets the keys of a CTA. If there are no more of them, row < 0.
+struct Turn { int row, head, part, whole, rank, item; i64 tile; };
+struct Item { KeyTile keys; int count; };                 // count: tiles of queries; -1: no more items
+
+struct alignas(1024) Shared {
+  u8 k[kSlabs * kSlabK], v[kSlabs * kSlabK];
+  u8 q[kSlots][kSlabs * kSlabQ], dout[kSlots][kSlabs * kSlabQ];
+  u8 ds[kSlots][2 * kSlabQ];                              // queries by keys; at the end dK and dV before they are stored
+  u8 dq[2][kHalfBytes];
+  f32 lse[kSlots][64], delta[kSlots][64];
+  u32 seen[kSlots][64][kWords];                           // for turns that are not whole
+  u64 k_full, k_empty, v_full, v_empty;
+  u64 q_full[kSlots], q_empty[kSlots], dout_full[kSlots], dout_empty[kSlots], ds_full[kSlots];
+  u64 dq_full[2][2], dq_empty[2], turn_full[kTurns], shade_full[kSlots];
+  Turn turns[kTurns];                                     // described well before they are computed
+  Item items[2];
+  KeyTile next;                                           // of the warp that feeds: the keys, and up to 32 turns
+  Turn batch[32];
+  Tile shaded[kShaders];                                  // of the warps that look up
+};
+
+struct alignas(64) BackwardSm90 {
+  TensorMap q, k, v, dout;
+  BackwardRows rows;
+};
+#ifdef BACKWARD_SM90_BYTES
+CHECK_LAYOUT(BackwardSm90, BACKWARD_SM90, (q)(k)(v)(dout)(rows))
+#endif
+
+__device__ __forceinline__ void release(u64& barrier) {
+  __syncwarp();
+  if (is_elected()) arrive(barrier);
+}
+
+// ------------------------------------------------------------------------------------------------------- the feeders
+__device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
+                                           u32 barrier) {
+#pragma unroll
+  for (int i = 0; i < kSlabs; ++i) copy_tile(shared_address(to) + i * bytes, &map, 64 * i, row, head, batch, barrier);
+}
+
+// How many tiles of keys add to the queries from `row` on before tile `number` does: those after it that they see.
+__device__ __forceinline__ int rank_of(const BackwardRows& p, const KeyTile& y, int row, int head) {
+  const Attention& a = p.backward.attention;
+  const Tile& x = y.tile;
+  const int last = (min(row + 64, x.rows) + x.high - x.key - 1) / kTileK;
+  const int high = min((x.keys - x.key - 1) / kTileK, last);
+  if (!p.row_first) return high - y.number;
+  const int tiles = (a.queries + 63) / 64, at = pattern_of(a, x.batch, head) * tiles + row / 64;
+  const int first = clamp(p.row_first[at], 0, a.entries), end = clamp(p.row_first[at + 1], first, a.entries);
+  const auto after = [&](int column) {  // entries with a column up to this one
+    int from = first, to = end;
+    while (from < to) {
+      const int middle = (from + to) / 2;
+      if (p.row_columns[middle] <= column) from = middle + 1;
+      else to = middle;
+    }
+    return from;
+  };
+  return after(high) - after(y.number);
+}
+
+__device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared) {
+  const BackwardRows& p = problem.rows;
+  const Attention& a = p.backward.attention;
+  const int lane = threadIdx.x % 32;
+  u32 n = 0, loaded = 0;
+  for (u32 item = 0;; ++item) {
+    int t = 0;
+    if (lane == 0) t = atomicAdd(a.counters, 1);
+    const KeyTile& y = shared.next;
+    const Tile& x = y.tile;
+    {
+      const KeyTile found = key_tile_at(a, __shfl_sync(0xffffffffu, t, 0));
+      if (lane == 0) shared.next = found;
+      __syncwarp();
+    }
+    int count = x.head < 0 ? -1 : 0;
+    for (int head = x.head * a.group; x.head >= 0 && head < (x.head + 1) * a.group; ++head) {
+      const Entries entries = entries_of(a, y, head);
+      count += entries.last - entries.first;
+    }
+    wait(shared.k_empty, (item & 1) ^ 1);
+    if (lane == 0) {
+      shared.items[item & 1] = {y, count};
+      const u32 full = shared_address(&shared.k_full);
+      if (count > 0) {
+        barrier_expect(full, kSlabs * kSlabK);
+        copy_slabs(shared.k, kSlabK, problem.k, y.key, x.head, x.batch, full);
+      } else {
+        arrive(shared.k_full);
+      }
+    }
+    __syncwarp();
+    if (count < 0) break;
+    if (count == 0) continue;
+    bool first = true;
+    for (int head = x.head * a.group; head < (x.head + 1) * a.group; ++head) {
+      const Entries entries = entries_of(a, y, head);
+      for (int e0 = entries.first; e0 < entries.last; e0 += 32) {
+        if (e0 + lane < entries.last) {
+          Turn& mine = shared.batch[lane];
+          const int row = row_of(a, y, e0 + lane), part = part_of(a, e0 + lane);
+          const int last_key = y.key + kTileK - 1, last_row = min(x.rows, row + kTileQ) - 1;
+          mine.row = row;
+          mine.head = head;
+          mine.part = part;
+          mine.whole = part < 0 && last_key < x.keys && y.key >= last_row + x.low && last_key <= row + x.high;
+          mine.item = item & 1;
+          mine.tile = (i64(x.batch) * a.heads + head) * p.padded + padded_tile(a, p.padded, y.begin, row);
+          mine.rank = kOrdered ? rank_of(p, y, row, head) : 0;
+        }
+        __syncwarp();
+        for (int i = 0; i < min(32, entries.last - e0); ++i, ++n) {
+          const u32 slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
+          const Turn& turn = shared.batch[i];
+          wait(shared.q_empty[slot], phase);
+          if (lane == 0) {
+            shared.turns[n % kTurns] = turn;
+            arrive(shared.turn_full[n % kTurns]);
+            const u32 full = shared_address(&shared.q_full[slot]);
+            barrier_expect(full, kSlabs * kSlabQ + 256);
+            copy_slabs(shared.q[slot], kSlabQ, problem.q, turn.row, head, x.batch, full);
+            copy_line(shared_address(shared.lse[slot]), p.logarithms + turn.tile * 64, 256, full);
+          }
+          __syncwarp();
+          if (first) {
+            first = false;
+            wait(shared.v_empty, (loaded & 1) ^ 1);
+            if (lane == 0) {
+              const u32 full = shared_address(&shared.v_full);
+              barrier_expect(full, kSlabs * kSlabK);
+              copy_slabs(shared.v, kSlabK, problem.v, y.key, x.head, x.batch, full);
+            }
+            __syncwarp();
+            ++loaded;
+          }
+          wait(shared.dout_empty[slot], phase);
+          if (lane == 0) {
+            const u32 full = shared_address(&shared.dout_full[slot]);
+            barrier_expect(full, kSlabs * kSlabQ + 256);
+            copy_slabs(shared.dout[slot], kSlabQ, problem.dout, turn.row, head, x.batch, full);
+            copy_line(shared_address(shared.delta[slot]), p.deltas + turn.tile * 64, 256, full);
+          }
+          __syncwarp();
+        }
+        __syncwarp();
+      }
+    }
+  }
+  wait(shared.q_empty[n % kSlots], parity<kSlots>(n) ^ 1);
+  if (lane == 0) {
+    for (u32 i = n; i < n + kAdders; ++i) {
+      shared.turns[i % kTurns].row = -1;
+      arrive(shared.turn_full[i % kTurns]);
+    }
+    leave_counters(a.counters);
+  }
+}
+
+// Looks up which queries see which keys, unless all see all.
+__device__ __forceinline__ void shade(const BackwardSm90& problem, Shared& shared, int thread) {
+  const Attention& a = problem.rows.backward.attention;
+  Tile& x = shared.shaded[thread / 32];
+  for (u32 n = 0;; ++n) {
+    const u32 slot = n % kSlots;
+    wait(shared.turn_full[n % kTurns], parity<kTurns>(n));
+    const Turn& turn = shared.turns[n % kTurns];
+    if (turn.row < 0) break;
+    if (!turn.whole) {
+      const KeyTile& y = shared.items[turn.item].keys;
+      if (thread % 32 == 0) {
+        x = y.tile;
+        x.row = turn.row;
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int i = thread; i < 64; i += 32 * kShaders) {
+        u32 words[kWords];
+        words_of(a, x, {y.key, turn.part, 0}, x.row + i, words);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) shared.seen[slot][i][w] = x.row + i < x.rows ? words[w] : 0u;
+      }
+    }
+    release(shared.shade_full[slot]);
+  }
+}
+
+// One thread adds the dQ of both warpgroups to the sums, of every turn or of every kAdders-th. In order, an addition takes
+// longer than a turn, since its end is waited for and told: two warps take turns then.
+__device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared, u32 first) {
+  const BackwardRows& p = problem.rows;
+  if (threadIdx.x % 32) return;
+  int patience = kPatience;
+  for (u32 n = first;; n += kAdders) {
+    wait(shared.turn_full[n % kTurns], parity<kTurns>(n));
+    const Turn& turn = shared.turns[n % kTurns];
+    if (turn.row < 0) break;
+    const i64 tile = turn.tile;
+    const bool is_first = kOrdered && turn.rank == 0;  // stores, so that nobody has to write zeros before
+    if (kOrdered && !is_first) {
+      const int rank = turn.rank;
+      while (load_acquire(p.turns + tile) < rank && --patience > 0) {}
+    }
+    f32* to = p.sums + tile * kSumsOfTile;
+    const auto put = [&](f32* place, const u8* from) {
+      if (is_first) store_line(place, shared_address(from), kHalfBytes);
+      else add_line(place, shared_address(from), kHalfBytes);
+      store_commit();
+    };
+    wait(shared.dq_full[0][n % 2], parity<2>(n));
+    if (kOrdered) proxy_fence_all();
+    put(to, shared.dq[0]);
+    wait(shared.dq_full[1][n % 2], parity<2>(n));
+    put(to + kSumsOfTile / 2, shared.dq[1]);
+    store_wait_read<1>();
+    arrive(shared.dq_empty[0]);
+    store_wait_read<0>();
+    arrive(shared.dq_empty[1]);
+    if (kOrdered) {
+      store_wait();
+      proxy_fence_all();
+      add_release(p.turns + tile, 1);
+    }
+  }
+  store_wait();
+}
+
+// ---------------------------------------------------------------------------------------------------- the multipliers
+template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = 0.f;
+}
+
+struct Multiplier {
+  const BackwardSm90& problem;
+  Shared& shared;
+  const int group;      // warpgroup; the compiler knows it to be the same in all lanes
+  const int thread;     // of the warpgroup
+  f32 dk[kDim / 2], dv[kDim / 2];
+  u32 n = 0, loaded = 0;
+
+  // The number of a thread comes through a shuffle: otherwise the compiler reads it again in the loop, which takes 200
+  // clocks beside the traffic of the tensor cores.
+  __device__ __forceinline__ Multiplier(const BackwardSm90& problem, Shared& shared, int group)
+      : problem(problem), shared(shared), group(group),
+        thread(__shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32) % 128) {}
+
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  __device__ __forceinline__ int warp() const { return thread / 32; }
+  __device__ __forceinline__ const Backward& b() const { return problem.rows.backward; }
+
+  // d[64 keys, 64 queries] = rows of k or v times columns of q or dO; the first step of the rows may be in registers.
+  template <bool kFirst>
+  __device__ __forceinline__ void issue_scores(f32 (&d)[32], const u32 (&first)[4], const u8* rows, const u8* columns) {
+    const u64 x = wgmma_descriptor(shared_address(rows) + group * 8192, 16, 1024);
+    const u64 y = wgmma_descriptor(shared_address(columns), 16, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const u64 from = y + (step / 4 * kSlabQ + step % 4 * 32) / 16;
+      if (kFirst && step == 0) wgmma<false>(d, false, first, from);
+      else wgmma<false, false>(d, step > 0, x + (step / 4 * kSlabK + step % 4 * 32) / 16, from);
+    }
+    wgmma_commit();
+  }
+  // d[64 keys, kDim] += weights[64 keys, 64 queries] * rows[64 queries, kDim]
+  __device__ __forceinline__ void issue_sums(f32 (&d)[kDim / 2], const u32 (&weights)[4][4], const u8* rows) {
+    const u64 y = wgmma_descriptor(shared_address(rows), kSlabQ, 1024);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) wgmma<true>(d, true, weights[step], y + step * 2048 / 16);
+    wgmma_commit();
+  }
+  // d[64 queries, kDim / 2] = ds[64 queries, 128 keys] * k[128 keys, columns of this warpgroup]
+  __device__ __forceinline__ void issue_dq(f32 (&d)[kHalfSums], u32 slot) {
+    const u64 x = wgmma_descriptor(shared_address(shared.ds[slot]), 16, 1024);
+    const u64 y = wgmma_descriptor(shared_address(shared.k) + group * (kDim == 128 ? kSlabK : 64), kSlabK, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step)
+      wgmma<false, true>(d, step > 0, x + (step / 4 * kSlabQ + step % 4 * 32) / 16, y + step * 2048 / 16);
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void load_statistics(float4 (&x)[4], const f32* from) const {
+    const u32 place = shared_address(from) + lane() % 4 * 64, turned = lane() % 4 / 2 * 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = load_floats(place + (turned ^ (i * 16)));
+  }
+  // Sets to 0 the weights of keys that a query does not see.
+  __device__ __forceinline__ void hide(f32 (&s)[32], u32 slot) const {
+    wait(shared.shade_full[slot], parity<kSlots>(n));
+    const u32(&seen)[64][kWords] = shared.seen[slot];
+    const int word = group * 2 + warp() / 2, bit = warp() % 2 * 16 + lane() / 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 bits = seen[j * 8 + lane() % 4 * 2 + i][word] >> bit;
+        s[4 * j + i] = bits & 1 ? s[4 * j + i] : 0.f;
+        s[4 * j + 2 + i] = bits >> 8 & 1 ? s[4 * j + 2 + i] : 0.f;
+      }
+  }
+
+  __device__ __forceinline__ void run() {
+    for (u32 item = 0;; ++item) {
+      wait(shared.k_full, item & 1);
+      const int count = uniform(shared.items[item & 1].count);
+      if (count < 0) break;
+      clear(dk);
+      clear(dv);
+      if (count > 0) loop(count);
+      release(shared.k_empty);
+      finish(shared.items[item & 1].keys);
+    }
+  }
+
+  __device__ __forceinline__ void loop(int count) {
+    const f32 scale = b().attention.scale;
+    u32 first[4];
+    {
+      const int row = group * 64 + warp() * 16 + lane() % 16;
+      load_matrix_x4<false>(first, shared_address(shared.k) + row * 128 + ((lane() / 16) ^ (row & 7)) * 16);
+    }
+    // Where this lane stores a part of ds: stmatrix transposes it to rows of queries.
+    const u32 place = group * kSlabQ + (lane() / 16 * 8 + lane() % 8) * 128 +
+                      ((warp() * 2 + lane() / 8 % 2) ^ (lane() & 7)) * 16;
+    wait(shared.v_full, loaded & 1);
+    ++loaded;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const u32 slot = n % kSlots, phase = parity<kSlots>(n);
+      f32 s[32], dp[32], dq[kHalfSums];
+      float4 statistics[4];
+      u32 weights[4][4], ds[4][4];
+      wait(shared.q_full[slot], phase);
+      load_statistics(statistics, shared.lse[slot]);
+      const int whole = uniform(shared.turns[n % kTurns].whole);
+      issue_scores<true>(s, first, shared.k, shared.q[slot]);
+      wait(shared.dout_full[slot], phase);
+      issue_scores<false>(dp, first, shared.v, shared.dout[slot]);
+      wgmma_wait<1>();
+      settle(s);
+      settle(dk);  // of the turn before
+      if (i > 0) release(shared.q_empty[slot ^ 1]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float4 l = statistics[j];
+        f32* x = s + 8 * j;
+        x[0] = exp2_of(fmaf(x[0], scale, -l.x)), x[1] = exp2_of(fmaf(x[1], scale, -l.y));
+        x[2] = exp2_of(fmaf(x[2], scale, -l.x)), x[3] = exp2_of(fmaf(x[3], scale, -l.y));
+        x[4] = exp2_of(fmaf(x[4], scale, -l.z)), x[5] = exp2_of(fmaf(x[5], scale, -l.w));
+        x[6] = exp2_of(fmaf(x[6], scale, -l.z)), x[7] = exp2_of(fmaf(x[7], scale, -l.w));
+      }
+      if (!whole) hide(s, slot);
+      load_statistics(statistics, shared.delta[slot]);
+      pin(s);
+#pragma unroll
+      for (int j = 0; j < 16; ++j) weights[j / 4][j % 4] = pack<Element>(s[2 * j], s[2 * j + 1]);
+      wgmma_wait<0>();
+      settle(dp);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float4 l = statistics[j];
+        const f32 *x = s + 8 * j, *y = dp + 8 * j;
+        ds[j][0] = pack<Element>(x[0] * (y[0] - l.x), x[1] * (y[1] - l.y));
+        ds[j][1] = pack<Element>(x[2] * (y[2] - l.x), x[3] * (y[3] - l.y));
+        ds[j][2] = pack<Element>(x[4] * (y[4] - l.z), x[5] * (y[5] - l.w));
+        ds[j][3] = pack<Element>(x[6] * (y[6] - l.z), x[7] * (y[7] - l.w));
+        store_matrix_x4<true>(shared_address(shared.ds[slot]) + place + j * 2048, ds[j][0], ds[j][1], ds[j][2], ds[j][3]);
+      }
+      proxy_fence();
+      release(shared.ds_full[slot]);
+      wgmma_fence();
+      issue_sums(dv, weights, shared.dout[slot]);
+      wait(shared.ds_full[slot], phase);
+      issue_dq(dq, slot);
+      wgmma_fence();
+      issue_sums(dk, ds, shared.q[slot]);
+      wgmma_wait<1>();
+      settle(dq);
+      settle(dv);
+      release(shared.dout_empty[slot]);
+      if (i == count - 1) release(shared.v_empty);
+      hand_over(dq);
+      ++n;
+    }
+    wgmma_wait<0>();
+    settle(dk);
+    release(shared.q_empty[(n - 1) % kSlots]);
+  }
+
+  // A branch that is never taken keeps the exponentials above the wait that follows: otherwise the compiler moves all of
+  // them below it.
+  __device__ __forceinline__ void pin(const f32 (&s)[32]) {
+    if (b().attention.tiles < 0) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        store_words(shared_address(shared.q) + thread * 16 + j * 2048, s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
+    }
+  }
+
+  // Puts dQ where the copy engine reads it.
+  __device__ __forceinline__ void hand_over(const f32 (&dq)[kHalfSums]) {
+    wait(shared.dq_empty[group], (n & 1) ^ 1);
+    const u32 to = shared_address(shared.dq[group]) + thread * 16;
+#pragma unroll
+    for (int j = 0; j < kHalfSums / 4; ++j)
+      store_words(to + j * 2048, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    proxy_fence();
+    release(shared.dq_full[group][n % 2]);
+  }
+
+  // -------------------------------------------------------------------------------- the result
+  // Writes 16 rows through shared memory; returns the rows with an element that is not finite: bit r.
+  __device__ __forceinline__ u32 write(const f32 (&x)[kDim / 2], f32 factor, u8* staged, Element* out,
+                                       const Strides& strides, int rows, int columns) {
+    constexpr int kPieces = kDim / 8;
+    f32 bad[2] = {0.f, 0.f};
+    const int line = lane() % 16;
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j) {
+      const f32* d = x + 8 * j;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) bad[i / 2 % 2] = fmaf(d[i] * factor, 0.f, bad[i / 2 % 2]);
+      store_matrix_x4<false>(shared_address(staged) + line * kDim * 2 + ((2 * j + lane() / 16) ^ (line & 7)) * 16,
+                             pack<Element>(d[0] * factor, d[1] * factor), pack<Element>(d[2] * factor, d[3] * factor),
+                             pack<Element>(d[4] * factor, d[5] * factor), pack<Element>(d[6] * factor, d[7] * factor));
+    }
+    __syncwarp();
+    const bool aligned =
+        strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(strides.row) * sizeof(Element)) & 15) == 0;
+#pragma unroll 1
+    for (int item = lane(); item < 16 * kPieces; item += 32) {
+      const int row = item / kPieces, piece = item % kPieces, left = columns - piece * 8;
+      if (row >= rows) break;
+      const u8* from = staged + row * kDim * 2 + (piece ^ (row & 7)) * 16;
+      Element* to = out + i64(row) * strides.row + i64(piece * 8) * strides.column;
+      if (aligned && left >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
+      else
+        for (int d = 0; d < min(left, 8); ++d) to[d * strides.column] = reinterpret_cast<const Element*>(from)[d];
+    }
+    __syncwarp();
+    u32 found = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const u32 lanes = __ballot_sync(0xffffffffu, bad[half] != 0.f);  // NaN is not 0
+#pragma unroll
+      for (int r = 0; r < 8; ++r) found |= (lanes >> 4 * r & 15u ? 1u : 0u) << (half * 8 + r);
+    }
+    return found & (rows >= 16 ? 0xffffu : (1u << max(rows, 0)) - 1);
+  }
+
+  // dK and dV pass through the memory of ds, which both warpgroups have read by then. A warp has its own rows.
+  __device__ __forceinline__ void finish(const KeyTile& y) {
+    const Tile& x = y.tile;
+    const int first = group * 64 + warp() * 16, key = y.key + first, rows = x.keys - key;
+    u8* staged = shared.ds[0] + first * kDim * 2;
+    two_warpgroups_sync(1);
+    u32 redo = write(dv, 1.f, staged, at(b().dv, b().dv_strides, x.batch, x.head, key), b().dv_strides, rows,
+                     b().attention.value_dim);
+    redo |= write(dk, b().factor, staged, at(b().dk, b().dk_strides, x.batch, x.head, key), b().dk_strides, rows,
+                  b().attention.head_dim);
+    two_warpgroups_sync(1);
+#pragma unroll 1
+    for (; redo; redo &= redo - 1) {
+      const BackwardRows& p = problem.rows;
+      write_key(b(), y, key + __ffs(redo) - 1, [&](int head, int row) {
+        const int begin = y.begin, tile = begin + (row - begin) / 64 * 64;
+        const i64 number = (i64(x.batch) * b().attention.heads + head) * p.padded +
+                           padded_tile(b().attention, p.padded, begin, tile);
+        const int place = place_of(row - tile);
+        return Statistic{p.logarithms[number * 64 + place], p.deltas[number * 64 + place]};
+      });
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+attention_backward_sm90(const __grid_constant__ BackwardSm90 problem) {
+  extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(&problem.q);
+    prefetch_map(&problem.k);
+    prefetch_map(&problem.v);
+    prefetch_map(&problem.dout);
+    const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+    init(shared.k_full, 1), init(shared.k_empty, 8), init(shared.v_full, 1), init(shared.v_empty, 8);
+    for (int i = 0; i < kSlots; ++i) {
+      init(shared.q_full[i], 1), init(shared.q_empty[i], 8), init(shared.dout_full[i], 1), init(shared.dout_empty[i], 8);
+      init(shared.ds_full[i], 8), init(shared.shade_full[i], kShaders);
+    }
+    for (int i = 0; i < kTurns; ++i) init(shared.turn_full[i], 1);
+    for (int i = 0; i < 2; ++i) init(shared.dq_full[i][0], 4), init(shared.dq_full[i][1], 4), init(shared.dq_empty[i], 1);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp >= 4) {
+    more_registers<kMany>();
+    Multiplier(problem, shared, warp / 4 - 1).run();
+  } else {
+    fewer_registers<kFew>();
+    if (warp == 0) feed(problem, shared);
+    else if (warp <= kAdders) add(problem, shared, warp - 1);
+    else shade(problem, shared, threadIdx.x - 32 * (1 + kAdders));
+  }
+}

@@ -1,0 +1,161 @@
+"""The kernels for the gradients of attention, launched as they are, on the CPU, beside the host in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm._attention import backward_launch
+from bsrgemm._attention.host import ENGINE
+from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm.dtypes import BFLOAT16
+
+from . import emulator
+
+F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
+#: By how much weights and their gradients are rounded, of the largest gradient.
+ROUNDING = {F16: 3e-3, BFLOAT16: 2.4e-2, F32: 2e-5, F64: 1e-12}
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+class Emulated:
+    """`bsrgemm.attention_backward` on NumPy arrays by the kernels, beside that of the host in float64."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.names: set[str] = set()
+
+    def run(self, *args: Any, **options: Any) -> tuple[Any, ...]:
+        start, fuse = backward_launch._separate, backward_launch._fused
+
+        def noted_fused(backend: Any, call: Any, config: Any) -> None:
+            self.names.add(type(config).__name__)
+            fuse(backend, call, config)
+
+        def noted(backend: Any, call: Any, config: Any, statistics: Any) -> None:
+            self.names.add(type(config).__name__)
+            start(backend, call, config, statistics)
+
+        with self.monkeypatch.context() as patched:
+            patched.setattr(ENGINE, "backward", lambda call: emulator.run_backward(call, emulator.guarded))
+            patched.setattr(backward_launch, "_separate", noted)
+            patched.setattr(backward_launch, "_fused", noted_fused)
+            return bg.attention_backward(*args, **options)
+
+    def check(self, q: Any, k: Any, v: Any, dout: Any, **options: Any) -> None:
+        wide = [x.astype(np.float64) for x in (q, k, v, dout)]
+        out, lse = bg.attention(*wide[:3], return_lse=True, **options)
+        want = bg.attention_backward(wide[3], *wide[:3], out, lse, **options)
+        acc = np.float64 if q.dtype == F64 else np.float32
+        delta = (out * wide[3]).sum(axis=-1)
+        delta = delta.swapaxes(0, 1) if "cu_seqlens_q" in options else delta
+        got = self.run(dout, q, k, v, None, lse.astype(acc), delta=delta.astype(acc), **options)
+        for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
+            bound = ROUNDING[q.dtype] * max(1, np.abs(y[np.isfinite(y)]).max(initial=0))
+            np.testing.assert_allclose(x.astype(np.float64), y, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.fixture(params=["sm_80", "sm_90a"])
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated]:
+    with emulator.emulated(folder, emulator.guarded, arch=request.param):
+        found = Emulated(monkeypatch)
+        yield found
+        # What the kernel for Hopper does not serve goes to the portable one: softcap, wide heads.
+        assert found.names <= ({"BackwardSm80"} if request.param == "sm_80" else {"BackwardSm80", "BackwardSm90"})
+        assert found.names
+
+
+def operands(
+    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, D_v: int = 0, heads: tuple[int, int] = (2, 1),
+    dtype: Any = F16, batch: int = 1,
+) -> tuple[Any, ...]:  # fmt: skip
+    D_v = D_v or D
+    shapes = ((heads[0], S_q, D), (heads[1], S_k, D), (heads[1], S_k, D_v), (heads[0], S_q, D_v))
+    return tuple(rng.standard_normal((batch, *shape)).astype(dtype) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dims", "options"),
+    [
+        ((1, 1), (64, 64), {}),
+        ((20, 30), (64, 64), {}),
+        ((70, 150), (64, 64), {"causal": True}),
+        ((130, 70), (64, 64), {"causal": True}),  # the first rows see nothing
+        ((64, 300), (64, 64), {"window": (40, 3)}),
+        ((33, 65), (128, 128), {"softcap": 3.0, "scale": -0.2}),
+        ((70, 90), (32, 32), {"causal": True, "align": "top-left"}),
+        ((30, 90), (256, 256), {}),
+        ((30, 90), (40, 24), {"causal": True}),  # tiles of which not all columns are there
+        ((70, 90), (32, 128), {}),
+        ((150, 40), (192, 96), {"causal": True}),
+    ],
+    ids=str,
+)
+def test_bands_at_odd_lengths_and_head_dims(lengths, dims, options, emulated, rng) -> None:
+    emulated.check(*operands(rng, *lengths, *dims), **options)
+
+
+def test_bfloat16_and_groups(emulated, rng) -> None:
+    emulated.check(*operands(rng, 70, 90, 64, heads=(6, 2), dtype=BFLOAT16, batch=2), causal=True)
+
+
+def test_masks_by_blocks_and_elements(emulated, rng) -> None:
+    some = operands(rng, 150, 200)
+    emulated.check(*some, mask=bg.BlockMask.random(150, 200, per_row=2, block=32, seed=1))
+    dense = rng.random((150, 200)) < 0.3
+    dense[7], dense[:, 9] = False, False  # a query that sees nothing, a key that nobody sees
+    emulated.check(*some, mask=bg.BlockMask.from_dense(dense, block=64), causal=True)
+    emulated.check(*some, mask=bg.BlockMask.random(150, 200, per_row=1, block=16, heads=(1, 2)), window=(60, 20))
+    some = operands(rng, 100, 130, heads=(4, 2), batch=2)  # two heads share a pattern
+    emulated.check(*some, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
+
+
+def test_sequences_of_different_lengths(emulated, rng) -> None:
+    some = [rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1), (100, 2))]
+    emulated.check(*some, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
+
+
+def test_strides_and_results_of_any_strides(emulated, rng) -> None:
+    q, k, v, dout = (x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in operands(rng, 40, 70, heads=(4, 2), batch=2))
+    wide = [x.astype(np.float64) for x in (q, k, v, dout)]
+    out, lse = bg.attention(*wide[:3], return_lse=True)
+    want = bg.attention_backward(wide[3], *wide[:3], out, lse)
+    for pitch, step in ((64, 1), (65, 1), (128, 2)):
+        room = [np.full((2, x.shape[2], x.shape[1], pitch), 77, F16) for x in (q, k, v)]
+        given = [x[..., : 64 * step : step].swapaxes(1, 2) for x in room]
+        emulated.run(dout, q, k, v, out.astype(F16), lse.astype(F32), dq=given[0], dk=given[1], dv=given[2])
+        for x, y in zip(given, want, strict=True):
+            np.testing.assert_allclose(x.astype(np.float64), y, rtol=0, atol=3e-3 * np.abs(y).max())
+        assert all((x[..., 64:] == 77).all() if step == 1 else (x[..., 1::2] == 77).all() for x in room)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(name, emulated, rng) -> None:
+    some = dict(zip(("q", "k", "v", "dout"), operands(rng, 40, 70, heads=(2, 1)), strict=True))
+    some[name][:, :, 33, 5] = np.nan
+    wide = {key: x.astype(np.float64) for key, x in some.items()}
+    out, lse = bg.attention(wide["q"], wide["k"], wide["v"], causal=True, return_lse=True)
+    want = bg.attention_backward(wide["dout"], wide["q"], wide["k"], wide["v"], out, lse, causal=True)
+    got = emulated.run(some["dout"], some["q"], some["k"], some["v"], out.astype(F16), lse.astype(F32), causal=True)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.isnan(x.astype(np.float64)), np.isnan(y))
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)
+@pytest.mark.parametrize("options", [{"causal": True}, {"softcap": 2.0, "window": (20, 5)}], ids=str)
+def test_plain_cores(dtype, options, monkeypatch, folder, rng) -> None:
+    with emulator.emulated(folder, emulator.guarded, arch="sm_75"), force_kernel("BackwardSimt"):
+        emulated = Emulated(monkeypatch)
+        emulated.check(*operands(rng, 40, 70, 24, 40, heads=(4, 2), dtype=dtype), **options)
+        some = operands(rng, 50, 70, 24, 40, heads=(2, 2), dtype=dtype)
+        emulated.check(*some, mask=bg.BlockMask.from_dense(rng.random((50, 70)) < 0.3, block=16))
+        assert emulated.names == {"BackwardSimt"}

@@ -1,0 +1,220 @@
+"""The kernels for the gradients of attention against float64 on the card."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm import BlockMask
+from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm.dtypes import BFLOAT16
+
+pytestmark = pytest.mark.gpu
+
+F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
+#: By how much weights and their gradients are rounded, of the largest gradient.
+ROUNDING = {F16: 3e-3, BFLOAT16: 2.4e-2, F32: 2e-5, F64: 1e-11}
+BANDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True},
+    {"window": (100, 30)},
+    {"window": (60, 0), "align": "top-left"},
+)
+NAMES = ("dq", "dk", "dv")
+
+
+@pytest.fixture(params=["by rule", "BackwardSm80"], autouse=True)
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernel that the rules choose, and the portable one."""
+    if request.param == "by rule":
+        yield request.param
+        return
+    with force_kernel(request.param):
+        yield request.param
+
+
+def operands(
+    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, D_v: int = 0, B: int = 1,
+    heads: tuple[int, int] = (2, 1), dtype: Any = F16,
+) -> list[Any]:  # fmt: skip
+    """q, k, v and dout on the host."""
+    D_v = D_v or D
+    shapes = ((heads[0], S_q, D), (heads[1], S_k, D), (heads[1], S_k, D_v), (heads[0], S_q, D_v))
+    return [rng.standard_normal((B, *shape)).astype(dtype) for shape in shapes]
+
+
+def check(some: list[Any], checksum: Any, **options: Any) -> None:
+    """The gradients on the card against those of the host in float64; written over what was there."""
+    import cupy
+
+    mask = options.pop("mask", None)
+    wide = [x.astype(np.float64) for x in some]
+    out, lse = bg.attention(*wide[:3], return_lse=True, mask=mask, **options)
+    want = bg.attention_backward(wide[3], *wide[:3], out, lse, mask=mask, **options)
+    there = [cupy.asarray(x) for x in some]
+    if mask is not None:
+        options["mask"] = mask.to_device("cuda")
+    o, e = bg.attention(*there[:3], return_lse=True, **options)
+    results = [cupy.full_like(x, 113) for x in there[:3]]
+    got = bg.attention_backward(there[3], *there[:3], o, e, **options, **dict(zip(NAMES, results, strict=True)))
+    for name, x, y in zip(NAMES, got, want, strict=True):
+        bound = ROUNDING[some[0].dtype] * max(1.0, np.abs(y).max(initial=0))
+        np.testing.assert_allclose(x.get().astype(np.float64), y, rtol=0, atol=bound, err_msg=name)
+        checksum(x)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("S", [1, 63, pytest.param(129, marks=pytest.mark.sanitizer), 300, 515])
+def test_bands_at_odd_lengths(S: int, D: int, rng: Any, checksum: Any) -> None:
+    some = operands(rng, S, S, D)
+    for band in BANDS:
+        check(some, checksum, **band)
+
+
+@pytest.mark.parametrize("lengths", [(300, 777), (777, 300), (1, 1000), (1000, 1)], ids=str)
+def test_queries_and_keys_of_different_lengths(lengths: tuple[int, int], rng: Any, checksum: Any) -> None:
+    some = operands(rng, *lengths, 128, B=2, heads=(6, 2))
+    for band in BANDS:
+        check(some, checksum, **band)
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 96), (192, 192), (256, 256), (72, 40), (192, 128)], ids=str)
+def test_head_dims(dims: tuple[int, int], dtype: Any, rng: Any, checksum: Any) -> None:
+    check(operands(rng, 200, 333, *dims, heads=(4, 1), dtype=dtype), checksum, causal=True)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (7, 1), (14, 2), (8, 8), (16, 2)], ids=str)
+def test_groups_of_heads(heads: tuple[int, int], rng: Any, checksum: Any) -> None:
+    check(operands(rng, 150, 260, 128, B=2, heads=heads), checksum, causal=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": 7.0}, {"scale": -0.3}, {"scale": 0.0}, {"softcap": 2.0, "scale": 0.5}], ids=str
+)
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_softcap_and_any_scale(D: int, options: dict[str, Any], rng: Any, checksum: Any) -> None:
+    check(operands(rng, 140, 300, D), checksum, causal=True, **options)
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("D", [64, 128])
+def test_random_blocks(block: int, D: int, rng: Any, checksum: Any) -> None:
+    some = operands(rng, 700, 900, D, B=2, heads=(4, 2))
+    for heads, band in itertools.product(((1, 1), (2, 2), (1, 4)), ({}, {"causal": True}, {"window": (150, 60)})):
+        mask = BlockMask.random(700, 900, per_row=2, block=block, heads=heads, seed=block, device="cpu")
+        check(some, checksum, mask=mask, **band)
+
+
+@pytest.mark.sanitizer
+def test_masks_of_elements(rng: Any, checksum: Any) -> None:
+    some = operands(rng, 150, 200)
+    dense = rng.random((150, 200)) < 0.3
+    dense[7], dense[:, 9], dense[60:130] = False, False, False  # queries that see nothing, a key that nobody sees
+    for block in (16, 64, 128):
+        check(some, checksum, mask=BlockMask.from_dense(dense, block=block))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("align", ["bottom-right", "top-left"])
+def test_sequences_of_different_lengths(causal: bool, align: str, rng: Any, checksum: Any) -> None:
+    some = [rng.standard_normal((n, h, 128)).astype(F16) for n, h in ((500, 4), (640, 2), (640, 2), (500, 4))]
+    bounds = {"cu_seqlens_q": [0, 130, 130, 300, 500], "cu_seqlens_k": [0, 270, 290, 640, 640]}
+    check(some, checksum, causal=causal, align=align, **bounds)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_plain_cores(dtype: Any, kernel: str, rng: Any, checksum: Any) -> None:
+    if kernel != "by rule":
+        pytest.skip("one kernel serves these dtypes")
+    for D, D_v in ((64, 64), (40, 24)):
+        some = operands(rng, 130, 170, D, D_v, heads=(4, 2), dtype=dtype)
+        for band in BANDS:
+            check(some, checksum, **band)
+        check(some, checksum, mask=BlockMask.random(130, 170, per_row=2, block=32, seed=1, device="cpu"))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_results_repeat_bit_by_bit(deterministic: bool, rng: Any, checksum: Any) -> None:
+    import cupy
+
+    q, k, v, dout = (cupy.asarray(x) for x in operands(rng, 1500, 1500, 128, heads=(8, 4)))
+    for options in ({"causal": True}, {}, {"window": (300, 0)}):
+        out, lse = bg.attention(q, k, v, return_lse=True, **options)
+        first = bg.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+        for _ in range(20):
+            again = bg.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+            for x, y in zip(first, again, strict=True):
+                if deterministic:
+                    assert (x.view(np.uint16) == y.view(np.uint16)).all()
+                else:
+                    assert float(abs(x.astype(F32) - y.astype(F32)).max()) <= 3e-3 * float(abs(x.astype(F32)).max())
+        if deterministic:
+            for x in first:
+                checksum(x)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(name: str, rng: Any) -> None:
+    import cupy
+
+    some = dict(zip(("q", "k", "v", "dout"), operands(rng, 200, 300, 128), strict=True))
+    some[name][:, :, 133, 5] = np.nan
+    wide = {key: x.astype(np.float64) for key, x in some.items()}
+    out, lse = bg.attention(wide["q"], wide["k"], wide["v"], causal=True, return_lse=True)
+    want = bg.attention_backward(wide["dout"], wide["q"], wide["k"], wide["v"], out, lse, causal=True)
+    q, k, v, dout = (cupy.asarray(x) for x in some.values())
+    o, e = bg.attention(q, k, v, causal=True, return_lse=True)
+    for x, y in zip(bg.attention_backward(dout, q, k, v, o, e, causal=True), want, strict=True):
+        np.testing.assert_array_equal(np.isnan(x.get().astype(np.float64)), np.isnan(y))
+
+
+def test_strides_parts_and_given_sums(kernel: str, rng: Any, checksum: Any) -> None:
+    """Rows between heads, rows that are no multiple of 16 bytes, results with gaps, delta, and dout in float32."""
+    import cupy
+
+    some = operands(rng, 200, 300, 100, heads=(4, 2), B=2)
+    check(some, checksum, causal=True)
+    wide = [x.astype(np.float64) for x in some]
+    out, lse = bg.attention(*wide[:3], return_lse=True)
+    dlse = rng.standard_normal(lse.shape)
+    want = bg.attention_backward(wide[3], *wide[:3], out, lse, dlse=dlse)
+    q, k, v, dout = (cupy.asarray(np.swapaxes(x, 1, 2)) for x in some)
+    e, d = cupy.asarray(lse.astype(F32)), cupy.asarray(dlse.astype(F32))
+    delta = cupy.asarray((wide[3] * out).sum(axis=-1).astype(F32))
+    room = cupy.full((2, 200, 4, 130), 77, F16)
+    for grad in (dout, dout.astype(F32)) if kernel == "by rule" else (dout,):
+        got = bg.attention_backward(grad, q, k, v, None, e, delta=delta, dlse=d, layout="bshd", dq=room[..., :100])
+        for x, y in zip(got, want, strict=True):
+            bound = 3e-3 * np.abs(y).max()
+            np.testing.assert_allclose(np.swapaxes(x.get(), 1, 2).astype(np.float64), y, rtol=0, atol=bound)
+            checksum(x)
+        assert (room[..., 100:] == 77).all()
+
+
+def test_a_captured_backward_can_be_replayed(rng: Any) -> None:
+    import cupy
+
+    q, k, v, dout = (cupy.asarray(x) for x in operands(rng, 300, 300, 128, heads=(4, 2)))
+    out, lse = bg.attention(q, k, v, causal=True, return_lse=True)
+    results = {name: cupy.empty_like(x) for name, x in zip(NAMES, (q, k, v), strict=True)}
+    want = [x.copy() for x in bg.attention_backward(dout, q, k, v, out, lse, causal=True)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        bg.attention_backward(dout, q, k, v, out, lse, causal=True, **results)
+        graph = stream.end_capture()
+        for x in results.values():
+            x.fill(7)
+        graph.launch(stream)
+        graph.launch(stream)
+    stream.synchronize()
+    for x, y in zip(results.values(), want, strict=True):
+        assert (x.view(np.uint16) == y.view(np.uint16)).all()
