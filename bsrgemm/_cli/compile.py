@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._attention import decode_config
+from .._attention import backward_config, decode_config
 from .._attention import heuristics as attention_heuristics
 from .._environment import cuda_problem
 from .._kernels import disk_cache, element_types, jit
@@ -27,8 +27,8 @@ _MOST_THREADS = 8
 _SECONDS_BETWEEN_LINES = 5.0
 #: Seconds of one core that a kernel takes, measured once with NVRTC 12.9; all others take _USUAL_SECONDS.
 _SECONDS = {
-    "attention_sm80": 2.4, "attention_sm90": 2.4, "block_products_sm80": 0.5, "block_products_sm90": 0.8, "decode": 1.3,
-    "gemm_sm80": 2.2, "gemm_sm90": 0.8,
+    "attention_backward_sm80": 1.3, "attention_backward_sm90": 1.6, "attention_sm80": 2.4, "attention_sm90": 2.4,
+    "block_products_sm80": 0.5, "block_products_sm90": 0.8, "decode": 1.3, "gemm_sm80": 2.2, "gemm_sm90": 0.8,
 }  # fmt: skip
 _USUAL_SECONDS = 0.3
 #: The share of its time that a thread works while others compile too.
@@ -84,6 +84,7 @@ def specs(
         (heuristics, heuristics.every_config(chosen)),
         (attention_heuristics, (c for c in attention_heuristics.every_config() if c.dtype in elements)),
         (decode_config, (c for c in decode_config.every_decode_config() if c.element in elements)),
+        (backward_config, (c for c in backward_config.every_backward_config() if c.dtype in elements)),
     )
     found: dict[jit.KernelSpec, None] = {}
     for family, members in families:
@@ -234,7 +235,8 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         listed = dict.fromkeys(spec for _, spec in jobs)
         for spec in listed:
             print(spec)
-        print(f"{len(listed)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone")
+        alone = "those with sm90 in their name, attention_values, attention_backward_begin and _end"
+        print(f"{len(listed)} kernels; {alone} for sm_90a alone")
         return 0
     threads = _threads()
     expected = f"{_duration(estimate(jobs, threads))} with {threads} thread{'s' if threads > 1 else ''}"

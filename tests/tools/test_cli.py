@@ -14,7 +14,7 @@ import pytest
 
 from bsrgemm import _environment
 from bsrgemm.__main__ import main
-from bsrgemm._attention import decode_config
+from bsrgemm._attention import backward_config, decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
@@ -340,14 +340,18 @@ def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> 
 def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "--list", "--dtype", "float16", "--kernel", "spgemm_simt"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"{len(lines)} kernels; gemm_sm90, attention_sm90 and attention_values for sm_90a alone"
+    alone = "those with sm90 in their name, attention_values, attention_backward_begin and _end"
+    assert last == f"{len(lines)} kernels; {alone} for sm_90a alone"
     assert lines and all(line.startswith("spgemm_simt.cu:spgemm_simt -DELEMENT_A=f16") for line in lines)
     assert not cache_dir.exists()
 
 
 def test_all_means_every_config() -> None:
     everything = compile_command.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
-    families = (heuristics.every_config(), attention_heuristics.every_config(), decode_config.every_decode_config())
+    families = (
+        *(heuristics.every_config(), attention_heuristics.every_config()),
+        *(decode_config.every_decode_config(), backward_config.every_backward_config()),
+    )
     assert set(everything) == {config.spec() for family in families for config in family}
     assert len(set(everything)) == len(everything)
     assert set(compile_command.specs()) < set(everything)

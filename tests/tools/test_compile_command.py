@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import decode_config
+from bsrgemm._attention import backward_config, decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._kernels import element_types
@@ -54,6 +54,19 @@ def test_common_attention_and_decode_are_in_the_default_set(arch: str, width: in
         assert attention_heuristics.forward(problem).spec() in listed
         for rows in (1, 8, 32):
             assert decode_config.decode_config(dtype, width, width, rows).spec() in listed
+
+
+@each_arch
+@pytest.mark.parametrize("width", [64, 256])
+def test_gradients_of_attention_can_be_compiled_ahead(arch: str, width: int) -> None:
+    listed = set(compile_command.specs(arch=arch))
+    for dtype in (HALF, BFLOAT16, SINGLE, DOUBLE):
+        acc, name = accumulator_dtype(dtype), element_types.element(dtype)
+        problem = backward_config.BackwardProblem(arch, dtype, dtype, acc, width, width, attention_heuristics.SIGNED)
+        assert {config.spec() for config in backward_config.backward(problem)} <= listed
+        assert backward_config.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
+    around = {spec.entry for spec in listed} & {"attention_backward_begin", "attention_backward_end"}
+    assert len(around) == (2 if arch == "sm_90a" else 0)
 
 
 def listing(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
