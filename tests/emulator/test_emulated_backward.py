@@ -108,6 +108,10 @@ def test_bfloat16_and_groups(emulated, rng) -> None:
     emulated.check(*operands(rng, 70, 90, 64, heads=(6, 2), dtype=BFLOAT16, batch=2), causal=True)
 
 
+def test_turns_that_are_whole_and_not_in_two_tiles_of_keys(emulated, rng) -> None:
+    emulated.check(*operands(rng, 200, 150, heads=(1, 1)), causal=True)
+
+
 def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     some = operands(rng, 150, 200)
     emulated.check(*some, mask=bg.BlockMask.random(150, 200, per_row=2, block=32, seed=1))

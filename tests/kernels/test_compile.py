@@ -30,6 +30,7 @@ SECONDS = 3.0 if LONG else 10.0
 #: Tests that share the variants of a kernel, where these take more than about 8 s together.
 PARTS = {
     "attention_sm80": 4,
+    "attention_backward_sm80": 3,
     "gemm_sm80": 4,
     "attention_sm90": 3,
     "gemm_sm90": 3,

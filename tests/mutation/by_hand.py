@@ -173,7 +173,7 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "every head has its own pattern",
         "bsrgemm/_attention/*.py",
-        "0 if H == 1 else plan.heads // H",
+        "0 if H == 1 else heads // H",
         "0 if H == 1 else 1",
     ),
     Error("batches share a pattern", "bsrgemm/_attention/*.py", "shared = (H, int(B > 1),", "shared = (H, 0,"),
