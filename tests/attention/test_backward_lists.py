@@ -1,0 +1,107 @@
+"""What the kernels for the gradients of attention are given: lists by keys, and which kernel serves what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm._attention import backward_config, mask_tiles
+from bsrgemm._attention.backward_config import BackwardProblem, BackwardSm80, BackwardSm90
+from bsrgemm._attention.heuristics import CAPPED, SIGNED
+from bsrgemm._backend.registry import host
+from bsrgemm._kernels.element_types import shared_kb
+from bsrgemm.dtypes import BFLOAT16
+
+F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
+
+
+def entries(found: mask_tiles.Tiles, patterns: int, tiles: int) -> list[list[tuple[int, int]]]:
+    """(column, part) of each tile of each pattern."""
+    first = found.first
+    assert len(first) == patterns * tiles + 1
+    return [
+        [(int(found.columns[e]), int(found.parts[e])) for e in range(first[i], first[i + 1])]
+        for i in range(patterns * tiles)
+    ]
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("tiles", [(64, 128), (64, 64), (32, 64)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (2, 3)], ids=str)
+def test_lists_by_keys_have_the_same_entries_as_those_by_queries(block: int, tiles: Any, heads: Any) -> None:
+    mask = bg.BlockMask.random(500, 700, per_row=3, block=block, heads=heads, seed=block)
+    rows, cols, patterns = -(-500 // tiles[0]), -(-700 // tiles[1]), heads[0] * heads[1]
+    by_queries = entries(mask_tiles.tiles(host(), mask, *tiles), patterns, rows)
+    found = mask_tiles.by_keys(host(), mask, *tiles)
+    by_keys = entries(found, patterns, cols)
+    turned: list[list[tuple[int, int]]] = [[] for _ in range(patterns * cols)]
+    for i, row in enumerate(by_queries):
+        for column, part in row:
+            turned[i // rows * cols + column].append((i % rows, part))
+    assert by_keys == turned
+    for pattern in range(patterns):
+        lengths = [len(by_keys[pattern * cols + tile]) for tile in found.order[pattern]]
+        assert lengths == sorted(lengths, reverse=True) and sorted(found.order[pattern]) == list(range(cols))
+
+
+def test_a_mask_without_blocks_has_no_entries_by_keys() -> None:
+    mask = bg.BlockMask.from_dense(np.zeros((100, 90), bool), block=32)
+    found = mask_tiles.by_keys(host(), mask, 64, 128)
+    assert not found.first.any()
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_tiles_of_keys_of_sequences(backwards: bool) -> None:
+    k_bounds, q_bounds = np.array([0, 300, 300, 310, 700]), np.array([0, 20, 40, 40, 90])
+    sequence, tile = mask_tiles.sequences_by_keys(np, k_bounds, q_bounds, 700, 128, backwards)
+    there = [(int(s), int(t)) for s, t in zip(sequence, tile, strict=True) if s >= 0]
+    counts = [-(-n // 128) for n in np.diff(k_bounds)]
+    assert sorted(there) == [(s, t) for s, n in enumerate(counts) for t in range(n)]
+    queries = [int(np.diff(q_bounds)[s]) for s, _ in there]
+    assert queries == sorted(queries, reverse=True)
+    for s, n in enumerate(counts):
+        assert [t for of, t in there if of == s] == list(range(n))[:: -1 if backwards else 1]
+
+
+def problem(**changes: Any) -> BackwardProblem:
+    usual = {"arch": "sm_90a", "dtype": F16, "dout_dtype": F16, "acc": F32, "head_dim": 128, "value_dim": 128}
+    return BackwardProblem(**{**usual, "scores": SIGNED, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel", "launches"),
+    [
+        ({}, "BackwardSm90", 1),
+        ({"head_dim": 40, "value_dim": 64, "dtype": BFLOAT16, "dout_dtype": BFLOAT16}, "BackwardSm90", 1),
+        ({"scores": CAPPED}, "BackwardSm80", 2),
+        ({"head_dim": 129}, "BackwardSm80", 3),
+        ({"arch": "sm_80"}, "BackwardSm80", 2),
+        ({"arch": "sm_120", "head_dim": 256, "value_dim": 256}, "BackwardSm80", 3),
+        ({"arch": "sm_75"}, "BackwardSimt", 2),
+        ({"dout_dtype": F32}, "BackwardSimt", 2),
+        ({"head_dim": 257}, "BackwardSimt", 2),
+        ({"dtype": F32, "dout_dtype": F32}, "BackwardSimt", 2),
+        ({"dtype": F64, "dout_dtype": F64, "acc": F64}, "BackwardSimt", 2),
+    ],
+    ids=str,
+)
+def test_which_kernel_serves_what(changes: dict[str, Any], kernel: str, launches: int) -> None:
+    configs = backward_config.backward(problem(**changes))
+    assert [type(config).__name__ for config in configs] == [kernel] * launches
+    listed = set(backward_config.every_backward_config())
+    assert all(config in listed for config in configs if kernel != "BackwardSimt")
+
+
+def test_a_kernel_that_cannot_serve_a_problem_says_so() -> None:
+    with pytest.raises(ValueError, match="BackwardSm90 cannot compute these gradients"):
+        backward_config.backward(problem(arch="sm_80"), "BackwardSm90")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"])
+def test_shared_memory_fits_the_card(arch: str) -> None:
+    for config in backward_config.every_backward_config():
+        if isinstance(config, BackwardSm80 | BackwardSm90) and backward_config.runs_on(config, arch):
+            assert config.shared_bytes <= shared_kb(arch) << 10, config
