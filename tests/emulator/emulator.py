@@ -99,18 +99,25 @@ def guarded(x: Any, before: bool = False) -> Array:
     return out
 
 
+def _unwritten(shape: Any, dtype: Any = float) -> np.ndarray[Any, Any]:
+    """A new array of NaN, or of 77 for integers: whoever reads it before it was written gets something wrong."""
+    found = np.empty(shape, dtype)
+    found.fill(np.nan if found.dtype.kind in "fcV" else 77)
+    return found
+
+
 @contextmanager
 def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75") -> Iterator[None]:
     """Launches go to the emulator, those of kernels for `arch`, and what they allocate lies where it finds it."""
     event = SimpleNamespace(done=True)
     stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
     stand_in = SimpleNamespace(
-        empty=lambda *args: put(np.empty(*args)),
+        empty=lambda *args: put(_unwritten(*args)),
         zeros=lambda *args: put(np.zeros(*args)),
         cumsum=np.cumsum,
         concatenate=lambda arrays: put(np.concatenate(arrays)),
         arange=lambda *args, **how: put(np.arange(*args, **how)),
-        empty_like=lambda x: put(np.empty_like(x)),
+        empty_like=lambda x: put(_unwritten(x.shape, x.dtype)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
         cuda=SimpleNamespace(
             get_current_stream=lambda: stream,

@@ -53,12 +53,14 @@ class Emulated:
 
     def check(self, q: Any, k: Any, v: Any, dout: Any, **options: Any) -> None:
         wide = [x.astype(np.float64) for x in (q, k, v, dout)]
-        out, lse = bg.attention(*wide[:3], return_lse=True, **options)
+        forward = {name: x for name, x in options.items() if name != "deterministic"}
+        out, lse = bg.attention(*wide[:3], return_lse=True, **forward)
         want = bg.attention_backward(wide[3], *wide[:3], out, lse, **options)
         acc = np.float64 if q.dtype == F64 else np.float32
         delta = (out * wide[3]).sum(axis=-1)
         delta = delta.swapaxes(0, 1) if "cu_seqlens_q" in options else delta
-        got = self.run(dout, q, k, v, None, lse.astype(acc), delta=delta.astype(acc), **options)
+        results = {f"d{name}": np.full_like(x, 77) for name, x in (("q", q), ("k", k), ("v", v))}
+        got = self.run(dout, q, k, v, None, lse.astype(acc), delta=delta.astype(acc), **results, **options)
         for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
             bound = ROUNDING[q.dtype] * max(1, np.abs(y[np.isfinite(y)]).max(initial=0))
             np.testing.assert_allclose(x.astype(np.float64), y, rtol=0, atol=bound, err_msg=name)
@@ -110,6 +112,20 @@ def test_bfloat16_and_groups(emulated, rng) -> None:
 
 def test_turns_that_are_whole_and_not_in_two_tiles_of_keys(emulated, rng) -> None:
     emulated.check(*operands(rng, 200, 150, heads=(1, 1)), causal=True)
+
+
+def test_sums_in_any_order(emulated, rng) -> None:
+    emulated.check(*operands(rng, 200, 150, heads=(2, 1)), causal=True, deterministic=False)
+    mask = bg.BlockMask.random(200, 150, per_row=2, block=32, seed=1)
+    emulated.check(*operands(rng, 200, 150, 128, heads=(2, 2)), mask=mask, deterministic=False)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_heads_that_are_walked_together(together, emulated, rng, monkeypatch) -> None:
+    """Three heads of keys, one or two at a time; a tile that nobody walks over keeps what was there."""
+    monkeypatch.setattr(backward_launch.heuristics, "section", lambda *args: together)
+    monkeypatch.setattr(backward_launch, "_LEAST_SECTION", together)
+    emulated.check(*operands(rng, 70, 150, heads=(3, 3)), causal=True)
 
 
 def test_masks_by_blocks_and_elements(emulated, rng) -> None:
