@@ -120,6 +120,21 @@ def test_sums_in_any_order(emulated, rng) -> None:
     emulated.check(*operands(rng, 200, 150, 128, heads=(2, 2)), mask=mask, deterministic=False)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "write_query(b, x, x.row + line, own[line]);",  # dq on Hopper, after all sums have been made
+        "write_query(b, walk.y.tile, row + __ffs(redo) - 1);",  # dq
+        "write_key(b, walk.y, row + __ffs(redo) - 1);",  # dk and dv
+    ],
+)
+def test_ordinary_rows_are_not_computed_twice(line, deterministic, emulated, folder, rng) -> None:
+    """A wrong sum that is not finite would be mended by the care that is taken of infinity and NaN."""
+    with emulator.forbidden(line, folder):
+        emulated.check(*operands(rng, 200, 150, heads=(2, 1)), causal=True, deterministic=deterministic)
+
+
 @pytest.mark.parametrize("together", [1, 2])
 def test_heads_that_are_walked_together(together, emulated, rng, monkeypatch) -> None:
     """Three heads of keys, one or two at a time; a tile that nobody walks over keeps what was there."""
