@@ -9,7 +9,15 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._attention import backward_config, mask_tiles
-from bsrgemm._attention.backward_config import BackwardProblem, BackwardSm80, BackwardSm90
+from bsrgemm._attention.backward_config import (
+    AttentionDelta,
+    BackwardBegin,
+    BackwardEnd,
+    BackwardProblem,
+    BackwardSimt,
+    BackwardSm80,
+    BackwardSm90,
+)
 from bsrgemm._attention.heuristics import CAPPED, SIGNED
 from bsrgemm._backend.registry import host
 from bsrgemm._kernels.element_types import shared_kb
@@ -105,3 +113,44 @@ def test_shared_memory_fits_the_card(arch: str) -> None:
     for config in backward_config.every_backward_config():
         if isinstance(config, BackwardSm80 | BackwardSm90) and backward_config.runs_on(config, arch):
             assert config.shared_bytes <= shared_kb(arch) << 10, config
+
+
+def test_plain_cores_have_rows_of_multiples_of_32() -> None:
+    for config in backward_config.backward(problem(arch="sm_75", head_dim=257, value_dim=5)):
+        assert (config.head_dim, config.value_dim) == (288, 32)
+
+
+@pytest.mark.parametrize(("rows", "ctas"), [(0, 1), (1, 1), (32, 1), (33, 2), (10**6, 64)])
+def test_statistics_have_a_grid_that_fills_the_card_once(rows: int, ctas: int) -> None:
+    assert AttentionDelta.grid(rows, multiprocessors=4) == (ctas,)
+
+
+def test_where_kernels_run() -> None:
+    large, small = (BackwardSm80("f16", 64, 64, SIGNED, large_shared, 0) for large_shared in (True, False))
+    archs = ("sm_75", "sm_80", "sm_86", "sm_90a")
+    assert [backward_config.runs_on(large, arch) for arch in archs] == [False, True, False, True]
+    assert [backward_config.runs_on(small, arch) for arch in archs] == [False, False, True, False]
+    for config in (BackwardSm90("f16", 64, True), BackwardBegin("f16", 64, "f16", True), BackwardEnd("f16", 64)):
+        assert [backward_config.runs_on(config, arch) for arch in archs] == [False, False, False, True]
+    for config in (BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0), AttentionDelta("f16", "f16", "f32")):
+        assert all(backward_config.runs_on(config, arch) for arch in archs)
+
+
+def test_what_is_compiled_ahead_of_time() -> None:
+    skip = backward_config.skip_ahead_of_time
+    usual = (
+        BackwardSm90("f16", 128, True),
+        BackwardBegin("f16", 128, "f16", True),
+        BackwardEnd("f16", 128),
+        BackwardSm80("bf16", 64, 64, SIGNED, True, 0),
+        BackwardSimt("f32", "f32", "f32", 64, 64, SIGNED, 0),
+        AttentionDelta("f32", "f32", "f32"),
+    )
+    rare = (
+        BackwardBegin("f16", 128, "f32", True),
+        BackwardSm80("bf16", 64, 128, SIGNED, True, 0),
+        BackwardSm80("bf16", 64, 64, CAPPED, True, 0),
+        BackwardSimt("f16", "f32", "f32", 64, 64, SIGNED, 0),
+        AttentionDelta("f16", "f32", "f32"),
+    )
+    assert not any(map(skip, usual)) and all(map(skip, rare))

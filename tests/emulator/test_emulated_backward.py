@@ -154,7 +154,24 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     emulated.check(*some, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
 
 
-def test_sequences_of_different_lengths(emulated, rng) -> None:
+def test_memory_beside_the_gradients(emulated, rng, monkeypatch) -> None:
+    """On Hopper, dq in float32, two numbers for each query and one for each tile of 64; otherwise two numbers."""
+    taken = []
+    empty = backward_launch.cupy.empty
+    monkeypatch.setattr(backward_launch.cupy, "empty", lambda *args: taken.append(empty(*args)) or taken[-1])
+    emulated.check(*operands(rng, 130, 70, 64, heads=(2, 1)))
+    of_queries = 2 * 130 * 2 * 4 if emulated.names == {"BackwardSm80"} else 2 * 3 * (64 * 64 + 2 * 64 + 1) * 4
+    assert sum(x.nbytes for x in taken) == -(-of_queries // 16) * 16
+
+
+def test_sequences_of_different_lengths(emulated, rng, monkeypatch) -> None:
+    packed = backward_launch._packed
+
+    def checked(call: Any, lists: Any, *args: Any, **how: Any) -> Any:
+        assert lists.fields["sequence_count"] == 3
+        return packed(call, lists, *args, **how)
+
+    monkeypatch.setattr(backward_launch, "_packed", checked)
     some = [rng.standard_normal((n, h, 64)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1), (100, 2))]
     emulated.check(*some, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
 
