@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._kernels.element_types import element, tensor_arch
-from .._kernels.jit import KernelSpec
+from .._kernels.jit import MAX_GRID_YZ, KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
 from . import arguments
 from .heuristics import CAPPED, DIMS, SIGNED, has_large_shared
@@ -33,6 +33,8 @@ class BackwardProblem:
     scores: int
     #: whether sums are made in one order
     ordered: bool = True
+    #: query heads of all batches
+    heads: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,23 +125,29 @@ class BackwardSimt:
 
 
 @dataclass(frozen=True)
-class BackwardSm90:
-    """Gradients on Hopper's tensor cores in one pass, 128 keys by 64 queries; `ordered` sums repeat bit by bit."""
+class _OnHopper:
+    """What the three kernels for Hopper share: tiles of 64 queries by 128 keys, and as many columns of all operands."""
 
     dtype: str
-    #: columns of all operands
     head_dim: int
-    ordered: bool
 
     scores = SIGNED
-    role = OF_KEYS_AND_VALUES
-    threads = 384
     tile_q, tile_k = 64, 128
-    ctas = 1
 
     @property
     def value_dim(self) -> int:
         return self.head_dim
+
+
+@dataclass(frozen=True)
+class BackwardSm90(_OnHopper):
+    """Gradients on Hopper's tensor cores in one pass; `ordered` sums repeat bit by bit."""
+
+    ordered: bool
+
+    role = OF_KEYS_AND_VALUES
+    threads = 384
+    ctas = 1
 
     @property
     def shared_bytes(self) -> int:
@@ -155,20 +163,13 @@ class BackwardSm90:
 
 
 @dataclass(frozen=True)
-class BackwardBegin:
+class BackwardBegin(_OnHopper):
     """Prepares BackwardSm90; `out` is the dtype of the result of attention, `ordered` as there."""
 
-    dtype: str
-    head_dim: int
     out: str
     ordered: bool
 
-    scores, role, threads = SIGNED, OF_QUERIES, 256
-    tile_q, tile_k = 64, 128
-
-    @property
-    def value_dim(self) -> int:
-        return self.head_dim
+    role, threads = OF_QUERIES, 256
 
     def spec(self) -> KernelSpec:
         defines = (*_types(self, self.dtype, "f32"), ("ELEMENT_R", self.out), ("ORDERED", int(self.ordered)))
@@ -177,18 +178,10 @@ class BackwardBegin:
 
 
 @dataclass(frozen=True)
-class BackwardEnd:
+class BackwardEnd(_OnHopper):
     """Rounds the sums of BackwardSm90 to dq."""
 
-    dtype: str
-    head_dim: int
-
-    scores, role, threads = SIGNED, OF_QUERIES, 256
-    tile_q, tile_k = 64, 128
-
-    @property
-    def value_dim(self) -> int:
-        return self.head_dim
+    role, threads = OF_QUERIES, 256
 
     def spec(self) -> KernelSpec:
         layout = arguments.backward_rows()
@@ -226,7 +219,8 @@ def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
     if narrow and all(0 < x <= DIMS[-1] for x in sizes) and tensor_arch(problem.arch):
         D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
         large = has_large_shared(problem.arch)
-        if problem.arch == "sm_90a" and max(D, D_v) <= 128 and problem.scores == SIGNED:
+        few = problem.heads <= MAX_GRID_YZ  # BackwardBegin has a row of its grid for each head
+        if problem.arch == "sm_90a" and max(D, D_v) <= 128 and problem.scores == SIGNED and few:
             yield (BackwardSm90(dtype, 64 if max(D, D_v) <= 64 else 128, problem.ordered),)
         yield tuple(BackwardSm80(dtype, D, D_v, problem.scores, large, role) for role in _roles(max(D, D_v)))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)

@@ -72,6 +72,7 @@ def _configs(call: BackwardCall) -> tuple[Backward, ...]:
         scores=heuristics.CAPPED if mode == heuristics.CAPPED else heuristics.SIGNED,
         # In a window nobody waits for the turn of an addition, and the first one can store.
         ordered=call.deterministic or (call.mask is None and call.left + call.right < call.k.shape[2] // 2),
+        heads=call.q.shape[0] * call.q.shape[1],
     )
     return backward_config.backward(problem, forced_kernel.name)
 

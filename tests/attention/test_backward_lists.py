@@ -86,6 +86,8 @@ def problem(**changes: Any) -> BackwardProblem:
         ({"head_dim": 40, "value_dim": 64, "dtype": BFLOAT16, "dout_dtype": BFLOAT16}, "BackwardSm90", 1),
         ({"scores": CAPPED}, "BackwardSm80", 2),
         ({"head_dim": 129}, "BackwardSm80", 3),
+        ({"heads": 65535}, "BackwardSm90", 1),
+        ({"heads": 65536}, "BackwardSm80", 2),  # more than a grid has rows
         ({"arch": "sm_80"}, "BackwardSm80", 2),
         ({"arch": "sm_120", "head_dim": 256, "value_dim": 256}, "BackwardSm80", 3),
         ({"arch": "sm_75"}, "BackwardSimt", 2),
