@@ -100,6 +100,7 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
     const Tile& x = y.tile;
     {
       const KeyTile found = key_tile_at(a, __shfl_sync(0xffffffffu, t, 0));
+      __syncwarp();  // all lanes have read the one before
       if (lane == 0) shared.next = found;
       __syncwarp();
     }
@@ -143,6 +144,7 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
           const u32 slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
           const Turn& turn = shared.batch[i];
           wait(shared.q_empty[slot], phase);
+          wait(shared.shade_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
           if (lane == 0) {
             shared.turns[n % kTurns] = turn;
             arrive(shared.turn_full[n % kTurns]);
