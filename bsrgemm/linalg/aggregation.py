@@ -6,6 +6,7 @@ make the same aggregates.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ _DEPENDENT = 1e-10
 _ROOT = 1 << 62
 #: Rounds of the search for roots; each decides a constant share of the nodes.
 _MOST_ROUNDS = 200
+#: Rounds before the host asks whether all nodes are decided; what is decided stays so.
+_ROUNDS_AT_A_TIME = 2
 
 
 def strong_connections(A: Any, theta: float) -> tuple[Array, Array]:
@@ -54,33 +57,43 @@ def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, 
     """Return the number of the aggregate of each node, and how many aggregates there are.
 
     Roots are nodes of which no two have a common neighbour, as many as fit; an aggregate is a root with its neighbours.
-    A node further away joins the aggregate of a neighbour.
+    The gaps between them are filled in the same way: a node at least half of whose neighbours are in no aggregate may
+    be the root of another one. All other nodes join the aggregate of a neighbour.
     """
     xp = backend.xp
-    n = len(indptr) - 1
 
     def highest(x: Array) -> Array:
         """The maximum over a node's connections, among them the node itself."""
         return backend.segment_reduce("maximum", x[indices], None, indptr[:-1])
 
-    key = hashed(xp, n)
-    undecided, root = xp.ones(n, bool), xp.zeros(n, bool)
-    for _ in range(_MOST_ROUNDS):
-        now = xp.where(root, key | _ROOT, xp.where(undecided, key, 0))
-        near = highest(highest(now))
-        root |= undecided & (near == now)
-        undecided &= ~root & (near < _ROOT)
-        if not bool(undecided.any()):  # synchronize!
-            break
-    else:
-        root |= undecided
+    every = xp.ones(len(indptr) - 1, bool)
+    root = _roots(xp, highest, every, every)
     number = xp.cumsum(root)  # from 1 on
     found = highest(xp.where(root, number, 0))
+    free = found == 0
+    around = backend.segment_reduce("add", free[indices].astype(np.int32), None, indptr[:-1])
+    root = _roots(xp, highest, free & (2 * around >= xp.diff(indptr)), free)
+    number = xp.where(root, number[-1] + xp.cumsum(root), 0)
+    found = xp.where(free, highest(number), found)
     found = xp.where(found > 0, found, highest(found))
+    last = xp.maximum(found.max(), 0)
     alone = found == 0
-    count = int(number[-1])  # synchronize!
-    found = xp.where(alone, count + xp.cumsum(alone), found)
-    return found - 1, count + int(alone.sum())  # synchronize!
+    found = xp.where(alone, last + xp.cumsum(alone), found)
+    return found - 1, int(found.max())  # synchronize!
+
+
+def _roots(xp: Any, highest: Callable[[Array], Array], able: Array, inside: Array) -> Array:
+    """Whether each node is a root: some of the able ones, no two with a common neighbour inside, as many as fit."""
+    key = hashed(xp, len(able))
+    undecided, root = able.copy(), xp.zeros(len(able), bool)
+    for done in range(_MOST_ROUNDS):
+        now = xp.where(root, key | _ROOT, xp.where(undecided, key, 0))
+        near = highest(xp.where(inside, highest(now), 0))
+        root |= undecided & (near == now)
+        undecided &= ~root & (near < _ROOT)
+        if done % _ROUNDS_AT_A_TIME == _ROUNDS_AT_A_TIME - 1 and not bool(undecided.any()):  # synchronize!
+            return root
+    return root | undecided
 
 
 def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Array]:
@@ -97,21 +110,21 @@ def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Arr
     q = modes.reshape(n, R, m).astype(A.dtype)
     upper = xp.zeros((count, m, m), A.dtype)
 
-    def inner(i: int, j: int) -> Array:
-        """The inner products of two columns in each aggregate."""
-        return backend.segment_reduce("add", (q[:, :, i].conj() * q[:, :, j]).sum(axis=1), order, starts)
+    def inner(x: Array, y: Array) -> Array:
+        """The inner products of columns x, (n, R, k), with the column y in each aggregate: (count, k)."""
+        return backend.segment_reduce("add", (x.conj() * y[:, :, None]).sum(axis=1), order, starts)
 
     for j in range(m):
-        before = xp.sqrt(inner(j, j).real)
-        for _ in range(2):
-            for i in range(j):
-                part = inner(i, j)
-                upper[:, i, j] += part
-                q[:, :, j] -= part[number][:, None] * q[:, :, i]
-        after = xp.sqrt(inner(j, j).real)
-        kept = after > _DEPENDENT * before
-        upper[:, j, j] = xp.where(kept, after, 0)
-        q[:, :, j] *= xp.where(kept, 1 / xp.where(kept, after, 1), 0)[number][:, None]
+        column, before = q[:, :, j], q[:, :, :j]
+        whole = inner(q[:, :, j : j + 1], column).real
+        for _ in range(2 if j else 0):
+            part = inner(before, column)
+            upper[:, :j, j] += part
+            column -= (part[number][:, None] * before).sum(axis=2)
+        left = inner(q[:, :, j : j + 1], column).real
+        size = xp.where(left > _DEPENDENT**2 * whole, xp.sqrt(left), 0)[:, 0]
+        upper[:, j, j] = size
+        column *= xp.where(size > 0, 1 / xp.where(size > 0, size, 1), 0)[number][:, None]
     index = A.indices.dtype
     blocks = Blocks(q, number.astype(index), xp.arange(n + 1, dtype=index))
     return A._new(blocks, (A.shape[0], count * m), canonical=True), upper.reshape(count * m, m)

@@ -145,9 +145,9 @@ class Multigrid(Preconditioner):
         >>> print(bg.linalg.smoothed_aggregation(A, max_coarse=100).report())
         level         rows       blocks  block size  elements a row
             0          800        2,398       1 x 1             3.0
-            1          217          649       1 x 1             3.0
-            2           63          187       1 x 1             3.0
-        operator complexity 1.35, V-cycle, chebyshev of degree 2
+            1          261          869       1 x 1             3.3
+            2           79          279       1 x 1             3.5
+        operator complexity 1.48, V-cycle, chebyshev of degree 2
         """
         lines = [f"{'level':<5}{'rows':>13}{'blocks':>13}{'block size':>12}{'elements a row':>16}"]
         for k, A in enumerate(self.levels):

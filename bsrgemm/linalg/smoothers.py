@@ -14,6 +14,8 @@ from .operators import Preconditioner, check_matrix
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A.
 _POWER_STEPS = 15
+#: Steps after which the vector gets length 1 again: an eigenvalue is at most as large as a row has blocks.
+_STEPS_BEFORE_SCALING = 5
 #: Eigenvalues of a diagonal block that count as zero, over the largest.
 _CUT = 1e-13
 
@@ -39,13 +41,13 @@ def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
     """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
     backend = A._backend
     v = backend.from_host(np.random.default_rng(0).standard_normal(A.shape[0]).astype(A.dtype))
-    found = backend.xp.zeros(())
-    for _ in range(steps):
+    u = v
+    for step in range(steps):
+        if step % _STEPS_BEFORE_SCALING == _STEPS_BEFORE_SCALING - 1:
+            v = v / backend.xp.sqrt((v.conj() * v).sum().real)
         u = A @ v
-        w = D @ u
-        found = (u.conj() * w).sum().real / (v.conj() * u).sum().real
-        v = w / backend.xp.sqrt((w.conj() * w).sum().real)
-    return float(found)  # synchronize!
+        v, before = D @ u, v
+    return float((u.conj() * v).sum().real / (before.conj() * u).sum().real)  # synchronize!
 
 
 class _Jacobi(Preconditioner):

@@ -56,14 +56,37 @@ def test_aggregates_cover_all_nodes_and_hold_together(n: int) -> None:
     np.testing.assert_array_equal(number, again)
 
 
-def test_roots_have_no_common_neighbour_and_no_other_fits() -> None:
+@pytest.mark.parametrize("inside", [range(144), range(30, 130)], ids=str)
+def test_roots_have_no_common_neighbour_and_no_other_fits(inside: range) -> None:
+    A = grid(12)
+    indices, indptr = aggregation.strong_connections(A, 0.0)
+    graph = neighbours(A).astype(bool)
+    there = np.isin(np.arange(144), inside)
+    able = there & (np.arange(144) % 5 != 0)
+
+    def highest(x: np.ndarray) -> np.ndarray:
+        return np.where(graph, x, 0).max(axis=1)
+
+    root = aggregation._roots(np, highest, able, there)
+    apart = (graph[:, there].astype(int) @ graph[there].astype(int)) > 0
+    assert root.any() and not (root & ~able).any()
+    assert (apart[np.ix_(root, root)].sum(axis=1) == 1).all()  # each reaches itself alone
+    assert apart[np.ix_(able, root)].any(axis=1).all()
+
+
+def test_gaps_between_aggregates_become_aggregates_too() -> None:
     A = grid(12)
     indices, indptr = aggregation.strong_connections(A, 0.0)
     number, count = aggregation.aggregates(host(), indices, indptr)
-    graph = neighbours(A)
-    # A root is a member whose neighbours are all in its own aggregate.
-    roots = [i for i in range(len(number)) if (number[graph[i]] == number[i]).all()]
-    assert len({int(number[i]) for i in roots}) == count
+    graph = neighbours(A).astype(bool)
+    roots = aggregation._roots(np, lambda x: np.where(graph, x, 0).max(axis=1), *[np.ones(144, bool)] * 2)
+    alone = ~graph[roots].any(axis=0)
+    assert roots.sum() < count
+    first = number < roots.sum()
+    assert (first | alone | graph[:, first].any(axis=1)).all()
+    # In a gap, a node with half of its neighbours in the gap is in reach of one of its roots.
+    wide = alone & (2 * graph[:, alone].sum(axis=1) >= graph.sum(axis=1))
+    assert wide.any() and not (first & wide).all()
 
 
 def test_weak_connections_are_left_out_and_nodes_without_any_stay_alone() -> None:
