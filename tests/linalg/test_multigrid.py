@@ -59,7 +59,6 @@ def test_aggregates_cover_all_nodes_and_hold_together(n: int) -> None:
 @pytest.mark.parametrize("inside", [range(144), range(30, 130)], ids=str)
 def test_roots_have_no_common_neighbour_and_no_other_fits(inside: range) -> None:
     A = grid(12)
-    indices, indptr = aggregation.strong_connections(A, 0.0)
     graph = neighbours(A).astype(bool)
     there = np.isin(np.arange(144), inside)
     able = there & (np.arange(144) % 5 != 0)
