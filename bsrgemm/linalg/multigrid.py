@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 
 from .._backend.base import Array
 from .._products.matmul import matmul
@@ -334,14 +335,36 @@ def _pseudo_inverse(A: Any) -> Any:
     On a GPU it is a matrix of this package with all blocks: CuPy captures no product of cuBLAS.
     """
     dense = A._backend.to_host(A.toarray())  # synchronize!
-    values, vectors = np.linalg.eigh((dense + dense.conj().T) / 2)
-    kept = abs(values) > max(_CUT, 4 * np.finfo(A.dtype).eps) * abs(values).max(initial=0)
-    inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
-    found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
+    dense = (dense + dense.conj().T) / 2
+    cut = max(_CUT, 4 * np.finfo(A.dtype).eps)
+    found = _definite_inverse(dense, cut)
+    if found is None:
+        values, vectors = np.linalg.eigh(dense)
+        kept = abs(values) > cut * abs(values).max(initial=0)
+        inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
+        found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
     if A._backend.xp is np:
         return found
     side = next(n for n in range(_COARSE_BLOCK, 0, -1) if len(found) % n == 0)
     return bsr_array(found, blocksize=(side, side)).to_device(A._backend.name)
+
+
+def _definite_inverse(dense: Any, cut: float) -> Any:
+    """The inverse by Cholesky's factor, a tenth of the time of all eigenvalues; None if the matrix is not definite.
+
+    Rows of zeros, those of modes that an aggregate of few nodes does not carry, stay zeros.
+    """
+    there = np.flatnonzero(np.diagonal(dense))
+    factorize, invert = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
+    lower, failed = factorize(dense[np.ix_(there, there)], lower=True)
+    pivots = abs(np.diagonal(lower)) ** 2
+    if failed or not len(there) or not pivots.min() > cut * pivots.max():  # NaN is not larger
+        return None
+    lower, _ = invert(lower, lower=True)
+    half = np.tril(lower, -1)
+    found = np.zeros_like(dense)
+    found[np.ix_(there, there)] = half + half.conj().T + np.diag(np.diagonal(lower))
+    return found
 
 
 def from_pyamg(

@@ -13,7 +13,7 @@ import scipy.sparse.linalg as spla
 import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.registry import host
-from bsrgemm.linalg import aggregation
+from bsrgemm.linalg import aggregation, multigrid
 
 from .problems import hermitian, laplacian, numbers, plate
 
@@ -366,3 +366,28 @@ def test_coarsening_that_stalls_is_told_with_what_to_try() -> None:
     assert len(many.levels) == 1
     with pytest.raises(ValueError, match="max_levels: 1 levels leave 6,400 rows"):
         linalg.smoothed_aggregation(grid(80), max_levels=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("kind", ["definite", "rows of zeros", "singular", "indefinite", "nothing"])
+def test_the_coarsest_matrix_is_inverted_as_far_as_it_can_be(kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    B = rng.standard_normal((12, 12)) + (1j * rng.standard_normal((12, 12)) if dtype == "complex128" else 0)
+    dense = B @ B.conj().T + np.eye(12)
+    if kind == "rows of zeros":
+        dense[[3, 7]] = 0
+        dense[:, [3, 7]] = 0
+    elif kind == "singular":
+        dense = B[:, :5] @ B[:, :5].conj().T
+    elif kind == "indefinite":
+        dense -= 20 * np.eye(12)
+    elif kind == "nothing":
+        dense *= 0
+    found = multigrid._pseudo_inverse(bg.bsr_array(dense.astype(dtype), blocksize=(3, 3)))
+    want = np.linalg.pinv(dense, 1e-5, hermitian=True)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(
+        found, want, rtol=0, atol=(1e-3 if dtype == "float32" else 1e-9) * abs(want).max(initial=1)
+    )
+    quick = multigrid._definite_inverse(dense.astype(dtype), 1e-12 if dtype != "float32" else 1e-6)
+    assert (quick is not None) == (kind in ("definite", "rows of zeros"))
