@@ -110,7 +110,7 @@ def table(header: Sequence[str], lines: Iterable[Sequence[Any]], text: int = 1) 
 # ------------------------------------------------------------------------------------------- tables
 def sanitizers() -> str:
     lines = []
-    for tool in ("memcheck", "racecheck"):
+    for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         run = record()["sanitizer"].get(tool)
         if run is None:
             lines.append((f"`{tool}`", "no whole run is recorded", "-", "-"))
