@@ -1,0 +1,1 @@
+"""Matrices and attention over the ranks of MPI, by mpi4py."""
