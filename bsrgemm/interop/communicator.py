@@ -62,7 +62,7 @@ class Communicator(Protocol):
 
 def is_host(array: Array) -> bool:
     """Tell whether an array is in the memory of the host."""
-    return isinstance(array, np.ndarray)
+    return isinstance(array, np.ndarray | np.generic)
 
 
 def _check(size: int, name: str, messages: Mapping[int, Array]) -> None:
