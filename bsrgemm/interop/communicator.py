@@ -279,7 +279,7 @@ class MpiCommunicator(Communicator):
 
     def _message(self, array: Array) -> Any:
         """What mpi4py takes: the bytes, since MPI knows no dtype such as bfloat16."""
-        return [array.reshape(-1).view(np.uint8) if is_host(array) else array, array.nbytes, self._MPI.BYTE]
+        return [array.reshape(-1).view(np.uint8), self._MPI.BYTE]
 
     def _staged(self, array: Array) -> Array:
         """The array itself where MPI can reach it, otherwise pinned memory of its size."""
