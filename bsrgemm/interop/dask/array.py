@@ -14,12 +14,13 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.tokenize import tokenize
 
+from ..._array.construct import check_blocksize
 from ..._backend.registry import host_scalar
 from ...bsr import bsr_array
 from ...dtypes import result_dtype, scalar_result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
-from .layout import Layout, bounds_of, check_sides
+from .layout import Layout, bounds_of, check_sides, shortened
 from .products import matmul
 
 _WAY_OUT = (
@@ -144,7 +145,7 @@ class PanelArray(PanelBase):
         """
         layout = replace(
             self._layout,
-            blocksize=self.blocksize if blocksize is None else tuple(blocksize),
+            blocksize=self.blocksize if blocksize is None else check_blocksize(blocksize, self.shape),
             dtype=self.dtype if dtype is None else np.dtype(dtype),
         )
         check_sides(layout.sides, layout.blocksize[layout.axis], "blocksize")
@@ -297,8 +298,8 @@ class PanelArray(PanelBase):
         same = replace(two, dtype=one.dtype)
         if one != same:
             raise ValueError(
-                f"{what}: wanted panels of the same sizes, blocks and device, got {self!r} with chunks "
-                f"{self.chunks} and {other!r} with chunks {other.chunks}"
+                f"{what}: wanted panels of the same sizes, blocks and device, got {self!r} with sides "
+                f"{shortened(one.sides)} and {other!r} with sides {shortened(two.sides)}"
             )
         return self._applied("bsr-add", operation, replace(one, dtype=result_dtype(one.dtype, two.dtype)), other)
 
@@ -517,11 +518,11 @@ def _refuse_the_rest() -> None:
     own = set(vars(PanelArray)) | set(vars(PanelBase))
     compare = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
     operators = (set(dir(int)) | {"__complex__", "__setitem__", "__iter__"}) - set(dir(object)) | compare
-    for name in set(dir(da.Array)) - own:
-        if name in operators:
-            setattr(PanelArray, name, _refused_operator(name))
-        elif not name.startswith("_") and name not in PanelArray._KEPT:
+    for name in set(dir(da.Array)) - own - PanelArray._KEPT:
+        if not name.startswith("_"):
             setattr(PanelArray, name, _Refused(name))
+        elif name in operators:
+            setattr(PanelArray, name, _refused_operator(name))
 
 
 _refuse_the_rest()

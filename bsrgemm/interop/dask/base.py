@@ -51,6 +51,19 @@ class PanelBase(da.Array):
         name: str = self.name
         return type(self)(graph, rename.get(name, name) if rename else name, self._layout)
 
+    def copy(self) -> Self:
+        """Return a matrix with the same graph, whose panels are not computed twice.
+
+        Returns
+        -------
+        PanelArray
+            The copy.
+        """
+        return type(self)(self.dask, self.name, self._layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
+
     def _with_axis(self, axis: int) -> Self:
         """The same single panel, seen as cut along the other axis; its key is the same."""
         layout = self._layout

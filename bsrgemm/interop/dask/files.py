@@ -62,7 +62,8 @@ def to_panels(
     TypeError
         If `A` is not one of these.
     ValueError
-        If `rows_per_chunk` is missing or does not fit, if `format` is unknown, or if `A` is cut along its columns.
+        If `rows_per_chunk` is missing or does not fit, if `format` is unknown or cannot hold the dtype, or if `A` is
+        cut along its columns.
     FileExistsError
         If the folder holds panels already.
     ImportError
@@ -92,6 +93,8 @@ def to_panels(
     layout = A._layout
     if layout.axis == 1 and layout.count > 1:
         raise ValueError("A: is cut along its columns; write A.T and transpose what is read, or use A.rechunk")
+    if format == "zarr" and layout.dtype.char in "gG":
+        raise ValueError(f"format: zarr cannot hold {layout.dtype}; format='npz' can")
     where = _place(folder)
     store = storage.STORES[format](where, compressed)
     store.make()
@@ -208,7 +211,7 @@ def _listed(text: str, where: str) -> _Found:
             raise ValueError("rows and columns are not integers")
         block = check_blocksize(about["blocksize"], check_shape((sum(rows), about["columns"])))
         check_sides(rows, block[0], "rows")
-        dtype = BFLOAT16 if about["dtype"] == BFLOAT16.name else np.dtype(about["dtype"])
+        dtype = BFLOAT16 if about["dtype"] == BFLOAT16.name else np.dtype(str(about["dtype"]))
         return _Found(rows, about["columns"], block, check_dtype(dtype, HOST_DTYPES))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"folder: the list of panels of {where!r} is damaged: {error}") from error

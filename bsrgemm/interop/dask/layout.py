@@ -70,3 +70,8 @@ def check_sides(sides: tuple[int, ...], block: int, what: str) -> None:
                 f"{what}: panel {number} has {side} rows, which is not a multiple of the {block} rows of a block; "
                 f"{side - side % block} and {side - side % block + block} are"
             )
+
+
+def shortened(sides: tuple[Any, ...]) -> str:
+    """Return a tuple for an error message, without its middle if it is long."""
+    return str(sides) if len(sides) <= 6 else f"({', '.join(map(str, sides[:4]))}, ... {len(sides)} in all)"

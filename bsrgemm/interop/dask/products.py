@@ -17,7 +17,7 @@ from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype, result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
-from .layout import Layout, bounds_of
+from .layout import Layout, bounds_of, shortened
 
 
 def matmul(A: Any, B: Any) -> Any:
@@ -84,8 +84,8 @@ def _dense(A: PanelBase, x: Any, left: bool, what: str) -> da.Array:
     inner = X.ndim - 1 if left else 0
     if summed and X.chunks[inner] != layout.sides:
         raise ValueError(
-            f"{what}: wanted chunks {_short(layout.sides)} along axis {inner}, as the panels have, "
-            f"got {_short(X.chunks[inner])}; {what}.rechunk({{{inner}: A.chunks[{along}]}}) makes them so"
+            f"{what}: wanted chunks {shortened(layout.sides)} along axis {inner}, as the panels have, "
+            f"got {shortened(X.chunks[inner])}; {what}.rechunk({{{inner}: A.chunks[{along}]}}) makes them so"
         )
     block = layout.blocksize[along]
     bounds = bounds_of(X.chunks[inner])
@@ -145,7 +145,8 @@ def _operand(x: Any, layout: Layout, left: bool, what: str) -> da.Array:
         x, backend = adopted(foreign, x, what), foreign
     if backend is None or backend.is_sparse(known):
         raise TypeError(
-            f"{what}: wanted a PanelArray, a bsr_array, or a dense array of NumPy, CuPy or Dask, got {type(x).__name__}"
+            f"{what}: wanted a PanelArray, a bsr_array, or a dense array of NumPy, CuPy or Dask, "
+            f"got {type(x).__name__}; bsrgemm.bsr_array makes a bsr_array of a matrix of scipy"
         )
     if backend.name != layout.device:
         raise TypeError(
@@ -175,11 +176,6 @@ def _in_graph(x: Any, axis: int, sides: tuple[int, ...]) -> da.Array:
     return da.Array(HighLevelGraph.from_collections(name, layer), name, chunks, meta=x[(slice(0),) * x.ndim])
 
 
-def _short(sides: tuple[Any, ...]) -> str:
-    """A tuple in an error message, cut if it is long."""
-    return str(sides) if len(sides) <= 6 else f"({', '.join(map(str, sides[:4]))}, ... {len(sides)} in all)"
-
-
 # ----------------------------------------------------------------------------------- sparse operands
 def _sparse(A: Any, B: Any) -> Any:
     """Return the product of two matrices in panels."""
@@ -195,7 +191,7 @@ def _sparse(A: Any, B: Any) -> Any:
             return _sparse(A._with_axis(1), B)
         raise ValueError(
             f"A, B: {a.count} panels of rows times {b.count} panels of columns would be a grid, and a PanelArray is "
-            "cut along one axis; cut only one operand, for example B = from_bsr(B.compute(), rows)"
+            "cut along one axis; B.rechunk({1: -1}) makes one panel of B"
         )
     if (a.axis, b.axis) == (1, 1):
         return _sparse(B._transposed(), A._transposed())._transposed()
@@ -224,8 +220,8 @@ def _summed(A: Any, B: Any, layout: Layout) -> Any:
     a, b = A._layout, B._layout
     if a.sides != b.sides:
         raise ValueError(
-            f"A, B: the panels along the axis of the sums differ: A has {_short(a.sides)} columns, "
-            f"B has {_short(b.sides)} rows; cut both alike"
+            f"A, B: the panels along the axis of the sums differ: A has {shortened(a.sides)} columns, "
+            f"B has {shortened(b.sides)} rows; cut both alike"
         )
     name = f"bsr-matmul-{tokenize(A.name, B.name)}"
     layer: dict[Any, Any] = {}
@@ -240,7 +236,7 @@ def _summed(A: Any, B: Any, layout: Layout) -> Any:
 
 def _single(like: PanelBase, B: Any) -> Any:
     """A matrix in memory as one panel."""
-    return _panels(like, [B], Layout((B.shape[0],), B.shape[1], B.blocksize, B.dtype, B.device))
+    return _panels(like, [B], Layout((B.shape[0],), B.shape[1], B.blocksize, B.dtype, tasks.device_of(B)))
 
 
 def _columns_like(A: Any, B: PanelBase) -> Any:
@@ -255,7 +251,7 @@ def _columns_like(A: Any, B: PanelBase) -> Any:
                 f"B: a panel begins at row {start}, inside a block column of A: wanted multiples of {A.blocksize[1]}"
             )
     pieces = [A] if len(sides) == 1 else [A[:, start:stop] for start, stop in bounds_of(sides)]
-    return _panels(B, pieces, Layout(sides, A.shape[0], A.blocksize, A.dtype, A.device, axis=1))
+    return _panels(B, pieces, Layout(sides, A.shape[0], A.blocksize, A.dtype, tasks.device_of(A), axis=1))
 
 
 def _panels(like: PanelBase, pieces: list[Any], layout: Layout) -> Any:

@@ -63,10 +63,10 @@ def from_bsr(A: Any, rows_per_chunk: int) -> PanelArray:
     if rows % R:
         raise ValueError(
             f"rows_per_chunk: wanted a multiple of the {R} rows of a block, got {rows}; "
-            f"{max(rows - rows % R, R)} and {rows - rows % R + R} are"
+            f"{max(rows - rows % R, R)} and {max(rows - rows % R, R) + R} are"
         )
     sides = (rows,) * (M // rows) + ((M % rows,) if M % rows or not M else ())
-    layout = Layout(sides, N, (R, C), matrix.dtype, matrix.device)
+    layout = Layout(sides, N, (R, C), matrix.dtype, tasks.device_of(matrix))
     name = f"bsr-from-bsr-{tokenize(matrix, rows)}"
     layer = {}
     for i, (start, stop) in enumerate(layout.bounds):

@@ -82,7 +82,7 @@ class ZarrGroup:
 
     def write(self, number: int, panel: Any) -> None:
         group = _zarr().open_group(self.where, mode="a").create_group(f"panel-{number:06d}", overwrite=True)
-        on_host = panel.get() if panel.device != "cpu" else panel  # synchronize!
+        on_host = panel.to_device("cpu")  # synchronize!
         data = np.ascontiguousarray(on_host.data)
         options = {} if self.compressed else {"compressors": None}
         for name, array in (

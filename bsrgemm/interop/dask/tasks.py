@@ -23,6 +23,11 @@ from .layout import Layout
 
 
 # ------------------------------------------------------------------------------------------ panels
+def device_of(panel: BsrBase) -> str:
+    """Return "cpu" or "cuda": the number of a GPU is that of a worker, and differs between workers."""
+    return panel._backend.name
+
+
 def given(panel: Any) -> Any:
     """Return a panel that the graph holds."""
     return panel
@@ -33,7 +38,7 @@ def checked(panel: Any, number: int, layout: Layout) -> Any:
     where = f"panel {number}"
     if not isinstance(panel, bsr_array):
         raise TypeError(f"{where}: wanted a bsr_array, got {type(panel).__name__}; bsrgemm.bsr_array converts it")
-    found = (panel.shape, panel.blocksize, panel.dtype, panel.device)
+    found = (panel.shape, panel.blocksize, panel.dtype, device_of(panel))
     wanted = (layout.shape_of(number), layout.blocksize, layout.dtype, layout.device)
     for what, one, other in zip(("shape", "block size", "dtype", "device"), found, wanted, strict=True):
         if one != other:
@@ -158,7 +163,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 
 def _token(A: Any) -> tuple[Any, ...]:
-    on_host = A if A.device == "cpu" else A.get()  # synchronize!
+    on_host = A if device_of(A) == "cpu" else A.get()  # synchronize!
     arrays = (on_host.data.view(np.uint8), on_host.indices, on_host.indptr)
     return (type(A).__name__, A.shape, str(A.dtype), *map(normalize_token, arrays))
 
