@@ -58,6 +58,14 @@ class PanelBase(da.Array):
         -------
         PanelArray
             The copy.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> from bsrgemm.interop import dask as panels
+        >>> A = panels.from_bsr(bg.eye(4, blocksize=(2, 2)), 2)
+        >>> A.copy().name == A.name
+        True
         """
         return type(self)(self.dask, self.name, self._layout)
 
