@@ -187,15 +187,15 @@ def tasks(table: Table, options: argparse.Namespace) -> None:
     alone = median(lambda: one @ x, 1000)
     table.add(f"one panel without Dask   {alone * 1e6:8.0f} us", what="task", scheduler="none", seconds=alone)
 
-    def measure(scheduler: str, A: Any, **options: Any) -> None:
+    def measure(name: str, A: Any, **options: Any) -> None:
         short, long = A[: 4 * few] @ x, A @ x
         assert np.array_equal(long.compute(**options), x)
         seconds = [median(lambda y=y: y.compute(**options), 15) for y in (short, long)]
         each = (seconds[1] - seconds[0]) / (many - few)
         table.add(
-            f"{scheduler:12} {few} panels {seconds[0] * 1e3:8.2f} ms, each further panel {each * 1e6:8.0f} us",
+            f"{name:12} {few} panels {seconds[0] * 1e3:8.2f} ms, each further panel {each * 1e6:8.0f} us",
             what="task",
-            scheduler=scheduler,
+            scheduler=name,
             panels=few,
             seconds=seconds[0],
             each=each,
