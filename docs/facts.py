@@ -374,6 +374,26 @@ def long_sequences() -> str:
     return table(header, lines, text=2)
 
 
+def dask_disk() -> str:
+    """Products of matrices on disk that are larger than the memory allowed."""
+    lines = []
+    for found in results("dask_cpu"):
+        if found["what"] != "task":
+            size, seconds = found["matrix_mib"], found["seconds"]
+            sizes = (f"{found[key]:,.0f}" for key in ("matrix_mib", "memory_mib", "peak_mib"))
+            lines.append((found["what"], *sizes, f"{seconds:.1f}", f"{size / seconds:.0f}"))
+    return table(["scheduler", "matrix, MiB", "memory allowed, MiB", "most taken, MiB", "s", "MiB/s"], lines)
+
+
+def dask_tasks() -> str:
+    """What Dask adds to a product of small panels."""
+    lines = []
+    for found in results("dask_cpu"):
+        if found["what"] == "task" and "each" in found:
+            lines.append((found["scheduler"], f"{found['seconds'] * 1e3:.1f}", f"{found['each'] * 1e3:.2f}"))
+    return table(["scheduler", "a product of 4 panels, ms", "each further panel, ms"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "sanitizers": sanitizers,
     "crossover": crossover,
@@ -389,6 +409,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "rectangles": rectangles,
     "kernel-choices": kernel_choices,
     "mask-costs": mask_costs,
+    "dask-disk": dask_disk,
+    "dask-tasks": dask_tasks,
     "long-sequences": long_sequences,
     "runs": runs,
     "pythons": pythons,
@@ -693,6 +715,10 @@ SENTENCES: list[Fact] = [
     Fact("docs/block-size.md", "takes {} ms by a vector", lambda: small_blocks()[:1]),
     Fact("docs/block-size.md", "{} ms by 16 columns", lambda: small_blocks()[1:2]),
     Fact("docs/block-size.md", "where cuSPARSE takes {} ms and cupyx's CSR {} ms", lambda: small_blocks()[2:]),
+    Fact(
+        "docs/dask.md", "of such a panel takes {} us",
+        lambda: (f"{row('dask_cpu', scheduler='none')['seconds'] * 1e6:.0f}",),
+    ),
 ]  # fmt: skip
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -418,15 +420,19 @@ def test_what_is_refused_and_the_words_for_it(name: str) -> None:
         call()
 
 
+#: Public names that were tried
+SERVED = {
+    *("T", "astype", "blocks", "blocksize", "chunks", "chunksize", "compute", "copy", "dask", "device", "dot"),
+    *("dtype", "itemsize", "map_blocks", "map_panels", "name", "ndim", "npartitions", "numblocks", "partitions"),
+    *("persist", "rechunk", "shape", "size", "sum", "to_dask_array", "to_delayed", "to_device", "toarray"),
+    *("transpose", "visualize"),
+}
+
+
 def test_nothing_of_dask_is_offered_that_was_not_looked_at() -> None:
     """A name that a later version of Dask adds is refused until somebody has tried it."""
     served = {n for n in dir(panels.PanelArray) if not n.startswith("_") and hasattr(A, n)}
-    assert served == {
-        *("T", "astype", "blocks", "blocksize", "chunks", "chunksize", "compute", "copy", "dask", "device", "dot"),
-        *("dtype", "itemsize", "map_blocks", "map_panels", "name", "ndim", "npartitions", "numblocks", "partitions"),
-        *("persist", "rechunk", "shape", "size", "sum", "to_dask_array", "to_delayed", "to_device", "toarray"),
-        *("transpose", "visualize"),
-    }
+    assert served == SERVED
     assert "map_overlap" in dir(da.Array) and not hasattr(A, "map_overlap")
 
 
@@ -454,3 +460,11 @@ def test_query_planning_is_refused_with_the_way_out() -> None:
     code = "import dask; dask.config.set({'array.query-planning': True}); import bsrgemm.interop.dask"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "ImportError: bsrgemm.interop.dask: does not work with Dask's query" in done.stderr
+
+
+def test_the_reference_lists_every_name() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "dask.rst").read_text(encoding="utf-8")
+    listed = re.findall(r"^ {3}interop\.dask\.(\S+)$", text, re.MULTILINE)
+    own = {f"PanelArray.{name}" for name in SERVED - panels.PanelArray._KEPT}
+    assert sorted(listed) == sorted({*panels.__all__, *own})
+    assert all(f"``{name}``" in text for name in panels.PanelArray._KEPT)

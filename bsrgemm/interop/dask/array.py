@@ -28,7 +28,14 @@ _WAY_OUT = (
 )
 
 
-class PanelArray(PanelBase):
+class _WithoutRefused(type):
+    """The type of `PanelArray`: editors and the reference do not list what it refuses."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if not isinstance(cls.__dict__.get(name), _Refused)]
+
+
+class PanelArray(PanelBase, metaclass=_WithoutRefused):
     """A block-sparse matrix in panels: a Dask array whose chunks are `bsr_array`.
 
     `from_bsr`, `from_delayed` and `from_panels` make one. A matrix is cut into panels of block rows; its transpose is
@@ -458,6 +465,9 @@ class PanelArray(PanelBase):
             return matmul(*args)
         raise TypeError(f"numpy.{func.__name__} does not take a PanelArray; {_WAY_OUT}")
 
+    def __dir__(self) -> list[str]:
+        return dir(type(self))
+
     #: Public names of Dask's arrays that serve these chunks as well.
     _KEPT: ClassVar[frozenset[str]] = frozenset(
         (
@@ -502,7 +512,9 @@ class _Refused:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: Any, owner: type) -> NoReturn:
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
         raise AttributeError(f"a PanelArray has no {self.name!r}: its chunks are sparse; {_WAY_OUT}")
 
 
