@@ -366,8 +366,6 @@ def as_communicator(comm: object) -> Communicator:
     """
     if comm is None:
         return OneRank()
-    if isinstance(comm, Communicator):
-        return comm
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is not None and isinstance(comm, MPI.Comm):
         if comm == MPI.COMM_NULL:
@@ -382,6 +380,8 @@ def as_communicator(comm: object) -> Communicator:
             comm.Set_attr(_KEY[0], found)
         assert isinstance(found, MpiCommunicator)
         return found
+    if isinstance(comm, Communicator):
+        return comm
     raise TypeError(
         f"comm: wanted None, a communicator of mpi4py such as MPI.COMM_WORLD, or a Communicator, "
         f"got {type(comm).__name__}"
