@@ -1,7 +1,7 @@
 """Several ranks beside one: products in panels, messages, conjugate gradients, and a cost model beside the times.
 
 Ranks are started by mpiexec, each with one thread. 1 and 2 ranks are timed; with 4 ranks only results are compared.
-A time is the median of many calls, the least of five such medians because other programs may share the cores, and the
+A time is the median of many calls, the least of ten such medians because other programs may share the cores, and the
 slowest rank counts.
 """
 
@@ -124,8 +124,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="ranks on cuda share one card")
-    parser.add_argument("--unknowns", type=int, nargs="+", default=[3_000, 30_000, 120_000], help="sizes of cubes")
-    parser.add_argument("--runs", type=int, default=1000, help="calls of a small product; larger ones a twentieth")
+    parser.add_argument("--unknowns", type=int, nargs="+", default=[3_000, 15_000, 60_000], help="sizes of cubes")
+    parser.add_argument("--runs", type=int, default=1000, help="calls of a small product; larger ones a hundredth")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     provenance.add_option(parser)
     options = parser.parse_args(argv)

@@ -27,7 +27,7 @@ from ..solver import problems
 #: Block rows of a rank in the small product, and offsets of its bands: a grid of 20 nodes a line.
 SMALL_ROWS, SMALL_BANDS = 300, (-20, -1, 0, 1, 20)
 #: Medians of which the least counts: other programs may share the cores.
-ROUNDS = 5
+ROUNDS = 10
 #: Bytes of messages by which latency and bandwidth are found.
 MESSAGES = (8, 1 << 10, 1 << 16, 1 << 20)
 
@@ -169,13 +169,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--unknowns", type=int, nargs="+", default=[3_000, 30_000, 120_000])
+    parser.add_argument("--unknowns", type=int, nargs="+", default=[3_000, 15_000, 60_000])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--equality", action="store_true", help="no times are wanted: few runs of each")
     options = parser.parse_args(argv)
     comm = as_communicator(MPI.COMM_WORLD)
     clock = Clock(comm, options.device)
-    few = 3 if options.equality else max(3, options.runs // 20)
+    few = 3 if options.equality else max(3, options.runs // 100)
     rows = [] if options.equality else links(comm, clock, options.runs)
     runs = 3 if options.equality else options.runs
     rows.append(product(comm, clock, bands(SMALL_ROWS * comm.size), "bands", 1, runs, options.device))
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         A = bg.bsr_array(problems.cube(unknowns).A)
         for columns in (1, 8):
             rows.append(product(comm, clock, A, "cube", columns, few, options.device))
-    rows += solution(comm, problems.cube(options.unknowns[-1] // 4), "cube", options.device)
+    rows += solution(comm, problems.cube(options.unknowns[-1] // 2), "cube", options.device)
     if comm.rank == 0:
         options.file.write_text(json.dumps(rows), encoding="utf-8")
 
