@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -43,6 +43,9 @@ class Communicator(Protocol):
         The arrays are contiguous, NumPy or CuPy, and stay as they are until ``wait()`` of the result returns. Both
         sides of a message have the same number of bytes.
         """
+
+    def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
+        """Take part in an exchange without data: the ranks that wait for this one raise an error instead of waiting."""
 
     def allreduce(self, array: Array, operation: str = "sum") -> Array:
         """Return "sum", "max" or "min" over the ranks, summed in the order of the ranks: the same bits on every rank.
@@ -123,6 +126,9 @@ class OneRank(Communicator):
             target[...] = sends[rank].reshape(target.shape)
         return _Done()
 
+    def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
+        """Return at once: nobody waits."""
+
     def allreduce(self, array: Array, operation: str = "sum") -> Array:
         """Return a copy."""
         _check_operation(operation)
@@ -198,7 +204,10 @@ class _Messages:
             for (rank, wanted), status in zip(self._wanted, statuses, strict=True):
                 got = status.Get_count(comm._MPI.BYTE)
                 if got != wanted:
-                    raise RuntimeError(f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}")
+                    raise RuntimeError(
+                        f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
+                        "was given an array of another dtype or with another number of columns"
+                    )
         for target, place in self._arriving:
             target.set(place)
         if self._arriving:
@@ -241,6 +250,16 @@ class MpiCommunicator(Communicator):
         _check(self.size, "sends", sends)
         _check(self.size, "receives", receives)
         return _Messages(self, sends, receives)
+
+    def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
+        """Send messages without bytes, and take those that come."""
+        nothing = np.empty(0, np.uint8)
+        requests = [self._mpi.Isend(self._message(nothing), rank, _TAG) for rank in sends]
+        for rank in receives:
+            status = self._MPI.Status()
+            coming = self._mpi.Mprobe(rank, _TAG, status)
+            coming.Recv(self._message(np.empty(status.Get_count(self._MPI.BYTE), np.uint8)))
+        self._MPI.Request.Waitall(requests)
 
     def allreduce(self, array: Array, operation: str = "sum") -> Array:
         """Return the reduction over the ranks, in their order."""
@@ -347,8 +366,6 @@ def as_communicator(comm: object) -> Communicator:
     """
     if comm is None:
         return OneRank()
-    if isinstance(comm, Communicator):
-        return comm
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is not None and isinstance(comm, MPI.Comm):
         if comm == MPI.COMM_NULL:
@@ -363,6 +380,8 @@ def as_communicator(comm: object) -> Communicator:
             comm.Set_attr(_KEY[0], found)
         assert isinstance(found, MpiCommunicator)
         return found
+    if isinstance(comm, Communicator):
+        return comm
     raise TypeError(
         f"comm: wanted None, a communicator of mpi4py such as MPI.COMM_WORLD, or a Communicator, "
         f"got {type(comm).__name__}"
@@ -396,3 +415,15 @@ def together(comm: Communicator) -> Iterator[None]:
         raised = RuntimeError
     where = "all ranks" if len(failed) == comm.size else f"rank{'s' * (len(failed) > 1)} " + ", ".join(map(str, failed))
     raise raised(f"{message} [on {where}]") from error
+
+
+def same(comm: Communicator, name: str, value: str) -> None:
+    """Raise ValueError on all ranks unless all of them have the same text for the argument `name`."""
+    if comm.size == 1:
+        return
+    texts = [bytes(part).decode() for part in comm.allgather(np.frombuffer(value.encode(), np.uint8))]
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise ValueError(
+                f"{name}: wanted the same on all ranks, got {texts[0]} on rank 0 and {text} on rank {rank}"
+            )
