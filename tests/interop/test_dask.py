@@ -241,6 +241,42 @@ def test_persisted_panels_are_computed_once() -> None:
     assert isinstance(P, panels.PanelArray) and len(counts) == 1
 
 
+def test_random_panels_and_chunks_give_what_the_whole_matrix_gives() -> None:
+    rng = np.random.default_rng(6)
+
+    def cut(total: int, block: int) -> tuple[int, ...]:
+        """A random division into whole blocks, some parts of which may be empty."""
+        places = np.sort(rng.integers(0, total // block + 1, rng.integers(0, 4)))
+        return tuple(int(n) * block for n in np.diff([0, *places, total // block]))
+
+    for case in range(20):
+        R, C = (int(n) for n in rng.integers(1, 5, 2))
+        M, N = R * int(rng.integers(1, 9)), C * int(rng.integers(1, 9))
+        s = bg.random(M, N, blocksize=(R, C), density=0.5, seed=case)
+        P = panels.from_bsr(s, M).rechunk((cut(M, R), (N,)))
+        x, y = rng.standard_normal((N, 3)), rng.standard_normal((M, 3))
+        right, left = chunked(x, cut(N, C), (1, 2)), chunked(y, P.chunks[0], (2, 1))
+        a, b = R * int(rng.integers(0, M // R + 1)), C * int(rng.integers(0, N // C + 1))
+        for made, want in (
+            (P @ right, s @ x),
+            (P.T @ left, s.T @ y),
+            (left.T @ P, y.T @ s.toarray()),
+            (P[a:, :b].sum(axis=1), s.toarray()[a:, :b].sum(axis=1)),
+            (P.rechunk({0: cut(M, R)}).T.toarray(), s.toarray().T),
+        ):
+            np.testing.assert_allclose(made.compute(), want, atol=1e-12, err_msg=f"case {case}")
+
+
+def test_matrices_of_any_layout_are_cut() -> None:
+    """Transposes that are not built, blocks with strides, indices that are not sorted, a bsr_matrix."""
+    strided = bg.bsr_array((np.repeat(S.data, 2, axis=2)[:, :, ::2], S.indices, S.indptr), shape=S.shape)
+    unsorted = bg.bsr_array((S.data[::-1].copy(), S.indices[::-1].copy(), [0, *[len(S.data)] * 15]), shape=S.shape)
+    for matrix in (S.T, strided, unsorted, bg.bsr_matrix(S)):
+        P = panels.from_bsr(matrix, 12)
+        assert isinstance(P.compute(), bg.bsr_array)
+        np.testing.assert_array_equal(P.compute().toarray(), matrix.toarray())
+
+
 def test_equal_matrices_have_equal_names_and_others_do_not() -> None:
     again = panels.from_bsr(S.copy(), 16)
     assert again.name == A.name and (again @ X).name == (A @ X).name

@@ -164,7 +164,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def _token(A: Any) -> tuple[Any, ...]:
     on_host = A if device_of(A) == "cpu" else A.get()  # synchronize!
-    arrays = (on_host.data.view(np.uint8), on_host.indices, on_host.indptr)
+    arrays = (np.ascontiguousarray(on_host.data).view(np.uint8), on_host.indices, on_host.indptr)
     return (type(A).__name__, A.shape, str(A.dtype), *map(normalize_token, arrays))
 
 
