@@ -278,7 +278,9 @@ def test_matrices_of_any_layout_are_cut() -> None:
 
 
 def test_equal_matrices_have_equal_names_and_others_do_not() -> None:
-    again = panels.from_bsr(S.copy(), 16)
+    used = S.copy()
+    assert used.has_canonical_format and used.has_sorted_indices and (used @ X).shape == (60, 5)  # it keeps what it saw
+    again = panels.from_bsr(used, 16)
     assert again.name == A.name and (again @ X).name == (A @ X).name
     other = S.copy()
     other.data[0, 0, 0] += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse
 
 import bsrgemm as bg
 
@@ -111,11 +114,19 @@ def test_files_of_save_npz_are_panels_in_the_order_of_their_names(tmp_path: Path
 def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     bg.save_npz(tmp_path / "rows", S)
     before = panels.from_panels(tmp_path).name
-    import os
-
     bg.save_npz(tmp_path / "rows", 2 * S)
     os.utime(tmp_path / "rows.npz", ns=(1, 1))
     assert panels.from_panels(tmp_path).name != before
+
+
+def test_panels_that_are_written_anew_are_not_taken_for_the_old_ones(tmp_path: Path, format: str) -> None:
+    names = set()
+    for factor in (1, 2):
+        P = panels.to_panels(factor * S, tmp_path / "panels", rows_per_chunk=16, format=format)
+        np.testing.assert_array_equal(P.compute().toarray(), factor * D)
+        names.add(P.name)
+        shutil.rmtree(tmp_path / "panels")
+    assert len(names) == 2
 
 
 def test_panels_are_read_to_the_device_that_was_asked_for(tmp_path: Path, format: str) -> None:
@@ -240,8 +251,6 @@ def test_files_of_different_kinds_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "b.npz").write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match=r"b\.npz' holds no BSR matrix"):
         panels.from_panels(tmp_path)
-    import scipy.sparse
-
     scipy.sparse.save_npz(tmp_path / "b", S.tocsr())
     with pytest.raises(ValueError, match=r"b\.npz' holds no BSR matrix"):
         panels.from_panels(tmp_path)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from dask.array.dispatch import concatenate_lookup, tensordot_lookup
-from dask.base import normalize_token
 from dask.sizeof import sizeof
 
 from ..._array.assemble import hstack, vstack
@@ -162,13 +161,6 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     return a @ b
 
 
-def _token(A: Any) -> tuple[Any, ...]:
-    on_host = A if device_of(A) == "cpu" else A.get()  # synchronize!
-    arrays = (np.ascontiguousarray(on_host.data).view(np.uint8), on_host.indices, on_host.indptr)
-    return (type(A).__name__, A.shape, str(A.dtype), *map(normalize_token, arrays))
-
-
 concatenate_lookup.register(BsrBase, _concatenate)
 tensordot_lookup.register(BsrBase, _tensordot)
 sizeof.register(BsrBase, lambda A: A.nbytes)
-normalize_token.register(BsrBase, _token)
