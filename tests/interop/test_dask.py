@@ -75,6 +75,10 @@ DENSE: dict[str, tuple[Callable[[], Any], Any]] = {
     "numpy.dot": (lambda: np.dot(A, X), D @ X),
     "dask.array.dot": (lambda: da.dot(A, chunked(X, 48, 2)), D @ X),
     "dask.array.dot with NumPy": (lambda: da.dot(A, X), D @ X),
+    "dask.array.dot with a vector": (lambda: da.dot(A, X[:, 0]), D @ X[:, 0]),
+    "dask.array.dot of a vector": (lambda: da.dot(chunked(Y[:, 0], 16), A), Y[:, 0] @ D),
+    "dask.array.tensordot": (lambda: da.tensordot(A, chunked(Y, 16, 2), axes=((0,), (0,))), D.T @ Y),
+    "dask.array.tensordot on the left": (lambda: da.tensordot(X, A, axes=((0,), (1,))), X.T @ D.T),
     "dask.array.dot on the left": (lambda: da.dot(chunked(Y.T, 2, 16), A), Y.T @ D),
 }
 
@@ -477,6 +481,11 @@ def test_nothing_of_dask_is_offered_that_was_not_looked_at() -> None:
 def test_the_picture_of_a_notebook_does_not_show_the_size_of_a_dense_array() -> None:
     assert A._repr_html_() is None
     assert repr(A) == "PanelArray(shape=(60, 48), dtype=float64, blocksize=(4, 3), panels=4, device='cpu')"
+
+
+def test_a_product_over_both_axes_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="wanted one axis of each operand"):
+        da.tensordot(A.T.T, chunked(D, 16, 48), axes=2).compute()
 
 
 def test_scipy_sees_the_same_products() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import scipy.sparse
 import bsrgemm as bg
 
 dask = pytest.importorskip("dask")
-pytest.importorskip("dask.array")
+da = pytest.importorskip("dask.array")
 
 from bsrgemm.interop import dask as panels  # noqa: E402
+from bsrgemm.interop.dask import tasks  # noqa: E402
 
 from ..fake_device import install  # noqa: E402
 
@@ -95,6 +97,44 @@ def test_a_matrix_is_written_panel_by_panel(tmp_path: Path, format: str) -> None
     P = panels.from_delayed(made, [16] * 6, 48, blocksize=(4, 3), dtype=float)
     panels.to_panels(P, tmp_path, format=format)
     assert len(most) == 6 and max(most) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "loads"),
+    [
+        *((name, 1, 4) for name in ("A @ X", "X in chunks", "A.T @ Y", "A.T @ (A @ X)", "A.T @ A", "sum")),
+        ("A @ (A.T @ Y)", 4, 4),
+        ("A @ (A.T @ Y).persist()", 1, 8),
+    ],
+)
+def test_panels_are_dropped_as_soon_as_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, loads: int
+) -> None:
+    """As docs/dask.md says: only a panel that the graph needs again stays."""
+    load, alive, counts = tasks.loaded, set(), []
+
+    def counted(**options: Any) -> Any:
+        panel = load(**options)
+        alive.add(options["number"])
+        weakref.finalize(panel, alive.discard, options["number"])
+        counts.append(len(alive))
+        return panel
+
+    panels.to_panels(S, tmp_path, rows_per_chunk=16)
+    monkeypatch.setattr(tasks, "loaded", counted)
+    A, Y = panels.from_panels(tmp_path), np.ones((60, 2))
+    make: dict[str, Callable[[], Any]] = {
+        "A @ X": lambda: A @ X,
+        "X in chunks": lambda: A @ da.from_array(X, chunks=(48, 1)),
+        "A.T @ Y": lambda: A.T @ Y,
+        "A.T @ (A @ X)": lambda: A.T @ (A @ X),
+        "A.T @ A": lambda: A.T @ A,
+        "sum": lambda: A.sum(),
+        "A @ (A.T @ Y)": lambda: A @ (A.T @ Y),
+        "A @ (A.T @ Y).persist()": lambda: A @ (A.T @ Y).persist(),
+    }
+    make[name]().compute()
+    assert (max(counts), len(counts)) == (most, loads)
 
 
 def test_products_of_panels_are_written_too(tmp_path: Path, format: str) -> None:

@@ -150,12 +150,11 @@ def _concatenate(panels: Sequence[Any], axis: int = 0, **_: Any) -> Any:
     return (vstack if axis == 0 else hstack)(list(panels))
 
 
-def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """Return a product along the last axis of `a` and the first of `b`, for ``dask.array.dot``."""
-    pairs = [tuple(np.atleast_1d(axis).tolist()) for axis in axes] if np.ndim(axes) or isinstance(axes, tuple) else None
-    if pairs is None or [len(p) for p in pairs] != [1, 1]:
+def _tensordot(a: Any, b: Any, axes: tuple[Sequence[int], Sequence[int]]) -> Any:
+    """Return the product along one axis of `a` and one of `b`, for ``dask.array.dot`` and ``tensordot``."""
+    if len(axes[0]) != 1:
         raise NotImplementedError(f"tensordot of a bsr_array: wanted one axis of each operand, got axes={axes!r}")
-    (of_a,), (of_b,) = pairs
+    (of_a,), (of_b,) = axes
     a = a.T if a.ndim == 2 and of_a % 2 == 0 else a
     b = b.T if b.ndim == 2 and of_b % 2 == 1 else b
     return a @ b
