@@ -31,7 +31,7 @@ class Device:
         out[...] = self._values
         return out
 
-    def set(self, values: Any) -> None:
+    def set(self, values: Any, stream: Any) -> None:
         EVENTS.append("copy to device")
         self._values[...] = values
 
@@ -101,7 +101,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         def synchronize(self) -> None:
             EVENTS.append("wait for the copy")
 
-    stream = SimpleNamespace(synchronize=lambda: EVENTS.append("wait for the stream"))
+    stream = SimpleNamespace(
+        synchronize=lambda: EVENTS.append("wait for the stream"), record=lambda: SimpleNamespace(done=False)
+    )
     model = SimpleNamespace(
         cuda=SimpleNamespace(Event=Event, get_current_stream=lambda: stream), asarray=lambda x: Device(x)
     )
@@ -114,7 +116,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def communicator(cuda_aware: bool, loses: int = 0) -> Any:
     comm = object.__new__(MpiCommunicator)
     comm._MPI = SimpleNamespace(BYTE=None, Status=Status, Request=Request)
-    comm._mpi, comm.rank, comm.size, comm.cuda_aware = Loop(loses), 0, 1, cuda_aware
+    comm._mpi, comm.rank, comm.size, comm.cuda_aware, comm._held = Loop(loses), 0, 1, cuda_aware, []
     return comm
 
 
@@ -127,8 +129,18 @@ def test_arrays_go_through_pinned_memory_and_are_sent_by_wait() -> None:
     np.testing.assert_array_equal(b._values, [1, 2])
     assert EVENTS == [
         "receive", "copy to host", "record", "product", "wait for the copy", "send", "copy to device",
-        "wait for the stream",
     ]  # fmt: skip
+
+
+def test_pinned_memory_is_kept_until_it_was_copied() -> None:
+    comm = communicator(False)
+    for _ in range(3):
+        comm.exchange({0: Device([1.0])}, {0: Device([0.0])}).wait()
+    assert len(comm._held) == 3
+    for _, event in comm._held:
+        event.done = True
+    comm.exchange({0: Device([1.0])}, {0: Device([0.0])}).wait()
+    assert len(comm._held) == 1
 
 
 def test_a_library_that_reads_the_card_gets_the_arrays_themselves() -> None:

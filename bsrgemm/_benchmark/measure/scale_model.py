@@ -61,8 +61,8 @@ def iteration_seconds(machine: Machine, panel: Panel) -> float:
 
 
 # ---------------------------------------------------------------------------------------- on paper
-#: Bytes a second that `A @ x` reaches on an H200 with blocks of 3 x 3 in float64: 0.94 of a copy's 4.2e12.
-_CARD = 3.9e12
+#: Bytes a second of a copy on an H200, which `A @ x` reaches with blocks of 3 x 3 in float64 (spmv_table_cuda.json).
+_CARD = 4.25e12
 #: name: (bytes a second in one direction, seconds of a message, seconds of a sum over 16 ranks)
 LINKS = {
     "NVLink, 8 cards a node": (450e9, 10e-6, 40e-6),
