@@ -374,7 +374,87 @@ def long_sequences() -> str:
     return table(header, lines, text=2)
 
 
+def dask_disk() -> str:
+    """Products of matrices on disk that are larger than the memory allowed."""
+    lines = []
+    for found in results("dask_cpu"):
+        if found["what"] != "task":
+            size, seconds = found["matrix_mib"], found["seconds"]
+            sizes = (f"{found[key]:,.0f}" for key in ("matrix_mib", "memory_mib", "peak_mib"))
+            lines.append((found["what"], *sizes, f"{seconds:.1f}", f"{size / seconds:.0f}"))
+    return table(["scheduler", "matrix, MiB", "memory allowed, MiB", "most taken, MiB", "s", "MiB/s"], lines)
+
+
+def dask_tasks() -> str:
+    """What Dask adds to a product of small panels."""
+    lines = []
+    for found in results("dask_cpu"):
+        if found["what"] == "task" and "each" in found:
+            lines.append((found["scheduler"], f"{found['seconds'] * 1e3:.1f}", f"{found['each'] * 1e3:.2f}"))
+    return table(["scheduler", "a product of 4 panels, ms", "each further panel, ms"], lines)
+
+
+def _scale(what: str, **wanted: Any) -> list[dict[str, Any]]:
+    """The rows of one kind from the benchmark of several ranks."""
+    rows = results("scale_mpi_cpu")
+    return [r for r in rows if r["what"] == what and all(r.get(key) == value for key, value in wanted.items())]
+
+
+def _scale_name(found: dict[str, Any]) -> str:
+    kind = {"bands": "five bands", "cube": "elasticity"}[found["matrix"]]
+    columns = f", {found['columns']} columns" if found["columns"] > 1 else ""
+    return f"{kind}, {found['block_rows']:,} block rows{columns}"
+
+
+def scale_products() -> str:
+    lines = []
+    for found in _scale("product", timed=True, ranks=2):
+        above = us(found["seconds"] - found["local"])
+        halo = f"{found['halo_bytes']:,}", f"{found['halo_bytes'] / found['least_bytes']:.2f}"
+        times = us(found["seconds"]), us(found["local"]), above
+        lines.append((_scale_name(found), *times, *halo, us(found["exchange"]), f"{found['hidden']:.0%}"))
+    header = ["2 ranks", "`D @ x`, us", "its panel alone, us", "above it, us", "halo, bytes", "over the least",
+              "halo alone, us", "hidden"]  # fmt: skip
+    return table(header, lines)
+
+
+def scale_solvers() -> str:
+    lines = []
+    for found in _scale("cg"):
+        name = f"{found['preconditioner']}, {found['unknowns']:,} unknowns"
+        again = "yes" if found["repeats"] else "no"
+        error = f"{found['difference']:.0e}"
+        lines.append((name, found["ranks"], found["iterations"], found["iterations_of_one"], error, again))
+    header = ["CG to 1e-8", "ranks", "iterations", "of one process", "difference of x", "same bits again"]
+    return table(header, lines)
+
+
+def scale_model() -> str:
+    lines = []
+    rows = [r for r in _scale("product", timed=True, columns=1) if "predicted" in r]
+    largest = max(r["panel_bytes"] for r in rows if r["ranks"] == 1)
+    smallest = min(r["panel_bytes"] for r in rows if r["ranks"] == 1)
+    for found in rows:
+        fitted = found["ranks"] == 1 and found["panel_bytes"] in (smallest, largest)
+        error = "fitted" if fitted else f"{found['predicted'] / found['seconds'] - 1:+.0%}"
+        lines.append((_scale_name(found), found["ranks"], us(found["seconds"]), us(found["predicted"]), error))
+    return table(["`D @ x`", "ranks", "measured, us", "model, us", "error"], lines)
+
+
+def scale_paper() -> str:
+    lines = []
+    for found in _scale("on paper"):
+        times = (ms(found[key]) for key in ("local", "halo", "product", "iteration"))
+        lines.append((found["link"], f"{found['halo_bytes'] / 1e6:.0f}", *times))
+    header = ["messages by", "halo, MB", "panel, ms", "halo, ms", "`D @ x`, ms", "iteration of CG, ms"]
+    return table(header, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "scale-products": scale_products,
+    "scale-solvers": scale_solvers,
+    "scale-model": scale_model,
+    "scale-paper": scale_paper,
     "sanitizers": sanitizers,
     "crossover": crossover,
     "cpu": cpu,
@@ -389,6 +469,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "rectangles": rectangles,
     "kernel-choices": kernel_choices,
     "mask-costs": mask_costs,
+    "dask-disk": dask_disk,
+    "dask-tasks": dask_tasks,
     "long-sequences": long_sequences,
     "runs": runs,
     "pythons": pythons,
@@ -693,6 +775,10 @@ SENTENCES: list[Fact] = [
     Fact("docs/block-size.md", "takes {} ms by a vector", lambda: small_blocks()[:1]),
     Fact("docs/block-size.md", "{} ms by 16 columns", lambda: small_blocks()[1:2]),
     Fact("docs/block-size.md", "where cuSPARSE takes {} ms and cupyx's CSR {} ms", lambda: small_blocks()[2:]),
+    Fact(
+        "docs/dask.md", "of such a panel takes {} us",
+        lambda: (f"{row('dask_cpu', scheduler='none')['seconds'] * 1e6:.0f}",),
+    ),
 ]  # fmt: skip
 
 

@@ -221,6 +221,8 @@ class BsrBase:
             if backend is None:
                 if self._backend is not host() and not isinstance(other, list | tuple):
                     return None
+                if getattr(other, "__array_ufunc__", other) is None:  # NumPy's sign that operators are left to `other`
+                    return None
                 array = np.asanyarray(other)
                 if array.ndim == 0 and array.dtype == np.object_:
                     return None

@@ -10,12 +10,14 @@ import numpy as np
 from .._backend.base import Array
 from .._batch import bsr_batch
 from .._products.matmul import matmul
-from .operators import Preconditioner, check_matrix
+from .operators import DistributedOperator, Preconditioner, check_matrix, multiply, total
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A.
 _POWER_STEPS = 15
 #: Steps after which the vector gets length 1 again: an eigenvalue is at most as large as a row has blocks.
 _STEPS_BEFORE_SCALING = 5
+#: Numbers of the vector with which it starts that are drawn at a time.
+_DRAWN = 1 << 20
 #: Eigenvalues of a diagonal block that count as zero, over the largest.
 _CUT = 1e-13
 
@@ -25,6 +27,8 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
 
     A coarse level has singular blocks: an aggregate of few nodes does not carry all modes, and has rows of zeros.
     """
+    if isinstance(A, DistributedOperator):
+        return A.inverse_blocks(singular)
     try:
         return A.inverse_block_diagonal()
     except np.linalg.LinAlgError as error:
@@ -40,21 +44,31 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
 def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
     """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
     backend = A._backend
-    v = backend.from_host(np.random.default_rng(0).standard_normal(A.shape[0]).astype(A.dtype))
+    v = backend.from_host(_random_vector(A).astype(A.dtype))
     u = v
     for step in range(steps):
         if step % _STEPS_BEFORE_SCALING == _STEPS_BEFORE_SCALING - 1:
-            v = v / backend.xp.sqrt((v.conj() * v).sum().real)
+            v = v / backend.xp.sqrt(total(A, (v.conj() * v).sum().real))
         u = A @ v
         v, before = D @ u, v
-    return float((u.conj() * v).sum().real / (before.conj() * u).sum().real)  # synchronize!
+    return float(total(A, (u.conj() * v).sum().real) / total(A, (before.conj() * u).sum().real))  # synchronize!
+
+
+def _random_vector(A: Any) -> Any:
+    """The rows of this process of a vector that is the same for any number of processes."""
+    rng = np.random.default_rng(0)
+    if not isinstance(A, DistributedOperator):
+        return rng.standard_normal(A.shape[0])
+    for start in range(0, A.first_row, _DRAWN):  # what the processes before this one have
+        rng.standard_normal(min(_DRAWN, A.first_row - start))
+    return rng.standard_normal(A.local_shape[0])
 
 
 class _Jacobi(Preconditioner):
     _capturable = True
 
     def __init__(self, A: Any) -> None:
-        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._made_of(A)
         self._inverse = inverse_blocks(A)
 
     def _apply(self, r: Array) -> Array:
@@ -67,7 +81,7 @@ def block_jacobi(A: Any) -> Any:
 
     Parameters
     ----------
-    A : bsr_array, bsr_matrix or bsr_batch
+    A : bsr_array, bsr_matrix, bsr_batch or interop.mpi.DistributedMatrix
         A square matrix with square blocks of float32, float64, complex64 or complex128, or a batch of them.
 
     Returns
@@ -96,7 +110,7 @@ def block_jacobi(A: Any) -> Any:
     """
     if isinstance(A, bsr_batch):
         return _inverse_batch(A)
-    return _Jacobi(check_matrix(A))
+    return _Jacobi(check_matrix(A, spread=True))
 
 
 def _inverse_batch(A: bsr_batch) -> bsr_batch:
@@ -125,7 +139,7 @@ class Chebyshev:
     def improve(self, b: Array, x: Array | None) -> Array:
         """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
         middle, half = ((self.high + sign * self.low) / 2 * self.rho for sign in (1, -1))
-        r = b.copy() if x is None else matmul(self.A, x, out=b.copy(), alpha=-1, beta=1)
+        r = b.copy() if x is None else multiply(self.A, x, out=b.copy(), alpha=-1, beta=1)
         d = matmul(self.D, r, alpha=1 / middle)
         if x is None:
             x = d.copy()
@@ -133,7 +147,7 @@ class Chebyshev:
             x += d
         step = half / middle
         for _ in range(self.degree - 1):
-            matmul(self.A, d, out=r, alpha=-1, beta=1)
+            multiply(self.A, d, out=r, alpha=-1, beta=1)
             step, before = 1 / (2 * middle / half - step), step
             matmul(self.D, r, out=d, alpha=2 * step / half, beta=step * before)
             x += d
@@ -154,7 +168,7 @@ class Jacobi:
             if x is None:
                 x = matmul(self.D, b, alpha=self.weight)
                 continue
-            r = matmul(self.A, x, out=b.copy(), alpha=-1, beta=1)
+            r = multiply(self.A, x, out=b.copy(), alpha=-1, beta=1)
             matmul(self.D, r, out=x, alpha=self.weight, beta=1)
         assert x is not None
         return x
@@ -164,7 +178,7 @@ class _Polynomial(Preconditioner):
     _capturable = True
 
     def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
-        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._made_of(A)
         self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)
 
     def _apply(self, r: Array) -> Array:
@@ -176,7 +190,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
 
     Parameters
     ----------
-    A : bsr_array or bsr_matrix
+    A : bsr_array, bsr_matrix or interop.mpi.DistributedMatrix
         A Hermitian positive definite matrix with square blocks.
     degree : int
         Products with A in each application, plus one.
@@ -207,7 +221,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     >>> info, bool(np.allclose(A @ x, 1, atol=1e-3))
     (0, True)
     """
-    check_matrix(A)
+    check_matrix(A, spread=True)
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
     if not 0 < low < high:

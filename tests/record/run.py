@@ -28,7 +28,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PARTS = ("suite", *TOOLS, "stand-in")
 #: racecheck reports these, and the reports are counted apart. It knows of two threads that meet at a barrier, not of a
 #: lane that arrives for its warp after __syncwarp, nor of an order that passes through a third thread: the warp that
-#: feeds waits for the readers of a buffer, and tells those who write it next. The emulator, which follows both, finds no
+#: feeds waits for the readers of a buffer, and tells those who write it next. The emulator follows both and finds no
 #: race in these kernels (the tests marked `races` in tests/emulator).
 RACES_EXPLAINED = ("attention_sm90", "attention_backward_sm90")
 #: Folders of the machine that a message names: a record is for every machine.
@@ -59,7 +59,7 @@ _MEMORY = (
     "or (those_of_the_reference and 13-7 and 3-8 and int64) or (spoiled_index_arrays and 2147483648 and int32) "
     "or (bands_at_odd_lengths and 129-64) or masks_of_elements or (plain_cores and float32)"
 )
-#: initcheck does not see what the copy engine writes: to it, gradients read results of attention that nobody has written.
+#: initcheck does not see what the copy engine writes: gradients read results of attention, which nobody wrote for it.
 _WRITTEN = f"({_MEMORY}) and not test_attention_backward"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import io
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from types import ModuleType
 import pytest
 
 import bsrgemm as bg
+import bsrgemm.interop.mpi
 from bsrgemm.__main__ import main
 
 from .test_readme import README, ROOT
@@ -64,6 +66,11 @@ def test_the_reference_lists_every_name_of_linalg_once() -> None:
     assert sorted(name for name in listed_names if "." not in name) == sorted(bg.linalg.__all__)
 
 
+def test_the_reference_lists_every_name_of_interop_once() -> None:
+    names = [name.removeprefix("interop.mpi.") for name in reference() if name.startswith("interop.mpi.")]
+    assert sorted(name for name in names if "." not in name) == sorted(bsrgemm.interop.mpi.__all__)
+
+
 @pytest.mark.parametrize(
     "kind", [*CLASSES, bg.linalg.Preconditioner, bg.linalg.Multigrid], ids=lambda kind: kind.__name__
 )
@@ -78,10 +85,7 @@ def test_every_public_class_is_one_whose_methods_are_listed() -> None:
 
 @pytest.mark.parametrize("name", reference())
 def test_every_name_of_the_reference_says_what_it_is(name: str) -> None:
-    target = bg
-    for part in name.split("."):
-        target = getattr(target, part)
-    assert inspect.getdoc(target)
+    assert inspect.getdoc(pkgutil.resolve_name(f"bsrgemm.{name}"))
 
 
 def test_a_name_that_the_tables_lack_is_noticed() -> None:
