@@ -267,3 +267,88 @@ OUT, LSE = np.zeros((1, 2, 9, 5)), np.zeros((1, 2, 9))
 def test_refusals(call: Callable[[], Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         call()
+
+
+# ------------------------------------------------------------------- gradients of one part with the merged result
+def elements(heads: tuple[int, int], density: float = 0.1) -> Any:
+    return np.random.default_rng(3).random((*heads, 64, 96)) < density
+
+
+MASKS: dict[str, Callable[[], bg.BlockMask]] = {
+    "full": lambda: bg.BlockMask.full(64, 96, block=16),
+    "causal": lambda: bg.BlockMask.causal(64, 96, block=16),
+    "causal, top-left": lambda: bg.BlockMask.causal(64, 96, align="top-left", block=16),
+    "window": lambda: bg.BlockMask.window(64, 96, left=20, right=3, block=16),
+    "prefix": lambda: bg.BlockMask.prefix(64, 96, length=10, block=16),
+    "sinks": lambda: bg.BlockMask.sinks(64, 96, count=3, block=16) | bg.BlockMask.causal(64, 96, block=16),
+    "global": lambda: bg.BlockMask.global_tokens(64, 96, tokens=[2, 40], block=16),
+    "dilated": lambda: bg.BlockMask.dilated(64, 96, count=7, dilation=3, block=16),
+    "random": lambda: bg.BlockMask.random(64, 96, per_row=2, block=16),
+    "per head": lambda: bg.BlockMask.random(64, 96, per_row=2, block=16, heads=(1, 4)),
+    "per head of keys": lambda: bg.BlockMask.random(64, 96, per_row=2, block=16, heads=(1, 2)),
+    "per batch and head": lambda: bg.BlockMask.random(64, 96, per_row=1, block=16, heads=(2, 4)),
+    "elements": lambda: bg.BlockMask.from_dense(elements((1, 1))[0, 0], block=16),
+    "elements per batch and head": lambda: bg.BlockMask.from_dense(elements((2, 4), 0.02), block=(16, 32)),
+    "nothing": lambda: bg.BlockMask.from_dense(np.zeros((64, 96), bool), block=16),
+}
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("name", MASKS)
+def test_the_keys_of_one_part_get_exact_gradients_from_the_merged_result(name: str, softcap: float | None) -> None:
+    """Queries are cut too: dk and dv of a part are the sums over the queries of all pieces."""
+    mask = MASKS[name]()
+    q, k, v, dout = operands()
+    dlse = numbers(q.shape[:3], 9)
+    options: dict[str, Any] = {"softcap": softcap, "scale": 0.4}
+    want = dense(q, k, v, dout, mask.to_dense(), scale=0.4, cap=softcap, dlse=dlse)
+    got = [np.zeros_like(x) for x in (q, k, v)]
+    for rows in pieces([0, 32, 64]):
+        some = q[:, :, rows]
+        outs, lses = [], []
+        for keys in pieces([0, 32, 64, 96]):
+            part = {"mask": mask[rows, keys], "return_lse": True, **options}
+            out, lse = bg.attention(some, k[:, :, keys], v[:, :, keys], **part)
+            outs.append(out)
+            lses.append(lse)
+        out, lse = bg.merge_states(outs, lses)
+        delta = (dout[:, :, rows] * out).sum(axis=-1)
+        for number, keys in enumerate(pieces([0, 32, 64, 96])):
+            given: tuple[Any, Any] = (out, None) if number else (None, delta)
+            dq, dk, dv = bg.attention_backward(
+                dout[:, :, rows], some, k[:, :, keys], v[:, :, keys], given[0], lse, delta=given[1],
+                dlse=dlse[:, :, rows], mask=mask[rows, keys], **options,
+            )  # fmt: skip
+            got[0][:, :, rows] += dq
+            got[1][:, :, keys] += dk
+            got[2][:, :, keys] += dv
+    for what, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-12, err_msg=what)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (6, 3), (8, 1)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_of_heads_and_dtypes_of_one_part(heads: tuple[int, int], dtype: Any) -> None:
+    q, k, v, dout = operands(heads, dtype=dtype)
+    wide = [x.astype(np.float64) for x in (q, k, v, dout)]
+    want = dense(*wide, bg.BlockMask.causal(64, 96, block=16).to_dense())
+    mask = bg.BlockMask.causal(64, 96, block=16)
+    cuts = [0, 48, 96]
+    found = [
+        bg.attention(q, k[:, :, keys], v[:, :, keys], mask=mask[:, keys], return_lse=True, out_dtype=float)
+        for keys in pieces(cuts)
+    ]
+    out, lse = bg.merge_states(*zip(*found, strict=True), out_dtype=dtype)
+    acc = np.float64 if dtype == "float64" else np.float32
+    got = [
+        bg.attention_backward(dout, q, k[:, :, keys], v[:, :, keys], out, lse.astype(acc), mask=mask[:, keys])
+        for keys in pieces(cuts)
+    ]
+    joined = (
+        got[0][0].astype(float) + got[1][0].astype(float),
+        *(np.concatenate([x[i] for x in got], axis=2).astype(float) for i in (1, 2)),
+    )
+    for what, x, y in zip(("dq", "dk", "dv"), joined, want, strict=True):
+        assert got[0][0].dtype == dtype
+        bound = 8 * float(ml_dtypes.finfo(dtype).eps) * abs(y).max()
+        np.testing.assert_allclose(x, y, rtol=0, atol=bound, err_msg=what)
