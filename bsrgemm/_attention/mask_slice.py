@@ -7,15 +7,19 @@ others stay exact, although the positions of queries and keys change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from .mask_base import MaskBase
+from .mask_grid import Grid
+from .mask_intervals import Line
 
 _INT32 = np.dtype(np.int32)
 #: Ranges of queries or keys, in ascending order; each begins at a block, and ends at one or at the end of the mask.
 Ranges = Sequence[tuple[int, int]]
+
+Mask = TypeVar("Mask", bound=MaskBase)
 
 
 class _Side(NamedTuple):
@@ -65,48 +69,58 @@ class Rectangles(MaskBase):
         rows = _range(keys[-2], _Side("queries", self.shape[0], self.block[0]))
         cols = _range(keys[-1], _Side("keys", self.shape[1], self.block[1]))
         if len(keys) == 2:
-            return self._selected([rows], [cols])
+            return selected(self, [rows], [cols])
         chosen = [_chosen(x, name, n) for x, name, n in zip(keys[:2], ("batch", "head"), self.heads, strict=True)]
-        return self._selected([rows], [cols], (chosen[0], chosen[1]))
+        return selected(self, [rows], [cols], (chosen[0], chosen[1]))
 
-    def _selected(self, rows: Ranges, cols: Ranges, patterns: tuple[range, range] | None = None) -> Self:
-        """The mask of some ranges of queries and of keys, one range after the other, of some batches and heads.
 
-        Only the last range of a side may end at the end of the mask inside a block.
-        """
-        (bq, bk), (R, C), (B, H) = self.block, self._grid.counts, self.heads
-        batches, heads = patterns or (range(B), range(H))
-        shape = (sum(b - a for a, b in rows), sum(b - a for a, b in cols))
-        if shape == self.shape and (batches, heads) == (range(B), range(H)):
-            return self
-        backend, xp = self._backend, self._backend.xp
-        row, col = _numbers(rows, bq), _numbers(cols, bk)
-        pattern = np.add.outer(np.array(batches) * H, np.array(heads)).reshape(-1)
-        count = len(pattern) * len(row)
-        if not count or not len(col) or self.is_empty:
-            arrays = (xp.zeros(count + 1, _INT32), xp.zeros(0, _INT32), xp.zeros(0, _INT32), self.bits[:0])
-            return type(self)(backend, shape, self.block, (len(batches), len(heads)), *arrays)
-        chosen = backend.from_host(np.add.outer(pattern * R, row).reshape(-1))
-        starts, ends = self.indptr[:-1][chosen], self.indptr[1:][chosen]
-        indptr = xp.zeros(count + 1, np.int64)
-        indptr[1:] = xp.cumsum(ends - starts, dtype=np.int64)
-        total = int(indptr[-1])  # synchronize!
-        row_of = backend.expand(indptr, total)
-        position = xp.arange(total) + (starts - indptr[:-1])[row_of]
-        indices, kinds = self.indices[position], self.kinds[position]
-        if len(col) < C:
-            table = np.full(C, -1, _INT32)  # the new number of each block column; -1 for those that are left out
-            table[col] = np.arange(len(col))
-            column = backend.from_host(table)[indices]
-            kept = xp.flatnonzero(column >= 0)  # synchronize!
-            indices, kinds, row_of = column[kept], kinds[kept], row_of[kept]
-            indptr = xp.searchsorted(row_of, xp.arange(count + 1))
-        # Element masks that no block uses any more are left out.
-        used = xp.unique(kinds)  # synchronize!
-        used = used[used >= 0]
-        kinds = xp.where(kinds < 0, _INT32.type(-1), xp.searchsorted(used, kinds).astype(_INT32))
-        arrays = (indptr.astype(_INT32), indices, kinds, self.bits[used])
-        return type(self)(backend, shape, self.block, (len(batches), len(heads)), *arrays)
+def selected(mask: Mask, rows: Ranges, cols: Ranges, patterns: tuple[range, range] | None = None) -> Mask:
+    """The mask of some ranges of queries and of keys, one range after the other, of some batches and heads.
+
+    Only the last range of a side may end at the end of the mask inside a block.
+    """
+    (bq, bk), (R, C), (B, H) = mask.block, mask._grid.counts, mask.heads
+    batches, heads = patterns or (range(B), range(H))
+    shape = (sum(b - a for a, b in rows), sum(b - a for a, b in cols))
+    if shape == mask.shape and (batches, heads) == (range(B), range(H)):
+        return mask
+    backend, xp = mask._backend, mask._backend.xp
+    row, col = _numbers(rows, bq), _numbers(cols, bk)
+    pattern = np.add.outer(np.array(batches) * H, np.array(heads)).reshape(-1)
+    count = len(pattern) * len(row)
+    if not count or not len(col) or not len(mask.indices):
+        arrays = (xp.zeros(count + 1, _INT32), xp.zeros(0, _INT32), xp.zeros(0, _INT32), mask.bits[:0])
+        return type(mask)(backend, shape, mask.block, (len(batches), len(heads)), *arrays)
+    chosen = backend.from_host(np.add.outer(pattern * R, row).reshape(-1))
+    starts, ends = mask.indptr[:-1][chosen], mask.indptr[1:][chosen]
+    indptr = xp.zeros(count + 1, np.int64)
+    indptr[1:] = xp.cumsum(ends - starts, dtype=np.int64)
+    total = int(indptr[-1])  # synchronize!
+    row_of = backend.expand(indptr, total)
+    position = xp.arange(total) + (starts - indptr[:-1])[row_of]
+    indices, kinds = mask.indices[position], mask.kinds[position]
+    if len(col) < C:
+        table = np.full(C, -1, _INT32)  # the new number of each block column; -1 for those that are left out
+        table[col] = np.arange(len(col))
+        column = backend.from_host(table)[indices]
+        kept = xp.flatnonzero(column >= 0)  # synchronize!
+        indices, kinds, row_of = column[kept], kinds[kept], row_of[kept]
+        indptr = xp.searchsorted(row_of, xp.arange(count + 1))
+    # Element masks that no block uses any more are left out.
+    used = xp.unique(kinds)  # synchronize!
+    used = used[used >= 0]
+    kinds = xp.where(kinds < 0, _INT32.type(-1), xp.searchsorted(used, kinds).astype(_INT32))
+    arrays = (indptr.astype(_INT32), indices, kinds, mask.bits[used])
+    return type(mask)(backend, shape, mask.block, (len(batches), len(heads)), *arrays)
+
+
+def banded(mask: Mask, place: int, left: int, right: int) -> Mask:
+    """What a mask allows of a band: query i, at position ``i + place`` among the keys, sees the keys from `left` before
+    its position to `right` after it.
+    """
+    grid = Grid(*mask.shape, mask.block, mask._backend.name)
+    band: Any = type(mask)._from_lines(grid, Line(place - left), Line(place + right + 1))
+    return band & mask
 
 
 def _numbers(ranges: Ranges, block: int) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import BlockMask
+from bsrgemm._attention.mask_slice import banded, selected
 
 from .. import fake_device
 
@@ -88,7 +89,7 @@ def test_one_pattern_serves_all_batches_and_heads_of_a_slice() -> None:
 def test_ranges_after_each_other() -> None:
     """What the ring takes: several ranges of rows and of columns, of which the last may end inside a block."""
     allowed = ELEMENTS[0, 0]
-    found = MASKS["elements"]()._selected([(16, 32), (80, 90)], [(0, 32), (64, 96), (128, 150)])
+    found = selected(MASKS["elements"](), [(16, 32), (80, 90)], [(0, 32), (64, 96), (128, 150)])
     rows, cols = np.r_[16:32, 80:90], np.r_[0:32, 64:96, 128:150]
     np.testing.assert_array_equal(found.to_dense(), allowed[np.ix_(rows, cols)])
 
@@ -143,3 +144,13 @@ def test_the_ways_out_lead_there() -> None:
 def test_iteration_is_refused() -> None:
     with pytest.raises(TypeError, match="got 1 index"):
         list(MASKS["full"]())
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "elements by batch and head"])
+@pytest.mark.parametrize("place", [-200, -40, 0, 60, 400])
+@pytest.mark.parametrize("sides", [(0, 0), (30, 5), (1 << 30, 0), (1 << 30, 1 << 30), (20, 1 << 30)], ids=str)
+def test_bands_at_any_position(name: str, place: int, sides: tuple[int, int]) -> None:
+    mask = MASKS[name]()
+    distance = np.arange(S_K) - np.arange(S_Q)[:, None] - place
+    seen = (distance >= -sides[0]) & (distance <= sides[1])
+    np.testing.assert_array_equal(banded(mask, place, *sides).to_dense(), mask.to_dense() & seen)
