@@ -16,7 +16,7 @@ from .._batch import bsr_batch
 from .arguments import NOT_FINITE, RESTARTS, SolverWarning, breakdown, check_limits
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
-from .operators import column_sums, product_with
+from .operators import DistributedOperator, column_sums, product_with, together
 
 #: Columns of the basis of `gmres` by default.
 _BASIS = 20
@@ -31,18 +31,28 @@ class _System:
 
     def __init__(self, method: str, A: Any, b: Any, x0: Any, rtol: Any, atol: Any, maxiter: Any, M: Any) -> None:
         self.method = method
-        self.backend, b = _right_hand_side(b)
-        self.xp = self.backend.xp
-        n = b.shape[0]
-        self.multiply = product_with(A, "A", self.backend, n)
-        self.precondition = (lambda r: r) if M is None else product_with(M, "M", self.backend, n)
-        dtype = np.result_type(b.dtype, getattr(A, "dtype", None) or np.float64, np.float32)
-        if dtype.char not in "fdFD":
-            raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
-        self.b = b.astype(dtype, copy=False)
-        self.x = self._start(x0, b, dtype)
-        check_limits(rtol, atol, maxiter)
-        self.maxiter = 10 * n if maxiter is None else int(maxiter)
+        #: the matrix if its rows are on several processes; inner products are summed over them
+        self._spread = A if isinstance(A, DistributedOperator) else None
+        with together(A):
+            self.backend, b = _right_hand_side(b, 0 if self._spread is not None else 1)
+            self.xp = self.backend.xp
+            n = b.shape[0]
+            self.multiply = product_with(A, "A", self.backend, n)
+            self.precondition = (lambda r: r) if M is None else product_with(M, "M", self.backend, n)
+            if self._spread is not None and getattr(M, "_comm", None) not in (None, self._spread.comm):
+                raise ValueError("M: wanted one that was made with the communicator of A, got one of another")
+            dtype = np.result_type(b.dtype, getattr(A, "dtype", None) or np.float64, np.float32)
+            if dtype.char not in "fdFD":
+                raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+            self.b = b.astype(dtype, copy=False)
+            self.x = self._start(x0, b, dtype)
+            check_limits(rtol, atol, maxiter)
+        if self._spread is not None:
+            given = f"columns {self.b.shape[1:]} of {dtype}, rtol={rtol!r}, atol={atol!r}, maxiter={maxiter!r}"
+            self._spread.agree("b, rtol, atol, maxiter", given)
+        #: rows on all processes
+        self.rows = n if self._spread is None else self._spread.shape[0]
+        self.maxiter = 10 * self.rows if maxiter is None else int(maxiter)
         size = self.host(self.norm(self.b))
         if not np.isfinite(size).all():
             raise ValueError("b: wanted finite numbers, got NaN or infinity")
@@ -59,7 +69,8 @@ class _System:
 
     def dot(self, u: Array, v: Array) -> Array:
         """The inner products of the columns."""
-        return column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
+        part = column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
+        return part if self._spread is None else self._spread.total(part)
 
     def norm(self, u: Array) -> Array:
         return self.xp.sqrt(self.dot(u, u).real)
@@ -99,14 +110,15 @@ class _System:
         return self.x, max(1, steps) if broken is None else -1
 
 
-def _right_hand_side(b: Any) -> tuple[Backend, Array]:
+def _right_hand_side(b: Any, least: int) -> tuple[Backend, Array]:
+    """The backend of b, and b as an array with at least so many rows."""
     backend = backend_of(b) or foreign_backend(b)
     if backend is None:
         raise TypeError(f"b: wanted a NumPy or CuPy array, got {type(b).__name__}")
     found = b if backend.is_dense(b) else adopted(backend, b, "b")
     if backend.is_sparse(b) or found is None:
         raise TypeError(f"b: wanted a dense array, got {type(b).__name__}")
-    if found.ndim not in (1, 2) or not found.shape[0]:
+    if found.ndim not in (1, 2) or found.shape[0] < least:
         raise ValueError(f"b: wanted shape (n,) or (n, k), got {tuple(found.shape)}")
     if found.dtype.kind not in "fciu":
         raise TypeError(f"b: wanted numbers, got {found.dtype}")
@@ -130,7 +142,8 @@ def cg(
     Parameters
     ----------
     A : bsr_array, bsr_matrix, bsr_batch, sparse matrix or linear operator of shape (n, n)
-        The matrix, or a batch of matrices.
+        The matrix, or a batch of matrices. For an `interop.mpi.DistributedMatrix`, all ranks call the solver together,
+        each with its rows of `b` and `x0`, and get their rows of `x`.
     b : array (n,) or (n, k)
         One right-hand side, or several that are solved together: one product for all, and each with its own steps. For
         a batch (batch, n) or (batch, n, k).
@@ -598,7 +611,7 @@ def _restarted(s: _System, restart: int | None, flexible: bool, tell: Callable[[
     """GMRES. The Hessenberg matrices of all columns are on the host, where they are rotated to triangles."""
     if restart is not None and (isinstance(restart, bool) or not isinstance(restart, numbers.Integral) or restart < 1):
         raise ValueError(f"restart: wanted an integer from 1 on, or None, got {restart!r}")
-    most = min(_BASIS if restart is None else int(restart), s.b.shape[0])
+    most = min(_BASIS if restart is None else int(restart), s.rows)
     steps, broken = 0, None
     size_of_b = np.maximum(s.host(s.norm(s.b)), np.finfo(s.b.dtype).tiny)
     for _ in range(s.maxiter):

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .._products.matmul import matmul
 from .._products.sddmm import check_structure
 from .._products.spgemm import plan
 from ..bsr import bsr_array
 from . import aggregation
-from .operators import Preconditioner, check_matrix
+from .operators import DistributedOperator, Preconditioner, check_matrix, multiply
 from .smoothers import Chebyshev, Jacobi, inverse_blocks
 
 #: Eigenvalues of the coarsest matrix that count as zero, over the largest.
 _CUT = 1e-13
 #: Coarsening stalls if so large a share of the nodes is left.
-_STALLED = 0.9
+STALLED = 0.9
 #: The largest blocks of the inverse of the coarsest matrix on a GPU: about those that occur in coarse matrices.
 _COARSE_BLOCK = 8
 #: The largest coarsest level that is inverted as a dense matrix.
@@ -32,7 +31,7 @@ _SMOOTHERS = ("chebyshev", "jacobi")
 
 
 @dataclass
-class _Level:
+class Level:
     """A level above the coarsest one."""
 
     A: Any
@@ -45,7 +44,7 @@ class _Level:
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     smoother: str
     degree: int
     cycle: str
@@ -65,10 +64,10 @@ class Multigrid(Preconditioner):
 
     _capturable = True
 
-    def __init__(self, levels: list[_Level], coarsest: Any, options: _Options) -> None:
+    def __init__(self, levels: list[Level], coarsest: Any, options: Options) -> None:
         self._levels, self._coarsest, self._options = levels, coarsest, options
         finest = levels[0].A if levels else coarsest
-        self._backend, self.shape, self.dtype = finest._backend, finest.shape, finest.dtype
+        self._made_of(finest)
         self._inverse = _pseudo_inverse(coarsest)
 
     def _apply(self, r: Array) -> Array:
@@ -80,12 +79,12 @@ class Multigrid(Preconditioner):
             return found
         level = self._levels[depth]
         x = level.smoother.improve(b, None)
-        r = level.R @ matmul(level.A, x, out=b.copy(), alpha=-1, beta=1)
+        r = level.R @ multiply(level.A, x, out=b.copy(), alpha=-1, beta=1)
         e = self._cycle(depth + 1, r)
         if self._options.cycle == "W" and depth + 1 < len(self._levels):
             below = self._levels[depth + 1].A
-            e = e + self._cycle(depth + 1, matmul(below, e, out=r, alpha=-1, beta=1))
-        matmul(level.P, e, out=x, beta=1)
+            e = e + self._cycle(depth + 1, multiply(below, e, out=r, alpha=-1, beta=1))
+        multiply(level.P, e, out=x, beta=1)
         return level.smoother.improve(b, x)
 
     @property
@@ -129,9 +128,9 @@ class Multigrid(Preconditioner):
         for k, level in enumerate(self._levels):
             D = inverse_blocks(A, singular=k > 0)
             smoother = self._options.smoothing(A, D)
-            P = _smoothed(level.plans[0](A, level.T), level.T, D, smoother.rho)
+            P = smoothed_prolongator(level.plans[0](A, level.T), level.T, D, smoother.rho)
             R = P.conj().T.copy()
-            levels.append(_Level(A, P, R, smoother, level.T, level.plans))
+            levels.append(Level(A, P, R, smoother, level.T, level.plans))
             A = level.plans[2](R, level.plans[1](A, P))
         self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
 
@@ -205,7 +204,7 @@ def smoothed_aggregation(
 
     Parameters
     ----------
-    A : bsr_array or bsr_matrix
+    A : bsr_array, bsr_matrix or interop.mpi.DistributedMatrix
         The matrix, with square blocks: one for each node. The set-up is done where it is. In float32 it makes a
         preconditioner that may be used under a solver in float64.
     near_nullspace : array (n, m), optional
@@ -255,14 +254,17 @@ def smoothed_aggregation(
     >>> info, bool(np.allclose(A @ x, 1, atol=1e-6))
     (0, True)
     """
-    check_matrix(A)
+    check_matrix(A, spread=True)
     options = _checked(theta, max_coarse, max_levels, smoother, degree, cycle)
-    modes = _modes(A, near_nullspace)
-    levels: list[_Level] = []
+    if isinstance(A, DistributedOperator):
+        found: Multigrid = A.smoothed_aggregation(near_nullspace, theta, (max_coarse, max_levels), options)
+        return found
+    modes = near_nullspace_of(A, near_nullspace)
+    levels: list[Level] = []
     while A.shape[0] > max_coarse and len(levels) + 1 < max_levels:
         D = inverse_blocks(A, singular=bool(levels))
         number, count = aggregation.aggregates(A._backend, *aggregation.strong_connections(A, theta))
-        if count * modes.shape[1] > _STALLED * A.shape[0] or count > _STALLED * A._block_shape[0]:
+        if count * modes.shape[1] > STALLED * A.shape[0] or count > STALLED * A._block_shape[0]:
             if A.shape[0] <= _MOST_DENSE:
                 break
             raise ValueError(
@@ -273,12 +275,12 @@ def smoothed_aggregation(
         T, modes = aggregation.tentative(A, number, count, modes)
         smoothing = options.smoothing(A, D)
         first = plan(A, T)
-        P = _smoothed(first(A, T), T, D, smoothing.rho)
+        P = smoothed_prolongator(first(A, T), T, D, smoothing.rho)
         R = P.conj().T.copy()
         second = plan(A, P)
         AP = second(A, P)
         third = plan(R, AP)
-        levels.append(_Level(A, P, R, smoothing, T, (first, second, third)))
+        levels.append(Level(A, P, R, smoothing, T, (first, second, third)))
         A = third(R, AP)
     if A.shape[0] > max(_MOST_DENSE, max_coarse):
         raise ValueError(
@@ -287,7 +289,7 @@ def smoothed_aggregation(
     return Multigrid(levels, A, options)
 
 
-def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> _Options:
+def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> Options:
     if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 0 <= float(theta) < 1:
         raise ValueError(f"theta: wanted a number from 0 to 1, got {theta!r}")
     for name, value in (("max_coarse", max_coarse), ("max_levels", max_levels), ("degree", degree)):
@@ -297,10 +299,10 @@ def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree
         raise ValueError(f"smoother: wanted 'chebyshev' or 'jacobi', got {smoother!r}")
     if cycle not in ("V", "W"):
         raise ValueError(f"cycle: wanted 'V' or 'W', got {cycle!r}")
-    return _Options(smoother, int(degree), cycle)
+    return Options(smoother, int(degree), cycle)
 
 
-def _modes(A: Any, given: Any) -> Array:
+def near_nullspace_of(A: Any, given: Any) -> Array:
     """The vectors that A nearly maps to 0, (n, m) in the dtype of A."""
     xp, n, R = A._backend.xp, A.shape[0], A.blocksize[0]
     if given is None:
@@ -323,7 +325,7 @@ def _modes(A: Any, given: Any) -> Array:
     return given.astype(A.dtype)
 
 
-def _smoothed(AT: Any, T: Any, D: Any, rho: float) -> Any:
+def smoothed_prolongator(AT: Any, T: Any, D: Any, rho: float) -> Any:
     """``T - omega / rho * D A T``."""
     return T - AT.scale_block_rows(D.data * D.dtype.type(_OMEGA / rho))
 
@@ -389,7 +391,7 @@ def from_pyamg(
     for k, (level, (fine, coarse)) in enumerate(zip(given[:-1], itertools.pairwise(sizes), strict=True)):
         A = matrices[k]
         P, R = _taken(level.P, (fine, coarse), device), _taken(level.R, (coarse, fine), device)
-        levels.append(_Level(A, P, R, options.smoothing(A, inverse_blocks(A, singular=k > 0))))
+        levels.append(Level(A, P, R, options.smoothing(A, inverse_blocks(A, singular=k > 0))))
     return Multigrid(levels, matrices[-1], options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend
 from .._backend.registry import backend_of
+from .._products.matmul import matmul
 
 #: Parts of long columns that are summed side by side on a GPU, and the fewest rows of a part. CuPy's reduction has a
 #: CTA for some columns, whatever their length, and a large card runs hundreds of CTAs at a time.
@@ -28,6 +30,78 @@ def column_sums(x: Array) -> Array:
     return parts if whole == len(x) else parts + x[whole:].sum(axis=0)
 
 
+class DistributedOperator(ABC):
+    """A matrix of which each process has some rows, with vectors of which it has the same rows.
+
+    The solvers of this package take one as `A`. All processes call them together, each with its own piece of `b`, and
+    get their pieces of `x`. Everything that decides, such as a norm, is summed over the processes, so that all of them
+    see the same bits and take the same way.
+    """
+
+    #: Of the whole matrix.
+    shape: tuple[int, int]
+    blocksize: tuple[int, int]
+    dtype: np.dtype[Any]
+    #: Rows of this process, and how many elements it has of a vector that the matrix is multiplied with.
+    local_shape: tuple[int, int]
+    #: The first row of this process.
+    first_row: int
+    #: What the processes are connected by; matrices and preconditioners that are used together have the same.
+    comm: Any
+    _backend: Backend
+
+    @abstractmethod
+    def multiply(self, x: Array, out: Array | None = None, alpha: Any = 1, beta: Any = 0) -> Array:
+        """Return the rows of this process of ``alpha * A @ x + beta * out``, in `out` if it is given."""
+
+    @abstractmethod
+    def total(self, part: Array) -> Array:
+        """Return the sum of `part` over the processes, in a fixed order."""
+
+    @abstractmethod
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context whose errors are raised by all processes; nothing in it may communicate."""
+
+    @abstractmethod
+    def agree(self, name: str, value: str) -> None:
+        """Raise ValueError on all processes unless all of them have the same value of the argument `name`."""
+
+    @abstractmethod
+    def inverse_blocks(self, singular: bool = False) -> Any:
+        """Return the inverses of the diagonal blocks of this process as a BSR matrix; pseudo-inverses if `singular`."""
+
+    @abstractmethod
+    def smoothed_aggregation(self, near_nullspace: Any, theta: float, limits: tuple[int, int], options: Any) -> Any:
+        """Return multigrid for this matrix; `limits` are the most rows of the coarsest level and the most levels."""
+
+    def __matmul__(self, x: Any) -> Any:
+        """Return the rows of this process of ``A @ x``."""
+        return self.multiply(x)
+
+
+def multiply(A: Any, x: Array, *, out: Array | None = None, alpha: Any = 1, beta: Any = 0) -> Array:
+    """Return ``alpha * A @ x + beta * out`` for a matrix of this package, of one process or of several."""
+    if isinstance(A, DistributedOperator):
+        return A.multiply(x, out, alpha, beta)
+    found: Array = matmul(A, x, out=out, alpha=alpha, beta=beta)
+    return found
+
+
+def total(A: Any, part: Array) -> Array:
+    """Return the sum of `part` over the processes that have rows of A; `part` itself if only this one has."""
+    return A.total(part) if isinstance(A, DistributedOperator) else part
+
+
+def together(A: Any) -> AbstractContextManager[None]:
+    """Return a context in which the processes that have rows of A agree whether one of them has failed."""
+    return A.together() if isinstance(A, DistributedOperator) else nullcontext()
+
+
+def local_shape(A: Any) -> tuple[int, int]:
+    """The shape that a product with A has on this process."""
+    return A.local_shape if isinstance(A, DistributedOperator) else A.shape
+
+
 class Preconditioner(ABC):
     """An approximation of the inverse of a matrix: ``M @ r`` for a vector (n,) or several of them, (n, k).
 
@@ -36,13 +110,20 @@ class Preconditioner(ABC):
     complex vectors.
     """
 
-    #: (n, n)
+    #: (n, n); for a matrix over several processes, n is the number of rows of this one.
     shape: tuple[int, int]
     #: The dtype in which it computes.
     dtype: np.dtype[Any]
     _backend: Backend
+    #: What the processes are connected by if the matrix is spread over several.
+    _comm: Any = None
     #: Whether a CUDA graph may hold ``M @ r``: it starts the same kernels each time, and nothing that CuPy refuses.
     _capturable = False
+
+    def _made_of(self, A: Any) -> None:
+        """Set what a preconditioner has in common with its matrix."""
+        self._backend, self.shape, self.dtype = A._backend, local_shape(A), A.dtype
+        self._comm = A.comm if isinstance(A, DistributedOperator) else None
 
     @abstractmethod
     def _apply(self, r: Array) -> Array:
@@ -89,9 +170,12 @@ class Preconditioner(ABC):
         return self @ r
 
 
-def check_matrix(A: Any, name: str = "A") -> Any:
-    """Return a square BSR matrix with square blocks of floats; raise TypeError or ValueError for anything else."""
-    if not isinstance(A, BsrBase):
+def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
+    """Return a square BSR matrix with square blocks of floats; raise TypeError or ValueError for anything else.
+
+    With `spread` it may be one of which each process has some rows.
+    """
+    if not isinstance(A, BsrBase) and not (spread and isinstance(A, DistributedOperator)):
         raise TypeError(
             f"{name}: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; bsr_array({name}) makes one"
         )
@@ -114,11 +198,11 @@ def check_right_hand_side(b: Any, A: Any) -> None:
 
 def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array], Array]:
     """Return the function ``x -> A @ x`` for a matrix or an operator of shape (n, n)."""
-    shape = getattr(A, "shape", None)
+    shape = local_shape(A) if isinstance(A, DistributedOperator) else getattr(A, "shape", None)
     if shape is None or tuple(shape) != (n, n):
         raise ValueError(f"{name}: wanted shape {(n, n)}, as b has {n} rows, got {shape and tuple(shape)}")
     found = backend_of(A)
-    if found is None and isinstance(A, Preconditioner):
+    if found is None and isinstance(A, Preconditioner | DistributedOperator):
         found = A._backend
     if found is not None and found is not backend:
         raise TypeError(

@@ -10,10 +10,12 @@ import numpy as np
 from .._backend.base import Array
 from .._batch import bsr_batch
 from .._products.matmul import matmul
-from .operators import Preconditioner, check_matrix
+from .operators import DistributedOperator, Preconditioner, check_matrix, multiply, total
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A.
 _POWER_STEPS = 15
+#: Numbers of the vector with which it starts that are drawn at a time.
+_DRAWN = 1 << 20
 #: Eigenvalues of a diagonal block that count as zero, over the largest.
 _CUT = 1e-13
 
@@ -23,6 +25,8 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
 
     A coarse level has singular blocks: an aggregate of few nodes does not carry all modes, and has rows of zeros.
     """
+    if isinstance(A, DistributedOperator):
+        return A.inverse_blocks(singular)
     try:
         return A.inverse_block_diagonal()
     except np.linalg.LinAlgError as error:
@@ -38,21 +42,31 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
 def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
     """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
     backend = A._backend
-    v = backend.from_host(np.random.default_rng(0).standard_normal(A.shape[0]).astype(A.dtype))
+    v = backend.from_host(_random_vector(A).astype(A.dtype))
     found = backend.xp.zeros(())
     for _ in range(steps):
         u = A @ v
         w = D @ u
-        found = (u.conj() * w).sum().real / (v.conj() * u).sum().real
-        v = w / backend.xp.sqrt((w.conj() * w).sum().real)
+        found = total(A, (u.conj() * w).sum().real) / total(A, (v.conj() * u).sum().real)
+        v = w / backend.xp.sqrt(total(A, (w.conj() * w).sum().real))
     return float(found)  # synchronize!
+
+
+def _random_vector(A: Any) -> Any:
+    """The rows of this process of a vector that is the same for any number of processes."""
+    rng = np.random.default_rng(0)
+    if not isinstance(A, DistributedOperator):
+        return rng.standard_normal(A.shape[0])
+    for start in range(0, A.first_row, _DRAWN):  # what the processes before this one have
+        rng.standard_normal(min(_DRAWN, A.first_row - start))
+    return rng.standard_normal(A.local_shape[0])
 
 
 class _Jacobi(Preconditioner):
     _capturable = True
 
     def __init__(self, A: Any) -> None:
-        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._made_of(A)
         self._inverse = inverse_blocks(A)
 
     def _apply(self, r: Array) -> Array:
@@ -65,7 +79,7 @@ def block_jacobi(A: Any) -> Any:
 
     Parameters
     ----------
-    A : bsr_array, bsr_matrix or bsr_batch
+    A : bsr_array, bsr_matrix, bsr_batch or interop.mpi.DistributedMatrix
         A square matrix with square blocks of float32, float64, complex64 or complex128, or a batch of them.
 
     Returns
@@ -94,7 +108,7 @@ def block_jacobi(A: Any) -> Any:
     """
     if isinstance(A, bsr_batch):
         return _inverse_batch(A)
-    return _Jacobi(check_matrix(A))
+    return _Jacobi(check_matrix(A, spread=True))
 
 
 def _inverse_batch(A: bsr_batch) -> bsr_batch:
@@ -123,7 +137,7 @@ class Chebyshev:
     def improve(self, b: Array, x: Array | None) -> Array:
         """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
         middle, half = ((self.high + sign * self.low) / 2 * self.rho for sign in (1, -1))
-        r = b.copy() if x is None else matmul(self.A, x, out=b.copy(), alpha=-1, beta=1)
+        r = b.copy() if x is None else multiply(self.A, x, out=b.copy(), alpha=-1, beta=1)
         d = matmul(self.D, r, alpha=1 / middle)
         if x is None:
             x = d.copy()
@@ -131,7 +145,7 @@ class Chebyshev:
             x += d
         step = half / middle
         for _ in range(self.degree - 1):
-            matmul(self.A, d, out=r, alpha=-1, beta=1)
+            multiply(self.A, d, out=r, alpha=-1, beta=1)
             step, before = 1 / (2 * middle / half - step), step
             matmul(self.D, r, out=d, alpha=2 * step / half, beta=step * before)
             x += d
@@ -152,7 +166,7 @@ class Jacobi:
             if x is None:
                 x = matmul(self.D, b, alpha=self.weight)
                 continue
-            r = matmul(self.A, x, out=b.copy(), alpha=-1, beta=1)
+            r = multiply(self.A, x, out=b.copy(), alpha=-1, beta=1)
             matmul(self.D, r, out=x, alpha=self.weight, beta=1)
         assert x is not None
         return x
@@ -162,7 +176,7 @@ class _Polynomial(Preconditioner):
     _capturable = True
 
     def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
-        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
+        self._made_of(A)
         self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)
 
     def _apply(self, r: Array) -> Array:
@@ -174,7 +188,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
 
     Parameters
     ----------
-    A : bsr_array or bsr_matrix
+    A : bsr_array, bsr_matrix or interop.mpi.DistributedMatrix
         A Hermitian positive definite matrix with square blocks.
     degree : int
         Products with A in each application, plus one.
@@ -205,7 +219,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     >>> info, bool(np.allclose(A @ x, 1, atol=1e-3))
     (0, True)
     """
-    check_matrix(A)
+    check_matrix(A, spread=True)
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
     if not 0 < low < high:

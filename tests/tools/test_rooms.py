@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("bsr", "_environment", "_pullbacks"),
     ("_batch",),
     ("linalg",),
+    ("interop",),
     ("__init__",),
     ("_benchmark",),
     ("_cli",),

@@ -1,0 +1,429 @@
+"""What processes tell each other: exchange arrays, sum, gather, broadcast, wait. One rank, or mpi4py.
+
+Everything above this module (matrices in panels, the ring of attention) is written over `Communicator` alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from .._backend.base import Array
+
+#: The tag of all messages. The communicator is a duplicate, so that no message of the user has it.
+_TAG = 23
+_OPERATIONS = ("sum", "max", "min")
+
+
+class Exchange(Protocol):
+    """Messages that are under way."""
+
+    def wait(self) -> None:
+        """Return when the arrays to receive are filled and those to send may be changed."""
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """Several ranks that run the same program. Every method but `exchange` is called by all of them together."""
+
+    #: The number of this process, from 0 on.
+    rank: int
+    #: The number of processes.
+    size: int
+
+    def exchange(self, sends: Mapping[int, Array], receives: Mapping[int, Array]) -> Exchange:
+        """Start to send an array to each rank of `sends`, and to fill an array from each rank of `receives`.
+
+        The arrays are contiguous, NumPy or CuPy, and stay as they are until ``wait()`` of the result returns. Both
+        sides of a message have the same number of bytes.
+        """
+
+    def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
+        """Take part in an exchange without data: the ranks that wait for this one raise an error instead of waiting."""
+
+    def allreduce(self, array: Array, operation: str = "sum") -> Array:
+        """Return "sum", "max" or "min" over the ranks, summed in the order of the ranks: the same bits on every rank.
+
+        All ranks pass the same shape and dtype. Each receives the arrays of all: this is for numbers, not for vectors.
+        """
+
+    def allgather(self, array: Array) -> list[Array]:
+        """Return the arrays of all ranks, by rank. Their lengths may differ along the first axis, and nothing else."""
+
+    def broadcast(self, value: object, root: int = 0) -> Any:
+        """Return the small Python object that rank `root` passes."""
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+
+
+def is_host(array: Array) -> bool:
+    """Tell whether an array is in the memory of the host."""
+    return isinstance(array, np.ndarray | np.generic)
+
+
+def _check(size: int, name: str, messages: Mapping[int, Array]) -> None:
+    for other, array in messages.items():
+        if not 0 <= other < size:
+            raise ValueError(f"{name}: wanted ranks from 0 to {size - 1}, got {other}")
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: wanted a contiguous array for rank {other}, got strides {array.strides}; make a copy first"
+            )
+
+
+def _check_operation(operation: str) -> None:
+    if operation not in _OPERATIONS:
+        raise ValueError(f"operation: wanted 'sum', 'max' or 'min', got {operation!r}")
+
+
+def _reduced(parts: Array, operation: str) -> Array:
+    """Reduce over the first axis, one after the other, so that the order is that of the ranks."""
+    xp: Any = np
+    if not is_host(parts):
+        import cupy
+
+        xp = cupy
+    function = {"sum": xp.add, "max": xp.maximum, "min": xp.minimum}[operation]
+    found = parts[0]
+    for part in parts[1:]:
+        found = function(found, part)
+    return found
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class OneRank(Communicator):
+    """The communicator of one process alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bsrgemm.interop.communicator import OneRank
+    >>> comm = OneRank()
+    >>> comm.rank, comm.size, comm.allreduce(np.array([1.0, 2.0]))
+    (0, 1, array([1., 2.]))
+    """
+
+    rank, size = 0, 1
+
+    def exchange(self, sends: Mapping[int, Array], receives: Mapping[int, Array]) -> Exchange:
+        """Copy what this rank sends to itself."""
+        _check(1, "sends", sends)
+        _check(1, "receives", receives)
+        if set(sends) != set(receives):
+            raise ValueError(f"sends, receives: wanted the same ranks, got {sorted(sends)} and {sorted(receives)}")
+        for rank, target in receives.items():
+            target[...] = sends[rank].reshape(target.shape)
+        return _Done()
+
+    def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
+        """Return at once: nobody waits."""
+
+    def allreduce(self, array: Array, operation: str = "sum") -> Array:
+        """Return a copy."""
+        _check_operation(operation)
+        return array.copy()
+
+    def allgather(self, array: Array) -> list[Array]:
+        """Return a list with a copy."""
+        return [array.copy()]
+
+    def broadcast(self, value: object, root: int = 0) -> Any:
+        """Return the value."""
+        return value
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+
+class _Messages:
+    """Messages of mpi4py that are under way.
+
+    Arrays on the GPU are sent by `wait`: the host must wait for their copy first, and what the caller starts between
+    `exchange` and `wait` runs on the GPU meanwhile.
+    """
+
+    def __init__(self, comm: MpiCommunicator, sends: Mapping[int, Array], receives: Mapping[int, Array]) -> None:
+        self._comm = comm
+        self._requests: list[Any] = []
+        #: bytes that each receive is to bring; sends follow them in the list of requests
+        self._wanted: list[tuple[int, int]] = []
+        #: pairs of an array on the GPU and the pinned memory in which its message arrives
+        self._arriving: list[tuple[Array, Array]] = []
+        self._waiting: list[tuple[int, Array]] = []
+        self._ready: Any = None
+        for rank in sorted(receives):
+            target = receives[rank]
+            if target.nbytes:
+                place = comm._staged(target)
+                if place is not target:
+                    self._arriving.append((target, place))
+                self._wanted.append((rank, target.nbytes))
+                self._requests.append(comm._mpi.Irecv(comm._message(place), rank, _TAG))
+        for rank in sorted(sends):
+            array = sends[rank]
+            if not array.nbytes:
+                continue
+            if is_host(array):
+                self._requests.append(comm._mpi.Isend(comm._message(array), rank, _TAG))
+                continue
+            place = comm._staged(array)
+            if place is not array:
+                array.get(out=place, blocking=False)
+            self._waiting.append((rank, place))
+        if self._waiting:
+            import cupy
+
+            self._ready = cupy.cuda.Event(disable_timing=True)
+            self._ready.record()
+
+    def wait(self) -> None:
+        """Return when all has come and gone."""
+        comm = self._comm
+        if self._ready is not None:
+            self._ready.synchronize()  # synchronize!
+            for rank, place in self._waiting:
+                self._requests.append(comm._mpi.Isend(comm._message(place), rank, _TAG))
+            self._ready = None
+        requests, self._requests = self._requests, []
+        if requests:
+            statuses = [comm._MPI.Status() for _ in self._wanted]
+            for request, status in zip(requests, statuses, strict=False):
+                request.Wait(status)
+            comm._MPI.Request.Waitall(requests[len(statuses) :])
+            for (rank, wanted), status in zip(self._wanted, statuses, strict=True):
+                got = status.Get_count(comm._MPI.BYTE)
+                if got != wanted:
+                    raise RuntimeError(
+                        f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
+                        "was given an array of another dtype or with another number of columns"
+                    )
+        for target, place in self._arriving:
+            target.set(place)
+        if self._arriving:
+            # The pinned memory may be taken for the next message as soon as this object is gone.
+            import cupy
+
+            cupy.cuda.get_current_stream().synchronize()  # synchronize!
+        self._arriving = []
+
+
+class MpiCommunicator(Communicator):
+    """The ranks of a communicator of mpi4py.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The communicator. It is duplicated, which all its ranks do together: messages of this package never meet those
+        of the user. `as_communicator` does this once for a communicator.
+    cuda_aware : bool, optional
+        Whether the MPI library reads and writes the memory of the GPU. By default it is asked, by the key
+        ``mpi_memory_alloc_kinds`` that MPI 4.1 defines. If it is not, CuPy arrays go through pinned memory.
+
+    Notes
+    -----
+    An exception that nobody catches on one rank would leave the others waiting for its messages. While there is more
+    than one rank, such an exception is printed and then ends all ranks by ``MPI_Abort``.
+    """
+
+    def __init__(self, comm: Any, cuda_aware: bool | None = None) -> None:
+        from mpi4py import MPI
+
+        self._MPI, self._mpi = MPI, comm.Dup()
+        self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
+        self.cuda_aware = _says_cuda(self._mpi) if cuda_aware is None else bool(cuda_aware)
+        if self.size > 1:
+            _abort_on_uncaught_errors(MPI)
+
+    def exchange(self, sends: Mapping[int, Array], receives: Mapping[int, Array]) -> Exchange:
+        """Start to send and to receive."""
+        _check(self.size, "sends", sends)
+        _check(self.size, "receives", receives)
+        return _Messages(self, sends, receives)
+
+    def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
+        """Send messages without bytes, and take those that come."""
+        nothing = np.empty(0, np.uint8)
+        requests = [self._mpi.Isend(self._message(nothing), rank, _TAG) for rank in sends]
+        for rank in receives:
+            status = self._MPI.Status()
+            coming = self._mpi.Mprobe(rank, _TAG, status)
+            coming.Recv(self._message(np.empty(status.Get_count(self._MPI.BYTE), np.uint8)))
+        self._MPI.Request.Waitall(requests)
+
+    def allreduce(self, array: Array, operation: str = "sum") -> Array:
+        """Return the reduction over the ranks, in their order."""
+        _check_operation(operation)
+        if not is_host(array):
+            import cupy
+
+            return cupy.asarray(self.allreduce(array.get(), operation))  # synchronize!
+        parts = np.empty((self.size, *array.shape), array.dtype)
+        self._mpi.Allgather(self._message(np.ascontiguousarray(array)), self._message(parts))
+        return _reduced(parts, operation)
+
+    def allgather(self, array: Array) -> list[Array]:
+        """Return the arrays of all ranks."""
+        if not is_host(array):
+            import cupy
+
+            return [cupy.asarray(part) for part in self.allgather(array.get())]  # synchronize!
+        lengths = np.empty(self.size, np.int64)
+        self._mpi.Allgather(np.array([len(array)], np.int64), lengths)
+        row = int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize
+        whole = np.empty((int(lengths.sum()), *array.shape[1:]), array.dtype)
+        counts = lengths * row
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        target = [whole.reshape(-1).view(np.uint8), counts.tolist(), starts.tolist(), self._MPI.BYTE]
+        self._mpi.Allgatherv(self._message(np.ascontiguousarray(array)), target)
+        return [part.copy() for part in np.split(whole, np.cumsum(lengths)[:-1])]
+
+    def broadcast(self, value: object, root: int = 0) -> Any:
+        """Return the object of rank `root`, which is pickled."""
+        return self._mpi.bcast(value, root)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._mpi.Barrier()
+
+    def _message(self, array: Array) -> Any:
+        """What mpi4py takes: the bytes, since MPI knows no dtype such as bfloat16."""
+        return [array.reshape(-1).view(np.uint8), self._MPI.BYTE]
+
+    def _staged(self, array: Array) -> Array:
+        """The array itself where MPI can reach it, otherwise pinned memory of its size."""
+        if is_host(array) or self.cuda_aware:
+            return array
+        import cupyx
+
+        return cupyx.empty_pinned(array.shape, array.dtype)
+
+
+def _says_cuda(comm: Any) -> bool:
+    info = comm.Get_info()
+    try:
+        return "cuda" in (info.get("mpi_memory_alloc_kinds") or "")
+    finally:
+        info.Free()
+
+
+def _abort_on_uncaught_errors(MPI: Any) -> None:
+    """Let an exception that nobody catches end all ranks; the others would wait for this one."""
+    before = sys.excepthook
+    if getattr(before, "ends_all_ranks", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        rank = MPI.COMM_WORLD.Get_rank()
+        print(f"bsrgemm: rank {rank} has failed ({kind.__name__}): all ranks are ended", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+    hook.ends_all_ranks = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+#: The key under which the communicator of a communicator of mpi4py is kept with it, once there is one.
+_KEY: list[int] = []
+
+
+def as_communicator(comm: object) -> Communicator:
+    """Return a communicator for whatever describes one.
+
+    Parameters
+    ----------
+    comm : None, mpi4py.MPI.Intracomm or Communicator
+        None is this process alone.
+
+    Returns
+    -------
+    Communicator
+        The same object for the same communicator of mpi4py. The first call for it is made by all its ranks together.
+
+    Raises
+    ------
+    TypeError
+        If `comm` is none of these.
+    ValueError
+        If it is the null communicator.
+
+    Examples
+    --------
+    >>> from bsrgemm.interop.communicator import as_communicator
+    >>> as_communicator(None).size
+    1
+    """
+    if comm is None:
+        return OneRank()
+    if isinstance(comm, Communicator):
+        return comm
+    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if MPI is not None and isinstance(comm, MPI.Comm):
+        if comm == MPI.COMM_NULL:
+            raise ValueError("comm: wanted a communicator that this process belongs to, got MPI.COMM_NULL")
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm: wanted an intracommunicator, got {type(comm).__name__}; its Merge makes one")
+        if not _KEY:
+            _KEY.append(MPI.Comm.Create_keyval())
+        found = comm.Get_attr(_KEY[0])
+        if found is None:
+            found = MpiCommunicator(comm)
+            comm.Set_attr(_KEY[0], found)
+        assert isinstance(found, MpiCommunicator)
+        return found
+    raise TypeError(
+        f"comm: wanted None, a communicator of mpi4py such as MPI.COMM_WORLD, or a Communicator, "
+        f"got {type(comm).__name__}"
+    )
+
+
+@contextmanager
+def together(comm: Communicator) -> Iterator[None]:
+    """Raise on all ranks what the body of the ``with`` statement raises on one of them; the lowest rank's error first.
+
+    The body may not communicate: a rank that fails in it would leave the others waiting. The errors of other ranks
+    name them.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as found:
+        error = found
+    if comm.size == 1:
+        if error is not None:
+            raise error
+        return
+    text = "" if error is None else f"{type(error).__name__}\n{error}"
+    texts = [bytes(part).decode() for part in comm.allgather(np.frombuffer(text.encode(), np.uint8))]
+    failed = [rank for rank, other in enumerate(texts) if other]
+    if not failed:
+        return
+    kind, _, message = texts[failed[0]].partition("\n")
+    raised = getattr(builtins, kind, RuntimeError)
+    if not (isinstance(raised, type) and issubclass(raised, Exception)):
+        raised = RuntimeError
+    where = "all ranks" if len(failed) == comm.size else f"rank{'s' * (len(failed) > 1)} " + ", ".join(map(str, failed))
+    raise raised(f"{message} [on {where}]") from error
+
+
+def same(comm: Communicator, name: str, value: str) -> None:
+    """Raise ValueError on all ranks unless all of them have the same text for the argument `name`."""
+    if comm.size == 1:
+        return
+    texts = [bytes(part).decode() for part in comm.allgather(np.frombuffer(value.encode(), np.uint8))]
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise ValueError(
+                f"{name}: wanted the same on all ranks, got {texts[0]} on rank 0 and {text} on rank {rank}"
+            )
