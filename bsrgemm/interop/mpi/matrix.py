@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..._array.base import BsrBase
+from ..._backend import structure
 from ..._backend.base import Array, Blocks
 from ..._products.matmul import matmul
 from ...linalg.operators import DistributedOperator, column_sums
 from ...linalg.smoothers import inverse_blocks
 from ..communicator import Communicator, same, together
 from .halo import Halo
+from .multigrid import set_up
 
 #: Ghost blocks in so large a share of the block rows are multiplied with a matrix of all rows, into the result itself.
 _MOST_ROWS = 0.5
@@ -66,7 +68,7 @@ class DistributedMatrix(DistributedOperator):
         R, C = panel.blocksize
         rank, backend = comm.rank, panel._backend
         self.comm, self._backend = comm, backend
-        self._row_starts, self._column_starts = row_starts, column_starts
+        self.row_starts, self.column_starts = row_starts, column_starts
         self.blocksize, self.dtype = (R, C), panel.dtype
         self.shape = (int(row_starts[-1]) * R, int(column_starts[-1]) * C)
         self.rows = range(int(row_starts[rank]) * R, int(row_starts[rank + 1]) * R)
@@ -304,7 +306,7 @@ class DistributedMatrix(DistributedOperator):
         return whole
 
     def _pairs(self, axis: int) -> Any:
-        starts = (self._row_starts, self._column_starts)[axis]
+        starts = (self.row_starts, self.column_starts)[axis]
         return itertools.pairwise(starts)
 
     # ------------------------------------------------------------------------- what solvers ask
@@ -342,7 +344,51 @@ class DistributedMatrix(DistributedOperator):
 
     def smoothed_aggregation(self, near_nullspace: Any, theta: float, limits: tuple[int, int], options: Any) -> Any:
         """Return multigrid for this matrix; `bg.linalg.smoothed_aggregation` calls it."""
-        raise NotImplementedError
+        return set_up(self, near_nullspace, theta, limits, options)
+
+    def panel(self) -> Any:
+        """Return the block rows of this rank with all columns of the matrix.
+
+        Returns
+        -------
+        bsr_array
+            A matrix of shape ``(len(D.rows), D.shape[1])``; `from_local` takes it.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> from bsrgemm.interop import mpi
+        >>> mpi.partition(bg.eye(2, blocksize=(2, 2))).panel().shape
+        (2, 2)
+        """
+        backend, xp, C = self._backend, self._backend.xp, self.blocksize[1]
+        data, indices, indptr = self.interior._blocks
+        others = self.ghost_panel()._blocks
+        index = structure.index_dtype(self.shape[1] // C, indices)
+        columns = backend.from_host(self._ghost_columns.astype(index))
+        place = (
+            xp.concatenate([backend.expand(p, len(i)) for i, p in ((indices, indptr), others[1:])]),
+            xp.concatenate([indices.astype(index) + index.type(self.columns.start // C), columns[others.indices]]),
+        )
+        shape = (self.local_shape[0], self.shape[1])
+        found = type(self.interior)((xp.concatenate([data, others.data]), place), shape=shape)
+        found.sum_duplicates()
+        return found
+
+    def ghost_panel(self) -> Any:
+        """Return the blocks in columns of other ranks, in all block rows of this one; columns as the halo has them."""
+        if self._ghost_rows is None:
+            return self._ghost
+        xp, R = self._backend.xp, self.blocksize[0]
+        data, indices, indptr = self._ghost._blocks
+        lengths = xp.zeros(self.local_shape[0] // R + 1, np.int64)
+        lengths[self._ghost_rows[::R] // R + 1] = indptr[1:] - indptr[:-1]
+        blocks = Blocks(data, indices, xp.cumsum(lengths).astype(indptr.dtype))
+        return self._ghost._new(blocks, (self.local_shape[0], self._ghost.shape[1]), canonical=True)
+
+    def with_panel(self, panel: Any, row_starts: np.ndarray, column_starts: np.ndarray) -> DistributedMatrix:
+        """Return another matrix over the same ranks; all of them call this together."""
+        return DistributedMatrix(panel, row_starts, column_starts, self.comm)
 
     # ------------------------------------------------------------------------------ everything else
     def astype(self, dtype: Any) -> DistributedMatrix:
