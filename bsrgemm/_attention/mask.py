@@ -142,7 +142,7 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the mask for a copy or a pickle, without lists and launches, which are made for one object alone."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_tiles", "_calls")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tiles", "_calls", "_plans")}
 
     def __repr__(self) -> str:
         whole = int((self.kinds < 0).sum())

@@ -114,6 +114,13 @@ def selected(mask: Mask, rows: Ranges, cols: Ranges, patterns: tuple[range, rang
     return type(mask)(backend, shape, mask.block, (len(batches), len(heads)), *arrays)
 
 
+def stored_columns(mask: MaskBase) -> np.ndarray[Any, Any]:
+    """Whether each block column has a stored block in any pattern, on the host. Waits for the GPU."""
+    found = np.zeros(mask._grid.counts[1], bool)
+    found[mask._backend.to_host(mask.indices)] = True  # synchronize!
+    return found
+
+
 def banded(mask: Mask, place: int, left: int, right: int) -> Mask:
     """What a mask allows of a band: query i, at position ``i + place`` among the keys, sees the keys from `left` before
     its position to `right` after it.
