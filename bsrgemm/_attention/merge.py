@@ -261,6 +261,7 @@ def _weights(xp: Any, lses: list[Array], acc: np.dtype[Any]) -> tuple[Array, Arr
     weights = xp.exp(stacked - top)
     total = weights.sum(axis=0)
     lse = top + xp.log(total)
-    # Divided by their own sum, the weights add up to 1 however coarse the logarithms are.
-    weights /= xp.where(total == 0, acc.type(1), total)
+    # Divided by their own sum, the weights add up to 1 however coarse the logarithms are. They are NaN where a query
+    # sees nothing in any part, and not used there.
+    weights /= total
     return weights, lse

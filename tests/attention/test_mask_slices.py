@@ -79,6 +79,7 @@ def test_patterns_are_chosen_too(batches: Any, heads: Any, place: str) -> None:
     want = ELEMENTS[rows, cols, 16:64, 32:]
     assert found.heads == want.shape[:2]
     np.testing.assert_array_equal(found.get().to_dense().reshape(want.shape), want)
+    np.testing.assert_array_equal(mask[rows, cols, :, :].get().to_dense().reshape(-1), ELEMENTS[rows, cols].reshape(-1))
 
 
 def test_one_pattern_serves_all_batches_and_heads_of_a_slice() -> None:

@@ -314,6 +314,10 @@ def test_steps_that_see_nothing_are_not_computed(monkeypatch: pytest.MonkeyPatch
     calls.clear()
     on_ranks(2, operands(64, 64))
     assert calls == [(32, 32)] * 4
+    calls.clear()
+    documents = BlockMask.documents(range(0, 129, 16), block=16, device="cpu")
+    on_ranks(4, operands(128, 128), 16, mask=documents)
+    assert calls == [(32, 32)] * 4  # each chunk is a document
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -365,6 +369,15 @@ def test_plans_with_a_mask_are_kept_on_it_and_not_copied() -> None:
     for right in range(40):
         ring_plan.plan_of(whole._replace(right=right), 1, mask)
     assert len(mask.__dict__["_plans"]) <= ring_plan._MOST_PLANS
+
+
+def test_neighbouring_keys_are_sent_without_a_copy() -> None:
+    whole = ring_plan.Ring(64, 64, 2, 1, 1 << 30, 1 << 30, 0)
+    needs = ring_plan.plan_of(whole, 0, None).needs
+    assert ring_plan.parts_of(needs, 1, whole) == [slice(0, 32)]
+    needs[1] = 0, 10
+    assert ring_plan.parts_of(needs, 1, whole) == [slice(0, 10), slice(16, 32)]
+    ring_plan._band_plan.cache_clear()
 
 
 # ----------------------------------------------------------------------------------------------- bad input

@@ -162,7 +162,7 @@ def _seen(ring: Ring, queries: Range, keys: Range) -> Call | None:
 
 def _one_causal(ring: Ring, rank: int, source: int, own: tuple[Range, Range]) -> list[Call] | None:
     """The keys of a rank's own chunks under a causal mask: causal in the order in which the rank has them, too."""
-    if rank != source or ring.left < UNBOUNDED or ring.right or ring.place or ring.queries != ring.keys:
+    if rank != source or ring.left < UNBOUNDED or ring.right or ring.queries != ring.keys:
         return None
     every = slice(0, sum(b - a for a, b in own))
     return [Call(every, every, {"causal": True})] if every.stop else []
@@ -204,7 +204,6 @@ def _mask_plan(ring: Ring, rank: int, mask: BlockMask) -> Plan:
             part = banded(selected(mask, [(a, b)], every), a + ring.place, ring.left, ring.right)
             rows.append((slice(at, at + b - a), part))
             at += b - a
-    rows = [(queries, part) for queries, part in rows if not part.is_empty]
     block = mask.block[1]
     needs = np.zeros((2 * ring.size, 2), np.int64)
     present = np.zeros(-(-ring.keys // block), bool)
