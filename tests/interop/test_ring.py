@@ -490,7 +490,7 @@ for options in ({"causal": True}, {"window": (700, 0)}, {"mask": documents, "cau
     for x, y in zip(got, want):
         y = mpi.zigzag_split(y, rank, size, multiple=64)
         assert abs(x - y).max() < 2e-5 * max(1, abs(y).max()), options
-print("rank", rank, "of", size, "is right", flush=True)
+print(f"rank {rank} of {size} is right", flush=True)
 """
 
 
@@ -505,4 +505,4 @@ def test_two_ranks_of_mpi() -> None:
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 is right" for rank in range(2)]
+    assert done.stdout.count("of 2 is right") == 2
