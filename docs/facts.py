@@ -374,7 +374,67 @@ def long_sequences() -> str:
     return table(header, lines, text=2)
 
 
+def _scale(what: str, **wanted: Any) -> list[dict[str, Any]]:
+    """The rows of one kind from the benchmark of several ranks."""
+    rows = results("scale_mpi_cpu")
+    return [r for r in rows if r["what"] == what and all(r.get(key) == value for key, value in wanted.items())]
+
+
+def _scale_name(found: dict[str, Any]) -> str:
+    kind = {"bands": "five bands", "cube": "elasticity"}[found["matrix"]]
+    columns = f", {found['columns']} columns" if found["columns"] > 1 else ""
+    return f"{kind}, {found['block_rows']:,} block rows{columns}"
+
+
+def scale_products() -> str:
+    lines = []
+    for found in _scale("product", timed=True, ranks=2):
+        above = us(found["seconds"] - found["local"])
+        halo = f"{found['halo_bytes']:,}", f"{found['halo_bytes'] / found['least_bytes']:.2f}"
+        times = us(found["seconds"]), us(found["local"]), above
+        lines.append((_scale_name(found), *times, *halo, us(found["exchange"]), f"{found['hidden']:.0%}"))
+    header = ["2 ranks", "`D @ x`, us", "its panel alone, us", "above it, us", "halo, bytes", "over the least",
+              "halo alone, us", "hidden"]  # fmt: skip
+    return table(header, lines)
+
+
+def scale_solvers() -> str:
+    lines = []
+    for found in _scale("cg"):
+        name = f"{found['preconditioner']}, {found['unknowns']:,} unknowns"
+        again = "yes" if found["repeats"] else "no"
+        error = f"{found['difference']:.0e}"
+        lines.append((name, found["ranks"], found["iterations"], found["iterations_of_one"], error, again))
+    header = ["CG to 1e-8", "ranks", "iterations", "of one process", "difference of x", "same bits again"]
+    return table(header, lines)
+
+
+def scale_model() -> str:
+    lines = []
+    rows = [r for r in _scale("product", timed=True, columns=1) if "predicted" in r]
+    largest = max(r["panel_bytes"] for r in rows if r["ranks"] == 1)
+    smallest = min(r["panel_bytes"] for r in rows if r["ranks"] == 1)
+    for found in rows:
+        fitted = found["ranks"] == 1 and found["panel_bytes"] in (smallest, largest)
+        error = "fitted" if fitted else f"{found['predicted'] / found['seconds'] - 1:+.0%}"
+        lines.append((_scale_name(found), found["ranks"], us(found["seconds"]), us(found["predicted"]), error))
+    return table(["`D @ x`", "ranks", "measured, us", "model, us", "error"], lines)
+
+
+def scale_paper() -> str:
+    lines = []
+    for found in _scale("on paper"):
+        times = (ms(found[key]) for key in ("local", "halo", "product", "iteration"))
+        lines.append((found["link"], f"{found['halo_bytes'] / 1e6:.0f}", *times))
+    header = ["messages by", "halo, MB", "panel, ms", "halo, ms", "`D @ x`, ms", "iteration of CG, ms"]
+    return table(header, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "scale-products": scale_products,
+    "scale-solvers": scale_solvers,
+    "scale-model": scale_model,
+    "scale-paper": scale_paper,
     "sanitizers": sanitizers,
     "crossover": crossover,
     "cpu": cpu,

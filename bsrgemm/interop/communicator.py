@@ -208,14 +208,14 @@ class _Messages:
                         f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
                         "was given an array of another dtype or with another number of columns"
                     )
-        for target, place in self._arriving:
-            target.set(place)
         if self._arriving:
-            # The pinned memory may be taken for the next message as soon as this object is gone.
             import cupy
 
-            cupy.cuda.get_current_stream().synchronize()  # synchronize!
-        self._arriving = []
+            stream = cupy.cuda.get_current_stream()
+            for target, place in self._arriving:
+                target.set(place, stream)
+            comm._hold([place for _, place in self._arriving], stream.record())
+            self._arriving = []
 
 
 class MpiCommunicator(Communicator):
@@ -242,6 +242,8 @@ class MpiCommunicator(Communicator):
         self._MPI, self._mpi = MPI, comm.Dup()
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self.cuda_aware = _says_cuda(self._mpi) if cuda_aware is None else bool(cuda_aware)
+        #: pinned memory that is being copied to the GPU, with the event after the copy
+        self._held: list[tuple[Any, Any]] = []
         if self.size > 1:
             _abort_on_uncaught_errors(MPI)
 
@@ -295,6 +297,11 @@ class MpiCommunicator(Communicator):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self._mpi.Barrier()
+
+    def _hold(self, places: list[Array], copied: Any) -> None:
+        """Keep pinned memory until it has been copied: the host goes on, and the next message may not overwrite it."""
+        self._held = [(memory, event) for memory, event in self._held if not event.done]
+        self._held.append((places, copied))
 
     def _message(self, array: Array) -> Any:
         """What mpi4py takes: the bytes, since MPI knows no dtype such as bfloat16."""
@@ -366,8 +373,6 @@ def as_communicator(comm: object) -> Communicator:
     """
     if comm is None:
         return OneRank()
-    if isinstance(comm, Communicator):
-        return comm
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is not None and isinstance(comm, MPI.Comm):
         if comm == MPI.COMM_NULL:
@@ -382,6 +387,8 @@ def as_communicator(comm: object) -> Communicator:
             comm.Set_attr(_KEY[0], found)
         assert isinstance(found, MpiCommunicator)
         return found
+    if isinstance(comm, Communicator):
+        return comm
     raise TypeError(
         f"comm: wanted None, a communicator of mpi4py such as MPI.COMM_WORLD, or a Communicator, "
         f"got {type(comm).__name__}"

@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 import bsrgemm as bg
+import bsrgemm.interop.mpi
 from bsrgemm.__main__ import main
 
 from .test_readme import README, ROOT
@@ -62,6 +63,11 @@ def test_the_reference_lists_every_public_name_once() -> None:
 def test_the_reference_lists_every_name_of_linalg_once() -> None:
     listed_names = [name.removeprefix("linalg.") for name in reference() if name.startswith("linalg.")]
     assert sorted(name for name in listed_names if "." not in name) == sorted(bg.linalg.__all__)
+
+
+def test_the_reference_lists_every_name_of_interop_once() -> None:
+    names = [name.removeprefix("interop.mpi.") for name in reference() if name.startswith("interop.mpi.")]
+    assert sorted(name for name in names if "." not in name) == sorted(bsrgemm.interop.mpi.__all__)
 
 
 @pytest.mark.parametrize(
