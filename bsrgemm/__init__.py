@@ -13,6 +13,7 @@ from ._attention.decode import attention_decode
 from ._attention.gradients import attention_backward
 from ._attention.kv_cache import KVCache
 from ._attention.mask import BlockMask
+from ._attention.merge import merge_states, merge_states_backward
 from ._backend.registry import default_device
 from ._batch import bsr_batch
 from ._environment import info
@@ -50,6 +51,8 @@ __all__ = [
     "load_npz",
     "matmul",
     "matmul_backward",
+    "merge_states",
+    "merge_states_backward",
     "norm",
     "plan",
     "random",

@@ -9,6 +9,7 @@ from typing import Any
 
 from ._attention.attention import attention
 from ._attention.gradients import attention_backward
+from ._attention.merge import merge_states, merge_states_backward
 from ._products.gradients import matmul_backward, sddmm_backward
 from ._products.matmul import matmul
 from ._products.sddmm import sddmm
@@ -21,7 +22,7 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
 
     Parameters
     ----------
-    function : matmul, sddmm or attention
+    function : matmul, sddmm, attention or merge_states
         The function of this package.
     *args, **kwargs
         What it is called with. Options that have no gradient are refused: `out` with `beta`, fp8 scales, and
@@ -34,7 +35,8 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
     pullback : callable
         Takes the gradient of a scalar with respect to the result, and returns a tuple of gradients: of A and B for
         `matmul`, of X and Y for `sddmm`, of q, k and v for `attention`. The pullback of `attention` takes the gradient
-        of `lse` as a second argument, if `return_lse` was given.
+        of `lse` as a second argument, if `return_lse` was given. That of `merge_states` takes the gradients of `out`
+        and of `lse`, which may be None, and returns two lists: the gradients of `outs` and those of `lses`.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
 
     See Also
     --------
-    matmul_backward, sddmm_backward, attention_backward : the gradients that pullbacks return.
+    matmul_backward, sddmm_backward, attention_backward, merge_states_backward : the gradients that pullbacks return.
 
     Notes
     -----
@@ -68,7 +70,7 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
         if function is known:
             return make(*args, **kwargs)
     name = getattr(function, "__name__", type(function).__name__)
-    raise TypeError(f"function: wanted matmul, sddmm or attention of bsrgemm, got {name}")
+    raise TypeError(f"function: wanted matmul, sddmm, attention or merge_states of bsrgemm, got {name}")
 
 
 def _matmul(A: Any, B: Any, *, alpha: Any = 1, precision: str | None = None, **options: Any) -> tuple[Any, Pullback]:
@@ -96,12 +98,19 @@ def _attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: A
     return ((out, lse) if return_lse else out), pullback
 
 
+def _merge_states(outs: Any, lses: Any, *, layout: str = "bhsd", **options: Any) -> tuple[Any, Pullback]:
+    _refuse("merge_states", options)
+    found = merge_states(outs, lses, layout=layout)
+    return found, lambda dout, dlse=None: merge_states_backward(dout, dlse, outs, lses, layout=layout)
+
+
 #: Options of attention that `attention_backward` does not take.
 _WITHOUT_GRADIENT = frozenset({"q_scale", "k_scale", "v_scale", "out", "out_dtype"})
 _PULLBACKS: dict[Callable[..., Any], Callable[..., tuple[Any, Pullback]]] = {
     matmul: _matmul,
     sddmm: _sddmm,
     attention: _attention,
+    merge_states: _merge_states,
 }
 
 

@@ -18,6 +18,7 @@ from .mask_bits import FULL, counts_of, unpack, with_whole
 from .mask_convert import Conversions
 from .mask_patterns import PatternMasks
 from .mask_rules import IntervalMasks
+from .mask_slice import Rectangles
 
 #: If there are at most this many words and combinations, element masks are computed on the host: no kernel is launched.
 _FEW = 1 << 16
@@ -25,11 +26,13 @@ _FEW = 1 << 16
 _FEW_BLOCKS = 1 << 18
 
 
-class BlockMask(IntervalMasks, PatternMasks, Conversions):
+class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
     """Which keys each query may attend to, stored by blocks of queries and keys.
 
     Masks are built by the class methods. ``a & b`` allows what both masks allow, ``a | b`` what either allows, ``~a``
     what `a` does not allow. Patterns may differ by batch and head; one pattern of `a` serves all patterns of `b`.
+    ``mask[q0:q1, k0:k1]`` is the mask of some queries and keys, in whole blocks; `is_empty` tells whether it allows
+    nothing.
 
     ``a == b`` is True if both masks have the same shape, block and numbers of patterns and allow the same pairs,
     however they were made; masks on different devices cannot be compared. Masks can be members of sets and keys of
@@ -68,7 +71,7 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions):
 
     Notes
     -----
-    On a GPU, ``&``, ``|``, ``~``, ``==``, `density`, `allowed` and ``repr`` wait for the GPU.
+    On a GPU, ``&``, ``|``, ``~``, slices, ``==``, `density`, `allowed` and ``repr`` wait for the GPU.
 
     Examples
     --------
@@ -139,7 +142,7 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the mask for a copy or a pickle, without lists and launches, which are made for one object alone."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_tiles", "_calls")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tiles", "_calls", "_plans")}
 
     def __repr__(self) -> str:
         whole = int((self.kinds < 0).sum())

@@ -290,7 +290,7 @@ X, Y, Q = np.ones((6, 4)), np.ones((4, 8)), np.ones((1, 1, 4, 8))
         (lambda: bg.sddmm_backward(A.tobsr((1, 2)), X, Y, A), ValueError, "dS: wanted the blocksize of the pattern"),
         (lambda: bg.sddmm_backward(A.T, X, Y, A), ValueError, "dS: wanted the shape of the pattern"),
         (lambda: bg.sddmm_backward(OTHER, X, Y, A), ValueError, "dS: wanted the blocks of the pattern"),
-        (lambda: bg.vjp(np.matmul, X, Y), TypeError, "function: wanted matmul, sddmm or attention of bsrgemm"),
+        (lambda: bg.vjp(np.matmul, X, Y), TypeError, "function: wanted matmul, sddmm, attention or merge_states of"),
         (lambda: bg.vjp(bg.matmul, A, B, out=np.ones((6, 5))), TypeError, "out: has no gradient; call matmul without"),
         (lambda: bg.vjp(bg.sddmm, X, Y, A, out_dtype="float32"), TypeError, "out_dtype: has no gradient"),
         (lambda: bg.vjp(bg.attention, Q, Q, Q, v_scale=2.0), TypeError, "v_scale: has no gradient; call attention"),

@@ -113,6 +113,10 @@ def combine(case: Case) -> None:
     both = BlockMask.stack([found, other], axis=axis)
     want = np.stack([allowed, also])
     case.same("stack", both.to_dense(), want[None] if axis == "heads" else want[:, None])
+    first_q, first_k = (case.number_from(0, -(-n // b)) * b for n, b in zip((S_q, S_k), found.block, strict=True))
+    corner = both[first_q:, :first_k]
+    case.same("slice", corner.to_dense(), case.host(both.to_dense())[..., first_q:, :first_k])
+    case.true("empty", corner.is_empty == (not case.host(corner.to_dense()).any()))
     case.same("get", case.host(found.get().to_device(case.place.backend.name).to_dense()), allowed)
     case.true("size", found.nbytes > 0 and found.device is not None and "BlockMask" in repr(found))
     if len(case.host(found.kinds)):

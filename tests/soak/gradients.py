@@ -69,6 +69,33 @@ def attention(case: Case) -> None:
         case.same(f"{name} {dtype} {D, D_v} {S_q, S_k} {sorted(options)}", x, exactly, 64 * unit * size + 1e-30)
 
 
+@kind("gradient.merge", 2)
+def merge(case: Case) -> None:
+    """Parts of the keys, merged, and the gradients through the merge."""
+    dtype, D, D_v = case.pick(case.pool.heads)
+    B, H, S_q, S_k = case.pick((1, 2)), case.pick((1, 2)), length(case), length(case)
+    q, k, v = (normal(case, shape, dtype) for shape in ((B, H, S_q, D), (B, H, S_k, D), (B, H, S_k, D_v)))
+    cuts = np.sort(case.rng.integers(0, S_k + 1, case.number_from(0, 3)))
+    there = [here(case, x) for x in (q, k, v)]
+    parts = [
+        bg.attention(there[0], there[1][:, :, a:b], there[2][:, :, a:b], return_lse=True)
+        for a, b in zip([0, *cuts], [*cuts, S_k], strict=True)
+    ]
+    outs, lses = [out for out, _ in parts], [lse for _, lse in parts]
+    out, lse = bg.merge_states(outs, lses)
+    unit, small = float(ml_dtypes.finfo(dtype).eps), float(ml_dtypes.finfo(lses[0].dtype).eps)
+    want = exact(q, k, v, np.ones((S_q, S_k), bool), None, None)
+    far = 64 * (1 + want.size.max(initial=0))
+    case.same(f"merge {dtype} {len(parts)}", out, want.out, far * unit * (want.spread + 1e-30))
+    case.same("merge: lse", lse, want.lse, far * small * (1 + abs(want.lse)))
+    douts, dlses = bg.merge_states_backward(out, lse, outs, lses)
+    weights = [np.exp(widened(case.host(x)) - want.lse) for x in lses]
+    for weight, got in zip(weights, douts, strict=True):
+        share = weight[..., None] * widened(case.host(out))
+        case.same("merge: douts", got, share, far * (unit + small) * (abs(share) + 1e-6))
+    case.true("merge: dlses", all(x.shape == lse.shape and x.dtype == lse.dtype for x in dlses))
+
+
 def _backward(q: Any, k: Any, v: Any, dout: Any, seen: Any, softcap: float | None) -> list[tuple[Any, Any]]:
     """The gradients in float64, and for each the sum of the absolute values of what it consists of, and of 1."""
     q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))

@@ -5,5 +5,16 @@ mpi4py is imported by whoever makes a communicator, not here.
 
 from .matrix import DistributedMatrix
 from .panels import from_file, from_local, partition
+from .ring import ring_attention, ring_attention_backward, zigzag_join, zigzag_positions, zigzag_split
 
-__all__ = ["DistributedMatrix", "from_file", "from_local", "partition"]
+__all__ = [
+    "DistributedMatrix",
+    "from_file",
+    "from_local",
+    "partition",
+    "ring_attention",
+    "ring_attention_backward",
+    "zigzag_join",
+    "zigzag_positions",
+    "zigzag_split",
+]
