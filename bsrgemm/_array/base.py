@@ -633,7 +633,9 @@ class BsrBase:
     @property
     def _validated(self) -> Blocks:
         """The blocks, checked on the host but not on the GPU, where a check would synchronise."""
-        return self._backend.validated(self._blocks, *self._block_shape)
+        blocks = self._blocks
+        (M, N), (R, C) = self._shape, blocks.data.shape[1:]
+        return self._backend.validated(blocks, M // R, N // C)
 
     def eliminate_zeros(self) -> None:
         """Remove the blocks in which every element is zero, in place.

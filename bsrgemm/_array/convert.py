@@ -365,25 +365,28 @@ class Conversions(BsrBase):
         array([[0., 0., 1., 1.],
                [0., 0., 1., 1.]])
         """
-        xp = self._backend.xp
+        backend = self._backend
         if out is None:
-            out = xp.zeros(self._shape, self.dtype, order=order or "C")
+            view = out = backend.xp.zeros(self._shape, self.dtype, order=order or "C")
         else:
             if order is not None:
                 raise ValueError("order cannot be specified if out is not None")
-            if not self._backend.is_dense(out):
-                raise TypeError(f"out: wanted an array on {self._backend.name!r}, got {type(out).__name__}")
+            if not backend.is_dense(out):
+                raise TypeError(f"out: wanted an array on {backend.name!r}, got {type(out).__name__}")
             if tuple(out.shape) != self._shape or out.dtype != self.dtype:
                 raise ValueError(
                     f"out: array must be same dtype and shape as sparse array: wanted {self.dtype} {self._shape}, "
                     f"got {out.dtype} {tuple(out.shape)}"
                 )
             out[...] = 0
-        view = out.view(np.ndarray) if isinstance(out, np.ndarray) else out
-        loops = self._backend.loops
-        if loops is not None and loops.add_to_dense(self._validated, view):
-            return out
-        structure.add_to_dense(self._backend, self._canonical(), view)
+            view = out.view(np.ndarray) if isinstance(out, np.ndarray) else out
+        loops = backend.loops
+        if loops is not None:
+            blocks = self._validated
+            _, R, C = blocks.data.shape
+            if loops.small_block >= R * C and loops.add_to_dense(blocks, view):
+                return out
+        structure.add_to_dense(backend, self._canonical(), view)
         return out
 
     def todense(self, order: str | None = None, out: Array | None = None) -> Array:

@@ -351,15 +351,17 @@ class Indexing(Conversions):
         >>> A.diagonal(), A.diagonal(k=2)
         (array([0., 5.]), array([2., 7.]))
         """
-        xp = self._backend.xp
         M, N = self._shape
+        loops = self._backend.loops
+        if loops is not None and -M < k < N:
+            found: Array | None = loops.diagonal(self._validated, self._shape, k)
+            if found is not None:
+                return found
+        xp = self._backend.xp
         if k <= -M or k >= N:
             return xp.empty(0, self.dtype)
         out = xp.zeros(min(M + min(k, 0), N - max(k, 0)), self.dtype)
-        loops, (R, C) = self._backend.loops, self.blocksize
-        if loops is not None and k == 0 and loops.diagonal(self._validated, self._shape, out):
-            return out
-        blocks = self._canonical()
+        blocks, (R, C) = self._canonical(), self.blocksize
         if loops is not None and R == C:
             beside: Array = loops.diagonal_beside(blocks, self._block_shape, k)
             return beside[max(0, -k) :][: len(out)]

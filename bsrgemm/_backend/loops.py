@@ -6,6 +6,8 @@ arrays are valid: `NumpyBackend.validated` has checked them.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,18 +20,25 @@ INT32_MAX = np.iinfo(np.int32).max
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 #: Elements that are processed at a time where several passes are made over them: they stay in the cache.
 _CHUNK = 1 << 16
+#: Blocks that are added up at a time.
+_PIECE = 1 << 16
 #: Rows or columns for which memory is allocated in any case, however few elements there are.
 _LEAST_LINES = 1 << 20
 #: Indices from this number on are compared by NumPy.
 _MANY = 1 << 14
 #: Blocks of fewer lines than this are reduced line by line.
 _FEW_LINES = 8
-#: Blocks of at most this many elements are copied faster by the element than by the block.
-_SMALL_BLOCK = 64
+#: Rows of blocks from this many elements on are added to a dense array faster by the row than by the element.
+_LONG_ROW = 8
+#: Where the elements of a matrix lie in a dense array is remembered for matrices of at most this many elements.
+_TINY = 1024
 
 
 class HostLoops:
     """The loops for arrays of NumPy."""
+
+    #: Blocks of at most this many elements are added to a dense array of zeros faster than NumPy copies them there.
+    small_block = 64
 
     #: For each operation, SciPy's loop and the dtype of the result; None is that of the operands.
     _COMBINED: ClassVar[dict[str, tuple[str, Any]]] = {
@@ -78,18 +87,24 @@ class HostLoops:
         lines = len(indptr) - 1 if axis == 1 else block_cols
         if data.dtype in _NO_ARITHMETIC or lines > _LEAST_LINES + 4 * n:  # most lines are empty
             return None
-        factors = np.ones(n, data.dtype)
-        if axis == 1:
-            out = np.zeros((len(indptr) - 1, R, C), data.dtype)
-            each = np.arange(n, dtype=indptr.dtype)
-            _sparsetools.csr_matvecs(
-                len(out), n, R * C, indptr, each, factors, data.reshape(-1), out.reshape(-1)
-            )  # fmt: skip
-        else:
+        if axis == 0:
             out = np.zeros((block_cols, R, C), data.dtype)
             each = np.arange(n + 1, dtype=indices.dtype)
-            _sparsetools.csc_matvecs(
-                block_cols, n, R * C, each, indices, factors, data.reshape(-1), out.reshape(-1)
+            factors = np.ones(n, data.dtype)
+            _sparsetools.csc_matvecs(block_cols, n, R * C, each, indices, factors, data, out)
+            return out
+        out = np.zeros((lines, R, C), data.dtype)
+        cuts, most = [0, lines], n
+        if n > _PIECE:  # the factors and the numbers of the blocks stay in the cache
+            cuts = np.unique(np.searchsorted(indptr, np.arange(0, n + _PIECE, _PIECE), side="right") - 1).tolist()
+            most = int(np.diff(indptr[cuts]).max())
+        each, factors = np.arange(most, dtype=indptr.dtype), np.ones(most, data.dtype)
+        for first, last in itertools.pairwise(cuts):
+            starts = indptr[first : last + 1]
+            some = data[starts[0] : starts[-1]]
+            starts = starts - starts[0] if first else starts
+            _sparsetools.csr_matvecs(
+                last - first, len(some), R * C, starts, each, factors, some, out[first:last]
             )  # fmt: skip
         return out
 
@@ -152,17 +167,18 @@ class HostLoops:
         _sparsetools.csc_matvecs(len(data), n, width, each, position, factors, values, data.reshape(-1))
         return True
 
-    def diagonal(self, blocks: Blocks, shape: tuple[int, int], out: Array) -> bool:
-        """Add the main diagonal to `out`; False if no loop supports the dtype or blocks that are not square.
+    def diagonal(self, blocks: Blocks, shape: tuple[int, int], k: int) -> Array | None:
+        """Return the diagonal ``A[i, i + k]``, which lies in the matrix; None if no loop supports the dtype or k.
 
-        SciPy's loop reads and writes outside of its arrays for other diagonals of some shapes.
+        SciPy's loop takes k as a number of the dtype of the indices.
         """
         data, indices, indptr = blocks
-        R, C = data.shape[1:]
-        if data.dtype in _NO_ARITHMETIC or R != C:
-            return False
-        _sparsetools.bsr_diagonal(0, shape[0] // R, shape[1] // C, R, C, indptr, indices, data.reshape(-1), out)
-        return True
+        (M, N), (_, R, C) = shape, data.shape
+        if data.dtype in _NO_ARITHMETIC or M > INT32_MAX or N > INT32_MAX:
+            return None
+        out = np.zeros(min(M, N - k) if k > 0 else min(M + k, N), data.dtype)
+        _sparsetools.bsr_diagonal(k, M // R, N // C, R, C, indptr, indices, data, out)
+        return out
 
     def diagonal_beside(self, blocks: Blocks, block_shape: tuple[int, int], k: int) -> Array:
         """Return ``A[r, r + k]`` for all rows r of a matrix with square blocks in canonical format, 0 outside of it.
@@ -221,18 +237,39 @@ class HostLoops:
         return max(shape) <= _LEAST_LINES + 16 * elements
 
     def add_to_dense(self, blocks: Blocks, out: Array) -> bool:
-        """Add small blocks to a dense array; False if the array is not contiguous or the blocks are large."""
+        """Add blocks to a dense array; False if the array is not contiguous or no loop supports the dtype."""
         data, indices, indptr = blocks
         (M, N), (_, R, C) = out.shape, data.shape
-        if R * C > _SMALL_BLOCK or not out.flags.c_contiguous or data.dtype in HALF_DTYPES:
+        if not out.flags.c_contiguous or data.dtype in _HALF:
             return False
-        index = _index(max(data.size, N), indices, indptr)
-        values, columns, starts = np.empty(data.size, data.dtype), np.empty(data.size, index), np.empty(M + 1, index)
-        _sparsetools.bsr_tocsr(
-            M // R, N // C, R, C, *_as(index, indptr, indices), data.reshape(-1), starts, columns, values
-        )  # fmt: skip
+        if C >= _LONG_ROW:
+            self._add_rows_to_dense(blocks, out)
+            return True
+        n, index = data.size, indices.dtype
+        if n <= _TINY and indptr.dtype == index:
+            places = _places_in_dense(indices.tobytes(), indptr.tobytes(), index, R, C, N)
+            if places is not None:
+                flat = out.reshape(-1)
+                flat[places] += data.reshape(-1)
+                return True
+        if index != _INT32 or indptr.dtype != _INT32 or n > INT32_MAX or N > INT32_MAX:
+            index = _index(max(n, N), indices, indptr)
+            indptr, indices = _as(index, indptr, indices)
+        values, columns, starts = np.empty(n, data.dtype), np.empty(n, index), np.empty(M + 1, index)
+        _sparsetools.bsr_tocsr(M // R, N // C, R, C, indptr, indices, data, starts, columns, values)
         _sparsetools.csr_todense(M, N, starts, columns, values, out)
         return True
+
+    def _add_rows_to_dense(self, blocks: Blocks, out: Array) -> None:
+        """Add the rows of blocks, each of which is contiguous in the dense array too."""
+        data, indices, indptr = blocks
+        n, R, C = data.shape
+        block_cols = out.shape[1] // C
+        index = _index(max(out.size // C, n * R), indices)
+        first = np.repeat(np.arange(0, len(indptr) - 1) * (R * block_cols), np.diff(indptr)) + indices
+        target = (first[:, None] + np.arange(R) * block_cols).astype(index, copy=False)
+        each, factors = np.arange(n * R + 1, dtype=index), np.ones(n * R, data.dtype)
+        _sparsetools.csc_matvecs(out.size // C, n * R, C, each, target, factors, data, out)
 
     def csr_of_coo(self, row: Array, col: Array, values: Array, shape: tuple[int, int]) -> Csr:
         """Return elements by rows, in the order in which they are given within a row; duplicates are kept."""
@@ -275,7 +312,23 @@ class HostLoops:
 
 
 #: SciPy's loops have no 16-bit floats, and they add booleans where NumPy refuses some operations.
-_NO_ARITHMETIC = frozenset((*HALF_DTYPES, BOOL))
+_HALF = frozenset(HALF_DTYPES)
+_NO_ARITHMETIC = _HALF | {BOOL}
+
+
+@functools.lru_cache(maxsize=128)
+def _places_in_dense(
+    indices: bytes, indptr: bytes, dtype: np.dtype[Any], R: int, C: int, columns: int
+) -> Array | None:  # fmt: skip
+    """Return the place of each element in a flattened dense array; None if a block is stored twice."""
+    column, starts = np.frombuffer(indices, dtype), np.frombuffer(indptr, dtype)
+    row = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    first = row * (R * columns) + column * C
+    if len(np.unique(first)) < len(first):
+        return None
+    within = np.arange(R)[:, None] * columns + np.arange(C)
+    places: Array = (first[:, None, None] + within).reshape(-1)
+    return places
 
 
 def _without_nan(data: Array) -> bool:

@@ -21,6 +21,11 @@ from .loops import HostLoops
 _SHORT = 16
 #: The results of checks of index arrays with at most this many elements are remembered, for so many patterns.
 _FEW, _PATTERNS = 2048, 128
+#: Index arrays with at most this many elements are hashed faster than they are compared with the last ones.
+_VERY_FEW = 128
+#: The values with which index arrays were last found to be valid, and the number of block columns. The key is the
+#: identity of the arrays, which others may have later; it is the values that decide.
+_last_valid: dict[tuple[int, int], tuple[bytes, bytes, np.dtype[Any], int]] = {}
 
 
 class NumpyBackend(Backend):
@@ -99,17 +104,20 @@ class NumpyBackend(Backend):
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         data, indices, indptr = blocks
         sides = data.shape
-        if len(sides) != 3 or indices.shape != sides[:1] or indptr.shape != (block_rows + 1,) or 0 in sides[1:]:
+        fit = len(sides) == 3 and indices.shape == (sides[0],) and indptr.shape == (block_rows + 1,)
+        if not fit or not sides[1] or not sides[2]:
             R, C = sides[1:] if len(sides) == 3 else (1, 1)
             structure.check_arrays(data, indices, indptr, (block_rows * R, block_cols * C))
         if indices.dtype != indptr.dtype:
             index = np.result_type(indices.dtype, indptr.dtype)
             indices, indptr = indices.astype(index), indptr.astype(index)
-        indices, indptr = np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
+        data, indices, indptr = np.ascontiguousarray(data), np.ascontiguousarray(indices), np.ascontiguousarray(indptr)
         if not _valid(indices, indptr, block_cols):
             structure.check_values(self, indices, indptr, block_cols)
             raise ValueError(f"indptr: last value {indptr[-1]} should be the number of blocks, {len(indices)}")
-        return Blocks(np.ascontiguousarray(data), indices, indptr)
+        if data is blocks[0] and indices is blocks[1] and indptr is blocks[2]:
+            return blocks
+        return Blocks(data, indices, indptr)
 
     # ------------------------------------------------- SciPy's compiled loops instead of sorts
     def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
@@ -145,9 +153,22 @@ class NumpyBackend(Backend):
 
 def _valid(indices: Array, indptr: Array, block_cols: int) -> bool:
     """Tell whether the indices are in range, and `indptr` climbs from 0 to their number."""
-    if len(indices) + len(indptr) <= _FEW:
-        return _few_valid(indices.tobytes(), indptr.tobytes(), indices.dtype, block_cols)
-    return _in_order(indices, indptr, block_cols)
+    count = len(indices) + len(indptr)
+    if count > _FEW:
+        return _in_order(indices, indptr, block_cols)
+    values = indices.tobytes(), indptr.tobytes(), indices.dtype, block_cols
+    if count <= _VERY_FEW:
+        return _few_valid(*values)
+    # The same arrays mostly have the same values again, and to compare these is faster than to hash them.
+    key = id(indices), id(indptr)
+    if _last_valid.get(key) == values:
+        return True
+    if not _few_valid(*values):
+        return False
+    if len(_last_valid) >= _PATTERNS:
+        _last_valid.clear()
+    _last_valid[key] = values
+    return True
 
 
 @functools.lru_cache(maxsize=_PATTERNS)

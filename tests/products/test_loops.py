@@ -213,12 +213,47 @@ def test_diagonals_beside_the_main_one(k: int) -> None:
     assert found.tolist() == want and found.dtype == whole.dtype
 
 
-def test_the_main_diagonal_is_added_for_square_blocks() -> None:
-    x, out = blocks(R=2, C=2), np.ones(6)
-    assert LOOPS.diagonal(x, (8, 6), out)
-    np.testing.assert_array_equal(out, 1 + dense(x).diagonal())
-    for other in (blocks(), blocks("?", R=2, C=2), blocks("e", R=2, C=2)):
-        assert not LOOPS.diagonal(other, (8, other.data.shape[2] * 3), np.zeros(6, other.data.dtype))
+@pytest.mark.parametrize("block", [(1, 1), (2, 2), (3, 3), (2, 3), (5, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("index", INDEX, ids=str)
+def test_every_diagonal_stays_within_its_arrays(block: tuple[int, int], index: Any) -> None:
+    """SciPy's loop adds to what it is given, so that zeros around it would show a write elsewhere."""
+    x = blocks(index=index, R=block[0], C=block[1])
+    whole, margin = dense(x), 16
+    M, N = whole.shape
+    surrounded = np.full(x.data.size + 2 * margin, np.nan)
+    data = surrounded[margin:-margin].reshape(x.data.shape)
+    data[...] = x.data
+    for k in range(1 - M, N):
+        want = whole.diagonal(k)
+        given = np.zeros(len(want) + 2 * margin)
+        with patch.object(loops.np, "zeros", lambda n, dtype, given=given: given[margin : margin + n]):
+            found = LOOPS.diagonal(x._replace(data=data), (M, N), k)
+        np.testing.assert_array_equal(found, want)
+        assert not given[:margin].any() and not given[margin + len(want) :].any()
+
+
+def test_diagonals_that_no_loop_supports_are_left_to_others() -> None:
+    for dtype in ("?", *HALVES):
+        assert LOOPS.diagonal(blocks(dtype), (8, 9), 0) is None
+    one = Blocks(np.ones((1, 1, 1)), np.array([5]), np.array([0, 1]))
+    assert LOOPS.diagonal(one, (1, 2**31 - 1), 5).tolist() == [1]  # type: ignore[union-attr]
+    assert LOOPS.diagonal(one, (1, 2**31), 5) is LOOPS.diagonal(one, (2**31, 1), 0) is None
+
+
+# ------------------------------------------------------------------------------------------------ sums
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("piece", [1, 2, 5, 1000])
+def test_blocks_are_added_up_in_pieces(axis: int, piece: int) -> None:
+    rng = np.random.default_rng(0)
+    for lengths in ([2, 0, 3, 1], [0, 0, 4], [7, 0], [1, 1, 1, 1], [0, 6, 0, 0]):
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        n = int(indptr[-1])
+        data, indices = rng.integers(-9, 9, (n, 2, 3)).astype(float), rng.integers(0, 4, n).astype(np.int32)
+        want = np.zeros((4 if axis == 0 else len(lengths), 2, 3))
+        np.add.at(want, indices if axis == 0 else np.repeat(np.arange(len(lengths)), lengths), data)
+        with patch.object(loops, "_PIECE", piece):
+            found = LOOPS.add_blocks(Blocks(data, indices, indptr), 4, axis)
+        np.testing.assert_array_equal(found, want)
 
 
 # ------------------------------------------------------------------------------------------------ order
@@ -289,9 +324,33 @@ def test_small_blocks_are_added_to_a_dense_array(dtype: str, index: Any) -> None
     np.testing.assert_array_equal(out, dense(x))
 
 
+@pytest.mark.parametrize("tiny", [0, 10**6], ids=["by SciPy", "by places"])
+@pytest.mark.parametrize("block", [(2, 3), (3, 7), (3, 8), (1, 9), (8, 1)], ids=str)
+@pytest.mark.parametrize("index", INDEX, ids=str)
+@pytest.mark.parametrize("twice", [False, True])
+def test_blocks_are_added_to_what_is_in_a_dense_array(
+    tiny: int, block: tuple[int, int], index: Any, twice: bool
+) -> None:
+    for dtype in ("d", "i", "?", "F"):
+        x = blocks(dtype, index, *block)
+        if twice:
+            x = x._replace(indices=np.array([0, 0, 1, 2, 2, 1], index))
+        out = np.arange(dense(x).size).reshape(dense(x).shape).astype(dtype)
+        want = out + dense(x)
+        with patch.object(loops, "_TINY", tiny):
+            assert LOOPS.add_to_dense(x, out)
+        np.testing.assert_array_equal(out, want)
+
+
+def test_the_places_of_tiny_matrices_are_those_of_the_present_indices() -> None:
+    x = blocks()
+    for wanted in (x, x._replace(indices=x.indices[::-1].copy()), blocks(index=np.int64), blocks(C=4), x):
+        out = np.zeros(dense(wanted).shape)
+        assert LOOPS.add_to_dense(wanted, out)
+        np.testing.assert_array_equal(out, dense(wanted))
+
+
 def test_blocks_are_not_added_to_a_dense_array_that_no_loop_can_write() -> None:
-    for R, C, served in ((8, 8, True), (13, 5, False), (5, 13, False)):
-        assert LOOPS.add_to_dense(blocks(R=R, C=C), np.zeros((4 * R, 3 * C))) == served
     assert not LOOPS.add_to_dense(blocks(), np.zeros((9, 8)).T)
     for dtype in HALVES:
         assert not LOOPS.add_to_dense(blocks(dtype), np.zeros((8, 9), dtype))
@@ -341,15 +400,17 @@ def test_the_largest_number_decides_the_width_of_indices() -> None:
         return real(most, *arrays)
 
     x = blocks()
-    with patch.object(loops, "_index", noting):
+    with patch.object(loops, "_index", noting), patch.object(loops, "_TINY", 0):
         LOOPS.combine("add", x, blocks(seed=1), 3)
         LOOPS.positions(x, 3, np.zeros(2, int), np.zeros(2, int))
         LOOPS.positions(x, 9, np.zeros(2, int), np.zeros(2, int))
         LOOPS.positions(x, 3, np.zeros(7, int), np.zeros(7, int))
-        LOOPS.add_to_dense(x, np.zeros((8, 9)))
+        LOOPS.add_to_dense(blocks(index=np.int64), np.zeros((8, 9)))
         LOOPS.add_to_dense(Blocks(x.data[:1], x.indices[:1], np.array([0, 1])), np.zeros((2, 9)))
+        LOOPS.add_to_dense(blocks(R=1, C=8), np.zeros((4, 24)))
+        LOOPS.add_to_dense(Blocks(np.ones((9, 5, 8)), np.zeros(9, int), np.array([0, 9])), np.zeros((5, 8)))
         LOOPS.csr_of_coo(np.zeros(2, int), np.zeros(2, int), np.ones(2), (6, 8))
         LOOPS.csr_of_coo(np.zeros(9, int), np.zeros(9, int), np.ones(9), (9, 4))
         csr = Csr(np.ones(2), np.array([0, 1]), np.array([0, 2, 2]))
         LOOPS.blocks_of_csr(csr, (2, 8), (1, 4), True)
-    assert asked == [12, 4, 9, 7, 36, 9, 8, 9, 8]
+    assert asked == [12, 4, 9, 7, 36, 9, 12, 45, 8, 9, 8]

@@ -392,7 +392,9 @@ def test_rows_of_entries(index: Any) -> None:
     assert HOST.expand(np.array([0, 2, 2, 5], index), 3).tolist() == [0, 0, 2]
 
 
-@pytest.mark.parametrize("few", [0, 10**9], ids=["not remembered", "remembered"])
+@pytest.mark.parametrize(
+    "few, very_few", [(0, 0), (10**9, 10**9), (10**9, 0)], ids=["not remembered", "by values", "by arrays"]
+)
 @pytest.mark.parametrize(
     "indices, indptr, valid",
     [
@@ -407,17 +409,42 @@ def test_rows_of_entries(index: Any) -> None:
 )
 @INDEX
 def test_valid_indices_are_told_from_others(
-    few: int, indices: Any, indptr: Any, valid: bool, index: Any, monkeypatch: Any
+    few: int, very_few: int, indices: Any, indptr: Any, valid: bool, index: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(numpy_backend, "_FEW", few)
+    monkeypatch.setattr(numpy_backend, "_VERY_FEW", very_few)
     arrays = np.array(indices, index), np.array(indptr, index)
-    assert numpy_backend._valid(*arrays, 3) is valid
+    for _ in range(2):
+        assert numpy_backend._valid(*arrays, 3) is valid
     blocks = Blocks(np.ones((len(indices), 1, 2)), *arrays)
     if valid:
         assert HOST.validated(blocks, len(indptr) - 1, 3).indices is arrays[0]
         return
     with pytest.raises(ValueError, match=r"indptr|indices"):
         HOST.validated(blocks, len(indptr) - 1, 3)
+
+
+def test_indices_that_were_valid_are_looked_at_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr(numpy_backend, "_VERY_FEW", 0)
+    indices, indptr = np.array([0, 2]), np.array([0, 1, 2])
+    assert numpy_backend._valid(indices, indptr, 3) and not numpy_backend._valid(indices, indptr, 2)
+    for array, place, value in ((indices, 1, 3), (indptr, 1, 3), (indptr, 0, 1)):
+        before = array[place]
+        array[place] = value
+        assert not numpy_backend._valid(indices, indptr, 3)
+        array[place] = before
+        assert numpy_backend._valid(indices, indptr, 3)
+
+
+def test_few_index_arrays_are_remembered(monkeypatch: Any) -> None:
+    monkeypatch.setattr(numpy_backend, "_VERY_FEW", 0)
+    monkeypatch.setattr(numpy_backend, "_PATTERNS", 3)
+    monkeypatch.setattr(numpy_backend, "_last_valid", {})
+    kept = [(np.array([k]), np.array([0, 1])) for k in range(8)]
+    for arrays in kept:
+        assert numpy_backend._valid(*arrays, 8)
+        assert 1 <= len(numpy_backend._last_valid) <= 3
+    assert len(numpy_backend._last_valid) == 2
 
 
 def test_the_host_takes_index_arrays_of_two_dtypes_and_any_strides() -> None:
