@@ -86,7 +86,7 @@ def test_multigrid_takes_about_the_iterations_of_one_rank(
 
     results = run(size, program)
     x, info, count, report, spread = results[0]
-    assert info == 0 and abs(count - steps) <= max(1, 0.1 * steps) and spread == 2
+    assert info == 0 and abs(count - steps) <= max(1, 0.1 * steps) and spread >= 2
     np.testing.assert_allclose(A @ x, b, atol=1e-8)
     assert len({other[3] for other in results}) == 1
     assert f"{size} ranks" in report and "every rank" in report and f"{cycle}-cycle" in report
