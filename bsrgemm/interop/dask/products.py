@@ -37,8 +37,8 @@ def matmul(A: Any, B: Any) -> Any:
     Raises
     ------
     TypeError
-        If no operand is a `PanelArray`, if the other one is not one of those above, if its dtype is not supported, or if
-        it is on another device.
+        If no operand is a `PanelArray`, if the other one is not one of those above, if its dtype is not supported, or
+        if it is on another device.
     ValueError
         If the shapes do not agree, if chunks of the dense operand begin inside a block or do not fit the panels, or if
         both operands are cut so that the result would have panels along both axes.
@@ -86,7 +86,8 @@ def _dense(A: PanelBase, x: Any, left: bool, what: str) -> da.Array:
     if summed and X.chunks[inner] != layout.sides:
         raise ValueError(
             f"{what}: wanted chunks {shortened(layout.sides)} along axis {inner}, as the panels have, "
-            f"got {shortened(X.chunks[inner])}; {what}.rechunk({{{inner}: {_matrix(left)}.chunks[{along}]}}) makes them so"
+            f"got {shortened(X.chunks[inner])}; "
+            f"{what}.rechunk({{{inner}: {_matrix(left)}.chunks[{along}]}}) makes them so"
         )
     block = layout.blocksize[along]
     bounds = bounds_of(X.chunks[inner])
@@ -153,7 +154,7 @@ def _operand(x: Any, layout: Layout, left: bool, what: str) -> da.Array:
     if backend.name != layout.device:
         raise TypeError(
             f"{what}: is on {backend.name!r} and the panels are on {layout.device!r}; "
-            f"{_matrix(left)}.to_device({backend.name!r}) moves them, and from_panels(folder, device=...) reads them there"
+            f"{_matrix(left)}.to_device({backend.name!r}) moves them, from_panels(folder, device=...) reads them there"
         )
     side = layout.shape[0 if left else 1]
     if x.ndim not in (1, 2) or x.shape[x.ndim - 1 if left else 0] != side:
