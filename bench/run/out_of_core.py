@@ -168,14 +168,15 @@ def add(table: Table, what: str, memory: int, count: int, found: dict[str, Any])
 
 
 # ------------------------------------------------------------------------------------------ tasks
-def median(call: Callable[[], Any], runs: int) -> float:
+def least(call: Callable[[], Any], runs: int) -> float:
+    """Seconds of the fastest run: others are slower because of what else the machine does."""
     call()
     times = []
     for _ in range(runs):
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
-    return float(np.median(times))
+    return min(times)
 
 
 def tasks(table: Table, options: argparse.Namespace) -> None:
@@ -184,13 +185,13 @@ def tasks(table: Table, options: argparse.Namespace) -> None:
     S, x = bg.eye(4 * many, blocksize=(4, 4)), np.ones(4 * many)
     A = panels.from_bsr(S, 4)
     one = S[:4]
-    alone = median(lambda: one @ x, 1000)
+    alone = least(lambda: one @ x, 1000)
     table.add(f"one panel without Dask   {alone * 1e6:8.0f} us", what="task", scheduler="none", seconds=alone)
 
     def measure(name: str, A: Any, **options: Any) -> None:
         short, long = A[: 4 * few] @ x, A @ x
         assert np.array_equal(long.compute(**options), x)
-        seconds = [median(lambda y=y: y.compute(**options), 15) for y in (short, long)]
+        seconds = [least(lambda y=y: y.compute(**options), 15) for y in (short, long)]
         each = (seconds[1] - seconds[0]) / (many - few)
         table.add(
             f"{name:12} {few} panels {seconds[0] * 1e3:8.2f} ms, each further panel {each * 1e6:8.0f} us",

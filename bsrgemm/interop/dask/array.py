@@ -155,7 +155,7 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
             blocksize=self.blocksize if blocksize is None else check_blocksize(blocksize, self.shape),
             dtype=self.dtype if dtype is None else np.dtype(dtype),
         )
-        check_sides(layout.sides, layout.blocksize[layout.axis], "blocksize")
+        check_sides(layout.sides, layout.blocksize[layout.axis], "blocksize", layout.axis)
         return self._applied("bsr-map", func, layout)
 
     def _applied(self, prefix: str, func: Callable[..., Any], layout: Layout, *others: PanelArray) -> PanelArray:
@@ -399,7 +399,7 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
                 f"are cut along axis {layout.axis} only; an operand of dask.array.dot must be one chunk there, "
                 "while A @ X takes any that begin on block boundaries"
             )
-        check_sides(sides, layout.blocksize[layout.axis], "chunks")
+        check_sides(sides, layout.blocksize[layout.axis], "chunks", layout.axis)
         result = layout.with_sides(sides)
         name = f"bsr-rechunk-{tokenize(self.name, sides)}"
         old, refs = layout.bounds, self._refs()

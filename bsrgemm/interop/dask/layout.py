@@ -62,12 +62,13 @@ def bounds_of(sides: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
 
-def check_sides(sides: tuple[int, ...], block: int, what: str) -> None:
-    """Raise ValueError unless every panel consists of whole blocks, `block` rows (or columns) each."""
+def check_sides(sides: tuple[int, ...], block: int, what: str, axis: int = 0) -> None:
+    """Raise ValueError unless every panel consists of whole blocks, of `block` rows or, for axis 1, columns each."""
+    unit = ("rows", "columns")[axis]
     for number, side in enumerate(sides):
         if side < 0 or side % block:
             raise ValueError(
-                f"{what}: panel {number} has {side} rows, which is not a multiple of the {block} rows of a block; "
+                f"{what}: panel {number} has {side} {unit}, which is not a multiple of the {block} {unit} of a block; "
                 f"{side - side % block} and {side - side % block + block} are"
             )
 

@@ -14,7 +14,7 @@ from dask.tokenize import tokenize
 from ..._array.base import BsrBase
 from ..._backend.registry import adopted, backend_of, foreign_backend
 from ...bsr import bsr_array
-from ...dtypes import accumulator_dtype, result_dtype
+from ...dtypes import accumulator_dtype, check_dtype, result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
 from .layout import Layout, bounds_of, shortened
@@ -37,7 +37,8 @@ def matmul(A: Any, B: Any) -> Any:
     Raises
     ------
     TypeError
-        If no operand is a `PanelArray`, if the other one is not one of those above, or if it is on another device.
+        If no operand is a `PanelArray`, if the other one is not one of those above, if its dtype is not supported, or
+        if it is on another device.
     ValueError
         If the shapes do not agree, if chunks of the dense operand begin inside a block or do not fit the panels, or if
         both operands are cut so that the result would have panels along both axes.
@@ -85,7 +86,8 @@ def _dense(A: PanelBase, x: Any, left: bool, what: str) -> da.Array:
     if summed and X.chunks[inner] != layout.sides:
         raise ValueError(
             f"{what}: wanted chunks {shortened(layout.sides)} along axis {inner}, as the panels have, "
-            f"got {shortened(X.chunks[inner])}; {what}.rechunk({{{inner}: A.chunks[{along}]}}) makes them so"
+            f"got {shortened(X.chunks[inner])}; "
+            f"{what}.rechunk({{{inner}: {_matrix(left)}.chunks[{along}]}}) makes them so"
         )
     block = layout.blocksize[along]
     bounds = bounds_of(X.chunks[inner])
@@ -148,10 +150,11 @@ def _operand(x: Any, layout: Layout, left: bool, what: str) -> da.Array:
             f"{what}: wanted a PanelArray, a bsr_array, or a dense array of NumPy, CuPy or Dask, "
             f"got {type(x).__name__}; bsrgemm.bsr_array makes a bsr_array of a matrix of scipy"
         )
+    check_dtype(x.dtype, backend.dtypes, what)
     if backend.name != layout.device:
         raise TypeError(
             f"{what}: is on {backend.name!r} and the panels are on {layout.device!r}; "
-            f"A.to_device({backend.name!r}) moves them, and from_panels(folder, device=...) reads them there"
+            f"{_matrix(left)}.to_device({backend.name!r}) moves them, from_panels(folder, device=...) reads them there"
         )
     side = layout.shape[0 if left else 1]
     if x.ndim not in (1, 2) or x.shape[x.ndim - 1 if left else 0] != side:
@@ -161,6 +164,11 @@ def _operand(x: Any, layout: Layout, left: bool, what: str) -> da.Array:
         return x
     inner = x.ndim - 1 if left else 0
     return _in_graph(x, inner, layout.sides if layout.axis == (0 if left else 1) else (side,))
+
+
+def _matrix(left: bool) -> str:
+    """The name of the matrix in error messages about a dense operand."""
+    return "B" if left else "A"
 
 
 def _in_graph(x: Any, axis: int, sides: tuple[int, ...]) -> da.Array:
