@@ -12,6 +12,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.interop import mpi
 from bsrgemm.interop.mpi import multigrid
+from bsrgemm.linalg import smoothers
 
 from .. import fake_device
 from ..linalg.problems import hermitian, lopsided, numbers, plate
@@ -91,23 +92,39 @@ def test_multigrid_takes_about_the_iterations_of_one_rank(
     assert f"{size} ranks" in report and "every rank" in report and f"{cycle}-cycle" in report
 
 
-def test_levels_that_are_small_from_the_start_are_gathered() -> None:
-    A, _ = plate(10)
+@pytest.mark.parametrize("options", [{}, {"cycle": "W"}, {"smoother": "jacobi", "degree": 3, "theta": 0.1}])
+def test_levels_that_are_small_from_the_start_are_gathered(options: dict[str, Any]) -> None:
+    """A cycle is the one of one process then, with all its options."""
+    A, _ = plate(16)
     b = numbers(A.shape[0])
-    M = linalg.smoothed_aggregation(A, max_coarse=20)
-    want, _, steps = solved(A, b, M)
+    M = linalg.smoothed_aggregation(A, max_coarse=20, **options)
+    assert len(M.levels) > 2
 
     def program(comm: Any) -> Any:
         D = mpi.partition(A, comm)
-        N = linalg.smoothed_aggregation(D, max_coarse=20)
+        N = linalg.smoothed_aggregation(D, max_coarse=20, **options)
         with pytest.raises(NotImplementedError, match="call smoothed_aggregation"):
             N.refresh(D)
-        x, _, count = solved(D, D.scatter(b), N)
-        return D.gather(x), count, [level.shape for level in N.levels]
+        return D.gather(N @ D.scatter(b)), [level.shape for level in N.levels]
 
-    x, count, shapes = run(2, program)[0]
-    assert count == steps and shapes == [level.shape for level in M.levels]
-    np.testing.assert_allclose(x, want, rtol=1e-7, atol=1e-9 * abs(want).max())
+    found, shapes = run(2, program)[0]
+    assert shapes == [level.shape for level in M.levels]
+    np.testing.assert_array_equal(found, M @ b)
+
+
+def test_the_largest_eigenvalue_is_found_from_the_same_vector_on_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(smoothers, "_DRAWN", 7)  # more than one draw for the rows of earlier ranks
+    A, _ = plate(8)
+    want = smoothers.largest_eigenvalue(A, smoothers.inverse_blocks(A))
+
+    def program(comm: Any) -> float:
+        D = mpi.partition(A, comm)
+        return smoothers.largest_eigenvalue(D, D.inverse_blocks())
+
+    for size in (1, 2, 3):
+        np.testing.assert_allclose(run(size, program), want, rtol=1e-12)
 
 
 def test_ranks_without_rows_take_part_in_multigrid(monkeypatch: pytest.MonkeyPatch) -> None:

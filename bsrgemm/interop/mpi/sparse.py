@@ -56,7 +56,7 @@ def product(A: Any, panel: Any) -> Any:
 def transposed_product(P: Any, panel: Any) -> Any:
     """Return the panel of ``P^H B`` of this rank; `panel` is that of B, with all columns, whose rows are P's rows.
 
-    What the ranks have for one block is added in their order, this rank's own part first.
+    What the ranks have for one block is stored in their order, this rank's own part first, and added when it is read.
     """
     halo, backend, xp = P._halo, P._backend, P._backend.xp
     own = P.interior.conj().T.copy() @ panel
@@ -73,9 +73,7 @@ def transposed_product(P: Any, panel: Any) -> Any:
             xp.concatenate([mine.indices.astype(np.int64), indices]),
         ),
     )
-    found = type(own)(whole, shape=own.shape)
-    found.sum_duplicates()
-    return found
+    return type(own)(whole, shape=own.shape)
 
 
 def gathered(panel: Any, comm: Any) -> Any:
