@@ -442,11 +442,12 @@ def ring_measured() -> str:
         for way in ("forward", "backward"):
             predicted = found[f"model_{way}"]
             error = "-" if predicted is None else f"{predicted / found[way] - 1:+.0%}"
-            times += [ms(found[way]), "-" if predicted is None else ms(predicted), error]
+            travel = ms(found[f"travel_{way}"]) if found["ranks"] > 1 else "-"
+            times += [ms(found[way]), "-" if predicted is None else ms(predicted), error, travel]
         what = (found["rule"], f"{found['tokens']:,}", found["ranks"], f"{found['sent_bytes']:,}")
         lines.append((*what, *times, f"{found['error']:.0e}"))
-    header = ["", "tokens", "ranks", "sent, bytes", "forward, ms", "model, ms", "error", "backward, ms", "model, ms",
-              "error", "largest difference"]  # fmt: skip
+    columns = ["model, ms", "error", "messages, ms"]
+    header = ["", "tokens", "ranks", "sent, bytes", "forward, ms", *columns, "backward, ms", *columns, "difference"]
     return table(header, lines)
 
 
