@@ -451,7 +451,42 @@ def scale_paper() -> str:
     return table(header, lines)
 
 
+def _ring(what: str) -> list[dict[str, Any]]:
+    """The rows of one kind from the benchmark of attention over several ranks."""
+    return [r for r in results("scale_ring_cpu") if r["what"] == what]
+
+
+def ring_measured() -> str:
+    lines = []
+    for found in _ring("attention"):
+        times: list[str] = []
+        for way in ("forward", "backward"):
+            predicted = found[f"model_{way}"]
+            error = "-" if predicted is None else f"{predicted / found[way] - 1:+.0%}"
+            travel = ms(found[f"travel_{way}"]) if found["ranks"] > 1 else "-"
+            times += [ms(found[way]), "-" if predicted is None else ms(predicted), error, travel]
+        what = (found["rule"], f"{found['tokens']:,}", found["ranks"], f"{found['sent_bytes']:,}")
+        lines.append((*what, *times, f"{found['error']:.0e}"))
+    columns = ["model, ms", "error", "messages, ms"]
+    header = ["", "tokens", "ranks", "sent, bytes", "forward, ms", *columns, "backward, ms", *columns, "difference"]
+    return table(header, lines)
+
+
+def ring_paper() -> str:
+    lines = []
+    for found in _ring("on paper"):
+        rule = "causal" if found["left"] is None else f"window of {found['left']:,}"
+        times = (ms(found[key]) for key in ("step", "travel", "forward", "backward"))
+        speed = f"{found['alone'] / found['forward']:.1f}"
+        lines.append((rule, found["link"], f"{found['step_bytes'] / 1e6:.0f}", *times, speed))
+    header = ["", "messages by", "keys of a step, MB", "a step, ms", "its keys, ms", "forward, ms", "backward, ms",
+              "times one card"]  # fmt: skip
+    return table(header, lines, text=2)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "ring-measured": ring_measured,
+    "ring-paper": ring_paper,
     "scale-products": scale_products,
     "scale-solvers": scale_solvers,
     "scale-model": scale_model,
