@@ -15,6 +15,8 @@ from .construct import Parts, check_blocksize, check_cast, from_sparse, reblock
 
 _INDEX64 = np.dtype(np.int64)
 _FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
+#: Blocks from this many elements on are transposed as blocks, which is faster than element by element.
+_TURNED = 16
 
 
 class Conversions(BsrBase):
@@ -148,6 +150,13 @@ class Conversions(BsrBase):
         >>> S.format, S.indptr.tolist(), S.indices.tolist()
         ('csc', [0, 1, 2, 3, 4], [0, 0, 1, 1])
         """
+        backend, dtype = self._backend, self.dtype
+        if backend.loops is not None and dtype in backend.foreign_dtypes:
+            blocks = self._validated
+            (M, N), (_, R, C) = self._shape, blocks.data.shape
+            if R * C >= _TURNED and self._is_canonical(blocks):
+                turned = backend.to_csr(backend.transpose(blocks, N // C), M // R, self._element_index(self.nnz))
+                return self._foreign("csc", turned, self._shape, dtype)
         return self.tocsr().tocsc()
 
     def todia(self, copy: bool = False) -> Any:

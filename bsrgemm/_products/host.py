@@ -42,6 +42,8 @@ _QUICK = 4096
 _WIDE_ROW = 3
 #: From this many columns of a block on, that is also faster for each of a few columns of B than CSR for all of them.
 _WIDER_ROW, _FEW_COLUMNS = 16, 16
+#: Up to this many rows of a block, its column is written for one row after the other, which NumPy repeats more slowly.
+_FEW_ROWS = 8
 #: Size in bytes of the pairs of blocks that a sparse product copies and multiplies at a time.
 _PAIR_BYTES = 1 << 26
 #: From this many flops per pair of blocks on, BLAS multiplies the pairs of a sparse product faster than SciPy's loops.
@@ -276,6 +278,15 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             some(first, last, start, int(indptr[last]))
             first = last
 
+    numbers = np.empty(0, indices.dtype)
+
+    def counted(n: int) -> Array:
+        """Return the numbers 0 to n - 1; all pieces share an array."""
+        nonlocal numbers
+        if len(numbers) < n:
+            numbers = np.arange(n, dtype=indices.dtype)
+        return numbers[:n]
+
     def some(first: int, last: int, start: int, stop: int) -> None:
         """Multiply the block rows from `first` to `last`, which hold the blocks from `start` to `stop`."""
         count = last - first
@@ -290,12 +301,13 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
         elif single:
             _loop("csc", (block_cols, count), (), width, *pattern, wide(values).ravel(), x[here], y)
         elif width == 1 and C >= _WIDE_ROW:
-            _add_transposed(pattern, wide(values), x[here], y)
+            _add_transposed(pattern, wide(values), x[here], y, counted(values.shape[0] * R + 1))
         elif width <= _FEW_COLUMNS and C >= _WIDER_ROW:
             cast = wide(values)
             for column in range(width):
                 one = np.zeros(len(y) // width, y.dtype)
-                _add_transposed(pattern, cast, np.ascontiguousarray(x[here][column::width]), one)
+                one_column = np.ascontiguousarray(x[here][column::width])
+                _add_transposed(pattern, cast, one_column, one, counted(values.shape[0] * R + 1))
                 y[column::width] += one
         else:  # the arrays in CSR are those of the transpose in CSC
             arrays = _as_csr(*pattern, wide(values), block_cols)
@@ -306,16 +318,21 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
     threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=False)
 
 
-def _add_transposed(pattern: tuple[Array, Array], values: Array, x: Array, y: Array) -> None:
+def _add_transposed(pattern: tuple[Array, Array], values: Array, x: Array, y: Array, numbers: Array) -> None:
     """Compute ``y += A.T @ x``: row r of a block in block row i, times ``x[i, r]``, is added to a row of y.
 
     SciPy's product of a matrix in CSC with several columns does that, with a column of the matrix for each row of a
-    block, and the blocks as the columns.
+    block, and the blocks as the columns. `numbers` are 0 to the number of rows of blocks.
     """
     (indptr, indices), (n, R, C) = pattern, values.shape
-    factors = np.repeat(x.reshape(-1, R), np.diff(indptr), axis=0).reshape(-1)
-    starts = np.arange(n * R + 1, dtype=indices.dtype)
-    _sparsetools.csc_matvecs(len(y) // C, n * R, C, starts, np.repeat(indices, R), factors, values.reshape(-1), y)
+    factors = np.repeat(x.reshape(-1, R), np.diff(indptr), axis=0)
+    columns = np.empty((n, R), indices.dtype)
+    if R <= _FEW_ROWS:
+        for r in range(R):
+            columns[:, r] = indices
+    else:
+        columns[...] = indices[:, None]
+    _sparsetools.csc_matvecs(len(y) // C, n * R, C, numbers, columns, factors, values, y)
 
 
 def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:

@@ -185,3 +185,17 @@ def test_a_reshape_counts_beyond_32_bits() -> None:
     found = A.reshape(2**17, 2**16)
     row, col = found.coords
     assert (row[-1], col[-1]) == (2**17 - 1, 2**16 - 1)
+
+
+# ---------------------------------------------------------------------------------------- columns
+@pytest.mark.parametrize("block", [(3, 5), (4, 4), (16, 1), (1, 16), (5, 6)], ids=str)
+def test_columns_are_those_of_scipy_however_they_are_found(block: tuple[int, int]) -> None:
+    A = random_matrix(5, 4, block, 7)
+    B = bg.bsr_array((A.data, A.indices[::-1].copy(), A.indptr), shape=A.shape)  # neither sorted nor unique
+    for matrix in (A, B, A.T):
+        found, want = matrix.tocsc(), matrix.tocsr().tocsc()
+        assert found.format == "csc" and found.dtype == A.dtype
+        for name in ("data", "indices", "indptr"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+        found.data[:] = 0
+        assert matrix.data.any()
