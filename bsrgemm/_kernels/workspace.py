@@ -40,11 +40,12 @@ class StreamOrdered:
 
     def get(self) -> Any:
         """Return the value, after making CuPy's current stream (not the host) wait for it."""
-        if self._event is not None:
-            if self._event.done:
+        event = self._event  # read once: another thread may find the event done at any time
+        if event is not None:
+            if event.done:
                 self._event = None
             else:
-                cupy.cuda.get_current_stream().wait_event(self._event)
+                cupy.cuda.get_current_stream().wait_event(event)
         return self.value
 
 

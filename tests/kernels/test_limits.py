@@ -140,6 +140,20 @@ def test_a_stream_waits_for_a_value_until_it_is_complete(card: Any) -> None:
     assert made.get() == "value" and len(other.waited) == 2
 
 
+def test_another_thread_may_find_a_value_complete_meanwhile(card: Any) -> None:
+    made = StreamOrdered("value")
+
+    class Event:
+        @property
+        def done(self) -> bool:
+            made._event = None  # what the other thread does
+            return False
+
+    event = made._event = Event()  # type: ignore[assignment]
+    assert made.get() == "value"
+    assert card.stream.waited == [event]
+
+
 def test_a_stream_has_1024_counters_at_least_and_as_many_as_it_asks_for(card: Any) -> None:
     for count, want in ((1, 1024), (1024, 1024), (1025, 1025), (5, 1025)):
         found = workspace.counters(count)
