@@ -71,6 +71,7 @@ ROOMS = {
         ),
         Room("kernels", ("bsrgemm/_kernels/*.py",), ("tests/kernels", "tests/products", _EMULATOR)),
         Room("linalg", ("bsrgemm/linalg/*.py",), ("tests/linalg",)),
+        Room("interop", ("bsrgemm/interop/**/*.py",), ("tests/interop",)),
         Room("interop", ("bsrgemm/interop/*.py",), ("tests/interop",)),
         # Headers with instructions of the card are exchanged on the emulator, so an error in them is never executed.
         Room(
