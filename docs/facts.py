@@ -392,9 +392,10 @@ def scale_products() -> str:
         above = us(found["seconds"] - found["local"])
         halo = f"{found['halo_bytes']:,}", f"{found['halo_bytes'] / found['least_bytes']:.2f}"
         times = us(found["seconds"]), us(found["local"]), above
-        lines.append((_scale_name(found), *times, *halo, us(found["exchange"]), f"{found['hidden']:.0%}"))
+        shares = us(found["exchange"]), f"{found['hidden']:.0%}", f"{found['slow_hidden']:.0%}"
+        lines.append((_scale_name(found), *times, *halo, *shares))
     header = ["2 ranks", "`D @ x`, us", "its panel alone, us", "above it, us", "halo, bytes", "over the least",
-              "halo alone, us", "hidden"]  # fmt: skip
+              "halo alone, us", "hidden", "slow messages, hidden"]  # fmt: skip
     return table(header, lines)
 
 

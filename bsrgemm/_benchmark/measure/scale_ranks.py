@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,31 @@ from ..solver import problems
 SMALL_ROWS, SMALL_BANDS = 300, (-20, -1, 0, 1, 20)
 #: Medians of which the least counts: other programs may share the cores.
 ROUNDS = 10
+#: Calls of a product at least: those of large matrices are preempted more often, so that fewer make a median.
+CALLS = 100
 #: Bytes of messages by which latency and bandwidth are found.
 MESSAGES = (8, 1 << 10, 1 << 16, 1 << 20)
 
 
 class Clock:
-    """Medians over calls that all ranks make together, the least of some; the slowest rank counts."""
+    """Medians over calls that all ranks make together, the least of some; the slowest rank counts.
 
-    def __init__(self, comm: Any, device: str) -> None:
-        self._comm, self._wait = comm, lambda: None
+    With `off` a call is made once, and its time is 0.
+    """
+
+    def __init__(self, comm: Any, device: str, off: bool) -> None:
+        self._comm, self._wait, self._off = comm, lambda: None, off
         if device == "cuda":
             import cupy
 
             self._wait = lambda: cupy.cuda.get_current_stream().synchronize()
 
     def __call__(self, call: Callable[[], Any], runs: int) -> float:
+        if self._off:
+            call()
+            return 0.0
         medians = []
-        for _ in range(ROUNDS):
+        for _ in range(max(ROUNDS, CALLS // runs)):
             times = np.empty(runs)
             call()
             self._comm.barrier()
@@ -55,6 +64,38 @@ class Clock:
                 times[k] = time.perf_counter() - begin
             medians.append(float(self._comm.allreduce(np.array(np.median(times)), "max")))
         return min(medians)
+
+
+class _Slow:
+    """A message that has not come before some time after its start, as over a network that needs no core."""
+
+    def __init__(self, real: Any, delay: float) -> None:
+        self._real, self._end = real, time.perf_counter() + delay
+
+    def wait(self) -> None:
+        self._real.wait()
+        while time.perf_counter() < self._end:
+            pass
+
+
+class Delayed:
+    """A communicator whose messages take longer; with a delay of None none are sent, and ghosts are anything."""
+
+    def __init__(self, comm: Any, delay: float | None) -> None:
+        self._comm, self._delay = comm, delay
+
+    def exchange(self, sends: Any, receives: Any) -> Any:
+        if self._delay is None:
+            return self._comm.exchange({}, {})
+        return _Slow(self._comm.exchange(sends, receives), self._delay)
+
+
+def with_messages(D: Any, delay: float | None) -> Any:
+    """The matrix with messages that take longer, or with none."""
+    found = object.__new__(type(D))
+    found.__dict__.update(D.__dict__)
+    found._halo = replace(D._halo, comm=Delayed(D.comm, delay))
+    return found
 
 
 def bands(rows: int) -> Any:
@@ -116,6 +157,11 @@ def product(comm: Any, clock: Clock, A: Any, name: str, columns: int, runs: int,
     row["interior"] = clock(lambda: D.interior @ x, runs)
     row["ghost"] = clock(lambda: bg.matmul(D._ghost, ghosts), runs) if D._halo.count else 0.0
     row["exchange"] = clock(lambda: D._halo.fetch(x)[0].wait(), runs)
+    silent = with_messages(D, None)
+    row["silent"] = clock(lambda: silent @ x, runs)
+    slow = with_messages(D, row["interior"] / 2)
+    row["slow"] = clock(lambda: slow @ x, runs)
+    row["slow_exchange"] = clock(lambda: slow._halo.fetch(x)[0].wait(), runs)
     least = least_bytes(A, D, columns)
     sums = comm.allreduce(np.array([D.halo_bytes(columns), least], np.int64))
     row["halo_bytes"], row["least_bytes"] = (int(v) for v in sums)
@@ -169,21 +215,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--unknowns", type=int, nargs="+", default=[3_000, 15_000, 60_000])
+    parser.add_argument("--unknowns", type=int, nargs="+", default=[3_000, 9_000, 24_000])
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--equality", action="store_true", help="no times are wanted: few runs of each")
+    parser.add_argument("--equality", action="store_true", help="no times are wanted")
     options = parser.parse_args(argv)
     comm = as_communicator(MPI.COMM_WORLD)
-    clock = Clock(comm, options.device)
-    few = 3 if options.equality else max(3, options.runs // 100)
-    rows = [] if options.equality else links(comm, clock, options.runs)
-    runs = 3 if options.equality else options.runs
+    clock = Clock(comm, options.device, options.equality)
+    few, runs = max(1, options.runs // 300), options.runs
+    rows = [] if options.equality else links(comm, clock, runs)
     rows.append(product(comm, clock, bands(SMALL_ROWS * comm.size), "bands", 1, runs, options.device))
     for unknowns in options.unknowns:
         A = bg.bsr_array(problems.cube(unknowns).A)
-        for columns in (1, 8):
+        for columns in (1,) if unknowns == options.unknowns[-1] else (1, 8):
             rows.append(product(comm, clock, A, "cube", columns, few, options.device))
-    rows += solution(comm, problems.cube(options.unknowns[-1] // 2), "cube", options.device)
+    rows += solution(comm, problems.cube(options.unknowns[-1]), "cube", options.device)
     if comm.rank == 0:
         options.file.write_text(json.dumps(rows), encoding="utf-8")
 
