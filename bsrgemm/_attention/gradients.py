@@ -76,6 +76,7 @@ def attention_backward(
         If an operand is on another device than `q`, or an argument has a dtype or a type that is not supported.
     ValueError
         If shapes do not fit together, an option is out of range, or a result overlaps an operand.
+
     See Also
     --------
     attention : the forward pass.

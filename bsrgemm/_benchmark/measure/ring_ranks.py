@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, required=True)
     options = parser.parse_args(argv)
     comm = as_communicator(MPI.COMM_WORLD)
-    rows = links(comm, Clock(comm, "cpu"), 20)
+    rows = links(comm, Clock(comm, "cpu", off=False), 20)
     for tokens in options.tokens:
         for rule in RULES:
             rows.append(measured(comm, tokens, rule, options.runs))

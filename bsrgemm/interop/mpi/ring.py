@@ -592,9 +592,8 @@ class _Backward:
                 **one.options,
                 **call.options,
             )
-            self._dq[rows] += found[0]
-            dk[cols] += found[1]
-            dv[cols] += found[2]
+            for sums, gradient in zip((self._dq[rows], dk[cols], dv[cols]), found, strict=True):
+                sums += gradient.astype(call.acc, copy=False)
 
     def _arrived(self) -> None:
         """Add the gradients that another rank has sent."""
@@ -604,7 +603,7 @@ class _Backward:
             at = 0
             for part in parts:
                 count = part.stop - part.start
-                self.own[part] += arriving[at : at + count]
+                self.own[part] += arriving[at : at + count].astype(self.call.acc, copy=False)
                 at += count
             self._under_way = None
 
