@@ -290,5 +290,5 @@ class BlockArrays:
     def _validated(self) -> Blocks:
         """The blocks, checked on the host but not on the GPU, where a check would synchronise."""
         blocks = self._blocks
-        (M, N), (R, C) = self._shape, blocks.data.shape[1:]
+        (M, N), (_, R, C) = self._shape, blocks[0].shape
         return self._backend.validated(blocks, M // R, N // C)
