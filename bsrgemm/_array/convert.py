@@ -393,7 +393,7 @@ class Conversions(BsrBase):
         if loops is not None:
             blocks = self._validated
             _, R, C = blocks.data.shape
-            if loops.small_block >= R * C and loops.add_to_dense(blocks, view):
+            if loops.small_block >= R * C and loops.add_to_dense(blocks, view, zero=True):
                 return out
         structure.add_to_dense(backend, self._canonical(), view)
         return out

@@ -67,11 +67,15 @@ class Extremes(Lines):
         else:
             values = self._backend.segment_reduce(name, within, order, begins[filled])
         if not explicit:
-            partial = (count[filled] * width < length)[:, None]
-            values = xp.where(partial, op(values, values.dtype.type(0)), values)
-        side = blocks.data.shape[2 - line]
-        spread = xp.zeros((self._shape[1 - line] // side, side), values.dtype)
-        spread[filled] = values
+            partial = count[filled] * width < length
+            with_zero = op(values, values.dtype.type(0))
+            usual = loops is not None and partial.all()
+            values = with_zero if usual else xp.where(partial[:, None], with_zero, values)
+        spread = values
+        if loops is None or len(filled) < len(count):
+            side = blocks.data.shape[2 - line]
+            spread = xp.zeros((self._shape[1 - line] // side, side), values.dtype)
+            spread[filled] = values
         vector = _narrow(spread.reshape(-1), self.dtype)
         if self.dtype not in self._backend.foreign_dtypes:  # COO does not support it
             return self._line_result(vector, line)

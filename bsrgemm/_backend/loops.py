@@ -19,7 +19,7 @@ from .base import Array, Blocks, Csr
 INT32_MAX = np.iinfo(np.int32).max
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 #: Elements that are processed at a time where several passes are made over them: they stay in the cache.
-_CHUNK = 1 << 16
+_CHUNK = 1 << 17
 #: Blocks that are added up at a time.
 _PIECE = 1 << 16
 #: Rows or columns for which memory is allocated in any case, however few elements there are.
@@ -236,8 +236,8 @@ class HostLoops:
         """Tell whether the loops over a matrix in CSR need little memory: they have a word for each column."""
         return max(shape) <= _LEAST_LINES + 16 * elements
 
-    def add_to_dense(self, blocks: Blocks, out: Array) -> bool:
-        """Add blocks to a dense array; False if the array is not contiguous or no loop supports the dtype."""
+    def add_to_dense(self, blocks: Blocks, out: Array, zero: bool = False) -> bool:
+        """Add blocks to a dense array, which is `zero` or not; False for strides or dtypes that no loop supports."""
         data, indices, indptr = blocks
         (M, N), (_, R, C) = out.shape, data.shape
         if not out.flags.c_contiguous or data.dtype in _HALF:
@@ -249,8 +249,11 @@ class HostLoops:
         if n <= _TINY and indptr.dtype == index:
             places = _places_in_dense(indices.tobytes(), indptr.tobytes(), index, R, C, N)
             if places is not None:
-                flat = out.reshape(-1)
-                flat[places] += data.reshape(-1)
+                if zero:
+                    out.put(places, data)
+                else:
+                    flat = out.reshape(-1)
+                    flat[places] += data.reshape(-1)
                 return True
         if index != _INT32 or indptr.dtype != _INT32 or n > INT32_MAX or N > INT32_MAX:
             index = _index(max(n, N), indices, indptr)

@@ -337,9 +337,11 @@ def test_blocks_are_added_to_what_is_in_a_dense_array(
             x = x._replace(indices=np.array([0, 0, 1, 2, 2, 1], index))
         out = np.arange(dense(x).size).reshape(dense(x).shape).astype(dtype)
         want = out + dense(x)
+        empty = np.zeros_like(out)
         with patch.object(loops, "_TINY", tiny):
-            assert LOOPS.add_to_dense(x, out)
+            assert LOOPS.add_to_dense(x, out) and LOOPS.add_to_dense(x, empty, zero=True)
         np.testing.assert_array_equal(out, want)
+        np.testing.assert_array_equal(empty, dense(x))
 
 
 def test_the_places_of_tiny_matrices_are_those_of_the_present_indices() -> None:

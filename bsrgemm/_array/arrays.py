@@ -1,0 +1,294 @@
+"""The arrays of a BSR matrix: how they are built, replaced and copied, and how a transpose does without them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Self
+from weakref import WeakValueDictionary
+
+from .._backend.base import Array, Backend, Blocks
+from .._backend.index_arrays import Unwritten, plain_array
+
+
+class Origin(NamedTuple):
+    """The source of a transpose that has no arrays yet: a matrix, and its arrays and flags when it was transposed."""
+
+    matrix: Any
+    blocks: Blocks
+    shape: tuple[int, int]
+    was_canonical: bool | None
+    sorted_: bool | None
+    #: When the matrix was known to be in canonical format; None on the host.
+    canonical_since: Unwritten | None
+
+    @property
+    def canonical(self) -> bool | None:
+        """Whether the matrix is known to be in canonical format still."""
+        return self.was_canonical if self.canonical_since is None or self.canonical_since.holds() else None
+
+    def unchanged(self) -> bool:
+        """Tell whether the matrix still has these arrays and this shape."""
+        A, (data, indices, indptr) = self.matrix, self.blocks
+        return A.data is data and A.indices is indices and A.indptr is indptr and A._shape == self.shape
+
+
+class _Stored:
+    """A descriptor for `data`, `indices` or `indptr`, one of the three arrays of a matrix.
+
+    A transpose has no arrays until one of them is read; reading it through this descriptor builds all three. An array
+    that a matrix has already is in the `__dict__` of the matrix, where Python finds it without this descriptor.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: BlockArrays | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        instance._build()
+        try:
+            return instance.__dict__[self.name]
+        except KeyError:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}") from None
+
+
+class BlockArrays:
+    """The arrays of a matrix, written once for all backends over ``self._backend.xp``.
+
+    A transpose begins as an `Origin` without arrays of its own. Products read the arrays of the origin, and `data`,
+    `indices` and `indptr` of the transpose are built when one of them is read.
+    """
+
+    _backend: ClassVar[Backend]
+    #: The stored blocks, of shape (blocks, R, C), block row by block row.
+    data: Array = _Stored()
+    #: The block column of each stored block, of shape (blocks,), in int32 or int64.
+    indices: Array = _Stored()
+    #: The blocks of block row i are those from ``indptr[i]`` to ``indptr[i + 1] - 1``; shape (block rows + 1,).
+    indptr: Array = _Stored()
+    _origin: Origin | None = None
+    #: Transposes that may still read the arrays of this matrix, by id. Matrices that share these arrays may share this
+    #: dictionary.
+    _transposes: WeakValueDictionary[int, Any] | None = None
+    _shape: tuple[int, int]
+    maxprint: int
+    _has_sorted_indices: bool | None
+    _has_canonical_format: bool | None
+    #: An index array that is known to be in canonical format; it tells nothing once `indices` is another array.
+    _canonical_indices: Array | None
+    #: On a device, the state of the index arrays when they were known to be in canonical format.
+    _canonical_since: Unwritten | None = None
+
+    # ------------------------------------------------------------------------------- building
+    def _set(
+        self,
+        blocks: Blocks,
+        shape: tuple[int, int],
+        *,
+        canonical: bool | None = None,
+        sorted_: bool | None = None,
+        maxprint: int = 50,
+    ) -> Self:
+        self._replace(blocks)
+        self._shape = shape
+        self.maxprint = maxprint
+        self._has_canonical_format = None if canonical else canonical
+        self._has_sorted_indices = sorted_
+        self._canonical_indices = self.indices if canonical else None
+        if canonical:
+            self._note_canonical()
+        return self
+
+    def _replace(self, blocks: Blocks) -> None:
+        """Set the three arrays without a copy; arrays that others may write to do not belong here."""
+        backend = self._backend
+        if backend.index_class is None:
+            self.data, self.indices, self.indptr = blocks
+        else:
+            known = self._canonical_since is not None and self._canonical_since.holds_for(self)
+            self.data, indices, indptr = blocks
+            self.indices, self.indptr = backend.watched(indices), backend.watched(indptr)
+            if known:
+                self._note_canonical()
+
+    def _note_canonical(self) -> None:
+        """Take down that the index arrays are in canonical format now."""
+        if self._backend.index_class is not None:
+            self._take_over()
+            self._canonical_since = Unwritten(self.indices, self.indptr)
+
+    def _take_over(self) -> None:
+        """On a device, replace index arrays that a user has assigned by copies; writes into theirs would go unseen."""
+        backend = self._backend
+        cls = backend.index_class
+        if cls is None or (type(self.indices) is cls and type(self.indptr) is cls):
+            return
+        self.indices, self.indptr = (backend.watched(backend.own(x)) for x in (self.indices, self.indptr))
+
+    def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
+        """Create a matrix of the same class from arrays that are known to be valid, without copying them."""
+        return object.__new__(type(self))._set(blocks, self._shape if shape is None else shape, **flags)  # type: ignore[arg-type]
+
+    def _with_data(self, data: Array, copy: bool = True) -> Self:
+        """Create a matrix with the same pattern and other values; `copy` tells whether to copy the index arrays."""
+        if copy:
+            _, indices, indptr = self._blocks
+            indices, indptr = indices.copy(), indptr.copy()
+        else:
+            self._take_over()
+            indices, indptr = self.indices, self.indptr
+        return self._new(
+            Blocks(data, indices, indptr), canonical=self._kept_canonical, sorted_=self._has_sorted_indices
+        )
+
+    @property
+    def _blocks(self) -> Blocks:
+        """The three arrays, for computations. On a device writes into these index arrays are not counted."""
+        if self._backend.index_class is None:
+            return Blocks(self.data, self.indices, self.indptr)
+        self._take_over()
+        return Blocks(self.data, plain_array(self.indices), plain_array(self.indptr))
+
+    def copy(self) -> Self:
+        """Return a copy of this matrix with arrays of its own.
+
+        Returns
+        -------
+        bsr_array or bsr_matrix
+            A matrix of the same class, on the same device.
+
+        Notes
+        -----
+        The copy of a transpose is built immediately. The call does not wait for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.eye(2), blocksize=(2, 2))
+        >>> B = A.copy()
+        >>> B *= 5
+        >>> A.toarray()
+        array([[1., 0.],
+               [0., 1.]])
+        """
+        if self._origin is not None:
+            A, transposed = self._source()
+            if transposed:
+                return A._transpose_now()
+        return self._with_data(self.data.copy())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
+
+    # ------------------------------------------------------------------------------ transposes
+    def _transposed(self) -> Self:
+        """Return the transpose, whose arrays are built when they are first read."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            if transposed:
+                origin = self._origin
+                back = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+                back._transposes = A._transposes
+                return back
+        T = object.__new__(type(self))
+        M, N = self._shape
+        T._shape = (N, M)
+        T.maxprint = 50
+        T._has_canonical_format = T._canonical_indices = None
+        T._has_sorted_indices = True
+        self._take_over()
+        flags = self._known_canonical or None, self._has_sorted_indices, self._canonical_since
+        T._origin = Origin(self, Blocks(self.data, self.indices, self.indptr), self._shape, *flags)
+        transposes = self._transposes
+        if transposes is None:  # setdefault is atomic, so two threads get the same dictionary
+            transposes = self.__dict__.setdefault("_transposes", WeakValueDictionary())
+        transposes[id(T)] = T
+        return T
+
+    def _transpose_now(self) -> Self:
+        """Build the transpose with arrays of its own."""
+        M, N = self._shape
+        blocks = self._backend.transpose(self._validated, self._block_shape[1])
+        return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
+
+    def _source(self) -> tuple[Self, bool]:
+        """Return a matrix that has arrays, and whether this matrix is the transpose of it."""
+        origin = self._origin
+        if origin is None:
+            return self, False
+        if not self.__dict__.keys().isdisjoint(Blocks._fields):  # a user has assigned an array; it takes precedence
+            self._build()
+            return self, False
+        if not origin.unchanged():
+            A = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+            A._transposes = origin.matrix._transposes
+            self._origin = origin = origin._replace(matrix=A)
+        return origin.matrix, True
+
+    def _build(self) -> None:
+        """Give a transpose arrays of its own; arrays that a user has assigned to it are kept."""
+        origin = self._origin
+        if origin is None:
+            return
+        data, indices, indptr = origin.blocks
+        (M, N), (_, R, C) = origin.shape, data.shape
+        source = Blocks(data, plain_array(indices), plain_array(indptr))
+        data, indices, indptr = self._backend.transpose(self._backend.validated(source, M // R, N // C), N // C)
+        blocks = Blocks(data, self._backend.watched(indices), self._backend.watched(indptr))
+        for name, array in zip(Blocks._fields, blocks, strict=True):
+            self.__dict__.setdefault(name, array)
+        if origin.canonical:
+            self._canonical_indices = blocks.indices
+            self._note_canonical()
+        self._origin = None
+
+    def _before_writing(self) -> None:
+        """Build all transposes that still read the values of this matrix, which are about to change in place."""
+        if self._transposes is not None:
+            for T in list(self._transposes.values()):
+                T._build()
+            self._transposes.clear()
+
+    # ----------------------------------------------------------------------------- what is known
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and columns, (M, N)."""
+        return self._shape
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """The numbers of rows and columns of a block, (R, C)."""
+        if self._origin is not None:
+            A, transposed = self._source()
+            return tuple(A.data.shape[:0:-1] if transposed else A.data.shape[1:])
+        return tuple(self.data.shape[1:])
+
+    @property
+    def _block_shape(self) -> tuple[int, int]:
+        """The numbers of block rows and block columns."""
+        (M, N), (R, C) = self._shape, self.blocksize
+        return M // R, N // C
+
+    @property
+    def _known_canonical(self) -> bool:
+        """Whether the matrix is known to be in canonical format, without a check of the indices."""
+        if self._canonical_since is not None and not self._canonical_since.holds_for(self):
+            return False
+        if self._has_canonical_format is not None:
+            return self._has_canonical_format
+        return self.indices is self._canonical_indices
+
+    @property
+    def _kept_canonical(self) -> bool | None:
+        """What is known about the canonical format of a matrix with the same index arrays."""
+        if self._canonical_since is not None and not self._canonical_since.holds_for(self):
+            return None
+        return self._known_canonical or self._has_canonical_format
+
+    @property
+    def _validated(self) -> Blocks:
+        """The blocks, checked on the host but not on the GPU, where a check would synchronise."""
+        blocks = self._blocks
+        (M, N), (_, R, C) = self._shape, blocks[0].shape
+        return self._backend.validated(blocks, M // R, N // C)
