@@ -364,6 +364,19 @@ def long_sequences() -> str:
     return table(header, lines, text=2)
 
 
+def gradient_rates() -> str:
+    """Rates of the gradients of attention beside the peers of the same run."""
+    peers = ("FA4", "FA4, deterministic", "cuDNN", "cuDNN BSA", "flash2")
+    lines = []
+    for found in results("attention_backward_cuda"):
+        rates = found["rates"]
+        ours, theirs = rates["bsrgemm"], [f"{rates[peer]:.0f}" if peer in rates else "-" for peer in peers]
+        lines.append((found["case"], f"{ours:.0f}", f"{rates['bsrgemm, any order']:.0f}", *theirs))
+    header = ["TFLOP/s", "bsrgemm", "`deterministic=False`", "FlashAttention-4", "the same, deterministic", "cuDNN",
+              "cuDNN's block-sparse", "FlashAttention-2"]  # fmt: skip
+    return table(header, lines)
+
+
 def dask_disk() -> str:
     """Products of matrices on disk that are larger than the memory allowed."""
     lines = []
@@ -476,6 +489,7 @@ def ring_paper() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "gradient-rates": gradient_rates,
     "ring-measured": ring_measured,
     "ring-paper": ring_paper,
     "scale-products": scale_products,
