@@ -100,6 +100,10 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
+    "interop/mpi/ring_plan.py": {
+        "bounds": "length, ranks and what chunks are multiples of",
+        "_band_plan": "ring (ranks, lengths, band, alignment) and rank; masks are not kept",
+    },
     "dtypes.py": {
         "_check_dtype": "dtype, list and name",
         "result_dtype": "two dtypes",
