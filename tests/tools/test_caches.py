@@ -100,6 +100,9 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
+    "_backend/numpy_backend.py": {
+        "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
+    },
     "interop/mpi/ring_plan.py": {
         "bounds": "length, ranks and what chunks are multiples of",
         "_band_plan": "ring (ranks, lengths, band, alignment) and rank; masks are not kept",
