@@ -251,6 +251,7 @@ class HostLoops:
             if places is not None:
                 if zero:
                     out.put(places, data)
+                    np.add(out, out.dtype.type(0), out=out)  # -0 becomes 0, as in a sum
                 else:
                     flat = out.reshape(-1)
                     flat[places] += data.reshape(-1)
