@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 
 from .._backend.base import Array
 from .._products.sddmm import check_structure
@@ -356,8 +355,10 @@ def _definite_inverse(dense: Any, cut: float) -> Any:
 
     Rows of zeros, those of modes that an aggregate of few nodes does not carry, stay zeros.
     """
+    from scipy.linalg import get_lapack_funcs  # its import takes as long as that of the rest of this room
+
     there = np.flatnonzero(np.diagonal(dense))
-    factorize, invert = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
+    factorize, invert = get_lapack_funcs(("potrf", "potri"), (dense,))
     lower, failed = factorize(dense[np.ix_(there, there)], lower=True)
     pivots = abs(np.diagonal(lower)) ** 2
     if failed or not len(there) or not pivots.min() > cut * pivots.max():  # NaN is not larger

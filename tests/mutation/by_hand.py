@@ -124,13 +124,13 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "nobody waits for the event of another stream",
         "bsrgemm/_*/*.py",
-        "                cupy.cuda.get_current_stream().wait_event(self._event)\n",
+        "                cupy.cuda.get_current_stream().wait_event(event)\n",
         "                pass\n",
     ),
     Error(
         "an event is forgotten before it is done",
         "bsrgemm/_*/*.py",
-        "            if self._event.done:\n",
+        "            if event.done:\n",
         "            if True:\n",
     ),
     Error(
