@@ -106,7 +106,6 @@ def test_bands_at_odd_lengths_and_head_dims(lengths, dims, options, emulated, rn
     emulated.check(*operands(rng, *lengths, *dims), **options)
 
 
-@pytest.mark.races
 def test_bfloat16_and_groups(emulated, rng) -> None:
     emulated.check(*operands(rng, 70, 90, 64, heads=(6, 2), dtype=BFLOAT16, batch=2), causal=True)
 
