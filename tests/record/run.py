@@ -26,7 +26,7 @@ ROOT = records.ROOT
 #: memory that nobody has written.
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PARTS = ("suite", *TOOLS, "stand-in")
-#: How often racecheck reports these kernels; the reports are counted apart, and any more of them are errors. It knows of
+#: How often racecheck reports these kernels; the reports are counted apart, and any more are errors. It knows of
 #: two threads that meet at a barrier, not of a lane that arrives for its warp after __syncwarp, nor of an order that
 #: passes through a third thread, as that of the warp that feeds. Those reports of attention_backward_sm90 that were
 #: looked at are of these two kinds; not all were. The emulator follows both, and its tests marked `races` find none.
