@@ -1,4 +1,4 @@
-// Prepares the gradients of attention on Hopper: the statistics of each query, in tiles. Nobody has added to dQ yet, which
+// Prepares the gradients of attention on Hopper: the statistics of each query, in pieces. Nobody has added to dQ yet, which
 // is set to 0 unless its sums are made in order: then the first one stores.
 #include "common/attention_backward_sm90.cuh"
 
@@ -22,28 +22,30 @@ __device__ __forceinline__ f32 dot_16(const void* x, const void* y) {
   return pair(a.x, b.x) + pair(a.y, b.y) + pair(a.z, b.z) + pair(a.w, b.w);
 }
 
-// Grid: tiles of a head, heads of all batches. 16 lanes have a row.
+// Grid: pieces of a head, heads of all batches. 16 lanes have a row.
 extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_begin(const __grid_constant__ BackwardRows p) {
   const Backward& b = p.backward;
   const Attention& a = b.attention;
-  const int tile = blockIdx.x, batch = blockIdx.y / a.heads, head = blockIdx.y % a.heads, thread = threadIdx.x;
-  const i64 number = i64(blockIdx.y) * p.padded + tile;
+  const int piece = blockIdx.x, batch = blockIdx.y / a.heads, head = blockIdx.y % a.heads, thread = threadIdx.x;
+  const i64 number = i64(blockIdx.y) * p.padded + piece;
   if constexpr (!ORDERED) {
-    float4* sums = reinterpret_cast<float4*>(p.sums + number * kSumsOfTile);
+    float4* sums = reinterpret_cast<float4*>(p.sums + number * kSumsOfPiece);
 #pragma unroll
-    for (int i = 0; i < kSumsOfTile / 4; i += kThreads) sums[i + thread] = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int i = 0; i < kSumsOfPiece / 4; i += kThreads) sums[i + thread] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
   if (thread == 0) p.turns[number] = 0;
-  int first = tile * 64, rows = a.queries;
+  int first = piece * 64, rows = a.queries;
   if (a.q_bounds) {
+    const auto tile_of = [](int begin) { return (begin + kTileQ - 1) / kTileQ; };
+    const int tile = piece / kPieces;
     int low = 0, high = a.sequence_count;  // the last sequence whose tiles begin at or before this one
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      ((clamp(a.q_bounds[middle], 0, a.queries) + 63) / 64 + middle <= tile ? low : high) = middle;
+      (tile_of(clamp(a.q_bounds[middle], 0, a.queries)) + middle <= tile ? low : high) = middle;
     }
     const int begin = clamp(a.q_bounds[low], 0, a.queries);
     rows = clamp(a.q_bounds[low + 1], begin, a.queries);
-    first = begin + (tile - (begin + 63) / 64 - low) * 64;
+    first = begin + (tile - tile_of(begin) - low) * kTileQ + piece % kPieces * 64;
     if (first < begin) rows = 0;
   }
 #pragma unroll

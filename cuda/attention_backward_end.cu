@@ -1,9 +1,9 @@
-// dQ in the dtype of q, from its sums in tiles. Rows that are not finite are recomputed exactly: 0 x Inf is NaN.
+// dQ in the dtype of q, from its sums in pieces. Rows that are not finite are recomputed exactly: 0 x Inf is NaN.
 #include "common/attention_backward_sm90.cuh"
 
 constexpr int kThreads = 256, kPitch = kDim / 2 + 4;  // words of a row in shared memory
 
-// A CTA has one tile of queries.
+// A CTA has one piece of a tile of queries.
 extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(const __grid_constant__ BackwardRows p) {
   __shared__ uint4 memory[16 * kPitch];
   __shared__ int bad[64];
@@ -11,12 +11,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(co
   u32* staged = reinterpret_cast<u32*>(memory);
   const Backward& b = p.backward;
   const Attention& a = b.attention;
-  const Tile x = tile_at(a, blockIdx.x);
-  if (x.head < 0 || x.row >= x.rows) return;
+  const Tile x = tile_at(a, blockIdx.x / kPieces);
+  const int first = x.row + blockIdx.x % kPieces * 64;
+  if (x.head < 0 || first >= x.rows) return;
   const int thread = threadIdx.x, half = thread / 128, t = thread % 128, lane = t % 32;
   const int begin = a.q_bounds ? clamp(a.q_bounds[sequence_of(a, x.row)], 0, x.row) : 0;
-  const i64 tile = (i64(x.batch) * a.heads + x.head) * p.padded + padded_tile(a, p.padded, begin, x.row);
-  const float4* sums = reinterpret_cast<const float4*>(p.sums + tile * kSumsOfTile) + half * (kSumsOfTile / 8) + t;
+  const i64 piece = (i64(x.batch) * a.heads + x.head) * p.padded + piece_of(a, p.padded, begin, first);
+  const float4* sums = reinterpret_cast<const float4*>(p.sums + piece * kSumsOfPiece) + half * (kSumsOfPiece / 8) + t;
   if (thread < 64) bad[thread] = 0;
   __syncthreads();
   const int row = t / 32 * 16 + lane / 4, word = half * (kDim / 4) + lane % 4;
@@ -32,14 +33,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(co
   }
   if (upper != 0.f) bad[row] = 1;
   if (lower != 0.f) bad[row + 8] = 1;
-  if (thread < 64) own[thread] = {p.logarithms[tile * 64 + place_of(thread)], p.deltas[tile * 64 + place_of(thread)]};
+  if (thread < 64) own[thread] = {p.logarithms[piece * 64 + place_of(thread)], p.deltas[piece * 64 + place_of(thread)]};
   __syncthreads();
-  Element* out = at(b.dq, b.dq_strides, x.batch, x.head, x.row);
+  Element* out = at(b.dq, b.dq_strides, x.batch, x.head, first);
   const bool aligned =
       b.dq_strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(b.dq_strides.row) * sizeof(Element)) & 15) == 0;
   for (int i = thread; i < 64 * (kDim / 8); i += kThreads) {
     const int line = i / (kDim / 8), column = i % (kDim / 8) * 8, columns = a.head_dim - column;
-    if (x.row + line >= x.rows || columns <= 0) continue;
+    if (first + line >= x.rows || columns <= 0) continue;
     const u32* from = staged + line * kPitch + column / 2;
     Element* to = out + line * b.dq_strides.row + column * b.dq_strides.column;
     if (aligned && columns >= 8) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
@@ -48,6 +49,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(co
         to[d * b.dq_strides.column] = reinterpret_cast<const Element*>(from)[d];
   }
   __syncthreads();
-  for (int line = thread / 32; line < min(64, x.rows - x.row); line += kThreads / 32)
-    if (bad[line]) write_query(b, x, x.row + line, own[line]);
+  for (int line = thread / 32; line < min(64, x.rows - first); line += kThreads / 32)
+    if (bad[line]) write_query(b, x, first + line, own[line]);
 }

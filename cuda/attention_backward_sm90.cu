@@ -1,12 +1,12 @@
 // Gradients of attention on Hopper's tensor cores (sm_90a), in one pass: dQ, dK and dV by five products.
-// A CTA has 128 keys at a time, K and V stay in shared memory, and tiles of 64 queries with their dO pass by. Each of
-// two warpgroups has 64 of the keys. dK and dV stay in registers. dQ of a tile is added to sums in global memory by the
-// copy engine. Heads have up to 128 columns; operands are 16-bit floats.
+// A CTA has 128 keys at a time, K and V stay in shared memory, and tiles of 64 or 128 queries with their dO pass by. Each
+// of two warpgroups has 64 of the keys. dK and dV stay in registers. dQ of a tile is added to sums in global memory by
+// the copy engine. Heads have up to 128 columns; operands are 16-bit floats.
 #include "common/attention_backward_sm90.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
 #include "ptx/reduce.cuh"
-#include "ptx/wgmma_narrow.cuh"
+#include "ptx/wgmma.cuh"
 
 // Warps 0 to 3 feed: one starts copies, the others add dQ to its sums and look up which query sees which key. With
 // kOrdered, the sums of a tile of queries are made in one order, that of falling keys: an addition waits for the one
@@ -19,15 +19,17 @@ constexpr int kThreads = 384, kSlots = 2, kTurns = 4;
 // written to the bounds of sequences or to a mask.
 constexpr int kPatience = 1 << 24;
 constexpr int kAdders = kOrdered ? 2 : 1, kShaders = 3 - kAdders;  // warps
-constexpr int kMany = kDim > 64 ? 240 : 200, kFew = kDim > 64 ? 24 : 104;  // registers; 168 on average
+constexpr int kMany = 240, kFew = 24;                     // registers; 168 on average
 constexpr int kSteps = kDim / 16, kSlabs = kDim / 64;
-constexpr u32 kSlabQ = 64 * 128, kSlabK = 128 * 128;      // bytes of 64 columns of a tile
-constexpr u32 kHalfBytes = 64 * kDim / 2 * 4;             // of dQ of a tile: the columns of one warpgroup
-constexpr int kHalfSums = kDim / 4;
-static_assert(kTileQ == 64 && kTileK == 128 && (kDim == 64 || kDim == 128) && VALUE_DIM == HEAD_DIM, "");
+constexpr u32 kSlabQ = kTileQ * 128, kSlabK = 128 * 128;  // bytes of 64 columns of a tile
+// A warpgroup computes half of dQ of a tile: half of the columns of 64 queries, or all columns of 64 of 128 queries.
+constexpr u32 kHalfBytes = kTileQ * kDim / 2 * 4;
+constexpr int kHalfSums = kTileQ * kDim / 256;            // of a thread
+constexpr int kScoresOfThread = kTileQ / 2, kParts = kTileQ / 16;
+static_assert(kTileK == 128 && kTileQ * kDim == 64 * 128 && VALUE_DIM == HEAD_DIM, "");
 
 // A tile of queries that meets the keys of a CTA. If there are no more of them, row < 0.
-struct Turn { int row, head, part, whole, rank, item; i64 tile; };
+struct Turn { int row, head, part, whole, rank, item; i64 piece; };  // piece: its first
 struct Item { KeyTile keys; int count; };                 // count: tiles of queries; -1: no more items
 
 struct alignas(1024) Shared {
@@ -35,8 +37,8 @@ struct alignas(1024) Shared {
   u8 q[kSlots][kSlabs * kSlabQ], dout[kSlots][kSlabs * kSlabQ];
   u8 ds[kSlots][2 * kSlabQ];                              // queries by keys; at the end dK and dV before they are stored
   u8 dq[2][kHalfBytes];
-  f32 lse[kSlots][64], delta[kSlots][64];
-  u32 seen[kSlots][64][kWords];                           // for turns that are not whole
+  f32 lse[kSlots][kTileQ], delta[kSlots][kTileQ];
+  u32 seen[kSlots][kTileQ][kWords];                           // for turns that are not whole
   u64 k_full, k_empty, v_full, v_empty;
   u64 q_full[kSlots], q_empty[kSlots], dout_full[kSlots], dout_empty[kSlots], ds_full[kSlots];
   u64 dq_full[2][2], dq_empty[2], turn_full[kTurns], shade_full[kSlots];
@@ -71,10 +73,10 @@ __device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const Tensor
 __device__ __forceinline__ int rank_of(const BackwardRows& p, const KeyTile& y, int row, int head) {
   const Attention& a = p.backward.attention;
   const Tile& x = y.tile;
-  const int last = (min(row + 64, x.rows) + x.high - x.key - 1) / kTileK;
+  const int last = (min(row + kTileQ, x.rows) + x.high - x.key - 1) / kTileK;
   const int high = min((x.keys - x.key - 1) / kTileK, last);
   if (!p.row_first) return high - y.number;
-  const int tiles = (a.queries + 63) / 64, at = pattern_of(a, x.batch, head) * tiles + row / 64;
+  const int tiles = (a.queries + kTileQ - 1) / kTileQ, at = pattern_of(a, x.batch, head) * tiles + row / kTileQ;
   const int first = clamp(p.row_first[at], 0, a.entries), end = clamp(p.row_first[at + 1], first, a.entries);
   const auto after = [&](int column) {  // entries with a column up to this one
     int from = first, to = end;
@@ -136,7 +138,7 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
           mine.part = part;
           mine.whole = part < 0 && last_key < x.keys && y.key >= last_row + x.low && last_key <= row + x.high;
           mine.item = item & 1;
-          mine.tile = (i64(x.batch) * a.heads + head) * p.padded + padded_tile(a, p.padded, y.begin, row);
+          mine.piece = (i64(x.batch) * a.heads + head) * p.padded + piece_of(a, p.padded, y.begin, row);
           mine.rank = kOrdered ? rank_of(p, y, row, head) : 0;
         }
         __syncwarp();
@@ -149,9 +151,9 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
             shared.turns[n % kTurns] = turn;
             arrive(shared.turn_full[n % kTurns]);
             const u32 full = shared_address(&shared.q_full[slot]);
-            barrier_expect(full, kSlabs * kSlabQ + 256);
+            barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
             copy_slabs(shared.q[slot], kSlabQ, problem.q, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.lse[slot]), p.logarithms + turn.tile * 64, 256, full);
+            copy_line(shared_address(shared.lse[slot]), p.logarithms + turn.piece * 64, kTileQ * 4, full);
           }
           __syncwarp();
           if (first) {
@@ -168,9 +170,9 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
           wait(shared.dout_empty[slot], phase);
           if (lane == 0) {
             const u32 full = shared_address(&shared.dout_full[slot]);
-            barrier_expect(full, kSlabs * kSlabQ + 256);
+            barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
             copy_slabs(shared.dout[slot], kSlabQ, problem.dout, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.delta[slot]), p.deltas + turn.tile * 64, 256, full);
+            copy_line(shared_address(shared.delta[slot]), p.deltas + turn.piece * 64, kTileQ * 4, full);
           }
           __syncwarp();
         }
@@ -205,7 +207,7 @@ __device__ __forceinline__ void shade(const BackwardSm90& problem, Shared& share
       }
       __syncwarp();
 #pragma unroll 1
-      for (int i = thread; i < 64; i += 32 * kShaders) {
+      for (int i = thread; i < kTileQ; i += 32 * kShaders) {
         u32 words[kWords];
         words_of(a, x, {y.key, turn.part, 0}, x.row + i, words);
 #pragma unroll
@@ -226,13 +228,13 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
     wait(shared.turn_full[n % kTurns], parity<kTurns>(n));
     const Turn& turn = shared.turns[n % kTurns];
     if (turn.row < 0) break;
-    const i64 tile = turn.tile;
+    const i64 piece = turn.piece;
     const bool is_first = kOrdered && turn.rank == 0;  // stores, so that nobody has to write zeros before
     if (kOrdered && !is_first) {
       const int rank = turn.rank;
-      while (load_acquire(p.turns + tile) < rank && --patience > 0) {}
+      while (load_acquire(p.turns + piece) < rank && --patience > 0) {}
     }
-    f32* to = p.sums + tile * kSumsOfTile;
+    f32* to = p.sums + piece * kSumsOfPiece;
     const auto put = [&](f32* place, const u8* from) {
       if (is_first) store_line(place, shared_address(from), kHalfBytes);
       else add_line(place, shared_address(from), kHalfBytes);
@@ -242,7 +244,7 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
     if (kOrdered) proxy_fence_all();
     put(to, shared.dq[0]);
     wait(shared.dq_full[1][n % 2], parity<2>(n));
-    put(to + kSumsOfTile / 2, shared.dq[1]);
+    put(to + kHalfBytes / 4, shared.dq[1]);
     store_wait_read<1>();
     arrive(shared.dq_empty[0]);
     store_wait_read<0>();
@@ -250,7 +252,7 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
     if (kOrdered) {
       store_wait();
       proxy_fence_all();
-      add_release(p.turns + tile, 1);
+      add_release(p.turns + piece, 1);
     }
   }
   store_wait();
@@ -280,9 +282,9 @@ struct Multiplier {
   __device__ __forceinline__ int warp() const { return thread / 32; }
   __device__ __forceinline__ const Backward& b() const { return problem.rows.backward; }
 
-  // d[64 keys, 64 queries] = rows of k or v times columns of q or dO; the first step of the rows may be in registers.
+  // d[64 keys, queries] = rows of k or v times columns of q or dO; the first step of the rows may be in registers.
   template <bool kFirst>
-  __device__ __forceinline__ void issue_scores(f32 (&d)[32], const u32 (&first)[4], const u8* rows, const u8* columns) {
+  __device__ __forceinline__ void issue_scores(f32 (&d)[kScoresOfThread], const u32 (&first)[4], const u8* rows, const u8* columns) {
     const u64 x = wgmma_descriptor(shared_address(rows) + group * 8192, 16, 1024);
     const u64 y = wgmma_descriptor(shared_address(columns), 16, 1024);
     wgmma_fence();
@@ -294,17 +296,17 @@ struct Multiplier {
     }
     wgmma_commit();
   }
-  // d[64 keys, kDim] += weights[64 keys, 64 queries] * rows[64 queries, kDim]
-  __device__ __forceinline__ void issue_sums(f32 (&d)[kDim / 2], const u32 (&weights)[4][4], const u8* rows) {
+  // d[64 keys, kDim] += weights[64 keys, queries] * rows[queries, kDim]
+  __device__ __forceinline__ void issue_sums(f32 (&d)[kDim / 2], const u32 (&weights)[kParts][4], const u8* rows) {
     const u64 y = wgmma_descriptor(shared_address(rows), kSlabQ, 1024);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) wgmma<true>(d, true, weights[step], y + step * 2048 / 16);
+    for (int step = 0; step < kParts; ++step) wgmma<true>(d, true, weights[step], y + step * 2048 / 16);
     wgmma_commit();
   }
-  // d[64 queries, kDim / 2] = ds[64 queries, 128 keys] * k[128 keys, columns of this warpgroup]
+  // d = ds[64 queries, 128 keys] * k[128 keys, columns], for the queries and columns of this warpgroup
   __device__ __forceinline__ void issue_dq(f32 (&d)[kHalfSums], u32 slot) {
-    const u64 x = wgmma_descriptor(shared_address(shared.ds[slot]), 16, 1024);
-    const u64 y = wgmma_descriptor(shared_address(shared.k) + group * (kDim == 128 ? kSlabK : 64), kSlabK, 1024);
+    const u64 x = wgmma_descriptor(shared_address(shared.ds[slot]) + (kTileQ == 128 ? group * 8192 : 0), 16, 1024);
+    const u64 y = wgmma_descriptor(shared_address(shared.k) + (kTileQ == 128 ? 0 : group * kSlabK), kSlabK, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step)
@@ -318,12 +320,12 @@ struct Multiplier {
     for (int i = 0; i < 4; ++i) x[i] = load_floats(place + (turned ^ (i * 16)));
   }
   // Sets to 0 the weights of keys that a query does not see.
-  __device__ __forceinline__ void hide(f32 (&s)[32], u32 slot) const {
+  __device__ __forceinline__ void hide(f32 (&s)[kScoresOfThread], u32 slot) const {
     wait(shared.shade_full[slot], parity<kSlots>(n));
-    const u32(&seen)[64][kWords] = shared.seen[slot];
+    const u32(&seen)[kTileQ][kWords] = shared.seen[slot];
     const int word = group * 2 + warp() / 2, bit = warp() % 2 * 16 + lane() / 4;
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
+    for (int j = 0; j < kTileQ / 8; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const u32 bits = seen[j * 8 + lane() % 4 * 2 + i][word] >> bit;
@@ -360,22 +362,27 @@ struct Multiplier {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const u32 slot = n % kSlots, phase = parity<kSlots>(n);
-      f32 s[32], dp[32], dq[kHalfSums];
+      f32 s[kScoresOfThread], dp[kScoresOfThread], dq[kHalfSums];
       float4 statistics[4];
-      u32 weights[4][4], ds[4][4];
+      u32 weights[kParts][4], ds[kParts][4];
       wait(shared.q_full[slot], phase);
       load_statistics(statistics, shared.lse[slot]);
       const int whole = uniform(shared.turns[n % kTurns].whole);
       issue_scores<true>(s, first, shared.k, shared.q[slot]);
       wait(shared.dout_full[slot], phase);
+      if constexpr (kTileQ == 128) {
+        wgmma_wait<1>();
+        settle(dk);
+      }
       issue_scores<false>(dp, first, shared.v, shared.dout[slot]);
       wgmma_wait<1>();
       settle(s);
       settle(dk);  // of the turn before
       if (i > 0) release(shared.q_empty[slot ^ 1]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float4 l = statistics[j];
+      for (int j = 0; j < kParts; ++j) {
+        if (j == 4) load_statistics(statistics, shared.lse[slot] + 64);
+        const float4 l = statistics[j % 4];
         f32* x = s + 8 * j;
         x[0] = exp2_of(fmaf(x[0], scale, -l.x)), x[1] = exp2_of(fmaf(x[1], scale, -l.y));
         x[2] = exp2_of(fmaf(x[2], scale, -l.x)), x[3] = exp2_of(fmaf(x[3], scale, -l.y));
@@ -385,14 +392,21 @@ struct Multiplier {
       if (!whole) hide(s, slot);
       load_statistics(statistics, shared.delta[slot]);
       pin(s);
+      if constexpr (kTileQ == 64) {
 #pragma unroll
-      for (int j = 0; j < 16; ++j) weights[j / 4][j % 4] = pack<Element>(s[2 * j], s[2 * j + 1]);
+        for (int j = 0; j < kScoresOfThread / 2; ++j) weights[j / 4][j % 4] = pack<Element>(s[2 * j], s[2 * j + 1]);
+      }
       wgmma_wait<0>();
       settle(dp);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float4 l = statistics[j];
+      for (int j = 0; j < kParts; ++j) {
+        if (j == 4) load_statistics(statistics, shared.delta[slot] + 64);
+        const float4 l = statistics[j % 4];
         const f32 *x = s + 8 * j, *y = dp + 8 * j;
+        if constexpr (kTileQ == 128) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) weights[j][i] = pack<Element>(x[2 * i], x[2 * i + 1]);
+        }
         ds[j][0] = pack<Element>(x[0] * (y[0] - l.x), x[1] * (y[1] - l.y));
         ds[j][1] = pack<Element>(x[2] * (y[2] - l.x), x[3] * (y[3] - l.y));
         ds[j][2] = pack<Element>(x[4] * (y[4] - l.z), x[5] * (y[5] - l.w));
@@ -422,10 +436,10 @@ struct Multiplier {
 
   // A branch that is never taken keeps the exponentials above the wait that follows: otherwise the compiler moves all of
   // them below it.
-  __device__ __forceinline__ void pin(const f32 (&s)[32]) {
+  __device__ __forceinline__ void pin(const f32 (&s)[kScoresOfThread]) {
     if (b().attention.tiles < 0) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
+      for (int j = 0; j < kTileQ / 8; ++j)
         store_words(shared_address(shared.q) + thread * 16 + j * 2048, s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
     }
   }
@@ -445,7 +459,7 @@ struct Multiplier {
   // Writes 16 rows through shared memory; returns the rows with an element that is not finite: bit r.
   __device__ __forceinline__ u32 write(const f32 (&x)[kDim / 2], f32 factor, u8* staged, Element* out,
                                        const Strides& strides, int rows, int columns) {
-    constexpr int kPieces = kDim / 8;
+    constexpr int kChunks = kDim / 8;
     f32 bad[2] = {0.f, 0.f};
     const int line = lane() % 16;
 #pragma unroll
@@ -461,11 +475,11 @@ struct Multiplier {
     const bool aligned =
         strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(strides.row) * sizeof(Element)) & 15) == 0;
 #pragma unroll 1
-    for (int item = lane(); item < 16 * kPieces; item += 32) {
-      const int row = item / kPieces, piece = item % kPieces, left = columns - piece * 8;
+    for (int item = lane(); item < 16 * kChunks; item += 32) {
+      const int row = item / kChunks, chunk = item % kChunks, left = columns - chunk * 8;
       if (row >= rows) break;
-      const u8* from = staged + row * kDim * 2 + (piece ^ (row & 7)) * 16;
-      Element* to = out + i64(row) * strides.row + i64(piece * 8) * strides.column;
+      const u8* from = staged + row * kDim * 2 + (chunk ^ (row & 7)) * 16;
+      Element* to = out + i64(row) * strides.row + i64(chunk * 8) * strides.column;
       if (aligned && left >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
       else
         for (int d = 0; d < min(left, 8); ++d) to[d * strides.column] = reinterpret_cast<const Element*>(from)[d];
@@ -496,10 +510,9 @@ struct Multiplier {
     for (; redo; redo &= redo - 1) {
       const BackwardRows& p = problem.rows;
       write_key(b(), y, key + __ffs(redo) - 1, [&](int head, int row) {
-        const int begin = y.begin, tile = begin + (row - begin) / 64 * 64;
         const i64 number = (i64(x.batch) * b().attention.heads + head) * p.padded +
-                           padded_tile(b().attention, p.padded, begin, tile);
-        const int place = place_of(row - tile);
+                           piece_of(b().attention, p.padded, y.begin, row);
+        const int place = place_of((row - y.begin) % 64);
         return Statistic{p.logarithms[number * 64 + place], p.deltas[number * 64 + place]};
       });
     }

@@ -126,13 +126,23 @@ class BackwardSimt:
 
 @dataclass(frozen=True)
 class _OnHopper:
-    """What the three kernels for Hopper share: tiles of 64 queries by 128 keys, and as many columns of all operands."""
+    """What the three kernels for Hopper share: tiles of queries by 128 keys, and as many columns of all operands."""
 
     dtype: str
     head_dim: int
 
     scores = SIGNED
-    tile_q, tile_k = 64, 128
+    tile_k = 128
+
+    @property
+    def tile_q(self) -> int:
+        """With 64 columns a turn of 64 queries would be too short to hide what comes between its products."""
+        return 128 if self.head_dim == 64 else 64
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of 64 queries in a tile: the unit in which dq is added up."""
+        return self.tile_q // 64
 
     @property
     def value_dim(self) -> int:
@@ -152,8 +162,8 @@ class BackwardSm90(_OnHopper):
     @property
     def shared_bytes(self) -> int:
         """Size of the struct Shared of the kernel: tiles, statistics, bits of the mask, barriers, descriptions."""
-        tiles = 2 * 128 * self.head_dim * 2 + 4 * 64 * self.head_dim * 2 + 2 * 64 * 128 * 2 + 64 * self.head_dim * 4
-        return tiles + 6144
+        row = 4 * self.head_dim * 2 + 2 * 128 * 2 + self.head_dim * 4 + 48  # q, dout, ds, dq; statistics and bits
+        return 2 * 128 * self.head_dim * 2 + self.tile_q * row + 3072
 
     def spec(self) -> KernelSpec:
         shape = (("ORDERED", int(self.ordered)), ("MMA_TYPE", self.dtype), ("MMA_K", 16))

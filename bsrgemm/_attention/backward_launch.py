@@ -111,13 +111,15 @@ def _separate(backend: Backend, call: BackwardCall, config: Backward, statistics
 def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
     """Start the three kernels for Hopper: statistics and zeros, the products, dq in its dtype."""
     batches, heads, queries = call.q.shape[:3]
-    padded = -(-queries // 64) if call.bounds is None else queries // 64 + len(call.bounds[0])
-    all_tiles = batches * heads * padded
-    # For each tile of 64 queries: its sums, two statistics of each query, and a counter.
+    tile_q = config.tile_q
+    tiles = -(-queries // tile_q) if call.bounds is None else queries // tile_q + len(call.bounds[0])
+    padded = tiles * config.pieces
+    all_pieces = batches * heads * padded
+    # For each piece of 64 queries: its sums, two statistics of each query, and a counter.
     sizes = (64 * config.head_dim, 64, 64, 1)
-    count = -(-all_tiles * sum(sizes) // 4) * 4
+    count = -(-all_pieces * sum(sizes) // 4) * 4
     memory = retain_for_graph(lambda: cupy.empty(count, np.float32))
-    ends = np.cumsum((0, *sizes[:-1])) * all_tiles * 4
+    ends = np.cumsum((0, *sizes[:-1])) * all_pieces * 4
     sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
     by_queries = BackwardEnd(config.dtype, config.head_dim)
     own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
@@ -135,11 +137,11 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
     of_queries = packed(rows)
     begin = BackwardBegin(config.dtype, config.head_dim, element(out.dtype), config.ordered)
     _run(begin, (padded, batches * heads), of_queries)
-    maps = {name: tensor_map_of(x, 64) for name, x in (("q", call.q), ("dout", call.dout))}
+    maps = {name: tensor_map_of(x, tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
     maps |= {name: tensor_map_of(x, 128) for name, x in (("k", call.k), ("v", call.v))}
     grid = (min(own.tiles * own.heads, device.multiprocessors()),)
     _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
-    _run(by_queries, (rows.tiles * rows.heads,), of_queries)
+    _run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
 
 
 # ----------------------------------------------------------------------------------------------------- arguments

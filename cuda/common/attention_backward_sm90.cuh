@@ -1,31 +1,32 @@
 // What the three kernels for gradients on Hopper share: attention_backward_begin, _sm90 and _end.
-// dQ is added up in float32, in tiles of 64 queries, in the order in which the threads of a warpgroup hold it. A tile
-// never has queries of two sequences: with sequences of different lengths, tile m of sequence s, which begins at query
-// b, has number ceil(b / 64) + s + m.
+// dQ is added up in float32, in pieces of 64 queries, in the order in which the threads of a warpgroup hold it. A tile
+// has one or two pieces and never has queries of two sequences: with sequences of different lengths, tile m of sequence
+// s, which begins at query b, has number ceil(b / kTileQ) + s + m.
 #pragma once
 
 #include "common/attention_backward.cuh"
 
 constexpr int kDim = HEAD_DIM;       // columns of q, k, v and dO; what is missing is 0
-constexpr int kSumsOfTile = 64 * kDim;
+constexpr int kPieces = kTileQ / 64, kSumsOfPiece = 64 * kDim;
 
 struct BackwardRows {
   Backward backward;
   const Out* out;                    // null: `delta` is given
   const f32 *lse, *dlse, *delta;     // (batches, heads, queries); dlse and delta may be null
   Strides out_strides;
-  // Of each query, in tiles of 64: see place_of. Then dQ so far, and how many have been added to each tile.
+  // Of each query, in pieces of 64: see place_of. Then dQ so far, and how many have been added to each piece (to each
+  // tile, at its first piece).
   f32 *logarithms, *deltas, *sums;
   int* turns;
   const int *row_first, *row_columns;  // the mask by tiles of queries, or null
-  int padded;                        // tiles of a head
+  int padded;                        // pieces of a head
 };
 #ifdef BACKWARD_ROWS_BYTES
 CHECK_LAYOUT(BackwardRows, BACKWARD_ROWS, (backward)(out)(lse)(dlse)(delta)(out_strides)(logarithms)(deltas)(sums)(turns)
              (row_first)(row_columns)(padded))
 #endif
 
-// A thread with the scores of queries 8 j + 2 c and 8 j + 2 c + 1 of a tile reads its 16 statistics as four pieces of 16
+// A thread with the scores of queries 8 j + 2 c and 8 j + 2 c + 1 of a piece reads its 16 statistics as four pieces of 16
 // bytes, which lie in different banks for different c. This is where the statistic of query i lies.
 __device__ __forceinline__ int place_of(int i) {
   const int c = i % 8 / 2, t = i / 8 * 2 + i % 2;
@@ -41,8 +42,9 @@ __device__ __forceinline__ int sequence_of(const Attention& a, int row) {
   }
   return low;
 }
-// The number of the tile of a head that begins at query `row`, which is in a sequence that begins at `begin`.
-__device__ __forceinline__ int padded_tile(const Attention& a, int padded, int begin, int row) {
+// The number of the piece of a head that query `row` is in; its sequence begins at `begin`.
+__device__ __forceinline__ int piece_of(const Attention& a, int padded, int begin, int row) {
   if (!a.q_bounds) return row / 64;
-  return min((begin + 63) / 64 + sequence_of(a, row) + (row - begin) / 64, padded - 1);
+  const int tile = (begin + kTileQ - 1) / kTileQ + sequence_of(a, row) + (row - begin) / kTileQ;
+  return min(tile, padded / kPieces - 1) * kPieces + (row - begin) % kTileQ / 64;
 }

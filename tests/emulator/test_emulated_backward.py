@@ -167,7 +167,7 @@ def test_memory_beside_the_gradients(emulated, rng, monkeypatch) -> None:
     empty = backward_launch.cupy.empty
     monkeypatch.setattr(backward_launch.cupy, "empty", lambda *args: taken.append(empty(*args)) or taken[-1])
     emulated.check(*operands(rng, 130, 70, 64, heads=(2, 1)))
-    of_queries = 2 * 130 * 2 * 4 if emulated.names == {"BackwardSm80"} else 2 * 3 * (64 * 64 + 2 * 64 + 1) * 4
+    of_queries = 2 * 130 * 2 * 4 if emulated.names == {"BackwardSm80"} else 2 * 4 * (64 * 64 + 2 * 64 + 1) * 4
     assert sum(x.nbytes for x in taken) == -(-of_queries // 16) * 16
 
 
