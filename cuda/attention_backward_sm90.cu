@@ -1,12 +1,12 @@
 // Gradients of attention on Hopper's tensor cores (sm_90a), in one pass: dQ, dK and dV by five products.
-// A CTA has 128 keys at a time, K and V stay in shared memory, and tiles of 64 or 128 queries with their dO pass by. Each
-// of two warpgroups has 64 of the keys. dK and dV stay in registers. dQ of a tile is added to sums in global memory by
-// the copy engine. Heads have up to 128 columns; operands are 16-bit floats.
+// A CTA has 64 or 128 keys at a time, K and V stay in shared memory, and tiles of 64 or 128 queries with their dO pass by.
+// A warpgroup has 64 of the keys. dK and dV stay in registers. dQ of a tile is added to sums in global memory by the copy
+// engine. Heads have up to 128 columns; operands are 16-bit floats.
 #include "common/attention_backward_sm90.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
 #include "ptx/reduce.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_narrow.cuh"
 
 // Warps 0 to 3 feed: one starts copies, the others add dQ to its sums and look up which query sees which key. With
 // kOrdered, the sums of a tile of queries are made in one order, that of falling keys: an addition waits for the one
@@ -14,19 +14,31 @@
 // A product is issued while the one before is multiplied: weights are computed beside dO . V, dK is still in flight
 // when the next scores are issued.
 constexpr bool kOrdered = ORDERED;
-constexpr int kThreads = 384, kSlots = 2, kTurns = 4;
+constexpr int kGroups = kTileK / 64;                      // warpgroups that multiply
+constexpr int kCtas = 3 - kGroups;                        // on a multiprocessor at the same time
+constexpr int kThreads = 128 + 128 * kGroups, kSlots = 2, kTurns = 4;
+// Slots of dO and of ds. Two CTAs on a multiprocessor have room for one each; the other CTA multiplies while this one
+// waits.
+constexpr int kSlotsOfOne = kGroups;
 // How often a thread asks whether it is its turn before it goes on all the same, after some 10 s: only where a user has
 // written to the bounds of sequences or to a mask.
 constexpr int kPatience = 1 << 24;
 constexpr int kAdders = kOrdered ? 2 : 1, kShaders = 3 - kAdders;  // warps
-constexpr int kMany = 240, kFew = 24;                     // registers; 168 on average
+constexpr int kMany = kGroups == 2 ? 240 : 232, kFew = kGroups == 2 ? 24 : 24;  // registers; 168 or 128 on average
 constexpr int kSteps = kDim / 16, kSlabs = kDim / 64;
-constexpr u32 kSlabQ = kTileQ * 128, kSlabK = 128 * 128;  // bytes of 64 columns of a tile
-// A warpgroup computes half of dQ of a tile: half of the columns of 64 queries, or all columns of 64 of 128 queries.
+constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns of a tile
+// dQ of a tile is computed in halves: half of the columns of 64 queries, or all columns of 64 of 128 queries. Each of two
+// warpgroups has one half; a single one has both, one after the other.
 constexpr u32 kHalfBytes = kTileQ * kDim / 2 * 4;
 constexpr int kHalfSums = kTileQ * kDim / 256;            // of a thread
 constexpr int kScoresOfThread = kTileQ / 2, kParts = kTileQ / 16;
-static_assert(kTileK == 128 && kTileQ * kDim == 64 * 128 && VALUE_DIM == HEAD_DIM, "");
+// With 128 queries registers are short: what a product in flight reads is waited for, and weights are packed late.
+constexpr bool kTight = kTileQ == 128;
+// dK is still in flight when the next scores are issued. With one warpgroup it would not fit the registers; the other CTA
+// multiplies then.
+constexpr bool kAcross = kGroups == 2;
+static_assert(VALUE_DIM == HEAD_DIM && (kDim == 64 || kDim == 128) && (kTileK == 64 || kTileK == 128), "");
+static_assert(kTileQ == (kDim == 64 && kTileK == 128 ? 128 : 64), "");
 
 // A tile of queries that meets the keys of a CTA. If there are no more of them, row < 0.
 struct Turn { int row, head, part, whole, rank, item; i64 piece; };  // piece: its first
@@ -34,14 +46,14 @@ struct Item { KeyTile keys; int count; };                 // count: tiles of que
 
 struct alignas(1024) Shared {
   u8 k[kSlabs * kSlabK], v[kSlabs * kSlabK];
-  u8 q[kSlots][kSlabs * kSlabQ], dout[kSlots][kSlabs * kSlabQ];
-  u8 ds[kSlots][2 * kSlabQ];                              // queries by keys; at the end dK and dV before they are stored
-  u8 dq[2][kHalfBytes];
-  f32 lse[kSlots][kTileQ], delta[kSlots][kTileQ];
+  u8 q[kSlots][kSlabs * kSlabQ], dout[kSlotsOfOne][kSlabs * kSlabQ];
+  u8 ds[kSlotsOfOne][kGroups * kSlabQ];                   // queries by keys; at the end dK and dV before they are stored
+  u8 dq[kGroups][kHalfBytes];
+  f32 lse[kSlots][kTileQ], delta[kSlotsOfOne][kTileQ];
   u32 seen[kSlots][kTileQ][kWords];                           // for turns that are not whole
   u64 k_full, k_empty, v_full, v_empty;
-  u64 q_full[kSlots], q_empty[kSlots], dout_full[kSlots], dout_empty[kSlots], ds_full[kSlots];
-  u64 dq_full[2][2], dq_empty[2], turn_full[kTurns], shade_full[kSlots];
+  u64 q_full[kSlots], q_empty[kSlots], dout_full[kSlotsOfOne], dout_empty[kSlotsOfOne], ds_full[kSlotsOfOne];
+  u64 dq_full[2][2], dq_empty[kGroups], turn_full[kTurns], shade_full[kSlots];
   Turn turns[kTurns];                                     // described well before they are computed
   Item items[2];
   KeyTile next;                                           // of the warp that feeds: the keys, and up to 32 turns
@@ -57,6 +69,10 @@ struct alignas(64) BackwardSm90 {
 CHECK_LAYOUT(BackwardSm90, BACKWARD_SM90, (q)(k)(v)(dout)(rows))
 #endif
 
+__device__ __forceinline__ void multipliers_sync() {
+  if constexpr (kGroups == 2) two_warpgroups_sync(1);
+  else warpgroup_sync(1);
+}
 __device__ __forceinline__ void release(u64& barrier) {
   __syncwarp();
   if (is_elected()) arrive(barrier);
@@ -167,12 +183,13 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
             __syncwarp();
             ++loaded;
           }
-          wait(shared.dout_empty[slot], phase);
+          const u32 one = n % kSlotsOfOne;
+          wait(shared.dout_empty[one], parity<kSlotsOfOne>(n) ^ 1);
           if (lane == 0) {
-            const u32 full = shared_address(&shared.dout_full[slot]);
+            const u32 full = shared_address(&shared.dout_full[one]);
             barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
-            copy_slabs(shared.dout[slot], kSlabQ, problem.dout, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.delta[slot]), p.deltas + turn.piece * 64, kTileQ * 4, full);
+            copy_slabs(shared.dout[one], kSlabQ, problem.dout, turn.row, head, x.batch, full);
+            copy_line(shared_address(shared.delta[one]), p.deltas + turn.piece * 64, kTileQ * 4, full);
           }
           __syncwarp();
         }
@@ -243,12 +260,18 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
     wait(shared.dq_full[0][n % 2], parity<2>(n));
     if (kOrdered) proxy_fence_all();
     put(to, shared.dq[0]);
+    if constexpr (kGroups == 1) {
+      store_wait_read<0>();
+      arrive(shared.dq_empty[0]);
+    }
     wait(shared.dq_full[1][n % 2], parity<2>(n));
-    put(to + kHalfBytes / 4, shared.dq[1]);
-    store_wait_read<1>();
-    arrive(shared.dq_empty[0]);
+    put(to + kHalfBytes / 4, shared.dq[kGroups - 1]);
+    if constexpr (kGroups == 2) {
+      store_wait_read<1>();
+      arrive(shared.dq_empty[0]);
+    }
     store_wait_read<0>();
-    arrive(shared.dq_empty[1]);
+    arrive(shared.dq_empty[kGroups - 1]);
     if (kOrdered) {
       store_wait();
       proxy_fence_all();
@@ -303,17 +326,19 @@ struct Multiplier {
     for (int step = 0; step < kParts; ++step) wgmma<true>(d, true, weights[step], y + step * 2048 / 16);
     wgmma_commit();
   }
-  // d = ds[64 queries, 128 keys] * k[128 keys, columns], for the queries and columns of this warpgroup
-  __device__ __forceinline__ void issue_dq(f32 (&d)[kHalfSums], u32 slot) {
-    const u64 x = wgmma_descriptor(shared_address(shared.ds[slot]) + (kTileQ == 128 ? group * 8192 : 0), 16, 1024);
-    const u64 y = wgmma_descriptor(shared_address(shared.k) + (kTileQ == 128 ? 0 : group * kSlabK), kSlabK, 1024);
+  // d = ds[64 queries, keys] * k[keys, columns], for the queries and columns of this half
+  __device__ __forceinline__ void issue_dq(f32 (&d)[kHalfSums], u32 one, int half) {
+    const u64 x = wgmma_descriptor(shared_address(shared.ds[one]) + (kTileQ == 128 ? half * 8192 : 0), 16, 1024);
+    const u64 y = wgmma_descriptor(shared_address(shared.k) + (kTileQ == 128 ? 0 : half * (kDim == 128 ? kSlabK : 64)),
+                                   kSlabK, 1024);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 8; ++step)
+    for (int step = 0; step < kTileK / 16; ++step)
       wgmma<false, true>(d, step > 0, x + (step / 4 * kSlabQ + step % 4 * 32) / 16, y + step * 2048 / 16);
     wgmma_commit();
   }
 
+  // The statistics of 64 queries.
   __device__ __forceinline__ void load_statistics(float4 (&x)[4], const f32* from) const {
     const u32 place = shared_address(from) + lane() % 4 * 64, turned = lane() % 4 / 2 * 16;
 #pragma unroll
@@ -361,24 +386,26 @@ struct Multiplier {
     ++loaded;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const u32 slot = n % kSlots, phase = parity<kSlots>(n);
+      const u32 slot = n % kSlots, one = n % kSlotsOfOne, phase = parity<kSlotsOfOne>(n);
       f32 s[kScoresOfThread], dp[kScoresOfThread], dq[kHalfSums];
       float4 statistics[4];
       u32 weights[kParts][4], ds[kParts][4];
-      wait(shared.q_full[slot], phase);
+      wait(shared.q_full[slot], parity<kSlots>(n));
       load_statistics(statistics, shared.lse[slot]);
       const int whole = uniform(shared.turns[n % kTurns].whole);
-      issue_scores<true>(s, first, shared.k, shared.q[slot]);
-      wait(shared.dout_full[slot], phase);
-      if constexpr (kTileQ == 128) {
+      issue_scores<kGroups == 2>(s, first, shared.k, shared.q[slot]);
+      wait(shared.dout_full[one], phase);
+      if constexpr (kTight) {
         wgmma_wait<1>();
         settle(dk);
       }
-      issue_scores<false>(dp, first, shared.v, shared.dout[slot]);
+      issue_scores<false>(dp, first, shared.v, shared.dout[one]);
       wgmma_wait<1>();
       settle(s);
-      settle(dk);  // of the turn before
-      if (i > 0) release(shared.q_empty[slot ^ 1]);
+      if constexpr (kAcross) {
+        settle(dk);  // of the turn before
+        if (i > 0) release(shared.q_empty[slot ^ 1]);
+      }
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
         if (j == 4) load_statistics(statistics, shared.lse[slot] + 64);
@@ -390,20 +417,21 @@ struct Multiplier {
         x[6] = exp2_of(fmaf(x[6], scale, -l.z)), x[7] = exp2_of(fmaf(x[7], scale, -l.w));
       }
       if (!whole) hide(s, slot);
-      load_statistics(statistics, shared.delta[slot]);
+      load_statistics(statistics, shared.delta[one]);
       pin(s);
-      if constexpr (kTileQ == 64) {
+      if constexpr (!kTight) {
 #pragma unroll
         for (int j = 0; j < kScoresOfThread / 2; ++j) weights[j / 4][j % 4] = pack<Element>(s[2 * j], s[2 * j + 1]);
       }
       wgmma_wait<0>();
       settle(dp);
+      if constexpr (kSlotsOfOne == 1) warpgroup_sync(2);  // all warps have read ds of the turn before
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
-        if (j == 4) load_statistics(statistics, shared.delta[slot] + 64);
+        if (j == 4) load_statistics(statistics, shared.delta[one] + 64);
         const float4 l = statistics[j % 4];
         const f32 *x = s + 8 * j, *y = dp + 8 * j;
-        if constexpr (kTileQ == 128) {
+        if constexpr (kTight) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) weights[j][i] = pack<Element>(x[2 * i], x[2 * i + 1]);
         }
@@ -411,27 +439,45 @@ struct Multiplier {
         ds[j][1] = pack<Element>(x[2] * (y[2] - l.x), x[3] * (y[3] - l.y));
         ds[j][2] = pack<Element>(x[4] * (y[4] - l.z), x[5] * (y[5] - l.w));
         ds[j][3] = pack<Element>(x[6] * (y[6] - l.z), x[7] * (y[7] - l.w));
-        store_matrix_x4<true>(shared_address(shared.ds[slot]) + place + j * 2048, ds[j][0], ds[j][1], ds[j][2], ds[j][3]);
+        store_matrix_x4<true>(shared_address(shared.ds[one]) + place + j * 2048, ds[j][0], ds[j][1], ds[j][2], ds[j][3]);
       }
       proxy_fence();
-      release(shared.ds_full[slot]);
+      release(shared.ds_full[one]);
       wgmma_fence();
-      issue_sums(dv, weights, shared.dout[slot]);
-      wait(shared.ds_full[slot], phase);
-      issue_dq(dq, slot);
+      issue_sums(dv, weights, shared.dout[one]);
+      wait(shared.ds_full[one], phase);
+      issue_dq(dq, one, group);
+      if constexpr (kGroups == 1) {
+        wgmma_wait<0>();
+        settle(dq);
+        settle(dv);
+        release(shared.dout_empty[one]);
+        if (i == count - 1) release(shared.v_empty);
+        hand_over(dq, 0);
+        issue_dq(dq, one, 1);
+      }
       wgmma_fence();
       issue_sums(dk, ds, shared.q[slot]);
       wgmma_wait<1>();
       settle(dq);
-      settle(dv);
-      release(shared.dout_empty[slot]);
-      if (i == count - 1) release(shared.v_empty);
-      hand_over(dq);
+      if constexpr (kGroups == 2) {
+        settle(dv);
+        release(shared.dout_empty[one]);
+        if (i == count - 1) release(shared.v_empty);
+      }
+      hand_over(dq, kGroups == 1 ? 1 : group);
+      if constexpr (!kAcross) {
+        wgmma_wait<0>();
+        settle(dk);
+        release(shared.q_empty[slot]);
+      }
       ++n;
     }
-    wgmma_wait<0>();
-    settle(dk);
-    release(shared.q_empty[(n - 1) % kSlots]);
+    if constexpr (kAcross) {
+      wgmma_wait<0>();
+      settle(dk);
+      release(shared.q_empty[(n - 1) % kSlots]);
+    }
   }
 
   // A branch that is never taken keeps the exponentials above the wait that follows: otherwise the compiler moves all of
@@ -444,47 +490,50 @@ struct Multiplier {
     }
   }
 
-  // Puts dQ where the copy engine reads it.
-  __device__ __forceinline__ void hand_over(const f32 (&dq)[kHalfSums]) {
-    wait(shared.dq_empty[group], (n & 1) ^ 1);
+  // Puts dQ where the copy engine reads it. A single warpgroup does so for two halves.
+  __device__ __forceinline__ void hand_over(const f32 (&dq)[kHalfSums], int half) {
+    wait(shared.dq_empty[group], (kGroups == 2 ? n & 1 : half) ^ 1);
     const u32 to = shared_address(shared.dq[group]) + thread * 16;
 #pragma unroll
     for (int j = 0; j < kHalfSums / 4; ++j)
       store_words(to + j * 2048, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
     proxy_fence();
-    release(shared.dq_full[group][n % 2]);
+    release(shared.dq_full[half][n % 2]);
   }
 
   // -------------------------------------------------------------------------------- the result
-  // Writes 16 rows through shared memory; returns the rows with an element that is not finite: bit r.
+  // Writes 16 rows through shared memory, 64 columns at a time; returns the rows with an element that is not finite:
+  // bit r.
   __device__ __forceinline__ u32 write(const f32 (&x)[kDim / 2], f32 factor, u8* staged, Element* out,
                                        const Strides& strides, int rows, int columns) {
-    constexpr int kChunks = kDim / 8;
     f32 bad[2] = {0.f, 0.f};
     const int line = lane() % 16;
-#pragma unroll
-    for (int j = 0; j < kDim / 16; ++j) {
-      const f32* d = x + 8 * j;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) bad[i / 2 % 2] = fmaf(d[i] * factor, 0.f, bad[i / 2 % 2]);
-      store_matrix_x4<false>(shared_address(staged) + line * kDim * 2 + ((2 * j + lane() / 16) ^ (line & 7)) * 16,
-                             pack<Element>(d[0] * factor, d[1] * factor), pack<Element>(d[2] * factor, d[3] * factor),
-                             pack<Element>(d[4] * factor, d[5] * factor), pack<Element>(d[6] * factor, d[7] * factor));
-    }
-    __syncwarp();
     const bool aligned =
         strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(strides.row) * sizeof(Element)) & 15) == 0;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const f32* d = x + 32 * slab + 8 * j;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) bad[i / 2 % 2] = fmaf(d[i] * factor, 0.f, bad[i / 2 % 2]);
+        store_matrix_x4<false>(shared_address(staged) + line * 128 + ((2 * j + lane() / 16) ^ (line & 7)) * 16,
+                               pack<Element>(d[0] * factor, d[1] * factor), pack<Element>(d[2] * factor, d[3] * factor),
+                               pack<Element>(d[4] * factor, d[5] * factor), pack<Element>(d[6] * factor, d[7] * factor));
+      }
+      __syncwarp();
 #pragma unroll 1
-    for (int item = lane(); item < 16 * kChunks; item += 32) {
-      const int row = item / kChunks, chunk = item % kChunks, left = columns - chunk * 8;
-      if (row >= rows) break;
-      const u8* from = staged + row * kDim * 2 + (chunk ^ (row & 7)) * 16;
-      Element* to = out + i64(row) * strides.row + i64(chunk * 8) * strides.column;
-      if (aligned && left >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
-      else
-        for (int d = 0; d < min(left, 8); ++d) to[d * strides.column] = reinterpret_cast<const Element*>(from)[d];
+      for (int item = lane(); item < 16 * 8; item += 32) {
+        const int row = item / 8, chunk = item % 8, column = 64 * slab + 8 * chunk, left = columns - column;
+        if (row >= rows) break;
+        const u8* from = staged + row * 128 + (chunk ^ (row & 7)) * 16;
+        Element* to = out + i64(row) * strides.row + i64(column) * strides.column;
+        if (aligned && left >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
+        else
+          for (int d = 0; d < min(left, 8); ++d) to[d * strides.column] = reinterpret_cast<const Element*>(from)[d];
+      }
+      __syncwarp();
     }
-    __syncwarp();
     u32 found = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -495,17 +544,17 @@ struct Multiplier {
     return found & (rows >= 16 ? 0xffffu : (1u << max(rows, 0)) - 1);
   }
 
-  // dK and dV pass through the memory of ds, which both warpgroups have read by then. A warp has its own rows.
+  // dK and dV pass through the memory of ds, which all warpgroups have read by then. A warp has its own rows.
   __device__ __forceinline__ void finish(const KeyTile& y) {
     const Tile& x = y.tile;
     const int first = group * 64 + warp() * 16, key = y.key + first, rows = x.keys - key;
-    u8* staged = shared.ds[0] + first * kDim * 2;
-    two_warpgroups_sync(1);
+    u8* staged = shared.ds[0] + first * 128;
+    multipliers_sync();
     u32 redo = write(dv, 1.f, staged, at(b().dv, b().dv_strides, x.batch, x.head, key), b().dv_strides, rows,
                      b().attention.value_dim);
     redo |= write(dk, b().factor, staged, at(b().dk, b().dk_strides, x.batch, x.head, key), b().dk_strides, rows,
                   b().attention.head_dim);
-    two_warpgroups_sync(1);
+    multipliers_sync();
 #pragma unroll 1
     for (; redo; redo &= redo - 1) {
       const BackwardRows& p = problem.rows;
@@ -519,7 +568,7 @@ struct Multiplier {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 attention_backward_sm90(const __grid_constant__ BackwardSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -529,20 +578,22 @@ attention_backward_sm90(const __grid_constant__ BackwardSm90 problem) {
     prefetch_map(&problem.v);
     prefetch_map(&problem.dout);
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
-    init(shared.k_full, 1), init(shared.k_empty, 8), init(shared.v_full, 1), init(shared.v_empty, 8);
-    for (int i = 0; i < kSlots; ++i) {
-      init(shared.q_full[i], 1), init(shared.q_empty[i], 8), init(shared.dout_full[i], 1), init(shared.dout_empty[i], 8);
-      init(shared.ds_full[i], 8), init(shared.shade_full[i], kShaders);
-    }
+    constexpr int kWarps = 4 * kGroups;
+    init(shared.k_full, 1), init(shared.k_empty, kWarps), init(shared.v_full, 1), init(shared.v_empty, kWarps);
+    for (int i = 0; i < kSlots; ++i)
+      init(shared.q_full[i], 1), init(shared.q_empty[i], kWarps), init(shared.shade_full[i], kShaders);
+    for (int i = 0; i < kSlotsOfOne; ++i)
+      init(shared.dout_full[i], 1), init(shared.dout_empty[i], kWarps), init(shared.ds_full[i], kWarps);
     for (int i = 0; i < kTurns; ++i) init(shared.turn_full[i], 1);
-    for (int i = 0; i < 2; ++i) init(shared.dq_full[i][0], 4), init(shared.dq_full[i][1], 4), init(shared.dq_empty[i], 1);
+    for (int i = 0; i < 2; ++i) init(shared.dq_full[i][0], 4), init(shared.dq_full[i][1], 4);
+    for (int i = 0; i < kGroups; ++i) init(shared.dq_empty[i], 1);
     barrier_init_fence();
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp >= 4) {
     more_registers<kMany>();
-    Multiplier(problem, shared, warp / 4 - 1).run();
+    Multiplier(problem, shared, kGroups == 1 ? 0 : warp / 4 - 1).run();
   } else {
     fewer_registers<kFew>();
     if (warp == 0) feed(problem, shared);

@@ -35,6 +35,8 @@ class BackwardProblem:
     ordered: bool = True
     #: query heads of all batches
     heads: int = 1
+    #: whether a mask is sparse in blocks of 64 keys
+    narrow: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,18 +128,19 @@ class BackwardSimt:
 
 @dataclass(frozen=True)
 class _OnHopper:
-    """What the three kernels for Hopper share: tiles of queries by 128 keys, and as many columns of all operands."""
+    """What the three kernels for Hopper share: tiles of queries by keys, and as many columns of all operands."""
 
     dtype: str
     head_dim: int
+    #: keys of a tile: 128 or 64
+    tile_k: int
 
     scores = SIGNED
-    tile_k = 128
 
     @property
     def tile_q(self) -> int:
         """With 64 columns a turn of 64 queries would be too short to hide what comes between its products."""
-        return 128 if self.head_dim == 64 else 64
+        return 128 if self.head_dim == 64 and self.tile_k == 128 else 64
 
     @property
     def pieces(self) -> int:
@@ -156,14 +159,27 @@ class BackwardSm90(_OnHopper):
     ordered: bool
 
     role = OF_KEYS_AND_VALUES
-    threads = 384
-    ctas = 1
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply, with 64 keys each. A single one leaves room for a second CTA."""
+        return self.tile_k // 64
+
+    @property
+    def threads(self) -> int:
+        return 128 + 128 * self.groups
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that run on a multiprocessor at the same time."""
+        return 3 - self.groups
 
     @property
     def shared_bytes(self) -> int:
         """Size of the struct Shared of the kernel: tiles, statistics, bits of the mask, barriers, descriptions."""
-        row = 4 * self.head_dim * 2 + 2 * 128 * 2 + self.head_dim * 4 + 48  # q, dout, ds, dq; statistics and bits
-        return 2 * 128 * self.head_dim * 2 + self.tile_q * row + 3072
+        once = 2 * self.head_dim + 2 * self.tile_k + 4  # of a query, for each slot: dout, ds and a statistic
+        row = 2 * (2 * self.head_dim + 4 + self.tile_k // 8) + self.groups * (once + 2 * self.head_dim)
+        return 2 * self.tile_k * self.head_dim * 2 + self.tile_q * row + 3072
 
     def spec(self) -> KernelSpec:
         shape = (("ORDERED", int(self.ordered)), ("MMA_TYPE", self.dtype), ("MMA_K", 16))
@@ -231,7 +247,8 @@ def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
         large = has_large_shared(problem.arch)
         few = problem.heads <= MAX_GRID_YZ  # BackwardBegin has a row of its grid for each head
         if problem.arch == "sm_90a" and max(D, D_v) <= 128 and problem.scores == SIGNED and few:
-            yield (BackwardSm90(dtype, 64 if max(D, D_v) <= 64 else 128, problem.ordered),)
+            width = 64 if max(D, D_v) <= 64 else 128
+            yield (BackwardSm90(dtype, width, 64 if problem.narrow else 128, problem.ordered),)
         yield tuple(BackwardSm80(dtype, D, D_v, problem.scores, large, role) for role in _roles(max(D, D_v)))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
     dout, acc = element(problem.dout_dtype), element(problem.acc)
@@ -258,12 +275,12 @@ def backward(problem: BackwardProblem, wanted: str | None = None) -> tuple[Backw
 
 def every_backward_config() -> Iterator[Config]:
     """Every config that `backward` can return (BackwardSimt at a few sizes only), and those that go with them."""
-    for dtype, width in itertools.product(("f16", "bf16"), (64, 128)):
-        yield BackwardEnd(dtype, width)
+    for dtype, (width, tile_k) in itertools.product(("f16", "bf16"), itertools.product((64, 128), (128, 64))):
+        yield BackwardEnd(dtype, width, tile_k)
         for ordered in (True, False):
-            yield BackwardSm90(dtype, width, ordered)
+            yield BackwardSm90(dtype, width, tile_k, ordered)
             for out in (dtype, "f32"):
-                yield BackwardBegin(dtype, width, out, ordered)
+                yield BackwardBegin(dtype, width, tile_k, out, ordered)
     for dtype, scores, large in itertools.product(("f16", "bf16"), (SIGNED, CAPPED), (True, False)):
         for D, D_v in itertools.product(DIMS, DIMS):
             for role in _roles(max(D, D_v)):

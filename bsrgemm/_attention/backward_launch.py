@@ -25,13 +25,16 @@ from .backward_config import (
     BackwardSm90,
 )  # fmt: skip
 from .call import BackwardCall
-from .launch import mask_fields, readable, strides_of, tensor_map_of
+from .launch import mask_fields, readable, share_of_blocks, strides_of, tensor_map_of
 from .mask import BlockMask
 
 #: Operands that the tensor cores read in rows of multiples of 16 bytes, and sums that are read in order.
 _ROWS, _SUMS = ("q", "k", "v", "dout"), ("lse", "dlse", "delta")
-#: At least so many heads are walked together on Hopper, even if they do not fit the L2.
+#: At least so many heads are walked together on Hopper in tiles of 128 keys, even if they do not fit the L2.
 _LEAST_SECTION = 2
+#: The share of blocks of 64 keys up to which tiles have as many: with half of the blocks they are 1.8 times as fast as
+#: tiles of 128 keys, which are seldom whole then; with all blocks they take 1.3 times as long.
+_MANY_BLOCKS = 0.75
 
 
 def backward(backend: Backend, call: BackwardCall) -> None:
@@ -73,8 +76,14 @@ def _configs(call: BackwardCall) -> tuple[Backward, ...]:
         # In a window nobody waits for the turn of an addition, and the first one can store.
         ordered=call.deterministic or (call.mask is None and call.left + call.right < call.k.shape[2] // 2),
         heads=call.q.shape[0] * call.q.shape[1],
+        narrow=call.mask is not None and _is_narrow(call.mask),
     )
     return backward_config.backward(problem, forced_kernel.name)
+
+
+def _is_narrow(mask: BlockMask) -> bool:
+    """Whether blocks of 64 keys are to be tiles, judged by numbers that the host knows."""
+    return mask.block[1] == 64 and share_of_blocks(mask) <= _MANY_BLOCKS
 
 
 # --------------------------------------------------------------------------------- dq by queries, dk and dv by keys
@@ -121,7 +130,7 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
     memory = retain_for_graph(lambda: cupy.empty(count, np.float32))
     ends = np.cumsum((0, *sizes[:-1])) * all_pieces * 4
     sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
-    by_queries = BackwardEnd(config.dtype, config.head_dim)
+    by_queries = BackwardEnd(config.dtype, config.head_dim, config.tile_k)
     own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
     masked = call.mask is not None
     out = call.dout if call.out is None else call.out
@@ -135,11 +144,11 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
         )  # fmt: skip
 
     of_queries = packed(rows)
-    begin = BackwardBegin(config.dtype, config.head_dim, element(out.dtype), config.ordered)
+    begin = BackwardBegin(config.dtype, config.head_dim, config.tile_k, element(out.dtype), config.ordered)
     _run(begin, (padded, batches * heads), of_queries)
     maps = {name: tensor_map_of(x, tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
-    maps |= {name: tensor_map_of(x, 128) for name, x in (("k", call.k), ("v", call.v))}
-    grid = (min(own.tiles * own.heads, device.multiprocessors()),)
+    maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
+    grid = (min(own.tiles * own.heads, config.ctas * device.multiprocessors()),)
     _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
     _run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
 
@@ -180,7 +189,7 @@ class _Lists:
             section = heuristics.section(self.heads, 1, queries * group, width)
             backwards = ordered
         if fused:
-            section = min(self.heads, max(_LEAST_SECTION, section))
+            section = min(self.heads, max(_LEAST_SECTION if config.tile_k == 128 else 1, section))
             self.fields["counters"] = counters(2).data.ptr
         self.fields |= {"tiles": self.tiles, "section": section, "backwards": backwards}
 

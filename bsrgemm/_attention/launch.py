@@ -328,10 +328,13 @@ def _by_columns(v: Array, bounds: Array | None) -> Array:
 
 def _is_fine(mask: BlockMask) -> bool:
     """Whether large tiles would be mostly empty, judged by numbers that the host knows."""
-    if min(mask.block) >= _SMALL_BLOCK:
-        return False
+    return min(mask.block) < _SMALL_BLOCK and share_of_blocks(mask) <= _FEW_BLOCKS
+
+
+def share_of_blocks(mask: BlockMask) -> float:
+    """The blocks that a mask stores, of all blocks of its patterns."""
     rows, cols = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
-    return len(mask.indices) <= _FEW_BLOCKS * rows * cols * mask.heads[0] * mask.heads[1]
+    return len(mask.indices) / max(1, rows * cols * mask.heads[0] * mask.heads[1])
 
 
 def _tiled(backend: Backend, mask: BlockMask, plan: Plan) -> StreamOrdered:

@@ -297,25 +297,31 @@ inline void cp_async_bulk_wait_group(u32 pending) { stores[now].wait(pending, se
 // Lines of bytes, copied or added at once.
 inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
   if (to % 16 || bytes % 16 || reinterpret_cast<unsigned long>(from) % 16) fail("a line that is not aligned to 16 bytes");
-  memcpy(at<u8>(to, bytes), from, bytes);
+  memcpy(at<u8>(to, 16), from, bytes);
   races::bytes_came(barrier);
   change(barrier, 0, -int(bytes));
 }
 inline void cp_async_bulk_global_shared_cta_bulk_group(float* to, u32 from, u32 bytes) {
   if (from % 16 || bytes % 16 || reinterpret_cast<unsigned long>(to) % 16) fail("a line that is not aligned to 16 bytes");
-  memcpy(to, at<u8>(from, bytes), bytes);
+  memcpy(to, at<u8>(from, 16), bytes);
 }
 inline void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(float* to, u32 from, u32 bytes) {
   if (from % 16 || bytes % 16 || reinterpret_cast<unsigned long>(to) % 16) fail("a line that is not aligned to 16 bytes");
-  for (u32 i = 0; i < bytes / 4; ++i) to[i] += at<float>(from, bytes)[i];
+  for (u32 i = 0; i < bytes / 4; ++i) to[i] += at<float>(from, 16)[i];
 }
 inline void fence_proxy_async() {}
 // A thread that asks again and again lets others run.
 inline void ld_acquire_gpu_global_s32(int& x, const int* from) {
   leave();
+  races::count(from);
+  const races::Atomic atomic;
   x = *from;
 }
-inline void red_release_gpu_global_add_s32(int* to, int x) { *to += x; }
+inline void red_release_gpu_global_add_s32(int* to, int x) {
+  races::count(to);
+  const races::Atomic atomic;
+  *to += x;
+}
 inline void prefetch_tensormap(const void*) {}
 inline void fence_proxy_async_shared_cta() {}
 inline void createpolicy_fractional_L2_evict_first_b64(u64&, double) {}

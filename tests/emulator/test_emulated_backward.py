@@ -131,7 +131,7 @@ def test_sums_in_any_order(emulated, rng) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "write_query(b, x, x.row + line, own[line]);",  # dq on Hopper, after all sums have been made
+        "write_query(b, x, first + line, own[line]);",  # dq on Hopper, after all sums have been made
         "write_query(b, walk.y.tile, row + __ffs(redo) - 1);",  # dq
         "write_key(b, walk.y, row + __ffs(redo) - 1);",  # dk and dv
     ],
@@ -159,6 +159,18 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     emulated.check(*some, mask=bg.BlockMask.random(150, 200, per_row=1, block=16, heads=(1, 2)), window=(60, 20))
     some = operands(rng, 100, 130, heads=(4, 2), batch=2)  # two heads share a pattern
     emulated.check(*some, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_masks_of_64_keys(deterministic, dim, emulated, rng) -> None:
+    some, options = operands(rng, 200, 300, dim, heads=(2, 1)), {"deterministic": deterministic}
+    emulated.check(*some, mask=bg.BlockMask.random(200, 300, per_row=2, block=64, seed=1), **options)
+    dense = rng.random((200, 300)) < 0.3
+    dense[7], dense[:, 9] = False, False  # a query that sees nothing, a key that nobody sees
+    dense[64:128, :192] = False  # not all blocks are stored
+    emulated.check(*some, mask=bg.BlockMask.from_dense(dense, block=64), causal=True, **options)
 
 
 def test_memory_beside_the_gradients(emulated, rng, monkeypatch) -> None:
