@@ -172,6 +172,26 @@ class GemmSm80:
 
 
 @dataclass(frozen=True)
+class GemmFew:
+    """``A @ B`` for up to 8 columns of 16-bit floats: the warps of a CTA share 16 rows of a block row."""
+
+    types: Types
+    #: whether columns of B lie side by side, aligned to 16 bytes
+    by_columns: bool
+
+    threads, shared_bytes = 128, 0
+    rows, most_columns, chunk = 16, 8, 32
+
+    def spec(self) -> KernelSpec:
+        defines = (*self.types.defines(), ("B_BY_COLUMNS", int(self.by_columns)))
+        return KernelSpec("gemm_few.cu", "gemm_few", defines, (arguments.product(self.types.acc),))
+
+    def grid(self, block_rows: int, R: int, batches: int) -> tuple[int, int]:
+        """Return the grid: 16 rows each along x, batches along y."""
+        return min(MAX_GRID_X, block_rows * (R // self.rows)), min(MAX_GRID_YZ, batches)
+
+
+@dataclass(frozen=True)
 class Spmv:
     """``A @ x`` for one vector x; `lanes` threads share a block row."""
 
@@ -576,7 +596,7 @@ class WorkListKernel:
         return -(-keys // tile), tile
 
 
-Gemm = GemmSm90 | GemmSm80 | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
+Gemm = GemmSm90 | GemmSm80 | GemmFew | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
 Config = (
     Gemm
     | SpgemmSimt

@@ -24,6 +24,7 @@ from .configs import (
     BlockProductsSm90,
     Config,
     Gemm,
+    GemmFew,
     GemmSimt,
     GemmSm80,
     GemmSm90,
@@ -91,6 +92,8 @@ class Problem:
 
 def gemm(problem: Problem) -> Gemm:
     """Return the kernel for a product with a dense right-hand side: a tensor-core kernel if one can compute it."""
+    if few_serves(problem):
+        return GemmFew(problem.types, problem.b_order == "F")
     if _tensor_cores_serve(problem) and not _by_rows(problem):
         if sm90_serves(problem):
             return gemm_sm90(problem)
@@ -194,6 +197,8 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             for other80 in _sm80_of(problem, row_tile_height):
                 if problem.R % row_tile_height == 0 and other80 != first:
                     yield other80
+    if sm90_serves(problem) and not isinstance(first, GemmSm90) and _tensor_cores_serve(problem):
+        yield gemm_sm90(problem)
     for simple in (plain(problem), spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)):
         if simple != first:
             yield simple
@@ -245,6 +250,24 @@ def wants_aligned_rows(problem: Problem) -> bool:
         return False
     aligned = replace(problem, b_order="C")
     return _tensor_cores_serve(aligned) and (sm90_serves(aligned) or sm80_serves(aligned))
+
+
+def few_serves(problem: Problem) -> bool:
+    """Return whether gemm_few can compute this product: few columns of 16-bit floats. It numbers chunks with 31 bits."""
+    names = problem.types
+    return (
+        0 < problem.N <= GemmFew.most_columns
+        and names.a == names.b
+        and names.a in ("f16", "bf16")
+        and names.c in (names.a, "f32")
+        and names.acc == "f32"
+        and tensor_arch(problem.arch)
+        and not problem.transposed
+        and problem.aligned
+        and problem.R % GemmFew.rows == 0
+        and problem.K % GemmFew.chunk == 0
+        and problem.blocks * (problem.K // GemmFew.chunk) < 2**31
+    )
 
 
 def sm90_serves(problem: Problem) -> bool:
@@ -477,7 +500,7 @@ def runs_on(config: Config, arch: str) -> bool:
     """Return whether this kernel can be compiled for `arch`."""
     if isinstance(config, GemmSm80) or (isinstance(config, Spmm) and config.staged):
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
-    if isinstance(config, SpmmF64 | BlockProductsSm80):
+    if isinstance(config, SpmmF64 | BlockProductsSm80 | GemmFew):
         return tensor_arch(arch)
     return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlockProductsSm90)
 
@@ -488,7 +511,7 @@ def skip_ahead_of_time(config: Config) -> bool:
         usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
         few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
         return not usual or few_columns or config.tail > 0 or config.store == "columns"
-    return isinstance(config, GemmSimt | Spmv) and config.types.index == "i64"
+    return isinstance(config, GemmSimt | Spmv | GemmFew) and config.types.index == "i64"
 
 
 def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
@@ -605,6 +628,9 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             if index == int32:
                 for config in (*sorted(shapes, key=repr), *sorted(blocks, key=repr)):
                     yield replace(config, a_transposed=True)
+        if dtype in HALF_DTYPES:
+            for index, c, by_columns in itertools.product(("i32", "i64"), (element(dtype), "f32"), (False, True)):
+                yield GemmFew(Types(element(dtype), element(dtype), c, "f32", index), by_columns)
         if dtype in (*HALF_DTYPES, np.dtype(np.float32)):
             yield from _sm90_configs(dtype)
         if element(dtype) in _MMA:

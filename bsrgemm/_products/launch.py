@@ -19,7 +19,7 @@ from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.workspace import StreamOrdered
 from . import arguments, heuristics, measured
 from .call import ProductCall
-from .configs import Gemm, GemmSm80, GemmSm90, Spmm, SpmmF64, SpmvSmall
+from .configs import Gemm, GemmFew, GemmSm80, GemmSm90, Spmm, SpmmF64, SpmvSmall
 from .heuristics import Problem
 from .matrix_cache import MatrixCache, matrix_cache_of
 from .operand_order import order_of
@@ -356,6 +356,8 @@ def _grid(config: Gemm, problem: Problem) -> tuple[int, ...]:
         return config.grid(problem.block_rows, problem.N, problem.batches, device.multiprocessors())
     if isinstance(config, SpmmF64):
         return config.grid(problem.block_rows, problem.N, problem.batches)
+    if isinstance(config, GemmFew):
+        return config.grid(problem.block_rows, problem.R, problem.batches)
     assert not isinstance(config, GemmSm90 | GemmSm80)
     return config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
 
@@ -433,7 +435,8 @@ def _with_aligned_rows(cache: MatrixCache, call: ProductCall, c_order: str) -> A
     """
     B = call.B
     problem = replace(problem_of(cache, call, ("", c_order)), overwrite=True)
-    if not heuristics.wants_aligned_rows(problem):
+    few = forced_kernel.name in (None, "GemmFew") and heuristics.few_serves(problem)
+    if few or not heuristics.wants_aligned_rows(problem):
         return B
     unit = 16 // B.itemsize
     padded = (*B.shape[:-1], -(-B.shape[-1] // unit) * unit)
