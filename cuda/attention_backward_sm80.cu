@@ -3,8 +3,7 @@
 // are combined with, the other of queries and keys, pass through shared memory and are copied one turn ahead. Operands
 // are 16-bit floats with contiguous columns.
 #include "common/attention_backward.cuh"
-#include "common/registers.cuh"
-#include "ptx/mma.cuh"
+#include "common/attention_sm80.cuh"
 
 // Both kinds of rows do the same. Queries with K and V, or keys with Q and dO, are called "left" and "right" here:
 //   score = left row . left column, product = right row . right column
@@ -14,11 +13,10 @@
 // 0 x Inf is NaN, so something that is not finite also reaches rows that are not combined with it. Rows with a
 // non-finite gradient are recomputed exactly by write_query or write_key.
 
-constexpr int kWarps = WARPS, kThreads = 32 * kWarps, kStages = STAGES;
+constexpr int kStages = STAGES;
 constexpr int kRows = kByKeys ? kTileK : kTileQ;      // rows of a CTA
 constexpr int kColumns = kByKeys ? kTileQ : kTileK;   // columns of a turn
 constexpr bool kHasSums = kRole != kOfValues, kHasValues = kRole == kOfKeysAndValues || kRole == kOfValues;
-constexpr u32 kAll = 0xffffffffu;
 static_assert(kRows == 16 * kWarps && kColumns % 32 == 0 && kTileK % 32 == 0, "whole fragments and words");
 static_assert(kStages == 1 || kStages == 2, "at most one turn ahead");
 
@@ -34,51 +32,6 @@ struct alignas(128) Shared {
   u8 left[kRows * kHeadDim * 2], right[kRows * kValueDim * 2];  // the rows, then the results before they are stored
   Stage stages[kStages];
   KeyTile tile;                                                 // of queries, only tile.tile is set
-};
-
-// d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
-__device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
-  else mma_f16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
-}
-
-// ---------------------------------------------------------------------------------- rows in shared memory
-// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces so that the same piece of 8 rows lies in
-// different banks.
-template <int kDim> struct Lines {
-  static constexpr u32 kPieces = kDim / 8, kBytes = kDim * 2;
-  static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
-
-  static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
-  // The offset in a row of the first or the second piece of 16 columns.
-  static __device__ __forceinline__ u32 place(u32 sixteen, u32 second, u32 row) {
-    return (sixteen * 32) ^ ((second ^ swizzle(row)) * 16);
-  }
-
-  // The CTA copies kCount rows, of which `rows` exist with `columns` columns, and writes zeros elsewhere.
-  template <int kCount>
-  static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
-    const u32 thread = opaque(threadIdx.x);
-    const auto bytes = [=](u32 piece) { return clamp(2 * columns - int(piece) * 16, 0, 16); };
-    if constexpr (kThreads % kPieces == 0) {  // a thread has the same piece of each row
-      constexpr u32 kStep = kThreads / kPieces;
-      static_assert(kCount % kStep == 0, "each thread has as many pieces");
-      const u32 first = thread / kPieces, piece = thread % kPieces;
-      const Element* source = from + i64(first) * stride + piece * 8;
-      const int each = bytes(piece);
-#pragma unroll
-      for (u32 row = 0; row < kCount; row += kStep, source += kStep * stride)
-        copy_some_of_16(true, to + (first + row) * kBytes + (piece ^ swizzle(first + row)) * 16, source,
-                        int(first + row) < rows ? each : 0);
-    } else {
-#pragma unroll
-      for (u32 i = 0; i < kCount * kPieces; i += kThreads) {
-        const u32 row = (thread + i) / kPieces, piece = (thread + i) % kPieces;
-        copy_some_of_16(thread + i < kCount * kPieces, to + row * kBytes + (piece ^ swizzle(row)) * 16,
-                        from + i64(row) * stride + piece * 8, int(row) < rows ? bytes(piece) : 0);
-      }
-    }
-  }
 };
 
 // d = rows * columns: 16 rows from `rows` on with all columns, both kDim long.

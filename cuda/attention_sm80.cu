@@ -2,9 +2,7 @@
 // Products by mma.sync, on sm_80 and newer. A CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys and
 // of values alternate in a ring in shared memory and are copied one or two turns ahead. Operands are 16-bit floats with
 // contiguous columns.
-#include "common/attention.cuh"
-#include "common/registers.cuh"
-#include "ptx/mma.cuh"
+#include "common/attention_sm80.cuh"
 
 // A warp holds the scores of its queries with a tile of keys in registers and turns them into weights, 16 keys at a
 // time, while the values of the 16 keys before are multiplied. The number that is subtracted from scores may be up to 8
@@ -13,7 +11,6 @@
 // 0 x Inf is NaN, so a value that is not finite also reaches queries that do not see it. Queries with a non-finite
 // result are recomputed exactly by attend_row.
 
-constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
 constexpr int kStages = STAGES;                   // stages of the ring
 constexpr int kRows = kTileQ / kWarps;            // queries of a warp
 constexpr int kSlabs = kRows / 16;                // slabs of queries, the height of one mma each
@@ -23,7 +20,6 @@ constexpr int kMostDim = kHeadDim > kValueDim ? kHeadDim : kValueDim;
 constexpr u32 kTurnBytes = kTileK * kMostDim * 2;
 constexpr f32 kHidden = -1.7014118346046923e38f;  // the score of a hidden key: -2^127, which any scale keeps exact
 constexpr f32 kLag = 8.f;                         // how far the maximum may lag, in powers of two
-constexpr u32 kAll = 0xffffffffu;
 static_assert(kRows % 16 == 0 && kRows <= 32 && kTileK % 32 == 0, "whole fragments and words");
 static_assert(kStages == 2 || kStages == 3, "a turn or two ahead");
 
@@ -36,50 +32,6 @@ struct alignas(128) Shared {
   const Element *k, *v;              // keys and values of the tile's head
 };
 
-// d[16, 8] += a[16, 16] * b[16, 8], a and b as load_matrices gives them
-__device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
-  else mma_f16(d, {a[0], a[2]}, {a[1], a[3]}, {b0, b1});
-}
-
-// ---------------------------------------------------------------------------------- rows in shared memory
-// Rows in pieces of 16 bytes, swizzled within groups of kGroup pieces so that the same piece of 8 rows lies in
-// different banks: row r begins at bank group r * kPieces, a multiple of kGroup modulo 8.
-template <int kDim> struct Lines {
-  static constexpr u32 kPieces = kDim / 8, kBytes = kDim * 2;
-  static constexpr u32 kGroup = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2;
-
-  static __device__ __forceinline__ u32 swizzle(u32 row) { return row * kGroup / 8 % kGroup; }
-  // The offset in a row of the first or the second piece of 16 columns.
-  static __device__ __forceinline__ u32 place(u32 sixteen, u32 second, u32 row) {
-    return (sixteen * 32) ^ ((second ^ swizzle(row)) * 16);
-  }
-
-  // The CTA copies kCount rows, of which `rows` exist with `columns` columns, and writes zeros elsewhere.
-  template <int kCount>
-  static __device__ __forceinline__ void copy(u32 to, const Element* from, i64 stride, int rows, int columns) {
-    const u32 thread = opaque(threadIdx.x);
-    const auto bytes = [=](u32 piece) { return clamp(2 * columns - int(piece) * 16, 0, 16); };
-    if constexpr (kThreads % kPieces == 0) {  // a thread has the same piece of each row
-      constexpr u32 kStep = kThreads / kPieces;
-      static_assert(kCount % kStep == 0, "each thread has as many pieces");
-      const u32 first = thread / kPieces, piece = thread % kPieces;
-      const Element* at = from + i64(first) * stride + piece * 8;
-      const int each = bytes(piece);
-#pragma unroll
-      for (u32 row = 0; row < kCount; row += kStep, at += kStep * stride)
-        copy_some_of_16(true, to + (first + row) * kBytes + (piece ^ swizzle(first + row)) * 16, at,
-                        int(first + row) < rows ? each : 0);
-    } else {
-#pragma unroll
-      for (u32 i = 0; i < kCount * kPieces; i += kThreads) {
-        const u32 row = (thread + i) / kPieces, piece = (thread + i) % kPieces;
-        copy_some_of_16(thread + i < kCount * kPieces, to + row * kBytes + (piece ^ swizzle(row)) * 16,
-                        from + i64(row) * stride + piece * 8, int(row) < rows ? bytes(piece) : 0);
-      }
-    }
-  }
-};
 using Keys = Lines<kHeadDim>;
 using Values = Lines<kValueDim>;
 

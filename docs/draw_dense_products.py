@@ -108,13 +108,8 @@ def gemm_sm80() -> Picture:
     for lane in range(2):
         lanes.do(lane, 0, 8, "indices", "look", size=8)
         lanes.do(lane, 8, 18.4, "copy 0, 1", "load")
-    for stage in range(6):
-        start = 8 if stage < 2 else 0.6 + 20 * (stage - 1)
-        used = 20 + 20 * stage
-        if start < 98:
-            lanes.do(2 + stage % 3, start, min(used - 0.4, 98), f"arrives: {stage}", "wait", size=8)
-        if used < 98:
-            lanes.do(2 + stage % 3, used + 0.6, used + 18.4, f"read: {stage}", "plain", size=8)
+    starts = (8 if stage < 2 else 0.6 + 20 * (stage - 1) for stage in range(6))
+    lanes.ring(range(2, 5), zip(starts, range(20, 140, 20), strict=True), 18.4)
     p.prose(
         39.6,
         "Dashed: copy_wait and __syncthreads, once a stage. Half of the warps copy before their products, half "

@@ -6,7 +6,7 @@ an error, so that a picture cannot be drawn unreadable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,6 +235,16 @@ class Lanes:
     def do(self, lane: int, start: float, stop: float, text: str, kind: str, *, size: float = SIZE) -> Box:
         x, y = self.x(start), self.tops[lane] + 0.4
         return self.picture.box(x, y, self.x(stop) - x, self.step - 0.8, text, kind, size=size)
+
+    def ring(self, lanes: Sequence[int], stages: Iterable[tuple[float, float]], reading: float) -> None:
+        """Stages of a ring, a lane for each: when the copy of a stage begins, and when it begins to be read."""
+        last = 98  # what begins later is not drawn
+        for stage, (start, used) in enumerate(stages):
+            lane = lanes[stage % len(lanes)]
+            if start < last:
+                self.do(lane, start, min(used - 0.4, last), f"arrives: {stage}", "wait", size=8)
+            if used < last:
+                self.do(lane, used + 0.6, used + reading, f"read: {stage}", "plain", size=8)
 
     def mark(self, time: float, first: int, last: int) -> None:
         """A barrier that all of some lanes meet at."""

@@ -196,13 +196,8 @@ def block_products_sm80() -> Picture:
         lanes.mark(t, 0, 4)
         lanes.do(0, t + 0.6, t + 7, f"copy {i + 3}", "load", size=8)
         lanes.do(0, t + 7, t + 18.4, f"multiply {i}", "multiply", size=8)
-    for stage in range(7):
-        start = 7 if stage < 3 else 22.6 + 19 * (stage - 3)
-        used = 22 + 19 * stage
-        if start < 98:
-            lanes.do(1 + stage % 4, start, min(used - 0.4, 98), f"arrives: {stage}", "wait", size=8)
-        if used < 98:
-            lanes.do(1 + stage % 4, used + 0.6, used + 18.4, f"read: {stage}", "plain", size=8)
+    starts = (7 if stage < 3 else 22.6 + 19 * (stage - 3) for stage in range(7))
+    lanes.ring(range(1, 5), zip(starts, range(22, 155, 19), strict=True), 18.4)
     p.prose(
         49.2,
         "Dashed: copy_wait and __syncthreads, once a stage. Stages go on from one pair to the next without a break; "

@@ -5,6 +5,7 @@ A file has sections, ``# name``, and lines ``key -> value``.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def read(path: Path) -> dict[str, dict[str, str]]:
             key, _, value = line.partition(" -> ")
             some[key] = value
     return found
+
+
+def digest(lines: list[str]) -> str:
+    """A value for a section that stands for many lines."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def compare(path: Path, name: str, make: Section) -> None:

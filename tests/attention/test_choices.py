@@ -6,7 +6,6 @@ difference shows what the change does: ``python -m tests.attention.test_choices`
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import islice, product
@@ -89,7 +88,7 @@ def ahead_of_time() -> Iterator[tuple[str, str]]:
         running = [[module.runs_on(x, arch) for x in some] for arch in ARCHS]
         counts = " ".join(str(sum(x)) for x in (skipped, *running))
         texts = [f"{constants(x)} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
-        yield name, f"{len(some)} {counts} {digest([*texts, str(skipped), str(running)])}"
+        yield name, f"{len(some)} {counts} {written_lists.digest([*texts, str(skipped), str(running)])}"
 
 
 def decoding() -> Iterator[tuple[str, str]]:
@@ -156,17 +155,13 @@ def host_work() -> Iterator[tuple[str, str]]:
             return attend(self, q, k, v, chunks)
 
         def share(work: Any, starts: Any, found: list[str] = found, **how: Any) -> None:
-            found.append(f"work {digest([str(np.diff(starts).tolist())])} {how}")
+            found.append(f"work {written_lists.digest([str(np.diff(starts).tolist())])} {how}")
             work(0, len(starts) - 1)
 
         q, k, v = (np.ones(x, np.float32) for x in ((B, H, S_q, D), (B, H_kv, S_k, D), (B, H_kv, S_k, D_v)))
         with patch.object(host_tiles._Tile, "attend", note), patch.object(host_tiles.threads, "share", share):
             attention(q, k, v, **options)
-        yield name, " ".join(found[:9]) + f" ... {len(found)} {digest(found)}"
-
-
-def digest(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+        yield name, " ".join(found[:9]) + f" ... {len(found)} {written_lists.digest(found)}"
 
 
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {

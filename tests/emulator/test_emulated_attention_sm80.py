@@ -15,10 +15,7 @@ from bsrgemm._attention.host import ENGINE
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-
-F16 = np.dtype(np.float16)
-#: By how much weights are rounded, of the largest value.
-ROUNDING = {F16: 2e-3, BFLOAT16: 1.6e-2}
+from .attention import F16, Emulated, operands
 
 
 @pytest.fixture
@@ -26,44 +23,10 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
-class Emulated:
-    """`bsrgemm.attention` on NumPy arrays by the kernel, beside that of the host in float64."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
-
-    def run(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
-        with self.monkeypatch.context() as patched:
-            patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call, emulator.guarded))
-            out, lse = bg.attention(q, k, v, return_lse=True, **options)
-        names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
-        assert names == {"attention_sm80"}
-        return out.astype(np.float64), lse.astype(np.float64)
-
-    def check(self, q: Any, k: Any, v: Any, **options: Any) -> None:
-        wide = [x.astype(np.float64) for x in (q, k, v)]
-        want, want_lse = bg.attention(
-            *wide, return_lse=True, **{name: x for name, x in options.items() if name != "out_dtype"}
-        )
-        out, lse = self.run(q, k, v, **options)
-        np.testing.assert_allclose(out, want, rtol=0, atol=ROUNDING[q.dtype] * np.abs(wide[2]).max())
-        seen = np.isfinite(want_lse)
-        assert (np.isneginf(lse) == ~seen).all()
-        np.testing.assert_allclose(lse[seen], want_lse[seen], rtol=1e-5, atol=2e-5)
-
-
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated]:
     with emulator.emulated(folder, emulator.guarded, arch="sm_80"):
-        yield Emulated(monkeypatch)
-
-
-def operands(
-    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, D_v: int = 0, heads: tuple[int, int] = (2, 1),
-    dtype: Any = F16, batch: int = 1,
-) -> tuple[Any, ...]:  # fmt: skip
-    shapes = ((batch, heads[0], S_q, D), (batch, heads[1], S_k, D), (batch, heads[1], S_k, D_v or D))
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+        yield Emulated(monkeypatch, "attention_sm80", lambda call: emulator.run_attention(call, emulator.guarded))
 
 
 @pytest.mark.parametrize(

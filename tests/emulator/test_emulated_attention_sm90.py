@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,15 +16,10 @@ import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.host import ENGINE
-from bsrgemm._kernels import workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-
-F16 = np.dtype(np.float16)
-FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
-#: By how much weights are rounded, of the largest value.
-ROUNDING = {F16: 2e-3, BFLOAT16: 1.6e-2, FLOAT8: 8e-2}
+from .attention import F16, FLOAT8, Emulated, operands
 
 
 @pytest.fixture
@@ -33,45 +27,10 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
-class Emulated:
-    """`bsrgemm.attention` on NumPy arrays by the kernel, beside that of the host in float64."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
-
-    def run(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
-        with self.monkeypatch.context() as patched:
-            patched.setattr(ENGINE, "forward", lambda call: emulator.run_attention(call))
-            out, lse = bg.attention(q, k, v, return_lse=True, **options)
-        names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
-        assert names == {"attention_sm90"}
-        assert not any(counters.any() for counters in workspace._zeroed.values())  # as the next launch wants them
-        return out.astype(np.float64), lse.astype(np.float64)
-
-    def check(self, q: Any, k: Any, v: Any, wide: Any = None, **options: Any) -> None:
-        kind = FLOAT8 if wide is not None else q.dtype
-        wide = [x.astype(np.float64) for x in (q, k, v)] if wide is None else wide
-        plain = {name: x for name, x in options.items() if not name.endswith("_scale") and name != "out_dtype"}
-        want, want_lse = bg.attention(*wide, return_lse=True, **plain)
-        out, lse = self.run(q, k, v, **options)
-        np.testing.assert_allclose(out, want, rtol=0, atol=ROUNDING[kind] * np.abs(wide[2]).max())
-        seen = np.isfinite(want_lse)
-        assert (np.isneginf(lse) == ~seen).all()
-        np.testing.assert_allclose(lse[seen], want_lse[seen], rtol=1e-5, atol=1e-3 if kind == FLOAT8 else 2e-5)
-
-
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated]:
     with emulator.emulated(folder, arch="sm_90a"):
-        yield Emulated(monkeypatch)
-
-
-def operands(
-    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, heads: tuple[int, int] = (2, 1), dtype: Any = F16,
-    batch: int = 1,
-) -> tuple[Any, ...]:  # fmt: skip
-    shapes = ((batch, heads[0], S_q, D), (batch, heads[1], S_k, D), (batch, heads[1], S_k, D))
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+        yield Emulated(monkeypatch, "attention_sm90", emulator.run_attention)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +50,7 @@ def test_bands_at_odd_lengths(lengths, D, options, emulated, rng) -> None:
 
 
 def test_bfloat16_and_results_of_float32(emulated, rng) -> None:
-    q, k, v = operands(rng, 70, 90, 64, (4, 2), BFLOAT16)
+    q, k, v = operands(rng, 70, 90, heads=(4, 2), dtype=BFLOAT16)
     emulated.check(q, k, v, causal=True)
     emulated.check(q, k, v, out_dtype=np.float32)
 
@@ -176,7 +135,7 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
             q[...], k[...] = 1, 0
             k[:, :, key] = 3.5
             emulated.check(q, k, v)
-        narrow = [x.astype(FLOAT8) for x in operands(rng, 64, 200, 64, (1, 1))]
+        narrow = [x.astype(FLOAT8) for x in operands(rng, 64, 200, heads=(1, 1))]
         scales = {name: 1.0 for name in ("q_scale", "k_scale", "v_scale")}
         wide = [x.astype(np.float64) for x in narrow]
         emulated.check(*(x.view(np.uint8) for x in narrow), wide, causal=True, out_dtype=np.float32, **scales)
@@ -227,7 +186,7 @@ def test_nan_reaches_those_who_see_it(emulated, rng) -> None:
 
 @pytest.mark.parametrize("how", ["heads", "sequences"])
 def test_fp8(how, emulated, rng) -> None:
-    narrow = [x.astype(FLOAT8) for x in operands(rng, 70, 150, 64, (2, 2))]
+    narrow = [x.astype(FLOAT8) for x in operands(rng, 70, 150, heads=(2, 2))]
     scales = {"q_scale": 0.5, "k_scale": 2.0, "v_scale": 3.0}
     options: dict[str, Any] = {"causal": True, "out_dtype": np.float32}
     if how == "sequences":
@@ -259,7 +218,7 @@ def test_a_weight_that_outweighs_all_others_is_one_however_large_its_score(dtype
 @pytest.mark.parametrize("climbs", [0, 1, -1])
 def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(climbs, emulated, rng) -> None:
     """Those of more than 2048 keys, also where keys that are met later weigh more and what was kept fades."""
-    q, k, v = operands(rng, 64, 2500, 64, (1, 1))
+    q, k, v = operands(rng, 64, 2500, heads=(1, 1))
     if climbs:
         q = np.broadcast_to(np.sign(q[:, :, :1]), q.shape)
         k = np.sign(q[:, :, :1]) * np.linspace(0.1, 2, 2500)[::climbs, None]

@@ -6,7 +6,6 @@ difference shows what the change does: ``python -m tests.products.test_choices``
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice, product
@@ -172,7 +171,7 @@ def other_candidates() -> Iterator[tuple[str, str]]:
     some = [*sm90_problems(), *sm80_problems(), *small_problems()][::9]
     for one in (*some, problem(R=32), problem(R=16, N=64), problem("f32", "sm_80", R=32, N=4096, block_rows=4000)):
         found = [written(x) for x in heuristics.candidates(one)]
-        yield written(one), f"{len(found)} {digest(found)}"
+        yield written(one), f"{len(found)} {written_lists.digest(found)}"
 
 
 def copies() -> Iterator[tuple[str, str]]:
@@ -226,7 +225,7 @@ def spmv_small_choices() -> Iterator[tuple[str, str]]:
     for kind, way in product(kinds, ways):
         rows = (1, 2, 3, 4, 5, 6, 7, 9, 12, 14, 15, 19, 27)
         found = [repr(small_blocks.spmv_small(kind, R, K, *way, row)) for (R, K), row in product(SIDES, rows)]
-        yield f"spmv_small {written(kind)} {''.join(map(written, way))}", digest(found)
+        yield f"spmv_small {written(kind)} {''.join(map(written, way))}", written_lists.digest(found)
     for kind, (R, K), row in islice(product(kinds[:3], SIDES, (1, 2, 4, 9, 14, 15, 27)), 0, None, 5):
         yield f"spmv_small {kind.a} {R} {K} {row}", written(small_blocks.spmv_small(kind, R, K, False, True, True, row))
 
@@ -236,11 +235,11 @@ def spmm_small_choices() -> Iterator[tuple[str, str]]:
     columns = (2, 3, 4, 6, 8, 12, 16, 31, 32, 64, 100, 128)
     for kind, way in product(kinds, product((False, True), repeat=2)):
         found = [repr(small_blocks.spmm_small(kind, R, K, N, *way)) for (R, K), N in product(SIDES, columns)]
-        yield f"spmm_small {written(kind)} {''.join(map(written, way))}", digest(found)
+        yield f"spmm_small {written(kind)} {''.join(map(written, way))}", written_lists.digest(found)
     staged = [names(a, index=index) for a in ("f32", "f64") for index in ("i32", "i64")]
     for kind, room in product(staged, (227, 163, 99)):
         some = [small_blocks.spmm_staged(kind, R, K, N, room) for (R, K), N in product(SIDES, columns)]
-        yield f"spmm_staged {written(kind)} {room}", digest([f"{x} {x.shared_bytes}" for x in some])
+        yield f"spmm_staged {written(kind)} {room}", written_lists.digest([f"{x} {x.shared_bytes}" for x in some])
     for kind, (R, K), N in islice(product((*kinds[:2], *staged), SIDES, (2, 16, 64)), 0, None, 7):
         if kind.of_one("f32") or kind.of_one("f64"):
             yield f"spmm_staged {written(kind)} {R} {K} {N}", written(small_blocks.spmm_staged(kind, R, K, N))
@@ -286,11 +285,7 @@ def ahead_of_time() -> Iterator[tuple[str, str]]:
         running = [[heuristics.runs_on(x, arch) for x in some] for arch in archs]
         counts = " ".join(str(sum(x)) for x in (skipped, *running))
         specs = [f"{x} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
-        yield name, f"{len(some)} {counts} {digest([*specs, str(skipped), str(running)])}"
-
-
-def digest(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+        yield name, f"{len(some)} {counts} {written_lists.digest([*specs, str(skipped), str(running)])}"
 
 
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {

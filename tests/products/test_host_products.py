@@ -97,10 +97,14 @@ def with_random_blocks(n: int, block: int) -> tuple[bg.bsr_array, sp.bsr_array]:
     return A, sp.bsr_array((A.data, A.indices, A.indptr), shape=A.shape)
 
 
-@pytest.mark.parametrize(("block", "times"), [(16, 4), (32, 6), (64, 15)])
+@pytest.mark.parametrize(("block", "times"), [(16, 5), (32, 7), (64, 20)])
 @pytest.mark.long
 def test_blocks_from_16_on_are_many_times_faster_than_scipy(block: int, times: int) -> None:
-    """In CPU time of all threads, which is 6.5, 8.5 and 24 times less; two quiet cores share it, and scipy has one."""
+    """In CPU time of all threads, which is 6.4, 8.4 and 24 times less, also on a machine with much other work.
+
+    By the clock it was 11.7, 22.5 and 58 times on two quiet cores, and 4.9, 9.1 and 27 times where others used them, as
+    the other tests do.
+    """
     A, S = with_random_blocks(2048, block)
     B = np.random.default_rng(1).standard_normal((2048, 512), dtype=np.float32)
     assert cpu_seconds(lambda: S @ B) >= times * cpu_seconds(lambda: A @ B)
