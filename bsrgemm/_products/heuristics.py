@@ -253,7 +253,7 @@ def wants_aligned_rows(problem: Problem) -> bool:
 
 
 def few_serves(problem: Problem) -> bool:
-    """Return whether gemm_few can compute this product: few columns of 16-bit floats. It numbers chunks with 31 bits."""
+    """Return whether gemm_few can compute this product: few columns of 16-bit floats, chunks numbered by 31 bits."""
     names = problem.types
     return (
         0 < problem.N <= GemmFew.most_columns

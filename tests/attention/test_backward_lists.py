@@ -132,7 +132,8 @@ def test_where_kernels_run() -> None:
     archs = ("sm_75", "sm_80", "sm_86", "sm_90a")
     assert [backward_config.runs_on(large, arch) for arch in archs] == [False, True, False, True]
     assert [backward_config.runs_on(small, arch) for arch in archs] == [False, False, True, False]
-    for config in (BackwardSm90("f16", 64, True), BackwardBegin("f16", 64, "f16", True), BackwardEnd("f16", 64)):
+    hopper = BackwardSm90("f16", 64, 128, True), BackwardBegin("f16", 64, 128, "f16", True), BackwardEnd("f16", 64, 128)
+    for config in hopper:
         assert [backward_config.runs_on(config, arch) for arch in archs] == [False, False, False, True]
     for config in (BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0), AttentionDelta("f16", "f16", "f32")):
         assert all(backward_config.runs_on(config, arch) for arch in archs)
@@ -141,15 +142,16 @@ def test_where_kernels_run() -> None:
 def test_what_is_compiled_ahead_of_time() -> None:
     skip = backward_config.skip_ahead_of_time
     usual = (
-        BackwardSm90("f16", 128, True),
-        BackwardBegin("f16", 128, "f16", True),
-        BackwardEnd("f16", 128),
+        BackwardSm90("f16", 128, 128, True),
+        BackwardSm90("f16", 128, 64, True),
+        BackwardBegin("f16", 128, 128, "f16", True),
+        BackwardEnd("f16", 128, 128),
         BackwardSm80("bf16", 64, 64, SIGNED, True, 0),
         BackwardSimt("f32", "f32", "f32", 64, 64, SIGNED, 0),
         AttentionDelta("f32", "f32", "f32"),
     )
     rare = (
-        BackwardBegin("f16", 128, "f32", True),
+        BackwardBegin("f16", 128, 128, "f32", True),
         BackwardSm80("bf16", 64, 128, SIGNED, True, 0),
         BackwardSm80("bf16", 64, 64, CAPPED, True, 0),
         BackwardSimt("f16", "f32", "f32", 64, 64, SIGNED, 0),

@@ -66,9 +66,8 @@ KNOWN_SPILLS = (
         ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 4,
     }
     | {
-        ("sm_90a", str(BackwardSm90(dtype, 128, ordered).spec())): 184
-        for dtype in ("f16", "bf16")
-        for ordered in (True, False)
+        ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered).spec())): 188
+        for dtype, width, keys, ordered in itertools.product(("f16", "bf16"), (64, 128), (64, 128), (True, False))
     }
     | {
         (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8
@@ -281,7 +280,7 @@ def test_tuning_returns_only_listed_configs() -> None:
 @pytest.mark.parametrize(
     ("dtype", "block", "b_order", "kernel", "plain", "vector"),
     [
-        ("float16", (128, 128), "C", "gemm_sm90", "gemm_simt", "spmv"),
+        ("float16", (128, 128), "C", "gemm_sm90", "gemm_simt", "gemm_few"),
         ("float16", (16, 16), "F", "gemm_sm90", "spmm", "spmv_small"),
         ("float16", (16, 16), "", "spmm", "spmm", "spmv_small"),
         ("float16", (24, 16), "C", "gemm_simt", "gemm_simt", "spmv"),
@@ -315,6 +314,7 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
         ("float64", (20, 20), {16: "spmm_f64", 128: "spmm_f64", 130: "gemm_simt"}),
         ("float64", (144, 16), {16: "gemm_sm80"}),
         ("float16", (16, 16), {16: "gemm_sm90"}),
+        ("float16", (32, 32), {1: "gemm_few", 8: "gemm_few", 9: "gemm_sm90"}),
     ],
     ids=str,
 )
