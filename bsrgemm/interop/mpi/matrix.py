@@ -390,6 +390,21 @@ class DistributedMatrix(DistributedOperator):
         """Return another matrix over the same ranks; all of them call this together."""
         return DistributedMatrix(panel, row_starts, column_starts, self.comm)
 
+    def with_numbers(self, panel: Any) -> DistributedMatrix:
+        """Return a matrix with the pattern of this one, of panels in canonical format, without messages."""
+        first, last = (x // self.blocksize[1] for x in (self.columns.start, self.columns.stop))
+        data, indices, _ = panel._canonical()
+        own = (indices >= first) & (indices < last)
+        found = self._copy()
+        found.interior = self.interior._with_data(data[own], copy=False)  # synchronize!
+        found._ghost = self._ghost._with_data(data[~own], copy=False)
+        return found
+
+    def _copy(self) -> DistributedMatrix:
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
+
     # ------------------------------------------------------------------------------ everything else
     def astype(self, dtype: Any) -> DistributedMatrix:
         """Return the matrix in another dtype, with the same lists of ghosts.
@@ -411,8 +426,7 @@ class DistributedMatrix(DistributedOperator):
         >>> mpi.partition(bg.eye(2, blocksize=(2, 2))).astype(np.float32).dtype
         dtype('float32')
         """
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
+        found = self._copy()
         found.interior, found._ghost = self.interior.astype(dtype), self._ghost.astype(dtype)
         found.dtype = found.interior.dtype
         return found
