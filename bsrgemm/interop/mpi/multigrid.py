@@ -48,6 +48,8 @@ class _Gathered:
 class DistributedMultigrid(Multigrid):
     """A hierarchy whose fine levels are spread over the ranks; `bg.linalg.smoothed_aggregation` makes it."""
 
+    _capturable = False  # ranks exchange messages
+
     def __init__(self, levels: list[Level], finest: Any, last: _Gathered, options: Options) -> None:
         self._levels, self._finest, self._inverse, self._options = levels, finest, last, options
         self._made_of(finest)
