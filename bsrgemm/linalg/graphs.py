@@ -56,16 +56,18 @@ class Replay:
     function : callable
         It may not wait for the GPU, nor change anything but its arrays: to capture it is to call it.
     xp : module
-        Where the arrays live.
+        Where the arrays live; only CuPy has graphs.
     wanted : bool
         Whether it is captured at all.
     captured : Captured, optional
         A graph of the function, on the same arrays, which is launched from the first call on.
     """
 
-    def __init__(self, function: Callable[[], Any], xp: Any, wanted: bool, captured: Captured | None = None) -> None:
+    def __init__(
+        self, function: Callable[[], Any], xp: Any, wanted: bool = True, captured: Captured | None = None
+    ) -> None:
         self._function, self._xp = function, xp
-        self._called, self._pending = False, wanted and captured is None
+        self._called, self._pending = False, wanted and captured is None and hasattr(xp, "cuda")
         self.captured = captured
         self.refusal: str | None = None
 
@@ -101,7 +103,8 @@ class Replay:
                         stream.end_capture()
                     raise
                 self.captured = Captured(stream.end_capture(), held)
-        except Exception as error:  # CUDA's, or NotImplementedError of what CuPy does not capture
+        # CUDA's errors, NotImplementedError of what CuPy does not capture, or memory that is not there
+        except (RuntimeError, MemoryError) as error:
             self.refusal = f"{type(error).__name__}: {error}".split("\n")[0]
 
 

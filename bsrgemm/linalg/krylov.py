@@ -16,7 +16,7 @@ from .._batch import bsr_batch
 from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
-from .operators import DistributedOperator, column_sums, product_with, together
+from .operators import DistributedOperator, inner_products, product_with, together
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step
 
 #: Columns of the basis of `gmres` by default.
@@ -70,7 +70,7 @@ class _System:
 
     def dot(self, u: Array, v: Array) -> Array:
         """The inner products of the columns."""
-        part = column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
+        part = inner_products(u, v)
         return part if self._spread is None else self._spread.total(part)
 
     def norm(self, u: Array) -> Array:
