@@ -26,7 +26,7 @@ _LEAST_COUNTERS = 1024
 #: Number of counters that all captures on a device share: enough for some hundreds of captures.
 _RESERVE = 1 << 18
 #: The pointer that stands for CUDA's per-thread default stream.
-_PER_THREAD = 2
+PER_THREAD = 2
 
 
 class StreamOrdered:
@@ -72,17 +72,18 @@ _owner = threading.local()
 
 
 @contextlib.contextmanager
-def owned_graph(stream: Any) -> Iterator[None]:
+def owned_graph(stream: Any, held: list[Any]) -> Iterator[None]:
     """Let launches that this thread captures take counters and temporary memory as launches of `stream` do.
 
     The caller launches the graph on that stream alone, keeps what is allocated meanwhile as long as the graph, and has
-    made the same launches on the stream before, so that their counters are there.
+    made the same launches on the stream before, so that their counters are there. What else the graph needs is added
+    to `held`: counters, which the stream may replace by more of them, and work lists that are made meanwhile.
     """
-    _owner.stream = stream
+    _owner.stream, _owner.held = stream, held
     try:
         yield
     finally:
-        _owner.stream = None
+        _owner.stream = _owner.held = None
 
 
 def _current_stream() -> Any:
@@ -104,14 +105,16 @@ def counters(count: int) -> Array:
             capture.counters = _reserved(device, count)
         return capture.counters
     pointer = stream.ptr
-    key = (device, pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
-    found = _zeroed.get(key)
+    key = (device, pointer, threading.get_ident() if pointer == PER_THREAD else 0)
+    found, owned = _zeroed.get(key), getattr(_owner, "stream", None) is not None
     if found is None or len(found) < count:
-        if getattr(_owner, "stream", None) is not None:
+        if owned:
             raise RuntimeError("counters cannot be zeroed in a capture")
         found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
         if device not in _reserves:
             _reserves[device] = [cupy.zeros(_RESERVE, np.int32), 0]
+    if owned:
+        _owner.held.append(found)
     return found
 
 
@@ -141,7 +144,7 @@ def retain_for_graph(make: Callable[[], Any]) -> Any:
 def keep_for_graph(x: Any) -> None:
     """Keep an object, with the memory that it will allocate, if a graph is being captured."""
     if cupy.cuda.get_current_stream().is_capturing():
-        _held.append(x)
+        (_held if getattr(_owner, "stream", None) is None else _owner.held).append(x)
 
 
 def _reserved(device: int, count: int) -> Array:

@@ -17,7 +17,7 @@ from . import block_products, complex_gemm, heuristics, launch, spgemm_pattern
 from .call import ProductCall, ProductPattern
 from .engine import ProductEngine
 from .launch import Launch
-from .matrix_cache import matrix_cache_of
+from .matrix_cache import PreparedLaunches, matrix_cache_of
 from .transposed import transposed_copy
 
 #: Work lists hold 32-bit integers, so sizes must be smaller than this.
@@ -39,6 +39,9 @@ class CudaProducts(ProductEngine):
         started = launch.product(call)
         # a launch that reads a copy cannot be reused, since the copy is made again for every product
         return started if call.matrix is A and call.B is B else None
+
+    def prepared(self, A: Any) -> PreparedLaunches:
+        return PreparedLaunches(A)
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
         memory, other = out.data.mem, X.data.mem  # arrays in different allocations cannot overlap

@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.engines import EngineTable
+from .._backend.index_arrays import writes_of
 from .call import ProductCall, ProductPattern
+
+
+class Prepared:
+    """The state of a matrix for products: while it holds, the same products with the matrix make the same launches.
+
+    It keeps nothing of the matrix alive.
+    """
+
+    def __init__(self, A: Any) -> None:
+        source, self._transposed = A._source()
+        self._shape, self._sides = source._shape, source.data.shape
+        self._data, *self._index = (reference(x) for x in (source.data, source.indices, source.indptr))
+        self._writes = [writes_of(x).number for x in (source.indices, source.indptr)]
+
+    def plans(self) -> list[Any] | None:
+        """Return what launches read that the matrix may drop at any time; None if it has dropped some of it."""
+        return []
+
+    def holds_for(self, A: Any) -> bool:
+        """Tell whether a matrix has this shape and these arrays, and nobody has written into its index arrays."""
+        source, transposed = A._source()
+        index = source.indices, source.indptr
+        return (
+            transposed == self._transposed
+            and source._shape == self._shape
+            and source.data is self._data()
+            and source.data.shape == self._sides
+            and all(x is y() for x, y in zip(index, self._index, strict=True))
+            and all(writes_of(x).number == n for x, n in zip(index, self._writes, strict=True))
+        )
+
+
+def reference(x: Any) -> Callable[[], Any]:
+    """Return a weak reference to an object, or a strong one if its class has no weak ones."""
+    try:
+        return ref(x)
+    except TypeError:
+        return lambda: x
 
 
 class ProductEngine(ABC):
@@ -33,6 +74,10 @@ class ProductEngine(ABC):
         None means that the product has to go the usual way.
         """
         return None
+
+    def prepared(self, A: Any) -> Prepared:
+        """Return the state of a matrix, on which the launches of its products depend."""
+        return Prepared(A)
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
         """Return the number of the first array that shares bytes with `out`, or None if none does.

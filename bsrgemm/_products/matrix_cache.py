@@ -6,8 +6,9 @@ the three arrays from which they were made, until somebody writes into the index
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import ref
 
 import cupy
 
@@ -18,6 +19,7 @@ from .._kernels import forced_kernel, workspace
 from .._kernels.launching import contiguous
 from .._kernels.workspace import StreamOrdered
 from . import row_matching, work_list, work_list_launch
+from .engine import Prepared
 from .work_list import Groups, Items, LongRows, Pattern
 
 #: The largest number of plans per matrix. Each combination of the number of columns and the dtype of B has one.
@@ -156,6 +158,36 @@ class MatrixCache:
         if entry is None:
             entry = self._entries.setdefault(key, StreamOrdered(make()))
         return entry.get()
+
+
+class PreparedLaunches(Prepared):
+    """The state of a matrix on the GPU: its arrays and the plans of its products, some of which are not made again."""
+
+    def __init__(self, A: Any) -> None:
+        super().__init__(A)
+        self._forced = forced_kernel.name
+        self._plans = {place: ref(plan) for place, plan in _plans_of(A)}
+
+    def plans(self) -> list[Any] | None:
+        found = [plan() for plan in self._plans.values()]
+        return None if None in found else found
+
+    def holds_for(self, A: Any) -> bool:
+        if forced_kernel.name != self._forced or not super().holds_for(A):
+            return False
+        now = dict(_plans_of(A))
+        return all(plan() is not None and now.get(place) is plan() for place, plan in self._plans.items())
+
+
+def _plans_of(A: Any) -> Iterator[tuple[Any, StreamOrdered]]:
+    """Yield the plans that a matrix has, by what they are for; also those of real matrices that replace it."""
+    source = A._source()[0]
+    cache: MatrixCache | None = source._matrix_cache
+    caches = {} if cache is None else {0: cache, **{axis: x._matrix_cache for axis, x in cache.wide.items()}}
+    for axis, found in caches.items():
+        if found is not None:
+            for key, plan in list(found.plans.items()):
+                yield (axis, key), plan
 
 
 def matrix_cache_of(A: Any) -> MatrixCache:

@@ -4,40 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .._array.base import BsrBase
 from .._array.convert import Conversions
-from .._backend.base import Array
+from .._backend import structure
+from .._backend.base import Array, Blocks
 from .._backend.registry import host
-from .operators import check_right_hand_side
+from .operators import check_right_hand_side, column_sums
 
 
 def spsolve(A: Any, b: Any) -> Array:
-    """Solve ``A x = b`` by a sparse LU decomposition on the host: SuperLU, by scipy.
+    """Solve ``A x = b`` by a sparse LU decomposition where A is: by SuperLU on the CPU, by cuDSS on the GPU.
 
     Parameters
     ----------
     A : bsr_array or bsr_matrix of shape (n, n)
-        The matrix, on the CPU.
+        The matrix.
     b : array (n,) or (n, k)
-        One right-hand side or several.
+        One right-hand side or several, on the device of A.
 
     Returns
     -------
     array like `b`
-        The solution.
+        The solution, in the dtype to which those of A and b are promoted, float32 at least.
 
     Raises
     ------
     TypeError
-        If A is not a BSR matrix, or is on the GPU: nothing is moved.
+        If A is not a BSR matrix, has a dtype that the library does not support, or is on the GPU and b is not.
     ValueError
-        If A is not square, or b does not fit.
+        If A is not square, or b does not fit or holds NaN or infinity.
     RuntimeError
-        If A is singular.
+        If A is singular; on the GPU also if it is so badly conditioned that the residual is not small.
+    ImportError
+        If A is on the GPU and nvmath-python is not installed; ``pip install "bsrgemm[cudss12]"`` installs it for CUDA
+        12, and ``"bsrgemm[cudss13]"`` for CUDA 13.
 
     See Also
     --------
-    cg, smoothed_aggregation : for large systems, and on the GPU.
+    cg, smoothed_aggregation : for large systems.
+
+    Notes
+    -----
+    SuperLU is called through scipy, and cuDSS through nvmath-python. Both read a copy of A in another format. Nothing
+    is moved between the CPU and the GPU. cuDSS replaces pivots that are too small. The residual is computed for that
+    reason, and the call waits for the GPU. The way through cuDSS was tested with a stand-in for nvmath-python, and has
+    not run on a card yet.
 
     Examples
     --------
@@ -46,18 +59,59 @@ def spsolve(A: Any, b: Any) -> Array:
     >>> bg.linalg.spsolve(A, np.array([6.0, 8.0]))
     array([1., 2.])
     """
-    from scipy.sparse.linalg import splu
-
     if not isinstance(A, BsrBase):
         raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}")
-    if A._backend is not host():
-        raise TypeError(
-            "A: spsolve works on the CPU, and nothing is moved; take A.get() and cupy.asnumpy(b), "
-            "cupyx.scipy.sparse.linalg.spsolve(A.tocsr(), b), or cg with smoothed_aggregation(A)"
-        )
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: wanted a square matrix, got shape {A.shape}")
+    if host().is_dense(b) and A._backend is not host():
+        raise TypeError(
+            "A: spsolve works on the CPU, and nothing is moved, if b is there: "
+            f"got A on {A._backend.name!r}; take A.get(), or b on {A._backend.name!r}"
+        )
     check_right_hand_side(b, A)
     assert isinstance(A, Conversions)
-    found: Array = splu(A.tocsc()).solve(b.astype(A.dtype, copy=False))
+    dtype = np.result_type(A.dtype, b.dtype, np.float32)
+    if dtype.char not in "fdFD":
+        raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+    A = A.astype(dtype, copy=False)
+    if A._backend is not host():
+        return _on_the_card(A, b)
+    from scipy.sparse.linalg import splu
+
+    if not np.isfinite(b).all():
+        raise ValueError("b: wanted finite numbers, got NaN or infinity")
+    found: Array = splu(A.tocsc()).solve(b.astype(dtype, copy=False))
     return found
+
+
+def _on_the_card(A: Any, b: Array) -> Array:
+    """Solve by cuDSS, which wants sorted int32 indices without duplicates, and right-hand sides by columns."""
+    try:
+        from nvmath.sparse.advanced import direct_solver
+    except ImportError as error:
+        raise ImportError(
+            'A: spsolve on the GPU needs cuDSS through nvmath-python: pip install "bsrgemm[cudss12]" for CUDA 12, '
+            '"bsrgemm[cudss13]" for CUDA 13. Or take cg with smoothed_aggregation(A); nothing is moved to the CPU'
+        ) from error
+    xp = A._backend.xp
+    columns = xp.empty(b.shape, A.dtype, order="F")
+    columns[...] = b
+    if not b.size:
+        return columns
+    data, *pattern = A._canonical()
+    index = structure.index_dtype(A.nnz)
+    A = A._new(Blocks(data, *(i.astype(index, copy=False) for i in pattern)), canonical=True)
+    x: Array = direct_solver(A.tocsr(), columns)
+    left, size = (A._backend.to_host(_norms(xp, v)) for v in (columns - A @ x, columns))  # synchronize!
+    if not np.isfinite(size).all():
+        raise ValueError("b: wanted finite numbers, got NaN or infinity")
+    if not (left <= np.sqrt(np.finfo(A.dtype).eps) * size).all():
+        raise RuntimeError(
+            f"A: singular, or too badly conditioned for {A.dtype}: the norm of the residual is {np.max(left):.3g}, and "
+            f"that of b {np.max(size):.3g}"
+        )
+    return x
+
+
+def _norms(xp: Any, v: Array) -> Array:
+    return xp.sqrt(column_sums(abs(v) ** 2))

@@ -1,20 +1,26 @@
 """Iterations that are replayed as CUDA graphs: one launch in place of dozens, and one read on the host for several.
 
 A graph works on the same arrays each time. What an iteration allocates while it is captured stays allocated as long as
-the graph, and the graph is launched on the stream on which the solver was called, so that memory is reused in order.
+the graph, and the graph is launched on the stream on which the solver was called, so that memory is reused in order. It
+is kept for the next solve with the same operands, until its preconditioner, or the matrix if there is none, is deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import numbers
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend
+from .._products.engine import ENGINES, reference
 from .operators import Preconditioner
 
 #: The most iterations between two reads on the host; no more than half of those that are expected, so that few are made
@@ -50,38 +56,45 @@ class Replay:
     function : callable
         It may not wait for the GPU, nor change anything but its arrays: to capture it is to call it.
     xp : module
-        Where the arrays live.
+        Where the arrays live; only CuPy has graphs.
     wanted : bool
         Whether it is captured at all.
+    captured : Captured, optional
+        A graph of the function, on the same arrays, which is launched from the first call on.
     """
 
-    def __init__(self, function: Callable[[], Any], xp: Any, wanted: bool) -> None:
+    def __init__(
+        self, function: Callable[[], Any], xp: Any, wanted: bool = True, captured: Captured | None = None
+    ) -> None:
         self._function, self._xp = function, xp
-        self._called, self._pending = False, wanted
-        #: the memory that the graph works in
-        self._held: list[Any] = []
-        self.graph: Any = None
+        self._called, self._pending = False, wanted and captured is None and hasattr(xp, "cuda")
+        self.captured = captured
         self.refusal: str | None = None
+
+    @property
+    def graph(self) -> Any:
+        """The CUDA graph, or None if there is none yet."""
+        return None if self.captured is None else self.captured.graph
 
     def __call__(self, worthwhile: bool = True) -> None:
         if self._called and self._pending and worthwhile:
             self._capture()
-        if self.graph is None:
+        if self.captured is None:
             self._function()
             self._called = True
         else:
-            self.graph.launch()
+            self.captured.graph.launch()
 
     def _capture(self) -> None:
         """Capture the function; that computes nothing."""
         self._pending = False
-        cuda = self._xp.cuda
+        cuda, held = self._xp.cuda, list[Any]()
         home = cuda.get_current_stream()
         # What runs elsewhere must have ended: a captured launch cannot wait for an event of another stream.
         home.synchronize()  # synchronize!
         stream = cuda.Stream(non_blocking=True)
         try:
-            with _memory_of(cuda, home, self._held), stream:
+            with _memory_of(cuda, home, held), stream:
                 stream.begin_capture()
                 try:
                     self._function()
@@ -89,10 +102,18 @@ class Replay:
                     with contextlib.suppress(Exception):
                         stream.end_capture()
                     raise
-                self.graph = stream.end_capture()
-        except Exception as error:  # CUDA's, or NotImplementedError of what CuPy does not capture
+                self.captured = Captured(stream.end_capture(), held)
+        # CUDA's errors, NotImplementedError of what CuPy does not capture, or memory that is not there
+        except (RuntimeError, MemoryError) as error:
             self.refusal = f"{type(error).__name__}: {error}".split("\n")[0]
-            self._held.clear()
+
+
+@dataclass
+class Captured:
+    """A CUDA graph with the memory that it works in beside the arrays of its function."""
+
+    graph: Any
+    memory: list[Any]
 
 
 @contextlib.contextmanager
@@ -108,8 +129,97 @@ def _memory_of(cuda: Any, home: Any, held: list[Any]) -> Iterator[None]:
         held.append(memory)
         return memory
 
-    with owned_graph(home), cuda.using_allocator(keep):
+    with owned_graph(home, held), cuda.using_allocator(keep):
         yield
+
+
+# ------------------------------------------------------------------------- graphs that are kept between solves
+@dataclass
+class _Kept:
+    """A graph that was captured in an earlier solve, the arrays of its step, and what its launches depend on."""
+
+    captured: Captured
+    arrays: dict[str, Array]
+    state: _State
+    #: how many iterations the last solve has made
+    made: int
+    #: drops this object when its owner is deleted
+    owner: Any = field(repr=False)
+
+
+#: One graph for each preconditioner or matrix that has been solved with, by its id. A solve takes it out as long as it
+#: lasts: two threads never work on the same arrays.
+_graphs: dict[int, _Kept] = {}
+
+
+class _State:
+    """Everything that the launches of an iteration depend on. It keeps no part of A and M alive.
+
+    These are the method, the shape and the dtype of its vectors, the device and the stream, and of A and M all matrices
+    with their arrays and plans, and all numbers that a launch takes from the host.
+    """
+
+    def __init__(self, kind: type[Any], b: Array, backend: Backend, operands: tuple[Any, Any]) -> None:
+        self._prepared: list[Any] = []
+        self._rest = self._described(kind, b, backend, operands, self._prepared)
+        self._prepared = [ENGINES.of(backend).prepared(matrix) for matrix in self._prepared]
+
+    @staticmethod
+    def _described(
+        kind: type[Any], b: Array, backend: Backend, operands: tuple[Any, Any], matrices: list[Any]
+    ) -> tuple[Any, ...]:
+        from .._kernels.workspace import PER_THREAD
+
+        cuda = backend.xp.cuda
+        stream = cuda.get_current_stream().ptr
+        thread = threading.get_ident() if stream == PER_THREAD else 0
+        place = backend.name, cuda.runtime.getDevice(), stream, thread
+        return kind, tuple(b.shape), b.dtype, place, _described(operands, matrices)
+
+    def plans_for(self, kind: type[Any], b: Array, backend: Backend, operands: tuple[Any, Any]) -> list[Any] | None:
+        """Return the plans of all products, or None if launches would not be the same for these operands.
+
+        They are to be kept as long as the graph may be launched: a matrix drops plans if it has too many.
+        """
+        matrices: list[Any] = []
+        if self._described(kind, b, backend, operands, matrices) != self._rest:
+            return None
+        found = [before.plans() for before in self._prepared]
+        if None in found or not all(before.holds_for(A) for before, A in zip(self._prepared, matrices, strict=True)):
+            return None
+        return found
+
+
+class _Same:
+    """An object that is equal to itself alone, also after it was deleted."""
+
+    def __init__(self, x: Any) -> None:
+        self._reference = reference(x)
+
+    def __eq__(self, other: object) -> bool:
+        found = self._reference()
+        return isinstance(other, _Same) and found is not None and found is other._reference()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _described(x: Any, matrices: list[Any]) -> Any:
+    """Return an object that is equal to that of another operand with the same parts; its matrices go into a list.
+
+    The parts of preconditioners and of their levels and smoothers are looked at one by one.
+    """
+    if isinstance(x, BsrBase):
+        matrices.append(x)
+        return type(x)
+    if x is None or isinstance(x, numbers.Number | str | np.dtype):
+        return x
+    if isinstance(x, list | tuple):
+        return [_described(part, matrices) for part in x]
+    if isinstance(x, dict):
+        return {name: _described(part, matrices) for name, part in x.items()}
+    if isinstance(x, Preconditioner) or type(x).__module__.startswith(__package__):
+        return [type(x), _described(vars(x), matrices)]
+    return _Same(x)
 
 
 class Iterations:
@@ -117,19 +227,31 @@ class Iterations:
 
     Parameters
     ----------
-    step : callable
-        One iteration. It changes ``step.x``, and leaves the numbers that decide in the array ``step.numbers``.
-    backend : Backend
-        Where its arrays are.
+    kind : class
+        That of `steps.Step`: ``step = kind(system, arrays)`` makes an iteration each time it is called. All that it
+        needs from one to the next are its attributes that are arrays. An earlier step may have left them.
+    system : object
+        Its `backend`, `b` and `x` are those of the system. ``system.x`` becomes the array of the step.
+    operands : tuple
+        The matrix, and the preconditioner or None.
     graph : bool
         Whether iterations are captured, and made ahead.
     """
 
-    def __init__(self, step: Any, backend: Backend, graph: bool) -> None:
-        self._step, self._backend = step, backend
-        self.replay = Replay(step, backend.xp, graph)
+    def __init__(self, kind: type[Any], system: Any, operands: tuple[Any, Any], graph: bool) -> None:
+        self._backend = backend = system.backend
+        self._call = kind, system.b, backend, operands
+        #: a graph is kept for its preconditioner, or for the matrix without one
+        self._owner = operands[0] if operands[1] is None else operands[1]
+        kept = _graphs.pop(id(self._owner), None) if graph else None
+        self._plans = None if kept is None else kept.state.plans_for(*self._call)
+        if self._plans is None:
+            kept = None
+        self._kept, self._made = kept, 0
+        self.step = kind(system, None if kept is None else kept.arrays)
+        self.replay = Replay(self.step, backend.xp, graph, None if kept is None else kept.captured)
         self._numbers: Array | None = None
-        self._kept: Array | None = None
+        self._copies: Array | None = None
 
     def make(self, left: Sequence[float], most: int) -> Any:
         """Make some iterations; their numbers on the host, one row for each. One read.
@@ -141,27 +263,45 @@ class Iterations:
         most : int
             The most iterations to make.
         """
-        step, xp = self._step, self._backend.xp
-        expected = min(iterations_left(left), most)
+        step, xp = self.step, self._backend.xp
+        # at first there is no rate yet, but the last solve with these operands may have told how many to expect
+        expected = iterations_left(left) if self._kept is None or self._made else self._kept.made
+        expected = min(expected, most)
         count = 1 if self.replay.graph is None else max(1, min(int(expected / 2), MOST_AHEAD))
+        self._made += count
         if count == 1:
             self.replay(expected >= _WORTHWHILE)
             return self._backend.to_host(step.numbers)[None]  # synchronize!
-        if self._numbers is None or self._kept is None:
+        if self._numbers is None or self._copies is None:
             self._numbers = xp.empty((MOST_AHEAD, *step.numbers.shape), step.numbers.dtype)
-            self._kept = xp.empty((MOST_AHEAD - 1, *step.x.shape), step.x.dtype)
+            self._copies = xp.empty((MOST_AHEAD - 1, *step.x.shape), step.x.dtype)
         for k in range(count):
             self.replay()
             self._numbers[k] = step.numbers
             if k < count - 1:
-                self._kept[k] = step.x
+                self._copies[k] = step.x
         return self._backend.to_host(self._numbers[:count])  # synchronize!
 
     def take(self, k: int, count: int) -> None:
         """Let x be that after iteration k of the last `count` ones."""
         if k < count - 1:
-            assert self._kept is not None
-            self._step.x[...] = self._kept[k]
+            assert self._copies is not None
+            self.step.x[...] = self._copies[k]
+
+    def end(self) -> Array:
+        """Return x, and keep the graph, if there is one, for the next solve."""
+        x, captured = self.step.x, self.replay.captured
+        if captured is None:
+            return x
+        arrays = {name: part for name, part in vars(self.step).items() if self._backend.is_dense(part)}
+        key, graphs = id(self._owner), _graphs
+
+        def drop(_: Any) -> None:
+            graphs.pop(key, None)
+
+        state = _State(*self._call) if self._kept is None else self._kept.state
+        _graphs[key] = _Kept(captured, arrays, state, self._made, ref(self._owner, drop))
+        return x.copy()
 
 
 def iterations_left(left: Sequence[float]) -> float:

@@ -13,10 +13,11 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import NOT_FINITE, RESTARTS, SolverWarning, breakdown, check_limits
+from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
-from .operators import DistributedOperator, column_sums, product_with, together
+from .operators import DistributedOperator, inner_products, product_with, together
+from .steps import Biconjugate, Conjugate, MinimalResidual, Step
 
 #: Columns of the basis of `gmres` by default.
 _BASIS = 20
@@ -69,7 +70,7 @@ class _System:
 
     def dot(self, u: Array, v: Array) -> Array:
         """The inner products of the columns."""
-        part = column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
+        part = inner_products(u, v)
         return part if self._spread is None else self._spread.total(part)
 
     def norm(self, u: Array) -> Array:
@@ -91,11 +92,8 @@ class _System:
         zero = b == 0
         return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
 
-    def finish(self, steps: int, broken: str | None = None, depth: int = 4) -> tuple[Array, int]:
-        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown.
-
-        The warning names the line that called the solver, so many calls above the warning.
-        """
+    def finish(self, steps: int, broken: str | None = None) -> tuple[Array, int]:
+        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown."""
         size = self.host(self.norm(self.residual()))
         if (size <= self.enough).all():
             return self.x, 0
@@ -106,7 +104,7 @@ class _System:
             message = f"{self.method}: not converged after {steps} iterations{where}: {left}"
         else:
             message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
-        warnings.warn(message, SolverWarning, stacklevel=depth)
+        warnings.warn(message, SolverWarning, stacklevel=5)  # the line that called the solver
         return self.x, max(1, steps) if broken is None else -1
 
 
@@ -193,7 +191,8 @@ def cg(
     `block_jacobi`, `chebyshev` or multigrid, there is no callback, and at least four more iterations are expected. Up
     to four iterations are made then before the host reads the norms of their residuals; x is that of the iteration
     after which the method ends. The result has the same bits as without a graph. Otherwise the host reads three numbers
-    for each column after each iteration.
+    for each column after each iteration. The graph is kept for the next solve with the same A and M, a right-hand side
+    of the same shape and dtype, and the same stream, until M, or A if M is None, is deleted.
 
     Examples
     --------
@@ -205,63 +204,40 @@ def cg(
     """
     if isinstance(A, bsr_batch):
         return conjugate_gradients(A, b, x0, (rtol, atol), maxiter, M, callback)
-    s = _System("cg", A, b, x0, rtol, atol, maxiter, M)
-    step = _Conjugate(s)
-    some = Iterations(step, s.backend, callback is None and capturable(s.backend, A, M))
+    return _iterated(Conjugate, _System("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
+
+
+def _iterated(
+    kind: type[Step], s: _System, operands: tuple[Any, Any], callback: Callable[[Array], object] | None
+) -> tuple[Array, int]:
+    """Solve by steps of this kind; the operands are A and M."""
+    some = Iterations(kind, s, operands, callback is None and capturable(s.backend, *operands))
     steps, broken = 0, None
     for _ in range(RESTARTS + 1):
         r = s.residual()
         size = s.host(s.norm(r))
-        if (size <= s.enough).all() or steps >= s.maxiter or broken:
+        if (size <= s.enough).all() or steps >= s.maxiter:
+            broken = None
             break
-        step.restart(r)
+        some.step.restart(r)
         left = [float(np.max(size / s.enough))]
-        ended = False
+        broken, ended = None, False
         while steps < s.maxiter and not ended:
             made = some.make(left, s.maxiter - steps)
             for k, found in enumerate(made):
                 steps += 1
                 if callback is not None:
                     callback(s.x)
-                broken = breakdown(found, s.enough)
+                broken, solved = kind.verdict(found, s.enough)
                 left.append(float(np.max(found[0] / s.enough)))
-                ended = broken is not None or bool((found[0] <= s.enough).all())
+                ended = broken is not None or solved
                 if ended:
                     some.take(k, len(made))
                     break
+        if broken is not None and broken not in kind.curable:
+            break
+    s.x = some.end()
     return s.finish(steps, broken)
-
-
-class _Conjugate:
-    """One iteration of conjugate gradients; all that stays from one to the next are arrays, which stay in place."""
-
-    def __init__(self, s: _System) -> None:
-        xp, shape, dtype = s.xp, s.b.shape, s.b.dtype
-        self._s, self.x = s, s.x
-        self._r, self._p, self._work = (xp.zeros(shape, dtype) for _ in range(3))
-        self._before = xp.zeros(shape[1:], dtype)
-        #: by column: the norm of the residual, ``p A p`` and ``r M r``
-        self.numbers = xp.zeros((3, *shape[1:]), np.empty(0, dtype).real.dtype)
-
-    def restart(self, r: Array) -> None:
-        """Begin with this residual. A previous ``r M r`` of 0 leaves the first direction without an earlier one."""
-        self._r[...] = r
-        self._p.fill(0)
-        self._before.fill(0)
-
-    def __call__(self) -> None:
-        s, r, p = self._s, self._r, self._p
-        z = s.precondition(r)
-        rz = s.dot(r, z)
-        p *= s.safe_ratio(rz, self._before)
-        p += z
-        q = s.multiply(p)
-        pq = s.dot(p, q)
-        alpha = s.safe_ratio(rz, pq)
-        self.x += s.xp.multiply(p, alpha, out=self._work)
-        r -= s.xp.multiply(q, alpha, out=self._work)
-        self._before[...] = rz
-        self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(r), pq.real, rz.real
 
 
 @_quietly
@@ -315,8 +291,8 @@ def minres(
 
     Notes
     -----
-    Arguments are checked as those of `cg` are. Unlike scipy's function of that name, it has no `shift`, and `rtol` is
-    relative to b, as in `cg`.
+    Arguments are checked as those of `cg` are, and iterations are replayed as a CUDA graph where those of `cg` are.
+    Unlike scipy's function of that name, it has no `shift`, and `rtol` is relative to b, as in `cg`.
 
     Examples
     --------
@@ -326,50 +302,7 @@ def minres(
     >>> x, info
     (array([ 1. , -1. ,  0.5, -0.5]), 0)
     """
-    s = _System("minres", A, b, x0, rtol, atol, maxiter, M)
-    steps, broken = 0, None
-    for _ in range(RESTARTS + 1):
-        r = s.residual()
-        if s.done(r).all() or steps >= s.maxiter or broken:
-            break
-        zero = s.xp.zeros_like(r)
-        v_old, v, w_old, w, Aw_old, Aw = zero, r, zero, zero, zero, zero
-        z = s.precondition(v)
-        energy = s.dot(v, z).real
-        one = s.xp.ones(energy.shape, energy.dtype)
-        gamma, gamma_old = s.xp.sqrt(abs(energy)), one
-        eta, sine_old, sine = gamma, s.xp.zeros_like(gamma), s.xp.zeros_like(gamma)
-        cosine_old, cosine = one, one
-        while steps < s.maxiter:
-            z = s.safe_ratio(z, gamma)
-            Az = s.multiply(z)
-            delta = s.dot(z, Az).real
-            v_new = Az - s.safe_ratio(delta, gamma) * v - s.safe_ratio(gamma, gamma_old) * v_old
-            z_new = s.precondition(v_new)
-            energy = s.dot(v_new, z_new).real
-            gamma_new = s.xp.sqrt(abs(energy))
-            a0 = cosine * delta - cosine_old * sine * gamma
-            a1 = s.xp.sqrt(a0 * a0 + gamma_new * gamma_new)
-            a2, a3 = sine * delta + cosine_old * cosine * gamma, sine_old * gamma
-            cosine_old, cosine = cosine, s.safe_ratio(a0, a1)
-            sine_old, sine = sine, s.safe_ratio(gamma_new, a1)
-            w_old, w = w, s.safe_ratio(z - a3 * w_old - a2 * w, a1)
-            Aw_old, Aw = Aw, s.safe_ratio(Az - a3 * Aw_old - a2 * Aw, a1)
-            s.x += cosine * eta * w
-            r = r - cosine * eta * Aw
-            eta = -sine * eta
-            v_old, v, z, gamma_old, gamma = v, v_new, z_new, gamma, gamma_new
-            steps += 1
-            if callback is not None:
-                callback(s.x)
-            size, energies, turns = s.host(s.xp.stack([s.norm(r), energy, gamma_new]))
-            if not np.isfinite(size).all():
-                broken = NOT_FINITE
-            elif ((energies < 0) & (size > s.enough)).any():
-                broken = "M is not positive definite"
-            if broken or ((size <= s.enough) | (turns == 0)).all():
-                break
-    return s.finish(steps, broken)
+    return _iterated(MinimalResidual, _System("minres", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
 
 
 @_quietly
@@ -422,7 +355,8 @@ def bicgstab(
 
     Notes
     -----
-    Arguments are checked as those of `cg` are. An iteration multiplies twice with A and twice with M.
+    Arguments are checked as those of `cg` are, and iterations are replayed as a CUDA graph where those of `cg` are. An
+    iteration multiplies twice with A and twice with M.
 
     Examples
     --------
@@ -432,42 +366,7 @@ def bicgstab(
     >>> np.round(x, 6), info
     (array([1., 1., 1., 1.]), 0)
     """
-    s = _System("bicgstab", A, b, x0, rtol, atol, maxiter, M)
-    steps, broken = 0, None
-    for _ in range(RESTARTS + 1):
-        r = s.residual()
-        if s.done(r).all() or steps >= s.maxiter:
-            broken = None if broken is not NOT_FINITE else broken
-            break
-        shadow, broken = r, None
-        rho = alpha = omega = s.xp.ones(r.shape[1:], r.dtype)
-        p = v = s.xp.zeros_like(r)
-        while steps < s.maxiter:
-            rho, before = s.dot(shadow, r), rho
-            beta = s.safe_ratio(rho, before) * s.safe_ratio(alpha, omega)
-            p = r + beta * (p - omega * v)
-            y = s.precondition(p)
-            v = s.multiply(y)
-            alpha = s.safe_ratio(rho, s.dot(shadow, v))
-            r = r - alpha * v
-            z = s.precondition(r)
-            t = s.multiply(z)
-            omega = s.safe_ratio(s.dot(t, r), s.dot(t, t))
-            s.x += alpha * y + omega * z
-            r = r - omega * t
-            steps += 1
-            if callback is not None:
-                callback(s.x)
-            size, factor, step = s.host(s.xp.stack([s.norm(r), abs(rho), abs(omega)]))
-            if not np.isfinite(size).all():
-                broken = NOT_FINITE
-            elif (((factor == 0) | (step == 0)) & (size > s.enough)).any():
-                broken = "a factor of the recurrence is 0"
-            if broken or (size <= s.enough).all():
-                break
-        if broken is NOT_FINITE:
-            break
-    return s.finish(steps, broken)
+    return _iterated(Biconjugate, _System("bicgstab", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
 
 
 @_quietly
@@ -646,7 +545,7 @@ def _restarted(s: _System, restart: int | None, flexible: bool, tell: Callable[[
         change = sum((y[i] * vectors[i] for i in range(1, len(y))), y[0] * vectors[0])
         s.x += change if flexible else s.precondition(change)
         tell("x", s.x)
-    return s.finish(steps, broken, depth=5)
+    return s.finish(steps, broken)
 
 
 class _Triangle:

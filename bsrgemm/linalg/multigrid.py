@@ -11,7 +11,7 @@ import numpy as np
 
 from .._backend.base import Array
 from .._products.sddmm import check_structure
-from .._products.spgemm import plan
+from .._products.spgemm import ProductPlan, plan
 from ..bsr import bsr_array
 from . import aggregation
 from .operators import DistributedOperator, Preconditioner, check_matrix, multiply
@@ -128,10 +128,13 @@ class Multigrid(Preconditioner):
         for k, level in enumerate(self._levels):
             D = inverse_blocks(A, singular=k > 0)
             smoother = self._options.smoothing(A, D)
-            P = smoothed_prolongator(level.plans[0](A, level.T), level.T, D, smoother.rho)
+            first, AT = _planned(level.plans[0], A, level.T)
+            P = smoothed_prolongator(AT, level.T, D, smoother.rho)
             R = P.conj().T.copy()
-            levels.append(Level(A, P, R, smoother, level.T, level.plans))
-            A = level.plans[2](R, level.plans[1](A, P))
+            second, AP = _planned(level.plans[1], A, P)
+            third, below = _planned(level.plans[2], R, AP)
+            levels.append(Level(A, P, R, smoother, level.T, (first, second, third)))
+            A = below
         self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
 
     def report(self) -> str:
@@ -325,9 +328,26 @@ def near_nullspace_of(A: Any, given: Any) -> Array:
     return given.astype(A.dtype)
 
 
+def _planned(known: ProductPlan, A: Any, B: Any) -> tuple[ProductPlan, Any]:
+    """The product by a plan that is known, and the plan.
+
+    A prolongator has no blocks of zeros. A block that has got numbers changes its pattern, and a new plan is made.
+    """
+    try:
+        return known, known(A, B)
+    except ValueError:
+        found = plan(A, B)
+        return found, found(A, B)
+
+
 def smoothed_prolongator(AT: Any, T: Any, D: Any, rho: float) -> Any:
     """``T - omega / rho * D A T``."""
-    return T - AT.scale_block_rows(D.data * D.dtype.type(_OMEGA / rho))
+    return T - prolongator_step(AT, D, rho)
+
+
+def prolongator_step(AT: Any, D: Any, rho: float) -> Any:
+    """``omega / rho * D A T``."""
+    return AT.scale_block_rows(D.data * D.dtype.type(_OMEGA / rho))
 
 
 def _pseudo_inverse(A: Any) -> Any:

@@ -30,6 +30,11 @@ def column_sums(x: Array) -> Array:
     return parts if whole == len(x) else parts + x[whole:].sum(axis=0)
 
 
+def inner_products(u: Array, v: Array) -> Array:
+    """Return the inner products of the columns of this process, with `u` conjugated."""
+    return column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
+
+
 class DistributedOperator(ABC):
     """A matrix of which each process has some rows, with vectors of which it has the same rows.
 

@@ -108,6 +108,12 @@ def equality() -> None:
         counts.append((len(steps[0]), len(steps[1])))
     assert all(one == several for one, several in counts[:3]), counts
     assert abs(counts[3][0] - counts[3][1]) <= 2, counts
+    before = M @ parts[2]
+    M.refresh(mpi.partition(2 * A if WORLD.rank == 0 else None, WORLD))
+    half = M @ parts[2]
+    M.refresh(D)
+    assert (M @ parts[2]).tobytes() == before.tobytes()
+    np.testing.assert_allclose(2 * half, before, rtol=1e-9, atol=1e-12 * abs(before).max())
 
 
 def bad_input() -> None:

@@ -12,7 +12,7 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm.interop import mpi
-from bsrgemm.interop.mpi.sparse import gathered, product, transposed_product
+from bsrgemm.interop.mpi.sparse import Gathering, Product, TransposedProduct
 
 from .. import fake_device
 from .ranks import outcomes_of, run
@@ -195,7 +195,7 @@ def test_the_array_code_runs_on_a_device() -> None:
         y, Y = D.scatter(device.from_host(x)), D.scatter(device.from_host(X))
         found = [D.gather(v) for v in (D @ y, D @ Y, D.T @ y)]
         panel = D.panel()
-        both = (gathered(product(D, panel), comm), gathered(transposed_product(D, panel), comm))
+        both = [Gathering()(multiply()(D, panel), comm) for multiply in (Product, TransposedProduct)]
         return [device.to_host(v) for v in (*found, *(B.toarray() for B in both))] if comm.rank == 0 else None
 
     S = A.toarray()
@@ -211,12 +211,20 @@ def test_products_of_panels_are_those_of_one_rank(size: int, dtype: str) -> None
     def program(comm: Any) -> Any:
         D, E = mpi.partition(A, comm), mpi.partition(B, comm)
         E = mpi.from_local(B[D.rows.start : D.rows.stop], comm)
-        return gathered(product(D, E.panel()), comm), gathered(transposed_product(E, D.panel()), comm)
+        first, second, whole = Product(), TransposedProduct(), (Gathering(), Gathering())
+        found, sent = [], [comm.sent]
+        for factor in (1, -3):  # the second time with other numbers
+            F = E.with_numbers(E.panel() * factor)
+            found.append((whole[0](first(D, F.panel()), comm), whole[1](second(F, D.panel()), comm)))
+            sent.append(comm.sent)
+        assert sent[2] - sent[1] < sent[1] - sent[0] or comm.size == 1, "patterns travel once"
+        return found
 
     a, b = A.toarray(), B.toarray()
-    for AB, BA in run(size, program):
-        np.testing.assert_array_equal(AB.toarray(), a @ b)
-        np.testing.assert_array_equal(BA.toarray(), b.conj().T @ a)
+    for results in run(size, program):
+        for factor, (AB, BA) in zip((1, -3), results, strict=True):
+            np.testing.assert_array_equal(AB.toarray(), factor * (a @ b))
+            np.testing.assert_array_equal(BA.toarray(), factor * (b.conj().T @ a))
 
 
 def test_results_repeat_bit_by_bit() -> None:

@@ -11,7 +11,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.interop import mpi
-from bsrgemm.interop.mpi import multigrid
+from bsrgemm.interop.mpi import matrix, multigrid, sparse
 from bsrgemm.linalg import smoothers
 
 from .. import fake_device
@@ -103,13 +103,98 @@ def test_levels_that_are_small_from_the_start_are_gathered(options: dict[str, An
     def program(comm: Any) -> Any:
         D = mpi.partition(A, comm)
         N = linalg.smoothed_aggregation(D, max_coarse=20, **options)
-        with pytest.raises(NotImplementedError, match="call smoothed_aggregation"):
-            N.refresh(D)
-        return D.gather(N @ D.scatter(b)), [level.shape for level in N.levels]
+        first = D.gather(N @ D.scatter(b)), [level.shape for level in N.levels]
+        N.refresh(mpi.partition(other_numbers(A), comm))
+        return *first, D.gather(N @ D.scatter(b))
 
-    found, shapes = run(2, program)[0]
+    found, shapes, refreshed = run(2, program)[0]
     assert shapes == [level.shape for level in M.levels]
     np.testing.assert_array_equal(found, M @ b)
+    M.refresh(other_numbers(A))
+    np.testing.assert_array_equal(refreshed, M @ b)
+
+
+def other_numbers(A: Any, seed: int = 1) -> Any:
+    """A matrix with the pattern of A, definite if A is."""
+    factors = np.sqrt(1 + 0.5 * np.random.default_rng(seed).random(A.shape[0] // A.blocksize[0]))
+    return A.scale_block_rows(factors).scale_block_cols(factors).astype(A.dtype)
+
+
+@pytest.mark.parametrize("rows", [[1600], [600, 1000], [0, 900, 700]])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+def test_refreshing_gives_the_bits_of_a_new_hierarchy(
+    monkeypatch: pytest.MonkeyPatch, rows: list[int], dtype: str
+) -> None:
+    monkeypatch.setattr(multigrid, "GATHERED_ROWS", 40)
+    A, place = plate(40)
+    A, modes = A.astype(dtype), linalg.rigid_body_modes(place).astype(dtype)
+    B, b = other_numbers(A), numbers((A.shape[0], 2), dtype)
+
+    def program(comm: Any) -> Any:
+        D, E = (mpi.partition(X, comm, rows=rows) for X in (A, B))
+        options: Any = {"near_nullspace": D.scatter(modes), "max_coarse": 40}
+        M, fresh = linalg.smoothed_aggregation(D, **options), linalg.smoothed_aggregation(E, **options)
+        assert len(M._levels) >= 2
+        r = D.scatter(b)
+        before = M @ r
+        found = []
+        for X in (E, D, E):
+            sent = comm.sent
+            M.refresh(X)
+            found.append((M @ r, comm.sent - sent))
+        sent = comm.sent
+        linalg.smoothed_aggregation(E, **options)
+        np.testing.assert_array_equal(found[0][0], fresh @ r)
+        np.testing.assert_array_equal(found[1][0], before)
+        np.testing.assert_array_equal(found[2][0], fresh @ r)
+        assert not len(D.rows) or not np.array_equal(before, found[0][0])
+        assert M.levels[0] is E and [x.shape for x in M.levels] == [x.shape for x in fresh.levels]
+        return found[2][1], comm.sent - sent
+
+    for refreshed, new in run(len(rows), program):
+        assert refreshed < new or not new, "lists and patterns are not sent again"
+
+
+def test_refreshing_makes_no_plan_and_no_list_of_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multigrid, "GATHERED_ROWS", 40)
+    A, _ = plate(20)
+    B = other_numbers(A)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a pattern is looked for again")
+
+    def program(comm: Any) -> None:
+        M, E = linalg.smoothed_aggregation(mpi.partition(A, comm), max_coarse=40), mpi.partition(B, comm)
+        comm.barrier()
+        if comm.rank == 0:
+            for where, name in (
+                (sparse, "plan"), (sparse, "Sum"), (sparse, "_RowExchange"), (matrix.Halo, "of"), (multigrid, "Sum"),
+                (multigrid.aggregation, "aggregates"), (linalg.multigrid, "plan"),
+            ):  # fmt: skip
+                monkeypatch.setattr(where, name, refuse)
+        comm.barrier()
+        M.refresh(E)
+
+    run(2, program)
+
+
+def test_blocks_that_were_zero_may_get_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the numbers of a prolongator cancel at first, its blocks are kept."""
+    monkeypatch.setattr(multigrid, "GATHERED_ROWS", 40)
+    A, _ = plate(20)
+    B = A.copy()
+    row = np.repeat(np.arange(A.shape[0] // 2), np.diff(A.indptr))
+    B.data[(row % 40 < 20) != (A.indices % 40 < 20)] = 0
+    b = numbers(A.shape[0])
+
+    def program(comm: Any) -> Any:
+        D, E = mpi.partition(A, comm), mpi.partition(B, comm)
+        M = linalg.smoothed_aggregation(E, max_coarse=40)
+        M.refresh(D)
+        return solved(D, D.scatter(b), M)[1:], solved(D, D.scatter(b), linalg.smoothed_aggregation(D, max_coarse=40))[2]
+
+    (info, count), fresh = run(2, program)[0]
+    assert info == 0 and count <= fresh + 5
 
 
 def test_the_largest_eigenvalue_is_found_from_the_same_vector_on_any_number_of_ranks(
@@ -169,10 +254,15 @@ def test_solvers_run_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
             x, info = linalg.cg(D, y, M=make(D), rtol=1e-10)
             assert info == 0
             found.append(D.gather(x))
+        M = linalg.smoothed_aggregation(mpi.partition(other_numbers(A), comm, device=device.name), max_coarse=40)
+        M.refresh(D)  # the last of the preconditioners before, bit by bit
+        found.append(D.gather(linalg.cg(D, y, M=M, rtol=1e-10)[0]))
         return [device.to_host(x) for x in found] if comm.rank == 0 else None
 
-    for x in run(2, program)[0]:
+    results = run(2, program)[0]
+    for x in results:
         np.testing.assert_allclose(A @ x, b, atol=1e-8)
+    np.testing.assert_array_equal(results[-1], results[-2])
 
 
 def test_solutions_repeat_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +336,33 @@ def test_near_nullspaces_that_differ_are_refused_by_all() -> None:
 
     refused(2, lambda comm: program(comm, lambda n: (n + 1, 1)), ValueError, "near_nullspace: wanted shape", "rank 1")
     refused(2, lambda comm: program(comm, lambda n: (n, 2)), ValueError, "near_nullspace: wanted the same", "2 vectors")
+
+
+def test_a_matrix_that_a_hierarchy_was_not_made_for_is_refused_by_all() -> None:
+    A, _ = plate(12)
+    n = A.shape[0] // 2
+    cut = A.toarray()
+    cut[:n, n:] = cut[n:, :n] = 0  # blocks in columns of the other rank
+    few, moved = (bg.bsr_array(x, blocksize=(2, 2)) for x in (cut, np.roll(A.toarray(), (2, 2), (0, 1))))
+    other = _World(2)
+    wanted: list[tuple[Any, type[Exception], str]] = [
+        (lambda comm: A, TypeError, "A: wanted a DistributedMatrix, got "),
+        (lambda comm: mpi.partition(A.astype("float32"), comm), TypeError, "A: wanted float64 on 'cpu', got float32"),
+        (lambda comm: mpi.partition(A, comm, rows=[n - 1, 1]), ValueError, "A: wanted rows range(0, "),
+        (lambda comm: mpi.partition(few, comm, rows=[n // 2, n // 2]), ValueError, "A: wanted the blocks of"),
+        (lambda comm: mpi.partition(moved, comm, rows=[n // 2, n // 2]), ValueError, "A: wanted the blocks of"),
+        (lambda comm: mpi.partition(A, ThreadRank(other, comm.rank)), ValueError, "A: wanted a matrix with the comm"),
+    ]
+
+    def program(comm: Any, make: Any) -> Any:
+        D = mpi.partition(A, comm, rows=[n // 2, n // 2])
+        M = linalg.smoothed_aggregation(D, max_coarse=40)
+        M.refresh(make(comm))
+
+    for make, kind, words in wanted:
+        refused(2, lambda comm, make=make: program(comm, make), kind, words)
+    on_one = lambda comm: (mpi.partition(A, comm, rows=[n // 2, n // 2]), A)[comm.rank]  # noqa: E731
+    refused(2, lambda comm: program(comm, on_one), TypeError, "A: wanted a DistributedMatrix", "[on rank 1]")
 
 
 def test_a_preconditioner_of_another_communicator_is_refused_by_all() -> None:

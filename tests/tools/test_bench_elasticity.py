@@ -271,6 +271,7 @@ class FakeCuda:
         self.capturing = False
         self.allocators: list[Any] = []
         self.xp = types.SimpleNamespace(cuda=self)
+        pytest.importorskip("cupy")  # which the memory of captured products is taken from
 
     def get_current_stream(self) -> Any:
         return types.SimpleNamespace(synchronize=lambda: self.events.append("synchronize"))
@@ -283,8 +284,8 @@ class FakeCuda:
         finally:
             self.allocators.pop()
 
-    def MemoryPool(self) -> Any:
-        return types.SimpleNamespace(malloc=object())
+    def get_allocator(self) -> Any:
+        return object()
 
     def Stream(self, non_blocking: bool) -> Any:
         assert non_blocking, "work of others on the default stream would spoil the capture"

@@ -103,6 +103,10 @@ CACHES: dict[str, dict[str, str]] = {
     "_backend/numpy_backend.py": {
         "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
     },
+    "linalg/graphs.py": {
+        "_graphs": "method, shape and dtype of vectors, device, stream and, for the stream of each thread, the thread; "
+        "arrays, writes, shapes and plans of all matrices of A and M, numbers of M: linalg/test_graphs.py",
+    },
     "interop/mpi/ring_plan.py": {
         "bounds": "length, ranks and what chunks are multiples of",
         "_band_plan": "ring (ranks, lengths, band, alignment) and rank; masks are not kept",

@@ -8,7 +8,6 @@ an iteration is captured once as a CUDA graph, and replayed: a launch instead of
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 import bsrgemm as bg
+
+from ...linalg.graphs import Replay
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A, to a few percent from below
 POWER_STEPS = 15
@@ -61,59 +62,6 @@ class Multiply:
         if beta != 1:
             out *= beta
         out += product
-
-
-class Replay:
-    """A function without arguments that always works on the same arrays: as a CUDA graph, where that is possible.
-
-    The first call is the function's own, since nothing may be compiled while it is captured. The second one captures
-    it. Should that fail, the function is called each time, and `refusal` says why.
-
-    Parameters
-    ----------
-    function : callable
-        It may not wait for the GPU, nor change anything but its arrays: to capture it is to call it.
-    xp : module
-        Where the arrays live; only CuPy has graphs.
-    wanted : bool
-        Whether it is captured at all.
-    """
-
-    def __init__(self, function: Callable[[], Any], xp: Any, wanted: bool = True) -> None:
-        self._function, self._xp = function, xp
-        self._called, self._pending = False, wanted and hasattr(xp, "cuda")
-        #: the memory pool of the temporary arrays of the graph, which nothing else uses
-        self._pool: Any = None
-        self.graph: Any = None
-        self.refusal: str | None = None
-
-    def __call__(self) -> None:
-        if self._called and self._pending:
-            self._capture()
-        if self.graph is None:
-            self._function()
-            self._called = True
-        else:
-            self.graph.launch()
-
-    def _capture(self) -> None:
-        """Wait until nothing runs that a graph would have to wait for, and capture; that starts nothing."""
-        self._pending = False
-        cuda = self._xp.cuda
-        cuda.get_current_stream().synchronize()
-        stream, pool = cuda.Stream(non_blocking=True), cuda.MemoryPool()
-        try:
-            with stream, cuda.using_allocator(pool.malloc):
-                stream.begin_capture()
-                try:
-                    self._function()
-                except BaseException:
-                    with contextlib.suppress(RuntimeError):
-                        stream.end_capture()
-                    raise
-                self.graph, self._pool = stream.end_capture(), pool
-        except RuntimeError as error:  # CUDA's, or NotImplementedError of what CuPy does not capture
-            self.refusal = f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 @cache

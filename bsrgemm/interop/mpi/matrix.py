@@ -16,7 +16,7 @@ from ..._array.base import BsrBase
 from ..._backend import structure
 from ..._backend.base import Array, Blocks
 from ..._products.matmul import matmul
-from ...linalg.operators import DistributedOperator, column_sums
+from ...linalg.operators import DistributedOperator, inner_products
 from ...linalg.smoothers import inverse_blocks
 from ..communicator import Communicator, same, together
 from .halo import Halo
@@ -187,27 +187,16 @@ class DistributedMatrix(DistributedOperator):
         >>> float(D.vdot(np.array([1.0, 2.0]), np.array([3.0, 4.0])))
         11.0
         """
-        return self.total(column_sums((u.conj() if u.dtype.kind == "c" else u) * v))
+        return self.total(inner_products(u, v))
 
     def norm(self, u: Array) -> Array:
-        """Return the Euclidean norms of the columns of a vector, over all ranks.
-
-        Parameters
-        ----------
-        u : array (n,) or (n, k)
-            The part of this rank.
-
-        Returns
-        -------
-        array () or (k,)
-            The same bits on every rank.
+        """Return the Euclidean norms of columns, over all ranks: the square roots of ``vdot(u, u)``.
 
         Examples
         --------
         >>> import numpy as np, bsrgemm as bg
         >>> from bsrgemm.interop import mpi
-        >>> D = mpi.partition(bg.eye(2, blocksize=(2, 2)))
-        >>> float(D.norm(np.array([3.0, 4.0])))
+        >>> float(mpi.partition(bg.eye(2, blocksize=(2, 2))).norm(np.array([3.0, 4.0])))
         5.0
         """
         return self._backend.xp.sqrt(self.vdot(u, u).real)
@@ -390,6 +379,21 @@ class DistributedMatrix(DistributedOperator):
         """Return another matrix over the same ranks; all of them call this together."""
         return DistributedMatrix(panel, row_starts, column_starts, self.comm)
 
+    def with_numbers(self, panel: Any) -> DistributedMatrix:
+        """Return a matrix with the pattern of this one, of panels in canonical format, without messages."""
+        first, last = (x // self.blocksize[1] for x in (self.columns.start, self.columns.stop))
+        data, indices, _ = panel._canonical()
+        own = (indices >= first) & (indices < last)
+        found = self._copy()
+        found.interior = self.interior._with_data(data[own], copy=False)  # synchronize!
+        found._ghost = self._ghost._with_data(data[~own], copy=False)
+        return found
+
+    def _copy(self) -> DistributedMatrix:
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
+
     # ------------------------------------------------------------------------------ everything else
     def astype(self, dtype: Any) -> DistributedMatrix:
         """Return the matrix in another dtype, with the same lists of ghosts.
@@ -411,8 +415,7 @@ class DistributedMatrix(DistributedOperator):
         >>> mpi.partition(bg.eye(2, blocksize=(2, 2))).astype(np.float32).dtype
         dtype('float32')
         """
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
+        found = self._copy()
         found.interior, found._ghost = self.interior.astype(dtype), self._ghost.astype(dtype)
         found.dtype = found.interior.dtype
         return found

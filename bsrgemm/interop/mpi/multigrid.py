@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..._backend.base import Array, Blocks
+from ..._products.sddmm import check_structure
 from ...linalg import aggregation
 from ...linalg.multigrid import (
     STALLED,
@@ -18,11 +19,11 @@ from ...linalg.multigrid import (
     Multigrid,
     Options,
     near_nullspace_of,
+    prolongator_step,
     smoothed_aggregation,
-    smoothed_prolongator,
 )
-from ..communicator import Communicator
-from .sparse import gathered, product, transposed_product
+from ..communicator import Communicator, together
+from .sparse import Gathering, Product, Sum, TransposedProduct, keys_of
 
 #: A level with at most so many rows for each rank is gathered; a cycle on so few takes about as long as its messages.
 GATHERED_ROWS = 1000
@@ -31,8 +32,12 @@ GATHERED_ROWS = 1000
 class _Gathered:
     """The rest of a hierarchy, on every rank: ``G @ r`` gathers r, makes a cycle and keeps the part of this rank."""
 
-    def __init__(self, rest: Multigrid, rows: range, comm: Communicator) -> None:
-        self.rest, self._rows, self._comm = rest, rows, comm
+    def __init__(self, rest: Multigrid, rows: range, comm: Communicator, gathering: Gathering) -> None:
+        self.rest, self._rows, self._comm, self._gathering = rest, rows, comm, gathering
+
+    def refresh(self, panel: Any) -> None:
+        """Set the rest up again for a panel with the same pattern and other numbers."""
+        self.rest.refresh(self._gathering(panel, self._comm))
 
     def __matmul__(self, r: Array) -> Array:
         xp = self.rest._backend.xp
@@ -43,8 +48,10 @@ class _Gathered:
 class DistributedMultigrid(Multigrid):
     """A hierarchy whose fine levels are spread over the ranks; `bg.linalg.smoothed_aggregation` makes it."""
 
+    _capturable = False  # ranks exchange messages
+
     def __init__(self, levels: list[Level], finest: Any, last: _Gathered, options: Options) -> None:
-        self._levels, self._options, self._inverse = levels, options, last
+        self._levels, self._finest, self._inverse, self._options = levels, finest, last, options
         self._made_of(finest)
 
     @property
@@ -53,19 +60,52 @@ class DistributedMultigrid(Multigrid):
         return [*(level.A for level in self._levels), *self._inverse.rest.levels]
 
     def refresh(self, A: Any) -> None:
-        """Raise NotImplementedError: a hierarchy over several ranks is set up anew.
+        """Set the hierarchy up again for a matrix with the same pattern and other numbers, in place.
 
         Parameters
         ----------
         A : DistributedMatrix
-            The matrix.
+            A matrix over the same ranks, with the rows and the blocks of the one that the hierarchy was made of. All
+            ranks call this together.
 
         Raises
         ------
-        NotImplementedError
-            Always.
+        TypeError
+            If A is no such matrix, is on another device or has another dtype.
+        ValueError
+            If A has other rows or blocks, or another communicator. Whatever one rank raises, all raise.
+
+        Notes
+        -----
+        Aggregates, tentative prolongators, the lists of ghosts and the patterns of all products are kept; only numbers
+        are computed and sent. As long as the same couplings are strong, the result has the bits of a new hierarchy.
         """
-        raise NotImplementedError("refresh: wanted a hierarchy of one process; call smoothed_aggregation(D) again")
+        with together(self._comm):
+            self._check(A)
+        levels: list[Level] = []
+        finest, panel = A, None
+        for k, old in enumerate(self._levels):
+            A = finest if panel is None else old.A.with_numbers(panel)
+            level, panel = _set_up_level(A, A.inverse_blocks(singular=k > 0), old.plans, self._options, old.P)
+            levels.append(level)
+        self._inverse.refresh(finest.panel() if panel is None else panel)
+        self._levels, self._finest = levels, finest
+
+    def _check(self, A: Any) -> None:
+        """Raise TypeError or ValueError unless A has the pattern of the matrix that the hierarchy was made of."""
+        old = self._finest
+        if type(A) is not type(old):
+            raise TypeError(f"A: wanted a DistributedMatrix, got {type(A).__name__}")
+        if A.comm is not self._comm:
+            raise ValueError("A: wanted a matrix with the communicator of the hierarchy, got one with another")
+        if A._backend is not self._backend or A.dtype != self.dtype:
+            raise TypeError(f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}")
+        if A.shape != old.shape or A.rows != old.rows:
+            raise ValueError(f"A: wanted rows {old.rows} of {old.shape} on this rank, got {A.rows} of {A.shape}")
+        check_structure(A.interior, old.interior, "A")
+        if not np.array_equal(A._ghost_columns, old._ghost_columns):
+            raise ValueError("A: wanted the blocks of the pattern, got others in columns of other ranks")
+        check_structure(A.ghost_panel(), old.ghost_panel(), "A")
 
     def report(self) -> str:
         """Return a table of the levels, as `Multigrid.report`, with the ranks of each."""
@@ -112,17 +152,14 @@ def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], o
         starts = np.cumsum([0, *counts])
         if int(starts[-1]) * modes.shape[1] > STALLED * A.shape[0]:
             break
-        smoothing = options.smoothing(A, D)
-        tentative = _shifted(T, int(starts[comm.rank]), int(starts[-1]))
-        prolongator = smoothed_prolongator(product(A, tentative), tentative, D, smoothing.rho)
-        P = A.with_panel(prolongator, A.row_starts, starts)
-        levels.append(Level(A, P, P.H, smoothing))
-        panel = transposed_product(P, product(A, prolongator))
+        T = _shifted(T, int(starts[comm.rank]), int(starts[-1]))
+        level, panel = _set_up_level(A, D, _Plans(T, starts), options)
+        levels.append(level)
         A, modes = A.with_panel(panel, starts, starts), coarse_modes
-    whole, all_modes = gathered(panel, comm), A._backend.xp.concatenate(comm.allgather(modes))
+    gathering = Gathering()
     rest = smoothed_aggregation(
-        whole,
-        all_modes,
+        gathering(panel, comm),
+        A._backend.xp.concatenate(comm.allgather(modes)),
         theta=theta,
         max_coarse=max_coarse,
         max_levels=max_levels - len(levels),
@@ -130,7 +167,41 @@ def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], o
         degree=options.degree,
         cycle=options.cycle,
     )
-    return DistributedMultigrid(levels, finest, _Gathered(rest, A.rows, comm), options)
+    return DistributedMultigrid(levels, finest, _Gathered(rest, A.rows, comm, gathering), options)
+
+
+class _Plans:
+    """The patterns of the products of a level: those of A T, A P and P^H (A P), and of ``T - omega / rho * D A T``."""
+
+    def __init__(self, T: Any, starts: np.ndarray) -> None:
+        #: the tentative prolongator; the aggregates of rank r are those from ``starts[r]`` to ``starts[r + 1] - 1``
+        self.T, self.starts = T, starts
+        self.first, self.second, self.third = Product(), Product(), TransposedProduct()
+        self._sum: Sum | None = None
+
+    def prolongator(self, A: Any, D: Any, rho: float) -> Any:
+        """The panel of the smoothed prolongator; blocks whose numbers cancel are kept, as other numbers may not."""
+        step = prolongator_step(self.first(A, self.T), D, rho)
+        if self._sum is None:
+            self._sum = Sum(step, [keys_of(step), keys_of(self.T)])
+        return self._sum(step, [-step.data, self.T.data])
+
+
+def _set_up_level(A: Any, D: Any, plans: _Plans, options: Options, before: Any = None) -> tuple[Level, Any]:
+    """The level of A, and the panel of the next coarser matrix.
+
+    D has the inverses of the diagonal blocks of A, and `before` is a prolongator with the same pattern, if there is
+    one: no lists of ghosts are made then.
+    """
+    smoothing = options.smoothing(A, D)
+    prolongator = plans.prolongator(A, D, smoothing.rho)
+    P = (
+        before.with_numbers(prolongator)
+        if before is not None
+        else A.with_panel(prolongator, A.row_starts, plans.starts)
+    )
+    panel = plans.third(P, plans.second(A, prolongator))
+    return Level(A, P, P.H, smoothing, plans.T, plans), panel
 
 
 def _tentative(interior: Any, modes: Array, theta: float) -> tuple[Any, Array]:

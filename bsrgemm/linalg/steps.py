@@ -1,0 +1,227 @@
+"""One iteration of each method that needs few vectors; all that stays from one to the next are arrays, in their places.
+
+A step can therefore be captured as a CUDA graph, and its arrays can serve the next system of the same shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._backend.base import Array
+from .arguments import NOT_FINITE, breakdown
+
+#: Why the stabilised method of biconjugate gradients starts again.
+FACTOR_IS_ZERO = "a factor of the recurrence is 0"
+
+
+class Step:
+    """The arrays of a method, and one iteration with them: ``step()`` changes `x` and leaves its numbers in `numbers`.
+
+    Parameters
+    ----------
+    s : System
+        The system. Its x becomes the array of the step.
+    arrays : dict of arrays, optional
+        Those of an earlier step of the same kind, for a system of the same shape and dtype.
+    """
+
+    #: Names of arrays: vectors like b, and a number for each column in the dtype of b or in the real dtype of it.
+    vectors: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    reals: tuple[str, ...] = ()
+    #: Breakdowns after which the method may start again from the true residual.
+    curable: tuple[str, ...] = ()
+    x: Array
+    #: by column: the norm of the residual, and two numbers that tell of a breakdown
+    numbers: Array
+    _r: Array
+
+    def __init__(self, s: Any, arrays: dict[str, Array] | None = None) -> None:
+        self._s = s
+        if arrays is not None:
+            vars(self).update(arrays)
+            self.x[...] = s.x
+            s.x = self.x
+            return
+        shape, dtype = s.b.shape, s.b.dtype
+        real = np.empty(0, dtype).real.dtype
+        self.x, self.numbers = s.x, s.xp.zeros((3, *shape[1:]), real)
+        for names, sides, kind in (
+            (("_r", *self.vectors), shape, dtype),
+            (self.factors, shape[1:], dtype),
+            (self.reals, shape[1:], real),
+        ):
+            for name in names:
+                setattr(self, name, s.xp.zeros(sides, kind))
+
+    def restart(self, r: Array) -> None:
+        """Begin with this residual."""
+        raise NotImplementedError
+
+    def __call__(self) -> None:
+        """Make one iteration."""
+        raise NotImplementedError
+
+    @staticmethod
+    def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
+        """Return what has broken down, or None, and whether all columns are solved, by the numbers on the host."""
+        raise NotImplementedError
+
+
+class Conjugate(Step):
+    """Conjugate gradients. Its numbers are ``p A p`` and ``r M r``."""
+
+    vectors, factors = ("_p", "_work"), ("_before",)
+    _p: Array
+    _work: Array
+    _before: Array
+
+    def restart(self, r: Array) -> None:
+        """Begin with this residual. A previous ``r M r`` of 0 leaves the first direction without an earlier one."""
+        self._r[...] = r
+        self._p.fill(0)
+        self._before.fill(0)
+
+    def __call__(self) -> None:
+        s, r, p = self._s, self._r, self._p
+        z = s.precondition(r)
+        rz = s.dot(r, z)
+        p *= s.safe_ratio(rz, self._before)
+        p += z
+        q = s.multiply(p)
+        pq = s.dot(p, q)
+        alpha = s.safe_ratio(rz, pq)
+        self.x += s.xp.multiply(p, alpha, out=self._work)
+        r -= s.xp.multiply(q, alpha, out=self._work)
+        self._before[...] = rz
+        self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(r), pq.real, rz.real
+
+    @staticmethod
+    def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
+        return breakdown(numbers, enough), bool((numbers[0] <= enough).all())
+
+
+class MinimalResidual(Step):
+    """The minimal residual method. Its numbers are ``v M v`` of the next Lanczos vector, and the root of its size."""
+
+    vectors = ("_v_old", "_v", "_z", "_w_old", "_w", "_Aw_old", "_Aw")
+    reals = ("_gamma_old", "_gamma", "_eta", "_sine_old", "_sine", "_cosine_old", "_cosine")
+    _v_old: Array
+    _v: Array
+    _z: Array
+    _w_old: Array
+    _w: Array
+    _Aw_old: Array
+    _Aw: Array
+    _gamma_old: Array
+    _gamma: Array
+    _eta: Array
+    _sine_old: Array
+    _sine: Array
+    _cosine_old: Array
+    _cosine: Array
+
+    def restart(self, r: Array) -> None:
+        """Begin with this residual as the first Lanczos vector."""
+        s = self._s
+        for x in (self._v_old, self._w_old, self._w, self._Aw_old, self._Aw, self._sine_old, self._sine):
+            x.fill(0)
+        for x in (self._gamma_old, self._cosine_old, self._cosine):
+            x.fill(1)
+        self._r[...] = self._v[...] = r
+        self._z[...] = s.precondition(r)
+        self._gamma[...] = s.xp.sqrt(abs(s.dot(r, self._z).real))
+        self._eta[...] = self._gamma
+
+    def __call__(self) -> None:
+        s, v, gamma, eta = self._s, self._v, self._gamma, self._eta
+        cosine_old, cosine, sine_old, sine = self._cosine_old, self._cosine, self._sine_old, self._sine
+        z = s.safe_ratio(self._z, gamma)
+        Az = s.multiply(z)
+        delta = s.dot(z, Az).real
+        v_new = Az - s.safe_ratio(delta, gamma) * v - s.safe_ratio(gamma, self._gamma_old) * self._v_old
+        z_new = s.precondition(v_new)
+        energy = s.dot(v_new, z_new).real
+        gamma_new = s.xp.sqrt(abs(energy))
+        a0 = cosine * delta - cosine_old * sine * gamma
+        a1 = s.xp.sqrt(a0 * a0 + gamma_new * gamma_new)
+        a2, a3 = sine * delta + cosine_old * cosine * gamma, sine_old * gamma
+        w_new = s.safe_ratio(z - a3 * self._w_old - a2 * self._w, a1)
+        Aw_new = s.safe_ratio(Az - a3 * self._Aw_old - a2 * self._Aw, a1)
+        moved = (
+            (cosine_old, cosine, s.safe_ratio(a0, a1)),
+            (sine_old, sine, s.safe_ratio(gamma_new, a1)),
+            (self._w_old, self._w, w_new),
+            (self._Aw_old, self._Aw, Aw_new),
+            (self._v_old, v, v_new),
+            (self._gamma_old, gamma, gamma_new),
+        )
+        for old, now, new in moved:
+            old[...] = now
+            now[...] = new
+        self._z[...] = z_new
+        self.x += cosine * eta * w_new
+        self._r -= cosine * eta * Aw_new
+        eta[...] = -sine * eta
+        self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(self._r), energy, gamma_new
+
+    @staticmethod
+    def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
+        size, energies, turns = numbers
+        broken = None
+        if not np.isfinite(size).all():
+            broken = NOT_FINITE
+        elif ((energies < 0) & (size > enough)).any():
+            broken = "M is not positive definite"
+        return broken, bool(((size <= enough) | (turns == 0)).all())
+
+
+class Biconjugate(Step):
+    """The stabilised method of biconjugate gradients. Its numbers are the sizes of two factors of the recurrence."""
+
+    vectors, factors = ("_shadow", "_p", "_v"), ("_rho", "_alpha", "_omega")
+    curable = (FACTOR_IS_ZERO,)
+    _shadow: Array
+    _p: Array
+    _v: Array
+    _rho: Array
+    _alpha: Array
+    _omega: Array
+
+    def restart(self, r: Array) -> None:
+        """Begin with this residual, which is also the vector that others are made orthogonal to."""
+        self._r[...] = self._shadow[...] = r
+        for x in (self._p, self._v):
+            x.fill(0)
+        for x in (self._rho, self._alpha, self._omega):
+            x.fill(1)
+
+    def __call__(self) -> None:
+        s = self._s
+        rho = s.dot(self._shadow, self._r)
+        beta = s.safe_ratio(rho, self._rho) * s.safe_ratio(self._alpha, self._omega)
+        p = self._r + beta * (self._p - self._omega * self._v)
+        y = s.precondition(p)
+        v = s.multiply(y)
+        alpha = s.safe_ratio(rho, s.dot(self._shadow, v))
+        r = self._r - alpha * v
+        z = s.precondition(r)
+        t = s.multiply(z)
+        omega = s.safe_ratio(s.dot(t, r), s.dot(t, t))
+        self.x += alpha * y + omega * z
+        s.xp.subtract(r, omega * t, out=self._r)
+        self._p[...], self._v[...] = p, v
+        self._rho[...], self._alpha[...], self._omega[...] = rho, alpha, omega
+        self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(self._r), abs(rho), abs(omega)
+
+    @staticmethod
+    def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
+        size, factor, step = numbers
+        broken = None
+        if not np.isfinite(size).all():
+            broken = NOT_FINITE
+        elif (((factor == 0) | (step == 0)) & (size > enough)).any():
+            broken = FACTOR_IS_ZERO
+        return broken, bool((size <= enough).all())
