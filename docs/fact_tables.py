@@ -366,16 +366,20 @@ def long_sequences() -> str:
 
 def gradient_rates() -> str:
     """Rates of the gradients of attention beside the peers of the same run."""
+    from bsrgemm._benchmark.show.contents import marked_rows
+    from bsrgemm._benchmark.show.markdown import FOOTNOTE, marked
+
     peers = ("FA4", "FA4, deterministic", "cuDNN", "cuDNN BSA", "flash2")
     lines = []
-    for found in results("attention_backward_cuda"):
+    path = ROOT / "bench" / "results" / "attention_backward_cuda.json"
+    for found in marked_rows(json.loads(path.read_text(encoding="utf-8"))):
         rates = found["rates"]
-        ours, theirs = rates["bsrgemm"], [f"{rates[peer]:.0f}" if peer in rates else "-" for peer in peers]
-        case = found["case"].replace(" .", " 0.")
-        lines.append((case, f"{ours:.0f}", f"{rates['bsrgemm, any order']:.0f}", *theirs))
+        theirs = [f"{rates[peer]:.0f}" if peer in rates else "-" for peer in peers]
+        ours = [marked(found, f"{rates[name]:.0f}") for name in ("bsrgemm", "bsrgemm, any order")]
+        lines.append((found["case"].replace(" .", " 0."), *ours, *theirs))
     header = ["TFLOP/s", "bsrgemm", "`deterministic=False`", "FlashAttention-4", "the same, deterministic", "cuDNN",
               "cuDNN's block-sparse", "FlashAttention-2"]  # fmt: skip
-    return table(header, lines)
+    return f"{table(header, lines)}\n\n{FOOTNOTE}"
 
 
 def dask_disk() -> str:

@@ -9,8 +9,8 @@ from typing import Any
 FORMAT = 1
 #: Fields of a row that say what was measured, not what was found
 _IDENTITY = (
-    "what", "n", "block", "columns", "dtype", "precision", "pattern", "kernel", "shape", "mask", "problem", "unknowns",
-    "smoother", "density",
+    "what", "case", "n", "block", "columns", "dtype", "precision", "pattern", "kernel", "shape", "mask", "problem",
+    "unknowns", "smoother", "density",
 )  # fmt: skip
 
 
