@@ -161,16 +161,22 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
     emulated.check(*some, mask=bg.BlockMask.random(100, 130, per_row=2, block=32, heads=(2, 2), seed=3))
 
 
-@pytest.mark.races
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_masks_of_64_keys(deterministic, dim, emulated, rng) -> None:
-    some, options = operands(rng, 200, 300, dim, heads=(2, 1)), {"deterministic": deterministic}
-    emulated.check(*some, mask=bg.BlockMask.random(200, 300, per_row=2, block=64, seed=1), **options)
-    dense = rng.random((200, 300)) < 0.3
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize(("dim", "deterministic"), [(64, True), (128, True), (128, False)])
+def test_masks_of_64_keys(dim, deterministic, emulated, rng) -> None:
+    some, options = operands(rng, 130, 200, dim, heads=(2, 1)), {"deterministic": deterministic}
+    emulated.check(*some, mask=bg.BlockMask.random(130, 200, per_row=2, block=64, seed=1), **options)
+    dense = rng.random((130, 200)) < 0.3
     dense[7], dense[:, 9] = False, False  # a query that sees nothing, a key that nobody sees
     dense[64:128, :192] = False  # not all blocks are stored
     emulated.check(*some, mask=bg.BlockMask.from_dense(dense, block=64), causal=True, **options)
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+def test_turns_of_64_keys_without_races(emulated, rng) -> None:
+    mask = bg.BlockMask.random(320, 70, per_row=1, block=64, seed=1)  # several turns on the same keys
+    emulated.check(*operands(rng, 320, 70, 64, heads=(1, 1)), mask=mask)
 
 
 def test_memory_beside_the_gradients(emulated, rng, monkeypatch) -> None:
