@@ -8,11 +8,11 @@ from draw_shapes import Box, Lanes, Picture
 
 
 def attention_backward_sm90() -> Picture:
-    p = Picture(85.2, "attention_backward_sm90: dQ, dK and dV in one pass on Hopper's tensor cores")
+    p = Picture(97.2, "attention_backward_sm90: dQ, dK and dV in one pass on Hopper's tensor cores")
     p.prose(
         4,
-        "One CTA over time: 128 keys, whose K and V stay in shared memory, and tiles of 64 queries that pass by (turns "
-        "0, 1, 2...; a mask cuts turn 0). Each of two warpgroups has 64 of the keys.",
+        "One CTA over time, heads of 128: 128 keys, whose K and V stay in shared memory, and tiles of 64 queries that "
+        "pass by (turns 0, 1, 2...; a mask cuts turn 0). Each of two warpgroups has 64 of the keys.",
     )
     names = ["feed (warp 0)", "shade (warp 3)", "group 0: products", "group 0: threads"]
     names += ["group 1: products", "group 1: threads", "add (warps 1, 2)"]
@@ -86,22 +86,34 @@ def attention_backward_sm90() -> Picture:
         "rank 0 stores. In any order nobody waits. Yellow: cut by the diagonal, looked up by shade.",
         size=8,
     )
-    p.text(1, 76.2, "Shared memory (heads of 128: 192 KB and 6 KB)", bold=True)
+    p.text(1, 76.2, "Shapes of a tile, and which warpgroup has which keys", bold=True)
+    shapes = (
+        (2, 1, "heads of up to 128:\n64 queries, 128 keys;\na half of dQ is half\nof the columns"),
+        (2, 2, "heads of up to 64:\n128 queries, 128 keys;\na half of dQ is 64\nof the queries"),
+        (1, 1, "masks of 64 keys:\n64 queries, 64 keys;\nboth halves by one;\nanother CTA beside it"),
+    )
+    for i, (wide, high, text) in enumerate(shapes):
+        x = 1 + 25 * i
+        for group in range(wide):
+            p.box(x + 3.4 * group, 78, 3.4, 3.4 * high, str(group), "multiply", size=8)
+        p.text(x + 3.4 * wide + 1, 81.4, text, size=8)
+    p.text(1, 88, "Shared memory (heads of 128: 192 KB and 6 KB; masks of 64 keys: 104 KB and 5 KB)", bold=True)
     x = 1.0
-    for text, wide, kind in (("k, v: 128 keys", 14, "load"), ("q, dout:\n2 slots", 12, "load"),
-                             ("ds: 2 slots;\nthen dK, dV", 13, "sum"), ("dq: two\nhalves", 9, "sum"),
-                             ("lse, delta:\n2 slots", 11, "load"), ("seen", 5, "look"),
+    for text, wide, kind in (("k, v: 128 keys", 14, "load"), ("q, dout:\n2 slots *", 12, "load"),
+                             ("ds: 2 slots *;\nthen dK, dV", 13, "sum"), ("dq: two\nhalves *", 9, "sum"),
+                             ("lse, delta:\n2 slots *", 11, "load"), ("seen", 5, "look"),
                              ("turns,\nbarriers", 9, "plain")):  # fmt: skip
-        p.box(x, 77.6, wide, 3.4, text, kind, size=8)
+        p.box(x, 89.4, wide, 3.4, text, kind, size=8)
         x += wide
-    p.legend(83.2)
+    p.text(1, 94, "* masks of 64 keys: one slot of dout, ds and delta, and room for one half of dq.", size=8)
+    p.legend(96)
     return p
 
 
 def attention_backward_begin() -> Picture:
     p = Picture(34, "attention_backward_begin: two statistics of each query")
     p.text(
-        1, 4.2, "A CTA of 256 threads has a tile of 64 queries of a head: 16 lanes to a query, 16 queries at a time."
+        1, 4.2, "A CTA of 256 threads has a piece of 64 queries of a head: 16 lanes to a query, 16 queries at a time."
     )
     left = p.box(2, 6.4, 17, 5.2, "dO and O of a query\nlane l: columns\n8 l to 8 l + 7", "load", size=8)
     dot = p.box(
@@ -115,13 +127,13 @@ def attention_backward_begin() -> Picture:
     lse = p.box(2, 13.4, 17, 3.4, "lse of a query", "load", size=8)
     logarithm = p.box(51, 13.4, 22, 3.4, "logarithms: lse log2(e),\ninf if it sees nothing", "store", size=8)
     p.arrow(lse.right, logarithm.left)
-    zeros = "counter of additions of the tile = 0; in any order its sums = 0 (float32, 64 x 128 or 64 x 64)"
+    zeros = "counter of additions to the piece = 0; in any order its sums = 0 (float32, 64 x 128 or 64 x 64)"
     p.box(2, 18.6, 71, 2.2, zeros, "sum", size=8)
-    p.text(1, 23.2, "Where the statistics of a tile lie (place_of): the 16 of a thread as four pieces of 16 bytes.")
+    p.text(1, 23.2, "Where the statistics of a piece lie (place_of): the 16 of a thread as four chunks of 16 bytes.")
     kinds = ("look", "softmax", "sum", "load")
     p.text(10, 25.9, "query", at="right", size=8)
-    order = [(c, piece, t) for c in range(4) for piece in range(4) for t in range(4)]
-    shown = [query(c, piece, t) for c, piece, t in order if c in (0, 2) and piece < 2]
+    order = [(c, chunk, t) for c in range(4) for chunk in range(4) for t in range(4)]
+    shown = [query(c, chunk, t) for c, chunk, t in order if c in (0, 2) and chunk < 2]
     for i, number in enumerate(shown):
         p.box(11.2 + 3.4 * i + 2 * (i // 8), 24.8, 3.4, 2.2, str(number), kinds[number % 8 // 2], size=8, legend=False)
     p.text(24.8, 28.2, "thread with c = 0, first 32 bytes", at="center", size=8)
@@ -130,17 +142,17 @@ def attention_backward_begin() -> Picture:
     return p
 
 
-def query(c: int, piece: int, t: int) -> int:
-    """The query of a tile whose statistic is number `t` of a piece of the threads with remainder `c` of 4."""
-    number = (piece ^ (c // 2)) * 4 + t
+def query(c: int, chunk: int, t: int) -> int:
+    """The query of a piece whose statistic is number `t` of a chunk of the threads with remainder `c` of 4."""
+    number = (chunk ^ (c // 2)) * 4 + t
     return number // 2 * 8 + 2 * c + number % 2
 
 
 def attention_backward_end() -> Picture:
     p = Picture(27, "attention_backward_end: dQ in the dtype of q, from its sums")
-    p.text(1, 4.2, "A CTA of 256 threads has one tile of 64 queries.")
+    p.text(1, 4.2, "A CTA of 256 threads has one piece of 64 queries.")
     boxes = [
-        p.box(1, 6.4, 19, 6, "sums of the tile, float32,\nas the threads of two\nwarpgroups held them", "load", size=8),
+        p.box(1, 6.4, 19, 6, "sums of the piece, float32,\nas the threads of a\nwarpgroup held them", "load", size=8),
         p.box(
             27, 6.4, 20, 6, "times the scale, rounded\nto 16 bits; shared memory,\nrow by row (kPitch)", "sum", size=8
         ),

@@ -120,6 +120,73 @@ def gemm_sm80() -> Picture:
     return p
 
 
+def gemm_few() -> Picture:
+    p = Picture(60.4, "gemm_few: A times up to 8 columns of 16-bit floats")
+    p.prose(
+        4.2,
+        "A CTA of four warps has 16 rows of a block row. Here: 9 blocks of 64 columns, which are 18 chunks of 32. A "
+        "warp takes 4 chunks side by side (kTogether), then 16 further on.",
+    )
+    kinds = ("load", "softmax", "sum", "look")
+    for block in range(9):
+        p.text(11.3 + 6.6 * block, 8.6, f"block {block}", at="center", size=8)
+        for half in range(2):
+            chunk = 2 * block + half
+            kind = kinds[chunk // 4 % 4]
+            p.box(8 + 6.6 * block + 3.3 * half, 9.8, 3.3, 3.2, str(chunk), kind, size=8, legend=False)
+    p.text(7.2, 11.4, "16 rows", at="right", size=8)
+    for warp in range(4):
+        p.text(14.6 + 13.2 * warp, 14.2, f"warp {warp}", at="center", size=8)
+    p.text(64.1, 14.2, "warp 0", at="center", size=8)
+
+    p.text(1, 17.4, "A chunk in the registers of its warp", bold=True)
+    p.text(17, 19.6, "A: 16 rows, 32 columns", at="center", size=8)
+    for r, quarter in itertools.product(range(8), range(4)):
+        kind = kinds[quarter]
+        p.box(8 + 4.6 * quarter, 20.8 + 1.5 * r, 4.6, 1.5, str(4 * r + quarter), kind, size=8, legend=False)
+    p.text(7.2, 21.6, "lane", at="right", size=8)
+    p.text(17.2, 34.4, "lane l: 8 columns from 8 (l % 4) on,\nof rows l / 4 and l / 4 + 8", at="center", size=8)
+    p.text(44, 19.6, "B: 32 rows, up to 8 columns", at="center", size=8)
+    for quarter, n in itertools.product(range(4), range(8)):
+        p.box(33 + 2.8 * n, 20.8 + 3 * quarter, 2.8, 3, str(4 * n + quarter), kinds[quarter], size=8, legend=False)
+    p.text(44.2, 34.4, "lane l: 8 rows from 8 (l % 4) on,\nof column l / 4", at="center", size=8)
+    first = p.box(59, 21.4, 15, 4, "mma.sync: the first\n4 of each lane's 8", "multiply", size=8)
+    second = p.box(59, 28, 15, 4, "mma.sync: the other\n4 of each lane's 8", "multiply", size=8)
+    p.arrow((55.6, 25), first.left)
+    p.arrow((55.6, 28.6), second.left)
+    p.prose(
+        38.2,
+        "A product may take the columns of A, and the rows of B, in any order, if both have the same one: what a lane "
+        "has of A lies side by side, 16 bytes for each row, and no operand passes through shared memory.",
+        size=8,
+    )
+
+    p.text(1, 43, "A warp over time, and the sums of four warps", bold=True)
+    lanes = Lanes(p, 44.2, ["warp 0", "warps 1 to 3"], step=3.4)
+    for lane in range(2):
+        lanes.do(lane, 0, 8, "bounds", "look", size=8)
+        for turn in range(2):
+            t = 8 + 33 * turn
+            lanes.do(lane, t, t + 18, "4 columns, 4 x A", "load", size=8)
+            lanes.do(lane, t + 18, t + 25, "4 x B", "load", size=8)
+            lanes.do(lane, t + 25, t + 33, "8 mma", "multiply", size=8)
+    for i, start in enumerate((76, 84)):
+        lanes.mark(start - 0.6, 0, 1)
+        lanes.do(0, start, start + 7, "add", "sum", size=8)
+        if i == 0:
+            lanes.do(1, start, start + 7, "add", "sum", size=8)
+    lanes.do(0, 92, 100, "C", "store", size=8)
+    p.prose(
+        53,
+        "Dashed: the sums of warps 2 and 3 pass to warps 0 and 1 through shared memory, then those of warp 1 to warp "
+        "0. All loads of A of four chunks are under way together, then all of B, which wait for the columns of the "
+        "blocks.",
+        size=8,
+    )
+    p.legend(58.8)
+    return p
+
+
 def gemm_simt() -> Picture:
     p = Picture(29, "gemm_simt: any block, any element type, on the plain cores")
     p.text(16, 4.2, "a block of A (R x K)", at="center")
@@ -360,6 +427,7 @@ def spmm_f64() -> Picture:
 PICTURES: dict[str, Callable[[], Picture]] = {
     "gemm_sm90": gemm_sm90,
     "gemm_sm80": gemm_sm80,
+    "gemm_few": gemm_few,
     "gemm_simt": gemm_simt,
     "spmv": spmv,
     "spmv_small": spmv_small,
