@@ -183,8 +183,9 @@ class GemmFew:
     rows, most_columns, chunk = 16, 8, 32
 
     def spec(self) -> KernelSpec:
-        defines = (*self.types.defines(), ("B_BY_COLUMNS", int(self.by_columns)))
-        return KernelSpec("gemm_few.cu", "gemm_few", defines, (arguments.product(self.types.acc),))
+        shape = (("B_BY_COLUMNS", int(self.by_columns)),)
+        layout = arguments.product(self.types.acc)
+        return KernelSpec("gemm_few.cu", "gemm_few", (*self.types.defines(), *shape), (layout,))
 
     def grid(self, block_rows: int, R: int, batches: int) -> tuple[int, int]:
         """Return the grid: 16 rows each along x, batches along y."""

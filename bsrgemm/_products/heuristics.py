@@ -629,8 +629,9 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
                 for config in (*sorted(shapes, key=repr), *sorted(blocks, key=repr)):
                     yield replace(config, a_transposed=True)
         if dtype in HALF_DTYPES:
-            for index, c, by_columns in itertools.product(("i32", "i64"), (element(dtype), "f32"), (False, True)):
-                yield GemmFew(Types(element(dtype), element(dtype), c, "f32", index), by_columns)
+            half = element(dtype)
+            for numbers, c, by_columns in itertools.product(("i32", "i64"), (half, "f32"), (False, True)):
+                yield GemmFew(Types(half, half, c, "f32", numbers), by_columns)
         if dtype in (*HALF_DTYPES, np.dtype(np.float32)):
             yield from _sm90_configs(dtype)
         if element(dtype) in _MMA:

@@ -281,7 +281,7 @@ def measure(table: Table, case: Case, clock: Clock, wanted: Sequence[str] | None
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", help="a part of the name of a case; with --keep, rows of others stay")
+    parser.add_argument("--case", action="append", help="part of the name of a case; with --keep, other rows stay")
     parser.add_argument("--only", nargs="+", help="names of candidates; all by default")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
