@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,26 @@ def encode(
     return _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
 
 
+class Layout(NamedTuple):
+    """A tensor map without an address: the other arguments of `encode`, as tuples of Python integers."""
+
+    dtype_name: str
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: str
+
+    def at(self, pointer: int) -> bytes:
+        """Return the bytes of the map of a tensor that lies at an address."""
+        return _encode(pointer, *self, "256B").tobytes()
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype, as `encode` wants it; NumPy composes it anew each time, which takes 4 us."""
+    return str(dtype)
+
+
 # A map depends only on its arguments, and launches in a loop pass the same arguments again.
 @lru_cache(maxsize=1024)
 def _encode(
@@ -98,25 +118,13 @@ def _encode(
     swizzle: str,
     l2: str,
 ) -> np.ndarray[Any, Any]:
-    _check(pointer, dtype_name, dims, strides, box, swizzle, l2)
-    rank = len(dims)
+    _check_address(pointer)
+    before, after = _driver_arguments(dtype_name, dims, strides, box, swizzle, l2)
     buffer = np.empty(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)  # the driver writes all of the map
-    skip = -buffer.ctypes.data % _ALIGNMENT
+    address = buffer.__array_interface__["data"][0]
+    skip = -address % _ALIGNMENT
     result = buffer[skip : skip + _MAP_DTYPE.itemsize].view(_MAP_DTYPE)
-    status = _driver_function()(
-        result.ctypes.data,
-        DTYPES[dtype_name][0],
-        rank,
-        pointer,
-        (ctypes.c_uint64 * rank)(*dims),
-        (ctypes.c_uint64 * rank)(*strides),
-        (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        0,  # no interleaving
-        SWIZZLES[swizzle][0],
-        L2_PROMOTIONS[l2],
-        0,  # reads out of bounds give zeros
-    )
+    status = _driver_function()(address + skip, *before, pointer, *after)
     if status != 0:
         raise RuntimeError(
             f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, "
@@ -127,8 +135,32 @@ def _encode(
     return result
 
 
+# Operands at new addresses have known layouts, as a rule: these are checked and converted once.
+@lru_cache(maxsize=1024)
+def _driver_arguments(
+    dtype_name: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: str, l2: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the driver's arguments between the address of the map and that of the tensor, and those after both."""
+    _check(dtype_name, dims, strides, box, swizzle, l2)
+    rank = len(dims)
+    return (DTYPES[dtype_name][0], rank), (
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * rank)(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # no interleaving
+        SWIZZLES[swizzle][0],
+        L2_PROMOTIONS[l2],
+        0,  # reads out of bounds give zeros
+    )
+
+
+def _check_address(pointer: int) -> None:
+    if pointer <= 0 or pointer % 16:
+        raise ValueError(f"pointer={pointer:#x}: expected a device address that is a multiple of 16")
+
+
 def _check(
-    pointer: int,
     dtype_name: str,
     dims: tuple[int, ...],
     strides: tuple[int, ...],
@@ -143,8 +175,6 @@ def _check(
     ):
         if value not in known:
             raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
-    if pointer <= 0 or pointer % 16:
-        raise ValueError(f"pointer={pointer:#x}: expected a device address that is a multiple of 16")
     rank = len(dims)
     if not 1 <= rank <= 5:
         raise ValueError(f"dims={dims}: expected 1 to 5 dimensions")
