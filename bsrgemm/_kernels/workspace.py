@@ -138,9 +138,14 @@ def retain_for_graph(make: Callable[[], Any]) -> Any:
     return found
 
 
+def is_capturing() -> bool:
+    """Tell whether the work of CuPy's current stream becomes a part of a graph instead of being done now."""
+    return bool(cupy.cuda.get_current_stream().is_capturing())
+
+
 def keep_for_graph(x: Any) -> None:
     """Keep an object, with the memory that it will allocate, if a graph is being captured."""
-    if cupy.cuda.get_current_stream().is_capturing():
+    if is_capturing():
         _held.append(x)
 
 

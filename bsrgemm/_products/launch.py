@@ -101,8 +101,14 @@ class Launch:
         plan = self.owned()
         return None if plan is None else plan.get()
 
-    def moved(self, plan: Plan, b: int, c: int) -> Launch:
-        """Return the launch for operands at other addresses, which differ from these in nothing else."""
+    def moved(self, b: int, c: int) -> Launch | None:
+        """Return the launch for B and a result at other addresses, which differ from these in nothing else.
+
+        The result is None if the matrix no longer stores the plan.
+        """
+        plan = self.plan()
+        if plan is None:
+            return None
         return Launch(self.owned, _placed(plan, self.template, self.maps, b, c), self.maps)
 
     def start(self, plan: Plan, alpha: Any, beta: Any) -> None:

@@ -236,7 +236,8 @@ def _product(
             ProductCall(matrix, X2, out2, acc, alpha, beta, transposed, precision == "tf32", scale is not None)
         )
         if key is not None and launch is not None and (scale is not None or adds_duplicates(A, acc)):
-            ready.repeat(key, lambda: Repeat(shape, dtype, left and ndim > 1)).remember(x, inner, launch)
+            repeat = ready.repeat(key, lambda: Repeat(shape, dtype, left and ndim > 1))
+            repeat.remember((x.data.ptr, inner.data.ptr), launch)
     if out is not None:
         return out
     if left and ndim > 1:
@@ -251,11 +252,12 @@ def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
     """
     out, _, alpha, beta, _, scale = options
     result = A._backend.xp.empty(repeat.shape, repeat.dtype) if out is None else out
-    launch = repeat.launches.get((x.data.ptr, result.data.ptr))
+    places = x.data.ptr, result.data.ptr
+    launch = repeat.launches.get(places)
     if launch is None:
         if out is not None and ENGINES.of(A._backend).overlapping(out, x, A) is not None:
             return None
-        launch = repeat.moved(x, result)
+        launch = repeat.moved(places)
     plan = None if launch is None else launch.plan()
     if launch is None or plan is None:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import cupy
 
 from .._array.base import BsrBase
-from .._backend.base import Array, Backend
+from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
 from .._kernels import forced_kernel, workspace
 from .._kernels.launching import contiguous
@@ -35,8 +35,8 @@ class MatrixCache:
     """
 
     __slots__ = (
-        *("_arrays", "_backend", "_entries", "array_type", "blocks", "extents", "indices_dtype", "launches"),
-        *("plans", "pointer", "repeats", "source", "unwritten", "whole", "wide"),
+        *("_arrays", "_backend", "_entries", "_shared_index", "array_type", "blocks", "extents", "indices_dtype"),
+        *("launches", "plans", "pointer", "repeats", "source", "unwritten", "whole", "wide"),
     )  # fmt: skip
 
     def __init__(self, A: Any) -> None:
@@ -56,6 +56,8 @@ class MatrixCache:
         self.extents = tuple(self._backend.extent(x) for x in given)
         self.whole = A._shape if all(a is b for a, b in zip(self._arrays, given, strict=True)) else None
         self._entries: dict[Any, StreamOrdered] = {}
+        #: the `Unwritten` of the index arrays that results of `sddmm` share
+        self._shared_index: StreamOrdered | None = None
         self.plans: dict[Any, StreamOrdered] = {}
         #: launches by the key of `launch.product`; they have only weak references to their plans
         self.launches: dict[Any, Any] = {}
@@ -80,6 +82,29 @@ class MatrixCache:
         if out is None:
             return key
         return (key, out.shape, out.strides, out.dtype) if type(out) is self.array_type else None
+
+    def sampled_key(self, A: Any, X: Array, Y: Array, precision: str | None) -> Any:
+        """Return the key of `repeats` for `sddmm` with the pattern A, or None if this cache does not fit A any more."""
+        kind = self.array_type
+        if type(X) is not kind or type(Y) is not kind or not self.fits(A):
+            return None
+        return ("sampled", X.shape, X.strides, X.dtype, Y.shape, Y.strides, Y.dtype, precision, forced_kernel.name)
+
+    def with_pattern(self, A: Any, data: Array) -> Any:
+        """Return a matrix with these values and the pattern of A, with copies of its index arrays.
+
+        All matrices that this method returns share the copies, until somebody writes into them. Copies that a graph
+        makes when it runs are not shared.
+        """
+        shared = self._shared_index
+        if shared is not None and shared.value.holds():
+            index = shared.get()
+            flags = {"canonical": A._kept_canonical, "sorted_": A._has_sorted_indices}
+            return A._new(Blocks(data, index.indices, index.indptr), **flags)
+        found = A._with_data(data)
+        if not workspace.is_capturing():
+            self._shared_index = StreamOrdered(Unwritten(found.indices, found.indptr))
+        return found
 
     def repeat(self, key: Any, make: Callable[[], Repeat]) -> Repeat:
         """Return the repeat of a key, and make it when it is first requested."""

@@ -1,8 +1,9 @@
 """Products whose arguments were checked before, on the GPU: the same kind of call is started without other checks.
 
 A `Repeat` belongs to one matrix and to one set of shapes, strides, dtypes and options of a call, which are its key in
-`MatrixCache.repeats`. Only the addresses of the operands differ between its calls. It has a launch for each pair of
-addresses that it met, and it makes the launch for a new pair from one of them.
+`MatrixCache.repeats`. Only two addresses differ between its calls: of the dense operand and of the result of `matmul`,
+and of the dense operands of `sddmm`. It has a launch for each pair of addresses that it met, and it makes the launch
+for a new pair from one of them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from .._backend.base import Array
-
 #: The largest number of kinds of calls per matrix, and the largest number of launches per kind.
 MOST_REPEATS, _MOST_PLACES = 64, 64
 #: Kernels and tensor maps are chosen for operands that begin at a multiple of so many bytes, or do not.
@@ -21,16 +20,10 @@ _ALIGNMENT = 16
 
 
 class Launch(Protocol):
-    """A kernel with the addresses of its operands, which can be started again (see launch.py)."""
+    """A kernel with two addresses in its argument: `launch.Launch` or `block_products.BlockLaunch`."""
 
-    def plan(self) -> Any:
-        """Return the plan to start it with, or None if the matrix no longer stores it."""
-
-    def moved(self, plan: Any, b: int, c: int) -> Self:
-        """Return the launch for operands at other addresses, which differ from these in nothing else."""
-
-    def start(self, plan: Any, alpha: Any, beta: Any) -> None:
-        """Start the kernel with these factors."""
+    def moved(self, first: int, second: int) -> Self | None:
+        """Return the launch for other addresses, all else being equal; None if the matrix has dropped its plan."""
 
 
 @dataclass(slots=True)
@@ -41,29 +34,28 @@ class Repeat:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     turned: bool = False
-    #: by the addresses of the dense operand and of the result
-    launches: dict[tuple[int, int], Launch] = field(default_factory=dict)
+    #: the launches, by their addresses
+    launches: dict[tuple[int, int], Any] = field(default_factory=dict)
     #: the launch from which those for new addresses are made: the last one whose operands were aligned
     model: Launch | None = None
 
-    def remember(self, x: Array, out: Array, launch: Launch) -> None:
-        """Keep the launch of a call for the next one with operands at these addresses."""
-        b, c = x.data.ptr, out.data.ptr
+    def remember(self, places: tuple[int, int], launch: Launch) -> None:
+        """Keep the launch of a call for the next one with these addresses."""
         if len(self.launches) >= _MOST_PLACES:
             self.launches.clear()
-        self.launches[b, c] = launch
-        if not (b | c) % _ALIGNMENT:
+        self.launches[places] = launch
+        if not (places[0] | places[1]) % _ALIGNMENT:
             self.model = launch
 
-    def moved(self, x: Array, out: Array) -> Launch | None:
-        """Return the launch for operands at addresses that are new; None if the kernel may have to be another one.
+    def moved(self, places: tuple[int, int]) -> Any:
+        """Return the launch for addresses that are new; None if the kernel may have to be another one there.
 
         The caller makes sure that the arrays do not overlap where they must not.
         """
-        model, b, c = self.model, x.data.ptr, out.data.ptr
-        plan = None if model is None else model.plan()
-        if model is None or plan is None or (b | c) % _ALIGNMENT:
+        model = self.model
+        if model is None or (places[0] | places[1]) % _ALIGNMENT:
             return None
-        found = model.moved(plan, b, c)
-        self.remember(x, out, found)
+        found = model.moved(*places)
+        if found is not None:
+            self.remember(places, found)
         return found

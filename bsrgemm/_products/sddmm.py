@@ -9,6 +9,7 @@ from .._backend.base import Array
 from ..dtypes import check_dtype
 from .engine import ENGINES
 from .matmul import check_precision, checked_factor, checked_precision, dense_operand, product_dtypes
+from .repeats import Repeat
 
 
 def sddmm(
@@ -84,7 +85,12 @@ def sddmm(
     """
     if not isinstance(pattern, BsrBase):
         raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {type(pattern).__name__}")
-    backend = pattern._backend
+    backend, ready = pattern._backend, getattr(pattern, "_matrix_cache", None)
+    simple = out is None and out_dtype is None and type(alpha) is type(beta) is int and (alpha, beta) == (1, 0)
+    if ready is not None and simple and (precision is None or type(precision) is str):
+        found = _again(ready, pattern, X, Y, precision)
+        if found is not None:
+            return found
     X, Y = (dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
     if (X.shape[0], Y.shape[1]) != pattern._shape or X.shape[1] != Y.shape[0]:
         raise ValueError(
@@ -97,7 +103,7 @@ def sddmm(
         wanted = check_dtype(out_dtype, backend.dtypes, "out_dtype")
     check_precision(precision)
     dtype, acc, single = product_dtypes(X.dtype, Y.dtype, wanted)
-    precision = checked_precision(precision, single, X.dtype, Y.dtype, acc)
+    asked, precision = precision, checked_precision(precision, single, X.dtype, Y.dtype, acc)
     alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
     if out is None and beta != 0:
         raise ValueError(f"beta: got {beta!r} without an `out` whose values it scales; pass `out`, or leave beta at 0")
@@ -110,10 +116,19 @@ def sddmm(
         return sddmm(Y.T, X.T, source, alpha=alpha, out_dtype=dtype, precision=precision).T
     elif pattern._has_duplicates:
         pattern = pattern._new(pattern._canonical(), canonical=True)
+    engine = ENGINES.of(backend)
+    if simple:
+        launch = engine.sampled_launch(X, Y, pattern, dtype, precision == "tf32")
+        if launch is not None:
+            cache = pattern._matrix_cache
+            key = cache.sampled_key(pattern, X, Y, asked)
+            if key is not None:
+                cache.repeat(key, lambda: Repeat(launch.shape, dtype)).remember((X.data.ptr, Y.data.ptr), launch)
+            return cache.with_pattern(pattern, launch.start())
     plain = alpha == 1 and beta == 0
     _, indices, indptr = pattern._validated
     block = pattern.blocksize
-    data = ENGINES.of(backend).sampled(X, Y, indices, indptr, block, dtype if plain else acc, precision == "tf32")
+    data = engine.sampled(X, Y, indices, indptr, block, dtype if plain else acc, precision == "tf32")
     if not plain:
         data = data * acc.type(alpha)
         if out is not None and beta != 0:
@@ -124,6 +139,16 @@ def sddmm(
     out._before_writing()
     out.data[...] = data
     return out
+
+
+def _again(ready: Any, pattern: BsrBase, X: Any, Y: Any, precision: str | None) -> Any:
+    """Start a product whose arguments were checked before, except for the addresses of `X` and `Y`; None for others."""
+    repeat = ready.repeats.get(ready.sampled_key(pattern, X, Y, precision))
+    if repeat is None:
+        return None
+    places = X.data.ptr, Y.data.ptr
+    launch = repeat.launches.get(places) or repeat.moved(places)
+    return None if launch is None else ready.with_pattern(pattern, launch.start())
 
 
 def dense_matrix(pattern: BsrBase, x: Any, name: str) -> Array:
