@@ -30,10 +30,15 @@ class Launch:
 
     def __init__(self, works: list[bool]) -> None:
         self.works, self.starts = works, 0
+        self.places: list[tuple[int, ...]] = []
 
     def start(self) -> bool:
         self.starts += self.works[0]
         return self.works[0]
+
+    def moved(self, places: tuple[int, ...]) -> Launch:
+        self.places.append(places)
+        return self
 
 
 class Engine:
@@ -161,12 +166,12 @@ def test_options_that_cannot_be_looked_up_are_checked_each_time(engine: Engine) 
 
 
 def test_few_calls_and_few_results_are_remembered(engine: Engine) -> None:
-    for count in (*range(1, 17), 1, 2):
+    for count in (*range(1, 257), 1, 2):
         bg.attention(**usual(out=lying("out", skip=32 * len(engine.calls))))
         (repeat,) = repeats._calls.values()
         assert len(repeat.launches) == count
     repeats._calls.clear()
-    for count in (*range(1, 257), 1, 2):
+    for count in (*range(1, 65), 1, 2):
         bg.attention(**usual(scale=1.0 + len(engine.calls)))
         assert len(repeats._calls) == count
 
