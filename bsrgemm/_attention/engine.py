@@ -24,6 +24,9 @@ class Launch(Protocol):
 class AttentionEngine(ABC):
     """Attention on the arrays of one backend."""
 
+    #: Whether decodes of known operands are started without checks; this pays where a decode takes microseconds.
+    repeats_decode = False
+
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 

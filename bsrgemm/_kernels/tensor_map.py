@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -84,7 +85,12 @@ def encode(
     """
     # ctypes accepts Python integers but not NumPy integers
     extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))
-    return _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
+    packed = _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
+    buffer, skip = _aligned_buffer()
+    result = buffer[skip : skip + len(packed)].view(_MAP_DTYPE)
+    result.view(np.uint8)[...] = np.frombuffer(packed, np.uint8)
+    result.flags.writeable = False
+    return result
 
 
 class Layout(NamedTuple):
@@ -98,7 +104,7 @@ class Layout(NamedTuple):
 
     def at(self, pointer: int) -> bytes:
         """Return the bytes of the map of a tensor that lies at an address."""
-        return _encode(pointer, *self, "256B").tobytes()
+        return _encode(pointer, *self, "256B")
 
 
 @lru_cache(maxsize=64)
@@ -117,22 +123,35 @@ def _encode(
     box: tuple[int, ...],
     swizzle: str,
     l2: str,
-) -> np.ndarray[Any, Any]:
+) -> bytes:
     _check_address(pointer)
     before, after = _driver_arguments(dtype_name, dims, strides, box, swizzle, l2)
-    buffer = np.empty(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)  # the driver writes all of the map
-    address = buffer.__array_interface__["data"][0]
-    skip = -address % _ALIGNMENT
-    result = buffer[skip : skip + _MAP_DTYPE.itemsize].view(_MAP_DTYPE)
-    status = _driver_function()(address + skip, *before, pointer, *after)
+    address = _thread.address
+    status = _driver_function()(address, *before, pointer, *after)
     if status != 0:
         raise RuntimeError(
             f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, "
             f"dtype_name={dtype_name!r}, dims={dims}, strides_bytes={strides}, box={box}, "
             f"swizzle={swizzle!r}, l2={l2!r}; tensor maps need a card of compute capability 9.0 or newer"
         )
-    result.flags.writeable = False
-    return result
+    return ctypes.string_at(address, _MAP_DTYPE.itemsize)
+
+
+def _aligned_buffer() -> tuple[np.ndarray[Any, Any], int]:
+    """Return memory for a map, and where in it an aligned map begins."""
+    buffer = np.empty(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)
+    return buffer, -buffer.ctypes.data % _ALIGNMENT
+
+
+class _Thread(threading.local):
+    """In each thread, memory to which the driver writes a map."""
+
+    def __init__(self) -> None:
+        self.buffer, skip = _aligned_buffer()
+        self.address = self.buffer.ctypes.data + skip
+
+
+_thread = _Thread()
 
 
 # Operands at new addresses have known layouts, as a rule: these are checked and converted once.

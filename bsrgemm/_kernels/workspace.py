@@ -68,7 +68,13 @@ _held: list[Any] = []
 _fresh = itertools.count(-1, -1)
 
 
-_owner = threading.local()
+class _Owner(threading.local):
+    """In each thread, the stream that owns the graph that is being captured; None in all others."""
+
+    stream: Any = None
+
+
+_owner = _Owner()
 
 
 @contextlib.contextmanager
@@ -86,7 +92,7 @@ def owned_graph(stream: Any) -> Iterator[None]:
 
 
 def _current_stream() -> Any:
-    owner = getattr(_owner, "stream", None)
+    owner = _owner.stream
     return cupy.cuda.get_current_stream() if owner is None else owner
 
 
@@ -107,7 +113,7 @@ def counters(count: int) -> Array:
     key = (device, pointer, threading.get_ident() if pointer == _PER_THREAD else 0)
     found = _zeroed.get(key)
     if found is None or len(found) < count:
-        if getattr(_owner, "stream", None) is not None:
+        if _owner.stream is not None:
             raise RuntimeError("counters cannot be zeroed in a capture")
         found = _zeroed[key] = cupy.zeros(max(count, _LEAST_COUNTERS), np.int32)
         if device not in _reserves:

@@ -563,7 +563,7 @@ def encode(
     box: tuple[int, ...],
     swizzle: str,
     l2: str,
-) -> np.ndarray[Any, Any]:
+) -> bytes:
     """A tensor map as emulated_ptx.h reads it."""
     tensor_map._check_address(pointer)
     tensor_map._check(dtype, dims, strides, box, swizzle, l2)
@@ -573,4 +573,4 @@ def encode(
     words += [*dims, *[1] * more, *box, *[1] * more]
     packed = np.uint64(pointer).tobytes() + np.array(words, np.uint32).tobytes()
     packed += np.array([*strides, *[0] * more], np.uint64).tobytes()
-    return np.frombuffer(packed.ljust(128, b"\0"), np.uint8)
+    return packed.ljust(128, b"\0")
