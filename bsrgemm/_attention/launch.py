@@ -107,7 +107,8 @@ class Launch:
         for number, layout in enumerate(self.layouts or ()):
             if layout is not None:
                 packed[number * TENSOR_MAP_BYTES : (number + 1) * TENSOR_MAP_BYTES] = layout.at(places[number])
-        return replace(self, argument=(address, jit.argument(packed)))
+        moved = address, jit.argument(packed)
+        return Launch(self.plan, self.grid, self.made_for, self.plans, moved, self.lists, self.layouts)
 
 
 _plans: dict[Any, Plan] = {}

@@ -103,7 +103,8 @@ class BlockLaunch:
             _OPERANDS_SM80.write(packed, a, b)
         else:
             packed[: 2 * TENSOR_MAP_BYTES] = self.maps[0].at(a) + self.maps[1].at(b)
-        return replace(self, template=bytes(packed), filled=None)
+        launch = self.kernel, self.grid, self.threads, self.shared_bytes
+        return BlockLaunch(*launch, self.shape, self.dtype, bytes(packed), self.maps, self.lists)
 
 
 #: Writers for the fields of the arguments that change between calls.

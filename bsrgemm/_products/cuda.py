@@ -95,7 +95,7 @@ class CudaProducts(ProductEngine):
         cache = matrix_cache_of(pattern)
         if cache.whole is None or not cache.blocks or not X.shape[1]:
             return None
-        indices, indptr, _ = cache.index(0, False)
+        _, indices, indptr = pattern._blocks
         return block_products.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32)
 
 

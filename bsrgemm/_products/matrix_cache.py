@@ -83,12 +83,16 @@ class MatrixCache:
             return key
         return (key, out.shape, out.strides, out.dtype) if type(out) is self.array_type else None
 
-    def sampled_key(self, A: Any, X: Array, Y: Array, precision: str | None) -> Any:
-        """Return the key of `repeats` for `sddmm` with the pattern A, or None if this cache does not fit A any more."""
+    def sampled_key(self, A: Any, X: Array, Y: Array, out_dtype: Any, precision: str | None) -> Any:
+        """Return the key of `repeats` for `sddmm` with the pattern A, or None if this cache does not fit A any more.
+
+        `out_dtype` is the dtype of `out`, or None if there is none. The structure of `out` is not a part of the key.
+        """
         kind = self.array_type
         if type(X) is not kind or type(Y) is not kind or not self.fits(A):
             return None
-        return ("sampled", X.shape, X.strides, X.dtype, Y.shape, Y.strides, Y.dtype, precision, forced_kernel.name)
+        dense = (X.shape, X.strides, X.dtype, Y.shape, Y.strides, Y.dtype)
+        return ("sampled", dense, out_dtype, precision, forced_kernel.name)
 
     def with_pattern(self, A: Any, data: Array) -> Any:
         """Return a matrix with these values and the pattern of A, with copies of its index arrays.
@@ -105,6 +109,11 @@ class MatrixCache:
         if not workspace.is_capturing():
             self._shared_index = StreamOrdered(Unwritten(found.indices, found.indptr))
         return found
+
+    def made(self, A: Any, other: Any) -> bool:
+        """Tell whether another matrix has index arrays that `with_pattern` made for A, and neither was written to."""
+        shared = self._shared_index
+        return shared is not None and shared.value.holds_for(other) and self.fits(A)
 
     def repeat(self, key: Any, make: Callable[[], Repeat]) -> Repeat:
         """Return the repeat of a key, and make it when it is first requested."""
