@@ -47,9 +47,9 @@ class _Prepared:
     #: the plans among which the plan was; once these are dropped, it does not start any more
     plans: dict[Any, _Plan]
     #: pointers of the last call, and the argument made from them; it is never modified, since threads may share it
-    filled: tuple[tuple[int, ...], np.ndarray[Any, Any]] | None = None
+    filled: tuple[tuple[int, ...], Any] | None = None
 
-    def argument(self, *pointers: int) -> np.ndarray[Any, Any]:
+    def argument(self, *pointers: int) -> Any:
         """The argument with these pointers; that of the last call, if it had the same."""
         filled = self.filled
         if filled is None or filled[0] != pointers:

@@ -76,7 +76,7 @@ class Launch:
     #: the plans among which its plan was; once these are dropped, it does not start any more
     plans: dict[Any, Plan]
     #: the argument for counters at one address; it is never modified, since threads may share it
-    argument: tuple[int, np.ndarray[Any, Any]]
+    argument: tuple[int, Any]
     #: the lists of the mask, for which a stream may have to wait
     lists: StreamOrdered | None
     #: the tensor maps of q, k, v and the result without their addresses; None for kernels that take none, and for a

@@ -75,7 +75,7 @@ class BlockLaunch:
     #: operands that were copied for this launch, which stay alive with it; those of a user do not
     copies: tuple[Array, ...] = ()
     #: addresses of the result and of the counters in the last call, and the argument made from them
-    filled: tuple[tuple[int, int], np.ndarray[Any, Any]] | None = None
+    filled: tuple[tuple[int, int], Any] | None = None
 
     def start(self) -> Array:
         """Start the kernel on CuPy's current stream, and return the blocks that it computes.

@@ -94,7 +94,7 @@ class Launch:
     #: the tensor maps of B and of the result without their addresses; None for a map that the kernel does not read
     maps: tuple[Layout | None, Layout | None]
     #: alpha, beta, counters and pieces of the last call with integer factors, and the arguments made from them
-    filled: tuple[tuple[int, int, int, int], tuple[np.ndarray[Any, Any], ...]] | None = None
+    filled: tuple[tuple[int, int, int, int], tuple[Any, ...]] | None = None
 
     def plan(self) -> Plan | None:
         """Return the plan, or None if the matrix no longer stores it."""

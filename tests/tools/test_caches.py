@@ -31,7 +31,7 @@ CACHES: dict[str, dict[str, str]] = {
         "kernels/test_jit.py",
         "_locks": "as _kernels",
         "_device_targets": "the device: kernels/test_jit.py",
-        "_opaque": "a number of bytes",
+        "_argument_class": "nothing",
     },
     "_kernels/structs.py": {
         "Struct.offsets": "the fields",
