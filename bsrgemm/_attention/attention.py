@@ -126,7 +126,9 @@ def attention(
     runs on the tensor cores of Hopper, where the weights of keys are rounded to fp8 too. It needs memory for a
     transposed copy of `v`, and for copies of operands whose strides do not suit; on other cards fp8 runs on the plain
     cores. Bounds of sequences on the GPU are not checked, since that would wait for the GPU; the kernel stays inside
-    the arrays whatever they contain. The lists that a mask is converted to for the kernel are cached on the mask.
+    the arrays whatever they contain. The lists that a mask is converted to for the kernel are cached on the mask. On a
+    GPU, a call whose operands have the shapes, strides and dtypes of an earlier one is not checked again, except for an
+    `out` at an address that is new.
 
     Examples
     --------

@@ -94,7 +94,9 @@ def attention_decode(
 
     On a GPU the head dims are 64, 80, 96, 128, 192 or 256. The keys of a head are divided among several CTAs, whose
     sums are added in a fixed order: there is one launch, and the result has the same bits every time. The kernel runs
-    on CuPy's current stream, and the call does not wait for it.
+    on CuPy's current stream, and the call does not wait for it. A call whose operands have the shapes, strides and
+    dtypes of an earlier one, with a cache of the same sizes, is not checked again, except for an `out` at an address
+    that is new.
 
     Examples
     --------

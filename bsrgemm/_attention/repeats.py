@@ -16,7 +16,7 @@ from .._backend.base import Array, Backend
 from .engine import Launch
 
 #: Kinds of calls that are remembered for one mask, or without a mask; and launches for each of them.
-_MOST_CALLS, _MOST_PLACES = 64, 256
+_MOST_CALLS, _MOST_PLACES = 64, 64
 #: Kernels are chosen for operands that begin at a multiple of so many bytes, or do not.
 _ALIGNMENT = 16
 #: Addresses of q, k, v, the result and the logarithms of the sums; 0 where these are not wanted.

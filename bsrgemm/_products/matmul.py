@@ -104,7 +104,8 @@ def matmul(
     GPU, the work is queued on CuPy's current stream and the call does not wait for it, with one exception: a product of
     integers or booleans that is summed in another dtype must search for duplicate blocks, which waits for the GPU
     unless the matrix is known to be in canonical format. The first call of a kind compiles its kernel, unless the disk
-    cache has it. Repeated calls with `out` on the same arrays reuse the prepared launch.
+    cache has it. A call whose operands have the shapes, strides and dtypes of an earlier one is not checked again,
+    except that `out` must not overlap an operand; on the same arrays it reuses the prepared launch.
 
     Examples
     --------
