@@ -144,6 +144,18 @@ def test_a_call_is_known_by_its_operands_and_options(change: str, engine: Engine
     )
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [({}, {"page": 16, "pages": 2}), ({"page": 16}, {"page": 16, "pages": 5}), ({"page": 16}, {"page": 32})],
+    ids=str,
+)
+def test_caches_with_other_pages_have_other_kinds(sizes: tuple[dict[str, int], ...], engine: Engine) -> None:
+    for changes in sizes * 2:
+        bg.attention_decode(lying("q"), cache_of(**changes))
+    first, second, third, fourth = (call.prepared for call in engine.calls)
+    assert first is third and second is fourth and first is not second
+
+
 @pytest.mark.parametrize("change", REFUSED)
 def test_what_is_refused_is_refused_each_time(change: str, engine: Engine) -> None:
     cache = cache_of()

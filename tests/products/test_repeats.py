@@ -191,6 +191,19 @@ def test_a_plan_that_is_dropped_is_made_anew_for_every_address(started: Any, mon
     assert names == [*["gemm_sm90"] * 4, *["gemm_simt"] * 3]
 
 
+def test_a_launch_of_operands_that_are_not_aligned_serves_no_others(started: Any) -> None:  # noqa: F811
+    """Tensor maps and copies of 16 bytes want operands at multiples of 16 bytes."""
+    A = matrix()
+    skips = (8, 8, 8, 0, 24, 4096, 8)
+    for skip in skips:
+        _ = A @ lying(skip=skip)
+    want = list(started)
+    started.clear()
+    for skip in skips:
+        forgetful(lambda A, skip=skip: A @ lying(skip=skip))(A)
+    assert started == want and ["gemm_sm90" in name for name, *_ in started] == [not skip % 16 for skip in skips]
+
+
 def test_another_kernel_that_is_forced_counts_at_once(started: Any) -> None:  # noqa: F811
     A = matrix()
     for _ in range(3):
