@@ -89,8 +89,8 @@ class Launch:
 
     #: a weak reference to the plan, which the matrix owns
     owned: ref[StreamOrdered]
-    #: the argument of the plan without alpha, beta and temporary memory, which differ between calls
-    template: bytes
+    #: the argument of the plan with any alpha, beta and temporary memory, which differ between calls
+    template: bytes | bytearray
     #: the tensor maps of B and of the result without their addresses; None for a map that the kernel does not read
     maps: tuple[Layout | None, Layout | None]
     #: alpha, beta, counters and pieces of the last call with integer factors, and the arguments made from them
@@ -106,10 +106,14 @@ class Launch:
 
         The result is None if the matrix no longer stores the plan.
         """
-        plan = self.plan()
+        plan, filled = self.plan(), self.filled
         if plan is None:
             return None
-        return Launch(self.owned, _placed(plan, self.template, self.maps, b, c), self.maps)
+        if filled is None:
+            return Launch(self.owned, _placed(plan, self.template, self.maps, b, c), self.maps)
+        values, (argument, *others) = filled  # the next call has the same factors, as a rule
+        packed = _placed(plan, argument.tobytes(), self.maps, b, c)
+        return Launch(self.owned, packed, self.maps, (values, (jit.argument(packed), *others)))
 
     def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
         """Start the kernel with these factors on CuPy's current stream.
@@ -188,7 +192,7 @@ def _plan_key(call: ProductCall, orders: tuple[str, str]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _template(plan: Plan, call: ProductCall, maps: tuple[Layout | None, Layout | None]) -> bytes:
+def _template(plan: Plan, call: ProductCall, maps: tuple[Layout | None, Layout | None]) -> bytearray:
     """Return the argument of a plan with the operands of a call filled in."""
     B, out, batches = call.B, call.out, call.batches
     packed = bytearray(plan.template)
@@ -202,7 +206,7 @@ def _template(plan: Plan, call: ProductCall, maps: tuple[Layout | None, Layout |
 
 def _placed(
     plan: Plan, template: bytes | bytearray, maps: tuple[Layout | None, Layout | None], b: int, c: int
-) -> bytes:
+) -> bytearray:
     """Return an argument with the addresses of B and of the result filled in."""
     packed = bytearray(template)
     if maps[0] is not None:
@@ -210,7 +214,7 @@ def _placed(
     if maps[1] is not None:
         packed[2 * TENSOR_MAP_BYTES : 3 * TENSOR_MAP_BYTES] = maps[1].at(c)
     plan.pointers.write(packed, b, c)
-    return bytes(packed)
+    return packed
 
 
 def problem_of(cache: MatrixCache, call: ProductCall, orders: tuple[str, str] = ("C", "C")) -> Problem:

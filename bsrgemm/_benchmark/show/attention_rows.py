@@ -163,7 +163,7 @@ def overhead(found: list[Row]) -> str:
         name = kind(row)
         _, unit, scale = _COSTS[name]
         most = f"{row['bound'] * scale:g} {unit}" if row.get("bound") else ""
-        if "most_adds" in row:
+        if row.get("most_adds"):
             most = f"{row['most_adds']:g} x cupy.add"
         return [f"{row[name] * scale:.1f} {unit}{_adds(row)}", most, verdict(row.get("reached"))]
 
