@@ -126,7 +126,9 @@ def attention(
     runs on the tensor cores of Hopper, where the weights of keys are rounded to fp8 too. It needs memory for a
     transposed copy of `v`, and for copies of operands whose strides do not suit; on other cards fp8 runs on the plain
     cores. Bounds of sequences on the GPU are not checked, since that would wait for the GPU; the kernel stays inside
-    the arrays whatever they contain. The lists that a mask is converted to for the kernel are cached on the mask.
+    the arrays whatever they contain. The lists that a mask is converted to for the kernel are cached on the mask. On a
+    GPU, a call whose operands have the shapes, strides and dtypes of an earlier one is not checked again, except for an
+    `out` at an address that is new.
 
     Examples
     --------
@@ -157,12 +159,12 @@ def attention(
     >>> bg.attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
     array([1., 3., 3.])
     """
-    calls = None
+    asked = None
     plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
     if plain and (mask is None or type(mask) is BlockMask):
-        options = (causal, scale, softcap, layout, align, return_lse)
-        calls = repeats.lookup((q, k, v), mask, window, options)
-        if calls.repeat is not None and (found := calls.repeat.again(out)) is not None:
+        asked = (q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse)
+        repeat = repeats.lookup(asked, mask)
+        if repeat is not None and (found := repeat.again(q, k, v, out)) is not None:
             return found
     check_layout(layout, align)
     causal, return_lse = checked_flag(causal, "causal"), checked_flag(return_lse, "return_lse")
@@ -208,9 +210,9 @@ def attention(
     result4 = by_heads(result, layout, variable)
     what = (q4, k4, v4, result4, lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
     launch = ENGINES.of(backend).forward(AttentionCall(*what, fp8, scales, value_scale))
-    if launch is not None and calls is not None:
+    if launch is not None and asked is not None:
         sums = None if lse is None else (lse.shape, lse.dtype)
-        calls.remember(repeats.Repeat(backend, shape, dtype, sums), (result, lse), launch)
+        repeats.remember(asked, mask, repeats.Repeat(backend, shape, dtype, sums), (result, lse), launch)
     if lse is None:
         return result
     return result, lse[0] if variable else lse

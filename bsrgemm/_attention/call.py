@@ -92,3 +92,5 @@ class DecodeCall:
     blocks: Array | None = None
     #: keys of such a block
     block: int = 0
+    #: what an engine keeps for calls that differ from this one in addresses and lengths alone; None keeps nothing
+    prepared: dict[Any, Any] | None = None

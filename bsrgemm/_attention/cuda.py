@@ -15,6 +15,8 @@ from .engine import AttentionEngine, Launch
 class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
 
+    repeats_decode = True
+
     def temporary(self, make: Callable[[], Array]) -> Array:
         return retain_for_graph(make)
 

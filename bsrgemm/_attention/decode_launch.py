@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import cupy
@@ -37,6 +38,27 @@ class _Plan:
     floats: int
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """A plan with an argument without pointers, and the argument of the last call."""
+
+    plan: _Plan
+    template: bytes
+    #: the plans among which the plan was; once these are dropped, it does not start any more
+    plans: dict[Any, _Plan]
+    #: pointers of the last call, and the argument made from them; it is never modified, since threads may share it
+    filled: tuple[tuple[int, ...], Any] | None = None
+
+    def argument(self, *pointers: int) -> Any:
+        """The argument with these pointers; that of the last call, if it had the same."""
+        filled = self.filled
+        if filled is None or filled[0] != pointers:
+            packed = bytearray(self.template)
+            _WRITE_POINTERS.write(packed, *pointers)
+            filled = self.filled = pointers, jit.argument(packed)
+        return filled[1]
+
+
 _plans: dict[Any, _Plan] = {}
 #: Arguments without pointers, by the plan and everything else that they depend on.
 _templates: dict[Any, bytes] = {}
@@ -48,16 +70,14 @@ def decode(call: DecodeCall) -> None:
     """Start the kernel on CuPy's current stream."""
     q, cache, blocks, out, lse, table = call.q, call.cache, call.blocks, call.out, call.lse, call.cache.table
     if blocks is None:
-        longest = _about(-(-min(cache._longest, call.left + q.shape[2]) // TILE))
-        total = min(cache.batch * longest, _about(-(-cache._total // TILE)))
+        longest, total = _rounded(min(cache._longest, call.left + q.shape[2]), cache._total, cache.batch)
     else:
         longest = blocks.shape[2] * (call.block // TILE)
         total = cache.batch * longest
-    plan = _plan_for(call, longest, total)
+    prepared = _prepared(call, longest, total)
+    plan = prepared.plan
     partial = workspace.temporary(plan.floats, np.float32) if plan.floats else None
-    packed = bytearray(_template(call, plan.tiles))
-    _WRITE_POINTERS.write(
-        packed,
+    argument = prepared.argument(
         q.data.ptr,
         cache.k.data.ptr,
         cache.v.data.ptr,
@@ -69,7 +89,25 @@ def decode(call: DecodeCall) -> None:
         0 if partial is None else partial.data.ptr,
         workspace.counters(plan.counters).data.ptr if plan.counters else 0,
     )
-    plan.kernel(plan.grid, plan.threads, (jit.argument(packed),), shared_mem=plan.shared_bytes)
+    plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
+
+
+def _prepared(call: DecodeCall, longest: int, total: int) -> _Prepared:
+    """The plan of a call and its argument, which are kept with calls of its kind.
+
+    Beside the kind, they depend on the rounded lengths, the width of the table and the device.
+    """
+    kept, table = call.prepared, call.cache.table
+    key = (longest, total, 0 if table is None else table.shape[1], cupy.cuda.runtime.getDevice())
+    found: _Prepared | None = None if kept is None else kept.get(key)
+    if found is None or found.plans is not _plans:
+        plan = _plan_for(call, longest, total)
+        found = _Prepared(plan, _template(call, plan.tiles), _plans)
+        if kept is not None:
+            if len(kept) >= _MOST_PLANS:
+                kept.clear()
+            kept[key] = found
+    return found
 
 
 def _template(call: DecodeCall, piece_tiles: int) -> bytes:
@@ -182,6 +220,13 @@ def _block_strides(blocks: Array) -> tuple[int, int, int]:
 def _float32(x: float) -> float:
     """x, clamped to the finite range of float32."""
     return max(-_MOST_FLOAT32, min(x, _MOST_FLOAT32))
+
+
+@lru_cache(maxsize=1024)
+def _rounded(longest: int, total: int, batch: int) -> tuple[int, int]:
+    """Rounded numbers of tiles of keys: those of the longest sequence, and those of all `batch` sequences together."""
+    tiles = _about(-(-longest // TILE))
+    return tiles, min(batch * tiles, _about(-(-total // TILE)))
 
 
 def _about(x: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 from .._backend.base import Array, Backend
 from .._backend.engines import EngineTable
@@ -17,9 +17,15 @@ class Launch(Protocol):
     def start(self) -> bool:
         """Start it; False, and nothing is started, if the device or the choice of a kernel has changed."""
 
+    def moved(self, places: tuple[int, int, int, int, int]) -> Self:
+        """Return the launch for q, k, v, a result and logarithms at other addresses, all else being equal."""
+
 
 class AttentionEngine(ABC):
     """Attention on the arrays of one backend."""
+
+    #: Whether decodes of known operands are started without checks; this pays where a decode takes microseconds.
+    repeats_decode = False
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

@@ -11,6 +11,7 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._kernels import device, forced_kernel, jit, tensor_map
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
+from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
 from . import arguments, heuristics, mask_tiles
 from .call import AttentionCall
@@ -75,9 +76,12 @@ class Launch:
     #: the plans among which its plan was; once these are dropped, it does not start any more
     plans: dict[Any, Plan]
     #: the argument for counters at one address; it is never modified, since threads may share it
-    argument: tuple[int, np.ndarray[Any, Any]]
+    argument: tuple[int, Any]
     #: the lists of the mask, for which a stream may have to wait
     lists: StreamOrdered | None
+    #: the tensor maps of q, k, v and the result without their addresses; None for kernels that take none, and for a
+    #: result that is not written in tiles
+    layouts: tuple[Layout | None, ...] | None
 
     def start(self) -> bool:
         """Start the kernel on CuPy's current stream; False if the device or the forced kernel is another one."""
@@ -94,6 +98,17 @@ class Launch:
         plan = self.plan
         plan.kernel(self.grid, plan.threads, (argument[1],), shared_mem=plan.shared_bytes)
         return True
+
+    def moved(self, places: tuple[int, int, int, int, int]) -> Launch:
+        """Return the launch for q, k, v, a result and logarithms at other addresses, all else being equal."""
+        address, argument = self.argument
+        packed = bytearray(argument.tobytes())
+        self.plan.operands.write(packed, *places)
+        for number, layout in enumerate(self.layouts or ()):
+            if layout is not None:
+                packed[number * TENSOR_MAP_BYTES : (number + 1) * TENSOR_MAP_BYTES] = layout.at(places[number])
+        moved = address, jit.argument(packed)
+        return Launch(self.plan, self.grid, self.made_for, self.plans, moved, self.lists, self.layouts)
 
 
 _plans: dict[Any, Plan] = {}
@@ -157,7 +172,8 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     if bounds is not None or call.fp8:
         return None
     made_for = (cupy.cuda.runtime.getDevice(), forced_kernel.name)
-    return Launch(plan, grid, made_for, _plans, (counted, argument), tiled)
+    layouts = None if plan.maps is None else _layouts(plan, q, k, v, out)
+    return Launch(plan, grid, made_for, _plans, (counted, argument), tiled, layouts)
 
 
 def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode: int) -> Plan:
@@ -283,20 +299,33 @@ def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
     if found is None:
         if len(maps) >= _MOST_MAPS:
             maps.clear()
-        found = tensor_map_of(q, config.tile_q) + tensor_map_of(k, config.tile_k)
-        found += tensor_map_of(v, config.value_dim, config.tile_k) if config.fp8 else tensor_map_of(v, config.tile_k)
-        found += tensor_map_of(out, 64) if config.tiles else bytes(TENSOR_MAP_BYTES)
+        arrays = zip(_layouts(plan, q, k, v, out), (q, k, v, out), strict=True)
+        found = b"".join(bytes(TENSOR_MAP_BYTES) if layout is None else layout.at(x.data.ptr) for layout, x in arrays)
         maps[key] = found
     return found
 
 
-def tensor_map_of(x: Array, rows: int, width: int = 128) -> bytes:
-    """The tensor map of an array: a copy takes `rows` rows of `width` bytes."""
+def _layouts(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> tuple[Layout | None, ...]:
+    """The tensor maps of q, k, v and the result without addresses; None for a result that is not written in tiles."""
+    config = plan.config
+    assert isinstance(config, AttentionSm90)
+    values = _layout_of(v, config.value_dim, config.tile_k) if config.fp8 else _layout_of(v, config.tile_k)
+    result = _layout_of(out, 64) if config.tiles else None
+    return _layout_of(q, config.tile_q), _layout_of(k, config.tile_k), values, result
+
+
+def tensor_map_of(x: Array, rows: int) -> bytes:
+    """The tensor map of an array: a copy takes `rows` rows of 128 bytes."""
+    return _layout_of(x, rows).at(x.data.ptr)
+
+
+def _layout_of(x: Array, rows: int, width: int = 128) -> Layout:
+    """The tensor map of an array without its address: a copy takes `rows` rows of `width` bytes."""
     batches, heads, length, columns = x.shape
     # A dimension of one element is never stepped along, but its stride has to be a multiple of 16 bytes.
-    steps = [step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, heads, batches), strict=True)]
+    steps = tuple(step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, heads, batches), strict=True))
     sizes, box = (columns, length, heads, batches), (width // x.itemsize, rows, 1, 1)
-    return tensor_map.encode(x.data.ptr, str(x.dtype), sizes, steps, box, swizzle=f"{width}B").tobytes()
+    return Layout(tensor_map.dtype_name(x.dtype), sizes, steps, box, f"{width}B")
 
 
 def readable(x: Array) -> Array:

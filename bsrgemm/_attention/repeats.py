@@ -1,7 +1,8 @@
-"""Attention that was computed before: a call with the same arguments is started again without checking them again.
+"""Attention whose arguments were checked before: the same kind of call is started without checking them again.
 
-A call is the same if its operands have the same addresses, shapes, strides and dtypes and its options are equal and of
-the same types. Only engines whose launches can be started again take part: those of a GPU.
+Calls are of the same kind if their arrays have the same shapes, strides and dtypes, and their options are equal and of
+the same types. Only addresses differ between them. A `Repeat` has a launch for each set of addresses that it met, and
+makes the launch for others from one of them. Only engines whose launches can be started again take part: that of a GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .engine import Launch
 
-#: Calls that are remembered for one mask, or without a mask; and sets of result arrays for each of them.
-_MOST_CALLS, _MOST_RESULTS = 256, 16
+#: Kinds of calls that are remembered for one mask, or without a mask; and launches for each of them.
+_MOST_CALLS, _MOST_PLACES = 64, 64
+#: Kernels are chosen for operands that begin at a multiple of so many bytes, or do not.
+_ALIGNMENT = 16
+#: Addresses of q, k, v, the result and the logarithms of the sums; 0 where these are not wanted.
+Places = tuple[int, int, int, int, int]
 #: Classes of arrays whose engine returns launches.
 _array_types: set[type] = set()
 #: The calls without a mask; those with a mask are kept on the mask.
@@ -31,73 +36,105 @@ class Repeat:
     dtype: np.dtype[Any]
     #: shape of the logarithms of the sums, and their dtype; None if they are not wanted
     lse: tuple[tuple[int, ...], np.dtype[Any]] | None
-    #: by the addresses, strides, shapes and dtypes of the result and of the logarithms
-    launches: dict[Any, Launch] = field(default_factory=dict)
+    launches: dict[Places, Launch] = field(default_factory=dict)
+    #: the launch from which those for new addresses are made: the last one whose operands were aligned
+    model: Launch | None = None
 
-    def again(self, out: Array | None) -> Any:
-        """Start the call with a result array that it was started with before; None if there is no such launch."""
+    def again(self, q: Array, k: Array, v: Array, out: Array | None) -> Any:
+        """Start the call; None if it has to be checked, since its addresses are new.
+
+        With new addresses, an `out` of the caller may overlap an operand. An array that is allocated here does not.
+        """
         xp = self.backend.xp
         result = xp.empty(self.shape, self.dtype) if out is None else out
-        if type(result) not in _array_types:
-            return None
         lse = None if self.lse is None else xp.empty(*self.lse)
-        launch = self.launches.get(_results_key(result, lse))
+        places = _places(q, k, v, result, lse)
+        launch = self.launches.get(places)
+        if launch is None and out is None:
+            launch = self._moved(places)
         if launch is None or not launch.start():
             return None
         return result if lse is None else (result, lse)
 
-    def remember(self, result: Array, lse: Array | None, launch: Launch) -> None:
-        """Keep a launch for the next call with these result arrays."""
-        if len(self.launches) >= _MOST_RESULTS:
+    def remember(self, places: Places, launch: Launch) -> None:
+        """Keep a launch for the next call with these addresses."""
+        if len(self.launches) >= _MOST_PLACES:
             self.launches.clear()
-        self.launches[_results_key(result, lse)] = launch
+        self.launches[places] = launch
+        if not _misaligned(places):
+            self.model = launch
+
+    def _moved(self, places: Places) -> Launch | None:
+        model = self.model
+        if model is None or _misaligned(places):
+            return None
+        found = model.moved(places)
+        self.remember(places, found)
+        return found
 
 
-@dataclass(slots=True)
-class Calls:
-    """Where a call is looked up: the calls of its mask, its key among them, and what is known of it."""
-
-    known: dict[Any, Repeat]
-    key: tuple[Any, ...] | None = None
-    repeat: Repeat | None = None
-
-    def remember(self, repeat: Repeat, results: tuple[Array, Array | None], launch: Launch) -> None:
-        """Keep the launch of a call whose arguments were checked."""
-        _array_types.add(type(results[0]))
-        if self.key is None:
-            return
-        if len(self.known) >= _MOST_CALLS:
-            self.known.clear()
-        self.known.setdefault(self.key, repeat).remember(*results, launch)
+def _places(q: Array, k: Array, v: Array, result: Array, lse: Array | None) -> Places:
+    return q.data.ptr, k.data.ptr, v.data.ptr, result.data.ptr, 0 if lse is None else lse.data.ptr
 
 
-def lookup(operands: tuple[Any, Any, Any], mask: Any, window: Any, options: tuple[Any, ...]) -> Calls:
-    """Look up a call by everything that its checks depend on, apart from `out`.
+def _misaligned(places: Places) -> int:
+    q, k, v, result, _ = places
+    return (q | k | v | result) % _ALIGNMENT
+
+
+#: The arguments of a call that its key depends on: q, k and v; out; window; all other options.
+Asked = tuple[tuple[Any, Any, Any], Any, Any, tuple[Any, ...]]
+
+
+def lookup(asked: Asked, mask: Any) -> Repeat | None:
+    """Return what is known of calls of this kind, or None."""
+    try:
+        return _calls_of(mask).get(_key_of(*asked))
+    except TypeError:  # an option is an array or a list, which cannot be looked up
+        return None
+
+
+def remember(asked: Asked, mask: Any, repeat: Repeat, results: tuple[Array, Array | None], launch: Launch) -> None:
+    """Keep the launch of a call whose arguments were checked."""
+    _array_types.add(type(results[0]))
+    calls, key = _calls_of(mask), _key_of(*asked)
+    if key is None:
+        return
+    try:
+        found = calls.get(key)
+    except TypeError:
+        return
+    if found is None:
+        if len(calls) >= _MOST_CALLS:
+            calls.clear()
+        found = calls.setdefault(key, repeat)
+    found.remember(_places(*asked[0], *results), launch)
+
+
+def _calls_of(mask: Any) -> dict[Any, Repeat]:
+    found: dict[Any, Repeat] = _calls if mask is None else mask.__dict__.setdefault("_calls", {})
+    return found
+
+
+def _key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tuple[Any, ...]) -> Any:
+    """Return everything that the checks of a call depend on, apart from addresses; None if it cannot be remembered.
 
     Options of another type are another call: ``causal=1`` equals ``causal=True``, but is refused.
     """
     q, k, v = operands
-    calls = Calls(_calls if mask is None else mask.__dict__.setdefault("_calls", {}))
     kind = type(q)
     if kind not in _array_types or type(k) is not kind or type(v) is not kind:
-        return calls
-    sides = None
+        return None
+    sides = results = None
     if window is not None:
         if type(window) is not tuple:
-            return calls
+            return None
         sides = tuple(map(type, window))
-    key = (
-        q.data.ptr, q.shape, q.strides, q.dtype, k.data.ptr, k.shape, k.strides, k.dtype, v.data.ptr, v.shape,
-        v.strides, v.dtype, window, sides, options, tuple(map(type, options)),
+    if out is not None:
+        if type(out) is not kind:
+            return None
+        results = (out.shape, out.strides, out.dtype)
+    return (
+        q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype, results,
+        window, sides, options, tuple(map(type, options)),
     )  # fmt: skip
-    try:
-        calls.repeat = calls.known.get(key)
-        calls.key = key
-    except TypeError:  # an option is an array or a list, which cannot be looked up
-        pass
-    return calls
-
-
-def _results_key(result: Array, lse: Array | None) -> tuple[Any, ...]:
-    own = (result.data.ptr, result.shape, result.strides, result.dtype)
-    return own if lse is None else (*own, lse.data.ptr)

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,7 +85,32 @@ def encode(
     """
     # ctypes accepts Python integers but not NumPy integers
     extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))
-    return _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
+    packed = _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
+    buffer, skip = _aligned_buffer()
+    result = buffer[skip : skip + len(packed)].view(_MAP_DTYPE)
+    result.view(np.uint8)[...] = np.frombuffer(packed, np.uint8)
+    result.flags.writeable = False
+    return result
+
+
+class Layout(NamedTuple):
+    """A tensor map without an address: the other arguments of `encode`, as tuples of Python integers."""
+
+    dtype_name: str
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: str
+
+    def at(self, pointer: int) -> bytes:
+        """Return the bytes of the map of a tensor that lies at an address."""
+        return _encode(pointer, *self, "256B")
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype, as `encode` wants it; NumPy composes it anew each time, which takes 4 us."""
+    return str(dtype)
 
 
 # A map depends only on its arguments, and launches in a loop pass the same arguments again.
@@ -97,17 +123,46 @@ def _encode(
     box: tuple[int, ...],
     swizzle: str,
     l2: str,
-) -> np.ndarray[Any, Any]:
-    _check(pointer, dtype_name, dims, strides, box, swizzle, l2)
+) -> bytes:
+    _check_address(pointer)
+    before, after = _driver_arguments(dtype_name, dims, strides, box, swizzle, l2)
+    address = _thread.address
+    status = _driver_function()(address, *before, pointer, *after)
+    if status != 0:
+        raise RuntimeError(
+            f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, "
+            f"dtype_name={dtype_name!r}, dims={dims}, strides_bytes={strides}, box={box}, "
+            f"swizzle={swizzle!r}, l2={l2!r}; tensor maps need a card of compute capability 9.0 or newer"
+        )
+    return ctypes.string_at(address, _MAP_DTYPE.itemsize)
+
+
+def _aligned_buffer() -> tuple[np.ndarray[Any, Any], int]:
+    """Return memory for a map, and where in it an aligned map begins."""
+    buffer = np.empty(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)
+    return buffer, -buffer.ctypes.data % _ALIGNMENT
+
+
+class _Thread(threading.local):
+    """In each thread, memory to which the driver writes a map."""
+
+    def __init__(self) -> None:
+        self.buffer, skip = _aligned_buffer()
+        self.address = self.buffer.ctypes.data + skip
+
+
+_thread = _Thread()
+
+
+# Operands at new addresses have known layouts, as a rule: these are checked and converted once.
+@lru_cache(maxsize=1024)
+def _driver_arguments(
+    dtype_name: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: str, l2: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the driver's arguments between the address of the map and that of the tensor, and those after both."""
+    _check(dtype_name, dims, strides, box, swizzle, l2)
     rank = len(dims)
-    buffer = np.empty(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)  # the driver writes all of the map
-    skip = -buffer.ctypes.data % _ALIGNMENT
-    result = buffer[skip : skip + _MAP_DTYPE.itemsize].view(_MAP_DTYPE)
-    status = _driver_function()(
-        result.ctypes.data,
-        DTYPES[dtype_name][0],
-        rank,
-        pointer,
+    return (DTYPES[dtype_name][0], rank), (
         (ctypes.c_uint64 * rank)(*dims),
         (ctypes.c_uint64 * rank)(*strides),
         (ctypes.c_uint32 * rank)(*box),
@@ -117,18 +172,14 @@ def _encode(
         L2_PROMOTIONS[l2],
         0,  # reads out of bounds give zeros
     )
-    if status != 0:
-        raise RuntimeError(
-            f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, "
-            f"dtype_name={dtype_name!r}, dims={dims}, strides_bytes={strides}, box={box}, "
-            f"swizzle={swizzle!r}, l2={l2!r}; tensor maps need a card of compute capability 9.0 or newer"
-        )
-    result.flags.writeable = False
-    return result
+
+
+def _check_address(pointer: int) -> None:
+    if pointer <= 0 or pointer % 16:
+        raise ValueError(f"pointer={pointer:#x}: expected a device address that is a multiple of 16")
 
 
 def _check(
-    pointer: int,
     dtype_name: str,
     dims: tuple[int, ...],
     strides: tuple[int, ...],
@@ -143,8 +194,6 @@ def _check(
     ):
         if value not in known:
             raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
-    if pointer <= 0 or pointer % 16:
-        raise ValueError(f"pointer={pointer:#x}: expected a device address that is a multiple of 16")
     rank = len(dims)
     if not 1 <= rank <= 5:
         raise ValueError(f"dims={dims}: expected 1 to 5 dimensions")

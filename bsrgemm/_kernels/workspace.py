@@ -68,7 +68,14 @@ _held: list[Any] = []
 _fresh = itertools.count(-1, -1)
 
 
-_owner = threading.local()
+class _Owner(threading.local):
+    """In each thread, the stream that owns the graph that is being captured and what it holds; None in all others."""
+
+    stream: Any = None
+    held: Any = None
+
+
+_owner = _Owner()
 
 
 @contextlib.contextmanager
@@ -87,7 +94,7 @@ def owned_graph(stream: Any, held: list[Any]) -> Iterator[None]:
 
 
 def _current_stream() -> Any:
-    owner = getattr(_owner, "stream", None)
+    owner = _owner.stream
     return cupy.cuda.get_current_stream() if owner is None else owner
 
 
@@ -106,7 +113,7 @@ def counters(count: int) -> Array:
         return capture.counters
     pointer = stream.ptr
     key = (device, pointer, threading.get_ident() if pointer == PER_THREAD else 0)
-    found, owned = _zeroed.get(key), getattr(_owner, "stream", None) is not None
+    found, owned = _zeroed.get(key), _owner.stream is not None
     if found is None or len(found) < count:
         if owned:
             raise RuntimeError("counters cannot be zeroed in a capture")
@@ -141,10 +148,15 @@ def retain_for_graph(make: Callable[[], Any]) -> Any:
     return found
 
 
+def is_capturing() -> bool:
+    """Tell whether the work of CuPy's current stream becomes a part of a graph instead of being done now."""
+    return bool(cupy.cuda.get_current_stream().is_capturing())
+
+
 def keep_for_graph(x: Any) -> None:
     """Keep an object, with the memory that it will allocate, if a graph is being captured."""
-    if cupy.cuda.get_current_stream().is_capturing():
-        (_held if getattr(_owner, "stream", None) is None else _owner.held).append(x)
+    if is_capturing():
+        (_held if _owner.stream is None else _owner.held).append(x)
 
 
 def _reserved(device: int, count: int) -> Array:

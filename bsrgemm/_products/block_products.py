@@ -12,6 +12,8 @@ from .._backend.base import Array
 from .._kernels import device, jit, tensor_map
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous
+from .._kernels.structs import TENSOR_MAP_BYTES
+from .._kernels.tensor_map import Layout
 from .._kernels.workspace import counters
 from . import heuristics
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
@@ -52,6 +54,64 @@ class _Lists:
         }
 
 
+@dataclass(slots=True)
+class BlockLaunch:
+    """A kernel with its grid, its lists and the addresses of its operands: all that it needs except the result."""
+
+    kernel: Any
+    grid: tuple[int]
+    threads: tuple[int]
+    #: dynamic shared memory of a CTA
+    shared_bytes: int
+    #: shape and dtype of the result
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+    #: the argument without the pointers to the result and to the counters
+    template: bytes
+    #: on Hopper, the tensor maps of the operands without their addresses; the other kernel takes pointers
+    maps: tuple[Layout, Layout] | None
+    #: the arrays to which the argument points, so that they stay alive
+    lists: _Lists
+    #: operands that were copied for this launch, which stay alive with it; those of a user do not
+    copies: tuple[Array, ...] = ()
+    #: addresses of the result and of the counters in the last call, and the argument made from them
+    filled: tuple[tuple[int, int], Any] | None = None
+
+    def start(self) -> Array:
+        """Start the kernel on CuPy's current stream, and return the blocks that it computes.
+
+        Threads can share an argument, so it is never modified after it was created.
+        """
+        out = cupy.empty(self.shape, self.dtype)
+        places = (out.data.ptr, 0 if self.maps is None else counters(2).data.ptr)
+        filled = self.filled
+        if filled is None or filled[0] != places:
+            packed = bytearray(self.template)
+            if self.maps is None:
+                _RESULT_SM80.write(packed, places[0])
+            else:
+                _RESULT_SM90.write(packed, places[0])
+                _COUNTERS_SM90.write(packed, places[1])
+            filled = self.filled = places, jit.argument(packed)
+        self.kernel(self.grid, self.threads, (filled[1],), shared_mem=self.shared_bytes)
+        return out
+
+    def moved(self, a: int, b: int) -> BlockLaunch:
+        """Return the launch for operands at other addresses, which differ from these in nothing else."""
+        packed = bytearray(self.template)
+        if self.maps is None:
+            _OPERANDS_SM80.write(packed, a, b)
+        else:
+            packed[: 2 * TENSOR_MAP_BYTES] = self.maps[0].at(a) + self.maps[1].at(b)
+        launch = self.kernel, self.grid, self.threads, self.shared_bytes
+        return BlockLaunch(*launch, self.shape, self.dtype, bytes(packed), self.maps, self.lists)
+
+
+#: Writers for the fields of the arguments that change between calls.
+_OPERANDS_SM80, _RESULT_SM80 = BLOCK_PRODUCTS_SM80.patch("a", "b"), BLOCK_PRODUCTS_SM80.patch("out")
+_RESULT_SM90, _COUNTERS_SM90 = BLOCK_PRODUCTS_SM90.patch("out"), BLOCK_PRODUCTS_SM90.patch("counters")
+
+
 def pair_products(
     a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
 ) -> Array | None:
@@ -75,11 +135,11 @@ def pair_products(
         right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
         in_strips = rows >= _STRIP and b.nbytes > device.l2_bytes()
         row_blocks = round(len(starts) / rows) if in_strips else 0
-        return _launch_sm90(hopper, (left, right), cupy.empty(out, dtype), lists, K, row_blocks)
+        return _started(_launch_sm90(hopper, (a, b), (left, right), (out, dtype), lists, K, row_blocks))
     config = heuristics.block_products_sm80(problem)
     if config is None:
         return None
-    return _launch_sm80(config, (a, b), cupy.empty(out, dtype), lists, (K, N, R * K, K * N), K)
+    return _started(_launch_sm80(config, (a, b), (out, dtype), lists, (K, N, R * K, K * N), K))
 
 
 def sampled(
@@ -97,19 +157,51 @@ def sampled(
     it lies in memory is copied first (see `order_of`). On Hopper, a row-major Y of 16-bit floats is also copied if the
     number of columns of a block is not a multiple of 32.
     """
+    return _started(_sampled(X, Y, indices, indptr, block, dtype, tf32))
+
+
+def sampled_launch(
+    X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any], tf32: bool = False
+) -> BlockLaunch | None:
+    """Return the launch of `sampled`, to start it again and again; None if an operand is copied for each product."""
+    return _sampled(X, Y, indices, indptr, block, dtype, tf32, may_copy=False)
+
+
+def _started(launch: BlockLaunch | None) -> Array | None:
+    return None if launch is None else launch.start()
+
+
+def _sampled(
+    X: Array,
+    Y: Array,
+    indices: Array,
+    indptr: Array,
+    block: tuple[int, int],
+    dtype: np.dtype[Any],
+    tf32: bool,
+    may_copy: bool = True,
+) -> BlockLaunch | None:
+    """Return the launch of `sampled`; None also if an operand would have to be copied and must not be."""
     R, N = block
     M, K = X.shape
+    copies: list[Array] = []
     problem = BlockProblem(jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
     if max(*X.shape, *Y.shape) >= _MOST or heuristics.block_products_sm80(problem) is None:
         return None
     if order_of(X) != "C":
+        if not may_copy:
+            return None
         X = cupy.ascontiguousarray(X)
+        copies.append(X)
     hopper = heuristics.block_products_sm90(problem) is not None
     order = order_of(Y)
     if not order or (hopper and heuristics.block_products_sm90(replace(problem, order=order)) is None):
+        if not may_copy:
+            return None
         Y, order = cupy.asfortranarray(Y), "F"
+        copies.append(Y)
     problem = replace(problem, order=order)
-    out = cupy.empty((len(indices), R, N), dtype)
+    out = (len(indices), R, N), dtype
     counts = (len(indices), len(indices), M // R, Y.shape[1] // N)
     lists = _Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
     lines = tuple(x.strides[0 if o == "C" else 1] // x.itemsize for x, o in ((X, "C"), (Y, order)))
@@ -118,25 +210,36 @@ def sampled(
         other = heuristics.block_products_sm80(problem)
         assert other is not None
         steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
-        return _launch_sm80(other, (X, Y), out, lists, steps, K)
-    left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m))
-    slab = min(config.part_n, 64)
-    dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (slab, 64))
-    right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
-    return _launch_sm90(config, (left, right), out, lists, K)
+        launch = _launch_sm80(other, (X, Y), out, lists, steps, K)
+    else:
+        left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m))
+        slab = min(config.part_n, 64)
+        dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (slab, 64))
+        right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
+        launch = _launch_sm90(config, (X, Y), (left, right), out, lists, K)
+    if launch is not None:
+        launch.copies = tuple(copies)
+    return launch
 
 
-def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> bytes:
+def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:
     """Return the tensor map of a stack of matrices, fastest dimension first; a line of the box is a swizzled row."""
-    strides = [p * x.itemsize for p in (*pitches, pitches[-1])]
+    strides = tuple(p * x.itemsize for p in (*pitches, pitches[-1]))
     swizzle = f"{box[0] * x.itemsize}B"
-    return tensor_map.encode(x.data.ptr, str(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle=swizzle).tobytes()
+    return Layout(tensor_map.dtype_name(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle)
 
 
 def _launch_sm90(
-    config: BlockProductsSm90, maps: tuple[bytes, bytes], out: Array, lists: _Lists, K: int, row_blocks: int = 0
-) -> Array | None:
-    blocks, R, N = out.shape
+    config: BlockProductsSm90,
+    operands: tuple[Array, Array],
+    maps: tuple[Layout, Layout],
+    out: tuple[tuple[int, int, int], np.dtype[Any]],
+    lists: _Lists,
+    K: int,
+    row_blocks: int = 0,
+) -> BlockLaunch | None:
+    """Return the launch for Hopper, or None if there are too many tiles; `out` is the result's shape and dtype."""
+    blocks, R, N = out[0]
     heights, parts = -(-R // config.tile_m), blocks * -(-N // config.part_n)
     tiles = heights * parts
     if tiles + heights * lists.counts[2] >= _MOST - 2**20:
@@ -145,34 +248,33 @@ def _launch_sm90(
     ctas = min(tiles, device.multiprocessors())
     # The kernel starts with so many wide tiles that every CTA computes the same number of them; the rest are narrow.
     narrow = tiles // (config.parts * ctas) * ctas // heights * config.parts
+    a, b = (layout.at(x.data.ptr) for layout, x in zip(maps, operands, strict=True))
     packed = BLOCK_PRODUCTS_SM90.pack(
-        a=maps[0], b=maps[1], out=out.data.ptr, counters=counters(2).data.ptr, R=R, N=N, K=K, narrow=narrow,
-        row_blocks=row_blocks, **lists.fields(),
-    )  # fmt: skip
-    kernel((ctas,), (config.threads,), (jit.argument(packed),), shared_mem=config.shared_bytes)
-    return out
+        a=a, b=b, out=0, counters=0, R=R, N=N, K=K, narrow=narrow, row_blocks=row_blocks, **lists.fields()
+    )
+    return BlockLaunch(kernel, (ctas,), (config.threads,), config.shared_bytes, *out, bytes(packed), maps, lists)
 
 
 def _launch_sm80(
     config: BlockProductsSm80,
     operands: tuple[Array, Array],
-    out: Array,
+    out: tuple[tuple[int, int, int], np.dtype[Any]],
     lists: _Lists,
     steps: tuple[int, ...],
     K: int,
-) -> Array | None:
-    blocks, R, N = out.shape
+) -> BlockLaunch | None:
+    """Return the launch since Ampere, or None if there are too many tiles; `out` is the result's shape and dtype."""
+    blocks, R, N = out[0]
     tiles = blocks * (R // config.tile_m) * -(-N // config.part_n)
     if tiles >= _MOST:
         return None
     kernel = _kernel(replace(config, index=element(lists.right.dtype)))
     a_line, b_line, a_block, b_block = steps
     packed = BLOCK_PRODUCTS_SM80.pack(
-        a=operands[0].data.ptr, b=operands[1].data.ptr, out=out.data.ptr, a_line=a_line, b_line=b_line,
-        a_block=a_block, b_block=b_block, R=R, N=N, K=K, **lists.fields(),
+        a=operands[0].data.ptr, b=operands[1].data.ptr, out=0, a_line=a_line, b_line=b_line, a_block=a_block,
+        b_block=b_block, R=R, N=N, K=K, **lists.fields(),
     )  # fmt: skip
-    kernel((tiles,), (config.threads,), (jit.argument(packed),), shared_mem=config.shared_bytes)
-    return out
+    return BlockLaunch(kernel, (tiles,), (config.threads,), config.shared_bytes, *out, bytes(packed), None, lists)
 
 
 def _kernel(config: BlockProductsSm90 | BlockProductsSm80) -> Any:

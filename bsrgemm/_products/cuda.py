@@ -14,6 +14,7 @@ from .._kernels import workspace
 from .._kernels.element_types import types
 from .._kernels.launching import contiguous, run
 from . import block_products, complex_gemm, heuristics, launch, spgemm_pattern
+from .block_products import BlockLaunch
 from .call import ProductCall, ProductPattern
 from .engine import ProductEngine
 from .launch import Launch
@@ -90,6 +91,15 @@ class CudaProducts(ProductEngine):
             if found is not None:
                 return found
         return super().sampled(X, Y, indices, indptr, block, dtype)
+
+    def sampled_launch(
+        self, X: Array, Y: Array, pattern: Any, dtype: np.dtype[Any], tf32: bool = False
+    ) -> BlockLaunch | None:
+        cache = matrix_cache_of(pattern)
+        if cache.whole is None or not cache.blocks or not X.shape[1]:
+            return None
+        _, indices, indptr = pattern._blocks
+        return block_products.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32)
 
 
 def _by_columns(B: Array) -> Array:

@@ -124,6 +124,13 @@ class ProductEngine(ABC):
         col = indices.astype(np.int64, copy=False)
         return self.pair_products(left, row, right, col, xp.arange(n, dtype=np.int64), dtype)
 
+    def sampled_launch(self, X: Array, Y: Array, pattern: Any, dtype: np.dtype[Any], tf32: bool = False) -> Any:
+        """Return what starts `sampled` with the blocks of a matrix again and again, or None if that is not possible.
+
+        It is a `block_products.BlockLaunch`.
+        """
+        return None
+
     def product_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
         """Return the pairs of blocks that ``A @ B`` with `block_cols` block columns multiplies; sorts all pairs."""
         backend, xp = self.backend, self.backend.xp

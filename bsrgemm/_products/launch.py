@@ -16,6 +16,7 @@ import numpy as np
 from .._backend.base import Array
 from .._kernels import device, element_types, forced_kernel, jit, tensor_map, workspace
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
+from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered
 from . import arguments, heuristics, measured
 from .call import ProductCall
@@ -88,15 +89,31 @@ class Launch:
 
     #: a weak reference to the plan, which the matrix owns
     owned: ref[StreamOrdered]
-    #: the argument of the plan without alpha, beta and temporary memory, which differ between calls
-    template: bytes
+    #: the argument of the plan with any alpha, beta and temporary memory, which differ between calls
+    template: bytes | bytearray
+    #: the tensor maps of B and of the result without their addresses; None for a map that the kernel does not read
+    maps: tuple[Layout | None, Layout | None]
     #: alpha, beta, counters and pieces of the last call with integer factors, and the arguments made from them
-    filled: tuple[tuple[int, int, int, int], tuple[np.ndarray[Any, Any], ...]] | None = None
+    filled: tuple[tuple[int, int, int, int], tuple[Any, ...]] | None = None
 
     def plan(self) -> Plan | None:
         """Return the plan, or None if the matrix no longer stores it."""
         plan = self.owned()
         return None if plan is None else plan.get()
+
+    def moved(self, b: int, c: int) -> Launch | None:
+        """Return the launch for B and a result at other addresses, which differ from these in nothing else.
+
+        The result is None if the matrix no longer stores the plan.
+        """
+        plan, filled = self.plan(), self.filled
+        if plan is None:
+            return None
+        if filled is None:
+            return Launch(self.owned, _placed(plan, self.template, self.maps, b, c), self.maps)
+        values, (argument, *others) = filled  # the next call has the same factors, as a rule
+        packed = _placed(plan, argument.tobytes(), self.maps, b, c)
+        return Launch(self.owned, packed, self.maps, (values, (jit.argument(packed), *others)))
 
     def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
         """Start the kernel with these factors on CuPy's current stream.
@@ -159,7 +176,8 @@ def product(call: ProductCall) -> Launch | None:
                 product(replace(call, B=readable, may_copy=False))
                 return None
         stored = cache.plan(_plan_key(call, orders), lambda: _plan(cache, call, orders))
-        launch = Launch(ref(stored), _template(stored.value, call))
+        maps = _operand_maps(stored.value.config, B, out)
+        launch = Launch(ref(stored), _template(stored.value, call, maps), maps)
         cache.remember(key, launch)
         plan = stored.get()
     launch.start(plan, call.alpha, call.beta)
@@ -174,19 +192,29 @@ def _plan_key(call: ProductCall, orders: tuple[str, str]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _template(plan: Plan, call: ProductCall) -> bytes:
+def _template(plan: Plan, call: ProductCall, maps: tuple[Layout | None, Layout | None]) -> bytearray:
     """Return the argument of a plan with the operands of a call filled in."""
     B, out, batches = call.B, call.out, call.batches
     packed = bytearray(plan.template)
-    if isinstance(plan.config, GemmSm90):
-        packed[TENSOR_MAP_BYTES : 3 * TENSOR_MAP_BYTES] = _operand_maps(plan.config, B, out)
-    plan.pointers.write(packed, B.data.ptr, out.data.ptr)
     steps = []
     for x in (B, out):
         size, strides = x.itemsize, x.strides
         steps += [strides[-2] // size, strides[-1] // size, strides[0] // size if batches > 1 else 0]
     plan.strides.write(packed, *steps)
-    return bytes(packed)
+    return _placed(plan, packed, maps, B.data.ptr, out.data.ptr)
+
+
+def _placed(
+    plan: Plan, template: bytes | bytearray, maps: tuple[Layout | None, Layout | None], b: int, c: int
+) -> bytearray:
+    """Return an argument with the addresses of B and of the result filled in."""
+    packed = bytearray(template)
+    if maps[0] is not None:
+        packed[TENSOR_MAP_BYTES : 2 * TENSOR_MAP_BYTES] = maps[0].at(b)
+    if maps[1] is not None:
+        packed[2 * TENSOR_MAP_BYTES : 3 * TENSOR_MAP_BYTES] = maps[1].at(c)
+    plan.pointers.write(packed, b, c)
+    return packed
 
 
 def problem_of(cache: MatrixCache, call: ProductCall, orders: tuple[str, str] = ("C", "C")) -> Problem:
@@ -391,27 +419,29 @@ def _block_map(cache: MatrixCache, config: GemmSm90) -> bytes:
         if not config.flat:
             return bytes(TENSOR_MAP_BYTES)
         dims, box = (64, data.size // 64), (64, config.row_tile_height * config.depth // 64)
-        return tensor_map.encode(cache.pointer, str(data.dtype), dims, (128,), box, swizzle="128B").tobytes()
+        return Layout(tensor_map.dtype_name(data.dtype), dims, (128,), box, "128B").at(cache.pointer)
     box = (64, config.depth) if config.a_transposed else (128 // data.itemsize, config.row_tile_height)
     dims, strides = (cols, blocks * rows), (cols * data.itemsize,)
-    return tensor_map.encode(cache.pointer, str(data.dtype), dims, strides, box, swizzle="128B").tobytes()
+    return Layout(tensor_map.dtype_name(data.dtype), dims, strides, box, "128B").at(cache.pointer)
 
 
-def _operand_maps(config: GemmSm90, B: Array, out: Array) -> bytes:
-    """Return the tensor maps of B and of the result; the latter is empty if the result is not written in tiles."""
+def _operand_maps(config: Gemm, B: Array, out: Array) -> tuple[Layout | None, Layout | None]:
+    """Return the tensor maps of B and of the result; the latter is None if the result is not written in tiles."""
+    if not isinstance(config, GemmSm90):
+        return None, None
     if config.b_transposed:
         row = 2 * config.depth if config.row_tile_height < 64 else 128
         found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
     else:
         found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
     if config.store == "rows":
-        return found + _map(out, False, (64, 16, 1), "128B")
+        return found, _map(out, False, (64, 16, 1), "128B")
     if config.store == "columns":
-        return found + _map(out, True, (16, 64, 1), "32B")
-    return found + bytes(TENSOR_MAP_BYTES)
+        return found, _map(out, True, (16, 64, 1), "32B")
+    return found, None
 
 
-def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False) -> bytes:
+def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False) -> Layout:
     """Return the tensor map, in four dimensions, of a batch of row-major or column-major matrices.
 
     With `slabs`, a row-major matrix is divided into slabs of 64 columns, so that one copy can bring several of them.
@@ -422,10 +452,8 @@ def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs
     if slabs:
         dims, count, slab_pitch = (64, rows), cols // 64, 64 * x.itemsize
     batches, batch_pitch = (x.shape[0], x.strides[0]) if x.ndim == 3 and x.shape[0] > 1 else (1, pitch)
-    return tensor_map.encode(
-        *(x.data.ptr, str(x.dtype), (*dims, count, batches), (pitch, slab_pitch, batch_pitch), (*box, 1)),
-        swizzle=swizzle,
-    ).tobytes()
+    pitches = (pitch, slab_pitch, batch_pitch)
+    return Layout(tensor_map.dtype_name(x.dtype), (*dims, count, batches), pitches, (*box, 1), swizzle)
 
 
 def _with_aligned_rows(cache: MatrixCache, call: ProductCall, c_order: str) -> Array:

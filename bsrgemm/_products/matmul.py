@@ -18,6 +18,7 @@ from .._backend.registry import backend_of
 from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
 from .call import ProductCall
 from .engine import ENGINES
+from .repeats import Repeat
 
 _PRECISIONS = (None, "float32", "tf32")
 #: Types of factors that can safely be compared with 0 before they are checked.
@@ -103,7 +104,8 @@ def matmul(
     GPU, the work is queued on CuPy's current stream and the call does not wait for it, with one exception: a product of
     integers or booleans that is summed in another dtype must search for duplicate blocks, which waits for the GPU
     unless the matrix is known to be in canonical format. The first call of a kind compiles its kernel, unless the disk
-    cache has it. Repeated calls with `out` on the same arrays reuse the prepared launch.
+    cache has it. A call whose operands have the shapes, strides and dtypes of an earlier one is not checked again,
+    except that `out` must not overlap an operand; on the same arrays it reuses the prepared launch.
 
     Examples
     --------
@@ -187,15 +189,12 @@ def _product(
     source, lazy = (A, False) if A._origin is None else A._source()
     ready = source._matrix_cache
     key = None
-    if ready is not None and out is not None and out_dtype is None and type(beta) in _PLAIN:
+    if ready is not None and out_dtype is None and type(beta) in _PLAIN:
         key = ready.call_key(source, x, out, (left, lazy, precision, scale is None, beta == 0))
-        launch = ready.launches.get(key)
-        plan = None if launch is None else launch.plan()
-        if plan is not None:  # all arguments except the factors were checked when this launch was stored
-            dtype = out.dtype
-            alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
-            launch.start(plan, alpha if scale is None else scale * alpha, beta)
-            return out
+        repeat = ready.repeats.get(key)
+        found = None if repeat is None else _again(repeat, source, x, options)
+        if found is not None:
+            return found
     X = dense_operand(A, x, names[1], scale is not None)
     M, K = A._shape[::-1] if left else A._shape
     sides = X.shape
@@ -238,12 +237,38 @@ def _product(
             ProductCall(matrix, X2, out2, acc, alpha, beta, transposed, precision == "tf32", scale is not None)
         )
         if key is not None and launch is not None and (scale is not None or adds_duplicates(A, acc)):
-            ready.remember(key, launch)
+            repeat = ready.repeat(key, lambda: Repeat(shape, dtype, left and ndim > 1))
+            repeat.remember((x.data.ptr, inner.data.ptr), launch)
     if out is not None:
         return out
     if left and ndim > 1:
         return inner.T if ndim == 2 else inner.swapaxes(1, 2)
     return inner
+
+
+def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
+    """Start a product whose arguments were checked before, except for the factors and the addresses of `x` and `out`.
+
+    None means that the product has to go the usual way, which raises the error if there is one.
+    """
+    out, _, alpha, beta, _, scale = options
+    result = A._backend.xp.empty(repeat.shape, repeat.dtype) if out is None else out
+    places = x.data.ptr, result.data.ptr
+    launch = repeat.launches.get(places)
+    if launch is None:
+        if out is not None and ENGINES.of(A._backend).overlapping(out, x, A) is not None:
+            return None
+        launch = repeat.moved(places)
+    plan = None if launch is None else launch.plan()
+    if launch is None or plan is None:
+        return None
+    if options is not _PLAIN_PRODUCT:
+        dtype = repeat.dtype
+        alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
+        if scale is not None:
+            alpha = scale * alpha
+    launch.start(plan, alpha, beta)
+    return result.swapaxes(-2, -1) if out is None and repeat.turned else result
 
 
 def dense_operand(A: BsrBase, x: Any, name: str, fp8: bool = False) -> Array:
@@ -409,6 +434,9 @@ class Products(Conversions):
     _matrix_cache: Any = None
 
     def __matmul__(self, other: Any) -> Any:
+        ready = self._matrix_cache
+        if ready is not None and type(other) is ready.array_type and other.ndim:  # an array on the GPU, and no scalar
+            return _product(self, other)
         if self._is_scalar(other):
             raise ValueError("Scalar operands are not allowed, use '*' instead")
         return self._matmul(other)

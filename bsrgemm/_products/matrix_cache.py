@@ -13,18 +13,19 @@ from weakref import ref
 import cupy
 
 from .._array.base import BsrBase
-from .._backend.base import Array, Backend
+from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
 from .._kernels import forced_kernel, workspace
 from .._kernels.launching import contiguous
 from .._kernels.workspace import StreamOrdered
 from . import row_matching, work_list, work_list_launch
 from .engine import Prepared
+from .repeats import MOST_REPEATS, Repeat
 from .work_list import Groups, Items, LongRows, Pattern
 
 #: The largest number of plans per matrix. Each combination of the number of columns and the dtype of B has one.
 _MOST_PLANS = 64
-#: The largest number of keys of launches per matrix. Each set of operand addresses has up to two.
+#: The largest number of launches per matrix. Each set of operand addresses has one.
 _MOST_LAUNCHES = 512
 
 
@@ -36,8 +37,8 @@ class MatrixCache:
     """
 
     __slots__ = (
-        *("_arrays", "_backend", "_entries", "blocks", "extents", "indices_dtype", "launches"),
-        *("plans", "pointer", "source", "unwritten", "whole", "wide"),
+        *("_arrays", "_backend", "_entries", "_shared_index", "array_type", "blocks", "extents", "indices_dtype"),
+        *("launches", "plans", "pointer", "repeats", "source", "unwritten", "whole", "wide"),
     )  # fmt: skip
 
     def __init__(self, A: Any) -> None:
@@ -49,6 +50,7 @@ class MatrixCache:
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
         self._backend: Backend = A._backend
+        self.array_type = type(data)
         self._arrays = tuple(contiguous(x) for x in (data, indices, indptr))
         self.blocks = len(data)
         self.indices_dtype = indices.dtype
@@ -56,9 +58,13 @@ class MatrixCache:
         self.extents = tuple(self._backend.extent(x) for x in given)
         self.whole = A._shape if all(a is b for a, b in zip(self._arrays, given, strict=True)) else None
         self._entries: dict[Any, StreamOrdered] = {}
+        #: the `Unwritten` of the index arrays that results of `sddmm` share
+        self._shared_index: StreamOrdered | None = None
         self.plans: dict[Any, StreamOrdered] = {}
-        #: launches by the key of `launch.product` and by `call_key`; they have only weak references to their plans
+        #: launches by the key of `launch.product`; they have only weak references to their plans
         self.launches: dict[Any, Any] = {}
+        #: calls whose arguments were checked, by `call_key`; their launches have weak references too
+        self.repeats: dict[Any, Repeat] = {}
         #: for a complex matrix, the real matrices that replace it in products (see complex_gemm.py)
         self.wide: dict[int, Any] = {}
 
@@ -66,18 +72,59 @@ class MatrixCache:
         """Return whether the matrix still has these arrays, this pattern and this shape, and no array was copied."""
         return self.source[0] is A.data and self.whole == A._shape and self.unwritten.holds_for(A)
 
-    def call_key(self, A: Any, x: Array, out: Array, options: tuple[Any, ...]) -> Any:
-        """Return the key of `launches` for the arguments of `matmul`, or None if this cache does not fit A any more.
+    def call_key(self, A: Any, x: Array, out: Array | None, options: tuple[Any, ...]) -> Any:
+        """Return the key of `repeats` for the arguments of `matmul`, or None if this cache does not fit A any more.
 
-        The key determines everything that `matmul` checks about its operands: dtypes, shapes and, by addresses and
-        strides, that no arrays overlap.
+        The key and the addresses of `x` and `out` determine everything that `matmul` checks about its operands: the
+        key has dtypes, shapes and strides, and with the addresses these tell whether arrays overlap.
         """
-        if not type(x) is type(out) is type(self.source[0]) or not self.fits(A):
+        if type(x) is not self.array_type or not self.fits(A):
             return None
-        return (
-            options, x.data.ptr, x.shape, x.strides, x.dtype, out.data.ptr, out.shape, out.strides, out.dtype,
-            forced_kernel.name,
-        )  # fmt: skip
+        key = (options, x.shape, x.strides, x.dtype, forced_kernel.name)
+        if out is None:
+            return key
+        return (key, out.shape, out.strides, out.dtype) if type(out) is self.array_type else None
+
+    def sampled_key(self, A: Any, X: Array, Y: Array, out_dtype: Any, precision: str | None) -> Any:
+        """Return the key of `repeats` for `sddmm` with the pattern A, or None if this cache does not fit A any more.
+
+        `out_dtype` is the dtype of `out`, or None if there is none. The structure of `out` is not a part of the key.
+        """
+        kind = self.array_type
+        if type(X) is not kind or type(Y) is not kind or not self.fits(A):
+            return None
+        dense = (X.shape, X.strides, X.dtype, Y.shape, Y.strides, Y.dtype)
+        return ("sampled", dense, out_dtype, precision, forced_kernel.name)
+
+    def with_pattern(self, A: Any, data: Array) -> Any:
+        """Return a matrix with these values and the pattern of A, with copies of its index arrays.
+
+        All matrices that this method returns share the copies, until somebody writes into them. Copies that a graph
+        makes when it runs are not shared.
+        """
+        shared = self._shared_index
+        if shared is not None and shared.value.holds():
+            index = shared.get()
+            flags = {"canonical": A._kept_canonical, "sorted_": A._has_sorted_indices}
+            return A._new(Blocks(data, index.indices, index.indptr), **flags)
+        found = A._with_data(data)
+        if not workspace.is_capturing():
+            self._shared_index = StreamOrdered(Unwritten(found.indices, found.indptr))
+        return found
+
+    def made(self, A: Any, other: Any) -> bool:
+        """Tell whether another matrix has index arrays that `with_pattern` made for A, and neither was written to."""
+        shared = self._shared_index
+        return shared is not None and shared.value.holds_for(other) and self.fits(A)
+
+    def repeat(self, key: Any, make: Callable[[], Repeat]) -> Repeat:
+        """Return the repeat of a key, and make it when it is first requested."""
+        found = self.repeats.get(key)
+        if found is None:
+            if len(self.repeats) >= MOST_REPEATS:
+                self.repeats.clear()
+            found = self.repeats.setdefault(key, make())
+        return found
 
     def remember(self, key: Any, launch: Any) -> None:
         """Store a launch under its key. If there are too many launches, all others are removed first."""

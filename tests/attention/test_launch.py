@@ -244,6 +244,53 @@ def test_decode_is_remembered_for_its_operands_only(change: str, started: list[A
     assert remembered[0] == remembered[2] != remembered[1]
 
 
+def paged(width: int) -> KVCache:
+    cache = cache_of()
+    cache.table = put(np.zeros((2, width), np.int32))
+    return cache
+
+
+#: Calls that differ in what calls of one kind may differ in: addresses, lengths, the table of pages.
+SAME_KIND: dict[str, Callable[[], DecodeCall]] = {
+    "addresses": decoding,
+    "another cache": lambda: decoding(cache_of()),
+    "tokens": lambda: decoding(cache_of(tokens=4000)),
+    "few tokens": lambda: decoding(cache_of(tokens=1)),
+    "a table": lambda: decoding(paged(3)),
+    "a wider table": lambda: decoding(paged(5)),
+}
+
+
+@pytest.mark.parametrize("change", SAME_KIND)
+def test_decodes_of_one_kind_share_what_is_prepared_and_start_the_same(change: str, started: list[Any]) -> None:
+    temporary = put(np.zeros(1 << 22, F32))
+    with patch.object(decode_launch.workspace, "temporary", lambda count, dtype: temporary[:count]):
+        common, prepared = decoding(), {}  # type: ignore[var-annotated]
+        calls = [common, common, SAME_KIND[change](), common]
+        for call in calls:
+            decode_launch.decode(replace(call, prepared=prepared))
+        for call in calls:
+            decode_launch.decode(call)
+        assert started[:4] == started[4:] and started[0] == started[1] == started[3] != started[2]
+        with patch.multiple(decode_launch, _plan_for=None, _template=None):
+            decode_launch.decode(replace(common, prepared=prepared))
+        assert started[-1] == started[0]
+        with patch.object(decode_launch, "_plans", {}):  # as for another card: nothing of this one is started
+            decode_launch.decode(replace(common, prepared=prepared))
+            assert len(decode_launch._plans) == 1
+        with patch.object(decode_launch, "_MOST_PLANS", 1):
+            decode_launch.decode(replace(decoding(cache_of(tokens=90)), prepared=prepared))
+        assert len(prepared) == 1
+
+
+def test_another_device_has_decodes_of_its_own(started: list[Any]) -> None:
+    prepared: dict[Any, Any] = {}
+    for number in (0, 1, 0):
+        with patch.object(decode_launch.cupy.cuda.runtime, "getDevice", lambda number=number: number):
+            decode_launch.decode(decoding(prepared=prepared))
+    assert len(prepared) == 2
+
+
 # --------------------------------------------------------------------------------------- launches that start again
 @pytest.mark.parametrize("change", ["usual", "mask", "causal", "lse", "softcap"])
 def test_a_launch_that_starts_again_is_the_same(change: str, started: list[Any]) -> None:
@@ -251,6 +298,23 @@ def test_a_launch_that_starts_again_is_the_same(change: str, started: list[Any])
     launch = attention_launch.forward(HOST, call)
     assert launch is not None and launch.start() and launch.start()
     assert started[0] == started[1] == started[2]
+
+
+@pytest.mark.parametrize("kernel", ["AttentionSm90", "AttentionSm80", "AttentionSimt"])
+@pytest.mark.parametrize("change", [{}, {"lse": LSE}, {"mask": MASK}, {"out": lying("out", dtype=BFLOAT16)}], ids=str)
+def test_a_launch_that_is_moved_is_that_of_its_operands(change: Any, kernel: str, started: list[Any]) -> None:
+    there = {name: lying(name, skip=64 * (n + 1)) for n, name in enumerate(ROOMS)}
+    if "out" in change:
+        there["out"] = lying("out", skip=256, dtype=BFLOAT16)
+    if "lse" in change:
+        there["lse"] = put(np.zeros(SHAPE[:3], F32))
+    with forced_kernel.force_kernel(kernel):
+        launch, other = (attention_launch.forward(HOST, usual(**(change | x))) for x in ({}, there))
+        assert launch is not None and other is not None
+        lse = there.get("lse")
+        places = (*(there[name].data.ptr for name in ("q", "k", "v", "out")), 0 if lse is None else lse.data.ptr)
+        assert launch.moved(places).start() and launch.start()
+    assert started[2] == started[1] != started[0] == started[3]
 
 
 def test_a_launch_takes_the_counters_of_the_stream_it_starts_on(started: list[Any]) -> None:

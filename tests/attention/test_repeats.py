@@ -30,10 +30,15 @@ class Launch:
 
     def __init__(self, works: list[bool]) -> None:
         self.works, self.starts = works, 0
+        self.places: list[tuple[int, ...]] = []
 
     def start(self) -> bool:
         self.starts += self.works[0]
         return self.works[0]
+
+    def moved(self, places: tuple[int, ...]) -> Launch:
+        self.places.append(places)
+        return self
 
 
 class Engine:
@@ -125,6 +130,32 @@ def test_a_call_is_started_again_only_if_nothing_has_changed(change: str, engine
     assert (len(engine.calls), engine.starts, engine.launches[0].starts) == (2, 2, 2)
 
 
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"mask": MASK}], ids=str)
+def test_operands_at_new_addresses_are_started_at_once(options: dict[str, Any], engine: Engine) -> None:
+    options = {name: copy.copy(x) for name, x in options.items()}  # a mask without calls
+    calls = [{name: lying(name, skip=skip) for name in ("q", "k", "v")} for skip in (0, 64, 8, 64)]
+    kept = []  # memory that is in use is not allocated again
+    for operands in calls:
+        kept.append(bg.attention(**operands, **options))
+        out, lse = kept[-1] if "return_lse" in options else (kept[-1], None)
+        assert out.shape == SHAPE and out.dtype == np.float16 and (lse is None or lse.shape == SHAPE[:3])
+    first, *_ = engine.launches
+    assert len(engine.calls) == 1 and engine.starts == 3 and len(first.places) == 3
+    for operands, results, places in zip(calls[1:], kept[1:], first.places, strict=True):
+        arrays = [*operands.values(), *(results if isinstance(results, tuple) else [results])]
+        assert places == (*(x.data.ptr for x in arrays), *([] if "return_lse" in options else [0]))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_operands_that_are_not_aligned_are_checked(name: str, engine: Engine) -> None:
+    aligned = {name: lying(name) for name in ("q", "k", "v")}
+    odd = aligned | {name: lying(name, skip=4)}
+    for operands in (odd, odd, aligned, odd, aligned):
+        bg.attention(**operands)
+    first = [x.q.ctypes.data % 16 or x.k.ctypes.data % 16 or x.v.ctypes.data % 16 for x in engine.calls]
+    assert first == [8, 8, 0, 8] and engine.starts == 1
+
+
 def test_calls_of_a_mask_belong_to_that_mask(engine: Engine) -> None:
     masks = [copy.copy(MASK), bg.BlockMask.window(64, left=7, right=0, block=32, device="cpu")]
     for mask in (*masks, *masks):
@@ -161,12 +192,12 @@ def test_options_that_cannot_be_looked_up_are_checked_each_time(engine: Engine) 
 
 
 def test_few_calls_and_few_results_are_remembered(engine: Engine) -> None:
-    for count in (*range(1, 17), 1, 2):
+    for count in (*range(1, 65), 1, 2):
         bg.attention(**usual(out=lying("out", skip=32 * len(engine.calls))))
         (repeat,) = repeats._calls.values()
         assert len(repeat.launches) == count
     repeats._calls.clear()
-    for count in (*range(1, 257), 1, 2):
+    for count in (*range(1, 65), 1, 2):
         bg.attention(**usual(scale=1.0 + len(engine.calls)))
         assert len(repeats._calls) == count
 

@@ -173,7 +173,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(matrix_cache.MatrixCache, "shares", lambda *args: put(shares(*args))),
         patch.object(measured, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: arch),
-        patch.object(tensor_map, "encode", encode),
+        patch.object(tensor_map, "_encode", encode),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
         patch.object(
             matrix_cache.MatrixCache, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
@@ -558,14 +558,21 @@ def _forget_old(folder: Path, days: int = 14) -> None:
 
 
 def encode(
-    pointer: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], **how: Any
-) -> np.ndarray[Any, Any]:
+    pointer: int,
+    dtype: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: str,
+    l2: str,
+) -> bytes:
     """A tensor map as emulated_ptx.h reads it."""
-    tensor_map._check(pointer, dtype, tuple(dims), tuple(strides), tuple(box), how.get("swizzle", "none"), "256B")
+    tensor_map._check_address(pointer)
+    tensor_map._check(dtype, dims, strides, box, swizzle, l2)
     item = tensor_map.DTYPES[dtype][1]
     more = 4 - len(dims)
-    words = [item, {"none": 0, "32B": 32, "64B": 64, "128B": 128}[how.get("swizzle", "none")]]
+    words = [item, {"none": 0, "32B": 32, "64B": 64, "128B": 128}[swizzle]]
     words += [*dims, *[1] * more, *box, *[1] * more]
     packed = np.uint64(pointer).tobytes() + np.array(words, np.uint32).tobytes()
     packed += np.array([*strides, *[0] * more], np.uint64).tobytes()
-    return np.frombuffer(packed.ljust(128, b"\0"), np.uint8)
+    return packed.ljust(128, b"\0")

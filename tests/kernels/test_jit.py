@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import struct
 import subprocess
 import sys
@@ -413,3 +415,24 @@ def test_looking_up_a_loaded_kernel_takes_about_a_microsecond(root: Path, opened
     jit.load(spec, "sm_80", root=root)
     best = min(timeit.repeat(lambda: jit.load(spec, "sm_80", root=root), number=2000, repeat=7)) / 2000
     assert best < 5e-6  # about 0.8 us alone; the margin is for a busy machine
+
+
+def test_an_argument_has_the_address_of_its_struct_and_keeps_it() -> None:
+    """CuPy's launches take it as it is: they ask nobody for the address."""
+    function = pytest.importorskip("cupy.cuda.function")
+    packed = bytearray(range(200))
+    argument = jit.argument(packed)
+    assert isinstance(argument, function.CPointer) and argument.tobytes() == packed
+    assert ctypes.string_at(argument.ptr, len(packed)) == packed
+    with pytest.raises(BufferError):
+        packed.append(0)
+    del packed
+    gc.collect()
+    assert ctypes.string_at(argument.ptr, 200) == argument.tobytes() == bytes(range(200))
+
+
+def test_a_cupy_without_such_arguments_takes_an_array_without_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy.cuda.function", None)
+    monkeypatch.setattr(jit, "_argument_class", jit._argument_class.__wrapped__)
+    argument = jit.argument(bytearray(b"abc"))
+    assert argument.shape == () and argument.tobytes() == b"abc" and argument.dtype.names is None

@@ -84,7 +84,7 @@ def test_l2_promotions_have_the_drivers_numbers(calls, l2: str, number: int) -> 
 def test_numpy_integers_and_lists_are_taken(calls) -> None:
     plain = tensor_map.encode(**GOOD)
     arrays = {name: list(np.array(GOOD[name])) for name in ("dims", "strides_bytes", "box")}
-    assert tensor_map.encode(**GOOD | arrays | {"pointer": np.uint64(GOOD["pointer"])}) is plain
+    assert tensor_map.encode(**GOOD | arrays | {"pointer": np.uint64(GOOD["pointer"])}) == plain
     assert len(calls) == 1
 
 

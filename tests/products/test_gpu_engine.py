@@ -289,6 +289,13 @@ def many(x: Any, count: int) -> Any:
     return np.broadcast_to(x, (count, *x.shape[1:]), subok=True)
 
 
+class Started:
+    """A launch that starts nothing."""
+
+    def start(self) -> str:
+        return "started"
+
+
 def test_blocks_of_a_product_are_numbered_with_31_bits(card: None) -> None:
     """Their rows, and the rows and columns of dense operands, are fewer than 2**31; all others go to other kernels."""
     a, one = put(np.ones((1, 64, 64), np.float16)), put(np.zeros(1, np.int64))
@@ -296,7 +303,7 @@ def test_blocks_of_a_product_are_numbered_with_31_bits(card: None) -> None:
     asked: list[Any] = []
     with (
         patch.object(block_products, "contiguous", lambda x: x),
-        patch.object(block_products, "_launch_sm80", lambda *args: asked.append(args) or "started"),
+        patch.object(block_products, "_launch_sm80", lambda *args: asked.append(args) or Started()),
     ):
         for count, served in ((2**25 - 1, True), (2**25, False)):
             for pair in ((many(a, count), a), (a, many(a, count))):

@@ -93,7 +93,7 @@ class Kernel:
         words = [self.spec.entry, str(grid), str(threads), str(shared_mem)]
         layouts = iter(self.spec.structs)
         for x in args:
-            if x.dtype.kind == "V" and not x.ndim:
+            if hasattr(x, "packed"):
                 words += self.started.fields(next(layouts), x.tobytes())
             else:
                 words.append(f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else f"{x.dtype} {x}")

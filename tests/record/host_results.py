@@ -28,7 +28,7 @@ from bsrgemm._backend import cupy_backend, structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import workspace
-from bsrgemm._products import arguments, launch, spgemm_pattern
+from bsrgemm._products import arguments, block_products, launch, spgemm_pattern
 from bsrgemm._products import cuda as cuda_products
 from bsrgemm._products import host as host_products
 
@@ -37,8 +37,10 @@ from . import log, stand_in
 #: Results of calls that were made before: tests repeat a call a thousand times to see the same bits.
 _results: dict[Any, Any] = {}
 _MOST_RESULTS = 64
-#: What the host computes for the launches that `matmul` and `attention` cache.
+#: What the host computes for the launches that `matmul`, `sddmm` and `attention` cache.
 _replays: dict[int, tuple[Any, Callable[..., None]]] = {}
+#: What it computes for a launch that is moved to two other addresses.
+_moves: dict[int, Callable[[int, int], Callable[..., None]]] = {}
 #: In each thread, the calls of `launch.product` that are under way; they compute what launches they start would.
 _multiplying = threading.local()
 
@@ -47,6 +49,7 @@ def begin_test() -> None:
     """Forget what other tests left: memory for captures has places that depend on all captures before."""
     _results.clear()
     _replays.clear()
+    _moves.clear()
 
 
 def fresh_workspace() -> None:
@@ -69,6 +72,11 @@ def install() -> None:
         setattr(where, name, _returning(getattr(where, name), host))
     launch.product = _product(launch.product)
     launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
+    products.sampled_launch = _sampled_launch(products.sampled_launch)  # type: ignore[method-assign]
+    blocks = block_products.BlockLaunch
+    blocks.start = _start_sampled(blocks.start)  # type: ignore[method-assign]
+    for moving in (launch.Launch, blocks):
+        moving.moved = _moved(moving.moved)  # type: ignore[attr-defined]
     attention_launch.forward = _forward(attention_launch.forward)
     again = attention_launch.Launch
     again.start = _start_attention(again.start)  # type: ignore[method-assign]
@@ -171,27 +179,34 @@ def _innermost(
 
 def _product(original: Callable[..., Any]) -> Callable[..., Any]:
     def multiply(started: Any, call: Any) -> None:
-        A, B, out = call.matrix, call.B, call.out
-
-        def compute(alpha: Any, beta: Any) -> None:
-            memory = out._memory
-            arrays = tuple(map(_host, (A.data, A.indices, A.indptr)))
-            how = (alpha, beta, A._shape, call.transposed, call.tf32, call.fp8, call.acc, memory.dtype)
-
-            def product() -> Any:
-                result, matrix = memory.copy(), bsrgemm.bsr_array(arrays, shape=A._shape)
-                moved = replace(call, matrix=matrix, B=B._memory, out=result, alpha=alpha, beta=beta, config=None)
-                host_products.ENGINE.multiply_dense(moved)
-                return result
-
-            found = _once(("product", arrays, B._memory, memory if beta != 0 else memory.shape, how), product)
-            memory[...] = 0 if found is None else found
-
+        B, out = call.B._memory, call.out._memory
+        compute = _multiplication(call, B, out)
         if started is not None:
             _replays[id(started)] = (started, compute)
+            _moves[id(started)] = lambda b, c: _multiplication(call, _lying(b, B), _lying(c, out))
         stand_in.do(lambda: compute(call.alpha, call.beta))
 
     return _innermost(original, multiply, _multiplying)
+
+
+def _multiplication(call: Any, B: Any, out: Any) -> Callable[[Any, Any], None]:
+    """What a call computes with operands and a result in this memory."""
+    A = call.matrix
+
+    def compute(alpha: Any, beta: Any) -> None:
+        arrays = tuple(map(_host, (A.data, A.indices, A.indptr)))
+        how = (alpha, beta, A._shape, call.transposed, call.tf32, call.fp8, call.acc, out.dtype)
+
+        def product() -> Any:
+            result, matrix = out.copy(), bsrgemm.bsr_array(arrays, shape=A._shape)
+            moved = replace(call, matrix=matrix, B=B, out=result, alpha=alpha, beta=beta, config=None)
+            host_products.ENGINE.multiply_dense(moved)
+            return result
+
+        found = _once(("product", arrays, B, out if beta != 0 else out.shape, how), product)
+        out[...] = 0 if found is None else found
+
+    return compute
 
 
 def _start(original: Callable[..., None]) -> Callable[..., None]:
@@ -201,6 +216,62 @@ def _start(original: Callable[..., None]) -> Callable[..., None]:
         known = _replays.get(id(self))
         if known is not None and not getattr(_multiplying, "calls", None):
             stand_in.do(lambda: known[1](alpha, beta))
+
+    return start
+
+
+def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def moved(self: Any, first: int, second: int) -> Any:
+        found = original(self, first, second)
+        move = _moves.get(id(self))
+        if found is not None and move is not None:
+            _replays[id(found)], _moves[id(found)] = (found, move(first, second)), move
+        return found
+
+    return moved
+
+
+def _lying(pointer: int, like: Any) -> Any:
+    """An array with the shape, strides and dtype of another one, at an address of the device."""
+    reach = [(n - 1) * step for n, step in zip(like.shape, like.strides, strict=True)]
+    before = -sum(r for r in reach if r < 0)
+    size = before + sum(r for r in reach if r > 0) + like.itemsize
+    memory = (ctypes.c_char * size).from_address(pointer - before)
+    return np.ndarray(like.shape, like.dtype, memory, before, like.strides)
+
+
+def _sampled_launch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sampled_launch(self: Any, X: Any, Y: Any, pattern: Any, dtype: Any, tf32: bool = False) -> Any:
+        found = original(self, X, Y, pattern, dtype, tf32)
+        if found is not None:
+            x, y = X._memory, Y._memory
+
+            def computing(x: Any, y: Any) -> Callable[[Any], None]:
+                def compute(result: Any) -> None:
+                    arrays = (x, y, _host(pattern.indices), _host(pattern.indptr))
+                    how = (pattern.blocksize, dtype)
+                    values = _once(("sampled", arrays, how), lambda: host_products.ENGINE.sampled(*arrays, *how))
+                    result._memory[...] = 0 if values is None else values
+
+                return compute
+
+            _replays[id(found)] = (found, computing(x, y))
+            _moves[id(found)] = lambda a, b: computing(_lying(a, x), _lying(b, y))
+        return found
+
+    return sampled_launch
+
+
+def _start_sampled(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start(self: Any) -> Any:
+        result = original(self)
+        known = _replays.get(id(self))
+        if known is not None and known[0] is self:
+            stand_in.do(lambda: known[1](result))
+        return result
 
     return start
 

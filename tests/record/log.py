@@ -213,7 +213,7 @@ def _written(argument: Any, operands: list[int]) -> str:
     """An argument as text; `operands` collects the allocations that it points into."""
     if hasattr(argument, "data") and hasattr(argument.data, "ptr"):  # an array of the device
         return _pointer(argument.data.ptr, operands)
-    if isinstance(argument, np.ndarray | np.generic):
+    if isinstance(argument, np.ndarray | np.generic) or hasattr(argument, "packed"):
         return _bytes(argument.tobytes(), operands)
     if isinstance(argument, bool | int | float | complex):
         return f"{type(argument).__name__} {argument!r}"

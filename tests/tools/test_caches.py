@@ -31,7 +31,7 @@ CACHES: dict[str, dict[str, str]] = {
         "kernels/test_jit.py",
         "_locks": "as _kernels",
         "_device_targets": "the device: kernels/test_jit.py",
-        "_opaque": "a number of bytes",
+        "_argument_class": "nothing",
     },
     "_kernels/structs.py": {
         "Struct.offsets": "the fields",
@@ -42,6 +42,8 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_kernels/tensor_map.py": {
         "_encode": "address, dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
+        "_driver_arguments": "dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
+        "dtype_name": "the dtype",
         "_driver_function": "the process",
     },
     "_kernels/timing.py": {"_sleep_kernel": "device"},
@@ -51,6 +53,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_captures": "device, stream and number of the capture: kernels/test_workspace.py, gpu/test_memory.py",
         "_capture_info": "the process",
     },
+    "_backend/engines.py": {"EngineTable._engines": "the name of the backend"},
     "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {"segment": "dtype, operation, mean length and width"},
@@ -73,6 +76,19 @@ CACHES: dict[str, dict[str, str]] = {
         "product_dtypes": "three dtypes",
         "_default_precision": "the environment variable as it was first read, as documented",
     },
+    "_products/matrix_cache.py": {
+        "MatrixCache._entries": "the arrays of the matrix, which are watched, and what is in the key of each entry: "
+        "products/test_matrix_cache.py",
+        "MatrixCache.plans": "the arrays; shape, dtypes, columns, batches, orders, options, config and forced kernel: "
+        "products/test_launch.py",
+        "MatrixCache.launches": "as plans, and addresses and strides of the operands: products/test_launch.py",
+        "MatrixCache.repeats": "the arrays; shapes, strides and dtypes of the operands and of out, options, forced "
+        "kernel: products/test_repeats.py",
+        "MatrixCache.wide": "the arrays, and which of the real matrices it is",
+    },
+    "_products/repeats.py": {
+        "Repeat.launches": "the addresses that differ between calls of one kind: products/test_repeats.py",
+    },
     "_products/measured.py": {
         "_loaded": "the file, whose name has the card: products/test_measured.py",
         "_card_name": "device",
@@ -87,8 +103,10 @@ CACHES: dict[str, dict[str, str]] = {
     "_attention/checks.py": {"dtypes_of": "five dtypes", "fp8_dtypes": "five dtypes", "sizes_of": "three shapes"},
     "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
     "_attention/repeats.py": {
-        "_calls": "addresses, shapes, strides and dtypes of the operands, options and their types; its launches: "
-        "address, shape, strides and dtype of the results, device, forced kernel: attention/test_repeats.py",
+        "_calls": "shapes, strides and dtypes of the operands and of out, options and their types; its launches: "
+        "addresses of operands and results, device, forced kernel: attention/test_repeats.py, attention/test_launch.py",
+        "Repeat.launches": "addresses of operands and results; device and forced kernel are compared at each start: "
+        "attention/test_repeats.py, attention/test_launch.py",
     },
     "_attention/launch.py": {
         "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
@@ -97,6 +115,13 @@ CACHES: dict[str, dict[str, str]] = {
     "_attention/decode_launch.py": {
         "_plans": "device, dtype and sizes: attention/test_launch.py",
         "_templates": "shapes, strides, sizes of the cache, options and the plan: attention/test_launch.py",
+        "_rounded": "three numbers",
+    },
+    "_attention/decode_repeats.py": {
+        "_kinds": "shapes, strides and dtypes of q and out, sizes and backend of the cache, options and their types: "
+        "attention/test_decode_repeats.py",
+        "Kind.apart": "addresses of q, out, keys and values: attention/test_decode_repeats.py",
+        "Kind.prepared": "rounded lengths, width of the table and device: attention/test_launch.py",
     },
     "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
@@ -122,7 +147,7 @@ COMMANDS = ("_benchmark", "_cli")
 
 
 def found() -> dict[str, set[str]]:
-    """Caches by module: decorated functions, and dictionaries and lists of modules that begin empty."""
+    """Caches by module: decorated functions, and dictionaries of modules and of objects that begin empty."""
     caches: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -130,6 +155,8 @@ def found() -> dict[str, set[str]]:
             continue
         tree = ast.parse(path.read_text())
         names = {f"{owner}{node.name}" for owner, node in functions(tree, "") if decorated(node)}
+        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            names |= {f"{owner.name}.{attribute}" for attribute in kept_by(owner)}
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 empty = isinstance(node.value, ast.Dict) and not node.value.keys
@@ -139,6 +166,21 @@ def found() -> dict[str, set[str]]:
         if names:
             caches[name] = names
     return caches
+
+
+def kept_by(owner: ast.ClassDef) -> set[str]:
+    """Dictionaries and sets of an object that begin empty: ``self.x: dict = {}``, or a field of a dataclass."""
+    names = set()
+    for node in ast.walk(owner):
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        if isinstance(node.target, ast.Attribute) and isinstance(node.value, ast.Dict) and not node.value.keys:
+            names.add(node.target.attr)
+        elif isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
+            made = [x.value for x in node.value.keywords if x.arg == "default_factory"]
+            if any(isinstance(x, ast.Name) and x.id in ("dict", "set") for x in made):
+                names.add(node.target.id)
+    return names
 
 
 def functions(node: ast.AST, owner: str) -> list[tuple[str, ast.FunctionDef]]:

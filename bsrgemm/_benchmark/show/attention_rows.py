@@ -140,6 +140,7 @@ def accuracy(found: list[Row]) -> str:
 # ------------------------------------------------------------------------------------------ calls
 #: Field of a row -> (what it is, unit, scale)
 _COSTS: dict[str, tuple[str, str, float]] = {
+    "host_seconds": ("{what}, host time", "us", 1e6),
     "call_seconds": ("{kernel}, host time of a call", "us", 1e6),
     "cold_seconds": ("{kernel}, first call, cold cache", "ms", 1e3),
     "warm_seconds": ("{kernel}, first call, warm cache", "ms", 1e3),
@@ -162,6 +163,8 @@ def overhead(found: list[Row]) -> str:
         name = kind(row)
         _, unit, scale = _COSTS[name]
         most = f"{row['bound'] * scale:g} {unit}" if row.get("bound") else ""
+        if row.get("most_adds"):
+            most = f"{row['most_adds']:g} x cupy.add"
         return [f"{row[name] * scale:.1f} {unit}{_adds(row)}", most, verdict(row.get("reached"))]
 
     return listed(found, ["", "bsrgemm", "at most", "reached"], lambda row: _COSTS[kind(row)][0].format(**row), cells)
