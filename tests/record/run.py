@@ -30,7 +30,7 @@ PARTS = ("suite", *TOOLS, "stand-in")
 #: two threads that meet at a barrier, not of a lane that arrives for its warp after __syncwarp, nor of an order that
 #: passes through a third thread, as that of the warp that feeds. Those reports of attention_backward_sm90 that were
 #: looked at are of these two kinds; not all were. The emulator follows both, and its tests marked `races` find none.
-RACES_EXPLAINED = {"attention_sm90": 7, "attention_backward_sm90": 34}
+RACES_EXPLAINED = {"attention_sm90": 7, "attention_backward_sm90": 25}
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
 #: Seconds of tests that the stand-in runs by default; everything else runs in the long profile.
