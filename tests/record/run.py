@@ -44,7 +44,7 @@ _RACES = (
     "or (odd_lengths and 129-64) or (own_length and float16-None) or (portable_garbage and nan) "
     "or (sparse_product_on and 112 and float16 and not bfloat16 and not ampere) "
     "or (sparse_product_on and ampere and float64 and not 112) or (that_meet and 50-40) "
-    "or (those_of_the_reference and 13-7 and 1-8 and int32)"
+    "or (those_of_the_reference and 13-7 and 1-8 and int32) or (gemm_few and nan_reaches)"
 )
 #: Under memcheck tests take seconds too: those that go to the edges of their operands, one or two for each kernel.
 _MEMORY = (
