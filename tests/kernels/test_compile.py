@@ -24,9 +24,9 @@ from .variants import TARGETS
 
 pytest.importorskip("cupy")
 
-#: A variant is to take 3 s on a quiet core, which the long profile asks for. A shared one takes longer (3.1 s was seen
-#: where 2.8 is usual): there it is only to end.
-SECONDS = 3.0 if LONG else 10.0
+#: A variant is to take 4 s on a quiet core, which the long profile asks for: the slowest took 2.8 s on one machine and
+#: 3.2 to 3.7 s on another. On a shared core it is only to end.
+SECONDS = 4.0 if LONG else 10.0
 #: Tests that share the variants of a kernel, where these take more than about 8 s together.
 PARTS = {
     "attention_sm80": 4,
@@ -63,6 +63,7 @@ KNOWN_SPILLS = (
         ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
         ("sm_80", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
         ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
+        ("sm_90a", str(BackwardSm80("f16", 96, 128, 1, True, 1).spec())): 4,
         ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 4,
     }
     | {
