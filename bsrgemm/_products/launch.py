@@ -165,6 +165,7 @@ def product(call: ProductCall) -> Launch | None:
     key = (
         call.matrix._shape, B.data.ptr, B.shape, B.strides, B.dtype, out.data.ptr, out.shape, out.strides, out.dtype,
         call.acc, call.beta == 0, call.transposed, call.tf32, call.fp8, call.config, call.may_copy, forced_kernel.name,
+        cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     launch = cache.launches.get(key)
     plan = None if launch is None else launch.plan()
@@ -188,7 +189,7 @@ def _plan_key(call: ProductCall, orders: tuple[str, str]) -> tuple[Any, ...]:
     """Return the key of a plan: everything on which it depends except the arrays of the matrix, which owns the plan."""
     return (
         call.matrix._shape, call.B.dtype, call.out.dtype, call.acc, call.columns, call.batches, orders, call.beta == 0,
-        call.transposed, call.tf32, call.fp8, call.config, forced_kernel.name,
+        call.transposed, call.tf32, call.fp8, call.config, forced_kernel.name, cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
 
 

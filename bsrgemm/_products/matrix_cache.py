@@ -80,7 +80,7 @@ class MatrixCache:
         """
         if type(x) is not self.array_type or not self.fits(A):
             return None
-        key = (options, x.shape, x.strides, x.dtype, forced_kernel.name)
+        key = (options, x.shape, x.strides, x.dtype, forced_kernel.name, cupy.cuda.runtime.getDevice())
         if out is None:
             return key
         return (key, out.shape, out.strides, out.dtype) if type(out) is self.array_type else None
@@ -94,7 +94,7 @@ class MatrixCache:
         if type(X) is not kind or type(Y) is not kind or not self.fits(A):
             return None
         dense = (X.shape, X.strides, X.dtype, Y.shape, Y.strides, Y.dtype)
-        return ("sampled", dense, out_dtype, precision, forced_kernel.name)
+        return ("sampled", dense, out_dtype, precision, forced_kernel.name, cupy.cuda.runtime.getDevice())
 
     def with_pattern(self, A: Any, data: Array) -> Any:
         """Return a matrix with these values and the pattern of A, with copies of its index arrays.

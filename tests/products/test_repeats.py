@@ -15,7 +15,7 @@ import bsrgemm as bg
 from bsrgemm._array.leaves import leaf
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.index_arrays import watched_class
-from bsrgemm._kernels import forced_kernel, workspace
+from bsrgemm._kernels import forced_kernel, jit, workspace
 from bsrgemm._products import matrix_cache, measured, repeats
 from bsrgemm._products.engine import ENGINES
 from bsrgemm.dtypes import BFLOAT16
@@ -305,6 +305,17 @@ def test_a_sampled_product_is_known_by_its_operands_and_options(change: str, sta
     found = [answer(started, P, call) for call in calls]
     assert all(found) and found[0] == found[-1]
     assert found == [answer(started, P, forgetful(call)) for call in calls]
+
+
+@pytest.mark.parametrize(("make", "call"), [(matrix, usual), (pattern, sample)], ids=["matmul", "sddmm"])
+def test_another_device_has_kernels_of_its_own(make: Any, call: Any, started: Any, blocks: None) -> None:  # noqa: F811
+    A, loaded, load, runtime = make(), [], jit.load, matrix_cache.cupy.cuda.runtime
+    with patch.object(jit, "load", lambda *args: loaded.append(runtime.getDevice()) or load(*args)):
+        for device in ("emulated", "another", "emulated"):
+            with patch.object(runtime, "getDevice", lambda device=device: device):
+                for _ in range(2):
+                    call(A)
+    assert set(loaded) == {"emulated", "another"} and len(started) == 6
 
 
 def test_a_sampled_product_made_before_is_started_at_once(started: Any, blocks: None, monkeypatch: Any) -> None:  # noqa: F811
