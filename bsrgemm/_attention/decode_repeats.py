@@ -15,6 +15,7 @@ from .._backend.base import Array
 from .call import DecodeCall
 from .engine import ENGINES
 from .kv_cache import KVCache
+from .repeats import asked_for
 
 #: Kinds of calls that are remembered, and sets of addresses that are known not to overlap for each of them.
 _MOST_KINDS, _MOST_PLACES = 256, 256
@@ -67,20 +68,11 @@ def key_of(q: Any, cache: KVCache, out: Any, window: Any, options: tuple[Any, ..
     kind = type(cache.k)
     if type(q) is not kind or not ENGINES.of(cache._backend).repeats_decode:
         return None
-    sides = results = None
-    if window is not None:
-        if type(window) is not tuple:
-            return None
-        sides = tuple(map(type, window))
-    if out is not None:
-        if type(out) is not kind:
-            return None
-        results = (out.shape, out.strides, out.dtype)
+    asked = asked_for(kind, out, window, options)
+    if asked is None:
+        return None
     sizes = (cache.dtype, cache.batch, cache.kv_heads, cache.capacity, cache.head_dim, cache.value_dim, cache.page)
-    return (
-        q.shape, q.strides, q.dtype, results, sizes, cache.pages, cache._backend, window, sides, options,
-        tuple(map(type, options)),
-    )  # fmt: skip
+    return q.shape, q.strides, q.dtype, sizes, cache.pages, cache._backend, asked
 
 
 def lookup(key: Any) -> Kind | None:

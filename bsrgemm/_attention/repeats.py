@@ -125,6 +125,14 @@ def _key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tupl
     kind = type(q)
     if kind not in _array_types or type(k) is not kind or type(v) is not kind:
         return None
+    asked = asked_for(kind, out, window, options)
+    if asked is None:
+        return None
+    return q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype, asked
+
+
+def asked_for(kind: Any, out: Any, window: Any, options: tuple[Any, ...]) -> Any:
+    """Return what a key has of everything but the operands; None if a call with that cannot be remembered."""
     sides = results = None
     if window is not None:
         if type(window) is not tuple:
@@ -134,7 +142,4 @@ def _key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tupl
         if type(out) is not kind:
             return None
         results = (out.shape, out.strides, out.dtype)
-    return (
-        q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype, results,
-        window, sides, options, tuple(map(type, options)),
-    )  # fmt: skip
+    return results, window, sides, options, tuple(map(type, options))

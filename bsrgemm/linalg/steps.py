@@ -5,6 +5,7 @@ A step can therefore be captured as a CUDA graph, and its arrays can serve the n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .arguments import NOT_FINITE, breakdown
 FACTOR_IS_ZERO = "a factor of the recurrence is 0"
 
 
-class Step:
+class Step(ABC):
     """The arrays of a method, and one iteration with them: ``step()`` changes `x` and leaves its numbers in `numbers`.
 
     Parameters
@@ -56,18 +57,18 @@ class Step:
             for name in names:
                 setattr(self, name, s.xp.zeros(sides, kind))
 
+    @abstractmethod
     def restart(self, r: Array) -> None:
         """Begin with this residual."""
-        raise NotImplementedError
 
+    @abstractmethod
     def __call__(self) -> None:
         """Make one iteration."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
         """Return what has broken down, or None, and whether all columns are solved, by the numbers on the host."""
-        raise NotImplementedError
 
 
 class Conjugate(Step):
