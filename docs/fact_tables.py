@@ -125,6 +125,23 @@ def pythons() -> str:
     return table(["Python", "NumPy", "SciPy", "ml_dtypes", "CuPy", "tests passed", "failed"], lines, text=5)
 
 
+def soak() -> str:
+    """The runs of tests/soak on a card that were kept."""
+    files = sorted((ROOT / "tests" / "soak" / "recorded").glob("*.json"))
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    lines = [
+        (r["card"], f"`{r['commit'][:7]}`", *(f"{r[key]:,}" for key in ("cases", "comparisons", "wrong"))) for r in runs
+    ]
+    return table(["card", "commit", "cases", "comparisons", "wrong"], lines, text=2)
+
+
+def cubins() -> str:
+    """What became of kernels that were compiled by another NVRTC than that of the machine with the card."""
+    found = versions("cubins")
+    line = (found["nvrtc"], found["card"], found["kernels_from_folder"], f"{found['passed']:,}", found["failed"])
+    return table(["NVRTC", "card", "kernels", "tests passed", "failed"], [line], text=2)
+
+
 _SETS = {"default": "default set", "span": "every kernel, every value of its constants"}
 
 
@@ -520,5 +537,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "runs": runs,
     "pythons": pythons,
     "nvrtc": nvrtc,
+    "cubins": cubins,
+    "soak": soak,
     "scripts": scripts,
 }

@@ -59,8 +59,9 @@ _MEMORY = (
     "or (those_of_the_reference and 13-7 and 3-8 and int64) or (spoiled_index_arrays and 2147483648 and int32) "
     "or (bands_at_odd_lengths and 129-64) or masks_of_elements or (plain_cores and float32)"
 )
-#: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention.
-_WRITTEN = f"({_MEMORY}) and not test_attention"
+#: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention. It takes a
+#: copy of less than 16 bytes to shared memory (cp.async with a source size) for one of 16, as at the end of A in spmm.
+_WRITTEN = f"({_MEMORY}) and not test_attention and not through_shared_memory"
 
 
 def run_tests(
@@ -162,9 +163,11 @@ def main() -> int:
         waiting: dict[str, Any] = {}
         if "memcheck" in options.parts:
             waiting["memcheck"] = pool.submit(sanitize, "memcheck", folder, options.workers, _MEMORY)
-        for tool, only_some in (("racecheck", _RACES), ("synccheck", _RACES), ("initcheck", _WRITTEN)):
+        for tool, only_some in (("racecheck", _RACES), ("synccheck", _RACES)):
             if tool in options.parts:
                 waiting[tool] = pool.submit(sanitize, tool, folder, "0", only_some)
+        if "initcheck" in options.parts:
+            waiting["initcheck"] = pool.submit(sanitize, "initcheck", folder, options.workers, _WRITTEN)
         for tool, part in waiting.items():
             record["sanitizer"] = record.get("sanitizer", {}) | {tool: part.result()}
             records.write(options.out, record)
