@@ -17,6 +17,7 @@ from bsrgemm._benchmark import machine, runner, timing
 from bsrgemm._benchmark.cases import llama as model
 from bsrgemm._benchmark.checks.attention import TOLERANCE, Reference
 from bsrgemm._benchmark.measure import attention as script
+from bsrgemm._benchmark.measure import attention_backward_accuracy as gradient_accuracy
 from bsrgemm._benchmark.measure import attention_run, llama
 from bsrgemm._benchmark.measure import attention_studies as studies
 from bsrgemm._benchmark.measure.attention_cases import Target, attention, operands_of
@@ -249,3 +250,17 @@ def test_peers_without_their_wheels_are_left_out_with_one_line(
         assert bench.peer_calls(("FA4", "cuDNN BSA"), "here", operands, reference, mask=mask) == {}
         bench.explain(shown)  # type: ignore[arg-type]
     assert [line.split(":")[0].strip(" -") for line in said] == ["FA4", "cuDNN BSA"]
+
+
+# ------------------------------------------------------------------------------ errors of gradients
+@pytest.mark.parametrize("kind", studies.HARD)
+@pytest.mark.parametrize("causal", [False, True])
+def test_errors_of_gradients_are_those_of_rounding(kind: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our gradients on the CPU are close to the reference; a gradient that is wrong by 1 % is not."""
+    monkeypatch.setattr(gradient_accuracy, "_SHAPE", (2, 96, 32))
+    x = gradient_accuracy.hard_operands(gradient_accuracy.case_of("float16", causal), kind, np)
+    want = gradient_accuracy.exact(x)
+    got = bg.attention_backward(x.dout, x.q, x.k, x.v, x.out, x.lse, **x.options)
+    found = gradient_accuracy.errors(got, want)
+    assert {"dv"} <= set(found) and all(error < 2e-2 for error in found.values())
+    assert gradient_accuracy.errors([1.01 * y for y in want], want)["dv"] == pytest.approx(0.01, rel=1e-4)

@@ -154,6 +154,11 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             "bsrgemm": {"error": 5e-4, "slower": 1.01}, "cuDNN": {"error": 4e-4, "slower": 1.0}}}, FAILED],
         ["| one huge key, float16 | 5.0e-04 | 4.0e-04 (cuDNN) | 1.25 | **no** | 1.01 |"],
     ),
+    "attention_backward_accuracy_cuda": (
+        [{"inputs": "constant rows", "dtype": "float16", "causal": True, "draws": 8, "reached": False,
+          "ratios": {"dk": 1.3, "dv": 1.0}, "errors": {"bsrgemm": {"dk": 4e-4, "dv": 3e-4}, "cuDNN": {"dk": 3e-4}}}],
+        ["| constant rows, float16, causal | 0 | 4.0e-04 | 3.0e-04 | -, 1.30, 1.00 | **no** |"],
+    ),
     "overhead_cuda": (
         [{"what": "A @ x", "host_seconds": 1e-5, "adds": 1.25, "most_adds": 1.4, "reached": True},
          {"kernel": "spmv", "call_seconds": 2.8e-5, "bound": 2.5e-5, "reached": False},

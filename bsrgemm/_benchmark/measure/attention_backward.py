@@ -283,12 +283,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", help="part of the name of a case; with --keep, other rows stay")
     parser.add_argument("--only", nargs="+", help="names of candidates; all by default")
+    parser.add_argument("--accuracy", action="store_true", help="errors on hard inputs instead of rates")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     provenance.add_option(parser)
     options = parser.parse_args(argv)
     if not machine.has_gpu():
         parser.exit(0, "no CUDA device: the gradients of attention are measured on a card only\n")
+    if options.accuracy:
+        from . import attention_backward_accuracy as accuracy
+
+        with provenance.recording() as launched:
+            table = Table("attention_backward_accuracy_cuda", "Errors of the gradients of attention", launched)
+            with writing(table, options.keep):
+                accuracy.run(table, options.quick)
+        return
     clock = Clock("cuda", quick=options.quick)
     with provenance.recording() as launched:
         table = Table("attention_backward_cuda", "Gradients of attention, TFLOP/s", launched)

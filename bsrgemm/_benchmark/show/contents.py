@@ -51,6 +51,8 @@ GROUPS: dict[str, list[Contents]] = {
         ("attention_long_cuda", "long sequences, 8 heads of 128", attention_rows.long),
         ("attention_density_cuda", "time by density of random blocks", attention_rows.density),
         ("attention_accuracy_cuda", "hard inputs: largest error over max(1, size)", attention_rows.accuracy),
+        ("attention_backward_accuracy_cuda", "gradients on hard inputs: largest error over the largest value, "
+         "mean of several draws", attention_rows.gradient_errors),
     ),
     "calls": _all(
         ("overhead_cuda", "products: host time, first call of a process, work list", attention_rows.overhead),
