@@ -196,14 +196,19 @@ def _listed(blocks: Any) -> Array:
         numbers = np.asarray(blocks)
     except (TypeError, ValueError) as error:
         raise ValueError(f"blocks: wanted nested lists of integers, all of one length: {error}") from None
-    if numbers.dtype.kind not in "iu" and numbers.size:
+    if not numbers.size:
+        return numbers.astype(np.int32)
+    if numbers.dtype.kind not in "iu":
         raise TypeError(f"blocks: wanted integers, got {numbers.dtype}")
     return _in_32_bits(np, numbers)
 
 
 def _in_32_bits(xp: Any, blocks: Array) -> Array:
     """Return block numbers in int32; a number that does not fit has no block, as -1 has none."""
-    outside = (blocks < 0) | (blocks > np.iinfo(np.int32).max)
+    outside = blocks < 0
+    most = np.iinfo(np.int32).max
+    if np.iinfo(blocks.dtype).max > most:  # NumPy 2.2 can crash where it compares with a number outside of the dtype
+        outside |= blocks > most
     return xp.where(outside, np.int32(-1), blocks.astype(np.int32))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bsrgemm import KVCache, attention_decode
+from bsrgemm._attention import decode
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 INTEGERS = [np.dtype(c) for c in "bBhHiIlL"]
@@ -71,3 +72,22 @@ def test_other_lists_are_told() -> None:
     ):
         with pytest.raises(error, match=rf"^{message}"):
             attention_decode(q, cache, blocks=blocks, block=16)
+
+
+class Bounded(np.ndarray[Any, Any]):
+    """Numbers that are never compared with one that their dtype does not have."""
+
+    def __gt__(self, other: Any) -> Any:
+        assert other <= np.iinfo(self.dtype).max, f"{other} is no {self.dtype}"
+        return np.asarray(self) > other
+
+    def __lt__(self, other: Any) -> Any:
+        assert other >= np.iinfo(self.dtype).min, f"{other} is no {self.dtype}"
+        return np.asarray(self) < other
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_are_compared_with_numbers_of_their_dtype(dtype: Any) -> None:
+    """NumPy 2.2.0 ends the process at ``x[:, ::-1] > 2**31`` if x has 8 bits."""
+    numbers = np.array([[4, 0, 9], [7, 2, 120]]).astype(dtype)
+    assert bits(decode._in_32_bits(np, numbers[:, ::-1].view(Bounded))) == bits(numbers[:, ::-1].astype(np.int32))
