@@ -13,7 +13,7 @@ import numpy as np
 from ..show.bounds import MOST_ERROR
 from ..table import Table
 from ..timing import Call
-from .attention_backward import PEERS, Case, Operands, ours
+from .attention_backward_cases import PEERS, Case, Operands, ours
 from .attention_studies import HARD, hard_inputs
 
 #: (heads, length, columns)
