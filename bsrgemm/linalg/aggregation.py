@@ -33,20 +33,23 @@ def strong_connections(A: Any, theta: float) -> tuple[Array, Array]:
     xp = backend.xp
     data, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
-    size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
     own = row == indices
-    diagonal = xp.zeros(len(indptr) - 1, size.dtype)
-    diagonal[row[own]] = size[own]
-    root = xp.sqrt(diagonal)
-    keep = own | (size > theta * root[row] * root[indices])
+    if theta == 0:
+        keep = own | (data != 0).any(axis=(1, 2))
+    else:
+        size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
+        diagonal = xp.zeros(len(indptr) - 1, size.dtype)
+        diagonal[row[own]] = size[own]
+        root = xp.sqrt(diagonal)
+        keep = own | (size > theta * root[row] * root[indices])
     counts = xp.zeros(len(data) + 1, np.int64)
     xp.cumsum(keep, out=counts[1:])
     return indices[keep], counts[indptr]
 
 
-def hashed(xp: Any, n: int) -> Array:
-    """Return a different 61-bit number for each node: mixed bits of its index above the index itself."""
-    index = xp.arange(n, dtype=np.uint64)
+def hashed(xp: Any, n: int, first: int = 0) -> Array:
+    """Return a different 61-bit number for each of n nodes: 29 mixed bits of its index above the index itself."""
+    index = xp.arange(first, first + n, dtype=np.uint64)
     mixed = (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
