@@ -97,6 +97,22 @@ def test_without_nvmath_the_extra_is_named(fake: Any, monkeypatch: pytest.Monkey
     )
 
 
+def test_without_cudss_the_extra_is_named(fake: Any, calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvmath-python can be installed without the libraries that it calls."""
+    failure: Any = type("DynamicLibNotFoundError", (RuntimeError,), {})("libcudss.so.0")
+
+    def direct_solver(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(sys.modules["nvmath.sparse.advanced"], "direct_solver", direct_solver)
+    with pytest.raises(ImportError, match="needs cuDSS") as caught:
+        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+    assert caught.value.__cause__ is failure
+    failure = ArithmeticError("another one")
+    with pytest.raises(ArithmeticError, match="another one"):
+        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+
+
 def test_what_is_wrong_on_a_device_is_told(fake: Any, calls: Any) -> None:
     A, b = hermitian(8).to_device("fake"), np.ones(8)
     with pytest.raises(TypeError, match=r"if b is there: got A on 'fake'; take A.get\(\), or b on 'fake'"):
