@@ -354,7 +354,7 @@ class _Plans:
         """The conjugate transpose of P, in arrays of its own."""
         xp = P._backend.xp
         if self._R is None:
-            self._order = xp.argsort(P.indices, kind="stable")  # the order of `transpose`
+            self._order = xp.argsort(P._blocks.indices, kind="stable")  # the order of `transpose`
             self._R = P.conj().T.copy()
             return self._R
         turned = xp.ascontiguousarray(P.data[self._order].transpose(0, 2, 1))

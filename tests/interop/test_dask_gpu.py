@@ -25,17 +25,13 @@ Y = np.random.default_rng(3).standard_normal((96, 5))
 D = S.toarray()
 
 
-@pytest.fixture(autouse=True)
-def _on_a_card() -> None:
+@pytest.fixture(params=["threads", "a worker"], scope="module")
+def scheduler(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Dask's threads, or one worker process with one thread."""
     import cupy
 
     if not hasattr(cupy.cuda.runtime, "graphLaunch"):
         pytest.skip("only on a card: workers are threads and processes")
-
-
-@pytest.fixture(params=["threads", "a worker"])
-def scheduler(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Dask's threads, or one worker process with one thread."""
     if request.param == "threads":
         with dask.config.set(scheduler="threads", num_workers=4):
             yield None
@@ -73,7 +69,7 @@ def test_products_sums_and_kept_panels_stay_on_the_card(scheduler: Any) -> None:
             for product, want in made.values():
                 same(product.compute(), want)
         square = (A.T @ A).compute()
-        assert square.device.startswith("cuda")
+        assert isinstance(square.data, cupy.ndarray)
         np.testing.assert_allclose(square.get().toarray(), D.T @ D, atol=1e-12)
         np.testing.assert_array_equal(A.compute().get().toarray(), D)
         np.testing.assert_array_equal(A.to_device("cpu").compute().toarray(), D)
