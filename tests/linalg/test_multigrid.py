@@ -66,7 +66,7 @@ def test_roots_have_no_common_neighbour_and_no_other_fits(inside: range) -> None
     def highest(x: np.ndarray) -> np.ndarray:
         return np.where(graph, x, 0).max(axis=1)
 
-    root = aggregation._roots(np, highest, able, there)
+    root = aggregation._roots(np, highest, np.where(able, aggregation.hashed(np, 144), -1), there)
     apart = (graph[:, there].astype(int) @ graph[there].astype(int)) > 0
     assert root.any() and not (root & ~able).any()
     assert (apart[np.ix_(root, root)].sum(axis=1) == 1).all()  # each reaches itself alone
@@ -78,7 +78,7 @@ def test_gaps_between_aggregates_become_aggregates_too() -> None:
     indices, indptr = aggregation.strong_connections(A, 0.0)
     number, count = aggregation.aggregates(host(), indices, indptr)
     graph = neighbours(A).astype(bool)
-    roots = aggregation._roots(np, lambda x: np.where(graph, x, 0).max(axis=1), *[np.ones(144, bool)] * 2)
+    roots = aggregation._roots(np, lambda x: np.where(graph, x, 0).max(axis=1), aggregation.hashed(np, 144))
     alone = ~graph[roots].any(axis=0)
     assert roots.sum() < count
     first = number < roots.sum()
