@@ -18,6 +18,8 @@ from .._backend.registry import backend_of, foreign_backend
 _DEPENDENT = 1e-10
 #: Added to the key of a root, so that it is larger than any key that is undecided.
 _ROOT = 1 << 62
+#: The state of a node that is no root; its bits stay if those of `_ROOT` are added.
+_OUT = -1
 #: Rounds of the search for roots; each decides a constant share of the nodes.
 _MOST_ROUNDS = 200
 #: Rounds before the host asks whether all nodes are decided; what is decided stays so.
@@ -33,20 +35,23 @@ def strong_connections(A: Any, theta: float) -> tuple[Array, Array]:
     xp = backend.xp
     data, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
-    size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
     own = row == indices
-    diagonal = xp.zeros(len(indptr) - 1, size.dtype)
-    diagonal[row[own]] = size[own]
-    root = xp.sqrt(diagonal)
-    keep = own | (size > theta * root[row] * root[indices])
+    if theta == 0:
+        keep = own | (data != 0).any(axis=(1, 2))
+    else:
+        size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
+        diagonal = xp.zeros(len(indptr) - 1, size.dtype)
+        diagonal[row[own]] = size[own]
+        root = xp.sqrt(diagonal)
+        keep = own | (size > theta * root[row] * root[indices])
     counts = xp.zeros(len(data) + 1, np.int64)
     xp.cumsum(keep, out=counts[1:])
     return indices[keep], counts[indptr]
 
 
-def hashed(xp: Any, n: int) -> Array:
-    """Return a different 61-bit number for each node: mixed bits of its index above the index itself."""
-    index = xp.arange(n, dtype=np.uint64)
+def hashed(xp: Any, n: int, first: int = 0) -> Array:
+    """Return a different 61-bit number for each of n nodes: 29 mixed bits of its index above the index itself."""
+    index = xp.arange(first, first + n, dtype=np.uint64)
     mixed = (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -61,18 +66,19 @@ def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, 
     be the root of another one. All other nodes join the aggregate of a neighbour.
     """
     xp = backend.xp
+    others, starts = indices.astype(np.int64), indptr[:-1].astype(np.int64)
 
     def highest(x: Array) -> Array:
         """The maximum over a node's connections, among them the node itself."""
-        return backend.segment_reduce("maximum", x[indices], None, indptr[:-1])
+        return backend.segment_reduce("maximum", x, others, starts)
 
-    every = xp.ones(len(indptr) - 1, bool)
-    root = _roots(xp, highest, every, every)
+    key = hashed(xp, len(starts))
+    root = _roots(xp, highest, key)
     number = xp.cumsum(root)  # from 1 on
     found = highest(xp.where(root, number, 0))
     free = found == 0
-    around = backend.segment_reduce("add", free[indices].astype(np.int32), None, indptr[:-1])
-    root = _roots(xp, highest, free & (2 * around >= xp.diff(indptr)), free)
+    around = backend.segment_reduce("add", free.astype(np.int32), others, starts)
+    root = _roots(xp, highest, xp.where(free & (2 * around >= xp.diff(indptr)), key, _OUT), free)
     number = xp.where(root, number[-1] + xp.cumsum(root), 0)
     found = xp.where(free, highest(number), found)
     found = xp.where(found > 0, found, highest(found))
@@ -82,18 +88,21 @@ def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, 
     return found - 1, int(found.max())  # synchronize!
 
 
-def _roots(xp: Any, highest: Callable[[Array], Array], able: Array, inside: Array) -> Array:
-    """Whether each node is a root: some of the able ones, no two with a common neighbour inside, as many as fit."""
-    key = hashed(xp, len(able))
-    undecided, root = able.copy(), xp.zeros(len(able), bool)
+def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Array | None = None) -> Array:
+    """Whether each node is a root: some of the able ones, no two with a common neighbour inside, as many as fit.
+
+    The state of an able node is its key, and that of others `_OUT`. All nodes are inside by default.
+    """
     for done in range(_MOST_ROUNDS):
-        now = xp.where(root, key | _ROOT, xp.where(undecided, key, 0))
-        near = highest(xp.where(inside, highest(now), 0))
-        root |= undecided & (near == now)
-        undecided &= ~root & (near < _ROOT)
-        if done % _ROUNDS_AT_A_TIME == _ROUNDS_AT_A_TIME - 1 and not bool(undecided.any()):  # synchronize!
-            return root
-    return root | undecided
+        near = highest(state)
+        near = highest(near if inside is None else xp.where(inside, near, 0))
+        # the largest around is a root, also if it was one before; others near a root are out
+        state = xp.where(near == state, state | _ROOT, xp.where(near < _ROOT, state, _OUT))
+        ask = done % _ROUNDS_AT_A_TIME == _ROUNDS_AT_A_TIME - 1
+        # without a sign, the states of roots and of those that are out are the largest
+        if ask and int(state.view(np.uint64).min()) >= _ROOT:  # synchronize!
+            break
+    return state >= 0
 
 
 def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Array]:
@@ -106,25 +115,26 @@ def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Arr
     xp = backend.xp
     n, R, m = A._block_shape[0], A.blocksize[0], modes.shape[1]
     order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
-    starts = xp.searchsorted(number[order], xp.arange(count))
+    starts = R * xp.searchsorted(number[order], xp.arange(count))
+    order = (R * order[:, None] + xp.arange(R)).reshape(-1)  # rows of A, aggregate by aggregate
     q = modes.reshape(n, R, m).astype(A.dtype)
     upper = xp.zeros((count, m, m), A.dtype)
 
     def inner(x: Array, y: Array) -> Array:
         """The inner products of columns x, (n, R, k), with the column y in each aggregate: (count, k)."""
-        return backend.segment_reduce("add", (x.conj() * y[:, :, None]).sum(axis=1), order, starts)
+        return backend.segment_reduce("add", (x.conj() * y).reshape(n * R, -1), order, starts)
 
+    least = _DEPENDENT**2 * inner(q, q).real
     for j in range(m):
-        column, before = q[:, :, j], q[:, :, :j]
-        whole = inner(q[:, :, j : j + 1], column).real
+        column, before = q[:, :, j : j + 1], q[:, :, :j]
         for _ in range(2 if j else 0):
             part = inner(before, column)
             upper[:, :j, j] += part
-            column -= (part[number][:, None] * before).sum(axis=2)
-        left = inner(q[:, :, j : j + 1], column).real
-        size = xp.where(left > _DEPENDENT**2 * whole, xp.sqrt(left), 0)[:, 0]
-        upper[:, j, j] = size
-        column *= xp.where(size > 0, 1 / xp.where(size > 0, size, 1), 0)[number][:, None]
+            column -= (part[number][:, None] * before).sum(axis=2, keepdims=True)
+        left = inner(column, column).real[:, 0]
+        kept, size = left > least[:, j], xp.sqrt(left)
+        upper[:, j, j] = xp.where(kept, size, 0)
+        column *= xp.where(kept, 1 / xp.where(kept, size, 1), 0)[number][:, None, None]
     index = A.indices.dtype
     blocks = Blocks(q, number.astype(index), xp.arange(n + 1, dtype=index))
     return A._new(blocks, (A.shape[0], count * m), canonical=True), upper.reshape(count * m, m)

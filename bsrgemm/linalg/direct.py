@@ -13,6 +13,13 @@ from .._backend.base import Array, Blocks
 from .._backend.registry import host
 from .operators import check_right_hand_side, column_sums
 
+_MISSING = (
+    'A: spsolve on the GPU needs cuDSS through nvmath-python: pip install "bsrgemm[cudss12]" for CUDA 12, '
+    '"bsrgemm[cudss13]" for CUDA 13. Or take cg with smoothed_aggregation(A); nothing is moved to the CPU'
+)
+#: The error of nvmath-python that was installed without the libraries of NVIDIA; its class has moved between packages.
+_NOT_FOUND = "DynamicLibNotFoundError"
+
 
 def spsolve(A: Any, b: Any) -> Array:
     """Solve ``A x = b`` by a sparse LU decomposition where A is: by SuperLU on the CPU, by cuDSS on the GPU.
@@ -38,8 +45,8 @@ def spsolve(A: Any, b: Any) -> Array:
     RuntimeError
         If A is singular; on the GPU also if it is so badly conditioned that the residual is not small.
     ImportError
-        If A is on the GPU and nvmath-python is not installed; ``pip install "bsrgemm[cudss12]"`` installs it for CUDA
-        12, and ``"bsrgemm[cudss13]"`` for CUDA 13.
+        If A is on the GPU and nvmath-python or cuDSS is not installed; ``pip install "bsrgemm[cudss12]"`` installs both
+        for CUDA 12, and ``"bsrgemm[cudss13]"`` for CUDA 13.
 
     See Also
     --------
@@ -89,10 +96,7 @@ def _on_the_card(A: Any, b: Array) -> Array:
     try:
         from nvmath.sparse.advanced import direct_solver
     except ImportError as error:
-        raise ImportError(
-            'A: spsolve on the GPU needs cuDSS through nvmath-python: pip install "bsrgemm[cudss12]" for CUDA 12, '
-            '"bsrgemm[cudss13]" for CUDA 13. Or take cg with smoothed_aggregation(A); nothing is moved to the CPU'
-        ) from error
+        raise ImportError(_MISSING) from error
     xp = A._backend.xp
     columns = xp.empty(b.shape, A.dtype, order="F")
     columns[...] = b
@@ -101,7 +105,12 @@ def _on_the_card(A: Any, b: Array) -> Array:
     data, *pattern = A._canonical()
     index = structure.index_dtype(A.nnz)
     A = A._new(Blocks(data, *(i.astype(index, copy=False) for i in pattern)), canonical=True)
-    x: Array = direct_solver(A.tocsr(), columns)
+    try:
+        x: Array = direct_solver(A.tocsr(), columns)
+    except Exception as error:
+        if type(error).__name__ != _NOT_FOUND:
+            raise
+        raise ImportError(_MISSING) from error
     left, size = (A._backend.to_host(_norms(xp, v)) for v in (columns - A @ x, columns))  # synchronize!
     if not np.isfinite(size).all():
         raise ValueError("b: wanted finite numbers, got NaN or infinity")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.base import Array
+from .._backend.base import Array, Blocks
 from .._products.sddmm import check_structure
 from .._products.spgemm import ProductPlan, plan
 from ..bsr import bsr_array
@@ -38,8 +38,7 @@ class Level:
     P: Any
     R: Any
     smoother: Chebyshev | Jacobi
-    #: the tentative prolongator, and plans for A T, A P and R (A P); None for levels that came from elsewhere
-    T: Any = None
+    #: the tentative prolongator and patterns, which other numbers do not change; None for levels from elsewhere
     plans: Any = None
 
 
@@ -126,15 +125,8 @@ class Multigrid(Preconditioner):
         check_structure(A, self.levels[0], "A")
         levels = []
         for k, level in enumerate(self._levels):
-            D = inverse_blocks(A, singular=k > 0)
-            smoother = self._options.smoothing(A, D)
-            first, AT = _planned(level.plans[0], A, level.T)
-            P = smoothed_prolongator(AT, level.T, D, smoother.rho)
-            R = P.conj().T.copy()
-            second, AP = _planned(level.plans[1], A, P)
-            third, below = _planned(level.plans[2], R, AP)
-            levels.append(Level(A, P, R, smoother, level.T, (first, second, third)))
-            A = below
+            made, A = level.plans(A, inverse_blocks(A, singular=k > 0), self._options)
+            levels.append(made)
         self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
 
     def report(self) -> str:
@@ -276,15 +268,8 @@ def smoothed_aggregation(
                 "another preconditioner, such as chebyshev(A)"
             )
         T, modes = aggregation.tentative(A, number, count, modes)
-        smoothing = options.smoothing(A, D)
-        first = plan(A, T)
-        P = smoothed_prolongator(first(A, T), T, D, smoothing.rho)
-        R = P.conj().T.copy()
-        second = plan(A, P)
-        AP = second(A, P)
-        third = plan(R, AP)
-        levels.append(Level(A, P, R, smoothing, T, (first, second, third)))
-        A = third(R, AP)
+        level, A = _Plans(A, T)(A, D, options)
+        levels.append(level)
     if A.shape[0] > max(_MOST_DENSE, max_coarse):
         raise ValueError(
             f"max_levels: {max_levels} levels leave {A.shape[0]:,} rows, too many for a dense matrix; allow more"
@@ -328,21 +313,61 @@ def near_nullspace_of(A: Any, given: Any) -> Array:
     return given.astype(A.dtype)
 
 
-def _planned(known: ProductPlan, A: Any, B: Any) -> tuple[ProductPlan, Any]:
-    """The product by a plan that is known, and the plan.
+class _Plans:
+    """The tentative prolongator T of a level, and the patterns of its products, which are found once.
 
-    A prolongator has no blocks of zeros. A block that has got numbers changes its pattern, and a new plan is made.
+    The smoothed prolongator P has the blocks of ``A T``, also where their numbers are zeros: other numbers may not be.
+    Since A has all blocks of its diagonal, those of T are among them. R has the blocks of P in another order.
     """
-    try:
-        return known, known(A, B)
-    except ValueError:
-        found = plan(A, B)
-        return found, found(A, B)
+
+    def __init__(self, A: Any, T: Any) -> None:
+        self._T, self._first = T, plan(A, T)
+        self._second: ProductPlan | None = None
+        self._third: ProductPlan | None = None
+        #: P and R as they were first, for their patterns; where the blocks of T are in P; the order of those of R
+        self._P: Any = None
+        self._R: Any = None
+        self._place: Any = None
+        self._order: Any = None
+
+    def __call__(self, A: Any, D: Any, options: Options) -> tuple[Level, Any]:
+        """The level of A, and the matrix of the next coarser one; D has the inverses of the diagonal blocks."""
+        smoothing = options.smoothing(A, D)
+        P = self._prolongator(A, D, smoothing.rho)
+        R = self._restriction(P)
+        if self._second is None:
+            self._second = plan(A, P)
+        AP = self._second(A, P)
+        if self._third is None:
+            self._third = plan(R, AP)
+        return Level(A, P, R, smoothing, self), self._third(R, AP)
+
+    def _prolongator(self, A: Any, D: Any, rho: float) -> Any:
+        """``T - omega / rho * D A T``"""
+        found = prolongator_step(self._first(A, self._T), D, -rho)
+        if self._P is None:
+            self._P, self._place = found, _place_of_columns(found, self._T.indices)
+        found.data[self._place] += self._T.data
+        return self._P._with_data(found.data, copy=False)
+
+    def _restriction(self, P: Any) -> Any:
+        """The conjugate transpose of P, in arrays of its own."""
+        xp = P._backend.xp
+        if self._R is None:
+            self._order = xp.argsort(P._blocks.indices, kind="stable")  # the order of `transpose`
+            self._R = P.conj().T.copy()
+            return self._R
+        turned = xp.ascontiguousarray(P.data[self._order].transpose(0, 2, 1))
+        return self._R._with_data(turned.conj() if turned.dtype.kind == "c" else turned, copy=False)
 
 
-def smoothed_prolongator(AT: Any, T: Any, D: Any, rho: float) -> Any:
-    """``T - omega / rho * D A T``."""
-    return T - prolongator_step(AT, D, rho)
+def _place_of_columns(P: Any, columns: Array) -> Array:
+    """Where the block in column ``columns[i]`` of each block row i is stored; all rows have it, and are sorted."""
+    backend = P._backend
+    _, indices, indptr = P._blocks
+    before = indices < columns[backend.expand(indptr, len(indices))]
+    starts = indptr[:-1].astype(np.int64)
+    return starts + backend.segment_reduce("add", before.astype(np.int64), None, starts)
 
 
 def prolongator_step(AT: Any, D: Any, rho: float) -> Any:
@@ -367,7 +392,12 @@ def _pseudo_inverse(A: Any) -> Any:
     if A._backend.xp is np:
         return found
     side = next(n for n in range(_COARSE_BLOCK, 0, -1) if len(found) % n == 0)
-    return bsr_array(found, blocksize=(side, side)).to_device(A._backend.name)
+    count, index = len(found) // side, A.indices.dtype
+    tiles = found.reshape(count, side, count, side).transpose(0, 2, 1, 3).reshape(-1, side, side)
+    every = Blocks(
+        tiles, np.tile(np.arange(count, dtype=index), count), np.arange(0, count * count + 1, count, dtype=index)
+    )
+    return A._new(Blocks(*map(A._backend.from_host, every)), canonical=True)
 
 
 def _definite_inverse(dense: Any, cut: float) -> Any:

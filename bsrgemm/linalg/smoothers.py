@@ -10,14 +10,13 @@ import numpy as np
 from .._backend.base import Array
 from .._batch import bsr_batch
 from .._products.matmul import matmul
+from .aggregation import hashed
 from .operators import DistributedOperator, Preconditioner, check_matrix, multiply, total
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A.
 _POWER_STEPS = 15
 #: Steps after which the vector gets length 1 again: an eigenvalue is at most as large as a row has blocks.
 _STEPS_BEFORE_SCALING = 5
-#: Numbers of the vector with which it starts that are drawn at a time.
-_DRAWN = 1 << 20
 #: Eigenvalues of a diagonal block that count as zero, over the largest.
 _CUT = 1e-13
 
@@ -44,7 +43,7 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
 def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
     """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
     backend = A._backend
-    v = backend.from_host(_random_vector(A).astype(A.dtype))
+    v = _mixed_vector(A)
     u = v
     for step in range(steps):
         if step % _STEPS_BEFORE_SCALING == _STEPS_BEFORE_SCALING - 1:
@@ -54,14 +53,14 @@ def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
     return float(total(A, (u.conj() * v).sum().real) / total(A, (before.conj() * u).sum().real))  # synchronize!
 
 
-def _random_vector(A: Any) -> Any:
-    """The rows of this process of a vector that is the same for any number of processes."""
-    rng = np.random.default_rng(0)
-    if not isinstance(A, DistributedOperator):
-        return rng.standard_normal(A.shape[0])
-    for start in range(0, A.first_row, _DRAWN):  # what the processes before this one have
-        rng.standard_normal(min(_DRAWN, A.first_row - start))
-    return rng.standard_normal(A.local_shape[0])
+def _mixed_vector(A: Any) -> Array:
+    """The rows of this process of a vector of numbers from -1 to 1 without an order, the same on all devices.
+
+    A number follows from its index alone: it is the same for any number of processes, and nothing goes to the GPU.
+    """
+    first, rows = (A.first_row, A.local_shape[0]) if isinstance(A, DistributedOperator) else (0, A.shape[0])
+    mixed = hashed(A._backend.xp, rows, first) >> 32
+    return (mixed / (1 << 28) - 1).astype(A.dtype)
 
 
 class _Jacobi(Preconditioner):

@@ -1,14 +1,16 @@
 """What the ranks of MPI run in `test_mpi_processes`: ``mpiexec -n 2 python -m tests.interop.mpi_programs NAME``.
 
-Rank 0 prints a line at the end; a check that fails ends all ranks.
+With ``--device cuda`` before the names, arrays are on the current GPU, which all ranks share. Rank 0 prints a line at
+the end; a check that fails ends all ranks.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
-import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from mpi4py import MPI
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm._backend.registry import by_name, host
 from bsrgemm.interop import mpi
 from bsrgemm.interop.communicator import MpiCommunicator, as_communicator, together
 from bsrgemm.interop.mpi import multigrid
@@ -23,6 +26,17 @@ from bsrgemm.interop.mpi import multigrid
 from ..linalg.problems import numbers, plate
 
 WORLD = MPI.COMM_WORLD
+#: Where arrays are: the backend that the command line names.
+PLACE = host()
+
+
+def placed(x: Any) -> Any:
+    """An array of the host where the programs work."""
+    return PLACE.from_host(x)
+
+
+def on_host(x: Any) -> Any:
+    return PLACE.to_host(x)
 
 
 def raises(kind: type[Exception], words: str, call: Any) -> None:
@@ -44,18 +58,20 @@ def communicator() -> None:
     for dtype in ("float64", "float16", "complex64", "int8", "bfloat16"):
         kind = bg.dtypes.BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
         for length in (0, 1, 5, 100_000):
-            target = np.zeros((length, 2), kind)
-            comm.exchange({after: np.full((length, 2), rank + 1, kind)}, {before: target}).wait()
-            assert (target == kind.type(before + 1)).all()
-    parts = comm.allgather(np.arange(3.0 * rank).reshape(rank, 3))
+            target = placed(np.zeros((length, 2), kind))
+            comm.exchange({after: placed(np.full((length, 2), rank + 1, kind))}, {before: target}).wait()
+            assert (on_host(target) == kind.type(before + 1)).all()
+    parts = comm.allgather(placed(np.arange(3.0 * rank).reshape(rank, 3)))
     assert [part.shape for part in parts] == [(r, 3) for r in range(size)]
-    values = np.array([0.1, 1e16, -1e16][rank % 3])
+    assert all((on_host(part) == np.arange(3.0 * r).reshape(r, 3)).all() for r, part in enumerate(parts))
+    values = placed(np.array([0.1, 1e16, -1e16][rank % 3]))
     in_order = [np.array([0.1, 1e16, -1e16][r % 3]) for r in range(size)]
     want = in_order[0]
     for value in in_order[1:]:
         want = want + value
-    assert comm.allreduce(values) == want
-    assert comm.allreduce(np.array([rank]), "max")[0] == size - 1 and comm.allreduce(np.array([rank]), "min")[0] == 0
+    assert on_host(comm.allreduce(values)) == want
+    mine = placed(np.array([rank]))
+    assert int(comm.allreduce(mine, "max")[0]) == size - 1 and int(comm.allreduce(mine, "min")[0]) == 0
     assert comm.broadcast(("text", rank), size - 1) == ("text", size - 1)
     raises(TypeError, "wanted an intracommunicator", lambda: as_communicator(_intercommunicator()))
     raises(ValueError, "COMM_NULL", lambda: as_communicator(MPI.COMM_NULL))
@@ -77,19 +93,24 @@ def equality() -> None:
     """Products, CG with every preconditioner, multigrid over ranks: as on one rank, and with the same bits again."""
     A, place = plate(24)
     n = A.shape[0]
-    x, X, b, modes = numbers(n), numbers((n, 3)), numbers(n, seed=5), linalg.rigid_body_modes(place)
+    x, X, b, modes = (
+        placed(v) for v in (numbers(n), numbers((n, 3)), numbers(n, seed=5), linalg.rigid_body_modes(place))
+    )
+    A = A.to_device(PLACE.name)
     multigrid.GATHERED_ROWS = 40
-    D = mpi.partition(A if WORLD.rank == 0 else None, WORLD)
+    D = mpi.partition(A if WORLD.rank == 0 else None, WORLD, device=PLACE.name)
 
     def checked(found: Any, want: Any, tolerance: float) -> None:
         if WORLD.rank == 0:
-            np.testing.assert_allclose(found, want, rtol=tolerance, atol=tolerance * abs(want).max())
+            want = on_host(want)
+            np.testing.assert_allclose(on_host(found), want, rtol=tolerance, atol=tolerance * abs(want).max())
 
     parts = [D.scatter(v if WORLD.rank == 0 else None) for v in (x, X, b, modes)]
     checked(D.gather(D @ parts[0]), A @ x, 1e-13)
     checked(D.gather(D @ parts[1]), A @ X, 1e-13)
     checked(D.gather(D.T @ parts[1]), A.T @ X, 1e-13)
-    assert abs(D.vdot(parts[0], parts[2]) - x @ b) < 1e-10
+    assert abs(float(D.vdot(parts[0], parts[2])) - float(x @ b)) < 1e-10
+    assert abs(float(D.norm(parts[2])) - float((b @ b) ** 0.5)) < 1e-12 * n
     makers: list[Any] = [
         lambda A, modes: None,
         lambda A, modes: linalg.block_jacobi(A),
@@ -109,11 +130,46 @@ def equality() -> None:
     assert all(one == several for one, several in counts[:3]), counts
     assert abs(counts[3][0] - counts[3][1]) <= 2, counts
     before = M @ parts[2]
-    M.refresh(mpi.partition(2 * A if WORLD.rank == 0 else None, WORLD))
+    M.refresh(mpi.partition(2 * A if WORLD.rank == 0 else None, WORLD, device=PLACE.name))
     half = M @ parts[2]
     M.refresh(D)
     assert (M @ parts[2]).tobytes() == before.tobytes()
-    np.testing.assert_allclose(2 * half, before, rtol=1e-9, atol=1e-12 * abs(before).max())
+    before = on_host(before)
+    np.testing.assert_allclose(2 * on_host(half), before, rtol=1e-9, atol=1e-12 * abs(before).max())
+
+
+#: What queries see in `attention_ring`: name and options of the call.
+RULES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (100, 0)},
+    "mask": {"mask": (320, 100)},
+}
+
+
+def attention_ring() -> None:
+    """Attention over ranks and its gradients, beside attention of one process on the host in float64."""
+    comm = as_communicator(WORLD)
+    tokens, heads = 320, (4, 2)
+    for dtype, tolerance in (("float64", 1e-12), ("float32", 3e-5), (bg.dtypes.BFLOAT16, 2e-2)):
+        shapes = [(1, h, tokens, 64) for h in (heads[0], heads[1], heads[1], heads[0])]
+        whole = [numbers(shape, seed=i).astype(dtype) for i, shape in enumerate(shapes)]
+        for name, rule in RULES.items():
+            options, here = dict(rule), dict(rule)
+            if "mask" in rule:
+                mask = bg.BlockMask.window(rule["mask"][0], left=rule["mask"][1], right=0, block=64, device="cpu")
+                options["mask"], here["mask"] = mask, mask.to_device(PLACE.name)
+            q, k, v, dout = (x.astype(np.float64) for x in whole)
+            out, lse = bg.attention(q, k, v, return_lse=True, **options)
+            want = [out, lse, *bg.attention_backward(dout, q, k, v, out, lse, **options)]
+            multiple = 64 if "mask" in rule else 1
+            parts = [placed(mpi.zigzag_split(x, comm.rank, comm.size, axis=2, multiple=multiple)) for x in whole]
+            found = list(mpi.ring_attention(*parts[:3], comm=comm, return_lse=True, multiple=multiple, **here))
+            found += mpi.ring_attention_backward(parts[3], *parts[:3], *found, comm=comm, multiple=multiple, **here)
+            for what, x, y in zip(("out", "lse", "dq", "dk", "dv"), found, want, strict=True):
+                mine = mpi.zigzag_split(y, comm.rank, comm.size, axis=2, multiple=multiple)
+                error = abs(on_host(x).astype(np.float64) - mine).max() / abs(y).max()
+                assert error <= tolerance, (name, np.dtype(dtype).name, what, error)
 
 
 def bad_input() -> None:
@@ -123,8 +179,8 @@ def bad_input() -> None:
     raises(
         ValueError, "panel: wanted the same on all ranks", lambda: mpi.from_local(B if WORLD.rank == 1 else A, WORLD)
     )
-    D = mpi.partition(A, WORLD)
-    wrong = np.ones(3) if WORLD.rank == 1 else np.ones(len(D.rows))
+    D = mpi.partition(A, WORLD, device=PLACE.name)
+    wrong = placed(np.ones(3) if WORLD.rank == 1 else np.ones(len(D.rows)))
     raises(ValueError, "[on rank 1]", lambda: linalg.cg(D, wrong))
     if WORLD.rank == 1:
         raises(ValueError, "x: wanted the part of rank 1", lambda: D @ wrong)
@@ -132,7 +188,7 @@ def bad_input() -> None:
         raises(RuntimeError, "from rank 1, which has sent 0", lambda: D @ wrong)
     else:
         D @ wrong  # needs nothing of rank 1
-    y = D @ np.ones(len(D.rows))
+    y = D @ placed(np.ones(len(D.rows)))
     assert D.gather(y) is None or WORLD.rank == 0
 
 
@@ -157,14 +213,27 @@ def dies(how: str) -> None:
 PROGRAMS = {
     "communicator": communicator,
     "equality": equality,
+    "attention_ring": attention_ring,
     "bad_input": bad_input,
     "raise": lambda: dies("raise"),
     "kill": lambda: dies("kill"),
 }
 
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the programs that the command line names, one after the other."""
+    global PLACE
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("names", nargs="+", choices=sorted(PROGRAMS))
+    options = parser.parse_args(argv)
+    PLACE = by_name(options.device)
+    for name in options.names:
         PROGRAMS[name]()
         WORLD.Barrier()
     if WORLD.rank == 0:
-        print(f"{WORLD.size} ranks: {', '.join(sys.argv[1:])} passed")
+        print(f"{WORLD.size} ranks: {', '.join(options.names)} passed")
+
+
+if __name__ == "__main__":
+    main()

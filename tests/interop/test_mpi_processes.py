@@ -28,7 +28,7 @@ def mpiexec() -> str:
 
 
 def ranks(size: int, *programs: str) -> subprocess.CompletedProcess[str]:
-    """Run programs of `mpi_programs` on so many ranks."""
+    """Run programs of `mpi_programs` on so many ranks; options come before their names."""
     root = Path(__file__).parents[2]
     paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
@@ -37,15 +37,29 @@ def ranks(size: int, *programs: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_ranks_of_mpi_compute_what_one_process_does() -> None:
-    found = ranks(2, "communicator", "bad_input", "equality")
+    found = ranks(2, "communicator", "bad_input", "equality", "attention_ring")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "2 ranks: communicator, bad_input, equality passed" in found.stdout
+    assert "2 ranks: communicator, bad_input, equality, attention_ring passed" in found.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("programs", [("communicator", "bad_input", "equality"), ("attention_ring",)])
+def test_two_ranks_that_share_a_card_compute_what_one_process_does(programs: tuple[str, ...]) -> None:
+    import cupy
+
+    if not hasattr(cupy.cuda.runtime, "graphLaunch"):
+        pytest.skip("only on a card: ranks are processes")
+    found = ranks(2, "--device", "cuda", *programs)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert f"2 ranks: {', '.join(programs)} passed" in found.stdout
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_more_ranks_than_cores_compute_what_one_process_does(size: int) -> None:
-    programs = ("equality",) if size == 1 else ("communicator", "bad_input", "equality")
+    programs = (
+        ("equality", "attention_ring") if size == 1 else ("communicator", "bad_input", "equality", "attention_ring")
+    )
     found = ranks(size, *programs)
     assert found.returncode == 0, found.stdout + found.stderr
 

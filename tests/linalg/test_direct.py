@@ -1,4 +1,4 @@
-"""Direct solution: SuperLU on the host; cuDSS on the fake device, with a stand-in for nvmath-python."""
+"""Direct solution: SuperLU on the host; cuDSS on a card, and on the fake device with a stand-in for nvmath-python."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import scipy.sparse.linalg as spla
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm._backend.registry import by_name
+from bsrgemm._benchmark.solver.problems import cube
 
 from .. import fake_device
 from .problems import hermitian, lopsided, numbers
@@ -95,6 +97,22 @@ def test_without_nvmath_the_extra_is_named(fake: Any, monkeypatch: pytest.Monkey
     )
 
 
+def test_without_cudss_the_extra_is_named(fake: Any, calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvmath-python can be installed without the libraries that it calls."""
+    failure: Any = type("DynamicLibNotFoundError", (RuntimeError,), {})("libcudss.so.0")
+
+    def direct_solver(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(sys.modules["nvmath.sparse.advanced"], "direct_solver", direct_solver)
+    with pytest.raises(ImportError, match="needs cuDSS") as caught:
+        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+    assert caught.value.__cause__ is failure
+    failure = ArithmeticError("another one")
+    with pytest.raises(ArithmeticError, match="another one"):
+        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+
+
 def test_what_is_wrong_on_a_device_is_told(fake: Any, calls: Any) -> None:
     A, b = hermitian(8).to_device("fake"), np.ones(8)
     with pytest.raises(TypeError, match=r"if b is there: got A on 'fake'; take A.get\(\), or b on 'fake'"):
@@ -130,3 +148,78 @@ def test_numbers_of_b_are_not_narrowed(fake: Any, calls: Any, place: str) -> Non
 def test_on_the_host_nan_is_told() -> None:
     with pytest.raises(ValueError, match="b: wanted finite numbers"):
         linalg.spsolve(hermitian(8), np.full(8, np.inf))
+
+
+# ------------------------------------------------------------------------------------------------- on a card
+@pytest.fixture
+def cudss() -> Any:
+    """The backend of the card, where cuDSS is."""
+    import cupy
+
+    if not hasattr(cupy.cuda.runtime, "graphLaunch"):
+        pytest.skip("only on a card: cuDSS")
+    pytest.importorskip("nvmath.sparse.advanced", exc_type=ImportError)
+    return by_name("cuda")
+
+
+def elastic(dtype: str) -> Any:
+    """A cube in 3 x 3 blocks with about 1,500 unknowns; complex: damped, which makes it symmetric, not Hermitian."""
+    A = bg.bsr_array(cube(1_500).A)
+    if np.dtype(dtype).kind == "c":
+        place = np.arange(A.shape[0] // 3)
+        A = A + bg.bsr_array((0.1j * A.block_diagonal(), (place, place)), shape=A.shape)
+    return A.astype(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64"])
+@pytest.mark.parametrize("columns", [None, 1, 5])
+def test_cudss_solves_elasticity_on_the_card(cudss: Any, dtype: str, columns: int | None) -> None:
+    A = elastic(dtype)
+    n = A.shape[0]
+    b = numbers(n if columns is None else (n, columns), dtype)
+    x = cudss.to_host(linalg.spsolve(A.to_device("cuda"), cudss.from_host(b)))
+    wide = np.result_type(dtype, np.float64)
+    want = spla.spsolve(A.astype(wide).tocsc(), b.astype(wide)).reshape(b.shape)
+    assert x.dtype == dtype and x.shape == b.shape
+    tolerance = 1e-9 if np.finfo(dtype).bits == 64 else 2e-3
+    assert np.linalg.norm(x - want) <= tolerance * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_cudss_solves_matrices_that_are_not_symmetric(cudss: Any, dtype: str) -> None:
+    A, wide = lopsided(40, dtype), numbers((40, 6), dtype)
+    for index in ("int32", "int64"):
+        there = bg.bsr_array((A.data, A.indices.astype(index), A.indptr.astype(index)), shape=A.shape).to_device("cuda")
+        for part in (wide, wide[:, ::2], wide.T.copy().T):
+            given = cudss.from_host(wide)[:, ::2] if part.shape[1] == 3 else cudss.from_host(part)
+            x = cudss.to_host(linalg.spsolve(there, given))
+            np.testing.assert_allclose(x, np.linalg.solve(A.toarray(), part), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_cudss_adds_duplicates_and_takes_wider_right_hand_sides(cudss: Any) -> None:
+    twice = bg.bsr_array((np.array([[[3.0]], [[1.0]], [[2.0]]]), [0, 0, 1], [0, 2, 3]), shape=(2, 2)).to_device("cuda")
+    x = linalg.spsolve(twice, cudss.from_host(np.array([8.0, 6.0])))
+    np.testing.assert_allclose(cudss.to_host(x), [2.0, 3.0])
+    A = bg.bsr_array(np.array([[4, 1], [2, 3]]), blocksize=(2, 2))
+    b = np.array([6 + 1j, 8.0])
+    x = cudss.to_host(linalg.spsolve(A.to_device("cuda"), cudss.from_host(b)))
+    np.testing.assert_allclose(x, np.linalg.solve(A.toarray(), b), rtol=1e-12)
+    assert linalg.spsolve(twice, cudss.from_host(np.ones((2, 0)))).shape == (2, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+def test_cudss_tells_what_is_singular_or_not_finite(cudss: Any, dtype: str) -> None:
+    for dense in (np.diag([1.0, 2, 3, 0]), np.ones((4, 4)), np.kron(np.eye(2), [[1.0, 2], [2, 4]])):
+        singular = bg.bsr_array(dense.astype(dtype), blocksize=(2, 2)).to_device("cuda")
+        with pytest.raises(RuntimeError, match="A: singular, or too badly conditioned"):
+            linalg.spsolve(singular, cudss.from_host(np.array([1, 2, -1, 5]).astype(dtype)))
+    A = hermitian(8, dtype).to_device("cuda")
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="b: wanted finite numbers"):
+            linalg.spsolve(A, cudss.from_host(np.full(8, bad, dtype)))
+    x = linalg.spsolve(A, cudss.from_host(np.ones(8, dtype)))  # the card works on
+    np.testing.assert_allclose(cudss.to_host(x), np.linalg.solve(hermitian(8, dtype).toarray(), np.ones(8)), rtol=1e-5)

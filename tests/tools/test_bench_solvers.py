@@ -53,7 +53,17 @@ def test_the_least_of_some_times_counts() -> None:
     assert found == 7 and best < 0.015
 
 
+def test_rows_of_two_runs_can_go_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyamg may be measured at another time, since it needs no card."""
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    words = ["--unknowns", "800", "--problem", "plate", "--device", "cpu", "--rounds", "1", "--keep", "--merge"]
+    for who in ("pyamg", "bsrgemm", "pyamg"):
+        systems.main([*words, "--who", who])
+    rows = json.loads((tmp_path / "solvers_cpu.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["pyamg, host", "bsrgemm", "bsrgemm, float32 in M"]
+
+
 def test_pyamg_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    systems.main(["--unknowns", "800", "--problem", "plate", "--device", "cpu", "--no-peer"])
+    systems.main(["--unknowns", "800", "--problem", "plate", "--device", "cpu", "--who", "bsrgemm"])
     assert "pyamg" not in capsys.readouterr().out.replace("beside pyamg", "")
     assert problems.plate(800).A.blocksize == (2, 2)

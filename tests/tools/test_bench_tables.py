@@ -233,6 +233,15 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["| 3d, 1,000 unknowns, jacobi | 60.0 | 22 | 50% | 80.0 (22) | - |",
          "| 2d, 1,000 unknowns, jacobi | **WRONG** |  |  |  |  |"],
     ),
+    "solvers_cuda": (
+        [{"problem": "cube", "unknowns": 1000, "what": "bsrgemm", "device": "cuda", "setup": 0.08, "refresh": 0.0271,
+          "solution": 0.011, "iterations": 15, "info": 0},
+         {"problem": "cube", "unknowns": 1000, "what": "pyamg, host", "setup": 4.0, "solution": 2.0, "iterations": 16},
+         {"problem": "plate", "unknowns": 1000, "what": "bsrgemm", "setup": 1.0, "iterations": 15, "info": 15}],
+        ["| cube, 1,000 unknowns, bsrgemm | 80.0 | 27.1 | 11.0 | 15 |",
+         "| cube, 1,000 unknowns, pyamg, host | 4,000.0 | - | 2,000.0 | 16 |",
+         "| plate, 1,000 unknowns, bsrgemm | **WRONG** |  |  |  |"],
+    ),
     "llama_cuda": (
         [{"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25}],
         ["| decode of 248 tokens | 101.5 tokens/s | 25% |"],

@@ -78,6 +78,8 @@ GROUPS: dict[str, list[Contents]] = {
     "solver": _all(
         ("elasticity_cuda", "linear elasticity by CG with a V-cycle of smoothed aggregation, to 1e-8",
          product_rows.solvers),
+        ("solvers_cuda", "`bg.linalg`: set-up of smoothed aggregation, new numbers for it, and CG to 1e-8",
+         product_rows.systems),
     ),
     "llama": _all(("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", attention_rows.llama)),
 }  # fmt: skip

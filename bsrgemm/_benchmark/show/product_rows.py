@@ -262,3 +262,16 @@ def solvers(found: list[Row]) -> str:
         return [number(row["seconds"] * 1e3, 1), str(row["iterations"]), inside, *theirs]
 
     return listed(found, header, solver_name, cells)
+
+
+def systems(found: list[Row]) -> str:
+    """Set-up, new numbers and solution by `bsrgemm.linalg`, and by pyamg on the host."""
+    header = ["", "set-up, ms", "refresh, ms", "solution, ms", "iterations"]
+
+    def cells(row: Row) -> list[str]:
+        if row.get("info"):
+            return ["**WRONG**", *[""] * (len(header) - 2)]
+        times = [row.get(step) for step in ("setup", "refresh", "solution")]
+        return [*(number(seconds and seconds * 1e3, 1) for seconds in times), str(row["iterations"])]
+
+    return listed(found, header, lambda row: f"{row['problem']}, {row['unknowns']:,} unknowns, {row['what']}", cells)

@@ -24,15 +24,17 @@ from . import problems
 #: How often each step is measured; the least counts.
 ROUNDS = 3
 RTOL = 1e-8
+#: Unknowns of the largest problem that pyamg is given, which needs tens of seconds for it.
+_MOST_OF_PYAMG = 1_000_000
 SMOOTHING = ("chebyshev", {"degree": 2})
 
 
-def timed(function: Callable[[], Any], xp: Any, rounds: int | None = None) -> tuple[Any, float]:
+def timed(function: Callable[[], Any], xp: Any, rounds: int) -> tuple[Any, float]:
     """Return what a function returns, and the least time of some calls in seconds."""
     on_card = hasattr(xp, "cuda")
     clock = time.perf_counter if on_card else time.process_time
     found, best = None, float("inf")
-    for _ in range(rounds or ROUNDS):
+    for _ in range(rounds):
         if on_card:
             xp.cuda.get_current_stream().synchronize()
         start = clock()
@@ -43,18 +45,18 @@ def timed(function: Callable[[], Any], xp: Any, rounds: int | None = None) -> tu
     return found, best
 
 
-def ours(problem: problems.Problem, device: str, dtype: str) -> dict[str, Any]:
+def ours(problem: problems.Problem, device: str, dtype: str, rounds: int) -> dict[str, Any]:
     """Measure `smoothed_aggregation`, `refresh` and `cg` on a device; the preconditioner computes in `dtype`."""
     A = bsr_array(problem.A).to_device(device)
     xp = get_array_module(A)
     b, modes = xp.asarray(problem.b), xp.asarray(problem.modes)
     narrow = A.astype(dtype)
-    M, setup = timed(lambda: linalg.smoothed_aggregation(narrow, modes, theta=problem.strength), xp)
-    _, refresh = timed(lambda: M.refresh(narrow), xp)
+    M, setup = timed(lambda: linalg.smoothed_aggregation(narrow, modes, theta=problem.strength), xp, rounds)
+    _, refresh = timed(lambda: M.refresh(narrow), xp, rounds)
     steps: list[int] = []
     linalg.cg(A, b, M=M, rtol=RTOL, callback=lambda x: steps.append(1))
     # without a callback, iterations are replayed as a CUDA graph on a card
-    (x, info), solution = timed(lambda: linalg.cg(A, b, M=M, rtol=RTOL), xp)
+    (x, info), solution = timed(lambda: linalg.cg(A, b, M=M, rtol=RTOL), xp, rounds)
     left = float(xp.linalg.norm(b - A @ x) / xp.linalg.norm(b))
     return {
         "setup": setup,
@@ -68,7 +70,7 @@ def ours(problem: problems.Problem, device: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def theirs(problem: problems.Problem) -> dict[str, Any]:
+def theirs(problem: problems.Problem, rounds: int) -> dict[str, Any]:
     """Measure pyamg's hierarchy and its CG on the host."""
     import pyamg
     import scipy.sparse as sp
@@ -88,13 +90,14 @@ def theirs(problem: problems.Problem) -> dict[str, Any]:
                 postsmoother=SMOOTHING,
             ),
             np,
+            rounds,
         )
 
         def solve() -> Any:
             left.clear()
             return ml.solve(problem.b, tol=RTOL, accel="cg", residuals=left)
 
-        _, solution = timed(solve, np)
+        _, solution = timed(solve, np, rounds)
     return {"setup": setup, "solution": solution, "iterations": len(left) - 1, "levels": len(ml.levels)}
 
 
@@ -107,20 +110,21 @@ def has_pyamg() -> bool:
     return True
 
 
-def measure(table: Table, name: str, unknowns: int, device: str, peer: bool) -> None:
-    """Add the rows of a problem: ours in float64, ours in float32 under float64, and pyamg's."""
+def measure(table: Table, name: str, unknowns: int, device: str, who: Sequence[str], rounds: int) -> None:
+    """Add the rows of a problem: ours in float64, ours in float32 under float64, and pyamg's; those of `who`."""
     problem = {"cube": problems.cube, "plate": problems.plate}[name](unknowns)
-    runs: dict[str, Callable[[], dict[str, Any]]] = {
-        "bsrgemm": lambda: ours(problem, device, "float64"),
-        "bsrgemm, float32 in M": lambda: ours(problem, device, "float32"),
+    runs: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
+        "bsrgemm": {
+            "bsrgemm": lambda: ours(problem, device, "float64", rounds),
+            "bsrgemm, float32 in M": lambda: ours(problem, device, "float32", rounds),
+        },
+        "pyamg": {"pyamg, host": lambda: theirs(problem, rounds)},
     }
-    if peer:
-        runs["pyamg, host"] = lambda: theirs(problem)
-    for who, run in runs.items():
-        row = {"problem": name, "unknowns": problem.A.shape[0], "what": who, "device": device} | run()
+    for what, run in [pair for library in who for pair in runs[library].items()]:
+        row = {"problem": name, "unknowns": problem.A.shape[0], "what": what, "device": device} | run()
         refresh = f"{row['refresh']:.3f}" if "refresh" in row else "-"
         text = f"{row['setup']:>9.3f}{refresh:>10}{row['solution']:>10.3f}{row['iterations']:>7}{row['levels']:>8}"
-        table.add(f"{name:<7}{row['unknowns']:>10,}  {who:<22}{text}", **row)
+        table.add(f"{name:<7}{row['unknowns']:>10,}  {what:<22}{text}", **row)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -129,8 +133,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--problem", choices=["cube", "plate"], action="append", help="both by default")
     parser.add_argument("--unknowns", type=int, nargs="+", help="sizes; for a card 0.25, 1 and 4 million by default")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where ours is; a card by default if there is one")
-    parser.add_argument("--no-peer", action="store_true", help="leave pyamg out")
+    parser.add_argument("--who", choices=["bsrgemm", "pyamg"], action="append", help="both by default")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="times that each step is measured; the least counts")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
+    parser.add_argument("--merge", action="store_true", help="with --keep: leave other rows of that file as they are")
     provenance.add_option(parser)
     options = parser.parse_args(argv)
     device = options.device or ("cuda" if machine.has_gpu() else "cpu")
@@ -138,10 +144,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with provenance.recording() as launched:
         table = Table(f"solvers_{device}", "Linear systems: smoothed aggregation and CG", launched)
         table.note(f"{'':<41}{'set-up, s':>9}{'refresh':>10}{'solution':>10}{'steps':>7}{'levels':>8}")
-        peer = not options.no_peer and has_pyamg()
-        if not peer and not options.no_peer:
+        table.merge = options.merge
+        who = options.who or ["bsrgemm", "pyamg"]
+        if "pyamg" in who and not has_pyamg():
             table.note("pyamg is not installed: it is left out")
+            who.remove("pyamg")
         with writing(table, options.keep):
             for name in options.problem or ["cube", "plate"]:
                 for unknowns in sizes:
-                    measure(table, name, unknowns, device, peer and unknowns <= 1_000_000)
+                    few = [library for library in who if library != "pyamg" or unknowns <= _MOST_OF_PYAMG]
+                    measure(table, name, unknowns, device, few, options.rounds)

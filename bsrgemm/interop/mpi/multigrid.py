@@ -201,7 +201,7 @@ def _set_up_level(A: Any, D: Any, plans: _Plans, options: Options, before: Any =
         else A.with_panel(prolongator, A.row_starts, plans.starts)
     )
     panel = plans.third(P, plans.second(A, prolongator))
-    return Level(A, P, P.H, smoothing, plans.T, plans), panel
+    return Level(A, P, P.H, smoothing, plans), panel
 
 
 def _tentative(interior: Any, modes: Array, theta: float) -> tuple[Any, Array]:
