@@ -189,6 +189,7 @@ def cache(batch: int = 3, heads: int = 2, capacity: int = 4096, dim: int = 64) -
         _backend=SimpleNamespace(xp=SimpleNamespace(cuda=cuda)),
         kv_heads=heads, capacity=capacity, table=None, dtype=F16, value_dim=dim, head_dim=dim, batch=batch, pages=batch,
         page=None, k=k, v=v, _longest=capacity, _total=batch * capacity, _device_lengths=put(np.zeros(batch, np.int32)),
+        _captured=False,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class Cache:
                     to[where[0], :, where[1]] = x[:, j].astype(dtype)
         self.k, self.v = map(guarded, stored)
         self._device_lengths = guarded(np.array(lengths, np.int32))
-        self._longest, self._total = max(lengths), sum(lengths)
+        self._longest, self._total, self._captured = max(lengths), sum(lengths), False
         cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
         self._backend = SimpleNamespace(xp=SimpleNamespace(cuda=cuda))
 
