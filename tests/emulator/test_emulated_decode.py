@@ -213,6 +213,13 @@ def test_more_tiles_than_stages(rng) -> None:
     check(rng, cache, group=2)
 
 
+def test_lengths_that_only_the_gpu_knows(rng) -> None:
+    for lengths in ([300, 0], [1, 17], [768, 767]):
+        cache = Cache(rng, lengths, 2, capacity=768)
+        cache._captured, cache._longest, cache._total = True, 0, 0
+        check(rng, cache, group=2)
+
+
 def test_strides_of_queries_and_results(rng) -> None:
     cache = Cache(rng, [30, 18], 2)
     numbers = rng.standard_normal((2, 3, 4, 64)).astype(F16)  # queries in front of heads
