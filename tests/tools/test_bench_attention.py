@@ -147,17 +147,17 @@ class SmallKernels:
         x[0] = embedding[tokens[place[0]]]
 
     @staticmethod
-    def llama_norm_row(x: Any, weight: Any, y: Any, width: Any, *_: Any) -> None:
+    def llama_norm_row(x: Any, weight: Any, y: Any, width: Any) -> None:
         assert width == x.shape[1]
         y[...] = model.rms_norm(x, weight)
 
     @staticmethod
-    def llama_rotate_at(x: Any, cos: Any, sin: Any, place: Any, heads: Any, half: Any, *_: Any) -> None:
+    def llama_rotate_at(x: Any, cos: Any, sin: Any, place: Any, heads: Any, half: Any) -> None:
         assert half == x.shape[2] // 2
         model.rotate(x[:, :heads], cos[place], sin[place])
 
     @staticmethod
-    def llama_swiglu_row(both: Any, y: Any, inner: Any, *_: Any) -> None:
+    def llama_swiglu_row(both: Any, y: Any, inner: Any) -> None:
         assert inner == y.shape[1]
         y[...] = model.swiglu(both)
 

@@ -7,7 +7,7 @@ embedding and the choice of the next token are six small kernels. The position i
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,30 +31,15 @@ __device__ __forceinline__ u16 narrow(float x) {{
   return y;
 }}
 
-// The first bytes of some rows of the weight that the next product reads, a thread each: they go to the L2 while small
-// kernels leave the memory idle. Nobody waits for them.
-__device__ __forceinline__ void prefetch(const char* weight, long long pitch, int rows, int bytes, int cta) {{
-  const int row = cta * blockDim.x + threadIdx.x;
-  if (row >= rows) return;
-  const char* from = weight + row * pitch;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#else
-  for (int i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
-#endif
-}}
-
 // x = embedding[tokens[place]]
 extern "C" __global__ void llama_embed(const u16* embedding, const int* tokens, const int* place, u16* x, int width) {{
   const u16* row = embedding + (long long)tokens[*place] * width;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) x[i] = row[i];
 }}
 
-// y = x / sqrt(mean(x^2) + epsilon) * weight, by one CTA of 1024 threads; the others prefetch
-extern "C" __global__ void llama_norm_row(const u16* x, const u16* weight, u16* y, int width, const char* next,
-                                          long long pitch, int rows, int bytes) {{
+// y = x / sqrt(mean(x^2) + epsilon) * weight, by one CTA of 1024 threads
+extern "C" __global__ void llama_norm_row(const u16* x, const u16* weight, u16* y, int width) {{
   __shared__ float sums[32];
-  if (blockIdx.x > 0) return prefetch(next, pitch, rows, bytes, blockIdx.x - 1);
   const ushort2* pairs = (const ushort2*)x;
   float sum = 0;
   for (int i = threadIdx.x; i < width / 2; i += 1024) {{
@@ -76,9 +61,8 @@ extern "C" __global__ void llama_norm_row(const u16* x, const u16* weight, u16* 
 
 // Turns the pairs (i, i + half) of the first heads of x by the angles of the position.
 extern "C" __global__ void llama_rotate_at(u16* x, const float* cos, const float* sin, const int* place, int heads,
-                                           int half, const char* next, long long pitch, int rows, int bytes) {{
+                                           int half) {{
   const int i = blockIdx.x * blockDim.x + threadIdx.x, head = i / half, j = i % half;
-  prefetch(next, pitch, rows, bytes, blockIdx.x);
   if (head >= heads) return;
   const long long angle = (long long)*place * half + j;
   u16 *a = x + head * 2 * half + j, *b = a + half;
@@ -88,10 +72,8 @@ extern "C" __global__ void llama_rotate_at(u16* x, const float* cos, const float
 }}
 
 // y = silu(gate) * up, where `both` is the row of gate followed by the row of up
-extern "C" __global__ void llama_swiglu_row(const u16* both, u16* y, int inner, const char* next, long long pitch,
-                                            int rows, int bytes) {{
+extern "C" __global__ void llama_swiglu_row(const u16* both, u16* y, int inner) {{
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  prefetch(next, pitch, rows, bytes, blockIdx.x);
   if (i >= inner) return;
   const float gate = wide(both[i]), up = wide(both[inner + i]);
   y[i] = narrow(gate / (1.0f + expf(-gate)) * up);
@@ -134,29 +116,6 @@ def _run(name: str, ctas: int, threads: int, *arguments: Any) -> None:
     _kernels().get_function(name)((ctas,), (threads,), arguments)
 
 
-class Prefetch(NamedTuple):
-    """Bytes of each row of a weight that are read ahead of its product, while small kernels run; multiples of 128."""
-
-    qkv: int = 2048
-    out: int = 4096
-    gate_up: int = 2048
-    down: int = 4096
-    head: int = 2048
-
-
-#: Rows of a weight that are read ahead at most: those that gemm_few multiplies at a time, 4 CTAs of 16 rows on each of
-#: 132 multiprocessors
-_AHEAD_ROWS = 8448
-
-
-def _next(weight: Weight, count: int) -> tuple[Any, np.int64, np.int32, np.int32]:
-    """The last arguments of a kernel that prefetches: a weight, the bytes of a row, how many rows, bytes of each."""
-    outputs, inputs = weight.dense.shape
-    pitch = inputs * weight.dense.itemsize
-    rows = min(outputs, _AHEAD_ROWS) if count else 0
-    return weight.dense, np.int64(pitch), np.int32(rows), np.int32(min(count, pitch))
-
-
 class GraphDecoder:
     """Generates tokens after a prompt whose keys and values the caches hold, by replaying a graph of one step.
 
@@ -164,13 +123,11 @@ class GraphDecoder:
     nothing can be compiled during a capture; all others are replays.
     """
 
-    def __init__(
-        self, model: Model, caches: list[bg.KVCache], token: int, start: int, ahead: Prefetch | None = None
-    ) -> None:
+    def __init__(self, model: Model, caches: list[bg.KVCache], token: int, start: int) -> None:
         import cupy
 
         s = model.shape
-        self.model, self.caches, self.ahead = model, caches, Prefetch() if ahead is None else ahead
+        self.model, self.caches = model, caches
         empty = cupy.empty
         self.x, self.normed = empty((1, s.hidden), s.dtype), empty((1, s.hidden), s.dtype)
         self.qkv = empty((1, s.heads + 2 * s.kv_heads, s.dim), s.dtype)
@@ -188,38 +145,30 @@ class GraphDecoder:
 
     def step(self) -> None:
         """Launch all of a step on CuPy's current stream; no memory is allocated."""
-        s, model, ahead = self.model.shape, self.model, self.ahead
-        H, H_kv = s.heads, s.kv_heads
+        s, model = self.model.shape, self.model
+        H, H_kv, half = s.heads, s.kv_heads, s.dim // 2
         _run("llama_embed", 4, 1024, model.embedding, self.tokens, self.place, self.x, np.int32(s.hidden))
+        turned = np.int32(H + H_kv)
         for layer, store in zip(model.layers, self.caches, strict=True):
-            self._norm(layer.norm, _next(layer.qkv, ahead.qkv))
+            self._norm(layer.norm)
             self._multiply(layer.qkv, self.normed, self.qkv.reshape(1, -1))
-            self._rotate(_next(layer.out, ahead.out))
+            angles = (model.cos, model.sin, self.place, turned, np.int32(half))
+            _run("llama_rotate_at", -(-int(turned) * half // 256), 256, self.qkv, *angles)
             q, k, v = (self.qkv[None, :, a:b] for a, b in ((0, H), (H, H + H_kv), (H + H_kv, H + 2 * H_kv)))
             store.append(k, v, layout="bshd")
             bg.attention_decode(q, store, layout="bshd", out=self.attended[None])
             self._multiply(layer.out, self.attended.reshape(1, -1), self.x, add=True)
-            self._norm(layer.inner_norm, _next(layer.gate_up, ahead.gate_up))
+            self._norm(layer.inner_norm)
             self._multiply(layer.gate_up, self.normed, self.both)
-            to = _next(layer.down, ahead.down)
-            ctas = -(-max(s.inner, int(to[2])) // 256)
-            _run("llama_swiglu_row", ctas, 256, self.both, self.inner, np.int32(s.inner), *to)
+            _run("llama_swiglu_row", -(-s.inner // 256), 256, self.both, self.inner, np.int32(s.inner))
             self._multiply(layer.down, self.inner, self.x, add=True)
-        self._norm(model.norm, _next(model.head, ahead.head))
+        self._norm(model.norm)
         self._multiply(model.head, self.normed, self.logits)
         _run("llama_largest", -(-s.vocabulary // 1024), 1024, self.logits, self.best, np.int32(s.vocabulary))
         _run("llama_advance", 1, 1, self.best, self.tokens, self.place, np.int32(len(self.tokens)))
 
-    def _norm(self, weight: Any, to: tuple[Any, ...]) -> None:
-        ctas = 1 + -(-int(to[2]) // 1024)
-        _run("llama_norm_row", ctas, 1024, self.x, weight, self.normed, np.int32(self.x.shape[1]), *to)
-
-    def _rotate(self, to: tuple[Any, ...]) -> None:
-        s, model = self.model.shape, self.model
-        heads, half = s.heads + s.kv_heads, s.dim // 2
-        ctas = -(-max(heads * half, int(to[2])) // 256)
-        angles = (model.cos, model.sin, self.place, np.int32(heads), np.int32(half))
-        _run("llama_rotate_at", ctas, 256, self.qkv, *angles, *to)
+    def _norm(self, weight: Any) -> None:
+        _run("llama_norm_row", 1, 1024, self.x, weight, self.normed, np.int32(self.x.shape[1]))
 
     @staticmethod
     def _multiply(weight: Weight, x: Any, out: Any, add: bool = False) -> None:
