@@ -266,10 +266,39 @@ def decode() -> Picture:
     return p
 
 
+def kv_append() -> Picture:
+    p = Picture(36, "kv_append: new tokens to the ends of the sequences of a cache")
+    p.text(
+        1, 4.2, "A sequence has some CTAs (one for one token). Each asks the same questions and gets the same answers."
+    )
+    length = p.box(1, 6.4, 16, 4.4, "first = lengths[b]\nlast = first + takes[b]", "look", size=8)
+    room = p.box(22, 6.4, 24, 4.4, "last within the capacity, and\nall pages of the table there?", "look", size=8)
+    refused = p.box(52, 6.4, 21, 4.4, "no: refused[b] += takes[b]\nnothing is copied", "plain", size=8)
+    p.arrow(length.right, room.left)
+    p.arrow(room.right, refused.left)
+    p.text(1, 14, "yes: a warp copies a row of keys and a row of values, 16 bytes a lane")
+    rows = p.box(1, 16, 20, 4.6, "row (head h, token i)\nof k and v, any strides", "load", size=8)
+    at = p.box(27, 16, 20, 4.6, "position first + i:\npage and place in it", "look", size=8)
+    to = p.box(53, 16, 20, 4.6, "row of the cache\n(page, h, place)", "store", size=8)
+    p.arrow(rows.right, at.left)
+    p.arrow(at.right, to.left)
+    done = p.box(1, 24, 20, 4.6, "CTA done:\narrived[b] += 1", "wait", size=8)
+    last = p.box(27, 24, 20, 4.6, "the last of them:\nlengths[b] = last", "store", size=8)
+    p.arrow(done.right, last.left)
+    p.prose(
+        31,
+        "All CTAs of a sequence have read its length before the last one changes it. Host or graph: the same.",
+        size=8,
+    )
+    p.legend(34)
+    return p
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
     "attention_sm90": attention_sm90,
     "attention_sm80": attention_sm80,
     "attention_simt": attention_simt,
     "attention_values": attention_values,
     "decode": decode,
+    "kv_append": kv_append,
 }

@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 import numpy as np
 import scipy.sparse
 
+from bsrgemm._attention import append_host
 from bsrgemm._attention import host as attention_host
+from bsrgemm._attention.append import APPEND_ENGINES, AppendCall, AppendEngine
 from bsrgemm._attention.call import AttentionCall, BackwardCall, DecodeCall
 from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
@@ -1006,6 +1008,22 @@ class FakeAttention(AttentionEngine):
         raise TypeError("cache: wanted one on 'cpu' or 'cuda', got 'fake'")
 
 
+class FakeAppend(AppendEngine):
+    """Appends to a cache as the host does, in the memory of the fake device."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def append(self, call: AppendCall) -> None:
+        names = ("k", "v", "to_k", "to_v", "lengths", "refused", "table", "new_table", "takes")
+        arrays = {name: getattr(call, name) for name in names}
+        on_host = replace(call, **{name: None if x is None else _array(x) for name, x in arrays.items()})
+        append_host.ENGINE.append(on_host)
+
+
 def _allocation(x: ndarray) -> int:
     """What the memory of an array is known by: the array of NumPy that owns it."""
     memory: Any = x._memory
@@ -1026,4 +1044,5 @@ def install() -> FakeBackend:
         registry.register(_installed)
         PRODUCT_ENGINES.register(_installed.name, FakeProducts(_installed))
         ATTENTION_ENGINES.register(_installed.name, FakeAttention(_installed))
+        APPEND_ENGINES.register(_installed.name, FakeAppend())
     return _installed

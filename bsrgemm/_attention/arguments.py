@@ -36,6 +36,16 @@ DECODE = Struct(
     ),
 )
 
+#: The argument of kv_append, which adds tokens to a cache.
+KV_APPEND = Struct(
+    "KvAppend",
+    (
+        *fields("P", "k v to_k to_v lengths refused table takes arrived"),
+        *fields("q", "k_batch k_head k_row k_col v_batch v_head v_row v_col"),
+        *fields("i", "batch heads tokens key_dim value_dim capacity pages page table_width wide"),
+    ),
+)
+
 #: Fields of `Attention` that describe a mask: pointers to its lists, and its sizes.
 MASK_POINTERS = ("first", "columns", "parts", "kinds", "bits")
 MASK_SIZES = (

@@ -93,8 +93,9 @@ def attention_decode(
     blocks that are not listed may hold anything: it does not affect the result.
 
     On a GPU the head dims are 64, 80, 96, 128, 192 or 256. The keys of a head are divided among several CTAs, whose
-    sums are added in a fixed order: there is one launch, and the result has the same bits every time. The kernel runs
-    on CuPy's current stream, and the call does not wait for it. A call whose operands have the shapes, strides and
+    sums are added in a fixed order: there is one launch, and the result has the same bits every time. How the keys are
+    divided depends on the lengths, or on the capacity once an `append` was captured in a CUDA graph. The kernel runs on
+    CuPy's current stream, and the call does not wait for it. A call whose operands have the shapes, strides and
     dtypes of an earlier one, with a cache of the same sizes, is not checked again, except for an `out` at an address
     that is new.
 

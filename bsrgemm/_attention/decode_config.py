@@ -1,4 +1,4 @@
-"""Compile-time constants of cuda/decode.cu: which variant serves a problem, and how keys are divided among CTAs."""
+"""Compile-time constants of cuda/decode.cu and cuda/kv_append.cu: which variant serves a problem, how CTAs share it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import numpy as np
 from .._kernels.element_types import element, shared_kb, tensor_arch
 from .._kernels.jit import KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
-from .arguments import DECODE
+from .arguments import DECODE, KV_APPEND
 from .kv_cache import TILE
 
 #: Head dims that the kernel supports.
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 #: kMostPieces of the kernel, and the fewest tiles of a piece (128 keys).
-_MOST_PIECES, _LEAST_TILES = 128, 8
+_MOST_PIECES, LEAST_TILES = 128, 8
 #: Cost of a CTA besides its tiles, in tiles: its start, the first copies, and adding its sums to those of other CTAs.
 _CTA_TILES = 4
+#: The largest grid along its second dimension.
+_MOST_GRID = 65535
 #: Shared memory in bytes that every card since Ampere offers to a CTA.
 _SHARED_BYTES = 99 << 10
 
@@ -89,15 +91,37 @@ class Decode:
         )
 
 
+@dataclass(frozen=True)
+class KvAppend:
+    """Copies new tokens to the ends of the sequences of a cache: each warp copies rows of keys and values."""
+
+    element: str
+
+    threads, warps = 256, 8
+
+    def grid(self, rows: int, batch: int, multiprocessors: int) -> tuple[int, int]:
+        """CTAs for the `rows` rows (heads times tokens) of each of `batch` sequences; the kernel loops over the rest.
+
+        >>> KvAppend("f16").grid(8, 1, 132), KvAppend("f16").grid(65536, 1, 132), KvAppend("f16").grid(65536, 600, 132)
+        ((1, 1), (1056, 1), (2, 600))
+        """
+        most = max(1, -(-self.warps * multiprocessors // batch))
+        return min(-(-rows // self.warps), most), min(batch, _MOST_GRID)
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("kv_append.cu", "kv_append", (("ELEMENT", self.element),), (KV_APPEND,))
+
+
 def decode_config(dtype: np.dtype[Any], head_dim: int, value_dim: int, rows: int) -> Decode:
     """The kernel for `rows` rows (query heads of a group times queries) that read the same keys."""
     wide = rows > 16 and max(head_dim, value_dim) <= 128  # the sums of 32 wider rows do not fit the registers
     return Decode(element(dtype), head_dim, value_dim, 32 if wide else 16)
 
 
-def every_decode_config() -> Iterator[Decode]:
-    """Every config that `decode_config` can return."""
+def every_decode_config() -> Iterator[Decode | KvAppend]:
+    """Every config that `decode_config` can return, and those that append tokens."""
     for dtype in (FLOAT16, BFLOAT16):
+        yield KvAppend(element(dtype))
         for head_dim in HEAD_DIMS:
             for value_dim in HEAD_DIMS:
                 yield decode_config(dtype, head_dim, value_dim, 1)
@@ -105,14 +129,14 @@ def every_decode_config() -> Iterator[Decode]:
                     yield decode_config(dtype, head_dim, value_dim, 17)
 
 
-def runs_on(config: Decode, arch: str) -> bool:
+def runs_on(config: Decode | KvAppend, arch: str) -> bool:
     """Whether this kernel can be compiled for `arch`."""
-    return tensor_arch(arch)
+    return isinstance(config, KvAppend) or tensor_arch(arch)
 
 
-def skip_ahead_of_time(config: Decode) -> bool:
+def skip_ahead_of_time(config: Decode | KvAppend) -> bool:
     """Whether this kernel is needed so rarely that it is not compiled ahead of time."""
-    return config.head_dim != config.value_dim
+    return isinstance(config, Decode) and config.head_dim != config.value_dim
 
 
 def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> tuple[int, int]:
@@ -125,7 +149,7 @@ def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> t
     ((32, 16), (33, 249), (1, 512))
     """
     best = (math.inf, 1, max(1, longest))
-    for pieces in range(1, max(1, min(_MOST_PIECES, longest // _LEAST_TILES)) + 1):
+    for pieces in range(1, max(1, min(_MOST_PIECES, longest // LEAST_TILES)) + 1):
         tiles = max(1, -(-longest // pieces))
         rounds = -(-heads * max(batch, -(-total // tiles)) // slots)
         best = min(best, (rounds * (tiles + _CTA_TILES), pieces, tiles))

@@ -14,7 +14,7 @@ from .._backend.base import Array
 from .._kernels import device, jit, workspace
 from .arguments import DECODE
 from .call import DecodeCall
-from .decode_config import HEAD_DIMS, decode_config, pieces_of
+from .decode_config import HEAD_DIMS, LEAST_TILES, decode_config, pieces_of
 from .kv_cache import TILE, KVCache
 
 _LOG2_E = math.log2(math.e)
@@ -70,7 +70,7 @@ def decode(call: DecodeCall) -> None:
     """Start the kernel on CuPy's current stream."""
     q, cache, blocks, out, lse, table = call.q, call.cache, call.blocks, call.out, call.lse, call.cache.table
     if blocks is None:
-        longest, total = _rounded(min(cache._longest, call.left + q.shape[2]), cache._total, cache.batch)
+        longest, total = _lengths(call)
     else:
         longest = blocks.shape[2] * (call.block // TILE)
         total = cache.batch * longest
@@ -92,17 +92,29 @@ def decode(call: DecodeCall) -> None:
     plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
 
 
+def _lengths(call: DecodeCall) -> tuple[int, int]:
+    """Rounded numbers of tiles of keys: those of the longest sequence, and those of all sequences together.
+
+    Replays of a captured append let sequences grow up to the capacity.
+    """
+    cache, seen = call.cache, call.left + call.q.shape[2]
+    if cache._captured:
+        return _rounded(min(cache.capacity, seen), cache.batch * cache.capacity, cache.batch)
+    return _rounded(min(cache._longest, seen), cache._total, cache.batch)
+
+
 def _prepared(call: DecodeCall, longest: int, total: int) -> _Prepared:
     """The plan of a call and its argument, which are kept with calls of its kind.
 
-    Beside the kind, they depend on the rounded lengths, the width of the table and the device.
+    Beside the kind, they depend on the rounded lengths, the width of the table and the device, and on who knows the
+    lengths: if it is the GPU alone, sequences of any length are divided into as many pieces as the grid has.
     """
-    kept, table = call.prepared, call.cache.table
-    key = (longest, total, 0 if table is None else table.shape[1], cupy.cuda.runtime.getDevice())
+    kept, table, grows = call.prepared, call.cache.table, call.cache._captured and call.blocks is None
+    key = (longest, total, 0 if table is None else table.shape[1], grows, cupy.cuda.runtime.getDevice())
     found: _Prepared | None = None if kept is None else kept.get(key)
     if found is None or found.plans is not _plans:
         plan = _plan_for(call, longest, total)
-        found = _Prepared(plan, _template(call, plan.tiles), _plans)
+        found = _Prepared(plan, _template(call, LEAST_TILES if grows else plan.tiles), _plans)
         if kept is not None:
             if len(kept) >= _MOST_PLANS:
                 kept.clear()

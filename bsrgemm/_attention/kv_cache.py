@@ -1,7 +1,8 @@
 """`KVCache`: the keys and values of a batch of growing sequences, each in one piece of memory or in pages.
 
-The code is written over ``backend.xp``. Lengths and page tables are kept on the host; copies on the device are updated
-in stream order, without waiting. Nothing is written before all arguments are known to fit.
+Lengths and page tables are kept on the host; copies on the device are updated in stream order, without waiting. Nothing
+is written before all arguments are known to fit. Once an `append` was captured in a CUDA graph, the host does not know
+how often the graph was replayed: from then on the lengths on the device count, and the kernel checks that tokens fit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from .._backend import registry
 from .._backend.base import Array, Backend
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
+from .append import APPEND_ENGINES, AppendCall, AppendEngine
 
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 _LAYOUTS = {"bhsd": "(batch, KV heads, length, head dim)", "bshd": "(batch, length, KV heads, head dim)"}
@@ -66,7 +68,10 @@ class KVCache:
 
     Notes
     -----
-    The host knows the lengths, so neither `append` nor `attention_decode` waits for the GPU.
+    The host knows the lengths, so neither `append` nor `attention_decode` waits for the GPU. This changes with the
+    first `append` that is captured in a CUDA graph. Each replay of the graph appends tokens at the end that the
+    sequences have by then, and the host does not see it. Therefore `lengths`, `gathered` and an `append` outside a
+    capture read the lengths from the GPU then, and wait for it; `attention_decode` does not.
 
     Examples
     --------
@@ -124,6 +129,9 @@ class KVCache:
         self.v = xp.empty((self.pages, self.kv_heads, tokens, self.value_dim), self.dtype)
         self._lengths = np.zeros(self.batch, np.int64)
         self._device_lengths = xp.zeros(self.batch, np.int32)
+        self._device_refused = xp.zeros(self.batch, np.int32)
+        #: whether an append was captured, so that only the device knows the lengths
+        self._captured = False
         self._free = list(range(self.pages))[::-1]
         self._pages = np.full((self.batch, width), _NO_PAGE, np.int32)
         self.table = None if self.page is None else self._backend.from_host(self._pages)
@@ -132,8 +140,24 @@ class KVCache:
 
     @property
     def lengths(self) -> np.ndarray[Any, Any]:
-        """Number of tokens of each sequence, as an array of int64 on the host."""
+        """Number of tokens of each sequence, as an array of int64 on the host.
+
+        Once an `append` was captured in a CUDA graph, the numbers are read from the GPU, which waits for it.
+        """
+        self._read_lengths()
         return self._lengths.copy()
+
+    @property
+    def refused(self) -> np.ndarray[Any, Any]:
+        """Number of tokens of each sequence for which replays of a captured `append` found no room, int64 on the host.
+
+        Such tokens are not stored, and the sequence stays as long as it was. `reset` sets the number to 0. Once an
+        `append` was captured, the numbers are read from the GPU, which waits for it; until then they are 0, since an
+        `append` outside a capture raises an error instead.
+        """
+        if not self._captured:
+            return np.zeros(self.batch, np.int64)
+        return self._from_device(self._device_refused)
 
     @property
     def device(self) -> Any:
@@ -146,7 +170,8 @@ class KVCache:
         return int(self.k.nbytes + self.v.nbytes + (0 if self.table is None else self.table.nbytes))
 
     def __repr__(self) -> str:
-        few, many = self._lengths.min(), self._lengths.max()
+        lengths = self.lengths
+        few, many = lengths.min(), lengths.max()
         paged = "" if self.page is None else f", {self.pages - len(self._free)} of {self.pages} pages of {self.page}"
         return (
             f"<KVCache {self.dtype} on {self._backend.name!r}: {self.batch} sequences of {few} to {many} tokens "
@@ -162,7 +187,9 @@ class KVCache:
             Keys and values of the cache's dtype, on the cache's device, of any strides; those of `v` have `value_dim`
             elements.
         lengths : sequence of int, optional
-            How many of the n tokens each sequence takes, the first ones, as numbers on the host; all by default.
+            How many of the n tokens each sequence takes, the first ones, as numbers on the host; all by default. While
+            a CUDA graph is captured, an array of int32 on the GPU, which each replay reads; numbers below 0 count as 0,
+            and those above n as n.
         layout : {"bhsd", "bshd"}
             Order of the dimensions: as above, or with the length before the heads.
 
@@ -174,14 +201,19 @@ class KVCache:
         ------
         TypeError
             If `k` or `v` has another dtype or is on another device than the cache, or `lengths` are not integers on the
-            host.
+            host, or while a CUDA graph is captured, not int32 on the GPU.
         ValueError
             If a shape does not fit, a sequence would have more than `capacity` tokens, or there are too few pages.
             Nothing is written then.
 
         Notes
         -----
-        On a GPU the copies run on CuPy's current stream, and the call does not wait for them.
+        On a GPU one kernel on CuPy's current stream copies the tokens, and the call does not wait for it.
+
+        While a CUDA graph is captured, nothing is appended. Each replay of the graph reads the lengths on the GPU,
+        writes the tokens that `k` and `v` hold by then, and increases the lengths. A sequence without room for its
+        tokens takes none of them: no replay writes beyond the capacity, or to a page that the sequence does not have
+        (`reserve`). `refused` counts such tokens. Keep `k`, `v`, `lengths` and the cache as long as the graph.
 
         Examples
         --------
@@ -200,7 +232,12 @@ class KVCache:
         n = k.shape[2]
         if v.shape[2] != n:
             raise ValueError(f"v: wanted length {n} as k has, got {v.shape[2]}")
+        engine = APPEND_ENGINES.of(self._backend)
+        if engine.is_capturing():
+            self._append_in_graph(engine, k, v, lengths)
+            return
         takes = np.full(self.batch, n, np.int64) if lengths is None else self._takes(lengths, n)
+        self._read_lengths()
         before, after = self._lengths, self._lengths + takes
         if n == 0 or not takes.any():
             return
@@ -212,21 +249,55 @@ class KVCache:
             )
         pages, taken = (self._pages, []) if self.page is None else self._handed_out(after)
         # All memory that the call needs for itself is taken before anything changes: running out of it does no harm.
-        table = self._backend.from_host(pages) if taken else None
-        more = n if lengths is None else self._backend.from_host(takes.astype(np.int32))
-        if self.page is None and lengths is None and before[0] == before.max() == before.min():
-            first, last = int(before[0]), int(after[0])
-            self.k[:, :, first:last] = k
-            self.v[:, :, first:last] = v
-        else:
-            numbers, places, sequences, tokens = self._targets(pages, before, takes)
-            _bits(self.k)[numbers, :, places] = _bits(k)[sequences, :, tokens]
-            _bits(self.v)[numbers, :, places] = _bits(v)[sequences, :, tokens]
-        if table is not None:
-            self._set_pages(pages, table)
-            del self._free[-len(taken) :]
-        self._device_lengths += more
+        call = self._call(k, v, None if lengths is None else self._backend.from_host(takes.astype(np.int32)))
+        call.new_table = self._backend.from_host(pages) if taken else None
+        engine.append(call)
+        self._take(pages, taken)
         self._set_lengths(after)
+
+    def reserve(self, tokens: int) -> None:
+        """Give each sequence the pages for `tokens` tokens, those that it has included.
+
+        A captured `append` cannot take pages: reserve them before the graph is replayed. A cache that is not paged has
+        memory for all of its tokens from the beginning; nothing is done then.
+
+        Parameters
+        ----------
+        tokens : int
+            Number of tokens for which each sequence has pages afterwards, at most `capacity`.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        ValueError
+            If `tokens` is not a positive integer or exceeds the capacity, or if there are too few pages. Nothing has
+            changed then.
+
+        Notes
+        -----
+        The call does not wait for the GPU. Captured graphs use the pages from their next replay on. `reset` frees them.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> cache = bg.KVCache(2, 1, 64, 8, dtype="float32", page=16, device="cpu")
+        >>> cache.reserve(20)
+        >>> cache.table
+        array([[ 0,  1, -1, -1],
+               [ 2,  3, -1, -1]], dtype=int32)
+        """
+        if _count("tokens", tokens) > self.capacity:
+            raise ValueError(f"tokens: wanted at most {self.capacity}, the capacity, got {tokens}")
+        if self.page is None:
+            return
+        pages, taken = self._handed_out(np.full(self.batch, tokens))
+        if taken:
+            assert self.table is not None
+            self.table[...] = self._backend.from_host(pages)
+            self._take(pages, taken)
 
     def reset(self, sequence: int | None = None) -> None:
         """Remove the tokens of one sequence, or of all; their pages become free.
@@ -268,9 +339,12 @@ class KVCache:
             pages = self._pages.copy()
             freed = pages[chosen][pages[chosen] != _NO_PAGE].tolist()
             pages[chosen] = _NO_PAGE
-            self._set_pages(pages, self._backend.from_host(pages))
+            assert self.table is not None
+            self.table[...] = self._backend.from_host(pages)
+            self._pages = pages
             self._free += sorted(freed, reverse=True)
         self._device_lengths[chosen] = 0
+        self._device_refused[chosen] = 0
         self._set_lengths(lengths)
 
     def gathered(self, sequence: int) -> tuple[Array, Array]:
@@ -308,7 +382,7 @@ class KVCache:
         (1, 3, 8)
         """
         b = self._sequence(sequence)
-        length = int(self._lengths[b])
+        length = int(self.lengths[b])
         if self.page is None:
             return self.k[b, :, :length], self.v[b, :, :length]
         used = self._backend.from_host(self._pages[b, : -(-length // self.page)].astype(np.int64))
@@ -345,6 +419,20 @@ class KVCache:
             raise ValueError(f"lengths: wanted numbers from 0 to {n}, the length of k, got {lengths!r}")
         return takes.astype(np.int64)
 
+    def _device_takes(self, lengths: Any) -> Array:
+        """The number of tokens that each sequence takes, where replays of a graph read it."""
+        if not self._backend.is_dense(lengths) or lengths.dtype != np.int32:
+            kind = getattr(lengths, "dtype", type(lengths).__name__)
+            raise TypeError(
+                f"lengths: wanted int32 on {self._backend.name!r} while a graph is captured, since each replay reads "
+                f"it, got {kind}"
+            )
+        if lengths.shape != (self.batch,) or (self.batch > 1 and lengths.strides != (lengths.itemsize,)):
+            raise ValueError(
+                f"lengths: wanted {self.batch} numbers side by side, one per sequence, got shape {lengths.shape}"
+            )
+        return lengths
+
     def _sequence(self, sequence: Any) -> int:
         if isinstance(sequence, bool) or not isinstance(sequence, int | np.integer):
             raise TypeError(f"sequence: wanted an integer, got {sequence!r}")
@@ -352,12 +440,42 @@ class KVCache:
             raise ValueError(f"sequence: wanted a number from 0 to {self.batch - 1}, got {sequence}")
         return int(sequence)
 
+    # ----------------------------------------------------------------------------------- lengths
+    def _read_lengths(self) -> None:
+        """Bring the lengths to the host if only the device knows them."""
+        if self._captured:
+            self._set_lengths(self._from_device(self._device_lengths))
+
+    def _from_device(self, numbers: Array) -> np.ndarray[Any, Any]:
+        """Return numbers of sequences as int64 on the host."""
+        if APPEND_ENGINES.of(self._backend).is_capturing():
+            raise RuntimeError("cache: the lengths are on the GPU and cannot be read while a graph is captured")
+        return self._backend.to_host(numbers).astype(np.int64)  # synchronize!
+
+    def _set_lengths(self, lengths: np.ndarray[Any, Any]) -> None:
+        self._lengths = lengths
+        self._longest, self._total = int(lengths.max()), int(lengths.sum())
+
+    def _append_in_graph(self, engine: AppendEngine, k: Array, v: Array, lengths: Any) -> None:
+        """Let each replay of the graph that is being captured append tokens."""
+        n = k.shape[2]
+        takes = None if lengths is None else self._device_takes(lengths)
+        if n > self.capacity and takes is None:
+            raise ValueError(f"k: {n} tokens never fit: the capacity is {self.capacity}")
+        if n:
+            engine.append(self._call(k, v, takes))
+            self._captured = True
+
+    def _call(self, k: Array, v: Array, takes: Array | None) -> AppendCall:
+        lengths, refused = self._device_lengths, self._device_refused
+        return AppendCall(k, v, self.k, self.v, lengths, refused, self.capacity, self.table, takes=takes)
+
     # ------------------------------------------------------------------------------------- pages
     def _handed_out(self, lengths: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], list[int]]:
         """The table with the pages that each sequence needs for `lengths` tokens, and those that are no longer free."""
         assert self.page is not None
-        have, want = -(-self._lengths // self.page), -(-lengths // self.page)
-        more = int((want - have).sum())
+        have, want = (self._pages != _NO_PAGE).sum(axis=1), -(-lengths // self.page)
+        more = int(np.maximum(want - have, 0).sum())
         if more > len(self._free):
             raise ValueError(
                 f"k: {more} more pages are needed and {len(self._free)} of {self.pages} are free; nothing was written"
@@ -371,27 +489,11 @@ class KVCache:
                 pages[b, j] = next(rest)
         return pages, taken
 
-    def _set_pages(self, pages: np.ndarray[Any, Any], table: Array) -> None:
-        """Take over a table of pages from the host, and its copy `table` on the device."""
-        assert self.table is not None
-        self.table[...] = table
+    def _take(self, pages: np.ndarray[Any, Any], taken: list[int]) -> None:
+        """Take over a table of pages, of which some are no longer free."""
         self._pages = pages
-
-    def _targets(self, pages: np.ndarray[Any, Any], before: np.ndarray[Any, Any], takes: np.ndarray[Any, Any]) -> Array:
-        """For each token that is taken: its page, its position in the page, its sequence, and its index among the new
-        tokens.
-        """
-        sequences = np.repeat(np.arange(self.batch), takes)
-        tokens = np.arange(len(sequences)) - np.repeat(np.cumsum(takes) - takes, takes)
-        places = before[sequences] + tokens
-        numbers = sequences
-        if self.page is not None:
-            numbers, places = pages[sequences, places // self.page], places % self.page
-        return self._backend.from_host(np.stack([numbers, places, sequences, tokens]))
-
-    def _set_lengths(self, lengths: np.ndarray[Any, Any]) -> None:
-        self._lengths = lengths
-        self._longest, self._total = int(lengths.max()), int(lengths.sum())
+        if taken:
+            del self._free[-len(taken) :]
 
 
 def dense_of(backend: Backend, x: Any, name: str) -> Array:

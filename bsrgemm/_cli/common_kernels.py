@@ -71,3 +71,5 @@ def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
             )
         if dtype in HALF_DTYPES:
             yield from (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
+    if dtype in HALF_DTYPES:
+        yield decode_config.KvAppend(element_types.element(dtype))

@@ -189,6 +189,7 @@ def cache(batch: int = 3, heads: int = 2, capacity: int = 4096, dim: int = 64) -
         _backend=SimpleNamespace(xp=SimpleNamespace(cuda=cuda)),
         kv_heads=heads, capacity=capacity, table=None, dtype=F16, value_dim=dim, head_dim=dim, batch=batch, pages=batch,
         page=None, k=k, v=v, _longest=capacity, _total=batch * capacity, _device_lengths=put(np.zeros(batch, np.int32)),
+        _captured=False,
     )  # fmt: skip
 
 
@@ -238,6 +239,20 @@ def test_pieces_have_a_counter_and_room_for_every_tile_of_rows(
     (count,), (floats,) = decoding.counters, decoding.floats
     assert count >= tiles * batch
     assert floats >= tiles * batch * pieces * config.rows * (64 + 2)  # sums, their largest score and their weight
+
+
+def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(decoding: Any) -> None:
+    """A sequence of any length then has as many pieces as the grid, if each has at least 128 keys."""
+    full, short, captured = cache(batch=1), cache(batch=1), cache(batch=1)
+    for one in (short, captured):
+        one._longest = one._total = 1
+    captured._captured = True
+    for one in (full, short, captured):
+        decode(one)
+    grids = [grid for _, grid, *_ in decoding.started]
+    assert grids[0] == grids[2] and grids[0][0] > 1 and grids[1][0] == 1
+    tiles = [int(np.frombuffer(x[-1], np.int32, 1, DECODE.offsets["piece_tiles"])[0]) for x in decoding.started]
+    assert tiles[2] == 8 <= tiles[0]
 
 
 def test_one_piece_needs_no_scratch_memory(decoding: Any) -> None:

@@ -68,7 +68,7 @@ class Cache:
                     to[where[0], :, where[1]] = x[:, j].astype(dtype)
         self.k, self.v = map(guarded, stored)
         self._device_lengths = guarded(np.array(lengths, np.int32))
-        self._longest, self._total = max(lengths), sum(lengths)
+        self._longest, self._total, self._captured = max(lengths), sum(lengths), False
         cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
         self._backend = SimpleNamespace(xp=SimpleNamespace(cuda=cuda))
 
@@ -211,6 +211,13 @@ def test_more_tiles_than_stages(rng) -> None:
     """Each warp of a CTA has twelve tiles, more than it holds at a time, and copies the next one over the last."""
     cache = Cache(rng, [760, 700], 2, capacity=768)
     check(rng, cache, group=2)
+
+
+def test_lengths_that_only_the_gpu_knows(rng) -> None:
+    for lengths in ([300, 0], [1, 17], [768, 767]):
+        cache = Cache(rng, lengths, 2, capacity=768)
+        cache._captured, cache._longest, cache._total = True, 0, 0
+        check(rng, cache, group=2)
 
 
 def test_strides_of_queries_and_results(rng) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import bsrgemm
+from bsrgemm._attention import append_host, append_launch
 from bsrgemm._attention import cuda as cuda_attention
 from bsrgemm._attention import host as host_attention
 from bsrgemm._attention import launch as attention_launch
@@ -82,6 +83,8 @@ def install() -> None:
     again.start = _start_attention(again.start)  # type: ignore[method-assign]
     attention = cuda_attention.CudaAttention
     attention.decode = _decode(attention.decode)  # type: ignore[method-assign]
+    append = append_launch.CudaAppend
+    append.append = _append(append.append)  # type: ignore[method-assign]
     attention.backward = _backward(attention.backward)  # type: ignore[method-assign]
     spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
     stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
@@ -356,6 +359,9 @@ def _decode(original: Callable[..., None]) -> Callable[..., None]:
             moved._backend = HOST
             for name in ("k", "v", "table", "_device_lengths"):
                 setattr(moved, name, _host(getattr(cache, name)))
+            moved._captured, moved._lengths = False, moved._device_lengths.astype(np.int64)
+            if moved.table is not None:
+                moved._pages = moved.table
 
             def compute() -> Any:
                 results = np.empty(out.shape, out.dtype), None if lse is None else np.empty(lse.shape, lse.dtype)
@@ -364,7 +370,7 @@ def _decode(original: Callable[..., None]) -> Callable[..., None]:
                 return results
 
             arrays = (q, call.blocks, cache.k, cache.v, cache.table, cache._device_lengths)
-            numbers = (cache._lengths, call.block, call.left, call.scale, call.softcap, lse is None)
+            numbers = (call.block, call.left, call.scale, call.softcap, lse is None)
             found = _once(("decode", tuple(map(_host, arrays)), numbers), compute) or (0, 0)
             for x, result in zip((out, lse), found, strict=True):
                 if x is not None:
@@ -373,6 +379,17 @@ def _decode(original: Callable[..., None]) -> Callable[..., None]:
         stand_in.do(work)
 
     return decode
+
+
+def _append(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def append(self: Any, call: Any) -> None:
+        original(self, call)
+        names = ("k", "v", "to_k", "to_v", "lengths", "refused", "table", "takes")
+        moved = replace(call, **{name: _host(getattr(call, name)) for name in names}, new_table=None)
+        stand_in.do(lambda: append_host.ENGINE.append(moved))
+
+    return append
 
 
 # ------------------------------------------------------------------------------- which blocks of a product meet

@@ -57,7 +57,8 @@ _MEMORY = (
     "or (sampled_product_on and CC and 112) or (through_shared_memory and 7) or (rows_take_nothing and 9) "
     "or (of_one_length and float64) or short_rows_of or (that_meet and 50-40) or meet_nothing "
     "or (those_of_the_reference and 13-7 and 3-8 and int64) or (spoiled_index_arrays and 2147483648 and int32) "
-    "or (bands_at_odd_lengths and 129-64) or masks_of_elements or (plain_cores and float32)"
+    "or (bands_at_odd_lengths and 129-64) or masks_of_elements or (plain_cores and float32) "
+    "or beyond_the_capacity"
 )
 #: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention. It takes a
 #: copy of less than 16 bytes to shared memory (cp.async with a source size) for one of 16, as at the end of A in spmm.

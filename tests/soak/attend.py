@@ -234,6 +234,8 @@ def decode(case: Case) -> None:
     B, H, group, page = case.number_from(1, 3), case.pick((1, 2)), case.pick((1, 4)), case.pick((None, 16, 32))
     cache = bg.KVCache(B, H, 160, D, dtype=dtype, page=page, device=case.place.backend.name)
     held: list[list[Any]] = [[np.zeros((H, 0, D), dtype)] * 2 for _ in range(B)]
+    if case.chance(0.3):
+        cache.reserve(case.number_from(1, 160))
     for _ in range(case.number_from(1, 4)):
         n = case.number_from(1, 40)
         layout = case.pick(("bhsd", "bshd"))
@@ -255,6 +257,51 @@ def decode(case: Case) -> None:
     for what, got, kept in zip(("keys", "values"), cache.gathered(b), held[b], strict=True):
         case.same(f"gathered {what}", got, widened(kept))
     case.true("text", "KVCache" in repr(cache) and cache.nbytes > 0 and cache.device is not None)
+    case.true("nothing refused", not cache.refused.any())
+
+
+@kind("decode.graph", 1.5, card=True)
+def decode_graph(case: Case) -> None:
+    """A graph appends a token to each sequence and reads the cache; it is replayed, at times until nothing fits."""
+    import cupy
+
+    dtype, D = case.pick(case.pool.decode_heads)
+    B, H, group, page = case.number_from(1, 3), case.pick((1, 2)), case.pick((1, 4)), case.pick((None, 16))
+    capacity, n = case.number_from(20, 80), case.number_from(1, 17)
+    cache = bg.KVCache(B, H, capacity, D, dtype=dtype, page=page, device=case.place.backend.name)
+    k, v = (normal(case, (B, H, n, D), dtype) for _ in range(2))
+    cache.append(here(case, k), here(case, v))
+    cache.reserve(capacity)
+    held = [[k[b], v[b]] for b in range(B)]
+    new_k, new_v = (here(case, np.zeros((B, H, 1, D), dtype)) for _ in range(2))
+    q = here(case, normal(case, (B, H * group, 1, D), dtype))
+    out = here(case, np.zeros((B, H * group, 1, D), dtype))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    warm = bg.KVCache(B, H, 16, D, dtype=dtype, device=case.place.backend.name)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        for store in (warm, cache):
+            if store is cache:
+                stream.begin_capture()
+            store.append(new_k, new_v)
+            bg.attention_decode(q, store, out=out)
+        graph = stream.end_capture()
+    steps = case.number_from(1, 8) if case.chance(0.7) else capacity - n + 2
+    for _ in range(steps):
+        k, v = (normal(case, (B, H, 1, D), dtype) for _ in range(2))
+        new_k[...], new_v[...] = here(case, k), here(case, v)
+        cupy.cuda.get_current_stream().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        if held[0][0].shape[1] < capacity:
+            held = [[np.concatenate([x, y[b]], axis=1) for x, y in zip(held[b], (k, v), strict=True)] for b in range(B)]
+    case.true("lengths", cache.lengths.tolist() == [x.shape[1] for x, _ in held])
+    case.true("refused", cache.refused.tolist() == [max(0, n + steps - capacity)] * B)
+    read(case, cache, held, group)
+    keys, values = (np.stack([both[i] for both in held]) for i in range(2))
+    want = exact(q.get(), keys, values, np.ones((1, 1, 1, keys.shape[2]), bool), None, None)
+    off = bounds(want, dtype, accumulator_dtype(dtype), D, True)[0]
+    case.same("the decode of a graph", out, want.out, off + 1e-5)
 
 
 def read(case: Case, cache: Any, held: list[list[Any]], group: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._benchmark import machine, runner, timing
 from bsrgemm._benchmark.cases import llama as model
+from bsrgemm._benchmark.cases import llama_graph
 from bsrgemm._benchmark.checks.attention import TOLERANCE, Reference
 from bsrgemm._benchmark.measure import attention as script
 from bsrgemm._benchmark.measure import attention_backward_accuracy as gradient_accuracy
@@ -125,6 +126,85 @@ def test_what_is_not_installed_is_said_once() -> None:
 def test_the_tiny_llama_has_the_logits_of_plain_attention() -> None:
     worst, mean, same = llama.compared(model.Model(model.TINY, np))
     assert worst <= model.TOLERANCE["float32"] and mean <= worst and same
+
+
+def test_a_layer_and_its_blocks_share_their_memory() -> None:
+    rng = np.random.default_rng(3)
+    for outputs, rows in ((256, 128), (1000, 8)):
+        weight = model.Weight.of(rng.standard_normal((outputs, 48)).astype(np.float32))
+        assert np.shares_memory(weight.blocks.data, weight.dense) and weight.blocks.blocksize == (rows, 48)
+        x = rng.standard_normal((5, 48)).astype(np.float32)
+        np.testing.assert_allclose(weight.product(x), weight.dense_product(x), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(weight.dense_product(x), x @ weight.dense.T)
+
+
+class SmallKernels:
+    """What the kernels of the graph compute, on NumPy."""
+
+    @staticmethod
+    def llama_embed(embedding: Any, tokens: Any, place: Any, x: Any, width: Any) -> None:
+        assert width == x.shape[1]
+        x[0] = embedding[tokens[place[0]]]
+
+    @staticmethod
+    def llama_norm_row(x: Any, weight: Any, y: Any, width: Any) -> None:
+        assert width == x.shape[1]
+        y[...] = model.rms_norm(x, weight)
+
+    @staticmethod
+    def llama_rotate_at(x: Any, cos: Any, sin: Any, place: Any, heads: Any, half: Any) -> None:
+        assert half == x.shape[2] // 2
+        model.rotate(x[:, :heads], cos[place], sin[place])
+
+    @staticmethod
+    def llama_swiglu_row(both: Any, y: Any, inner: Any) -> None:
+        assert inner == y.shape[1]
+        y[...] = model.swiglu(both)
+
+    @staticmethod
+    def llama_largest(logits: Any, best: Any, count: Any) -> None:
+        best[...] = logits[0, :count].argmax()
+
+    @staticmethod
+    def llama_advance(best: Any, tokens: Any, place: Any, room: Any) -> None:
+        assert room == len(tokens)
+        place += 1
+        tokens[place] = best
+
+
+def test_a_step_of_the_graph_makes_the_tokens_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = types.SimpleNamespace(synchronize=lambda: None)
+    cuda = types.SimpleNamespace(Stream=lambda non_blocking: stream, get_current_stream=lambda: stream)
+    arrays = {name: getattr(np, name) for name in ("empty", "zeros", "full")}
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda, **arrays))  # type: ignore[arg-type]
+    sizes = {"llama_embed": model.TINY.hidden, "llama_swiglu_row": model.TINY.inner, "llama_rotate_at": 6 * 32}
+
+    def run(name: str, ctas: int, threads: int, *arguments: Any) -> None:
+        assert ctas * threads >= sizes.get(name, 1)
+        getattr(SmallKernels, name)(*arguments)
+
+    monkeypatch.setattr(llama_graph, "_run", run)
+    tiny = model.Model(model.TINY, np)
+    prompt, count = np.arange(7), 5
+    want, ours = (tiny.caches(32) for _ in range(2))
+    logits = tiny.forward(prompt, 0, model.prefilling(want))
+    tiny.forward(prompt, 0, model.prefilling(ours))
+    decoder = llama_graph.GraphDecoder(tiny, ours, int(logits.argmax()), 7)
+    for token, after in llama.generate(tiny, want, logits, count):
+        assert decoder.made()[-1] == token[0]
+        decoder.step()
+        np.testing.assert_allclose(decoder.logits, after, rtol=1e-3, atol=1e-4)
+    assert len(decoder.made()) == count + 1 and ours[0].lengths.tolist() == [12]
+
+
+def test_the_small_kernels_of_the_graph_compile() -> None:
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    program = nvrtc.createProgram(llama_graph.SOURCE, "llama.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, ["--gpu-architecture=sm_90", "-std=c++17"])
+        assert not nvrtc.getProgramLog(program).strip("\0\n ")
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 # ------------------------------------------------------------- peers that are not installed here

@@ -243,8 +243,16 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
          "| plate, 1,000 unknowns, bsrgemm | **WRONG** |  |  |  |"],
     ),
     "llama_cuda": (
-        [{"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25}],
-        ["| decode of 248 tokens | 101.5 tokens/s | 25% |"],
+        [
+            {"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25},
+            {"what": "decode", "tokens": 48, "tokens_per_second": 201.5, "attention_share": 0.25, "by": "graph"},
+            {"what": "prefill", "tokens": 8, "tokens_per_second": 30, "attention_share": 0.5, "by": "cuBLAS"},
+        ],
+        [
+            "| decode of 248 tokens | 101.5 tokens/s | 25% |",
+            "| decode of 48 tokens, by a CUDA graph | 201.5 tokens/s | 25% |",
+            "| prefill of 8 tokens, dense layers by cuBLAS | 30 tokens/s | 50% |",
+        ],
     ),
 }  # fmt: skip
 MARKERS = ("gemm", "attention", "calls", "vectors", "others", "sparse", "solver", "llama")

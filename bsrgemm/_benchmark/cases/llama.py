@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +12,8 @@ import numpy as np
 
 import bsrgemm as bg
 
+#: Rows of the blocks of a weight: those of a tile of gemm_sm90, and a multiple of those of gemm_few
+BLOCK_ROWS = 128
 #: The epsilon of RMSNorm, and the base of the rotary embedding
 EPSILON, THETA = 1e-5, 500_000.0
 #: Elements of weights that are drawn at a time; scores that are held at a time by the plain attention
@@ -36,6 +39,15 @@ class Shape:
     tokens: int = 256
     #: prompt and tokens of the comparison with plain attention
     short: tuple[int, int] = (1000, 4)
+
+    @property
+    def launched(self) -> int:
+        """Tokens of an answer that are made kernel by kernel, before `tokens` of them by a graph."""
+        return max(2, self.tokens // 4)
+
+    @property
+    def positions(self) -> int:
+        return self.prompt + self.launched + self.tokens
 
     @property
     def parameters(self) -> int:
@@ -112,19 +124,47 @@ def swiglu(both: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------ model
+class Weight(NamedTuple):
+    """A dense layer (outputs, inputs), and the same memory as a matrix of blocks that are as wide as the layer."""
+
+    dense: Any
+    blocks: bg.bsr_array
+
+    @classmethod
+    def of(cls, dense: Any) -> Weight:
+        outputs, inputs = dense.shape
+        rows = math.gcd(outputs, BLOCK_ROWS)
+        xp = bg.get_array_module(dense)
+        indptr = xp.arange(outputs // rows + 1, dtype=np.int32)
+        blocks = (dense.reshape(-1, rows, inputs), xp.zeros(outputs // rows, np.int32), indptr)
+        return cls(dense, bg.bsr_array(blocks, shape=dense.shape))
+
+    def product(self, x: Any) -> Any:
+        """x @ dense.T for rows x, by bsrgemm."""
+        out = bg.get_array_module(x).empty((len(x), len(self.dense)), x.dtype)
+        bg.matmul(self.blocks, x.T, out=out.T)
+        return out
+
+    def dense_product(self, x: Any) -> Any:
+        """The same by NumPy or cuBLAS."""
+        return x @ self.dense.T
+
+
 class Layer(NamedTuple):
-    """Weights of a layer, each (inputs, outputs)."""
+    """Weights of a layer."""
 
     norm: Any
-    qkv: Any
-    out: Any
+    qkv: Weight
+    out: Weight
     inner_norm: Any
-    gate_up: Any
-    down: Any
+    gate_up: Weight
+    down: Weight
 
 
 #: (number of the layer, q (tokens, heads, D), k and v (tokens, KV heads, D)) -> like q
 Attend = Callable[[int, Any, Any, Any], Any]
+#: (weight (outputs, inputs), x (tokens, inputs)) -> (tokens, outputs)
+Product = Callable[[Weight, Any], Any]
 
 
 class Model:
@@ -135,43 +175,46 @@ class Model:
         self._rng = xp.random.default_rng(0)
         h, (H, H_kv, D) = shape.hidden, (shape.heads, shape.kv_heads, shape.dim)
         quiet = 1 / (2 * shape.layers) ** 0.5  # what layers add to the sum stays of its size
-        self.embedding, self.head = self._weights(shape.vocabulary, h, 1.0), self._weights(h, shape.vocabulary)
+        self.embedding, self.head = self._numbers(shape.vocabulary, h, 1.0), self._weight(shape.vocabulary, h)
         self.norm = xp.ones(h, shape.dtype)
         self.layers = []
         for _ in range(shape.layers):
-            qkv = self._weights(h, (H + 2 * H_kv) * D)
-            qkv[:, : H * D] *= 3  # scores spread by 3, so that a few keys matter, as in a trained model
-            out = self._weights(H * D, h, quiet / (H * D) ** 0.5)
-            down = self._weights(shape.inner, h, quiet / shape.inner**0.5)
-            gate_up = self._weights(h, 2 * shape.inner)
+            qkv = self._weight((H + 2 * H_kv) * D, h)
+            qkv.dense[: H * D] *= 3  # scores spread by 3, so that a few keys matter, as in a trained model
+            out = self._weight(h, H * D, quiet / (H * D) ** 0.5)
+            down = self._weight(h, shape.inner, quiet / shape.inner**0.5)
+            gate_up = self._weight(2 * shape.inner, h)
             self.layers.append(Layer(self.norm, qkv, out, self.norm, gate_up, down))
-        angles = np.arange(shape.prompt + shape.tokens)[:, None] * THETA ** (-np.arange(0, D, 2) / D)
+        angles = np.arange(shape.positions)[:, None] * THETA ** (-np.arange(0, D, 2) / D)
         self.cos, self.sin = (xp.asarray(f(angles).astype(np.float32)[:, None]) for f in (np.cos, np.sin))
 
-    def _weights(self, rows: int, columns: int, spread: float | None = None) -> Any:
-        """Normal numbers, with standard deviation 1 / sqrt(rows) by default."""
+    def _weight(self, outputs: int, inputs: int, spread: float | None = None) -> Weight:
+        """A layer of normal numbers, with standard deviation 1 / sqrt(inputs) by default."""
+        return Weight.of(self._numbers(outputs, inputs, inputs**-0.5 if spread is None else spread))
+
+    def _numbers(self, rows: int, columns: int, spread: float) -> Any:
         result = self.xp.empty((rows, columns), self.shape.dtype)
         flat = result.reshape(-1)
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
             drawn = self._rng.standard_normal(part.size, dtype=np.float32)
-            drawn *= np.float32(rows**-0.5 if spread is None else spread)
+            drawn *= np.float32(spread)
             part[...] = drawn.astype(self.shape.dtype)
         return result
 
-    def forward(self, tokens: Any, start: int, attend: Attend) -> Any:
+    def forward(self, tokens: Any, start: int, attend: Attend, product: Product = Weight.product) -> Any:
         """Logits after the last of some tokens; the first token is at position `start`."""
         s, n = self.shape, len(tokens)
         H, H_kv, D = s.heads, s.kv_heads, s.dim
         cos, sin = self.cos[start : start + n], self.sin[start : start + n]
         x = self.embedding[tokens]
         for number, layer in enumerate(self.layers):
-            qkv = (rms_norm(x, layer.norm) @ layer.qkv).reshape(n, H + 2 * H_kv, D)
+            qkv = product(layer.qkv, rms_norm(x, layer.norm)).reshape(n, H + 2 * H_kv, D)
             rotate(qkv[:, : H + H_kv], cos, sin)
             q, k, v = qkv[:, :H], qkv[:, H : H + H_kv], qkv[:, H + H_kv :]
-            x += attend(number, q, k, v).reshape(n, H * D) @ layer.out
-            x += swiglu(rms_norm(x, layer.inner_norm) @ layer.gate_up) @ layer.down
-        return rms_norm(x[-1:], self.norm) @ self.head
+            x += product(layer.out, attend(number, q, k, v).reshape(n, H * D))
+            x += product(layer.down, swiglu(product(layer.gate_up, rms_norm(x, layer.inner_norm))))
+        return product(self.head, rms_norm(x[-1:], self.norm))
 
     def caches(self, capacity: int) -> list[bg.KVCache]:
         s, device = self.shape, "cpu" if self.xp is np else "cuda"

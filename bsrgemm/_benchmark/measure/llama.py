@@ -1,8 +1,10 @@
 """A model of the shape of Llama 3.1 8B, end to end: prefill with `attention`, then token by token with `KVCache`.
 
-Random weights; dense layers by cupy.matmul, everything between them by a few small kernels. First the logits of
-a short prompt are compared with those of the same model whose attention is written out plainly. Then tokens per second,
-the share of attention, and what 8 heads of keys and values save against 32. Without a GPU a tiny model runs on the CPU.
+Random weights, each a dense array that is also a matrix of blocks as wide as itself: dense layers by bsrgemm, those of
+the prompt also by cuBLAS, everything between them by a few small kernels. First the logits of a short prompt are
+compared with those of the same model whose attention is written out plainly. Then tokens per second, launched kernel by
+kernel and as a CUDA graph of one step, the share of attention, and what 8 heads of keys and values save against 32.
+Without a GPU a tiny model runs on the CPU, without graphs.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,8 @@ import numpy as np
 import bsrgemm as bg
 
 from .. import machine, provenance
-from ..cases.llama import TINY, TOLERANCE, Attend, Model, Shape, decoding, plain, prefilling
+from ..cases.llama import TINY, TOLERANCE, Attend, Model, Product, Shape, Weight, decoding, plain, prefilling
+from ..cases.llama_graph import GraphDecoder
 from ..runner import Bench
 from ..table import Table, writing
 from ..timing import Clock
@@ -66,7 +69,22 @@ def generate(model: Model, caches: list[bg.KVCache], logits: Any, count: int) ->
     return found
 
 
-def compared(model: Model) -> tuple[float, float, bool]:
+def replayed(model: Model, caches: list[bg.KVCache], logits: Any, count: int) -> list[Any]:
+    """The same as `generate` by a graph of one step, whose logits are copied after each replay."""
+    xp = model.xp
+    decoder = GraphDecoder(model, caches, int(logits.argmax()), int(caches[0].lengths[0]))
+    found = []
+    for number in range(count):
+        decoder.generate(1)
+        found.append((xp.asarray(decoder.made()[number : number + 1]), decoder.logits.copy()))
+    return found
+
+
+#: (model, caches with a prompt, logits after it, number of tokens) -> tokens and the logits after each of them
+Generator = Callable[[Model, list[bg.KVCache], Any, int], list[Any]]
+
+
+def compared(model: Model, generate: Generator = generate) -> tuple[float, float, bool]:
     """(largest difference of logits over their spread, its root mean square, do the likeliest tokens agree).
 
     A prompt and a few tokens, against the plain attention of all tokens at once.
@@ -89,22 +107,27 @@ def compared(model: Model) -> tuple[float, float, bool]:
 
 def measure(model: Model, table: Table) -> None:
     """Prefill, decode, and one layer's attention with the KV heads repeated."""
-    caches, logits = measure_prefill(model, table)
-    measure_decode(model, table, caches, logits)
+    on_gpu = model.xp is not np
+    if on_gpu:
+        measure_prefill(model, table, "cuBLAS", Weight.dense_product)
+    caches, logits = measure_prefill(model, table, "bsrgemm", Weight.product)
+    token = measure_decode(model, table, caches, logits)
+    if on_gpu:
+        measure_graph(model, table, caches, token)
     measure_heads(model, table, caches)
 
 
-def measure_prefill(model: Model, table: Table) -> tuple[list[bg.KVCache], Any]:
+def measure_prefill(model: Model, table: Table, by: str, product: Product) -> tuple[list[bg.KVCache], Any]:
     """Tokens a second of a prompt, and the share of attention in it; the filled caches and the last logits."""
     xp, s = model.xp, model.shape
     prompt = xp.asarray(np.random.default_rng(2).integers(0, s.vocabulary, s.prompt))
 
     def prefill() -> tuple[list[bg.KVCache], Any, float, float]:
-        caches = model.caches(s.prompt + s.tokens)
+        caches = model.caches(s.positions)
         watch = Stopwatch(prefilling(caches), xp)
         synchronize(xp)
         start = time.perf_counter()
-        logits = model.forward(prompt, 0, watch)
+        logits = model.forward(prompt, 0, watch, product)
         synchronize(xp)
         return caches, logits, time.perf_counter() - start, watch.seconds()
 
@@ -113,33 +136,57 @@ def measure_prefill(model: Model, table: Table) -> tuple[list[bg.KVCache], Any]:
     caches, logits, seconds, inside = prefill()
     table.add(
         f"prefill of {s.prompt} tokens   {seconds * 1e3:9.1f} ms, {s.prompt / seconds:9.0f} tokens/s, "
-        f"attention with the cache {inside / seconds:.1%} of the time",
+        f"attention with the cache {inside / seconds:.1%} of the time, dense layers by {by}",
         what="prefill", tokens=s.prompt, seconds=seconds, tokens_per_second=s.prompt / seconds,
-        attention_seconds=inside, attention_share=inside / seconds,
+        attention_seconds=inside, attention_share=inside / seconds, by=by,
     )  # fmt: skip
     return caches, logits
 
 
-def measure_decode(model: Model, table: Table, caches: list[bg.KVCache], logits: Any) -> None:
-    """Tokens a second one by one, the share of attention kernels, and the rate at which weights are read."""
+def measure_decode(model: Model, table: Table, caches: list[bg.KVCache], logits: Any) -> int:
+    """Tokens a second one by one, each kernel launched by the host; the token that comes next."""
     xp, s = model.xp, model.shape
     table.progress("decode")
-    warm = min(8, s.tokens // 2)
+    warm = min(8, s.launched // 2)
     logits = generate(model, caches, logits, warm)[-1][1]
     synchronize(xp)
     start = time.perf_counter()
-    steps = generate(model, caches, logits, s.tokens - warm)
+    steps = generate(model, caches, logits, s.launched - warm)
     synchronize(xp)
-    seconds = (time.perf_counter() - start) / (s.tokens - warm)
-    assert all(bool(xp.isfinite(logits).all()) for _, logits in steps[-1:])
+    add_decode(model, table, caches, s.launched - warm, time.perf_counter() - start, "launched")
+    logits = steps[-1][1]
+    assert bool(xp.isfinite(logits).all())
+    return int(logits.argmax())
+
+
+def measure_graph(model: Model, table: Table, caches: list[bg.KVCache], token: int) -> None:
+    """The same, a step being replayed as a CUDA graph."""
+    s = model.shape
+    warm = min(8, s.tokens // 2)
+    decoder = GraphDecoder(model, caches, token, int(caches[0].lengths[0]))
+    decoder.generate(warm)
+    decoder.stream.synchronize()
+    start = time.perf_counter()
+    decoder.generate(s.tokens - warm)
+    decoder.stream.synchronize()
+    add_decode(model, table, caches, s.tokens - warm, time.perf_counter() - start, "graph")
+    assert bool(model.xp.isfinite(decoder.logits).all())
+    assert not caches[0].refused.any() and int(caches[0].lengths[0]) == s.positions
+
+
+def add_decode(model: Model, table: Table, caches: list[bg.KVCache], count: int, seconds: float, by: str) -> None:
+    """A row of so many tokens: the share of attention kernels, and the rate at which weights are read."""
+    xp, s = model.xp, model.shape
+    seconds /= count
     q = xp.ones((1, s.heads, 1, s.dim), s.dtype)
     inside = s.layers * clock_of(xp).seconds(lambda: bg.attention_decode(q, caches[-1]))
     read = (s.parameters - s.vocabulary * s.hidden) * np.dtype(s.dtype).itemsize  # all weights but the embedding
+    how = "by replays of a graph" if by == "graph" else "kernel by kernel"
     table.add(
-        f"decode of {s.tokens - warm} tokens     {seconds * 1e3:9.3f} ms a token, {1 / seconds:9.1f} tokens/s, "
+        f"decode of {count:3d} tokens     {seconds * 1e3:9.3f} ms a token, {1 / seconds:9.1f} tokens/s {how}, "
         f"attention kernels {inside / seconds:.1%} of the time, weights read at {read / seconds / 1e12:.2f} TB/s",
-        what="decode", tokens=s.tokens - warm, seconds_per_token=seconds, tokens_per_second=1 / seconds,
-        attention_seconds=inside, attention_share=inside / seconds, weight_bytes=read,
+        what="decode", tokens=count, seconds_per_token=seconds, tokens_per_second=1 / seconds,
+        attention_seconds=inside, attention_share=inside / seconds, weight_bytes=read, by=by,
     )  # fmt: skip
 
 
@@ -182,18 +229,20 @@ def run(shape: Shape, xp: Any, table: Table) -> None:
         f"{shape.layers} layers, {shape.parameters / 1e9:.2f} G parameters, {shape.parameters * size / 1e9:.1f} GB "
         f"of {shape.dtype}, made in {time.perf_counter() - start:.1f} s"
     )
-    table.progress("comparison with plain attention")
-    worst, mean, same = compared(model)
-    good = worst <= TOLERANCE[shape.dtype] and mean <= TOLERANCE[shape.dtype] / 5
-    table.add(
-        f"logits against plain attention: largest difference {worst:.1e}, mean {mean:.1e} of their spread, "
-        f"likeliest tokens {'agree' if same else 'differ'} | {'good' if good else 'WRONG'}",
-        what="logits", largest=worst, mean=mean, same=same, good=good, layers=shape.layers,
-    )  # fmt: skip
-    if good:
-        measure(model, table)
-    else:
-        table.note("not timed, since it is wrong")
+    ways: dict[str, Generator] = {"launched": generate} | ({} if xp is np else {"graph": replayed})
+    for by, way in ways.items():
+        table.progress("comparison with plain attention")
+        worst, mean, same = compared(model, way)
+        good = worst <= TOLERANCE[shape.dtype] and mean <= TOLERANCE[shape.dtype] / 5
+        table.add(
+            f"logits against plain attention, {by}: largest difference {worst:.1e}, mean {mean:.1e} of their spread, "
+            f"likeliest tokens {'agree' if same else 'differ'} | {'good' if good else 'WRONG'}",
+            what="logits", largest=worst, mean=mean, same=same, good=good, layers=shape.layers, by=by,
+        )  # fmt: skip
+        if not good:
+            table.note("not timed, since it is wrong")
+            return
+    measure(model, table)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -203,12 +203,19 @@ def host(found: list[Row]) -> str:
 
 
 # ------------------------------------------------------------------------------------------ llama
+def _way(row: Row) -> str:
+    """How tokens were made, or by what the dense layers of a prompt were; runs until November 2026 do not say it."""
+    names = {"launched": "kernel by kernel", "graph": "by a CUDA graph"}
+    by = row.get("by")
+    return "" if by is None else f", {names[by]}" if by in names else f", dense layers by {by}"
+
+
 def llama(found: list[Row]) -> str:
     """Tokens a second, and the share of attention."""
     names: dict[str, Any] = {
-        "logits": lambda row: f"logits against plain attention, {row['layers']} layers",
-        "prefill": lambda row: f"prefill of {row['tokens']} tokens",
-        "decode": lambda row: f"decode of {row['tokens']} tokens",
+        "logits": lambda row: f"logits against plain attention, {row['layers']} layers{_way(row)}",
+        "prefill": lambda row: f"prefill of {row['tokens']} tokens{_way(row)}",
+        "decode": lambda row: f"decode of {row['tokens']} tokens{_way(row)}",
         "kv heads": lambda row: (
             f"keys and values {row['kv_bytes'] / 1e9:.2f} GB (repeated {row['repeated_kv_bytes'] / 1e9:.2f}), "
             "attention of a layer"
