@@ -50,16 +50,21 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_begin(
   }
 #pragma unroll
   for (int pass = 0; pass < 4; ++pass) {
-    const int i = pass * 16 + thread / 16, row = first + i, column = thread % 16 * 8;
+    const int i = pass * 16 + thread / 16, row = first + i;
     f32 sum = 0.f;
-    if (row < rows && !p.delta && column < a.value_dim) {
-      const Out* dout = at(b.dout, b.dout_strides, batch, head, row) + column * b.dout_strides.column;
-      const Result* out = at(reinterpret_cast<const Result*>(p.out), p.out_strides, batch, head, row) +
-                          column * p.out_strides.column;
-      const bool aligned = Same<Result, Element>::value && b.dout_strides.column == 1 && p.out_strides.column == 1 &&
-                           column + 8 <= a.value_dim &&
-                           ((reinterpret_cast<u64>(dout) | reinterpret_cast<u64>(out)) & 15) == 0;
-      sum = aligned ? dot_16(dout, out) : dot(dout, out, b.dout_strides, p.out_strides, a.value_dim - column);
+#pragma unroll
+    for (int from = 0; from < kDim; from += 128) {
+      const int column = from + thread % 16 * 8;
+      if (row < rows && !p.delta && column < a.value_dim) {
+        const Out* dout = at(b.dout, b.dout_strides, batch, head, row) + column * b.dout_strides.column;
+        const Result* out = at(reinterpret_cast<const Result*>(p.out), p.out_strides, batch, head, row) +
+                            column * p.out_strides.column;
+        const bool aligned = Same<Result, Element>::value && b.dout_strides.column == 1 && p.out_strides.column == 1 &&
+                             column + 8 <= a.value_dim &&
+                             ((reinterpret_cast<u64>(dout) | reinterpret_cast<u64>(out)) & 15) == 0;
+        const f32 part = aligned ? dot_16(dout, out) : dot(dout, out, b.dout_strides, p.out_strides, a.value_dim - column);
+        sum = from ? sum + part : part;
+      }
     }
 #pragma unroll
     for (int m = 8; m; m /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);

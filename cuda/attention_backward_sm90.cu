@@ -2,31 +2,15 @@
 // A CTA has 64 or 128 keys at a time, K and V stay in shared memory, and tiles of 64 or 128 queries with their dO pass by.
 // A warpgroup has 64 of the keys. dK and dV stay in registers. dQ of a tile is added to sums in global memory by the copy
 // engine. Heads have up to 128 columns; operands are 16-bit floats.
-#include "common/attention_backward_sm90.cuh"
-#include "common/pipeline.cuh"
-#include "common/registers.cuh"
-#include "ptx/reduce.cuh"
+#include "common/attention_backward_turns.cuh"
 #include "ptx/wgmma_narrow.cuh"
 
-// Warps 0 to 3 feed: one starts copies, the others add dQ to its sums and look up which query sees which key. With
-// kOrdered, the sums of a tile of queries are made in one order, that of falling keys: an addition waits for the one
-// before. CTAs claim tiles of keys in that order too, so that nobody waits for keys that nobody has claimed.
 // A product is issued while the one before is multiplied: weights are computed beside dO . V, dK is still in flight
 // when the next scores are issued.
-constexpr bool kOrdered = ORDERED;
 constexpr int kGroups = kTileK / 64;                      // warpgroups that multiply
 constexpr int kCtas = 3 - kGroups;                        // on a multiprocessor at the same time
-constexpr int kThreads = 128 + 128 * kGroups, kSlots = 2, kTurns = 4;
-// Slots of dO and of ds. Two CTAs on a multiprocessor have room for one each; the other CTA multiplies while this one
-// waits.
-constexpr int kSlotsOfOne = kGroups;
-// How often a thread asks whether it is its turn before it goes on all the same, after some 10 s: only where a user has
-// written to the bounds of sequences or to a mask.
-constexpr int kPatience = 1 << 24;
-constexpr int kAdders = kOrdered ? 2 : 1, kShaders = 3 - kAdders;  // warps
+constexpr int kThreads = 128 + 128 * kGroups;
 constexpr int kMany = kGroups == 2 ? 240 : 232, kFew = kGroups == 2 ? 24 : 24;  // registers; 168 or 128 on average
-constexpr int kSteps = kDim / 16, kSlabs = kDim / 64;
-constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns of a tile
 // dQ of a tile is computed in halves: half of the columns of 64 queries, or all columns of 64 of 128 queries. Each of two
 // warpgroups has one half; a single one has both, one after the other.
 constexpr u32 kHalfBytes = kTileQ * kDim / 2 * 4;
@@ -40,11 +24,10 @@ constexpr bool kAcross = kGroups == 2;
 static_assert(VALUE_DIM == HEAD_DIM && (kDim == 64 || kDim == 128) && (kTileK == 64 || kTileK == 128), "");
 static_assert(kTileQ == (kDim == 64 && kTileK == 128 ? 128 : 64), "");
 
-// A tile of queries that meets the keys of a CTA. If there are no more of them, row < 0.
-struct Turn { int row, head, part, whole, rank, item; i64 piece; };  // piece: its first
-struct Item { KeyTile keys; int count; };                 // count: tiles of queries; -1: no more items
-
 struct alignas(1024) Shared {
+  // Slots of dO and of ds. Two CTAs on a multiprocessor have room for one each; the other CTA multiplies while this one
+  // waits.
+  static constexpr int kSlotsOfOne = kGroups;
   u8 k[kSlabs * kSlabK], v[kSlabs * kSlabK];
   u8 q[kSlots][kSlabs * kSlabQ], dout[kSlotsOfOne][kSlabs * kSlabQ];
   u8 ds[kSlotsOfOne][kGroups * kSlabQ];                   // queries by keys; at the end dK and dV before they are stored
@@ -61,180 +44,14 @@ struct alignas(1024) Shared {
   Tile shaded[kShaders];                                  // of the warps that look up
 };
 
-struct alignas(64) BackwardSm90 {
-  TensorMap q, k, v, dout;
-  BackwardRows rows;
-};
-#ifdef BACKWARD_SM90_BYTES
-CHECK_LAYOUT(BackwardSm90, BACKWARD_SM90, (q)(k)(v)(dout)(rows))
-#endif
+constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
 
 __device__ __forceinline__ void multipliers_sync() {
   if constexpr (kGroups == 2) two_warpgroups_sync(1);
   else warpgroup_sync(1);
 }
-__device__ __forceinline__ void release(u64& barrier) {
-  __syncwarp();
-  if (is_elected()) arrive(barrier);
-}
 
 // ------------------------------------------------------------------------------------------------------- the feeders
-__device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
-                                           u32 barrier) {
-#pragma unroll
-  for (int i = 0; i < kSlabs; ++i) copy_tile(shared_address(to) + i * bytes, &map, 64 * i, row, head, batch, barrier);
-}
-
-// How many tiles of keys add to the queries from `row` on before tile `number` does: those after it that they see.
-__device__ __forceinline__ int rank_of(const BackwardRows& p, const KeyTile& y, int row, int head) {
-  const Attention& a = p.backward.attention;
-  const Tile& x = y.tile;
-  const int last = (min(row + kTileQ, x.rows) + x.high - x.key - 1) / kTileK;
-  const int high = min((x.keys - x.key - 1) / kTileK, last);
-  if (!p.row_first) return high - y.number;
-  const int tiles = (a.queries + kTileQ - 1) / kTileQ, at = pattern_of(a, x.batch, head) * tiles + row / kTileQ;
-  const int first = clamp(p.row_first[at], 0, a.entries), end = clamp(p.row_first[at + 1], first, a.entries);
-  const auto after = [&](int column) {  // entries with a column up to this one
-    int from = first, to = end;
-    while (from < to) {
-      const int middle = (from + to) / 2;
-      if (p.row_columns[middle] <= column) from = middle + 1;
-      else to = middle;
-    }
-    return from;
-  };
-  return after(high) - after(y.number);
-}
-
-__device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared) {
-  const BackwardRows& p = problem.rows;
-  const Attention& a = p.backward.attention;
-  const int lane = threadIdx.x % 32;
-  u32 n = 0, loaded = 0;
-  for (u32 item = 0;; ++item) {
-    int t = 0;
-    if (lane == 0) t = atomicAdd(a.counters, 1);
-    const KeyTile& y = shared.next;
-    const Tile& x = y.tile;
-    {
-      const KeyTile found = key_tile_at(a, __shfl_sync(0xffffffffu, t, 0));
-      __syncwarp();  // all lanes have read the one before
-      if (lane == 0) shared.next = found;
-      __syncwarp();
-    }
-    int count = x.head < 0 ? -1 : 0;
-    for (int head = x.head * a.group; x.head >= 0 && head < (x.head + 1) * a.group; ++head) {
-      const Entries entries = entries_of(a, y, head);
-      count += entries.last - entries.first;
-    }
-    wait(shared.k_empty, (item & 1) ^ 1);
-    if (lane == 0) {
-      shared.items[item & 1] = {y, count};
-      const u32 full = shared_address(&shared.k_full);
-      if (count > 0) {
-        barrier_expect(full, kSlabs * kSlabK);
-        copy_slabs(shared.k, kSlabK, problem.k, y.key, x.head, x.batch, full);
-      } else {
-        arrive(shared.k_full);
-      }
-    }
-    __syncwarp();
-    if (count < 0) break;
-    if (count == 0) continue;
-    bool first = true;
-    for (int head = x.head * a.group; head < (x.head + 1) * a.group; ++head) {
-      const Entries entries = entries_of(a, y, head);
-      for (int e0 = entries.first; e0 < entries.last; e0 += 32) {
-        if (e0 + lane < entries.last) {
-          Turn& mine = shared.batch[lane];
-          const int row = row_of(a, y, e0 + lane), part = part_of(a, e0 + lane);
-          const int last_key = y.key + kTileK - 1, last_row = min(x.rows, row + kTileQ) - 1;
-          mine.row = row;
-          mine.head = head;
-          mine.part = part;
-          mine.whole = part < 0 && last_key < x.keys && y.key >= last_row + x.low && last_key <= row + x.high;
-          mine.item = item & 1;
-          mine.piece = (i64(x.batch) * a.heads + head) * p.padded + piece_of(a, p.padded, y.begin, row);
-          mine.rank = kOrdered ? rank_of(p, y, row, head) : 0;
-        }
-        __syncwarp();
-        for (int i = 0; i < min(32, entries.last - e0); ++i, ++n) {
-          const u32 slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
-          const Turn& turn = shared.batch[i];
-          wait(shared.q_empty[slot], phase);
-          wait(shared.shade_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
-          if (lane == 0) {
-            shared.turns[n % kTurns] = turn;
-            arrive(shared.turn_full[n % kTurns]);
-            const u32 full = shared_address(&shared.q_full[slot]);
-            barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
-            copy_slabs(shared.q[slot], kSlabQ, problem.q, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.lse[slot]), p.logarithms + turn.piece * 64, kTileQ * 4, full);
-          }
-          __syncwarp();
-          if (first) {
-            first = false;
-            wait(shared.v_empty, (loaded & 1) ^ 1);
-            if (lane == 0) {
-              const u32 full = shared_address(&shared.v_full);
-              barrier_expect(full, kSlabs * kSlabK);
-              copy_slabs(shared.v, kSlabK, problem.v, y.key, x.head, x.batch, full);
-            }
-            __syncwarp();
-            ++loaded;
-          }
-          const u32 one = n % kSlotsOfOne;
-          wait(shared.dout_empty[one], parity<kSlotsOfOne>(n) ^ 1);
-          if (lane == 0) {
-            const u32 full = shared_address(&shared.dout_full[one]);
-            barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
-            copy_slabs(shared.dout[one], kSlabQ, problem.dout, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.delta[one]), p.deltas + turn.piece * 64, kTileQ * 4, full);
-          }
-          __syncwarp();
-        }
-        __syncwarp();
-      }
-    }
-  }
-  wait(shared.q_empty[n % kSlots], parity<kSlots>(n) ^ 1);
-  if (lane == 0) {
-    for (u32 i = n; i < n + kAdders; ++i) {
-      shared.turns[i % kTurns].row = -1;
-      arrive(shared.turn_full[i % kTurns]);
-    }
-    leave_counters(a.counters);
-  }
-}
-
-// Looks up which queries see which keys, unless all see all.
-__device__ __forceinline__ void shade(const BackwardSm90& problem, Shared& shared, int thread) {
-  const Attention& a = problem.rows.backward.attention;
-  Tile& x = shared.shaded[thread / 32];
-  for (u32 n = 0;; ++n) {
-    const u32 slot = n % kSlots;
-    wait(shared.turn_full[n % kTurns], parity<kTurns>(n));
-    const Turn& turn = shared.turns[n % kTurns];
-    if (turn.row < 0) break;
-    if (!turn.whole) {
-      const KeyTile& y = shared.items[turn.item].keys;
-      if (thread % 32 == 0) {
-        x = y.tile;
-        x.row = turn.row;
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int i = thread; i < kTileQ; i += 32 * kShaders) {
-        u32 words[kWords];
-        words_of(a, x, {y.key, turn.part, 0}, x.row + i, words);
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) shared.seen[slot][i][w] = x.row + i < x.rows ? words[w] : 0u;
-      }
-    }
-    release(shared.shade_full[slot]);
-  }
-}
-
 // One thread adds the dQ of both warpgroups to the sums, of every turn or of every kAdders-th. In order, an addition takes
 // longer than a turn, since its end is waited for and told: two warps take turns then.
 __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared, u32 first) {
@@ -282,27 +99,19 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
 }
 
 // ---------------------------------------------------------------------------------------------------- the multipliers
-template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) d[i] = 0.f;
-}
-
-struct Multiplier {
+struct Multiplier : Member {
   const BackwardSm90& problem;
   Shared& shared;
   const int group;      // warpgroup; the compiler knows it to be the same in all lanes
-  const int thread;     // of the warpgroup
   f32 dk[kDim / 2], dv[kDim / 2];
   u32 n = 0, loaded = 0;
 
   // The number of a thread comes through a shuffle: otherwise the compiler reads it again in the loop, which takes 200
   // clocks beside the traffic of the tensor cores.
   __device__ __forceinline__ Multiplier(const BackwardSm90& problem, Shared& shared, int group)
-      : problem(problem), shared(shared), group(group),
-        thread(__shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32) % 128) {}
+      : Member{int(__shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32) % 128)}, problem(problem), shared(shared),
+        group(group) {}
 
-  __device__ __forceinline__ int lane() const { return thread % 32; }
-  __device__ __forceinline__ int warp() const { return thread / 32; }
   __device__ __forceinline__ const Backward& b() const { return problem.rows.backward; }
 
   // d[64 keys, queries] = rows of k or v times columns of q or dO; the first step of the rows may be in registers.
@@ -338,12 +147,6 @@ struct Multiplier {
     wgmma_commit();
   }
 
-  // The statistics of 64 queries.
-  __device__ __forceinline__ void load_statistics(float4 (&x)[4], const f32* from) const {
-    const u32 place = shared_address(from) + lane() % 4 * 64, turned = lane() % 4 / 2 * 16;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = load_floats(place + (turned ^ (i * 16)));
-  }
   // Sets to 0 the weights of keys that a query does not see.
   __device__ __forceinline__ void hide(f32 (&s)[kScoresOfThread], u32 slot) const {
     wait(shared.shade_full[slot], parity<kSlots>(n));
@@ -391,7 +194,7 @@ struct Multiplier {
       float4 statistics[4];
       u32 weights[kParts][4], ds[kParts][4];
       wait(shared.q_full[slot], parity<kSlots>(n));
-      load_statistics(statistics, shared.lse[slot]);
+      load_statistics(statistics, shared.lse[slot], lane());
       const int whole = uniform(shared.turns[n % kTurns].whole);
       issue_scores<kGroups == 2>(s, first, shared.k, shared.q[slot]);
       wait(shared.dout_full[one], phase);
@@ -408,16 +211,11 @@ struct Multiplier {
       }
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
-        if (j == 4) load_statistics(statistics, shared.lse[slot] + 64);
-        const float4 l = statistics[j % 4];
-        f32* x = s + 8 * j;
-        x[0] = exp2_of(fmaf(x[0], scale, -l.x)), x[1] = exp2_of(fmaf(x[1], scale, -l.y));
-        x[2] = exp2_of(fmaf(x[2], scale, -l.x)), x[3] = exp2_of(fmaf(x[3], scale, -l.y));
-        x[4] = exp2_of(fmaf(x[4], scale, -l.z)), x[5] = exp2_of(fmaf(x[5], scale, -l.w));
-        x[6] = exp2_of(fmaf(x[6], scale, -l.z)), x[7] = exp2_of(fmaf(x[7], scale, -l.w));
+        if (j == 4) load_statistics(statistics, shared.lse[slot] + 64, lane());
+        weigh(s + 8 * j, scale, statistics[j % 4]);
       }
       if (!whole) hide(s, slot);
-      load_statistics(statistics, shared.delta[one]);
+      load_statistics(statistics, shared.delta[one], lane());
       pin(s);
       if constexpr (!kTight) {
 #pragma unroll
@@ -428,17 +226,12 @@ struct Multiplier {
       if constexpr (kSlotsOfOne == 1) warpgroup_sync(2);  // all warps have read ds of the turn before
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
-        if (j == 4) load_statistics(statistics, shared.delta[one] + 64);
-        const float4 l = statistics[j % 4];
-        const f32 *x = s + 8 * j, *y = dp + 8 * j;
+        if (j == 4) load_statistics(statistics, shared.delta[one] + 64, lane());
         if constexpr (kTight) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) weights[j][i] = pack<Element>(x[2 * i], x[2 * i + 1]);
+          for (int i = 0; i < 4; ++i) weights[j][i] = pack<Element>(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
         }
-        ds[j][0] = pack<Element>(x[0] * (y[0] - l.x), x[1] * (y[1] - l.y));
-        ds[j][1] = pack<Element>(x[2] * (y[2] - l.x), x[3] * (y[3] - l.y));
-        ds[j][2] = pack<Element>(x[4] * (y[4] - l.z), x[5] * (y[5] - l.w));
-        ds[j][3] = pack<Element>(x[6] * (y[6] - l.z), x[7] * (y[7] - l.w));
+        derive(ds[j], s + 8 * j, dp + 8 * j, statistics[j % 4]);
         store_matrix_x4<true>(shared_address(shared.ds[one]) + place + j * 2048, ds[j][0], ds[j][1], ds[j][2], ds[j][3]);
       }
       proxy_fence();
@@ -502,69 +295,19 @@ struct Multiplier {
   }
 
   // -------------------------------------------------------------------------------- the result
-  // Writes 16 rows through shared memory, 64 columns at a time; returns the rows with an element that is not finite:
-  // bit r.
-  __device__ __forceinline__ u32 write(const f32 (&x)[kDim / 2], f32 factor, u8* staged, Element* out,
-                                       const Strides& strides, int rows, int columns) {
-    f32 bad[2] = {0.f, 0.f};
-    const int line = lane() % 16;
-    const bool aligned =
-        strides.column == 1 && ((reinterpret_cast<u64>(out) | u64(strides.row) * sizeof(Element)) & 15) == 0;
-#pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const f32* d = x + 32 * slab + 8 * j;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) bad[i / 2 % 2] = fmaf(d[i] * factor, 0.f, bad[i / 2 % 2]);
-        store_matrix_x4<false>(shared_address(staged) + line * 128 + ((2 * j + lane() / 16) ^ (line & 7)) * 16,
-                               pack<Element>(d[0] * factor, d[1] * factor), pack<Element>(d[2] * factor, d[3] * factor),
-                               pack<Element>(d[4] * factor, d[5] * factor), pack<Element>(d[6] * factor, d[7] * factor));
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int item = lane(); item < 16 * 8; item += 32) {
-        const int row = item / 8, chunk = item % 8, column = 64 * slab + 8 * chunk, left = columns - column;
-        if (row >= rows) break;
-        const u8* from = staged + row * 128 + (chunk ^ (row & 7)) * 16;
-        Element* to = out + i64(row) * strides.row + i64(column) * strides.column;
-        if (aligned && left >= 8) *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
-        else
-          for (int d = 0; d < min(left, 8); ++d) to[d * strides.column] = reinterpret_cast<const Element*>(from)[d];
-      }
-      __syncwarp();
-    }
-    u32 found = 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const u32 lanes = __ballot_sync(0xffffffffu, bad[half] != 0.f);  // NaN is not 0
-#pragma unroll
-      for (int r = 0; r < 8; ++r) found |= (lanes >> 4 * r & 15u ? 1u : 0u) << (half * 8 + r);
-    }
-    return found & (rows >= 16 ? 0xffffu : (1u << max(rows, 0)) - 1);
-  }
-
   // dK and dV pass through the memory of ds, which all warpgroups have read by then. A warp has its own rows.
   __device__ __forceinline__ void finish(const KeyTile& y) {
     const Tile& x = y.tile;
     const int first = group * 64 + warp() * 16, key = y.key + first, rows = x.keys - key;
     u8* staged = shared.ds[0] + first * 128;
     multipliers_sync();
-    u32 redo = write(dv, 1.f, staged, at(b().dv, b().dv_strides, x.batch, x.head, key), b().dv_strides, rows,
+    u32 redo = write_rows(dv, 1.f, staged, at(b().dv, b().dv_strides, x.batch, x.head, key), b().dv_strides, rows,
                      b().attention.value_dim);
-    redo |= write(dk, b().factor, staged, at(b().dk, b().dk_strides, x.batch, x.head, key), b().dk_strides, rows,
+    redo |= write_rows(dk, b().factor, staged, at(b().dk, b().dk_strides, x.batch, x.head, key), b().dk_strides, rows,
                   b().attention.head_dim);
     multipliers_sync();
 #pragma unroll 1
-    for (; redo; redo &= redo - 1) {
-      const BackwardRows& p = problem.rows;
-      write_key(b(), y, key + __ffs(redo) - 1, [&](int head, int row) {
-        const i64 number = (i64(x.batch) * b().attention.heads + head) * p.padded +
-                           piece_of(b().attention, p.padded, y.begin, row);
-        const int place = place_of((row - y.begin) % 64);
-        return Statistic{p.logarithms[number * 64 + place], p.deltas[number * 64 + place]};
-      });
-    }
+    for (; redo; redo &= redo - 1) write_key_again(problem.rows, y, key + __ffs(redo) - 1);
   }
 };
 

@@ -110,6 +110,98 @@ def attention_backward_sm90() -> Picture:
     return p
 
 
+def attention_backward_keys_sm90() -> Picture:
+    p = Picture(58, "attention_backward_keys_sm90: dK and dV of heads of 129 to 256 columns")
+    p.prose(
+        4,
+        "One CTA over time: 64 keys, whose K and V stay in shared memory, and tiles of 64 queries that pass by (turns "
+        "0, 1, 2...; all of them whole). One warpgroup has dV in its registers, the other one dK.",
+    )
+    names = ["feed (warp 0)", "values: products", "values: threads", "keys: products", "keys: threads"]
+    lanes = Lanes(p, 8, names, step=3.8, left=16, gaps=[(1, 2.4), (3, 2.4)])
+    lanes.do(0, 0, 6.5, "claim", "look", size=8)
+    copies: dict[str, Box] = {}
+    copied = (("K", 6.5, 9), ("Q0", 9, 13), ("V", 13, 15.5), ("dO0", 15.5, 20.5), ("Q1", 20.5, 24.5))
+    copied += (("dO1", 24.5, 29.5), ("Q2", 47, 51), ("dO2", 51, 56), ("Q3", 72, 76), ("dO3", 76, 81))
+    for name, start, stop in copied:
+        copies[name] = lanes.do(0, start, stop, name, "load", size=8)
+    lanes.do(0, 29.5, 47, "both slots full", "wait", size=8)
+    lanes.do(0, 56, 72, "both slots full", "wait", size=8)
+    done: dict[str, Box] = {}
+    for turn in range(3):
+        t = 14 + 25 * turn
+        for lane, start, stop, name, kind in (
+            (1, 0, 6, "S", "multiply"), (2, 6, 12.5, "exp", "softmax"), (1, 13, 21, "dV", "multiply"),
+            (3, 6.5, 12.5, "dP", "multiply"), (4, 14, 19.5, "ds", "sum"), (3, 20, 28, "dK", "multiply"),
+        ):  # fmt: skip
+            if t + stop <= 100:
+                done[f"{name}{turn}"] = lanes.do(lane, t + start, t + stop, f"{name}{turn}", kind, size=8)
+    p.arrow(copies["Q0"].below(0.6), done["S0"].above(0.1))
+    p.text(lanes.x(10.5), 13.7, "q_full", at="right", size=8)
+    p.arrow(done["exp0"].below(0.9), done["ds0"].above(0.1))
+    p.text(lanes.x(25), 23.7, "weights_full", at="right", size=8)
+    p.prose(
+        35,
+        "S = K Q^T and dP = V dO^T: 64 keys by 64 queries, a sum over all columns. A thread of the keys has dP where "
+        "the same thread of the values has S: the weights pass from one to the other in float32. dV += weights dO and "
+        "dK += ds Q take their left operand from registers, and run on beside the next S and dP.",
+    )
+    p.text(1, 44.2, "Shared memory (256 columns: 208 KB and 4 KB)", bold=True)
+    x = 1.0
+    for text, wide, kind in (("k, v: 64\nkeys", 11, "load"), ("q:\n2 slots", 9, "load"), ("dout:\n2 slots", 9, "load"),
+                             ("weights; then\ndK and dV", 15, "sum"), ("lse, delta,\nseen", 12, "load"),
+                             ("turns,\nbarriers", 11, "plain")):  # fmt: skip
+        p.box(x, 45.6, wide, 3.4, text, kind, size=8)
+        x += wide
+    p.legend(54)
+    return p
+
+
+def attention_backward_queries_sm90() -> Picture:
+    p = Picture(54, "attention_backward_queries_sm90: dQ of heads of 129 to 256 columns")
+    p.prose(
+        4,
+        "One CTA over time: 128 queries, whose Q and dO stay in shared memory, and tiles of 64 keys with their V that "
+        "pass by. Each of two warpgroups has 64 of the queries, and needs nothing of the other.",
+    )
+    names = ["feed (warp 0)", "group 0: products", "group 0: threads", "group 1: products", "group 1: threads"]
+    lanes = Lanes(p, 8, names, step=3.8, left=16, gaps=[(1, 2.4), (3, 1)])
+    copies: dict[str, Box] = {}
+    copied = (("Q", 0, 5), ("K0", 5, 8.5), ("dO", 8.5, 13.5), ("V0", 13.5, 17), ("K1", 17, 20.5), ("V1", 32, 35.5))
+    for name, start, stop in (*copied, ("K2", 45, 48.5), ("V2", 60, 63.5), ("K3", 73, 76.5), ("V3", 88, 91.5)):
+        copies[name] = lanes.do(0, start, stop, name, "load", size=8)
+    done: dict[str, Box] = {}
+    for group in range(2):
+        for turn in range(3):
+            t = 9.5 + 28 * turn + 5 * group
+            for lane, start, stop, name, kind in (
+                (1, 0, 5.5, "S", "multiply"), (1, 8, 13.5, "dP", "multiply"), (2, 5.5, 13.5, "exp", "softmax"),
+                (2, 13.5, 18.5, "ds", "sum"), (1, 18.5, 26.5, "dQ", "multiply"),
+            ):  # fmt: skip
+                if t + stop <= 100:
+                    box = lanes.do(lane + 2 * group, t + start, t + stop, f"{name}{turn}", kind, size=8)
+                    done[f"{group}{name}{turn}"] = box
+    p.arrow(copies["K0"].below(0.6), done["0S0"].above(0.2))
+    p.text(lanes.x(7.5), 13.7, "k_full", at="right", size=8)
+    p.arrow(done["0dP0"].above(0.9), copies["V1"].below(0.2), dashed=True)
+    p.text(lanes.x(31.5), 13.7, "v_empty", size=8)
+    p.prose(
+        34.4,
+        "S = Q K^T and dP = dO V^T: 64 queries by 64 keys. The weights are computed beside dP; ds stays in registers "
+        "and is the left operand of dQ += ds K, which runs on beside the next S. The sums of dQ are made by one CTA, "
+        "from the first keys to the last: they repeat bit by bit.",
+    )
+    p.text(1, 42.4, "Shared memory (256 columns: 224 KB and 1 KB)", bold=True)
+    x = 1.0
+    for text, wide, kind in (("q: 128 queries;\nthen dQ", 18, "load"), ("dout: 128 queries", 17, "load"),
+                             ("k: 2 slots", 13, "load"), ("v: 1 slot", 10, "load"),
+                             ("barriers", 10, "plain")):  # fmt: skip
+        p.box(x, 43.8, wide, 3.4, text, kind, size=8)
+        x += wide
+    p.legend(51.4)
+    return p
+
+
 def attention_backward_begin() -> Picture:
     p = Picture(34, "attention_backward_begin: two statistics of each query")
     p.text(
@@ -315,6 +407,8 @@ def attention_delta() -> Picture:
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     "attention_backward_sm90": attention_backward_sm90,
+    "attention_backward_keys_sm90": attention_backward_keys_sm90,
+    "attention_backward_queries_sm90": attention_backward_queries_sm90,
     "attention_backward_begin": attention_backward_begin,
     "attention_backward_end": attention_backward_end,
     "attention_backward_sm80": attention_backward_sm80,

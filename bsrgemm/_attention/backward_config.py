@@ -17,6 +17,8 @@ from .heuristics import CAPPED, DIMS, SIGNED, has_large_shared
 
 #: What a launch computes: dq, dk and dv, dk alone, dv alone; as cuda/common/attention_backward.cuh numbers them.
 OF_QUERIES, OF_KEYS_AND_VALUES, OF_KEYS, OF_VALUES = range(4)
+#: Columns that the kernels for Hopper are compiled for.
+WIDTHS = (64, 128, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class BackwardSimt:
 
 @dataclass(frozen=True)
 class _OnHopper:
-    """What the three kernels for Hopper share: tiles of queries by keys, and as many columns of all operands."""
+    """What the kernels for Hopper share: tiles of queries by keys, and as many columns of all operands."""
 
     dtype: str
     head_dim: int
@@ -189,8 +191,50 @@ class BackwardSm90(_OnHopper):
 
 
 @dataclass(frozen=True)
+class BackwardKeysSm90(_OnHopper):
+    """dk and dv of wide heads on Hopper's tensor cores: a warpgroup has the sums of one of them."""
+
+    role, threads, ctas = OF_KEYS_AND_VALUES, 384, 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the struct Shared of the kernel: six tiles of 64 rows, the weights, and what is small."""
+        return 6 * 64 * self.head_dim * 2 + 64 * 64 * 4 + 5120
+
+    def spec(self) -> KernelSpec:
+        shape = (("ORDERED", 0), ("MMA_TYPE", self.dtype), ("MMA_K", 16))
+        defines = (*_types(self, self.dtype, "f32"), *shape)
+        name = "attention_backward_keys_sm90"
+        return KernelSpec(f"{name}.cu", name, defines, (arguments.backward_sm90(),))
+
+
+@dataclass(frozen=True)
+class BackwardQueriesSm90(_OnHopper):
+    """dq of wide heads on Hopper's tensor cores: a warpgroup has 64 queries."""
+
+    role, threads, ctas = OF_QUERIES, 384, 1
+
+    @property
+    def tile_q(self) -> int:
+        return 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the struct Shared of the kernel: 128 rows of q and dout, 128 keys, 64 values, and what is small."""
+        return 7 * 64 * self.head_dim * 2 + 1024
+
+    def spec(self) -> KernelSpec:
+        shape = (("ORDERED", 0), ("MMA_TYPE", self.dtype), ("MMA_K", 16))
+        defines = (*_types(self, self.dtype, "f32"), *shape)
+        name = "attention_backward_queries_sm90"
+        return KernelSpec(f"{name}.cu", name, defines, (arguments.backward_sm90(),))
+
+
+@dataclass(frozen=True)
 class BackwardBegin(_OnHopper):
-    """Prepares BackwardSm90; `out` is the dtype of the result of attention, `ordered` as there."""
+    """Prepares BackwardSm90, or BackwardKeysSm90 and BackwardQueriesSm90. `out` is the dtype of attention's result;
+    if not `ordered`, the sums of dq are set to 0.
+    """
 
     out: str
     ordered: bool
@@ -234,7 +278,7 @@ class AttentionDelta:
         return KernelSpec("attention_delta.cu", "attention_delta", defines, (arguments.ATTENTION_DELTA,))
 
 
-Backward = BackwardSm90 | BackwardSm80 | BackwardSimt
+Backward = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardSm80 | BackwardSimt
 Config = Backward | BackwardBegin | BackwardEnd | AttentionDelta
 
 
@@ -246,9 +290,12 @@ def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
         D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
         large = has_large_shared(problem.arch)
         few = problem.heads <= MAX_GRID_YZ  # BackwardBegin has a row of its grid for each head
-        if problem.arch == "sm_90a" and max(D, D_v) <= 128 and problem.scores == SIGNED and few:
-            width = 64 if max(D, D_v) <= 64 else 128
-            yield (BackwardSm90(dtype, width, 64 if problem.narrow else 128, problem.ordered),)
+        if problem.arch == "sm_90a" and problem.scores == SIGNED and few:
+            width = next(width for width in WIDTHS if width >= max(D, D_v))
+            if width > 128:
+                yield (BackwardKeysSm90(dtype, width, 64), BackwardQueriesSm90(dtype, width, 64))
+            else:
+                yield (BackwardSm90(dtype, width, 64 if problem.narrow else 128, problem.ordered),)
         yield tuple(BackwardSm80(dtype, D, D_v, problem.scores, large, role) for role in _roles(max(D, D_v)))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
     dout, acc = element(problem.dout_dtype), element(problem.acc)
@@ -275,7 +322,13 @@ def backward(problem: BackwardProblem, wanted: str | None = None) -> tuple[Backw
 
 def every_backward_config() -> Iterator[Config]:
     """Every config that `backward` can return (BackwardSimt at a few sizes only), and those that go with them."""
-    for dtype, (width, tile_k) in itertools.product(("f16", "bf16"), itertools.product((64, 128), (128, 64))):
+    for dtype, width in itertools.product(("f16", "bf16"), (x for x in WIDTHS if x > 128)):
+        yield BackwardKeysSm90(dtype, width, 64)
+        yield BackwardQueriesSm90(dtype, width, 64)
+        for out in (dtype, "f32"):
+            yield BackwardBegin(dtype, width, 64, out, True)
+    narrow = [x for x in WIDTHS if x <= 128]
+    for dtype, (width, tile_k) in itertools.product(("f16", "bf16"), itertools.product(narrow, (128, 64))):
         yield BackwardEnd(dtype, width, tile_k)
         for ordered in (True, False):
             yield BackwardSm90(dtype, width, tile_k, ordered)
@@ -298,7 +351,7 @@ def every_backward_config() -> Iterator[Config]:
 
 def runs_on(config: Config, arch: str) -> bool:
     """Whether this kernel can be compiled for `arch`."""
-    if isinstance(config, BackwardSm90 | BackwardBegin | BackwardEnd):
+    if isinstance(config, BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardBegin | BackwardEnd):
         return arch == "sm_90a"
     return not isinstance(config, BackwardSm80) or (tensor_arch(arch) and config.large_shared == has_large_shared(arch))
 

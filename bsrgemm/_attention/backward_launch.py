@@ -20,7 +20,9 @@ from .backward_config import (
     Backward,
     BackwardBegin,
     BackwardEnd,
+    BackwardKeysSm90,
     BackwardProblem,
+    BackwardQueriesSm90,
     BackwardSimt,
     BackwardSm90,
 )  # fmt: skip
@@ -55,6 +57,9 @@ def backward(backend: Backend, call: BackwardCall) -> None:
     )
     if isinstance(configs[0], BackwardSm90):
         _fused(backend, call, configs[0])
+        return
+    if isinstance(configs[0], BackwardKeysSm90):
+        _paired(backend, call, configs[0])
         return
     statistics = retain_for_graph(lambda: _statistics(call))
     for config in configs:
@@ -153,6 +158,36 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
     _run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
 
 
+def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> None:
+    """Start the three kernels for wide heads on Hopper: statistics, dk and dv, dq."""
+    queries = BackwardQueriesSm90(keys.dtype, keys.head_dim, keys.tile_k)
+    batches, heads, rows = call.q.shape[:3]
+    pieces = -(-rows // 64) if call.bounds is None else rows // 64 + len(call.bounds[0])
+    # Two statistics of each query and a counter, which nobody reads here, for each piece of 64 queries.
+    all_pieces = batches * heads * pieces
+    memory = retain_for_graph(lambda: cupy.empty(-(-all_pieces * 129 // 4) * 4, np.float32))
+    logarithms, deltas, turns = (memory.data.ptr + 4 * all_pieces * i for i in (0, 64, 128))
+    out = call.dout if call.out is None else call.out
+
+    def packed(lists: _Lists) -> bytearray:
+        return arguments.backward_rows().pack(
+            backward=_packed(call, lists, "f32", statistics=0), out=_pointer(call.out), lse=call.lse.data.ptr,
+            dlse=_pointer(call.dlse), delta=_pointer(call.delta), out_strides=strides_of(out), logarithms=logarithms,
+            deltas=deltas, sums=0, turns=turns, row_first=0, row_columns=0, padded=pieces,
+        )  # fmt: skip
+
+    by_keys, by_queries = _Lists(backend, call, keys), _Lists(backend, call, queries)
+    begin = BackwardBegin(keys.dtype, keys.head_dim, keys.tile_k, element(out.dtype), True)
+    _run(begin, (pieces, batches * heads), packed(by_queries))
+    for config, lists in ((keys, by_keys), (queries, by_queries)):
+        maps = {name: tensor_map_of(x, config.tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
+        maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
+        # CTAs of the first kernel stay and claim tiles; one of the second has one tile.
+        most = device.multiprocessors() if config is keys else 2**31 - 1
+        grid = (min(lists.tiles * lists.heads, most),)
+        _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(lists)), config.shared_bytes)
+
+
 # ----------------------------------------------------------------------------------------------------- arguments
 class _Lists:
     """The tiles that a kernel walks over: their number, and the fields of the argument that describe them."""
@@ -167,7 +202,7 @@ class _Lists:
         self.tiles = -(-queries // config.tile_q) if by_queries else -(-keys // config.tile_k)
         names = ("q_bounds", "k_bounds", "sequences", "sequence_count", "order", "counters")
         self.fields: dict[str, int] = dict.fromkeys((*names, *arguments.MASK_POINTERS, *arguments.MASK_SIZES), 0)
-        fused = isinstance(config, BackwardSm90)
+        fused = isinstance(config, BackwardSm90 | BackwardKeysSm90)
         ordered = isinstance(config, BackwardSm90) and config.ordered
         #: kept as long as the launch needs them
         self.held: Any = None
@@ -222,7 +257,7 @@ def _sequences(call: BackwardCall, config: Backward | BackwardEnd) -> tuple[Arra
         causal = call.right < call.k.shape[2]
         return mask_tiles.sequences(cupy, q_bounds, k_bounds, call.q.shape[2], config.tile_q, causal)
     return mask_tiles.sequences_by_keys(
-        cupy, k_bounds, q_bounds, call.k.shape[2], config.tile_k, isinstance(config, BackwardSm90)
+        cupy, k_bounds, q_bounds, call.k.shape[2], config.tile_k, isinstance(config, BackwardSm90 | BackwardKeysSm90)
     )
 
 

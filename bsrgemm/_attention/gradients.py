@@ -59,7 +59,7 @@ def attention_backward(
         The sums of ``dout * out`` over the columns, if they are known already.
     deterministic : bool
         By default the same call returns the same bits. If False, sums may be made in an order that changes from call
-        to call, which is faster on Hopper. The CPU and the other kernels always keep one order.
+        to call, which is faster on Hopper with up to 128 columns. The CPU and the other kernels always keep one order.
     dq, dk, dv : array, optional
         Arrays for the results, of the shape and dtype of `q`, `k` and `v`. They must not overlap each other or an
         operand.

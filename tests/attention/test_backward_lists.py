@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from bsrgemm._attention.backward_config import (
     AttentionDelta,
     BackwardBegin,
     BackwardEnd,
+    BackwardKeysSm90,
     BackwardProblem,
+    BackwardQueriesSm90,
     BackwardSimt,
     BackwardSm80,
     BackwardSm90,
@@ -85,7 +88,7 @@ def problem(**changes: Any) -> BackwardProblem:
         ({}, "BackwardSm90", 1),
         ({"head_dim": 40, "value_dim": 64, "dtype": BFLOAT16, "dout_dtype": BFLOAT16}, "BackwardSm90", 1),
         ({"scores": CAPPED}, "BackwardSm80", 2),
-        ({"head_dim": 129}, "BackwardSm80", 3),
+        ({"head_dim": 129, "scores": CAPPED}, "BackwardSm80", 3),
         ({"heads": 65535}, "BackwardSm90", 1),
         ({"heads": 65536}, "BackwardSm80", 2),  # more than a grid has rows
         ({"arch": "sm_80"}, "BackwardSm80", 2),
@@ -105,6 +108,16 @@ def test_which_kernel_serves_what(changes: dict[str, Any], kernel: str, launches
     assert all(config in listed for config in configs if kernel != "BackwardSimt")
 
 
+@pytest.mark.parametrize(("dims", "width"), [((129, 129), 192), ((192, 40), 192), ((64, 200), 256)], ids=str)
+def test_wide_heads_have_a_launch_for_keys_and_one_for_queries(dims: tuple[int, int], width: int) -> None:
+    for ordered, narrow in itertools.product((True, False), (True, False)):
+        wide = problem(head_dim=dims[0], value_dim=dims[1], ordered=ordered, narrow=narrow)
+        assert backward_config.backward(wide) == (
+            BackwardKeysSm90("f16", width, 64),
+            BackwardQueriesSm90("f16", width, 64),
+        )
+
+
 def test_a_kernel_that_cannot_serve_a_problem_says_so() -> None:
     with pytest.raises(ValueError, match="BackwardSm90 cannot compute these gradients"):
         backward_config.backward(problem(arch="sm_80"), "BackwardSm90")
@@ -113,7 +126,8 @@ def test_a_kernel_that_cannot_serve_a_problem_says_so() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"])
 def test_shared_memory_fits_the_card(arch: str) -> None:
     for config in backward_config.every_backward_config():
-        if isinstance(config, BackwardSm80 | BackwardSm90) and backward_config.runs_on(config, arch):
+        kinds = BackwardSm80 | BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90
+        if isinstance(config, kinds) and backward_config.runs_on(config, arch):
             assert config.shared_bytes <= shared_kb(arch) << 10, config
 
 

@@ -35,11 +35,15 @@ class Emulated:
         self.names: set[str] = set()
 
     def run(self, *args: Any, **options: Any) -> tuple[Any, ...]:
-        start, fuse = backward_launch._separate, backward_launch._fused
+        start, fuse, pair = backward_launch._separate, backward_launch._fused, backward_launch._paired
 
         def noted_fused(backend: Any, call: Any, config: Any) -> None:
             self.names.add(type(config).__name__)
             fuse(backend, call, config)
+
+        def noted_pair(backend: Any, call: Any, config: Any) -> None:
+            self.names.add(type(config).__name__)
+            pair(backend, call, config)
 
         def noted(backend: Any, call: Any, config: Any, statistics: Any) -> None:
             self.names.add(type(config).__name__)
@@ -49,6 +53,7 @@ class Emulated:
             patched.setattr(ENGINE, "backward", lambda call: emulator.run_backward(call, emulator.guarded))
             patched.setattr(backward_launch, "_separate", noted)
             patched.setattr(backward_launch, "_fused", noted_fused)
+            patched.setattr(backward_launch, "_paired", noted_pair)
             return bg.attention_backward(*args, **options)
 
     def check(self, q: Any, k: Any, v: Any, dout: Any, **options: Any) -> None:
@@ -71,8 +76,9 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fo
     with emulator.emulated(folder, emulator.guarded, arch=request.param):
         found = Emulated(monkeypatch)
         yield found
-        # What the kernel for Hopper does not serve goes to the portable one: softcap, wide heads.
-        assert found.names <= ({"BackwardSm80"} if request.param == "sm_80" else {"BackwardSm80", "BackwardSm90"})
+        # What the kernels for Hopper do not serve goes to the portable one: softcap.
+        hopper = {"BackwardSm90", "BackwardKeysSm90"} if request.param == "sm_90a" else set()
+        assert found.names <= {"BackwardSm80"} | hopper
         assert found.names
 
 
@@ -177,6 +183,50 @@ def test_masks_of_64_keys(dim, deterministic, emulated, rng) -> None:
 def test_turns_of_64_keys_without_races(emulated, rng) -> None:
     mask = bg.BlockMask.random(320, 70, per_row=1, block=64, seed=1)  # several turns on the same keys
     emulated.check(*operands(rng, 320, 70, 64, heads=(1, 1)), mask=mask)
+
+
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+def test_wide_heads_with_masks_and_groups(emulated, rng) -> None:
+    """Values have fewer columns than keys, and the last 64 of 192 are empty."""
+    dense = rng.random((130, 200)) < 0.3
+    dense[7], dense[:, 9] = False, False  # a query that sees nothing, a key that nobody sees
+    dense[:, 128:192] = False  # a tile of keys that nobody sees
+    mask = bg.BlockMask.from_dense(dense, block=64)
+    emulated.check(*operands(rng, 130, 200, 192, 100, heads=(2, 1)), mask=mask, causal=True)
+    some = operands(rng, 70, 150, 136, heads=(4, 2), dtype=BFLOAT16)
+    emulated.check(*some, window=(90, 10), deterministic=False)
+    assert emulated.names == {"BackwardKeysSm90"}
+
+
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+def test_wide_heads_in_sequences_of_different_lengths(emulated, rng) -> None:
+    """A tile of 128 queries has two pieces of statistics, which are numbered by tiles of 64."""
+    some = [rng.standard_normal((n, h, 192)).astype(F16) for n, h in ((260, 2), (240, 1), (240, 1), (260, 2))]
+    emulated.check(*some, cu_seqlens_q=[0, 30, 30, 260], cu_seqlens_k=[0, 70, 90, 240], causal=True)
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+def test_turns_of_wide_heads_without_races(emulated, rng) -> None:
+    # Two tiles of keys follow each other, and the weights of several turns pass through the same memory.
+    emulated.check(*operands(rng, 200, 70, 192, heads=(1, 1)), causal=True)
+
+
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("name", ["q", "v"])
+def test_infinity_in_wide_heads_reaches_those_who_see_it_and_no_others(name, emulated, rng) -> None:
+    some = dict(zip(("q", "k", "v", "dout"), operands(rng, 40, 70, 192, heads=(2, 1)), strict=True))
+    some[name][:, :, 33, 5] = np.nan
+    wide = {key: x.astype(np.float64) for key, x in some.items()}
+    out, lse = bg.attention(wide["q"], wide["k"], wide["v"], causal=True, return_lse=True)
+    want = bg.attention_backward(wide["dout"], wide["q"], wide["k"], wide["v"], out, lse, causal=True)
+    got = emulated.run(some["dout"], some["q"], some["k"], some["v"], out.astype(F16), lse.astype(F32), causal=True)
+    for x, y in zip(got, want, strict=True):
+        bad = np.isnan(y)
+        np.testing.assert_array_equal(np.isnan(x.astype(np.float64)), bad)
+        np.testing.assert_allclose(
+            x.astype(np.float64)[~bad], y[~bad], rtol=0, atol=3e-3 * np.abs(y[~bad]).max(initial=1)
+        )
 
 
 def test_memory_beside_the_gradients(emulated, rng, monkeypatch) -> None:

@@ -68,7 +68,7 @@ def check(some: list[Any], checksum: Any, **options: Any) -> None:
         checksum(x)
 
 
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("D", [64, 128, 192, 256])
 @pytest.mark.parametrize("S", [1, 63, pytest.param(129, marks=pytest.mark.sanitizer), 300, 515])
 def test_bands_at_odd_lengths(S: int, D: int, rng: Any, checksum: Any) -> None:
     some = operands(rng, S, S, D)
@@ -84,14 +84,17 @@ def test_queries_and_keys_of_different_lengths(lengths: tuple[int, int], rng: An
 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
-@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 96), (192, 192), (256, 256), (72, 40), (192, 128)], ids=str)
+@pytest.mark.parametrize(
+    "dims", [(64, 64), (80, 80), (96, 96), (192, 192), (256, 256), (72, 40), (192, 128), (136, 200)], ids=str
+)
 def test_head_dims(dims: tuple[int, int], dtype: Any, rng: Any, checksum: Any) -> None:
     check(operands(rng, 200, 333, *dims, heads=(4, 1), dtype=dtype), checksum, causal=True)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (7, 1), (14, 2), (8, 8), (16, 2)], ids=str)
-def test_groups_of_heads(heads: tuple[int, int], rng: Any, checksum: Any) -> None:
-    check(operands(rng, 150, 260, 128, B=2, heads=heads), checksum, causal=True)
+@pytest.mark.parametrize("D", [128, 256])
+def test_groups_of_heads(D: int, heads: tuple[int, int], rng: Any, checksum: Any) -> None:
+    check(operands(rng, 150, 260, D, B=2, heads=heads), checksum, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_softcap_and_any_scale(D: int, options: dict[str, Any], rng: Any, checks
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("D", [64, 128, 192])
 def test_random_blocks(block: int, D: int, rng: Any, checksum: Any) -> None:
     some = operands(rng, 700, 900, D, B=2, heads=(4, 2))
     for heads, band in itertools.product(((1, 1), (2, 2), (1, 4)), ({}, {"causal": True}, {"window": (150, 60)})):
@@ -112,8 +115,9 @@ def test_random_blocks(block: int, D: int, rng: Any, checksum: Any) -> None:
 
 
 @pytest.mark.sanitizer
-def test_masks_of_elements(rng: Any, checksum: Any) -> None:
-    some = operands(rng, 150, 200)
+@pytest.mark.parametrize("D", [64, 256])
+def test_masks_of_elements(D: int, rng: Any, checksum: Any) -> None:
+    some = operands(rng, 150, 200, D)
     dense = rng.random((150, 200)) < 0.3
     dense[7], dense[:, 9], dense[60:130] = False, False, False  # queries that see nothing, a key that nobody sees
     for block in (16, 64, 128):
@@ -122,8 +126,9 @@ def test_masks_of_elements(rng: Any, checksum: Any) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("align", ["bottom-right", "top-left"])
-def test_sequences_of_different_lengths(causal: bool, align: str, rng: Any, checksum: Any) -> None:
-    some = [rng.standard_normal((n, h, 128)).astype(F16) for n, h in ((500, 4), (640, 2), (640, 2), (500, 4))]
+@pytest.mark.parametrize("D", [128, 256])
+def test_sequences_of_different_lengths(D: int, causal: bool, align: str, rng: Any, checksum: Any) -> None:
+    some = [rng.standard_normal((n, h, D)).astype(F16) for n, h in ((500, 4), (640, 2), (640, 2), (500, 4))]
     bounds = {"cu_seqlens_q": [0, 130, 130, 300, 500], "cu_seqlens_k": [0, 270, 290, 640, 640]}
     check(some, checksum, causal=causal, align=align, **bounds)
 
@@ -141,10 +146,11 @@ def test_plain_cores(dtype: Any, kernel: str, rng: Any, checksum: Any) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_results_repeat_bit_by_bit(deterministic: bool, rng: Any, checksum: Any) -> None:
+@pytest.mark.parametrize("D", [128, 256])
+def test_results_repeat_bit_by_bit(D: int, deterministic: bool, rng: Any, checksum: Any) -> None:
     import cupy
 
-    q, k, v, dout = (cupy.asarray(x) for x in operands(rng, 1500, 1500, 128, heads=(8, 4)))
+    q, k, v, dout = (cupy.asarray(x) for x in operands(rng, 1500, 1500, D, heads=(8, 4)))
     for options in ({"causal": True}, {}, {"window": (300, 0)}):
         out, lse = bg.attention(q, k, v, return_lse=True, **options)
         first = bg.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
@@ -161,10 +167,11 @@ def test_results_repeat_bit_by_bit(deterministic: bool, rng: Any, checksum: Any)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
-def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(name: str, rng: Any) -> None:
+@pytest.mark.parametrize("D", [128, 256])
+def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(D: int, name: str, rng: Any) -> None:
     import cupy
 
-    some = dict(zip(("q", "k", "v", "dout"), operands(rng, 200, 300, 128), strict=True))
+    some = dict(zip(("q", "k", "v", "dout"), operands(rng, 200, 300, D), strict=True))
     some[name][:, :, 133, 5] = np.nan
     wide = {key: x.astype(np.float64) for key, x in some.items()}
     out, lse = bg.attention(wide["q"], wide["k"], wide["v"], causal=True, return_lse=True)

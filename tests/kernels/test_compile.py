@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.backward_config import BackwardSm80, BackwardSm90
+from bsrgemm._attention.backward_config import BackwardKeysSm90, BackwardSm80, BackwardSm90
 from bsrgemm._attention.heuristics import AttentionSm90
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics, small_blocks
@@ -54,7 +54,7 @@ _TYPES = {
 #: (attention_sm80) or all that 384 threads can have (attention_sm90). What these spills cost was not measured.
 #: spmm: float64 blocks of 4 x 4 with the 24 warps of cards that have more shared memory. sm_86 and sm_89 can run that
 #: variant, but the rule has 20 warps for them, which do not spill. attention_backward_sm90: the warps that feed have 24
-#: registers, all that the multipliers leave; they wait for most of a turn.
+#: registers, all that the multipliers leave; they wait for most of a turn. So do those of attention_backward_keys_sm90.
 KNOWN_SPILLS = (
     {
         ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
@@ -69,6 +69,10 @@ KNOWN_SPILLS = (
     | {
         ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered).spec())): 188
         for dtype, width, keys, ordered in itertools.product(("f16", "bf16"), (64, 128), (64, 128), (True, False))
+    }
+    | {
+        ("sm_90a", str(BackwardKeysSm90(dtype, width, 64).spec())): 188
+        for dtype, width in itertools.product(("f16", "bf16"), (192, 256))
     }
     | {
         (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8

@@ -21,15 +21,28 @@ import numpy as np
 import bsrgemm as bg
 from bsrgemm._kernels import jit, sources
 
-#: Before each of these, a warp pauses in one of four cases.
-PLACES = (
-    "wait(shared.q_empty[slot], phase);",
-    "wait(shared.turn_full[n % kTurns], parity<kTurns>(n));",
-    "wait(shared.dq_full[0][n % 2], parity<2>(n));",
-    "add_release(p.turns + tile, 1);",
-    "wait(shared.q_full[slot], phase);",
-    "wait(shared.dq_empty[group], (n & 1) ^ 1);",
-)
+#: Before each of these lines of a source, a warp pauses in one of four cases.
+PLACES = {
+    "common/attention_backward_turns.cuh": (
+        "wait(shared.q_empty[slot], phase);",
+        "wait(shared.turn_full[n % kTurns], parity<kTurns>(n));",
+    ),
+    "attention_backward_sm90.cu": (
+        "wait(shared.dq_full[0][n % 2], parity<2>(n));",
+        "add_release(p.turns + piece, 1);",
+        "wait(shared.q_full[slot], parity<kSlots>(n));",
+        "wait(shared.dq_empty[group], (kGroups == 2 ? n & 1 : half) ^ 1);",
+    ),
+    "attention_backward_keys_sm90.cu": (
+        "wait(shared.q_full[slot], parity<kSlots>(n));",
+        "wait(shared.weights_full, n & 1);",
+        "wait(shared.weights_empty, (n & 1) ^ 1);",
+    ),
+    "attention_backward_queries_sm90.cu": (
+        "wait(shared.k_full[slot], parity<kSlots>(n));",
+        "wait(shared.v_full, n & 1);",
+    ),
+}
 PAUSE = """
 __device__ __forceinline__ void pause() {
   u32 x = clock() * 0x9e3779b9u + blockIdx.x * 0x85ebca6bu;
@@ -37,17 +50,21 @@ __device__ __forceinline__ void pause() {
   if ((x & 3) == 0) __nanosleep(x >> 4 & 4095);
 }
 """
-SOURCE = "attention_backward_sm90.cu"
+#: The source that all of these include, and what it begins with after its includes.
+SHARED, FIRST = "common/attention_backward_turns.cuh", "struct Turn {"
 
 
-def with_pauses(text: str) -> str:
-    """The source of the kernel with a pause before each of PLACES."""
-    for place in PLACES:
-        if place not in text:
-            raise SystemExit(f"{SOURCE} has no line {place!r}: update PLACES")
-        text = text.replace(place, f"pause(); {place}")
-    first = "struct Turn {"
-    return text.replace(first, f"{PAUSE}\n{first}", 1)
+def add_pauses(folder: Path) -> None:
+    """Put a pause before each of PLACES in the sources of a folder."""
+    for source, places in PLACES.items():
+        text = (folder / source).read_text()
+        for place in places:
+            if place not in text:
+                raise SystemExit(f"{source} has no line {place!r}: update PLACES")
+            text = text.replace(place, f"pause(); {place}")
+        if source == SHARED:
+            text = text.replace(FIRST, f"{PAUSE}\n{FIRST}", 1)
+        (folder / source).write_text(text)
 
 
 @contextlib.contextmanager
@@ -74,11 +91,13 @@ def main() -> int:
         ("causal, 8 on 2 heads", 8, 2, 128, {"causal": True}),
         ("window, 64 columns", 4, 4, 64, {"window": (500, 100)}),
         ("random blocks", 8, 8, 128, {"mask": mask}),
+        ("causal, 256 columns", 4, 4, 256, {"causal": True}),
+        ("random blocks, 192 columns", 8, 8, 192, {"mask": mask}),
     )
     with TemporaryDirectory() as name:
         folder = Path(name) / "cuda"
         shutil.copytree(sources.cuda_root(), folder)
-        (folder / SOURCE).write_text(with_pauses((folder / SOURCE).read_text()))
+        add_pauses(folder)
         for what, heads, kv_heads, D, band in cases:
             shapes = ((heads, 2048, D), (kv_heads, 2048, D), (kv_heads, 2048, D), (heads, 2048, D))
             q, k, v, dout = (rng.standard_normal((1, *s), np.float32).astype(np.float16) for s in shapes)
