@@ -85,6 +85,37 @@ def gemm_sm90() -> Picture:
     return p
 
 
+def gemm_turned_sm90() -> Picture:
+    p = Picture(41.6, "gemm_turned_sm90: C = alpha A @ B for blocks of 48, 80, 96 or 160 rows")
+    p.prose(
+        4,
+        "wgmma multiplies 64 rows by any 8 n columns. With the block on the left, 96 rows would take the place of 128. "
+        "Here the block is on the right: the product is computed as its transpose.",
+    )
+    p.text(11, 9.4, "B: 96 rows, 64 columns", at="center", size=8)
+    left = p.box(3, 10.4, 16, 9.6, "left operand,\nread across:\n64 x 16 of it", "load")
+    p.text(23, 15.2, "x", at="center", bold=True)
+    p.text(34, 9.4, "block of A: 96 x 96", at="center", size=8)
+    p.box(27, 10.4, 14, 14, "right operand,\nread across:\n16 x 96 of it", "softmax", legend=False)
+    p.text(45, 15.2, "=", at="center", bold=True)
+    p.text(58, 9.4, "C: 96 rows, 64 columns", at="center", size=8)
+    sums = p.box(49, 10.4, 18, 14, "64 x 96 sums of a warpgroup,\nturned by stmatrix", "store", size=8)
+    p.text(left.x, 26.6, "A tile of C: one or two row tiles by 256 to 512 columns, which two warpgroups divide.")
+    for w in range(2):
+        for slab in range(2):
+            x = 8 + 26 * w + 13 * slab
+            p.box(x, 28.4, 13, 4.2, f"warpgroup {w}\nslab {slab}", ("multiply", "sum")[w], size=8, legend=False)
+    p.text(7.2, 30.5, "96 rows", at="right", size=8)
+    p.text(sums.x + 12, 30.5, "256 columns", size=8)
+    p.prose(
+        35,
+        "A stage has 16 to 64 columns of the block, and as many rows of B in copies of 16. A row tile that lacks the "
+        "block of an entry is left out by both warpgroups: nothing is multiplied by zero.",
+    )
+    p.legend(39.8)
+    return p
+
+
 def gemm_sm80() -> Picture:
     p = Picture(45.5, "gemm_sm80: C = alpha A @ B + beta C by cp.async and mma.sync")
     p.prose(4, "A tile of 128 x 256, row tiles of 32 rows: warps w and w + 4, of one scheduler, own all of them.")
@@ -426,6 +457,7 @@ def spmm_f64() -> Picture:
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     "gemm_sm90": gemm_sm90,
+    "gemm_turned_sm90": gemm_turned_sm90,
     "gemm_sm80": gemm_sm80,
     "gemm_few": gemm_few,
     "gemm_simt": gemm_simt,

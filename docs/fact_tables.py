@@ -291,7 +291,7 @@ def rectangles() -> str:
     lines = []
     for block in ([256, 128], [128, 64], [96, 96], [48, 80]):
         found = row("gemm_table_cuda", dtype="float16", block=block)
-        largest = next(n for n in (128, 64, 32, 16) if block[0] % n == 0)
+        largest = next(n for n in (128, 64, 160, 96, 80, 48, 32, 16) if block[0] % n == 0)
         lines.append((f"{block[0]} x {block[1]}", largest, f"{found['tflops']:.0f}"))
     return table(["block", "rows that count", "TFLOP/s"], lines)
 

@@ -16,6 +16,13 @@ from . import arguments
 #: Element -> (its name in the wgmma instruction, how many of them one instruction takes along K).
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
 STORES = ("direct", "rows", "columns")
+#: Bytes of shared memory that a CTA can have on Hopper.
+_SHARED_BYTES = 232448
+
+
+def _column_tiles(section: int, tile_n: int, panel: int) -> int:
+    """Return how many column tiles make a section of columns whose panels of B, in bytes, fit into 20 MiB."""
+    return max(1, min(section // tile_n, (20 << 20) // panel))
 
 
 @dataclass(frozen=True)
@@ -120,8 +127,88 @@ class GemmSm90:
         These are the tiles of one section, or fewer if their panels of B do not fit into 20 MiB of the L2 cache. At
         K = 8192 on an H200, sections of 2048 columns instead of 1024 cost 3-7 %, and sections of 4096 cost 20 %.
         """
-        bytes_ = K * self.tile_n * BYTES[self.types.b]
-        return max(1, min(self.section // self.tile_n, (20 << 20) // bytes_))
+        return _column_tiles(self.section, self.tile_n, K * self.tile_n * BYTES[self.types.b])
+
+
+@dataclass(frozen=True)
+class GemmTurnedSm90:
+    """``A @ B`` on Hopper's tensor cores, computed as its transpose, for row tiles of 48, 80, 96 or 160 rows.
+
+    A tile has `row_tiles` row tiles by `tile_n` columns. Elements are 16-bit floats, and the result is only written.
+    """
+
+    types: Types
+    row_tile_height: int
+    row_tiles: int
+    tile_n: int
+    #: number of columns of A per step; `tail` is that of the last step of a block, or 0 if all steps are equal
+    depth: int
+    tail: int
+    #: whether one copy brings all slabs of 64 columns of a panel of B
+    wide: bool
+    #: number of slabs of 64 columns of C that a warpgroup has in shared memory while they are stored
+    rooms: int
+    #: number of columns of B that are processed before the kernel moves on to the next ones
+    section: int = 1024
+
+    threads = 384
+    #: the row tile heights for which the kernel is compiled
+    heights = (160, 96, 80, 48)
+
+    @property
+    def tile_m(self) -> int:
+        """The number of rows of a tile."""
+        return self.row_tiles * self.row_tile_height
+
+    @property
+    def line(self) -> int:
+        """The number of bytes of a row of A in a stage: `depth` columns, rounded up to 32, 64 or 128 bytes."""
+        return next(size for size in (32, 64, 128) if 2 * self.depth <= size)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return self.line * self.tile_m + 2 * self.depth * self.tile_n
+
+    @property
+    def _other_bytes(self) -> int:
+        """The size of the slabs of C, of barriers and tiles, and of the alignment."""
+        return 2 * self.rooms * 128 * self.row_tile_height + 512 + 1024
+
+    @property
+    def stages(self) -> int:
+        """The number of pipeline stages: as many as fit into shared memory, but at most 8."""
+        return min(8, (_SHARED_BYTES - self._other_bytes) // self._stage_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the kernel's struct Shared plus its alignment."""
+        return self.stages * self._stage_bytes + self._other_bytes
+
+    def spec(self) -> KernelSpec:
+        mma, k = _WGMMA[self.types.a]
+        return KernelSpec(
+            "gemm_turned_sm90.cu",
+            "gemm_turned_sm90",
+            (
+                ("ELEMENT_A", self.types.a),
+                ("ELEMENT_C", self.types.c),
+                ("MMA_TYPE", mma),
+                ("MMA_K", k),
+                ("ROW_TILE_HEIGHT", self.row_tile_height),
+                ("ROW_TILES", self.row_tiles),
+                ("TILE_N", self.tile_n),
+                ("DEPTH", self.depth),
+                ("TAIL", self.tail),
+                ("WIDE", int(self.wide)),
+                ("ROOMS", self.rooms),
+                ("STAGES", self.stages),
+            ),
+            (arguments.gemm_sm90(),),
+        )
+
+    def group(self, K: int) -> int:
+        """Return how many column tiles are processed together, for a B of K rows (see `GemmSm90.group`)."""
+        return _column_tiles(self.section, self.tile_n, K * self.tile_n * BYTES[self.types.b])
 
 
 @dataclass(frozen=True)
@@ -597,7 +684,7 @@ class WorkListKernel:
         return -(-keys // tile), tile
 
 
-Gemm = GemmSm90 | GemmSm80 | GemmFew | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
+Gemm = GemmSm90 | GemmTurnedSm90 | GemmSm80 | GemmFew | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
 Config = (
     Gemm
     | SpgemmSimt

@@ -28,6 +28,7 @@ from .configs import (
     GemmSimt,
     GemmSm80,
     GemmSm90,
+    GemmTurnedSm90,
     RowMatching,
     SpgemmPattern,
     SpgemmSimt,
@@ -49,6 +50,7 @@ from .small_blocks import (
     spmm_staged,
     spmv_small,
 )
+from .turned import every_turned, turned
 
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Blocks whose sides are at most this have their size compiled into the kernel spmv, so that the compiler replaces
@@ -95,6 +97,8 @@ def gemm(problem: Problem) -> Gemm:
     if few_serves(problem):
         return GemmFew(problem.types, problem.b_order == "F")
     if _tensor_cores_serve(problem) and not _by_rows(problem):
+        if turned_serves(problem) and _many_turned_tiles(problem):
+            return gemm_turned_sm90(problem)
         if sm90_serves(problem):
             return gemm_sm90(problem)
         if sm80_serves(problem):
@@ -197,8 +201,11 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             for other80 in _sm80_of(problem, row_tile_height):
                 if problem.R % row_tile_height == 0 and other80 != first:
                     yield other80
-    if sm90_serves(problem) and not isinstance(first, GemmSm90) and _tensor_cores_serve(problem):
-        yield gemm_sm90(problem)
+    if _tensor_cores_serve(problem):
+        if turned_serves(problem) and not isinstance(first, GemmTurnedSm90):
+            yield gemm_turned_sm90(problem)
+        if sm90_serves(problem) and not isinstance(first, GemmSm90):
+            yield gemm_sm90(problem)
     for simple in (plain(problem), spmm(problem.types, problem.R, problem.K, problem.N, problem.transposed)):
         if simple != first:
             yield simple
@@ -320,6 +327,37 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
     return GemmSm90(
         names, row_tile_height, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat
     )  # fmt: skip
+
+
+def turned_serves(problem: Problem) -> bool:
+    """Return whether gemm_turned_sm90 can compute this product, whose blocks do not fill row tiles of 64 rows."""
+    names = problem.types
+    return (
+        sm90_serves(problem)
+        and names.a in ("f16", "bf16")
+        and names.c == names.a
+        and not problem.transposed
+        and problem.overwrite
+        and problem.b_order == problem.c_order == "C"
+        and problem.R % 64 != 0
+        and any(problem.R % height == 0 for height in GemmTurnedSm90.heights)
+    )
+
+
+def gemm_turned_sm90(problem: Problem) -> GemmTurnedSm90:
+    """Return the config of gemm_turned_sm90 for a product."""
+    return turned(problem.types, problem.R, problem.K, problem.N)
+
+
+def _many_turned_tiles(problem: Problem) -> bool:
+    """Return whether gemm_turned_sm90 has more than two tiles for each of the 132 multiprocessors of an H200.
+
+    It was compared with gemm_sm90 for large products only; smaller ones stay with gemm_sm90, and so do those with few
+    columns.
+    """
+    config = gemm_turned_sm90(problem)
+    rows, columns = -(-problem.block_rows * problem.R // config.tile_m), -(-problem.N // config.tile_n)
+    return problem.N > 128 and rows * columns * problem.batches > 2 * 2 * _FEW_TILES
 
 
 #: Element -> (how it is multiplied, number of columns of A that one instruction takes).
@@ -502,7 +540,7 @@ def runs_on(config: Config, arch: str) -> bool:
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
     if isinstance(config, SpmmF64 | BlockProductsSm80 | GemmFew):
         return tensor_arch(arch)
-    return arch == "sm_90a" or not isinstance(config, GemmSm90 | BlockProductsSm90)
+    return arch == "sm_90a" or not isinstance(config, GemmSm90 | GemmTurnedSm90 | BlockProductsSm90)
 
 
 def skip_ahead_of_time(config: Config) -> bool:
@@ -511,6 +549,8 @@ def skip_ahead_of_time(config: Config) -> bool:
         usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
         few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
         return not usual or few_columns or config.tail > 0 or config.store == "columns"
+    if isinstance(config, GemmTurnedSm90):
+        return True
     return isinstance(config, GemmSimt | Spmv | GemmFew) and config.types.index == "i64"
 
 
@@ -634,6 +674,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
                 yield GemmFew(Types(half, half, c, "f32", numbers), by_columns)
         if dtype in (*HALF_DTYPES, np.dtype(np.float32)):
             yield from _sm90_configs(dtype)
+        if dtype in HALF_DTYPES:
+            yield from every_turned(Types(element(dtype), element(dtype), element(dtype), "f32"))
         if element(dtype) in _MMA:
             yield from _sm80_configs(dtype)
             yield from _block_configs(dtype)

@@ -20,7 +20,7 @@ from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered
 from . import arguments, heuristics, measured
 from .call import ProductCall
-from .configs import Gemm, GemmFew, GemmSm80, GemmSm90, Spmm, SpmmF64, SpmvSmall
+from .configs import Gemm, GemmFew, GemmSm80, GemmSm90, GemmTurnedSm90, Spmm, SpmmF64, SpmvSmall
 from .heuristics import Problem
 from .matrix_cache import MatrixCache, matrix_cache_of
 from .operand_order import order_of
@@ -251,7 +251,7 @@ def _plan(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> Pla
     kernel = jit.load(config.spec(), problem.arch)
     if config.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-    if isinstance(config, GemmSm90):
+    if isinstance(config, GemmSm90 | GemmTurnedSm90):
         return _plan_sm90(cache, problem, config, kernel)
     if isinstance(config, GemmSm80):
         return _plan_sm80(cache, problem, config, kernel)
@@ -285,8 +285,8 @@ def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: A
     return _filled_plan(config, kernel, grid, layout, template, arrays)
 
 
-def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90, kernel: Any) -> Plan:
-    """Plan gemm_sm90 for Hopper, which takes groups of row tiles from a work list; long groups are cut into pieces."""
+def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90 | GemmTurnedSm90, kernel: Any) -> Plan:
+    """Plan a kernel for Hopper, which takes groups of row tiles from a work list; long groups are cut into pieces."""
     pattern = cache.pattern(_stored_columns(problem), problem.transposed)
     shape = (problem.R // config.row_tile_height, config.row_tiles)
     multiprocessors = device.multiprocessors()
@@ -387,7 +387,7 @@ def _grid(config: Gemm, problem: Problem) -> tuple[int, ...]:
         return config.grid(problem.block_rows, problem.N, problem.batches)
     if isinstance(config, GemmFew):
         return config.grid(problem.block_rows, problem.R, problem.batches)
-    assert not isinstance(config, GemmSm90 | GemmSm80)
+    assert not isinstance(config, GemmSm90 | GemmTurnedSm90 | GemmSm80)
     return config.grid(problem.block_rows * problem.batches, problem.R, problem.N)
 
 
@@ -408,7 +408,7 @@ def _long_rows(cache: MatrixCache, problem: Problem, config: SpmvSmall, ctas: in
     return LongRows(bytes(template), pointers, rows.bound * problem.R, rows.bound), (rows, bounds)
 
 
-def _block_map(cache: MatrixCache, config: GemmSm90) -> bytes:
+def _block_map(cache: MatrixCache, config: GemmSm90 | GemmTurnedSm90) -> bytes:
     """Return the tensor map of A's blocks, which are stacked along their rows.
 
     For row tiles of fewer than 64 rows, the blocks are lines of 128 bytes if `config.flat`; otherwise the copy engine
@@ -416,18 +416,24 @@ def _block_map(cache: MatrixCache, config: GemmSm90) -> bytes:
     """
     data = cache.source[0]
     blocks, rows, cols = data.shape
-    if config.row_tile_height < 64:
+    name, height = tensor_map.dtype_name(data.dtype), config.row_tile_height
+    dims, strides, box, swizzle = (cols, blocks * rows), (cols * data.itemsize,), (128 // data.itemsize, height), "128B"
+    if isinstance(config, GemmTurnedSm90):
+        box, swizzle = (config.line // data.itemsize, height), f"{config.line}B"
+    elif height < 64:
         if not config.flat:
             return bytes(TENSOR_MAP_BYTES)
-        dims, box = (64, data.size // 64), (64, config.row_tile_height * config.depth // 64)
-        return Layout(tensor_map.dtype_name(data.dtype), dims, (128,), box, "128B").at(cache.pointer)
-    box = (64, config.depth) if config.a_transposed else (128 // data.itemsize, config.row_tile_height)
-    dims, strides = (cols, blocks * rows), (cols * data.itemsize,)
-    return Layout(tensor_map.dtype_name(data.dtype), dims, strides, box, "128B").at(cache.pointer)
+        dims, strides, box = (64, data.size // 64), (128,), (64, height * config.depth // 64)
+    elif config.a_transposed:
+        box = (64, config.depth)
+    return Layout(name, dims, strides, box, swizzle).at(cache.pointer)
 
 
 def _operand_maps(config: Gemm, B: Array, out: Array) -> tuple[Layout | None, Layout | None]:
     """Return the tensor maps of B and of the result; the latter is None if the result is not written in tiles."""
+    if isinstance(config, GemmTurnedSm90):
+        found = _map(B, False, (64, 16, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
+        return found, _map(out, False, (64, config.row_tile_height, 1), "128B")
     if not isinstance(config, GemmSm90):
         return None, None
     if config.b_transposed:

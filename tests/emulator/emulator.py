@@ -321,7 +321,7 @@ _kept: list[Any] = []
 
 # ---------------------------------------------------------------------------------- sources
 #: Headers that are exchanged for one of the emulator, wherever they lie: their assembly is put together by macros.
-_OTHERS = {"wgmma.cuh": "emulated_wgmma.h", "wgmma_narrow.cuh": ""}
+_OTHERS = {"wgmma.cuh": "emulated_wgmma.h", "wgmma_narrow.cuh": "", "wgmma_odd.cuh": ""}
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 #: Such a parameter is read where it lies. A copy on the stack need not lie at a multiple of more than 16 bytes.

@@ -67,6 +67,8 @@ def sm90_problems() -> Iterator[Problem]:
         yield problem("bf16", N=N, block_rows=rows, batches=batches, blocks=100)
     for rows, R in ((132, 64), (133, 64), (66, 128), (67, 128), (131, 64)):
         yield problem(R=R, N=256, block_rows=rows)
+    for R, K, N in product((48, 80, 96, 160, 240, 320), (16, 32, 80, 128), (128, 136, 256, 264, 1528, 8192)):
+        yield problem(("f16", "bf16")[K % 3 % 2], R=R, K=K, N=N, block_rows=300)
     for K, R, c in product((32, 48, 64, 96, 128, 160, 256, 8), (64, 32), ("f16", "bf16", "f32", "f64")):
         yield problem("e4m3", c=c, K=K, R=R, b_order="F")
     for K, R, tf32 in product((8, 16, 24, 32, 40, 64, 4, 12), (64, 128, 32), (True, False)):
@@ -145,7 +147,7 @@ def small_problems() -> Iterator[Problem]:
 def grids(config: Any, one: Problem) -> str:
     """The launch that does not depend on lists: threads, shared memory, and the grid on 132 multiprocessors."""
     parts = [config.threads, config.shared_bytes]
-    if isinstance(config, configs.GemmSm90):
+    if isinstance(config, configs.GemmSm90 | configs.GemmTurnedSm90):
         parts += [config.stages, config.row_tiles, config.group(one.block_cols * one.K)]
     elif isinstance(config, configs.GemmSm80):
         parts += [config.ctas(one.arch)]
@@ -305,6 +307,9 @@ def test_choices_are_those_that_were_written_down(section: str) -> None:
     written_lists.compare(PATH, section, SECTIONS[section])
 
 
+TENSOR = configs.GemmSm90 | configs.GemmTurnedSm90 | configs.GemmSm80
+
+
 def test_every_first_choice_is_compiled_ahead_of_time() -> None:
     """`every_config` promises the configs of products of one dtype on tensor cores, and of blocks of products."""
     listed = set(heuristics.every_config())
@@ -312,7 +317,7 @@ def test_every_first_choice_is_compiled_ahead_of_time() -> None:
     for one in (*sm90_problems(), *sm80_problems()):
         config = heuristics.gemm(one)
         promoted = one.types == names(one.types.a, index=one.types.index) or one.types.a == "e4m3"
-        if promoted and isinstance(config, configs.GemmSm90 | configs.GemmSm80) and one.types.c != "f64":
+        if promoted and isinstance(config, TENSOR) and one.types.c != "f64":
             served += 1
             assert config in listed, one
             assert heuristics.runs_on(config, one.arch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 from typing import Any
 
@@ -72,6 +73,42 @@ def test_steps_and_tail_cover_k(a: Any, R: int) -> None:
         if config.row_tile_height < 64:
             assert config.tail == 0
     assert served or (fp8 and R % 64)
+
+
+def test_blocks_that_fill_no_row_tile_of_64_rows_are_multiplied_turned() -> None:
+    """Only row-major operands of 16 bits, a result that is only written, and many tiles."""
+    large = problem(K=48, N=8192, block_rows=200)
+    for R in range(16, 513, 16):
+        turned = isinstance(heuristics.gemm(replace(large, R=R)), configs.GemmTurnedSm90)
+        assert turned == (R % 64 > 0 and any(R % height == 0 for height in (48, 80, 96, 160)))
+    assert isinstance(heuristics.gemm(replace(large, R=96)), configs.GemmTurnedSm90)
+    for change in (
+        {"N": 128},
+        {"b_order": "F"},
+        {"c_order": "F"},
+        {"transposed": True},
+        {"overwrite": False},
+        {"K": 24},
+        {"arch": "sm_80"},
+    ):
+        assert not isinstance(heuristics.gemm(replace(large, R=96, **change)), configs.GemmTurnedSm90)
+
+
+@pytest.mark.parametrize(("rows", "turned"), [(264, False), (265, True)])
+def test_turned_products_have_more_than_two_tiles_for_each_multiprocessor(rows: int, turned: bool) -> None:
+    one = problem(R=96, K=96, N=512, block_rows=rows)
+    assert isinstance(heuristics.gemm(one), configs.GemmTurnedSm90) == turned
+    assert any(isinstance(config, configs.GemmTurnedSm90) for config in heuristics.candidates(one))
+    assert any(isinstance(config, configs.GemmSm90) for config in heuristics.candidates(one))
+
+
+def test_stages_of_a_turned_product_fit_and_steps_cover_k() -> None:
+    for R, K, N in itertools.product((48, 80, 96, 160), range(16, 257, 16), (136, 256, 1528, 8192)):
+        config = heuristics.gemm_turned_sm90(problem(R=R, K=K, N=N))
+        assert config.stages >= 3 and config.shared_bytes <= 232_448
+        assert 0 <= config.tail < config.depth and (K - config.tail) % config.depth == 0
+        columns = -(-N // config.tile_n) * config.tile_n
+        assert 10 * columns <= 11 * (-(-N // 256) * 256)
 
 
 def test_a_kernel_with_a_tail_is_told_how_long_it_is() -> None:
