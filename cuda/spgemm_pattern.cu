@@ -1,8 +1,8 @@
 // The pattern of C[i, j] = sum_k A[i, k] @ B[k, j]: for each block row i its columns j, in order, and for each of these
 // the pairs (block of A, block of B) whose products are summed, in the order in which A and B store them. A warp has a
-// block row: it counts the pairs of each column in a hash table in shared memory, sorts the columns, and writes the
-// pairs. The columns of a row are stored at the index of its first pair until the number of columns of all rows is
-// known.
+// block row: it counts the pairs of each column in a table in shared memory and writes the pairs. `list_at_once` has a
+// table of all columns and finds the places of a row from the rows before it. The others have hash tables and sort the
+// columns, which are stored at the index of the row's first pair until the number of columns of all rows is known.
 #include "common/bsr.cuh"
 
 using Index = INDEX;
@@ -30,12 +30,16 @@ struct SpgemmPattern {
   Index* count;      // (rows + 1,): columns of row i at i + 1; then columns before each row
   Index* indices;    // (columns of all rows,)
   int* starts;       // first pair of each of these columns
+  int* counters;     // list_at_once: {rows claimed, CTAs that are done}, zero before and after
+  u64* sums;         // list_at_once: a `Sum` of each row, zero before and after
+  i64* totals;       // list_at_once: {pairs, columns of all rows}
+  i64 most_pairs, most_columns;  // list_at_once: what the lists have memory for
   int slots;         // slots of a table, a power of two and more than a row has columns
   int listed;        // most columns that are sorted, a power of two
 };
 #ifdef SPGEMM_PATTERN_BYTES
 CHECK_LAYOUT(SpgemmPattern, SPGEMM_PATTERN, (a)(b)(columns)(before)(most)(left)(right)(column)(start)(count)(indices)
-             (starts)(slots)(listed))
+             (starts)(counters)(sums)(totals)(most_pairs)(most_columns)(slots)(listed))
 #endif
 
 
@@ -212,4 +216,126 @@ pack_columns(const __grid_constant__ SpgemmPattern m) {
       m.starts[to + k] = m.start[from + k];
     }
   }
+}
+
+// What a row, or all rows up to it, have: pairs and columns, which stay at 2^31 - 1 if there are more, and whether they
+// are there already. One word holds all, so that who sees one of them sees the others.
+struct Sum {
+  static constexpr u64 kOfRow = u64(1) << 62, kOfAll = u64(1) << 63, kMost = 0x7fffffff;
+  u64 word;
+  __device__ __forceinline__ static Sum of(u64 state, u64 pairs, u64 columns) {
+    return {state | (pairs < kMost ? pairs : kMost) << 31 | (columns < kMost ? columns : kMost)};
+  }
+  __device__ __forceinline__ u64 pairs() const { return word >> 31 & kMost; }
+  __device__ __forceinline__ u64 columns() const { return word & kMost; }
+  __device__ __forceinline__ Sum with(u64 state, Sum other) const {
+    return of(state, pairs() + other.pairs(), columns() + other.columns());
+  }
+};
+
+// Publishes the sum of row i and returns that of all rows before it. A warp looks at 32 rows at a time, back to the
+// nearest one that knows all before. Rows are claimed in order, so that whoever is waited for is running.
+__device__ __forceinline__ Sum sum_before(u64* sums, i64 i, Sum own) {
+  const auto publish = [&](u64 state, Sum x) {
+    if (lane_id() == 0) *const_cast<volatile u64*>(sums + i) = Sum::of(state, x.pairs(), x.columns()).word;
+  };
+  if (i > 0) publish(Sum::kOfRow, own);
+  Sum before{0};
+  for (i64 end = i; end > 0;) {
+    const i64 row = end - 1 - lane_id();
+    const Sum found{row < 0 ? Sum::kOfAll : *const_cast<volatile u64*>(sums + row)};
+    const u32 all = __ballot_sync(0xffffffffu, found.word >= Sum::kOfAll);
+    const int last = all ? __ffs(all) - 1 : 31;  // lanes from the last row back to the one that knows all
+    if (__any_sync(0xffffffffu, lane_id() <= last && found.word == 0)) {
+      __nanosleep(20);
+      continue;
+    }
+    u64 pairs = lane_id() <= last ? found.pairs() : 0, columns = lane_id() <= last ? found.columns() : 0;
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      pairs += __shfl_xor_sync(0xffffffffu, pairs, lanes);
+      columns += __shfl_xor_sync(0xffffffffu, columns, lanes);
+    }
+    before = before.with(0, Sum::of(0, pairs, columns));
+    if (all) break;
+    end -= 32;
+  }
+  publish(Sum::kOfAll, before.with(0, own));
+  return before;
+}
+
+// The pairs of a row and its columns, at their places in the lists; `values` has a number for each column.
+__device__ __forceinline__ void list_row(const SpgemmPattern& m, i64 i, int* values) {
+  const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
+  for (int c = lane_id(); c < m.slots; c += 32) values[c] = 0;
+  __syncwarp();
+  for_pairs(m, row, [&](int, int, u32 column) {
+    if (column != kNone) atomicAdd(values + column, 1);
+  });
+  __syncwarp();
+  u64 pairs = 0;
+  int columns = 0;
+  for (int c = lane_id(); c < m.slots; c += 32) {
+    pairs += u32(values[c]);
+    columns += values[c] > 0;
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    pairs += __shfl_xor_sync(0xffffffffu, pairs, lanes);
+    columns += __shfl_xor_sync(0xffffffffu, columns, lanes);
+  }
+  const Sum own = Sum::of(0, pairs, u64(columns)), before = sum_before(m.sums, i, own), all = before.with(0, own);
+  if (lane_id() == 0) {
+    if (i == 0) m.count[0] = 0;
+    m.count[i + 1] = Index(all.columns());
+    if (i == m.a.rows - 1) m.totals[0] = i64(all.pairs()), m.totals[1] = i64(all.columns());
+  }
+  if (i64(all.pairs()) > m.most_pairs || i64(all.columns()) > m.most_columns) return;  // the host will see it
+  int next_pair = int(before.pairs()), next_column = int(before.columns());
+  for (int c0 = 0; c0 < m.slots; c0 += 32) {
+    const int own_pairs = values[c0 + lane_id()], end = next_pair + scanned(own_pairs);
+    const u32 there = __ballot_sync(0xffffffffu, own_pairs > 0);
+    const int place = next_column + __popc(there & ((1u << lane_id()) - 1));
+    if (own_pairs > 0) {
+      m.indices[place] = Index(c0 + lane_id());
+      m.starts[place] = values[c0 + lane_id()] = end - own_pairs;
+    }
+    next_pair = __shfl_sync(0xffffffffu, end, 31);
+    next_column += __popc(there);
+  }
+  __syncwarp();
+  for_pairs(m, row, [&](int p, int q, u32 column) {
+    const u32 same = __match_any_sync(0xffffffffu, column), earlier = same & ((1u << lane_id()) - 1);
+    const int next = column == kNone ? 0 : values[column];
+    __syncwarp();
+    if (column != kNone && earlier == 0) values[column] = next + __popc(same);
+    __syncwarp();
+    const int place = next + __popc(earlier);
+    if (column != kNone && in_range(place, m.most_pairs)) m.left[place] = p, m.right[place] = q;
+  });
+  __syncwarp();
+}
+
+// The whole pattern in one launch, if a table can have a number for each column. A CTA is one warp.
+extern "C" __global__ void __launch_bounds__(32, 16)
+list_at_once(const __grid_constant__ SpgemmPattern m) {
+  extern __shared__ __align__(1024) u8 memory[];
+  int* values = reinterpret_cast<int*>(memory);
+  for (;;) {
+    int claimed = 0;
+    if (lane_id() == 0) claimed = atomicAdd(m.counters, 1);
+    const i64 i = __shfl_sync(0xffffffffu, claimed, 0);
+    if (i >= m.a.rows) break;
+    list_row(m, i, values);
+  }
+  int done = 0;
+  __syncwarp();
+  if (lane_id() == 0) {
+    __threadfence();
+    done = atomicAdd(m.counters + 1, 1);
+  }
+  if (__shfl_sync(0xffffffffu, done, 0) != int(gridDim.x) - 1) return;
+  __syncwarp();
+  for (i64 i = lane_id(); i < m.a.rows; i += 32) m.sums[i] = 0;
+  if (lane_id() == 0) m.counters[0] = m.counters[1] = 0;
 }

@@ -39,7 +39,7 @@ def common_configs(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any
     index = element_types.element(_INDEX)
     yield from (Expand(index), WorkListKernel(index), RowMatching("row_bits", index))
     yield from map(RowMatching, ("overlaps", "match_rows"))
-    yield from (SpgemmPattern(entry, index) for entry in ("count_pairs", "list_pairs", "pack_columns"))
+    yield from (SpgemmPattern(entry, index) for entry in SpgemmPattern.entries)
     for dtype in dtypes:
         yield segment(dtype, "add", 1, 1)
         yield from _products(arch, dtype)

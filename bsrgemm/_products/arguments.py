@@ -45,7 +45,8 @@ SPGEMM_PATTERN = Struct(
     (
         *fields(BLOCK_PATTERN, "a b"),
         *fields("q", "columns"),
-        *fields("P", "before most left right column start count indices starts"),
+        *fields("P", "before most left right column start count indices starts counters sums totals"),
+        *fields("q", "most_pairs most_columns"),
         *fields("i", "slots listed"),
     ),
 )

@@ -20,6 +20,7 @@ from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
 from .configs import BlockProductsSm80, BlockProductsSm90
 from .heuristics import BlockProblem
 from .operand_order import order_of
+from .spgemm_pattern import Listing
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
@@ -107,9 +108,33 @@ class BlockLaunch:
         return BlockLaunch(*launch, self.shape, self.dtype, bytes(packed), self.maps, self.lists)
 
 
+@dataclass(slots=True)
+class PairsLaunch:
+    """The launch of ``BSR @ BSR`` for lists of pairs of which it is not known yet how long they are."""
+
+    #: the launch if all memory of the lists is in use
+    longest: BlockLaunch
+    #: number of tiles of a block
+    tiles: int
+    #: whether blocks are computed in strips, so that what is read of B is found in the L2 cache
+    in_strips: bool
+
+    def of(self, blocks: int, pairs: int, rows: int) -> BlockLaunch:
+        """Return the launch for so many blocks and pairs; `rows` is as in `pair_products`."""
+        longest, packed = self.longest, bytearray(self.longest.template)
+        _NUMBERS_SM90.write(packed, blocks, pairs)
+        if self.in_strips and rows >= _STRIP:
+            _ROW_BLOCKS_SM90.write(packed, round(blocks / rows))
+        grid = (min(blocks * self.tiles, device.multiprocessors()),)
+        launch = longest.kernel, grid, longest.threads, longest.shared_bytes
+        shape = blocks, *longest.shape[1:]
+        return BlockLaunch(*launch, shape, longest.dtype, bytes(packed), longest.maps, longest.lists, longest.copies)
+
+
 #: Writers for the fields of the arguments that change between calls.
 _OPERANDS_SM80, _RESULT_SM80 = BLOCK_PRODUCTS_SM80.patch("a", "b"), BLOCK_PRODUCTS_SM80.patch("out")
 _RESULT_SM90, _COUNTERS_SM90 = BLOCK_PRODUCTS_SM90.patch("out"), BLOCK_PRODUCTS_SM90.patch("counters")
+_NUMBERS_SM90, _ROW_BLOCKS_SM90 = BLOCK_PRODUCTS_SM90.patch("blocks", "pairs"), BLOCK_PRODUCTS_SM90.patch("row_blocks")
 
 
 def pair_products(
@@ -121,25 +146,53 @@ def pair_products(
     result if its blocks are sorted by block row, otherwise 0. If B is larger than the L2 cache, the Hopper kernel uses
     it to compute the blocks in an order that reads less from memory.
     """
-    R, K = a.shape[1:]
-    N = b.shape[2]
-    a, b = contiguous(a), contiguous(b)
-    if not 0 < len(ia) < _MOST or max(len(a) * R, len(b) * K) >= _MOST or (a.data.ptr | b.data.ptr) % 16:
+    problem = _pairs_problem(a, b, len(ia), dtype)
+    if problem is None:
         return None
-    problem = BlockProblem(jit.device_target(), a.dtype, b.dtype, dtype, R, K, N)
-    out = (len(starts), R, N)
+    a, b = contiguous(a), contiguous(b)
     lists = _Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
-    hopper = heuristics.block_products_sm90(problem)
-    if hopper is not None:
-        left = _map(a, (K, R, len(a)), (K, R * K), (64, hopper.tile_m))
-        right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
-        in_strips = rows >= _STRIP and b.nbytes > device.l2_bytes()
-        row_blocks = round(len(starts) / rows) if in_strips else 0
-        return _started(_launch_sm90(hopper, (a, b), (left, right), (out, dtype), lists, K, row_blocks))
+    if heuristics.block_products_sm90(problem) is not None:
+        launch = _pairs_launch(problem, a, b, lists)
+        return None if launch is None else launch.of(len(starts), len(ia), rows).start()
     config = heuristics.block_products_sm80(problem)
     if config is None:
         return None
-    return _started(_launch_sm80(config, (a, b), (out, dtype), lists, (K, N, R * K, K * N), K))
+    R, K, N = problem.R, problem.K, problem.N
+    return _started(_launch_sm80(config, (a, b), ((len(starts), R, N), dtype), lists, (K, N, R * K, K * N), K))
+
+
+def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
+    """Return the launch of `pair_products` on Hopper before the numbers of pairs and blocks are known, or None."""
+    problem = _pairs_problem(a, b, len(listing.left), dtype)
+    if problem is None:
+        return None
+    lists = _Lists(
+        listing.left, listing.right, listing.starts, (len(listing.starts), len(listing.left), len(a), len(b))
+    )
+    return _pairs_launch(problem, contiguous(a), contiguous(b), lists)
+
+
+def _pairs_problem(a: Array, b: Array, pairs: int, dtype: np.dtype[Any]) -> BlockProblem | None:
+    """Return the properties of a product that the tensor cores may be able to compute, or None."""
+    R, K = a.shape[1:]
+    unfit = not 0 < pairs < _MOST or max(len(a) * R, len(b) * K) >= _MOST or (a.data.ptr | b.data.ptr) % 16
+    return None if unfit else BlockProblem(jit.device_target(), a.dtype, b.dtype, dtype, R, K, b.shape[2])
+
+
+def _pairs_launch(problem: BlockProblem, a: Array, b: Array, lists: _Lists) -> PairsLaunch | None:
+    """Return the launch for Hopper, or None if it cannot compute the product or there are too many tiles."""
+    config = heuristics.block_products_sm90(problem)
+    if config is None:
+        return None
+    R, K, N = problem.R, problem.K, problem.N
+    left = _map(a, (K, R, len(a)), (K, R * K), (64, config.tile_m))
+    right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
+    longest = _launch_sm90(config, (a, b), (left, right), ((lists.counts[0], R, N), problem.out), lists, K)
+    if longest is None:
+        return None
+    longest.copies = (a, b)
+    tiles = -(-R // config.tile_m) * -(-N // config.part_n)
+    return PairsLaunch(longest, tiles, b.nbytes > device.l2_bytes())
 
 
 def sampled(
@@ -236,7 +289,6 @@ def _launch_sm90(
     out: tuple[tuple[int, int, int], np.dtype[Any]],
     lists: _Lists,
     K: int,
-    row_blocks: int = 0,
 ) -> BlockLaunch | None:
     """Return the launch for Hopper, or None if there are too many tiles; `out` is the result's shape and dtype."""
     blocks, R, N = out[0]
@@ -250,7 +302,7 @@ def _launch_sm90(
     narrow = tiles // (config.parts * ctas) * ctas // heights * config.parts
     a, b = (layout.at(x.data.ptr) for layout, x in zip(maps, operands, strict=True))
     packed = BLOCK_PRODUCTS_SM90.pack(
-        a=a, b=b, out=0, counters=0, R=R, N=N, K=K, narrow=narrow, row_blocks=row_blocks, **lists.fields()
+        a=a, b=b, out=0, counters=0, R=R, N=N, K=K, narrow=narrow, row_blocks=0, **lists.fields()
     )
     return BlockLaunch(kernel, (ctas,), (config.threads,), config.shared_bytes, *out, bytes(packed), maps, lists)
 

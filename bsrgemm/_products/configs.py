@@ -644,12 +644,13 @@ class RowMatching:
 
 @dataclass(frozen=True)
 class SpgemmPattern:
-    """One of the three kernels that find the pairs of blocks which ``BSR @ BSR`` multiplies."""
+    """One of the kernels that find the pairs of blocks which ``BSR @ BSR`` multiplies."""
 
     entry: str
     index: str
 
     threads = 128
+    entries = ("list_at_once", "count_pairs", "list_pairs", "pack_columns")
 
     def spec(self) -> KernelSpec:
         return KernelSpec("spgemm_pattern.cu", self.entry, (("INDEX", self.index),), (arguments.SPGEMM_PATTERN,))

@@ -59,6 +59,24 @@ class CudaProducts(ProductEngine):
         found = spgemm_pattern.product_pattern(a, b, block_cols)
         return super().product_pattern(a, b, block_cols) if found is None else found
 
+    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+        listing = spgemm_pattern.begin(a, b, block_cols)
+        if listing is None:
+            return super().multiply_sparse(a, b, block_cols, dtype)
+        rows = len(a.indptr) - 1
+        # the host prepares the products while the card lists the pairs
+        prepared = block_products.pairs_launch(a.data, b.data, listing, dtype)
+        found = listing.finish()
+        if found is None:
+            return super().multiply_sparse(a, b, block_cols, dtype)
+        pairs, blocks = found
+        if prepared is not None:
+            data = prepared.of(blocks, pairs, rows).start()
+        else:
+            lists = listing.left[:pairs], listing.right[:pairs], listing.starts[:blocks]
+            data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)
+        return Blocks(data, *listing.index(blocks))
+
     def pair_products(
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
     ) -> Array:

@@ -648,7 +648,7 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
     int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
     for index in (int32, int64):
         yield Expand(element(index))
-        yield from (SpgemmPattern(entry, element(index)) for entry in ("count_pairs", "list_pairs", "pack_columns"))
+        yield from (SpgemmPattern(entry, element(index)) for entry in SpgemmPattern.entries)
         yield from (RowMatching("row_bits", element(index)), WorkListKernel(element(index)))
     yield from map(RowMatching, ("overlaps", "match_rows"))
     if np.dtype(np.uint8) in dtypes:

@@ -148,11 +148,11 @@ def plan(A: Any, B: Any) -> ProductPlan:
 
     Notes
     -----
-    Making a plan waits for the GPU twice, as ``A @ B`` does. A call of the plan does not wait, if the matrices share
-    the index arrays that the plan was made from. For each product of two blocks, the plan takes 8 bytes of memory on
-    the GPU and 16 bytes on the CPU; it takes 16 bytes on the GPU too if the result has a block row with too many blocks
-    for a hash table in shared memory. The plan keeps the index arrays of `A` and `B`, with copies of them and of those
-    of the result. The result has every block that the patterns allow, even if its values cancel out to zero.
+    Making a plan waits for the GPU once or twice, as ``A @ B`` does. A call of the plan does not wait, if the matrices
+    share the index arrays that the plan was made from. For each product of two blocks, the plan takes 8 bytes of memory
+    on the GPU and 16 bytes on the CPU; it takes 16 bytes on the GPU too if the result has a block row with too many
+    blocks for a hash table in shared memory. The plan keeps the index arrays of `A` and `B`, with copies of them and of
+    those of the result. The result has every block that the patterns allow, even if its values cancel out to zero.
 
     Examples
     --------

@@ -7,7 +7,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._kernels import device, jit
+from .._kernels import device, jit, workspace
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous
 from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
@@ -19,53 +19,133 @@ _MOST = 2**31
 #: Bytes of shared memory that a CTA has without an explicit request, which is the limit for a CTA of more than one
 #: warp, and the largest number of warps of a CTA.
 _SHARED_BYTES, _WARPS = 48 << 10, 4
+#: Patterns with more block columns, or with lists for more pairs (32 MiB), are not listed at once.
+_MOST_COLUMNS, _MOST_ROOM = 2048, 1 << 22
+#: The fields of the argument that not every kernel has a value for.
+_ZEROS = dict.fromkeys(
+    (
+        *("before", "most", "left", "right", "column", "start", "count", "indices", "starts", "counters", "sums"),
+        *("totals", "most_pairs", "most_columns", "slots", "listed"),
+    ),
+    0,
+)
+
+
+class Listing:
+    """The pairs of ``A @ B`` while the GPU lists them, in memory that suffices for any pattern without duplicates.
+
+    Work that does not depend on the number of pairs can go on until `finish` waits for it.
+    """
+
+    def __init__(self, patterns: _Patterns, room: tuple[int, int]) -> None:
+        pairs, blocks = self._room = room
+        rows, index = patterns.rows, patterns.index
+        memory = cupy.empty(2 * pairs + blocks + blocks % 2 + 4, np.int32)
+        self.left, self.right, self.starts = memory[4 : 4 + pairs], memory[4 + pairs :], memory[4 + 2 * pairs :]
+        self._totals = memory[:4].view(np.int64)
+        self.indices, self.indptr = cupy.empty(blocks, index), cupy.empty(rows + 1, index)
+        zeros = workspace.counters(2 * rows + 2).data.ptr
+        slots = -(-patterns.block_cols // 32) * 32
+        arrays = {"left": self.left, "right": self.right, "starts": self.starts, "indices": self.indices}
+        arrays |= {"count": self.indptr, "totals": self._totals}
+        pointers = {name: x.data.ptr for name, x in arrays.items()} | {"counters": zeros, "sums": zeros + 8}
+        sizes = {"most_pairs": pairs, "most_columns": blocks, "slots": slots}
+        patterns.start("list_at_once", 1, 4 * slots, pointers | sizes)
+
+    def finish(self) -> tuple[int, int] | None:
+        """Wait for the numbers of pairs and of blocks of the result; None if there is no pair or too little memory."""
+        pairs, blocks = self._totals.tolist()  # synchronize!
+        return (pairs, blocks) if 0 < pairs <= self._room[0] and blocks <= self._room[1] else None
+
+    def index(self, blocks: int) -> tuple[Array, Array]:
+        """Return the index arrays of the result. If they take less than half of their memory, a copy is made."""
+        indices = self.indices[:blocks]
+        return (indices.copy() if 2 * blocks < self._room[1] else indices), self.indptr
+
+
+class _Patterns:
+    """The patterns of two matrices, as kernels read them."""
+
+    def __init__(self, a: Blocks, b: Blocks, block_cols: int) -> None:
+        self.rows, self.block_cols, self.sizes = len(a.indptr) - 1, block_cols, (len(a.indices), len(b.indices))
+        self.index = structure.index_dtype(0, *a[1:], *b[1:])
+        # copies stay alive until the kernels that read them have been started
+        self._arrays = [tuple(contiguous(x.astype(self.index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
+        self._sides = [_packed(indices, indptr) for indices, indptr in self._arrays]
+
+    @property
+    def room(self) -> tuple[int, int] | None:
+        """The most pairs and blocks of a result without duplicates; None if they cannot be listed at once."""
+        a_blocks, b_blocks = self.sizes
+        pairs = a_blocks * min(self.block_cols, b_blocks)
+        fits = 0 < pairs <= _MOST_ROOM and self.block_cols <= _MOST_COLUMNS and b_blocks < _MOST // 64
+        return (pairs, min(pairs, self.rows * self.block_cols)) if fits else None
+
+    def start(self, entry: str, warps: int, shared_bytes: int, values: dict[str, int]) -> None:
+        """Start a kernel with these values of its argument; all others are zero."""
+        packed = SPGEMM_PATTERN.pack(a=self._sides[0], b=self._sides[1], columns=self.block_cols, **_ZEROS | values)
+        config = SpgemmPattern(entry, element(self.index))
+        kernel = jit.load(config.spec(), jit.device_target())
+        if shared_bytes > _SHARED_BYTES:
+            kernel.max_dynamic_shared_size_bytes = shared_bytes
+        kernel(config.grid(self.rows, warps), (32 * warps,), (jit.argument(packed),), shared_mem=shared_bytes)
+
+
+def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
+    """Start to list the pairs of ``A @ B`` in one launch; None if its tables or lists might take too much memory."""
+    patterns = _patterns(a, b, block_cols)
+    room = None if patterns is None else patterns.room
+    return None if patterns is None or room is None else Listing(patterns, room)
 
 
 def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | None:
-    """Return the pairs of blocks of ``A @ B`` and the pattern of the result. Waits twice for the GPU.
+    """Return the pairs of blocks of ``A @ B`` and the pattern of the result. Waits once or twice for the GPU.
 
     The result is None if there are no pairs, if a size exceeds 31 bits, or if a block row of the result may have more
     blocks than fit into a hash table in shared memory.
     """
-    rows = len(a.indptr) - 1
-    if not rows or max(len(a.indices), len(b.indices), block_cols) >= _MOST:
+    patterns = _patterns(a, b, block_cols)
+    if patterns is None:
         return None
-    index = structure.index_dtype(0, *a[1:], *b[1:])
-    patterns = [tuple(contiguous(x.astype(index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
-    sides = [_packed(indices, indptr) for indices, indptr in patterns]
+    room = patterns.room
+    if room is not None:
+        listing = Listing(patterns, room)
+        found = listing.finish()
+        if found is not None:
+            pairs, blocks = found
+            left, right, starts = listing.left[:pairs], listing.right[:pairs], listing.starts[:blocks]
+            return ProductPattern(left.copy(), right.copy(), starts.copy(), *listing.index(blocks))
+    return _in_steps(patterns)
+
+
+def _patterns(a: Blocks, b: Blocks, block_cols: int) -> _Patterns | None:
+    if len(a.indptr) < 2 or max(len(a.indices), len(b.indices), block_cols) >= _MOST:
+        return None
+    return _Patterns(a, b, block_cols)
+
+
+def _in_steps(patterns: _Patterns) -> ProductPattern | None:
+    """Count the pairs, list them and pack the columns of the result: three launches and two waits."""
+    rows, index = patterns.rows, patterns.index
     before = cupy.zeros(rows + 2, np.int64)
-    #: the arrays that the kernels write; one that is not allocated yet is passed as a null pointer
-    arrays: dict[str, Array | None] = dict.fromkeys(("left", "right", "column", "start", "count", "indices", "starts"))
-    arrays |= {"before": before, "most": before[-1:]}
-
-    def start(entry: str, warps: int = _WARPS, table: tuple[int, int] = (0, 0), shared_bytes: int = 0) -> None:
-        pointers = {name: 0 if x is None else x.data.ptr for name, x in arrays.items()}
-        packed = SPGEMM_PATTERN.pack(
-            a=sides[0], b=sides[1], columns=block_cols, slots=table[0], listed=table[1], **pointers
-        )
-        config = SpgemmPattern(entry, element(index))
-        kernel = jit.load(config.spec(), jit.device_target())
-        if shared_bytes > _SHARED_BYTES:
-            kernel.max_dynamic_shared_size_bytes = shared_bytes
-        kernel(config.grid(rows, warps), (32 * warps,), (jit.argument(packed),), shared_mem=shared_bytes)
-
-    start("count_pairs")
+    values: dict[str, int] = {"before": before.data.ptr, "most": before[-1:].data.ptr}
+    patterns.start("count_pairs", _WARPS, 0, values)
     cupy.cumsum(before[:-1], out=before[:-1])
     pairs, most = before[-2:].tolist()  # synchronize!
-    slots, listed = _table(min(most, block_cols))
+    slots, listed = _table(min(most, patterns.block_cols))
     bytes_of_warp = 4 * (2 * slots + listed)
     if not 0 < pairs < _MOST or bytes_of_warp > device.shared_bytes_per_block():
         return None
-    left, right, arrays["column"], arrays["start"] = (cupy.empty(pairs, np.int32) for _ in range(4))
+    left, right, column, start = (cupy.empty(pairs, np.int32) for _ in range(4))
     indptr = cupy.zeros(rows + 1, index)
-    arrays |= {"left": left, "right": right, "count": indptr}
+    arrays = {"left": left, "right": right, "column": column, "start": start, "count": indptr}
+    values |= {name: x.data.ptr for name, x in arrays.items()}
     warps = max(1, min(_WARPS, _SHARED_BYTES // bytes_of_warp))
-    start("list_pairs", warps, (slots, listed), warps * bytes_of_warp)
+    patterns.start("list_pairs", warps, warps * bytes_of_warp, values | {"slots": slots, "listed": listed})
     cupy.cumsum(indptr, out=indptr)
     blocks = int(indptr[-1])  # synchronize!
     indices, starts = cupy.empty(blocks, index), cupy.empty(blocks, np.int32)
-    arrays |= {"indices": indices, "starts": starts}
-    start("pack_columns")
+    patterns.start("pack_columns", _WARPS, 0, values | {"indices": indices.data.ptr, "starts": starts.data.ptr})
     return ProductPattern(left, right, starts, indices, indptr)
 
 

@@ -247,7 +247,9 @@ class Kernel:
         self._library, self._entry = library, entry
 
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
-        if _most_ctas and self._entry in _LOOPS:
+        if self._entry in _WAITING:
+            grid = (1,)
+        elif _most_ctas and self._entry in _LOOPS:
             grid = tuple(min(n, _most_ctas[-1]) for n in grid)
         held = [self._bytes(x) for x in args]
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
@@ -271,6 +273,8 @@ _LOOPS = {
     *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
     *("list_pairs", "pack_columns", "count_pairs"),
 }
+#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other wherever there are two.
+_WAITING = {"list_at_once"}
 _most_ctas: list[int] = []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._backend.base import Blocks
-from bsrgemm._kernels import device
+from bsrgemm._kernels import device, workspace
 from bsrgemm._products import spgemm_pattern
 from bsrgemm._products.engine import ProductEngine
 from bsrgemm._products.host import ENGINE
@@ -39,6 +40,15 @@ def pattern(rng: np.random.Generator, rows: int, cols: int, most: int, index: An
     return Blocks(None, guarded(rng.integers(0, cols, indptr[-1]).astype(index)), guarded(indptr.astype(index)))
 
 
+@pytest.fixture(params=["at once", "in steps"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Patterns are listed by one kernel, or by three."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "in steps":
+            stack.enter_context(patch.object(spgemm_pattern, "_MOST_ROOM", 0))
+        yield request.param
+
+
 def assert_met(a: Blocks, b: Blocks, cols: int) -> None:
     got, want = spgemm_pattern.product_pattern(a, b, cols), ProductEngine.product_pattern(ENGINE, a, b, cols)
     assert got is not None
@@ -52,42 +62,45 @@ def assert_met(a: Blocks, b: Blocks, cols: int) -> None:
     ("rows", "inner", "cols", "most"), [(5, 7, 6, 4), (9, 40, 300, 12), (2, 50, 9, 70), (1, 3, 100_000, 40)]
 )
 def test_pairs_and_columns_are_those_of_a_sort(
-    rows: int, inner: int, cols: int, most: int, rng: np.random.Generator
+    rows: int, inner: int, cols: int, most: int, way: str, rng: np.random.Generator
 ) -> None:
     assert_met(pattern(rng, rows, inner, most), pattern(rng, inner, cols, most), cols)
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_rows_beyond_a_small_grid(most: int, rng: np.random.Generator) -> None:
+def test_rows_beyond_a_small_grid(most: int, way: str, rng: np.random.Generator) -> None:
     with emulator.few_ctas(most):
         assert_met(pattern(rng, 90, 30, 4), pattern(rng, 30, 40, 4), 40)
 
 
-def test_wide_indices_of_either_matrix(rng: np.random.Generator) -> None:
+def test_wide_indices_of_either_matrix(way: str, rng: np.random.Generator) -> None:
     for index in ((np.int64, np.int32), (np.int32, np.int64)):
         assert_met(pattern(rng, 6, 5, 4, index[0]), pattern(rng, 5, 8, 4, index[1]), 8)
 
 
-def test_rows_without_blocks_and_blocks_that_meet_none(rng: np.random.Generator) -> None:
+def test_rows_without_blocks_and_blocks_that_meet_none(way: str, rng: np.random.Generator) -> None:
     a = Blocks(None, guarded(np.array([1, 0, 2, 1], "i4")), guarded(np.array([0, 0, 2, 2, 4, 4], "i4")))
     b = Blocks(None, guarded(np.array([3, 1], "i4")), guarded(np.array([0, 0, 2, 2], "i4")))
     assert_met(a, b, 4)
 
 
-def test_columns_out_of_range_meet_nothing_and_touch_nothing() -> None:
+def test_columns_out_of_range_meet_nothing_and_touch_nothing(way: str) -> None:
     a = Blocks(None, guarded(np.array([1, -3, 9, 0], "i4")), guarded(np.array([0, 3, 4], "i4")))
     b = Blocks(None, guarded(np.array([0, 7, 2, -1], "i4")), guarded(np.array([0, 2, 4], "i4")))
     found = spgemm_pattern.product_pattern(a, b, 3)
     assert found is not None
     assert found.indptr.tolist() == [0, 1, 2] and found.indices.tolist() == [2, 0]
-    assert found.left.tolist() == [0, -1, 3, -1] and found.right.tolist() == [2, -1, 0, -1]
-    assert found.starts.tolist() == [0, 2]
+    if way == "at once":
+        assert found.left.tolist() == [0, 3] and found.right.tolist() == [2, 0] and found.starts.tolist() == [0, 1]
+    else:
+        assert found.left.tolist() == [0, -1, 3, -1] and found.right.tolist() == [2, -1, 0, -1]
+        assert found.starts.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("damage", [-5, 9, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("before", [False, True])
 def test_index_arrays_that_were_spoiled_touch_nothing_outside(
-    damage: int, before: bool, folder: Path, rng: np.random.Generator
+    damage: int, before: bool, way: str, folder: Path, rng: np.random.Generator
 ) -> None:
     """What was not spoiled is found as before: rows and columns out of range have no pairs, bounds are clamped."""
 
@@ -129,5 +142,37 @@ def test_nothing_meets(rng: np.random.Generator) -> None:
 def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(rng: np.random.Generator) -> None:
     a, b = pattern(rng, 3, 30, 20), pattern(rng, 30, 500, 20)
     assert_met(a, b, 500)
-    with patch.object(device, "shared_bytes_per_block", lambda: 1024):
+    with (
+        patch.object(device, "shared_bytes_per_block", lambda: 1024),
+        patch.object(spgemm_pattern, "_MOST_COLUMNS", 499),
+    ):
         assert spgemm_pattern.product_pattern(a, b, 500) is None
+
+
+def test_more_pairs_than_a_matrix_without_duplicates_has_are_listed_in_steps(rng: np.random.Generator) -> None:
+    """All blocks of B twice: the lists have memory for half of the pairs."""
+    a = Blocks(None, guarded(np.array([0, 1, 0], "i4")), guarded(np.array([0, 2, 3], "i4")))
+    b = Blocks(None, guarded(np.array([0, 1, 2] * 4, "i4")), guarded(np.array([0, 6, 12], "i4")))
+    listing = spgemm_pattern.begin(a, b, 3)
+    assert listing is not None and listing.finish() is None
+    assert_met(a, b, 3)
+    fits = spgemm_pattern.begin(a, Blocks(None, guarded(b.indices[:6]), guarded(b.indptr // 2)), 3)
+    assert fits is not None and fits.finish() == (9, 6)
+
+
+def test_counters_are_left_at_zero(rng: np.random.Generator) -> None:
+    for _ in range(3):
+        assert spgemm_pattern.begin(pattern(rng, 40, 9, 5), pattern(rng, 9, 12, 5), 12) is not None
+        (counters,) = workspace._zeroed.values()
+        assert not counters.any()
+
+
+def test_indices_are_copied_only_if_most_of_their_memory_is_unused() -> None:
+    few = Blocks(None, guarded(np.array([0, 0, 0], "i4")), guarded(np.array([0, 1, 2, 3], "i4")))
+    for columns, is_copy in ((3, True), (1, False)):
+        b = Blocks(None, guarded(np.array([0], "i4")), guarded(np.array([0, 1], "i4")))
+        listing = spgemm_pattern.begin(few, Blocks(None, guarded(np.repeat(b.indices, columns)), b.indptr), columns)
+        assert listing is not None and listing.finish() == (3, 3)
+        indices, indptr = listing.index(3)
+        assert indices.tolist() == [0, 0, 0] and indptr.tolist() == [0, 1, 2, 3]
+        assert np.shares_memory(indices, listing.indices) != is_copy

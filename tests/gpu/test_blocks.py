@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -117,6 +118,45 @@ def test_blocks_that_meet_are_those_of_a_sort(rows, inner, cols, most, rng, chec
             checksum(mine)
         again = spgemm_pattern.product_pattern(a, b, cols)
         assert all(bool((x == y).all()) for x, y in zip(got, again, strict=True))
+
+
+@kernel("spgemm_pattern")
+@pytest.mark.parametrize(
+    ("rows", "inner", "cols", "most"),
+    [
+        pytest.param(70, 30, 33, 6, marks=pytest.mark.sanitizer),
+        (64, 64, 64, 14),
+        (9000, 30, 40, 6),  # rows wait for the sums of others
+        (3, 500, 2048, 40),
+    ],
+)
+def test_patterns_listed_at_once_and_in_steps_agree(rows, inner, cols, most, rng, checksum) -> None:
+    for index in ((np.int32, np.int32), (np.int32, np.int64)):
+        a, b = rows_of(rng, rows, inner, most, index[0]), rows_of(rng, inner, cols, most, index[1])
+        listing = spgemm_pattern.begin(a, b, cols)
+        assert listing is not None and listing.finish() is not None
+        got = spgemm_pattern.product_pattern(a, b, cols)
+        with patch.object(spgemm_pattern, "_MOST_ROOM", 0):
+            want = spgemm_pattern.product_pattern(a, b, cols)
+        for name, mine, theirs in zip(got._fields, got, want, strict=True):
+            np.testing.assert_array_equal(mine.get(), theirs.get(), err_msg=name)
+            checksum(mine)
+
+
+@kernel("spgemm_pattern", "block_products_sm90", "block_products_sm80")
+def test_more_pairs_than_there_is_memory_for_are_listed_in_steps(rng) -> None:
+    """All blocks of B are stored three times."""
+    import cupy
+
+    a = rng.standard_normal((4, 16, 16)).astype(F16)
+    b = rng.standard_normal((12, 16, 16)).astype(F16)
+    A = bg.bsr_array(tuple(map(cupy.asarray, (a, np.array([0, 1, 0, 1]), np.array([0, 2, 4])))), shape=(32, 32))
+    indices = np.array([0, 0, 0, 1, 1, 1] * 2)
+    B = bg.bsr_array(tuple(map(cupy.asarray, (b, indices, np.array([0, 6, 12])))), shape=(32, 32))
+    listing = spgemm_pattern.begin(A._blocks, B._blocks, 2)
+    assert listing is not None and listing.finish() is None
+    want = A.toarray().get().astype(np.float64) @ B.toarray().get().astype(np.float64)
+    np.testing.assert_allclose((A @ B).toarray().get(), want, rtol=0, atol=0.1)
 
 
 @kernel("spgemm_pattern", "spgemm_simt")

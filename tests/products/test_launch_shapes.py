@@ -371,8 +371,43 @@ def matching() -> Iterator[tuple[str, str]]:
         yield "no blocks", str(matched(none, 1, 4))
 
 
+def listed_at_once(totals: tuple[int, int], cols: int, index: str = "iiii") -> str:
+    """The launch that finds all pairs of blocks, if there are said to be so many, and the arrays that are made."""
+    made: list[Array] = []
+
+    def empty(*args: Any) -> Array:
+        made.append(put(np.full(args[0], 77, *args[1:])))
+        return made[-1]
+
+    with card() as started:
+        stand_in = SimpleNamespace(empty=empty)
+
+        class Writing(Kernel):
+            def __call__(self, *args: Any, **how: Any) -> None:
+                self.started.name(lists=made[0], indices=made[1], indptr=made[2])
+                super().__call__(*args, **how)
+                made[0][:4].view(np.int64)[...] = totals
+
+        with (
+            patch.object(spgemm_pattern, "cupy", stand_in),
+            patch.object(jit, "load", lambda spec, arch: Writing(started, spec)),
+        ):
+            listing = spgemm_pattern.begin(*two_patterns(index), cols)
+            if listing is None:
+                return "None"
+            found = listing.finish()
+        return " ; ".join([*started.lines, f"{found} of {len(listing.left)} {len(listing.indices)}"])
+
+
+def two_patterns(index: str) -> tuple[Blocks, Blocks]:
+    pointer = np.array([0, 1, 1, 2])
+    lists = zip((np.array([0, 1]), pointer, np.array([1, 0]), pointer), index, strict=True)
+    arrays = [put(x.astype(d)) for x, d in lists]
+    return Blocks(None, *arrays[:2]), Blocks(None, *arrays[2:])
+
+
 def found_pairs(most: int, cols: int, index: str = "iiii", counts: tuple[int, ...] = (2, 0, 3)) -> str:
-    """The launches that find pairs of blocks, if so many are said to be in a row, and the arrays that are made."""
+    """The launches that find pairs of blocks in steps, if so many are said to be in a row, and the arrays."""
     made: list[Array] = []
 
     def zeros(*args: Any) -> Array:
@@ -391,16 +426,12 @@ def found_pairs(most: int, cols: int, index: str = "iiii", counts: tuple[int, ..
                 elif self.spec.entry == "list_pairs":
                     made[1][1:] = 1
 
-        pointer = np.array([0, 1, 1, 2])
-        arrays = [
-            put(x.astype(d)) for x, d in zip((np.array([0, 1]), pointer, np.array([1, 0]), pointer), index, strict=True)
-        ]
-        a, b = Blocks(None, *arrays[:2]), Blocks(None, *arrays[2:])
         with (
             patch.object(spgemm_pattern, "cupy", stand_in),
+            patch.object(spgemm_pattern, "_MOST_ROOM", 0),
             patch.object(jit, "load", lambda spec, arch: Writing(started, spec)),
         ):
-            found = spgemm_pattern.product_pattern(a, b, cols)
+            found = spgemm_pattern.product_pattern(*two_patterns(index), cols)
         lines = [*started.lines, "None" if found is None else " ".join(f"{x.dtype}{list(x.shape)}" for x in found)]
     return " ; ".join(lines)
 
@@ -420,6 +451,15 @@ def pairs() -> Iterator[tuple[str, str]]:
         yield "too many blocks", found_pairs(3, 1)
     with patch.object(spgemm_pattern, "_MOST", 3):
         yield "too many blocks of neither", found_pairs(3, 1, counts=(1, 0, 1))
+    for cols in (1, 32, 33, 2048, 2049):
+        yield f"at once, {cols} columns", listed_at_once((2, 2), cols)
+    for index in ("llll", "iiil"):
+        yield f"at once, index arrays {index}", listed_at_once((2, 2), 9, index)
+    for totals in ((4, 4), (0, 0), (5, 4), (4, 5)):
+        yield f"at once, {totals} pairs and blocks", listed_at_once(totals, 9)
+    for room in (3, 4):
+        with patch.object(spgemm_pattern, "_MOST_ROOM", room):
+            yield f"at once, memory for {room} pairs", listed_at_once((2, 2), 9)
 
 
 MERGED, WHOLE = work_list_launch.merged, work_list_launch.whole

@@ -32,6 +32,7 @@ from bsrgemm._kernels import workspace
 from bsrgemm._products import arguments, block_products, launch, spgemm_pattern
 from bsrgemm._products import cuda as cuda_products
 from bsrgemm._products import host as host_products
+from bsrgemm._products.call import ProductPattern
 
 from . import log, stand_in
 
@@ -76,6 +77,8 @@ def install() -> None:
     products.sampled_launch = _sampled_launch(products.sampled_launch)  # type: ignore[method-assign]
     blocks = block_products.BlockLaunch
     blocks.start = _start_sampled(blocks.start)  # type: ignore[method-assign]
+    prepared = block_products.PairsLaunch
+    prepared.of = _of_pairs(prepared.of)  # type: ignore[method-assign]
     for moving in (launch.Launch, blocks):
         moving.moved = _moved(moving.moved)  # type: ignore[attr-defined]
     attention_launch.forward = _forward(attention_launch.forward)
@@ -87,7 +90,12 @@ def install() -> None:
     append.append = _append(append.append)  # type: ignore[method-assign]
     attention.backward = _backward(attention.backward)  # type: ignore[method-assign]
     spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
-    stand_in.Kernel.results |= {"count_pairs": _count_pairs, "list_pairs": _count_columns}
+    spgemm_pattern.begin = _pattern(spgemm_pattern.begin)
+    stand_in.Kernel.results |= {
+        "count_pairs": _count_pairs,
+        "list_pairs": _count_columns,
+        "list_at_once": _list_at_once,
+    }
 
 
 # ------------------------------------------------------------------------------------------------- helpers
@@ -267,6 +275,24 @@ def _sampled_launch(original: Callable[..., Any]) -> Callable[..., Any]:
     return sampled_launch
 
 
+def _of_pairs(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def of(self: Any, blocks: int, pairs: int, rows: int) -> Any:
+        found, lists = original(self, blocks, pairs, rows), self.longest.lists
+
+        def compute(result: Any) -> None:
+            a, b = (x._memory for x in self.longest.copies)
+            left, right, starts = lists.left._memory[:pairs], lists.right._memory[:pairs], lists.starts._memory[:blocks]
+            given = a, left, b, right, starts, found.dtype, rows
+            values = _once(("pair_products", given), lambda: _pair_products(*given))
+            result._memory[...] = 0 if values is None else values
+
+        _replays[id(found)] = (found, compute)
+        return found
+
+    return of
+
+
 def _start_sampled(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(self: Any) -> Any:
@@ -393,13 +419,14 @@ def _append(original: Callable[..., None]) -> Callable[..., None]:
 
 
 # ------------------------------------------------------------------------------- which blocks of a product meet
-#: Pairs and columns of each row of the product that is being made, and the dtype of its indices.
-_expected: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Any]] = []
+#: The pattern of the product that is being made, and the dtype of its indices.
+_expected: list[tuple[ProductPattern, Any]] = []
 
 
 def _pattern(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def product_pattern(a: Any, b: Any, block_cols: int) -> Any:
+    def listed(a: Any, b: Any, block_cols: int) -> Any:
+        """What `product_pattern` or `begin` returns; their kernels write what the host finds."""
         if not len(a.indptr) - 1 or max(len(a.indices), len(b.indices), block_cols) >= 2**31:
             return original(a, b, block_cols)
         (left, left_places), (right, right_places) = (
@@ -407,19 +434,17 @@ def _pattern(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         found = _once(("pattern", left[1:], right[1:], block_cols), lambda: _host_pattern(left, right, block_cols))
         found = found._replace(left=left_places[found.left], right=right_places[found.right])
-        ends = np.append(found.starts, len(found.left))
-        pairs = np.diff(ends[found.indptr]) if len(found.indptr) else np.zeros(0, np.int64)
-        _expected.append((pairs, np.diff(found.indptr), structure.index_dtype(0, *a[1:], *b[1:])))
+        _expected.append((found, structure.index_dtype(0, *a[1:], *b[1:])))
         try:
             result = original(a, b, block_cols)
         finally:
             _expected.pop()
-        if result is not None:
+        if isinstance(result, ProductPattern):
             for x, value in zip(result, found, strict=True):
                 x._memory[...] = value
         return result
 
-    return product_pattern
+    return listed
 
 
 def _host_pattern(left: Blocks, right: Blocks, block_cols: int) -> Any:
@@ -445,11 +470,26 @@ def _pointer(args: tuple[Any, ...], name: str) -> int:
 
 
 def _count_pairs(args: tuple[Any, ...]) -> None:
-    pairs, _, _ = _expected[-1]
+    found, _ = _expected[-1]
+    ends = np.append(found.starts, len(found.left))
+    pairs = np.diff(ends[found.indptr]) if len(found.indptr) else np.zeros(0, np.int64)
     before = _at(_pointer(args, "before"), np.int64, len(pairs) + 2)
     before[1:-1], before[-1] = pairs, pairs.max(initial=0)
 
 
 def _count_columns(args: tuple[Any, ...]) -> None:
-    _, columns, index = _expected[-1]
+    found, index = _expected[-1]
+    columns = np.diff(found.indptr)
     _at(_pointer(args, "count"), index, len(columns) + 1)[1:] = columns
+
+
+def _list_at_once(args: tuple[Any, ...]) -> None:
+    found, index = _expected[-1]
+    _at(_pointer(args, "totals"), np.int64, 2)[...] = len(found.left), len(found.indices)
+    room = struct.unpack_from("=2q", args[0].tobytes(), arguments.SPGEMM_PATTERN.offsets["most_pairs"])
+    if len(found.left) <= room[0] and len(found.indices) <= room[1]:
+        kinds = {"left": np.int32, "right": np.int32, "starts": np.int32, "indices": index}
+        for name, kind in kinds.items():
+            value = getattr(found, name)
+            _at(_pointer(args, name), kind, len(value))[...] = value
+        _at(_pointer(args, "count"), index, len(found.indptr))[...] = found.indptr
