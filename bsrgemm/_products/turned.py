@@ -10,13 +10,13 @@ from .configs import GemmTurnedSm90
 
 #: Height of a row tile -> (row tiles of a tile, columns of a tile, columns of A per step at most, slabs of C in shared
 #: memory): for wide tiles, and for narrow ones. On an H200, with blocks of 96 x 96, 160 x 160, 80 x 80 and 48 x 80 at
-#: density 0.22, n = 8160 and 8192 columns, wide tiles reach 0.85, 0.89, 0.68 and 0.52 of dense cuBLAS, and narrow ones
+#: density 0.22, n = 8160 and 8192 columns, wide tiles reach 0.85, 0.89, 0.75 and 0.57 of dense cuBLAS, and narrow ones
 #: 0.73, 0.89, 0.62 and 0.50; gemm_sm90 reaches 0.46, 0.49, 0.40 and 0.37.
 _TILES = {
     160: ((1, 256, 32, 1), (1, 256, 32, 1)),
     96: ((1, 512, 32, 1), (1, 256, 32, 2)),
-    80: ((1, 512, 16, 1), (1, 256, 48, 2)),
-    48: ((2, 384, 48, 1), (2, 256, 48, 2)),
+    80: ((1, 512, 32, 1), (1, 256, 48, 2)),
+    48: ((2, 512, 32, 1), (2, 256, 48, 2)),
 }
 
 
