@@ -314,7 +314,7 @@ def test_every_kernel_of_a_case_is_looked_at_and_no_other() -> None:
     assert looked_at == {
         "gemm": ["gemm_few", "gemm_simt", "gemm_sm80", "gemm_sm90", "spmm", "spmm_f64", "spmv", "spmv_small"],
         "spmv": ["spmv", "spmv_small"],
-        "attention": ["attention_simt", "attention_sm80", "attention_sm90"],
+        "attention": ["attention_short_sm90", "attention_simt", "attention_sm80", "attention_sm90"],
         "decode": ["decode"],
     }
 
