@@ -335,9 +335,9 @@ def candidates(problem: Problem) -> Iterator[Attention]:
         D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
         if problem.arch == "sm_90a":
             tiles = problem.writes and dtype == out
-            shape = _short_shape(problem) if tiles and problem.scores == PLAIN else None
-            if shape is not None:
-                yield AttentionShort(dtype, D, *shape)
+            short = _short_shape(problem) if tiles and problem.scores == PLAIN else None
+            if short is not None:
+                yield AttentionShort(dtype, D, *short)
             yield AttentionSm90(dtype, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
         if tensor_arch(problem.arch):
             yield AttentionSm80(dtype, out, D, D_v, problem.scores, large_shared=has_large_shared(problem.arch))
@@ -412,9 +412,9 @@ def scores(scale: float, softcap: float | None, fp8: bool = False) -> tuple[int,
 def every_config() -> Iterator[Attention | AttentionValues]:
     """Every config that `forward` can return (AttentionSimt at a few sizes only), and AttentionValues."""
     yield AttentionValues()
-    for dtype, (head_dim, shapes) in itertools.product(("f16", "bf16"), SHORT_SHAPES.items()):
-        for _, shape in shapes:
-            yield AttentionShort(dtype, head_dim, *shape)
+    for dtype, (head_dim, short) in itertools.product(("f16", "bf16"), SHORT_SHAPES.items()):
+        for _, tile in short:
+            yield AttentionShort(dtype, head_dim, *tile)
     for dtype, scores, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(DIMS, DIMS):
             most = max(head_dim, value_dim)

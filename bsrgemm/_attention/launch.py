@@ -185,7 +185,8 @@ def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode
     aligned = (places[0] | places[1] | places[2]) % 16, places[3] % 16
     key = (
         q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides,
-        score_mode, fine, aligned, cupy.cuda.runtime.getDevice(), forced_kernel.name, call.bounds is None, _is_full(call),
+        score_mode, fine, aligned, cupy.cuda.runtime.getDevice(), forced_kernel.name, call.bounds is None,
+        _is_full(call),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -245,7 +246,9 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
         heads=heads,
         tiles=-(-q.shape[2] // config.tile_q),
         # attention_sm80 and attention_short_sm90 have a CTA for each tile; other CTAs stay and claim tiles
-        ctas=2**31 - 1 if isinstance(config, AttentionSm80 | AttentionShort) else device.multiprocessors() * config.ctas,
+        ctas=2**31 - 1
+        if isinstance(config, AttentionSm80 | AttentionShort)
+        else device.multiprocessors() * config.ctas,
         maps={} if isinstance(config, AttentionShort | AttentionSm90) else None,
         copied=copied,
     )
