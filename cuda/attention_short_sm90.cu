@@ -240,7 +240,7 @@ struct Multiplier {
     for (; t < count; t += kShares) {
       issue_scores(t);
       if (t > share) issue_sums(t - kShares);
-      else wgmma_commit();  // an empty group, so that the scores are the last but one
+      else wgmma_fence(), wgmma_commit();  // an empty group, so that the scores are the last but one
       refill(t);
       wgmma_wait<1>();
       settle(scores);
