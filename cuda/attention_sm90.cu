@@ -3,8 +3,7 @@
 // starts the copies of its queries, one starts the copies of keys and values into rings, two compute which keys are
 // seen unless all are, and one to three warpgroups of 64 queries multiply. Operands are 16-bit floats or fp8 that the
 // copy engine can read.
-#include "common/attention.cuh"
-#include "common/pipeline.cuh"
+#include "common/attention_sm90.cuh"
 #include "common/registers.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/wgmma.cuh"
@@ -21,22 +20,17 @@ constexpr int kBytes = sizeof(Element);
 // Queries stay in registers.
 constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
-// A step of a product is 32 bytes deep; a slab has 128 bytes of each row.
+// A step of a product is 32 bytes deep.
 constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;
-constexpr int kScoreSums = kTileK / 2, kSums = kValueDim / 2, kSlabColumns = 128 / kBytes;
+constexpr int kScoreSums = kTileK / 2, kSums = kValueDim / 2;
 constexpr int kQuerySlabs = (kHeadDim + kSlabColumns - 1) / kSlabColumns, kOutSlabs = (kValueDim + 63) / 64;
 constexpr int kSlabs = kQuerySlabs > kOutSlabs ? kQuerySlabs : kOutSlabs;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
 constexpr u32 kValueBytes = kFp8 ? kValueDim * kTileK : kOutSlabs * kSlabK;
-// The score of a hidden key: -2^127, which scaling keeps exact; for fp8 -2^100, since its factors may be above 1.
-constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f;
 constexpr f32 kMostSum = 16384.f;                            // largest sum of weights before the maximum is raised
 // The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest fp8
 // number.
 constexpr f32 kHeadroom = kFp8 ? 5.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
-constexpr f32 kLarge = 1024.f;  // from here on the last bit of a maximum affects weights of 16 bits
-// Outside these bounds of a sum of weights, scores are so large that rounding them has changed the result.
-constexpr f32 kLeastTotal = kFp8 ? 16.f : .5f, kMostTotal = 1e14f;
 constexpr bool kKeep = kFp8 && kValueDim <= 128;
 constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kSums * 128 : 1;
 constexpr int kEarly = 6;  // entries before the end of a tile at which the next one is claimed
@@ -59,31 +53,7 @@ struct alignas(1024) Shared {
   f32 kept[kKept];  // sums so far
 };
 
-struct alignas(64) AttentionSm90 {
-  TensorMap q, k, v, o;
-  Attention attention;
-};
-#ifdef ATTENTION_SM90_BYTES
-CHECK_LAYOUT(AttentionSm90, ATTENTION_SM90, (q)(k)(v)(o)(attention))
-#endif
-
-
-__device__ __forceinline__ void release(u64& barrier) {
-  __syncwarp();
-  if (is_elected()) arrive(barrier);
-}
-
 // ------------------------------------------------------------------------------------------------------- the feeders
-template <int kCount>
-__device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
-                                           u64& full) {
-  const u32 barrier = shared_address(&full);
-  barrier_expect(barrier, kCount * bytes);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    copy_tile(shared_address(to) + i * bytes, &map, kSlabColumns * i, row, head, batch, barrier);
-  }
-}
 __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
                                                 u64& full) {
   if constexpr (kFp8) {
@@ -245,19 +215,6 @@ __device__ __forceinline__ void multiply_16x8(f32 (&d)[4], const u32 (&x)[4], u3
   if constexpr (Same<Element, bf16>::value) mma_bf16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
   else if constexpr (kFp8) mma_e4m3(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
   else mma_f16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
-}
-
-// A number for each of a thread's two queries, which are 8 rows apart.
-struct Two {
-  f32 x, y;
-};
-__device__ __forceinline__ Two over_quad_max(Two m) {
-#pragma unroll
-  for (int i = 1; i < 4; i *= 2) {
-    m.x = fmaxf(m.x, __shfl_xor_sync(0xffffffffu, m.x, i));
-    m.y = fmaxf(m.y, __shfl_xor_sync(0xffffffffu, m.y, i));
-  }
-  return m;
 }
 
 // A warpgroup issues the scores of one tile of keys together with the weighted values of the tile before, and computes
@@ -631,11 +588,7 @@ struct Multiplier {
   // result. A factor is NaN where a query has to be recomputed: where no key was seen, or no score is above -inf.
   __device__ __forceinline__ Two close() {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
-#pragma unroll
-    for (int i = 1; i < 4; i *= 2) {
-      total.x += __shfl_xor_sync(0xffffffffu, total.x, i);
-      total.y += __shfl_xor_sync(0xffffffffu, total.y, i);
-    }
+    total = over_quad_sum(total);
     if (a().lse && lane() % 4 == 0) {
       const int row = x.row + warp() * 16 + lane() / 4;
       if (row < x.rows) a().lse[lse_place(x, row)] = (top.x + log2_of(total.x)) * 0.6931471805599453f;
@@ -686,12 +639,6 @@ struct Multiplier {
       else copy_out(x);
     }
     release(shared.tile_empty[(tile - 1) % kTiles]);
-  }
-  // Adds pairs of numbers times zero: the result is not zero unless all are finite.
-  static __device__ __forceinline__ u32 times_zero(u32 pair, u32 sum) {
-    if constexpr (Same<Out, bf16>::value) asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
-    else asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
-    return sum;
   }
   static constexpr bool kStaged = sizeof(Out) == 2;
   // The address of column d of a line of the result, within the 8 columns that are contiguous.

@@ -487,6 +487,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   const int batch = blockIdx.z, row_tiles = gridDim.y / p.kv_heads;
   const int head = blockIdx.y / row_tiles, first_row = blockIdx.y % row_tiles * kRows;
   const int rows = min(p.group * p.queries - first_row, kRows);
+  // The queries come first: after the copies of keys and values they would arrive last, and no product can begin
+  // without them.
+  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries, warp, lane);
   const Keys keys(p, batch);
   const int wanted = (keys.steps + p.piece_tiles - 1) / p.piece_tiles;
   const int pieces = min(max(wanted, 1), int(gridDim.x)), piece = blockIdx.x;
@@ -503,8 +506,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     copier.copy_keys(i);
     copier.copy_values(i);
   }
-
-  Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries, warp, lane);
   const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // keys that all queries see
   u32 stage = 0;
 #pragma unroll 1

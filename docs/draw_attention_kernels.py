@@ -133,6 +133,48 @@ def attention_sm80() -> Picture:
     return p
 
 
+def attention_short_sm90() -> Picture:
+    p = Picture(43, "attention_short_sm90: a CTA for each tile of a short sequence")
+    p.prose(
+        4, "A CTA over time: 128 queries in 2 row groups, 8 tiles of keys in 2 shares, 4 slots for keys and for values."
+    )
+    names = ["one thread: copies", "rows 0, share 0: products", "rows 0, share 0: threads"]
+    names += ["rows 0, share 1: products", "rows 0, share 1: threads"]
+    lanes = Lanes(p, 6, names, step=3.6, left=18)
+    first = lanes.do(0, 0, 23, "Q, K0 to K3, V0 to V3", "load", size=8)
+    for share in range(2):
+        lane = 1 + 2 * share
+        begin = lanes.do(lane, 24 + 3 * share, 29 + 3 * share, f"S{share}", "multiply", size=8)
+        p.arrow(first.below(0.9), begin.above(0.2))
+        lanes.do(lane + 1, 29 + 3 * share, 38 + 3 * share, f"exp {share}", "softmax", size=8)
+        for i in range(1, 4):
+            t, tile = 22 + 16 * i + 3 * share, 2 * i + share
+            lanes.do(lane, t, t + 4, f"S{tile}", "multiply", size=8)
+            lanes.do(lane, t + 4, t + 8, f"O{tile - 2}", "multiply", size=8)
+            lanes.do(lane + 1, t + 4, t + 14, f"exp {tile}", "softmax", size=8)
+            if i < 3 and share == 0:
+                lanes.do(0, t + 2, t + 12, f"K{tile + 2}...", "load", size=8)
+        lanes.do(lane, 86 + 3 * share, 90 + 3 * share, f"O{6 + share}", "multiply", size=8)
+    lanes.do(4, 93.4, 96, "", "sum")
+    lanes.do(2, 96, 100, "O", "store", size=8)
+    p.prose(
+        26.6,
+        "S: scores, O: weighted values. Row group 1 does the same on the same keys. Nothing is claimed and nothing is "
+        "looked up: the first thread of the CTA sets the barriers up and starts all first copies at once. A thread of "
+        "each share copies into a slot one step after it was used. At the end the second share leaves its sums in the "
+        "memory of the keys, and the first adds them, divides, and stores 16 bytes a thread.",
+    )
+    p.text(1, 35.4, "Shared memory", bold=True)
+    x = 1.0
+    for text, wide, kind in (("q: queries,\nthen the result", 15, "load"), ("k: slots", 14, "load"),
+                             ("v: slots", 14, "load"), ("shares: sums, in the\nmemory of k and v", 18, "sum"),
+                             ("barriers", 9, "plain")):  # fmt: skip
+        p.box(x, 36.4, wide, 3.4, text, kind, size=8)
+        x += wide
+    p.legend(41.4)
+    return p
+
+
 def attention_simt() -> Picture:
     p = Picture(30, "attention_simt: any head size, dtype and strides, a warp for each query")
     p.text(
@@ -296,6 +338,7 @@ def kv_append() -> Picture:
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     "attention_sm90": attention_sm90,
+    "attention_short_sm90": attention_short_sm90,
     "attention_sm80": attention_sm80,
     "attention_simt": attention_simt,
     "attention_values": attention_values,

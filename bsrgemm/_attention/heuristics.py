@@ -27,6 +27,17 @@ _LOG2_E = math.log2(math.e)
 #: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
+#: Most keys for AttentionShort.
+SHORT_KEYS = 512
+#: Columns of a head -> (most tiles of 64 queries, shape of AttentionShort), for more than half of SHORT_KEYS. With one
+#: tile for each of 132 multiprocessors, two warpgroups share the keys of a tile; then three CTAs run on each, for one
+#: or two rounds; beyond that, a CTA has 128 queries, which read half as much from the L2.
+SHORT_SHAPES: dict[int, tuple[tuple[int, tuple[int, int, int, int, int]], ...]] = {
+    64: ((132, (1, 2, 4, 2, 64)), (792, (1, 1, 2, 3, 128)), (1056, (2, 1, 4, 2, 64))),
+    128: ((132, (1, 2, 4, 1, 64)), (264, (1, 1, 2, 2, 64))),
+}
+#: The same for fewer keys and heads of 64 columns.
+_SHORTER_SHAPES = ((264, (2, 1, 4, 2, 64)),)
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,10 @@ class Problem:
     fine: bool = False
     #: operands are bytes of fp8
     fp8: bool = False
+    #: queries of a head
+    queries: int = 0
+    #: every query sees every key: there is no mask, no band, and all sequences have the same length
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,65 @@ class AttentionSm90:
         )
         layout = arguments.attention_sm90()
         return KernelSpec("attention_sm90.cu", "attention_sm90", (*_types(self, "f32"), *shape), (layout,))
+
+
+@dataclass(frozen=True)
+class AttentionShort:
+    """Attention of short sequences on Hopper's tensor cores; a CTA computes one tile of queries."""
+
+    dtype: str
+    #: columns of queries, keys and values: 64 or 128
+    head_dim: int
+    #: a CTA has `row_groups` times 64 queries; a warpgroup has 64 of them and the tiles of keys of one of `shares`
+    row_groups: int
+    shares: int
+    #: tiles of keys, and as many of values, in shared memory
+    slots: int
+    #: CTAs that run on a multiprocessor at the same time
+    ctas: int
+    #: keys of a tile
+    tile_k: int
+
+    scores = PLAIN
+    tiles = False
+    fp8 = False
+
+    @property
+    def out(self) -> str:
+        return self.dtype
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.row_groups * self.shares
+
+    @property
+    def tile_q(self) -> int:
+        return 64 * self.row_groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the struct Shared of the kernel: tiles and barriers."""
+        copies = 2 * self.slots * self.tile_k * self.head_dim * 2
+        handed = self.row_groups * (self.shares - 1) * 128 * (self.head_dim // 2 + 4) * 4
+        return self.tile_q * self.head_dim * 2 + max(copies, handed) + 1024
+
+    def spec(self) -> KernelSpec:
+        shape = (
+            ("TILE_Q", self.tile_q),
+            ("TILE_K", self.tile_k),
+            ("SCORES", self.scores),
+            ("SHARES", self.shares),
+            ("SLOTS", self.slots),
+            ("CTAS", self.ctas),
+            ("MMA_TYPE", self.dtype),
+            ("MMA_K", 16),
+        )
+        layout = arguments.attention_sm90()
+        return KernelSpec("attention_short_sm90.cu", "attention_short_sm90", (*_types(self, "f32"), *shape), (layout,))
 
 
 @dataclass(frozen=True)
@@ -231,7 +305,7 @@ class AttentionSimt:
         return KernelSpec("attention_simt.cu", "attention_simt", (*_types(self, self.acc), *shape), (layout,))
 
 
-Attention = AttentionSm90 | AttentionSm80 | AttentionSimt
+Attention = AttentionShort | AttentionSm90 | AttentionSm80 | AttentionSimt
 
 
 def forward(problem: Problem, wanted: str | None = None) -> Attention:
@@ -261,6 +335,9 @@ def candidates(problem: Problem) -> Iterator[Attention]:
         D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
         if problem.arch == "sm_90a":
             tiles = problem.writes and dtype == out
+            short = _short_shape(problem) if tiles and problem.scores == PLAIN else None
+            if short is not None:
+                yield AttentionShort(dtype, D, *short)
             yield AttentionSm90(dtype, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
         if tensor_arch(problem.arch):
             yield AttentionSm80(dtype, out, D, D_v, problem.scores, large_shared=has_large_shared(problem.arch))
@@ -272,6 +349,17 @@ def wants_copies(problem: Problem) -> bool:
     """Whether these fp8 operands could use the tensor cores after a copy to other strides."""
     fits = all(0 < x <= DIMS[-1] for x in (problem.head_dim, problem.value_dim))
     return problem.fp8 and not problem.reads and fits and problem.arch == "sm_90a"
+
+
+def _short_shape(problem: Problem) -> tuple[int, int, int, int, int] | None:
+    """The shape of AttentionShort, or None where nothing shorter than attention_sm90 was measured (bench/NOTES.md)."""
+    if not problem.full or problem.head_dim != problem.value_dim or problem.keys > SHORT_KEYS:
+        return None
+    shapes = SHORT_SHAPES.get(problem.head_dim, ())
+    if problem.keys <= SHORT_KEYS // 2:
+        shapes = _SHORTER_SHAPES if problem.head_dim == 64 else ()
+    tiles = problem.rows // max(1, problem.queries) * -(-problem.queries // 64)
+    return next((shape for most, shape in shapes if tiles <= most), None)
 
 
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
@@ -324,6 +412,9 @@ def scores(scale: float, softcap: float | None, fp8: bool = False) -> tuple[int,
 def every_config() -> Iterator[Attention | AttentionValues]:
     """Every config that `forward` can return (AttentionSimt at a few sizes only), and AttentionValues."""
     yield AttentionValues()
+    for dtype, (head_dim, short) in itertools.product(("f16", "bf16"), SHORT_SHAPES.items()):
+        for _, tile in short:
+            yield AttentionShort(dtype, head_dim, *tile)
     for dtype, scores, tiles in itertools.product(("f16", "bf16"), (PLAIN, SIGNED, CAPPED), (True, False)):
         for head_dim, value_dim in itertools.product(DIMS, DIMS):
             most = max(head_dim, value_dim)
@@ -357,7 +448,7 @@ def runs_on(config: Attention | AttentionValues, arch: str) -> bool:
     """Whether this kernel can be compiled for `arch`."""
     if isinstance(config, AttentionSm80):
         return tensor_arch(arch) and config.large_shared == has_large_shared(arch)
-    return arch == "sm_90a" or not isinstance(config, AttentionSm90 | AttentionValues)
+    return arch == "sm_90a" or not isinstance(config, AttentionShort | AttentionSm90 | AttentionValues)
 
 
 def skip_ahead_of_time(config: Attention | AttentionValues) -> bool:

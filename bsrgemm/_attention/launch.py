@@ -15,7 +15,7 @@ from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
 from . import arguments, heuristics, mask_tiles
 from .call import AttentionCall
-from .heuristics import AttentionSm80, AttentionSm90, AttentionValues
+from .heuristics import AttentionShort, AttentionSm80, AttentionSm90, AttentionValues
 from .mask import BlockMask
 
 _MOST_STRIDE = 2**40
@@ -186,6 +186,7 @@ def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode
     key = (
         q.dtype, out.dtype, call.acc, q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, out.strides,
         score_mode, fine, aligned, cupy.cuda.runtime.getDevice(), forced_kernel.name, call.bounds is None,
+        _is_full(call),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -212,6 +213,8 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
         keys=k.shape[2],
         fine=fine,
         fp8=call.fp8,
+        queries=q.shape[2],
+        full=_is_full(call),
     )
     copied = heuristics.wants_copies(problem)
     config = heuristics.forward(replace(problem, reads=True) if copied else problem, forced_kernel.name)
@@ -242,9 +245,11 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
         all_heads=all_heads,
         heads=heads,
         tiles=-(-q.shape[2] // config.tile_q),
-        # attention_sm80 has a CTA for each tile; the CTAs of the other kernels stay and claim tiles
-        ctas=2**31 - 1 if isinstance(config, AttentionSm80) else device.multiprocessors() * config.ctas,
-        maps={} if isinstance(config, AttentionSm90) else None,
+        # attention_sm80 and attention_short_sm90 have a CTA for each tile; other CTAs stay and claim tiles
+        ctas=2**31 - 1
+        if isinstance(config, AttentionSm80 | AttentionShort)
+        else device.multiprocessors() * config.ctas,
+        maps={} if isinstance(config, AttentionShort | AttentionSm90) else None,
         copied=copied,
     )
 
@@ -268,7 +273,7 @@ def _argument(call: AttentionCall, config: heuristics.Attention) -> tuple[Struct
         head_dim=head_dim,
         value_dim=value_dim,
     )
-    if not isinstance(config, AttentionSm90):
+    if not isinstance(config, AttentionShort | AttentionSm90):
         return layout, bytes(inner)
     outer, no_map = arguments.attention_sm90(), bytes(TENSOR_MAP_BYTES)
     return outer, bytes(outer.pack(q=no_map, k=no_map, v=no_map, o=no_map, attention=inner))
@@ -293,7 +298,7 @@ def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
     which are therefore a part of the key.
     """
     config, maps = plan.config, plan.maps
-    assert isinstance(config, AttentionSm90) and maps is not None
+    assert isinstance(config, AttentionShort | AttentionSm90) and maps is not None
     key = (q.data.ptr, k.data.ptr, v.data.ptr, v.shape, v.strides, out.data.ptr)
     found = maps.get(key)
     if found is None:
@@ -308,7 +313,7 @@ def _maps(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> bytes:
 def _layouts(plan: Plan, q: Array, k: Array, v: Array, out: Array) -> tuple[Layout | None, ...]:
     """The tensor maps of q, k, v and the result without addresses; None for a result that is not written in tiles."""
     config = plan.config
-    assert isinstance(config, AttentionSm90)
+    assert isinstance(config, AttentionShort | AttentionSm90)
     values = _layout_of(v, config.value_dim, config.tile_k) if config.fp8 else _layout_of(v, config.tile_k)
     result = _layout_of(out, 64) if config.tiles else None
     return _layout_of(q, config.tile_q), _layout_of(k, config.tile_k), values, result
@@ -353,6 +358,12 @@ def _by_columns(v: Array, bounds: Array | None) -> Array:
     kernel = jit.load(config.spec(), jit.device_target())
     kernel(config.grid(batches * heads, room, columns), (config.threads,), (jit.argument(packed),))
     return values
+
+
+def _is_full(call: AttentionCall) -> bool:
+    """Whether every query sees every key."""
+    keys = call.k.shape[2]
+    return call.mask is None and call.bounds is None and call.left >= keys and call.right >= keys
 
 
 def _is_fine(mask: BlockMask) -> bool:

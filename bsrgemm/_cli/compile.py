@@ -28,6 +28,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 #: Seconds of one core that a kernel takes, measured once with NVRTC 12.9; all others take _USUAL_SECONDS.
 _SECONDS = {
     "attention_backward_sm80": 1.3, "attention_backward_sm90": 1.6, "attention_backward_keys_sm90": 1.6,
+    "attention_short_sm90": 0.9,
     "attention_sm80": 2.4, "attention_sm90": 2.4,
     "block_products_sm80": 0.5, "block_products_sm90": 0.8, "decode": 1.3, "gemm_sm80": 2.2, "gemm_sm90": 0.8,
 }  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("cupy")
 
 from bsrgemm import BlockMask, KVCache
-from bsrgemm._attention import decode_launch
+from bsrgemm._attention import decode_launch, heuristics
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, DecodeCall
 from bsrgemm._backend.numpy_backend import HOST
@@ -136,7 +136,8 @@ def test_another_kernel_that_is_forced_counts_at_once(started: list[Any]) -> Non
     assert "attention_sm80" in forced[0][0] and launches(started, usual()) == first != forced
 
 
-def test_another_device_has_launches_of_its_own(started: list[Any]) -> None:
+def test_another_device_has_launches_of_its_own(started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heuristics, "SHORT_KEYS", 0)  # a kernel whose CTAs claim tiles
     first = launches(started, usual())
     with (
         patch.object(attention_launch.cupy.cuda.runtime, "getDevice", lambda: "another"),

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm._attention import heuristics, mask_tiles
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.host import ENGINE
 from bsrgemm.dtypes import BFLOAT16
 
@@ -29,6 +29,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated]:
+    monkeypatch.setattr(heuristics, "SHORT_KEYS", 0)
     with emulator.emulated(folder, arch="sm_90a"):
         yield Emulated(monkeypatch, "attention_sm90", emulator.run_attention)
 

@@ -55,6 +55,7 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if wanted != "rule":
         monkeypatch.setattr(attention_heuristics, "_FEW_ROWS", 0 if wanted == "many" else 10**9)
         monkeypatch.setattr(attention_heuristics, "_FEW_KEYS", 0)
+        monkeypatch.setattr(attention_heuristics, "SHORT_KEYS", 0)
         monkeypatch.setattr(attention_launch, "_FEW_BLOCKS", -1)
     return wanted
 
