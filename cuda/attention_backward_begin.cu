@@ -1,4 +1,4 @@
-// Prepares the gradients of attention on Hopper: the statistics of each query, in pieces. Nobody has added to dQ yet, which
+// Prepares the gradients of attention in one pass: the statistics of each query, in pieces. Nobody has added to dQ yet, which
 // is set to 0 unless its sums are made in order: then the first one stores.
 #include "common/attention_backward_sm90.cuh"
 

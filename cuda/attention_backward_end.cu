@@ -4,7 +4,8 @@
 constexpr int kThreads = 256, kPitch = kDim / 2 + 4;  // words of a row in shared memory
 
 // A CTA has one piece of a tile of queries.
-extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(const __grid_constant__ BackwardRows p) {
+extern "C" __global__ void __launch_bounds__(kThreads, LINES ? 2 : 0)
+attention_backward_end(const __grid_constant__ BackwardRows p) {
   __shared__ uint4 memory[16 * kPitch];
   __shared__ int bad[64];
   __shared__ Statistic own[64];
@@ -17,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(co
   const int thread = threadIdx.x, half = thread / 128, t = thread % 128, lane = t % 32;
   const int begin = a.q_bounds ? clamp(a.q_bounds[sequence_of(a, x.row)], 0, x.row) : 0;
   const i64 piece = (i64(x.batch) * a.heads + x.head) * p.padded + piece_of(a, p.padded, begin, first);
-  const float4* sums = reinterpret_cast<const float4*>(p.sums + piece * kSumsOfPiece) + half * (kSumsOfPiece / 8) + t;
+  // The four numbers of a lane are neighbours, or each has its line of 32 lanes.
+  const f32* lines = p.sums + piece * kSumsOfPiece + half * (kSumsOfPiece / 2) + (LINES ? t / 32 * 128 + lane : 4 * t);
   if (thread < 64) bad[thread] = 0;
   __syncthreads();
   const int row = t / 32 * 16 + lane / 4, word = half * (kDim / 4) + lane % 4;
@@ -25,7 +27,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_backward_end(co
 #pragma unroll
   for (int j = 0; j < kDim / 16; ++j) {
     // Nobody has added to a tile that sees no key.
-    float4 y = x.first < x.last ? sums[j * 128] : make_float4(0.f, 0.f, 0.f, 0.f);
+    const bool seen = x.first < x.last;
+    const f32* from = lines + j * 512;
+    float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (seen) y = LINES ? make_float4(from[0], from[32], from[64], from[96]) : *reinterpret_cast<const float4*>(from);
     y.x *= b.factor, y.y *= b.factor, y.z *= b.factor, y.w *= b.factor;
     upper = fmaf(y.x, 0.f, fmaf(y.y, 0.f, upper)), lower = fmaf(y.z, 0.f, fmaf(y.w, 0.f, lower));
     staged[row * kPitch + j * 4 + word] = pack<Element>(y.x, y.y);

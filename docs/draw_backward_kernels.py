@@ -343,6 +343,54 @@ def attention_backward_sm80() -> Picture:
     return p
 
 
+def attention_backward_fused() -> Picture:
+    p = Picture(41, "attention_backward_fused: dQ, dK and dV in one pass by the matrix products of a warp")
+    p.prose(4, "A CTA of 8 warps has 128 keys, whose K and V stay in shared memory; tiles of 64 queries pass by.")
+    for i, (title, part, kind) in enumerate(
+        (
+            ("S and dP", "32 queries x 32 keys\nof each warp", "multiply"),
+            ("weights and ds", "16 bits,\nin shared memory", "softmax"),
+            ("dV and dK", "32 keys x 64 columns\nof each warp, registers", "sum"),
+            ("dQ", "32 queries x 32 columns,\nadded in global memory", "store"),
+        )
+    ):
+        x = 1 + 18.6 * i
+        p.text(x, 6.8, title, bold=True)
+        box = p.box(x, 8.2, 16.4, 3.6, part, kind, size=8)
+        if i:
+            p.arrow((x - 2.2, box.left[1]), box.left)
+    p.text(1, 15.6, "One CTA over time: two stages, one turn ahead.")
+    lanes = Lanes(p, 17.2, ["all warps", "stage 0", "stage 1"], step=3.6)
+    lanes.do(0, 0, 15.6, "K, V, copy 0", "load", size=8)
+    for i in range(2):
+        t = 16 + 42 * i
+        lanes.mark(t, 0, 2)
+        for start, stop, text, kind in (
+            (0.6, 7.6, f"copy {i + 1}", "load"),
+            (7.6, 11.4, f"S{i}", "multiply"),
+            (11.4, 15.8, "exp", "softmax"),
+            (15.8, 20.2, f"dP{i}", "multiply"),
+            (20.2, 23.8, "ds", "sum"),
+            (24.6, 32, "dV, dK", "multiply"),
+            (32, 36.8, f"dQ{i}", "multiply"),
+            (36.8, 41.4, "add", "store"),
+        ):
+            lanes.do(0, t + start, t + stop, text, kind, size=8)
+        lanes.mark(t + 24.2, 0, 0)
+        lanes.do(1 + i, t + 0.6, t + 41.4, f"read: turn {i}", "plain", size=8)
+    lanes.do(1, 6, 15.6, "arrives", "wait", size=8)
+    lanes.do(2, 16.6, 57.6, "arrives: turn 1", "wait", size=8)
+    lanes.do(1, 58.6, 99.6, "arrives: turn 2", "wait", size=8)
+    p.prose(
+        30.6,
+        "Dashed: __syncthreads, twice a turn. The first waits for the copies too; after the second, all warps read the "
+        "weights and ds of all. dQ is added to sums in float32 in the order in which CTAs come, which changes from "
+        "call to call; attention_backward_end rounds it.",
+    )
+    p.legend(38)
+    return p
+
+
 def attention_backward_simt() -> Picture:
     p = Picture(32, "attention_backward_simt: any head size, dtype and strides, a warp for each row")
     p.text(
@@ -412,6 +460,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "attention_backward_begin": attention_backward_begin,
     "attention_backward_end": attention_backward_end,
     "attention_backward_sm80": attention_backward_sm80,
+    "attention_backward_fused": attention_backward_fused,
     "attention_backward_simt": attention_backward_simt,
     "attention_delta": attention_delta,
 }

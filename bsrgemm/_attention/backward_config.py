@@ -130,7 +130,9 @@ class BackwardSimt:
 
 @dataclass(frozen=True)
 class _OnHopper:
-    """What the kernels for Hopper share: tiles of queries by keys, and as many columns of all operands."""
+    """What the kernels for Hopper share: tiles of queries by keys, and as many columns of all operands. The portable
+    kernel in one pass has the same.
+    """
 
     dtype: str
     head_dim: int
@@ -231,9 +233,28 @@ class BackwardQueriesSm90(_OnHopper):
 
 
 @dataclass(frozen=True)
+class BackwardFused(_OnHopper):
+    """Gradients by the matrix products of a warp in one pass, with sums of dq in any order; a warp has 32 keys."""
+
+    ordered = False
+    role, warps, threads, ctas = OF_KEYS_AND_VALUES, 8, 256, 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of the struct Shared of the kernel: keys, weights and ds, two tiles of queries, descriptions."""
+        rows = 4 * (self.tile_k + 2 * self.tile_q) * self.head_dim + 4 * self.tile_q * (self.tile_k + 2)
+        return _rounded(rows + 2 * 16 + 76 + 8 * self.warps)
+
+    def spec(self) -> KernelSpec:
+        defines = (*_types(self, self.dtype, "f32"), ("WARPS", self.warps))
+        layout = arguments.backward_rows()
+        return KernelSpec("attention_backward_fused.cu", "attention_backward_fused", defines, (layout,))
+
+
+@dataclass(frozen=True)
 class BackwardBegin(_OnHopper):
-    """Prepares BackwardSm90, or BackwardKeysSm90 and BackwardQueriesSm90. `out` is the dtype of attention's result;
-    if not `ordered`, the sums of dq are set to 0.
+    """Prepares BackwardSm90, BackwardFused, or BackwardKeysSm90 and BackwardQueriesSm90. `out` is the dtype of
+    attention's result; if not `ordered`, the sums of dq are set to 0.
     """
 
     out: str
@@ -249,13 +270,15 @@ class BackwardBegin(_OnHopper):
 
 @dataclass(frozen=True)
 class BackwardEnd(_OnHopper):
-    """Rounds the sums of BackwardSm90 to dq."""
+    """Rounds the sums of BackwardSm90 to dq, or with `lines` those of BackwardFused."""
+
+    lines: bool = False
 
     role, threads = OF_QUERIES, 256
 
     def spec(self) -> KernelSpec:
         layout = arguments.backward_rows()
-        defines = _types(self, self.dtype, "f32")
+        defines = (*_types(self, self.dtype, "f32"), ("LINES", int(self.lines)))
         return KernelSpec("attention_backward_end.cu", "attention_backward_end", defines, (layout,))
 
 
@@ -278,7 +301,7 @@ class AttentionDelta:
         return KernelSpec("attention_delta.cu", "attention_delta", defines, (arguments.ATTENTION_DELTA,))
 
 
-Backward = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardSm80 | BackwardSimt
+Backward = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardFused | BackwardSm80 | BackwardSimt
 Config = Backward | BackwardBegin | BackwardEnd | AttentionDelta
 
 
@@ -296,6 +319,8 @@ def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
                 yield (BackwardKeysSm90(dtype, width, 64), BackwardQueriesSm90(dtype, width, 64))
             else:
                 yield (BackwardSm90(dtype, width, 64 if problem.narrow else 128, problem.ordered),)
+        if large and D == D_v == 128 and problem.scores == SIGNED and few and not problem.ordered:
+            yield (BackwardFused(dtype, 128, 128),)
         yield tuple(BackwardSm80(dtype, D, D_v, problem.scores, large, role) for role in _roles(max(D, D_v)))
     D, D_v = (max(32, -(-x // 32) * 32) for x in sizes)
     dout, acc = element(problem.dout_dtype), element(problem.acc)
@@ -334,6 +359,9 @@ def every_backward_config() -> Iterator[Config]:
             yield BackwardSm90(dtype, width, tile_k, ordered)
             for out in (dtype, "f32"):
                 yield BackwardBegin(dtype, width, tile_k, out, ordered)
+    for dtype in ("f16", "bf16"):
+        yield BackwardFused(dtype, 128, 128)
+        yield BackwardEnd(dtype, 128, 128, lines=True)
     for dtype, scores, large in itertools.product(("f16", "bf16"), (SIGNED, CAPPED), (True, False)):
         for D, D_v in itertools.product(DIMS, DIMS):
             for role in _roles(max(D, D_v)):
@@ -351,9 +379,19 @@ def every_backward_config() -> Iterator[Config]:
 
 def runs_on(config: Config, arch: str) -> bool:
     """Whether this kernel can be compiled for `arch`."""
-    if isinstance(config, BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardBegin | BackwardEnd):
-        return arch == "sm_90a"
-    return not isinstance(config, BackwardSm80) or (tensor_arch(arch) and config.large_shared == has_large_shared(arch))
+    if isinstance(config, BackwardSm80):
+        return tensor_arch(arch) and config.large_shared == has_large_shared(arch)
+    if isinstance(config, BackwardFused) or _goes_with_fused(config):
+        return tensor_arch(arch) and has_large_shared(arch)
+    hopper = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardBegin | BackwardEnd
+    return arch == "sm_90a" or not isinstance(config, hopper)
+
+
+def _goes_with_fused(config: Config) -> bool:
+    """Whether BackwardFused is launched with this kernel."""
+    if isinstance(config, BackwardBegin):
+        return (config.head_dim, config.tile_k, config.ordered) == (128, 128, False)
+    return isinstance(config, BackwardEnd) and config.lines
 
 
 def skip_ahead_of_time(config: Config) -> bool:

@@ -20,6 +20,7 @@ from .backward_config import (
     Backward,
     BackwardBegin,
     BackwardEnd,
+    BackwardFused,
     BackwardKeysSm90,
     BackwardProblem,
     BackwardQueriesSm90,
@@ -55,7 +56,7 @@ def backward(backend: Backend, call: BackwardCall) -> None:
             lambda: {name: readable(x) if name in _ROWS else contiguous(x) for name, x in given.items()}
         ),
     )
-    if isinstance(configs[0], BackwardSm90):
+    if isinstance(configs[0], BackwardSm90 | BackwardFused):
         _fused(backend, call, configs[0])
         return
     if isinstance(configs[0], BackwardKeysSm90):
@@ -122,8 +123,8 @@ def _separate(backend: Backend, call: BackwardCall, config: Backward, statistics
 
 
 # ------------------------------------------------------------------------------------------------ all in one pass
-def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
-    """Start the three kernels for Hopper: statistics and zeros, the products, dq in its dtype."""
+def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | BackwardFused) -> None:
+    """Start three kernels: statistics and zeros, the products, dq in its dtype."""
     batches, heads, queries = call.q.shape[:3]
     tile_q = config.tile_q
     tiles = -(-queries // tile_q) if call.bounds is None else queries // tile_q + len(call.bounds[0])
@@ -135,7 +136,8 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
     memory = retain_for_graph(lambda: cupy.empty(count, np.float32))
     ends = np.cumsum((0, *sizes[:-1])) * all_pieces * 4
     sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
-    by_queries = BackwardEnd(config.dtype, config.head_dim, config.tile_k)
+    on_hopper = isinstance(config, BackwardSm90)
+    by_queries = BackwardEnd(config.dtype, config.head_dim, config.tile_k, lines=not on_hopper)
     own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
     masked = call.mask is not None
     out = call.dout if call.out is None else call.out
@@ -151,10 +153,13 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90) -> None:
     of_queries = packed(rows)
     begin = BackwardBegin(config.dtype, config.head_dim, config.tile_k, element(out.dtype), config.ordered)
     _run(begin, (padded, batches * heads), of_queries)
-    maps = {name: tensor_map_of(x, tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
-    maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
     grid = (min(own.tiles * own.heads, config.ctas * device.multiprocessors()),)
-    _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
+    if on_hopper:
+        maps = {name: tensor_map_of(x, tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
+        maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
+        _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
+    else:
+        _run(config, grid, packed(own), config.shared_bytes)
     _run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
 
 
@@ -202,7 +207,7 @@ class _Lists:
         self.tiles = -(-queries // config.tile_q) if by_queries else -(-keys // config.tile_k)
         names = ("q_bounds", "k_bounds", "sequences", "sequence_count", "order", "counters")
         self.fields: dict[str, int] = dict.fromkeys((*names, *arguments.MASK_POINTERS, *arguments.MASK_SIZES), 0)
-        fused = isinstance(config, BackwardSm90 | BackwardKeysSm90)
+        fused = isinstance(config, BackwardSm90 | BackwardKeysSm90 | BackwardFused)
         ordered = isinstance(config, BackwardSm90) and config.ordered
         #: kept as long as the launch needs them
         self.held: Any = None

@@ -59,7 +59,8 @@ def attention_backward(
         The sums of ``dout * out`` over the columns, if they are known already.
     deterministic : bool
         By default the same call returns the same bits. If False, sums may be made in an order that changes from call
-        to call, which is faster on Hopper with up to 128 columns. The CPU and the other kernels always keep one order.
+        to call, which is faster on Hopper with up to 128 columns, and for heads of 97 to 128 columns on cards with 163
+        KB of shared memory (A100). The CPU and the other kernels always keep one order.
     dq, dk, dv : array, optional
         Arrays for the results, of the shape and dtype of `q`, `k` and `v`. They must not overlap each other or an
         operand.
@@ -93,7 +94,8 @@ def attention_backward(
 
     On the GPU, float16 and bfloat16 with up to 256 columns run on the tensor cores: weights and their gradients are
     rounded to the dtype of the operands before they are multiplied, sums are float32. On Hopper, up to 128 columns
-    without `softcap` are computed in one pass, which takes memory for dq in float32. Operands whose rows are no
+    without `softcap` are computed in one pass, which takes memory for dq in float32; so are 97 to 128 columns on an
+    A100 with ``deterministic=False``, unless a window hides more than half of the keys. Operands whose rows are no
     multiples of 16 bytes are copied first. Everything else runs on the plain cores, much more slowly: float32, float64,
     `dout` in another dtype than `q`, and more than 256 columns.
 

@@ -27,8 +27,8 @@ _MOST_THREADS = 8
 _SECONDS_BETWEEN_LINES = 5.0
 #: Seconds of one core that a kernel takes, measured once with NVRTC 12.9; all others take _USUAL_SECONDS.
 _SECONDS = {
-    "attention_backward_sm80": 1.3, "attention_backward_sm90": 1.6, "attention_backward_keys_sm90": 1.6,
-    "attention_short_sm90": 0.9,
+    "attention_backward_fused": 1.6, "attention_backward_sm80": 1.3, "attention_backward_sm90": 1.6,
+    "attention_backward_keys_sm90": 1.6, "attention_short_sm90": 0.9,
     "attention_sm80": 2.4, "attention_sm90": 2.4,
     "block_products_sm80": 0.5, "block_products_sm90": 0.8, "decode": 1.3, "gemm_sm80": 2.2, "gemm_sm90": 0.8,
 }  # fmt: skip
@@ -237,7 +237,7 @@ def _compile(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         listed = dict.fromkeys(spec for _, spec in jobs)
         for spec in listed:
             print(spec)
-        alone = "those with sm90 in their name, attention_values, attention_backward_begin and _end"
+        alone = "those with sm90 in their name, attention_values, most of attention_backward_begin and _end"
         print(f"{len(listed)} kernels; {alone} for sm_90a alone")
         return 0
     threads = _threads()

@@ -1,4 +1,4 @@
-// What the three kernels for gradients on Hopper share: attention_backward_begin, _sm90 and _end.
+// What the kernels for gradients in one pass share: attention_backward_begin, _sm90 or _fused, and _end.
 // dQ is added up in float32, in pieces of 64 queries, in the order in which the threads of a warpgroup hold it. A tile
 // has one or two pieces and never has queries of two sequences: with sequences of different lengths, tile m of sequence
 // s, which begins at query b, has number ceil(b / kTileQ) + s + m.

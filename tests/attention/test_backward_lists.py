@@ -14,6 +14,7 @@ from bsrgemm._attention.backward_config import (
     AttentionDelta,
     BackwardBegin,
     BackwardEnd,
+    BackwardFused,
     BackwardKeysSm90,
     BackwardProblem,
     BackwardQueriesSm90,
@@ -92,6 +93,12 @@ def problem(**changes: Any) -> BackwardProblem:
         ({"heads": 65535}, "BackwardSm90", 1),
         ({"heads": 65536}, "BackwardSm80", 2),  # more than a grid has rows
         ({"arch": "sm_80"}, "BackwardSm80", 2),
+        ({"ordered": False}, "BackwardSm90", 1),
+        ({"arch": "sm_80", "ordered": False, "head_dim": 97}, "BackwardFused", 1),
+        ({"arch": "sm_80", "ordered": False, "value_dim": 96}, "BackwardSm80", 2),
+        ({"arch": "sm_80", "ordered": False, "scores": CAPPED}, "BackwardSm80", 2),
+        ({"arch": "sm_80", "ordered": False, "heads": 65536}, "BackwardSm80", 2),
+        ({"arch": "sm_89", "ordered": False}, "BackwardSm80", 2),  # not enough shared memory
         ({"arch": "sm_120", "head_dim": 256, "value_dim": 256}, "BackwardSm80", 3),
         ({"arch": "sm_75"}, "BackwardSimt", 2),
         ({"dout_dtype": F32}, "BackwardSimt", 2),
@@ -126,7 +133,7 @@ def test_a_kernel_that_cannot_serve_a_problem_says_so() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"])
 def test_shared_memory_fits_the_card(arch: str) -> None:
     for config in backward_config.every_backward_config():
-        kinds = BackwardSm80 | BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90
+        kinds = BackwardSm80 | BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardFused
         if isinstance(config, kinds) and backward_config.runs_on(config, arch):
             assert config.shared_bytes <= shared_kb(arch) << 10, config
 
@@ -149,6 +156,9 @@ def test_where_kernels_run() -> None:
     hopper = BackwardSm90("f16", 64, 128, True), BackwardBegin("f16", 64, 128, "f16", True), BackwardEnd("f16", 64, 128)
     for config in hopper:
         assert [backward_config.runs_on(config, arch) for arch in archs] == [False, False, False, True]
+    fused = BackwardFused("f16", 128, 128), BackwardEnd("f16", 128, 128, lines=True)
+    for config in (*fused, BackwardBegin("f16", 128, 128, "f16", False)):
+        assert [backward_config.runs_on(config, arch) for arch in archs] == [False, True, False, True]
     for config in (BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0), AttentionDelta("f16", "f16", "f32")):
         assert all(backward_config.runs_on(config, arch) for arch in archs)
 

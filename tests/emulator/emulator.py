@@ -269,7 +269,7 @@ class Kernel:
 #: Kernels whose CTAs go on until nothing is left, however few there are. Those of attention_backward_sm90 wait for each
 #: other, which CTAs cannot do here: it has one.
 _LOOPS = {
-    *("attention_backward_sm90", "attention_backward_keys_sm90", "gemm_few", "kv_append"),
+    *("attention_backward_sm90", "attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
     *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
     *("list_pairs", "pack_columns", "count_pairs"),
 }

@@ -76,9 +76,9 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fo
     with emulator.emulated(folder, emulator.guarded, arch=request.param):
         found = Emulated(monkeypatch)
         yield found
-        # What the kernels for Hopper do not serve goes to the portable one: softcap.
-        hopper = {"BackwardSm90", "BackwardKeysSm90"} if request.param == "sm_90a" else set()
-        assert found.names <= {"BackwardSm80"} | hopper
+        # What the kernels for Hopper do not serve goes to the portable ones: softcap.
+        others = {"sm_80": {"BackwardFused"}, "sm_90a": {"BackwardSm90", "BackwardKeysSm90"}}
+        assert found.names <= {"BackwardSm80"} | others.get(request.param, set())
         assert found.names
 
 
@@ -275,6 +275,76 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(name, emulate
     got = emulated.run(some["dout"], some["q"], some["k"], some["v"], out.astype(F16), lse.astype(F32), causal=True)
     for x, y in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.isnan(x.astype(np.float64)), np.isnan(y))
+
+
+class TestFused:
+    """The portable kernel in one pass: heads of 128 columns, sums in any order."""
+
+    @pytest.fixture(autouse=True)
+    def _emulated(self, monkeypatch, folder) -> Iterator[None]:
+        with emulator.emulated(folder, emulator.guarded, arch="sm_80"):
+            self.emulated = Emulated(monkeypatch)
+            yield
+            assert self.emulated.names == {"BackwardFused"}
+
+    def check(self, some: Any, **options: Any) -> None:
+        self.emulated.check(*some, deterministic=False, **options)
+
+    @pytest.mark.parametrize(
+        ("lengths", "dim", "options"),
+        [
+            ((1, 1), 128, {}),
+            ((150, 200), 128, {"causal": True}),
+            ((200, 70), 128, {"causal": True}),  # the first rows see nothing
+            ((70, 300), 100, {"scale": -0.2, "align": "top-left", "causal": True}),  # not all columns are there
+            ((100, 200), 128, {"window": (150, 30)}),
+        ],
+        ids=str,
+    )
+    def test_bands_at_odd_lengths(self, lengths, dim, options, rng) -> None:
+        self.check(operands(rng, *lengths, dim), **options)
+
+    def test_bfloat16_groups_and_batches(self, rng) -> None:
+        self.check(operands(rng, 70, 150, 128, heads=(4, 2), dtype=BFLOAT16, batch=2), causal=True)
+
+    @pytest.mark.races
+    def test_several_turns_on_two_tiles_of_keys_without_races(self, rng) -> None:
+        self.check(operands(rng, 200, 150, 128, heads=(1, 1)), causal=True)
+
+    def test_masks(self, rng) -> None:
+        some = operands(rng, 150, 200, 128, heads=(2, 2))
+        self.check(some, mask=bg.BlockMask.random(150, 200, per_row=2, block=32, heads=(1, 2), seed=1))
+        dense = rng.random((150, 200)) < 0.3
+        dense[7], dense[:, 9] = False, False  # a query that sees nothing, a key that nobody sees
+        self.check(some, mask=bg.BlockMask.from_dense(dense, block=64), causal=True)
+
+    def test_sequences_of_different_lengths(self, rng) -> None:
+        some = [rng.standard_normal((n, h, 128)).astype(F16) for n, h in ((100, 2), (140, 1), (140, 1), (100, 2))]
+        self.check(some, cu_seqlens_q=[0, 30, 30, 100], cu_seqlens_k=[0, 70, 90, 140], causal=True)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "write_query(b, x, first + line, own[line]);",
+            "write_key(b, y, y.key + int(pair * 32 + half * 16) + __ffs(redo) - 1, statistic);",
+        ],
+    )
+    def test_ordinary_rows_are_not_computed_twice(self, line, folder, rng) -> None:
+        with emulator.forbidden(line, folder):
+            self.check(operands(rng, 100, 150, 128, heads=(2, 1)), causal=True)
+
+    @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+    def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(self, name, rng) -> None:
+        some = dict(zip(("q", "k", "v", "dout"), operands(rng, 40, 70, 128, heads=(2, 1)), strict=True))
+        some[name][:, :, 33, 5] = np.nan
+        wide = {key: x.astype(np.float64) for key, x in some.items()}
+        out, lse = bg.attention(wide["q"], wide["k"], wide["v"], causal=True, return_lse=True)
+        want = bg.attention_backward(wide["dout"], wide["q"], wide["k"], wide["v"], out, lse, causal=True)
+        q, k, v, dout = (some[key] for key in ("q", "k", "v", "dout"))
+        given = (dout, q, k, v, out.astype(F16), lse.astype(F32))
+        got = self.emulated.run(*given, causal=True, deterministic=False)
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_array_equal(np.isnan(x.astype(np.float64)), np.isnan(y))
 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)

@@ -66,7 +66,7 @@ def test_gradients_of_attention_can_be_compiled_ahead(arch: str, width: int) -> 
         assert {config.spec() for config in backward_config.backward(problem)} <= listed
         assert backward_config.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
     around = {spec.entry for spec in listed} & {"attention_backward_begin", "attention_backward_end"}
-    assert len(around) == (2 if arch == "sm_90a" else 0)
+    assert len(around) == (2 if attention_heuristics.has_large_shared(arch) else 0)
 
 
 def listing(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:

@@ -17,7 +17,7 @@ from .. import machine, provenance
 from ..table import Table, writing
 from ..timing import Call, Clock
 from . import attention_backward_accuracy as accuracy
-from .attention_backward_cases import CASES, PEERS, Case, Operands, operands, ours, portable
+from .attention_backward_cases import CASES, PEERS, Case, Operands, operands, ours, portable, portable_any_order
 
 
 def worst(x: Operands, case: Case, got: Sequence[Any]) -> float:
@@ -77,6 +77,8 @@ def measure(table: Table, case: Case, clock: Clock, wanted: Sequence[str] | None
         "bsrgemm, any order": ours(x, False),
         "bsrgemm, portable": portable(x),
     }
+    if case.columns == 128 and case.window is None:
+        calls["bsrgemm, portable, any order"] = portable_any_order(x)
     error = {name: worst(x, case, call()) for name, call in calls.items()}
     missing = {}
     for name, make in PEERS.items():
