@@ -17,6 +17,7 @@ from typing import Any
 
 from .._kernels import jit
 from .._kernels.sources import code_digest, gather
+from . import machine_code
 
 #: Digits of a digest that are kept
 _DIGITS = 16
@@ -136,8 +137,11 @@ def _source_digest(source: str) -> str:
 
 
 def changed(kernels: Mapping[str, str]) -> bool:
-    """Whether the code of any of these kernels differs from the given digests, or its digest is not known."""
-    return not kernels or any(known != _digest_now(name) for name, known in kernels.items())
+    """Whether the code of any of these kernels differs from the given digests, or its digest is not known.
+
+    Sources that are known to have the same machine code do not differ.
+    """
+    return not kernels or not all(machine_code.same(name, known, _digest_now(name)) for name, known in kernels.items())
 
 
 def _digest_now(name: str) -> str | None:

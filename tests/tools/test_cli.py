@@ -340,7 +340,7 @@ def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> 
 def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "--list", "--dtype", "float16", "--kernel", "spgemm_simt"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    alone = "those with sm90 in their name, attention_values, attention_backward_begin and _end"
+    alone = "those with sm90 in their name, attention_values, most of attention_backward_begin and _end"
     assert last == f"{len(lines)} kernels; {alone} for sm_90a alone"
     assert lines and all(line.startswith("spgemm_simt.cu:spgemm_simt -DELEMENT_A=f16") for line in lines)
     assert not cache_dir.exists()
