@@ -207,6 +207,16 @@ def problems(record: dict[str, Any]) -> list[str]:
     return found
 
 
+def retire(record: dict[str, Any], names: Iterable[str]) -> None:
+    """Take tests out of a record that are not in the suite any more; their outcomes stay under `retired`."""
+    for name in names:
+        test = record["tests"].pop(name)
+        record.setdefault("retired", {})[name] = {key: test[key] for key in ("outcome", "why") if key in test}
+    record["suite"] = {"collected": len(record["tests"]), **counted(record["tests"].values())}
+    held = test_files(record["tests"])
+    record["test_files"] = {name: digest for name, digest in record["test_files"].items() if name in held}
+
+
 def stale_files(record: dict[str, Any]) -> list[str]:
     """Files of tests that are others than those that ran."""
     now = test_files(record["tests"])
