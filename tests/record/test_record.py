@@ -14,7 +14,7 @@ from .log import source_digest
 from .run import RACES_EXPLAINED, TOOLS, run_tests
 
 RECORD = records.load()
-#: Kernels that were added or changed after the last whole runs of the sanitizers, as they are now. A later run of them all
+#: Kernels that were added or changed after the last whole runs of the sanitizers, as they are now. A later run of them
 #: was cut off before it was written down; the lab book says what it had found by then.
 WAITING = {
     ("attention_backward_begin", "46ab26acb107969b"),
