@@ -64,9 +64,9 @@ _MEMORY = (
     "or beyond_the_capacity or (on_a_card and 129) or (backward_fused and 129 and not bfloat16) "
     "or (blocks_and_widths and 48 and not bfloat16) or (at_once and 70-30) or (what_the_host_stores and 80)"
 )
-#: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention, gemm_sm90 and
-#: gemm_turned_sm90. It takes a copy of less than 16 bytes to shared memory (cp.async with a source size) for one of 16,
-#: as at the end of A in spmm.
+#: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention, gemm_sm90
+#: and gemm_turned_sm90. It takes a copy of less than 16 bytes to shared memory (cp.async with a source size) for one of
+#: 16, as at the end of A in spmm.
 _UNSEEN = "test_attention or through_shared_memory or blocks_and_widths or reads_nothing_outside"
 _WRITTEN = f"({_MEMORY}) and not ({_UNSEEN})"
 
