@@ -149,6 +149,12 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="a folder in which to keep all that the runs have said")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others are left as recorded")
     parser.add_argument("--paths", nargs="+", default=[], help="some tests alone: the record says that it is partial")
+    parser.add_argument(
+        "--retire",
+        nargs="+",
+        default=[],
+        help="with stand-in: tests that are not in the suite any more",
+    )
     parser.add_argument("-k", dest="keyword", help="as that of pytest: the record says that it is partial")
     parser.add_argument(
         "--card", choices=("real", "stand-in"), default="real", help="stand-in: a rehearsal of the suite"
@@ -181,8 +187,7 @@ def main() -> int:
             records.write(options.out, record)
         if "stand-in" in options.parts:
             rehearsed, seconds = suite(folder, options.workers, only, stand_in=True)
-            if not only and not rehearsed["partial"]:
-                records.retire(record, sorted(record["tests"].keys() - rehearsed["tests"].keys()))
+            records.retire(record, set(options.retire) - rehearsed["tests"].keys())
             found = excused(record, rehearsed)
             if only:  # what is known of the other tests stays
                 found = {name: why for name, why in found.items() if name in rehearsed["tests"]}
