@@ -55,6 +55,7 @@ _TYPES = {
 #: spmm: float64 blocks of 4 x 4 with the 24 warps of cards that have more shared memory. sm_86 and sm_89 can run that
 #: variant, but the rule has 20 warps for them, which do not spill. attention_backward_sm90: the warps that feed have 24
 #: registers, all that the multipliers leave; they wait for most of a turn. So do those of attention_backward_keys_sm90.
+#: attention_backward_sm80: dv of 256 columns with a softcap, since its walk over tiles is in a header.
 KNOWN_SPILLS = (
     {
         ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
@@ -64,7 +65,11 @@ KNOWN_SPILLS = (
         ("sm_80", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
         ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
         ("sm_90a", str(BackwardSm80("f16", 96, 128, 1, True, 1).spec())): 4,
-        ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 4,
+        ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 16,
+    }
+    | {
+        ("sm_120", str(BackwardSm80(dtype, D, 256, 2, False, 3).spec())): 20
+        for dtype, D in itertools.product(("f16", "bf16"), attention_heuristics.DIMS)
     }
     | {
         ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered).spec())): 188
