@@ -70,6 +70,7 @@ def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
                 )
             )
         if dtype in HALF_DTYPES:
-            yield from (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
+            decodes = (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
+            yield from (config for config in decodes if decode_config.runs_on(config, arch))
     if dtype in HALF_DTYPES:
         yield decode_config.KvAppend(element_types.element(dtype))

@@ -15,6 +15,7 @@ from bsrgemm.__main__ import main
 from bsrgemm._attention import backward_config, decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._cli import compile as compile_command
+from bsrgemm._cli.common_kernels import common_configs
 from bsrgemm._kernels import element_types
 from bsrgemm._products import heuristics
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
@@ -53,7 +54,16 @@ def test_common_attention_and_decode_are_in_the_default_set(arch: str, width: in
         )
         assert attention_heuristics.forward(problem).spec() in listed
         for rows in (1, 8, 32):
-            assert decode_config.decode_config(dtype, width, width, rows).spec() in listed
+            config = decode_config.decode_config(dtype, width, width, rows)
+            assert (config.spec() in listed) == decode_config.runs_on(config, arch)
+
+
+@each_arch
+def test_every_kernel_of_the_default_set_runs_on_the_target(arch: str) -> None:
+    families = {"configs": heuristics, "heuristics": attention_heuristics, "decode_config": decode_config}
+    for config in common_configs(arch, [HALF, BFLOAT16, SINGLE, DOUBLE]):
+        family = families.get(type(config).__module__.rpartition(".")[2])
+        assert family is None or family.runs_on(config, arch), config
 
 
 @each_arch
