@@ -28,9 +28,10 @@ _SECONDS_BETWEEN_LINES = 5.0
 #: Seconds of one core that a kernel takes, measured once with NVRTC 12.9; all others take _USUAL_SECONDS.
 _SECONDS = {
     "attention_backward_fused": 1.6, "attention_backward_sm80": 1.3, "attention_backward_sm90": 1.6,
-    "attention_backward_keys_sm90": 1.6, "attention_short_sm90": 0.9,
+    "attention_backward_keys_sm90": 1.6, "attention_backward_queries_sm90": 1.0, "attention_short_sm90": 0.9,
     "attention_sm80": 2.4, "attention_sm90": 2.4,
     "block_products_sm80": 0.5, "block_products_sm90": 0.8, "decode": 1.3, "gemm_sm80": 2.2, "gemm_sm90": 0.8,
+    "gemm_turned_sm90": 1.0,
 }  # fmt: skip
 _USUAL_SECONDS = 0.3
 #: The share of its time that a thread works while others compile too.
@@ -130,7 +131,7 @@ def _duration(seconds: float) -> str:
 
 def kernel_names() -> list[str]:
     """The names of all kernels."""
-    return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float32", "uint8"))))
+    return list(dict.fromkeys(spec.entry for spec in specs(("float16", "float64", "uint8"))))
 
 
 def build_all(jobs: Collection[Job], step: Callable[[Summary], None], threads: int | None = None) -> Summary:

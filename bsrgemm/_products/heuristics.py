@@ -550,7 +550,7 @@ def skip_ahead_of_time(config: Config) -> bool:
         few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
         return not usual or few_columns or config.tail > 0 or config.store == "columns"
     if isinstance(config, GemmTurnedSm90):
-        return True
+        return not config.wide
     return isinstance(config, GemmSimt | Spmv | GemmFew) and config.types.index == "i64"
 
 

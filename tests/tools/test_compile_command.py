@@ -20,6 +20,8 @@ from bsrgemm._kernels import element_types
 from bsrgemm._products import heuristics
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
+from ..record.kernels import ENTRIES
+
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")
 HALF, SINGLE, DOUBLE = (np.dtype(c) for c in "efd")
 each_arch = pytest.mark.parametrize("arch", ARCHS)
@@ -64,6 +66,10 @@ def test_every_kernel_of_the_default_set_runs_on_the_target(arch: str) -> None:
     for config in common_configs(arch, [HALF, BFLOAT16, SINGLE, DOUBLE]):
         family = families.get(type(config).__module__.rpartition(".")[2])
         assert family is None or family.runs_on(config, arch), config
+
+
+def test_every_kernel_of_the_sources_can_be_asked_for() -> None:
+    assert set(compile_command.kernel_names()) == set(ENTRIES)
 
 
 @each_arch
