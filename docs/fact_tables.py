@@ -5,11 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bsrgemm._benchmark.show.contents import marked_rows
+from bsrgemm._benchmark.show.markdown import FOOTNOTE, MARK, marked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,10 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # ------------------------------------------------------------------------------------------ sources
 @cache
 def results(name: str) -> list[dict[str, Any]]:
-    """The rows of a file in bench/results."""
+    """The rows of a file in bench/results; those that were measured with other code are marked as stale."""
     path = ROOT / "bench" / "results" / f"{name}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
+    return marked_rows(json.loads(path.read_text(encoding="utf-8")))
 
 
 def row(name: str, **wanted: Any) -> dict[str, Any]:
@@ -92,9 +97,10 @@ def ms(seconds: float) -> str:
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[Any]], text: int = 1) -> str:
-    """A Markdown table whose first `text` columns are text and whose others are numbers."""
+    """A Markdown table whose first `text` columns are text and whose others are numbers, and what its marks mean."""
     ruler = ["---"] * text + ["---:"] * (len(header) - text)
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in [header, ruler, *lines])
+    made = "\n".join(f"| {' | '.join(map(str, line))} |" for line in [header, ruler, *lines])
+    return f"{made}\n\n{FOOTNOTE}" if MARK in made else made
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -162,7 +168,7 @@ def crossover() -> str:
     for found in results("gemm_density_cuda"):
         if "crossover" in found:
             below = "every density" if found["crossover"] is None else f"{found['crossover']:.2f}"
-            lines.append((f"{found['block']} x {found['block']}", below))
+            lines.append((f"{found['block']} x {found['block']}", marked(found, below)))
     return table(["block", "faster than dense cuBLAS below density"], lines)
 
 
@@ -172,7 +178,8 @@ def cpu() -> str:
         name, best = min(found["peers"].items(), key=lambda pair: pair[1])
         width = "a vector" if found["columns"] == 1 else f"{found['columns']} columns"
         what = f"{found['dtype']}, blocks {found['block']} x {found['block']}, {width}"
-        lines.append((what, ms(found["seconds"]), f"{name} {ms(best)}", f"{best / found['seconds']:.1f}"))
+        ours = marked(found, ms(found["seconds"]))
+        lines.append((what, ours, f"{name} {ms(best)}", f"{best / found['seconds']:.1f}"))
     return table(["product", "bsrgemm, ms", "fastest peer, ms", "times faster"], lines)
 
 
@@ -186,12 +193,13 @@ def spgemm() -> str:
         R, C = whole["block"]
         share = 1 - alone["seconds"] / whole["seconds"]
         what = f"n = {whole['n']:,}, float16 blocks {R} x {C}, density {whole['density']}"
-        lines.append((what, ms(whole["seconds"]), ms(alone["seconds"]), f"{share:.0%}"))
+        times = (marked(found, ms(found["seconds"])) for found in (whole, alone))
+        lines.append((what, *times, f"{share:.0%}"))
     return table(["`A @ A`", "whole call, ms", "with a plan, ms", "share of finding blocks"], lines)
 
 
 def uneven() -> str:
-    lines = [(r["what"], f"{r['relative']:.2f}") for r in results("spmv_uneven_cuda")]
+    lines = [(r["what"], marked(r, f"{r['relative']:.2f}")) for r in results("spmv_uneven_cuda")]
     return table(["`A @ x`, 3 x 3 float64", "rate relative to rows of equal length"], lines)
 
 
@@ -206,8 +214,8 @@ _PROBLEMS = {
 
 def host() -> str:
     products = results("overhead_cuda")
-    calls = [(_PROBLEMS[r["kernel"]], us(r["call_seconds"])) for r in products if "call_seconds" in r]
-    calls += [(r["what"], us(r["seconds"])) for r in results("attention_host_cuda") if "seconds" in r]
+    calls = [(_PROBLEMS[r["kernel"]], marked(r, us(r["call_seconds"]))) for r in products if "call_seconds" in r]
+    calls += [(r["what"], marked(r, us(r["seconds"]))) for r in results("attention_host_cuda") if "seconds" in r]
     return table(["call", "us"], calls)
 
 
@@ -219,7 +227,7 @@ def product_errors() -> str:
     for found in results("gemm_error_cuda"):
         kind = _KIND.get((found["dtype"], found["precision"]), found["dtype"])
         what = f"{kind}, {found['block']} x {found['block']}"
-        lines.append((what, f"{found['error']:.1e}", f"{found['dense_error']:.1e}"))
+        lines.append((what, marked(found, f"{found['error']:.1e}"), f"{found['dense_error']:.1e}"))
     return table(["product", "bsrgemm", "dense cuBLAS"], lines)
 
 
@@ -239,17 +247,17 @@ def attention_errors() -> str:
         ours = errors.pop("bsrgemm")
         name, best = min(errors.items(), key=lambda pair: pair[1])
         what = f"{_INPUTS[found['inputs']]}, {found['dtype']}"
-        lines.append((what, f"{ours:.1e}", f"{best:.1e} ({name})"))
+        lines.append((what, marked(found, f"{ours:.1e}"), f"{best:.1e} ({name})"))
     return table(["inputs", "bsrgemm", "best peer"], lines)
 
 
 def first_call() -> str:
-    times: dict[str, dict[str, float]] = {}
+    times: dict[str, dict[str, str]] = {}
     for found in results("overhead_cuda"):
         for key in ("cold_seconds", "warm_seconds"):
             if key in found:
-                times.setdefault(found["kernel"], {})[key] = found[key]
-    lines = [(_PROBLEMS[k], ms(t["cold_seconds"]), ms(t["warm_seconds"])) for k, t in times.items()]
+                times.setdefault(found["kernel"], {})[key] = marked(found, ms(found[key]))
+    lines = [(_PROBLEMS[k], t["cold_seconds"], t["warm_seconds"]) for k, t in times.items()]
     return table(["first product of a process", "kernels not in the cache, ms", "kernels in the cache, ms"], lines)
 
 
@@ -260,13 +268,14 @@ def sizes() -> str:
     """Rates of square float16 blocks, and their time over that of dense cuBLAS by density."""
     lines = []
     for n in (128, 64, 32, 16):
-        rate = row("gemm_table_cuda", dtype="float16", block=[n, n])["tflops"]
+        table_row = row("gemm_table_cuda", dtype="float16", block=[n, n])
         own = [r for r in results("gemm_density_cuda") if r.get("block") == n]
         points = [r for r in own if "ratio" in r]
-        near = [min(points, key=lambda r, d=density: abs(r["density"] - d))["ratio"] for density in _SHOWN]
+        near = [min(points, key=lambda r, d=density: abs(r["density"] - d)) for density in _SHOWN]
         end = next(r["crossover"] for r in own if "crossover" in r)
         below = "every density" if end is None else f"{end:.2f}"
-        lines.append((f"{n} x {n}", f"{rate:.0f}", *(f"{x:.2f}" for x in near), below))
+        rate = marked(table_row, f"{table_row['tflops']:.0f}")
+        lines.append((f"{n} x {n}", rate, *(marked(r, f"{r['ratio']:.2f}") for r in near), below))
     first, *others = (f"{d:.2f}" for d in _SHOWN)
     header = ["block", "TFLOP/s", f"time over dense at density {first}", *others, "faster than dense below"]
     return table(header, lines)
@@ -283,7 +292,7 @@ def other_dtypes() -> str:
     ):
         found = row("gemm_table_cuda", dtype=dtype, precision=precision, block=[n, n])
         dense = f"{found['dense_tflops']:.0f}" + (" in float16" if dtype == "e4m3" else "")
-        lines.append((name, f"{found['tflops']:,.0f}".replace(",", ""), dense))
+        lines.append((name, marked(found, f"{found['tflops']:,.0f}"), dense))
     return table(["other dtypes", "TFLOP/s", "dense cuBLAS"], lines)
 
 
@@ -292,7 +301,7 @@ def rectangles() -> str:
     for block in ([256, 128], [128, 64], [96, 96], [48, 80]):
         found = row("gemm_table_cuda", dtype="float16", block=block)
         largest = next(n for n in (128, 64, 160, 96, 80, 48, 32, 16) if block[0] % n == 0)
-        lines.append((f"{block[0]} x {block[1]}", largest, f"{found['tflops']:.0f}"))
+        lines.append((f"{block[0]} x {block[1]}", largest, marked(found, f"{found['tflops']:.0f}")))
     return table(["block", "rows that count", "TFLOP/s"], lines)
 
 
@@ -353,8 +362,8 @@ def mask_costs() -> str:
     lines = [
         (
             found["what"].replace(" | ", " or "),
-            f"{found['make_seconds'] * 1e3:.2f}",
-            f"{found['list_seconds'] * 1e3:.2f}",
+            marked(found, f"{found['make_seconds'] * 1e3:.2f}"),
+            marked(found, f"{found['list_seconds'] * 1e3:.2f}"),
             f"{found['nbytes']:,}",
         )
         for found in results("attention_host_cuda")
@@ -368,8 +377,8 @@ def long_sequences() -> str:
         (
             f"{found['length']:,}",
             found["mask"],
-            f"{found['seconds'] * 1e3:.2f}",
-            f"{found['tflops']:.0f}",
+            marked(found, f"{found['seconds'] * 1e3:.2f}"),
+            marked(found, f"{found['tflops']:.0f}"),
             f"{found['mask_bytes'] / 1e6:.2f}",
             f"{found['peak_bytes'] / 1e6:.2f}",
             f"{found['speed_up']['ours']:.1f}, {found['speed_up']['cuDNN']:.1f}",
@@ -383,20 +392,16 @@ def long_sequences() -> str:
 
 def gradient_rates() -> str:
     """Rates of the gradients of attention beside the peers of the same run."""
-    from bsrgemm._benchmark.show.contents import marked_rows
-    from bsrgemm._benchmark.show.markdown import FOOTNOTE, marked
-
     peers = ("FA4", "FA4, deterministic", "cuDNN", "cuDNN BSA", "flash2")
     lines = []
-    path = ROOT / "bench" / "results" / "attention_backward_cuda.json"
-    for found in marked_rows(json.loads(path.read_text(encoding="utf-8"))):
+    for found in results("attention_backward_cuda"):
         rates = found["rates"]
         theirs = [f"{rates[peer]:.0f}" if peer in rates else "-" for peer in peers]
         ours = [marked(found, f"{rates[name]:.0f}") for name in ("bsrgemm", "bsrgemm, any order")]
         lines.append((found["case"].replace(" .", " 0."), *ours, *theirs))
     header = ["TFLOP/s", "bsrgemm", "`deterministic=False`", "FlashAttention-4", "the same, deterministic", "cuDNN",
               "cuDNN's block-sparse", "FlashAttention-2"]  # fmt: skip
-    return f"{table(header, lines)}\n\n{FOOTNOTE}"
+    return table(header, lines)
 
 
 def dask_disk() -> str:

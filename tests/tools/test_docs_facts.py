@@ -84,3 +84,21 @@ def test_an_unknown_table_is_told() -> None:
 )
 def test_milliseconds_have_three_digits(seconds: float, text: str) -> None:
     assert facts.ms(seconds) == text
+
+
+#: Tables with figures of this package that a change of a kernel makes old.
+_MEASURED = (
+    "crossover", "cpu", "spgemm", "uneven", "host", "product-errors", "attention-errors", "first-call", "sizes",
+    "other-dtypes", "rectangles", "mask-costs", "long-sequences", "gradient-rates",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _MEASURED)
+def test_figures_of_older_kernels_are_marked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = sys.modules["fact_tables"]
+    read = tables.results
+    for stale in (False, True):
+        monkeypatch.setattr(tables, "results", lambda file, stale=stale: [r | {"stale": stale} for r in read(file)])
+        text = tables.TABLES[name]()
+        assert (tables.MARK in text) is stale
+        assert text.endswith(tables.FOOTNOTE) is stale
