@@ -244,6 +244,45 @@ def small_blocks() -> tuple[str, ...]:
     )
 
 
+def narrow_gradients() -> tuple[str, ...]:
+    """Rates of gradients with blocks of 64 keys over those with 128, in order and not, and up to which share."""
+    cases = [row("attention_backward_cuda", case=f"{n}-blocks .2 16K")["rates"] for n in (64, 128)]
+    shares = (cases[0][name] / cases[1][name] for name in ("bsrgemm", "bsrgemm, any order"))
+    return *(f"{share:.2f}" for share in shares), f"{constants('_MANY_BLOCKS')[0]:.2f}"
+
+
+def unordered_gradients() -> tuple[str, ...]:
+    """How much faster gradients are without an order, in percent."""
+    cases = ("full 16K", "causal 16K", "128-blocks .2 16K", "64-blocks .2 16K")
+    rates = [row("attention_backward_cuda", case=case)["rates"] for case in cases]
+    return tuple(f"{100 * (r['bsrgemm, any order'] / r['bsrgemm'] - 1):.0f}" for r in rates)
+
+
+def compiled_ahead() -> tuple[str, ...]:
+    """Kernels that `compile` makes for Hopper, the seconds of one core that it expects, and kernels of `--all`."""
+    from bsrgemm._cli.compile import common_specs, estimate, specs
+    from bsrgemm.dtypes import DEVICE_DTYPES
+
+    dtypes, common = [str(dtype) for dtype in DEVICE_DTYPES], common_specs("sm_90a")
+    every = {*common_specs("sm_90a", dtypes), *specs(dtypes, every=True, arch="sm_90a")}
+    seconds = estimate([("sm_90a", spec) for spec in common], threads=1)
+    return f"{len(common)}", f"{round(seconds, -1):.0f}", f"{round(len(every), -2):,}"
+
+
+def default_block() -> tuple[int]:
+    """The side of the blocks of a mask, unless another one is asked for."""
+    import inspect
+
+    import bsrgemm as bg
+
+    return (inspect.signature(bg.BlockMask.causal).parameters["block"].default,)
+
+
+def tensor_columns() -> tuple[Any, ...]:
+    least, large = constants("_TENSOR_COLUMNS", "_LARGE")
+    return least, power(large)
+
+
 def decode_on_a_gpu() -> tuple[Any, ...]:
     from bsrgemm.dtypes import HALF_DTYPES
 
@@ -278,6 +317,33 @@ SENTENCES: list[Fact] = [
         lambda: (cupy_version(), capability()),
     ),
     Fact("docs/getting-started.md", "this took {} to {} ms for a million blocks", work_lists),
+    Fact("docs/getting-started.md", "common sizes: {} kernels for sm_90a", lambda: compiled_ahead()[:1]),
+    Fact("docs/getting-started.md", "take about {} seconds of one core", lambda: compiled_ahead()[1:2]),
+    Fact("docs/getting-started.md", "about {} kernels for sm_90a, which takes hours", lambda: compiled_ahead()[2:]),
+    Fact("docs/limits.md", "today the command makes {} of them", lambda: compiled_ahead()[:1]),
+    Fact(
+        "docs/limits.md",
+        "at {} of the rate of blocks of 128 ({} with `deterministic=False`), if at most {} of the blocks",
+        narrow_gradients,
+    ),
+    Fact(
+        "docs/gradients.md",
+        "on Hopper: by {} % (full attention), {} % (causal), {} % (random blocks of 128 keys) and {} % (of 64 keys)",
+        unordered_gradients,
+    ),
+    Fact(
+        "docs/limits.md", "the result has at most {} block columns",
+        lambda: (f"{constants('_MOST_COLUMNS', '_MOST_ROOM')[0]:,}",),
+    ),
+    Fact("docs/linear-systems.md", "GMRES keeps {} vectors", lambda: constants("_BASIS")),
+    Fact("docs/several-machines.md", "at most {} rows for each rank", lambda: (f"{constants('GATHERED_ROWS')[0]:,}",)),
+    Fact("docs/how-do-i.md", "and {} at most", lambda: constants("_SHARED", "_MOST_THREADS")[1:]),
+    Fact("docs/masks.md", "the default block is {}", default_block),
+    Fact("docs/block-size.md", "They also need {} columns of B, or 2 if A has {} stored elements", tensor_columns),
+    Fact(
+        "docs/block-size.md", "for one vector, and for 2 to {} columns",
+        lambda: constants("_MOST_SMALL", "_FEW_COLUMNS")[1:],
+    ),
     Fact(
         "docs/limits.md", "needs Linux, CuPy {} or newer, NVRTC {} or newer, and compute capability {} or newer",
         lambda: (cupy_version(), ".".join(map(str, constants("OLDEST_NVRTC")[0])), capability()),

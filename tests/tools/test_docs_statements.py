@@ -18,6 +18,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm.dtypes import DEVICE_DTYPES, FP8_RESULTS, HOST_DTYPES, accumulator_dtype, result_dtype
+from bsrgemm.interop import mpi
 
 from .test_docs import PAGES
 from .test_readme import ROOT
@@ -48,6 +49,21 @@ def two_dimensions() -> None:
         bg.bsr_array(np.zeros((2, 4, 4)))
 
 
+def a_batch_has_one_pattern() -> None:
+    batch = bg.bsr_batch([matrix(), 2 * matrix()])
+    np.testing.assert_array_equal((batch @ np.ones((2, 4)))[1], 2 * (matrix() @ np.ones(4)))
+    x, info = bg.linalg.cg(bg.bsr_batch([bg.eye(4, blocksize=(2, 2))] * 2), np.ones((2, 4)))
+    assert x.shape == (2, 4) and not info.any()
+    assert bg.linalg.block_jacobi(bg.bsr_batch([bg.eye(4, blocksize=(2, 2))])).shape == (1, 4, 4)
+    assert batch[1].toarray()[0, 0] == 2 and batch.tobsr().shape == (8, 8)
+    for call in (
+        lambda: batch.T, lambda: batch[:1], lambda: 2 * batch, lambda: batch + batch, lambda: bg.save_npz("x", batch),
+        lambda: bg.linalg.minres(batch, np.ones((2, 4))), lambda: bg.linalg.chebyshev(batch),
+    ):  # fmt: skip
+        with refused(TypeError, ValueError, AttributeError):
+            call()
+
+
 def slices_on_boundaries() -> None:
     A = matrix()
     for key in (slice(0, 1), slice(0, 4, 2), 0):
@@ -62,6 +78,8 @@ def assignment_adds_no_blocks() -> None:
     A = matrix()
     with refused(ValueError):
         A[:2, 2:] = 1.0
+    with refused(ValueError):
+        A.assemble(np.ones((1, 2, 2)), [0], [1])
     A.setdiag(1.0, k=2)
     assert A.nnz == 12
 
@@ -189,6 +207,44 @@ def nothing_seen_gives_zero() -> None:
     assert (out == 0).all() and (lse == -np.inf).all()
 
 
+def attention_has_gradients_and_no_bias() -> None:
+    q, k, v = qkv()
+    out, lse = bg.attention(q, k, v, return_lse=True)
+    assert all(np.isfinite(d).all() for d in bg.attention_backward(out, q, k, v, out, lse))
+    for name in ("bias", "attn_bias", "dropout"):
+        with refused(TypeError):
+            bg.attention(q, k, v, **{name: 0.0})
+
+
+def fp8_has_no_gradients() -> None:
+    q, k, v = qkv().astype(ml_dtypes.float8_e4m3fn)
+    out, lse = bg.attention(q, k, v, q_scale=1.0, return_lse=True)
+    with refused(TypeError):
+        bg.attention_backward(out, q, k, v, out, lse)
+
+
+# ------------------------------------------------------------------------------------- several processes
+def what_a_distributed_matrix_has() -> None:
+    D, b = mpi.partition(2 * bg.eye(8, blocksize=(2, 2))), np.ones(8)
+    for M in (bg.linalg.block_jacobi(D), bg.linalg.chebyshev(D), bg.linalg.ilu0(D.interior), bg.linalg.ic0(D.interior)):
+        for solver in (bg.linalg.cg, bg.linalg.minres, bg.linalg.bicgstab, bg.linalg.gmres, bg.linalg.fgmres):
+            x, info = solver(D, b, M=M)
+            assert info == 0 and np.allclose(x, 0.5)
+    for call in (
+        lambda: D @ D, lambda: bg.linalg.spsolve(D, b), lambda: bg.linalg.constrain(D, b, [0]),
+        lambda: bg.linalg.ilu0(D), lambda: bg.linalg.ic0(D), lambda: bg.linalg.block_ssor(D),
+    ):  # fmt: skip
+        with refused(TypeError):
+            call()
+
+
+def what_a_ring_takes() -> None:
+    q, k, v = qkv()
+    for name in ("cu_seqlens_q", "out", "q_scale"):
+        with refused(TypeError):
+            mpi.ring_attention(q, k, v, comm=None, **{name: None})
+
+
 # ----------------------------------------------------------------------------------------------- decode
 def cache(**options: Any) -> bg.KVCache:
     return bg.KVCache(1, 1, 32, 8, dtype="float64", device="cpu", **options)
@@ -251,8 +307,10 @@ def attention_is_wide_enough() -> None:
 CASES: list[tuple[str, str, Callable[[], None]]] = [
     ("docs/limits.md", "A matrix has one block size, which divides its shape", block_sizes_divide),
     ("docs/limits.md", "Matrices have two dimensions", two_dimensions),
+    ("docs/limits.md", "A batch of sparse matrices, `bg.bsr_batch`, has one pattern for all", a_batch_has_one_pattern),
+    ("docs/limits.md", "takes a `bsr_batch`", a_batch_has_one_pattern),
     ("docs/limits.md", "Slices lie on block boundaries and have no step", slices_on_boundaries),
-    ("docs/limits.md", "Assignment does not add blocks", assignment_adds_no_blocks),
+    ("docs/limits.md", "Assignment does not add blocks, and neither does `assemble`", assignment_adds_no_blocks),
     ("docs/limits.md", "`resize` goes to multiples of the block; `reshape` to", resize_and_reshape),
     ("docs/limits.md", "`A + 1`, `A.power(0)`, `np.cos(A)`, `1 / A` and the like raise", dense_results_raise),
     ("docs/limits.md", "shows in an `A.T` whose arrays", writing_into_data_shows_in_a_lazy_transpose),
@@ -270,6 +328,10 @@ CASES: list[tuple[str, str, Callable[[], None]]] = [
     ("docs/limits.md", "A mask is a `BlockMask`, not an array", a_mask_is_a_block_mask),
     ("docs/limits.md", "Masks of different shapes or blocks do not combine", masks_that_differ),
     ("docs/limits.md", "`mask` does not go together with `cu_seqlens_q`", no_mask_with_sequences),
+    ("docs/limits.md", "There is no additive bias and no dropout", attention_has_gradients_and_no_bias),
+    ("docs/limits.md", "fp8 has no gradients", fp8_has_no_gradients),
+    ("docs/limits.md", "A matrix over the ranks of MPI has products with vectors", what_a_distributed_matrix_has),
+    ("docs/limits.md", "`mpi.ring_attention` takes no fp8, no `cu_seqlens_q` and no `out`", what_a_ring_takes),
     ("docs/limits.md", "A sequence has 1 to 16 queries in a call", number_of_queries),
     ("docs/limits.md", "A page has a power of two of tokens", pages_are_powers_of_two),
     ("docs/limits.md", "A full cache raises, and nothing is written", a_full_cache_raises),
