@@ -107,6 +107,15 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert pages - {DOCS / "README"} == listed_pages - {DOCS / "kernels" / "README"}
 
 
+@pytest.mark.parametrize("start", ["README.md", "docs/README.md"])
+def test_every_page_can_be_reached_from_the_first_ones(start: str) -> None:
+    page = ROOT / start
+    linked = {
+        (page.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+\.md)", page.read_text(encoding="utf-8"))
+    }
+    assert set(DOCS.glob("*.md")) - {DOCS / "README.md", DOCS / "index.md"} <= linked
+
+
 def commands() -> set[str]:
     """What ``python -m bsrgemm`` can be asked for."""
     with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
