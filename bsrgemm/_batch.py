@@ -119,7 +119,7 @@ class bsr_batch:
     # ------------------------------------------------------------------------------------------- description
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(batch, M, N)"""
+        """The number of matrices, and their rows and columns: (batch, M, N)."""
         return (len(self._data), *self._pattern.shape)
 
     @property
@@ -130,7 +130,7 @@ class bsr_batch:
 
     @property
     def blocksize(self) -> tuple[int, int]:
-        """(R, C)"""
+        """The numbers of rows and columns of a block, (R, C)."""
         rows, columns = self._data.shape[2:]
         return rows, columns
 
@@ -161,7 +161,24 @@ class bsr_batch:
         )
 
     def __getitem__(self, index: Any) -> bsr_array:
-        """Return one matrix of the batch, which shares its data."""
+        """Return one matrix of the batch, which shares its data.
+
+        Parameters
+        ----------
+        index : int
+            The number of the matrix; negative ones count from the end.
+
+        Returns
+        -------
+        bsr_array
+
+        Raises
+        ------
+        TypeError
+            If `index` is not an integer.
+        IndexError
+            If there is no such matrix.
+        """
         try:
             place = operator.index(index)
         except TypeError:
@@ -191,6 +208,14 @@ class bsr_batch:
             If `data` is not a dense array on the device of this batch.
         ValueError
             If its shape does not fit.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> batch.with_data(10 * batch.data)[1].toarray()
+        array([[30.,  0.],
+               [ 0., 30.]])
         """
         if not self._backend.is_dense(data):
             raise TypeError(f"data: wanted a dense array on {self._backend.name!r}, got {type(data).__name__}")
@@ -212,6 +237,13 @@ class bsr_batch:
         Returns
         -------
         bsr_batch
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> batch.astype("float32").dtype
+        dtype('float32')
         """
         return type(self)((self._data, self.indices, self.indptr), self._pattern.shape, dtype, copy=True)
 
@@ -221,6 +253,13 @@ class bsr_batch:
         Returns
         -------
         bsr_batch
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> np.shares_memory(batch.copy().data, batch.data)
+        False
         """
         return self._new(self._data.copy())
 
@@ -236,6 +275,13 @@ class bsr_batch:
         -------
         bsr_batch
             This batch itself if it is on such a device already, otherwise a copy.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> batch.to_device("cpu") is batch
+        True
         """
         whole = self._whole.to_device(device)
         if whole is self._whole:
@@ -249,6 +295,13 @@ class bsr_batch:
         Returns
         -------
         array (batch, M, N)
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> batch.toarray().shape
+        (2, 2, 2)
         """
         return self._backend.xp.stack([self[k].toarray() for k in range(len(self))])
 
@@ -258,6 +311,13 @@ class bsr_batch:
         Returns
         -------
         bsr_array of shape (batch * M, batch * N)
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> batch.tobsr().diagonal()
+        array([1., 1., 3., 3.])
         """
         found: bsr_array = self._whole._with_data(self._whole.data)
         return found
@@ -274,6 +334,13 @@ class bsr_batch:
         Returns
         -------
         array (batch, M) or (batch, M, k)
+
+        Raises
+        ------
+        TypeError
+            If `X` is not a dense array on the device of the batch.
+        ValueError
+            If its shape does not fit.
         """
         batch, M, N = self.shape
         if not self._backend.is_dense(X):

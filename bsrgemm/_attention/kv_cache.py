@@ -51,6 +51,8 @@ class KVCache:
 
     Attributes
     ----------
+    batch, kv_heads, capacity, head_dim, value_dim, dtype, page, pages
+        The parameters of the same names; `page` is None if the cache is not paged.
     k, v : array (batch, kv_heads, capacity, head dim), or (pages, kv_heads, page, head dim)
         The memory; its content beyond the length of a sequence is undefined.
     table : array (batch, ceil(capacity / page)) of int32, or None
@@ -143,6 +145,12 @@ class KVCache:
         """Number of tokens of each sequence, as an array of int64 on the host.
 
         Once an `append` was captured in a CUDA graph, the numbers are read from the GPU, which waits for it.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.KVCache(2, 1, 64, 8, dtype="float32", device="cpu").lengths
+        array([0, 0])
         """
         self._read_lengths()
         return self._lengths.copy()
@@ -154,6 +162,12 @@ class KVCache:
         Such tokens are not stored, and the sequence stays as long as it was. `reset` sets the number to 0. Once an
         `append` was captured, the numbers are read from the GPU, which waits for it; until then they are 0, since an
         `append` outside a capture raises an error instead.
+
+        Examples
+        --------
+        >>> import bsrgemm as bg
+        >>> bg.KVCache(2, 1, 64, 8, dtype="float32", device="cpu").refused
+        array([0, 0])
         """
         if not self._captured:
             return np.zeros(self.batch, np.int64)
@@ -206,9 +220,16 @@ class KVCache:
             If a shape does not fit, a sequence would have more than `capacity` tokens, or there are too few pages.
             Nothing is written then.
 
+        See Also
+        --------
+        reserve : takes the pages that a captured `append` needs.
+        refused : counts the tokens that replays could not store.
+        attention_decode : attends to the tokens of the cache.
+
         Notes
         -----
-        On a GPU one kernel on CuPy's current stream copies the tokens, and the call does not wait for it.
+        On a GPU one kernel on CuPy's current stream copies the tokens, and the call does not wait for it, unless an
+        `append` was captured before: then it reads the lengths from the GPU first.
 
         While a CUDA graph is captured, nothing is appended. Each replay of the graph reads the lengths on the GPU,
         writes the tokens that `k` and `v` hold by then, and increases the lengths. A sequence without room for its
@@ -369,7 +390,8 @@ class KVCache:
 
         Notes
         -----
-        The call does not wait for the GPU.
+        The call does not wait for the GPU, unless an `append` was captured in a CUDA graph: then it reads the lengths
+        from the GPU.
 
         Examples
         --------

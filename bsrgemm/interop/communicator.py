@@ -30,7 +30,17 @@ class Exchange(Protocol):
 
 @runtime_checkable
 class Communicator(Protocol):
-    """Several ranks that run the same program. Every method but `exchange` is called by all of them together."""
+    """Several ranks that run the same program. Every method except `exchange` is called by all of them together.
+
+    An object of your own with these attributes and methods is a communicator too.
+
+    Attributes
+    ----------
+    rank : int
+        The number of this process, from 0 on.
+    size : int
+        The number of processes.
+    """
 
     #: The number of this process, from 0 on.
     rank: int
@@ -40,27 +50,83 @@ class Communicator(Protocol):
     def exchange(self, sends: Mapping[int, Array], receives: Mapping[int, Array]) -> Exchange:
         """Start to send an array to each rank of `sends`, and to fill an array from each rank of `receives`.
 
-        The arrays are contiguous, NumPy or CuPy, and stay as they are until ``wait()`` of the result returns. Both
-        sides of a message have the same number of bytes.
+        Parameters
+        ----------
+        sends, receives : mapping from int to array
+            Contiguous arrays of NumPy or CuPy by rank. They stay as they are until ``wait()`` of the result returns.
+            Both sides of a message have the same number of bytes.
+
+        Returns
+        -------
+        Exchange
+            An object whose ``wait()`` returns when the arrays to receive are filled and those to send may be changed.
         """
 
     def refuse(self, sends: Iterable[int], receives: Iterable[int]) -> None:
-        """Take part in an exchange without data: the ranks that wait for this one raise an error instead of waiting."""
+        """Take part in an exchange without data: the ranks that wait for this one raise an error instead of waiting.
+
+        Parameters
+        ----------
+        sends, receives : iterable of int
+            The ranks that `exchange` would have sent to and received from.
+
+        Returns
+        -------
+        None
+        """
 
     def allreduce(self, array: Array, operation: str = "sum") -> Array:
-        """Return "sum", "max" or "min" over the ranks, summed in the order of the ranks: the same bits on every rank.
+        """Return a sum or an extreme over the ranks, made in the order of the ranks: the same bits on every rank.
 
-        All ranks pass the same shape and dtype. Each receives the arrays of all: this is for numbers, not for vectors.
+        Each rank receives the arrays of all: this is for numbers, not for vectors.
+
+        Parameters
+        ----------
+        array : array
+            All ranks pass the same shape and dtype.
+        operation : {"sum", "max", "min"}
+            What is computed, element by element.
+
+        Returns
+        -------
+        array like `array`
         """
 
     def allgather(self, array: Array) -> list[Array]:
-        """Return the arrays of all ranks, by rank. Their lengths may differ along the first axis, and nothing else."""
+        """Return the arrays of all ranks, by rank.
+
+        Parameters
+        ----------
+        array : array
+            The lengths along the first axis may differ between ranks, and nothing else.
+
+        Returns
+        -------
+        list of array
+        """
 
     def broadcast(self, value: object, root: int = 0) -> Any:
-        """Return the small Python object that rank `root` passes."""
+        """Return the small Python object that rank `root` passes.
+
+        Parameters
+        ----------
+        value : object
+            The object; what the other ranks pass is not looked at.
+        root : int
+            The rank that has it.
+
+        Returns
+        -------
+        object
+        """
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have come here.
+
+        Returns
+        -------
+        None
+        """
 
 
 def is_host(array: Array) -> bool:

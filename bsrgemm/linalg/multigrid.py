@@ -59,6 +59,21 @@ class Multigrid(Preconditioner):
 
     `smoothed_aggregation` and `from_pyamg` make instances. They are accepted as `M` by the solvers of this package, of
     scipy and of cupyx, and are Hermitian if the matrix is.
+
+    Parameters
+    ----------
+    levels, coarsest, options
+        What those functions pass; the constructor checks nothing.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> A = bg.bsr_array(2 * np.eye(800) - np.eye(800, k=1) - np.eye(800, k=-1), blocksize=(1, 1))
+    >>> M = bg.linalg.smoothed_aggregation(A, max_coarse=100)
+    >>> M
+    <Multigrid on 'cpu', float64, levels of 800, 261, 79 rows>
+    >>> [level.shape for level in M.levels], round(M.operator_complexity, 2)
+    ([(800, 800), (261, 261), (79, 79)], 1.48)
     """
 
     _capturable = True
@@ -105,6 +120,10 @@ class Multigrid(Preconditioner):
         A : bsr_array or bsr_matrix
             A matrix with the blocks of the one that the hierarchy was made of.
 
+        Returns
+        -------
+        None
+
         Raises
         ------
         TypeError
@@ -116,6 +135,16 @@ class Multigrid(Preconditioner):
         -----
         Aggregates, tentative prolongators and the patterns of all products are kept; only numbers are computed. That
         is right as long as the same couplings are strong.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(2 * np.eye(800) - np.eye(800, k=1) - np.eye(800, k=-1), blocksize=(1, 1))
+        >>> M = bg.linalg.smoothed_aggregation(A, max_coarse=100)
+        >>> M.refresh(3 * A)
+        >>> x, info = bg.linalg.cg(3 * A, np.ones(800), M=M)
+        >>> info
+        0
         """
         check_matrix(A)
         if A._backend is not self._backend or A.dtype != self.dtype:
@@ -131,6 +160,10 @@ class Multigrid(Preconditioner):
 
     def report(self) -> str:
         """Return a table of the levels: rows, blocks, elements a row, and the operator complexity.
+
+        Returns
+        -------
+        str
 
         Examples
         --------

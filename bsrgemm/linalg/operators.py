@@ -112,7 +112,21 @@ class Preconditioner(ABC):
 
     Instances are also accepted as `M` by the solvers of `scipy.sparse.linalg` and `cupyx.scipy.sparse.linalg`. The
     result has the dtype of `r`; a preconditioner in float32 may be used under a solver in float64, and a real one for
-    complex vectors.
+    complex vectors. The functions of `linalg` make instances.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        That of the matrix; over several processes, the rows of this one.
+    dtype : dtype
+        The dtype in which it computes.
+
+    Examples
+    --------
+    >>> import numpy as np, bsrgemm as bg
+    >>> M = bg.linalg.block_jacobi(bg.bsr_array(np.diag([1.0, 2.0, 4.0, 8.0]), blocksize=(2, 2)))
+    >>> M @ np.ones(4)
+    array([1.   , 0.5  , 0.25 , 0.125])
     """
 
     #: (n, n); for a matrix over several processes, n is the number of rows of this one.
@@ -159,19 +173,62 @@ class Preconditioner(ABC):
         return found.astype(r.dtype if held else self.dtype)
 
     def matvec(self, x: Any) -> Any:
-        """Return ``M @ x``; scipy and CuPy call it."""
+        """Return ``M @ x``; scipy and CuPy call it.
+
+        Parameters
+        ----------
+        x : array (n,)
+            A vector, on the device of the preconditioner.
+
+        Returns
+        -------
+        array (n,)
+        """
         return self @ x
 
     def matmat(self, X: Any) -> Any:
-        """Return ``M @ X`` for several vectors; scipy and CuPy call it."""
+        """Return ``M @ X`` for several vectors; scipy and CuPy call it.
+
+        Parameters
+        ----------
+        X : array (n, k)
+            The vectors, as columns.
+
+        Returns
+        -------
+        array (n, k)
+        """
         return self @ X
 
     def rmatvec(self, x: Any) -> Any:
-        """Return ``M.conj().T @ x``; the preconditioners of this package are Hermitian if the matrix is."""
+        """Return ``M @ x``, which is ``M.conj().T @ x`` if the preconditioner is Hermitian.
+
+        Those of this package are Hermitian if the matrix is. For other matrices, do not use a method of scipy that
+        calls `rmatvec`.
+
+        Parameters
+        ----------
+        x : array (n,)
+            A vector, on the device of the preconditioner.
+
+        Returns
+        -------
+        array (n,)
+        """
         return self @ x
 
     def __call__(self, r: Any) -> Any:
-        """Return ``M @ r``."""
+        """Return ``M @ r``.
+
+        Parameters
+        ----------
+        r : array (n,) or (n, k)
+            The residual of one system or of several.
+
+        Returns
+        -------
+        array like `r`
+        """
         return self @ r
 
 

@@ -28,6 +28,14 @@ REFERENCE = DOCS / "reference"
 #: Classes whose methods and properties the reference lists one by one.
 CLASSES = (bg.bsr_array, bg.bsr_matrix, bg.bsr_batch, bg.BlockMask, bg.KVCache, bg.ProductPlan)
 
+#: Classes that functions make and protocols: nobody calls their constructors with parameters.
+_NOT_CALLED = (
+    "interop.dask.PanelArray",
+    "interop.mpi.DistributedMatrix",
+    "interop.communicator.Communicator",
+    "interop.communicator.OneRank",
+)
+
 _TABLE = re.compile(r"^\.\. autosummary::\n(?: {3}:.*\n)*\n((?: {3}\S+\n)+)", re.MULTILINE)
 _TOCTREE = re.compile(r"(?:^```\{toctree\}\n|^\.\. toctree::\n)((?:.*\n)*?)(?:```|\Z)", re.MULTILINE)
 
@@ -77,6 +85,37 @@ def test_the_reference_lists_every_name_of_interop_once() -> None:
 def test_the_reference_lists_every_method_and_property_once(kind: type) -> None:
     found = sorted(name for name in reference() if name.startswith(f"{prefix(kind)}{kind.__name__}."))
     assert found == sorted(own_names(kind))
+
+
+def test_the_reference_lists_every_name_of_the_panels_once() -> None:
+    panels = pytest.importorskip("bsrgemm.interop.dask", reason="the names need the extra 'dask'")
+    names = [name.removeprefix("interop.dask.") for name in reference() if name.startswith("interop.dask.")]
+    assert sorted(name for name in names if "." not in name) == sorted(panels.__all__)
+    text = (
+        (REFERENCE / "dask.rst")
+        .read_text(encoding="utf-8")
+        .partition("that serve sparse chunks:")[2]
+        .partition(".\n")[0]
+    )
+    inherited = re.findall(r"``(\w+)``", text)
+    methods = [name.removeprefix("PanelArray.") for name in names if "." in name]
+    assert sorted([*inherited, *methods]) == [name for name in dir(panels.PanelArray) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", reference())
+def test_every_name_of_the_reference_is_explained_whole(name: str) -> None:
+    kind = pkgutil.resolve_name(f"bsrgemm.{name}")
+    if not callable(kind) or isinstance(kind, ModuleType) or name in _NOT_CALLED:
+        return
+    try:
+        parameters = inspect.signature(kind).parameters
+    except ValueError:  # an exception has none
+        return
+    text = inspect.getdoc(kind) or ""
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^(\S.*)$", section[1] if section else "", re.MULTILINE)
+    explained = {part.strip().lstrip("*") for line in lines for part in line.partition(" : ")[0].split(",")}
+    assert explained == set(parameters) - {"self", "cls"}
 
 
 def test_every_public_class_is_one_whose_methods_are_listed() -> None:

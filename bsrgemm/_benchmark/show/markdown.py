@@ -8,7 +8,9 @@ from typing import Any
 Row = dict[str, Any]
 #: The mark after a figure that was measured with other code than today's, and its meaning
 MARK = "†"
-FOOTNOTE = f"{MARK} This was measured before the last change of its kernel, or by a run that did not record its kernels."
+FOOTNOTE = (
+    f"{MARK} This was measured before the last change of its kernel, or by a run that did not record its kernels."
+)
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -114,6 +114,14 @@ class DistributedMatrix(DistributedOperator):
         ------
         TypeError, ValueError
             If `x` does not fit on this rank. Ranks that wait for its numbers raise RuntimeError.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> from bsrgemm.interop import mpi
+        >>> D = mpi.partition(2 * bg.eye(4, blocksize=(2, 2)))
+        >>> D.multiply(np.arange(4.0), alpha=10)  # D @ x is the same without factors
+        array([ 0., 20., 40., 60.])
         """
         self._check(x, self.local_shape[1])
         under_way, ghosts = self._halo.fetch(x)
@@ -191,6 +199,16 @@ class DistributedMatrix(DistributedOperator):
 
     def norm(self, u: Array) -> Array:
         """Return the Euclidean norms of columns, over all ranks: the square roots of ``vdot(u, u)``.
+
+        Parameters
+        ----------
+        u : array (n,) or (n, k)
+            The part of this rank.
+
+        Returns
+        -------
+        array () or (k,)
+            The same bits on every rank.
 
         Examples
         --------
