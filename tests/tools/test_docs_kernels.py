@@ -27,6 +27,7 @@ _MOST_BYTES, _LEAST_POINTS = 80_000, 8.0
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _FILE = re.compile(r"[\w./-]+\.(?:py|cuh?|md|json|svg)\b")
 _CONSTANT = re.compile(r"\bk[A-Z]\w*")
+_NAMES_OF_A_FILE = re.compile(r"((?:`[\w.]+`(?:, | and )?)+) of `(bsrgemm/[\w/]+\.py)`")
 _NAME = re.compile(r"[A-Za-z_][\w.:]*(?:\(\))?")
 
 
@@ -58,6 +59,17 @@ def missing_names(text: str) -> list[str]:
     """The names in backticks, dotted or not, of which a part is no word of the sources."""
     spans = [span for span in _CODE.findall(text) if _NAME.fullmatch(span) and not _FILE.fullmatch(span)]
     return [span for span in spans if not words().issuperset(re.findall(r"\w+", span))]
+
+
+def misplaced_names(text: str) -> list[str]:
+    """Where a page says "`name` of `file`" and the file, a module of the package, does not define the name."""
+    wrong = []
+    for names, file in _NAMES_OF_A_FILE.findall(" ".join(text.split())):
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for name in re.findall(r"(\w+)`", names):
+            if not re.search(rf"^ *(?:(?:def|class) {name}\b|{name}\b.*[=:])", source, re.MULTILINE):
+                wrong.append(f"{name} of {file}")
+    return wrong
 
 
 @cache
@@ -99,6 +111,7 @@ def test_constants_of_a_page_are_those_of_its_kernel(kernel: str) -> None:
 def test_files_and_names_of_a_page_are_there(name: str) -> None:
     assert missing_files(page(name)) == []
     assert missing_names(page(name)) == []
+    assert misplaced_names(page(name)) == []
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -116,6 +129,8 @@ def test_a_page_with_a_name_that_is_gone_is_told() -> None:
     assert missing_files(text) == ["cuda/" + "gone.cu"]
     assert "no_such_" + "function" in missing_names(text)
     assert _CONSTANT.findall(text) == ["kGone"]
+    told = misplaced_names("`gemm`, `gone` and `Problem` of\n`bsrgemm/_products/heuristics.py`")
+    assert told == ["gone of bsrgemm/_products/heuristics.py"]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
