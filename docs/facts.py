@@ -30,7 +30,7 @@ from fact_tables import (
     us,
 )
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "kernels").glob("*.md")))
 Values = Callable[[], tuple[Any, ...]]
 
 
@@ -244,6 +244,33 @@ def small_blocks() -> tuple[str, ...]:
     )
 
 
+def shares_of_dense() -> tuple[str, ...]:
+    rows = (row("gemm_table_cuda", dtype="float16", block=[n, n], kernel=None) for n in (128, 64, 32, 16))
+    return tuple(f"{r['ratio']:.2f}" for r in rows)
+
+
+def portable_product() -> tuple[str, str]:
+    found = row("gemm_table_cuda", kernel="GemmSm80")
+    return f"{found['tflops']:.0f}", f"{found['ratio']:.2f}"
+
+
+def portable_attention() -> tuple[str, str]:
+    found = row("attention_table_cuda", kernel="AttentionSm80")
+    return f"{found['tflops']:.0f}", f"{found['tflops'] / found['peers']['cF']:.2f}"
+
+
+def one_iteration() -> tuple[str]:
+    """Milliseconds of an iteration of conjugate gradients with a V-cycle: a cube, 249,744 unknowns."""
+    found = next(r for r in results("elasticity_cuda") if r["unknowns"] == 249744)
+    return (f"{found['seconds'] / found['iterations'] * 1e3:.2f}",)
+
+
+def few_columns() -> tuple[str]:
+    """The time with 128 columns over that with one, for blocks 64 x 64."""
+    seconds = {r["columns"]: r["columns"] / r["tflops"] for r in results("gemm_columns_cuda") if r["block"] == 64}
+    return (f"{seconds[128] / seconds[1]:.1f}",)
+
+
 def narrow_gradients() -> tuple[str, ...]:
     """Rates of gradients with blocks of 64 keys over those with 128, in order and not, and up to which share."""
     cases = [row("attention_backward_cuda", case=f"{n}-blocks .2 16K")["rates"] for n in (64, 128)]
@@ -335,6 +362,11 @@ SENTENCES: list[Fact] = [
         "docs/limits.md", "the result has at most {} block columns",
         lambda: (f"{constants('_MOST_COLUMNS', '_MOST_ROOM')[0]:,}",),
     ),
+    Fact("docs/kernels/gemm_sm90.md", "float16: {} / {} / {} / {} of dense cuBLAS for blocks of 128", shares_of_dense),
+    Fact("docs/kernels/gemm_sm80.md", "float16, blocks of 128: {} TFLOP/s, {} of cuBLAS", portable_product),
+    Fact("docs/kernels/attention_sm80.md", "on an H200: {} TFLOP/s full, {} of cuDNN", portable_attention),
+    Fact("docs/several-machines.md", "An iteration of conjugate gradients with a V-cycle takes {} ms", one_iteration),
+    Fact("docs/block-size.md", "128 columns take {} times as long as one", few_columns),
     Fact("docs/linear-systems.md", "GMRES keeps {} vectors", lambda: constants("_BASIS")),
     Fact("docs/several-machines.md", "at most {} rows for each rank", lambda: (f"{constants('GATHERED_ROWS')[0]:,}",)),
     Fact("docs/how-do-i.md", "and {} at most", lambda: constants("_SHARED", "_MOST_THREADS")[1:]),
