@@ -185,6 +185,13 @@ def host_range() -> tuple[str, str]:
     return f"{min(times):.0f}", f"{max(times):.0f}"
 
 
+def host_of_all_calls() -> tuple[str, str]:
+    """The least and the most microseconds of the table of host times."""
+    times = [r["call_seconds"] for r in results("overhead_cuda") if "call_seconds" in r]
+    times += [r["seconds"] for r in results("attention_host_cuda") if "seconds" in r]
+    return f"{min(times) * 1e6:.0f}", f"{max(times) * 1e6:.0f}"
+
+
 def work_lists() -> tuple[str, str]:
     times = [r["prepare_seconds"] * 1e3 for r in results("overhead_cuda") if "prepare_seconds" in r]
     return f"{min(times):.1f}", f"{max(times):.1f}"
@@ -335,6 +342,9 @@ def attention_dtypes() -> tuple[Any, ...]:
     return tuple(dtype for dtype in HOST_DTYPES if accepted(dtype))
 
 
+#: The schedulers of Dask that take least and most time for a task.
+_SCHEDULERS = ("synchronous", "distributed")
+
 SENTENCES: list[Fact] = [
     Fact("README.md", "need Linux, CuPy {} and compute capability {} or newer", lambda: (cupy_version(), capability())),
     Fact("README.md", "{} GPU tests passed and {} failed in the last whole run", gpu_suite),
@@ -368,7 +378,16 @@ SENTENCES: list[Fact] = [
     Fact("docs/several-machines.md", "An iteration of conjugate gradients with a V-cycle takes {} ms", one_iteration),
     Fact("docs/block-size.md", "128 columns take {} times as long as one", few_columns),
     Fact("docs/linear-systems.md", "GMRES keeps {} vectors", lambda: constants("_BASIS")),
+    Fact(
+        "docs/several-machines.md", "an exchange between two ranks took {} us",
+        lambda: (us(row("scale_mpi_cpu", what="product", timed=True, ranks=2)["exchange"]),),
+    ),
+    Fact(
+        "docs/several-machines.md", "a task takes {} to {} ms",
+        lambda: tuple(f"{row('dask_cpu', what='task', scheduler=name)['each'] * 1e3:.2f}" for name in _SCHEDULERS),
+    ),
     Fact("docs/several-machines.md", "at most {} rows for each rank", lambda: (f"{constants('GATHERED_ROWS')[0]:,}",)),
+    Fact("docs/how-do-i.md", "takes {} to {} microseconds of the host", host_of_all_calls),
     Fact("docs/how-do-i.md", "and {} at most", lambda: constants("_SHARED", "_MOST_THREADS")[1:]),
     Fact("docs/masks.md", "the default block is {}", default_block),
     Fact("docs/block-size.md", "They also need {} columns of B, or 2 if A has {} stored elements", tensor_columns),
