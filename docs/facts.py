@@ -30,7 +30,12 @@ from fact_tables import (
     us,
 )
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "kernels").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "kernels").glob("*.md")),
+)
 Values = Callable[[], tuple[Any, ...]]
 
 
@@ -81,6 +86,13 @@ def gpu_suite() -> tuple[str, str]:
     assert not record()["partial"]
     retired = [test["outcome"] for test in record().get("retired", {}).values()]
     return f"{found['passed']:,}", f"{found['failed'] + retired.count('failed'):,}"
+
+
+def out_of_memory() -> tuple[int]:
+    """How many calls the soak lets run out of memory."""
+    from tests.soak.memory_calls import CALLS
+
+    return (len(CALLS),)
 
 
 def bounds_of_blocks() -> tuple[Any, ...]:
@@ -348,6 +360,7 @@ _SCHEDULERS = ("synchronous", "distributed")
 SENTENCES: list[Fact] = [
     Fact("README.md", "need Linux, CuPy {} and compute capability {} or newer", lambda: (cupy_version(), capability())),
     Fact("README.md", "{} GPU tests passed and {} failed in the last whole run", gpu_suite),
+    Fact("CONTRIBUTING.md", "every allocation of {} calls fails once", out_of_memory),
     Fact("docs/getting-started.md", "Python {} or newer", python_version),
     Fact(
         "docs/getting-started.md", "needs Linux, CuPy {} and compute capability {} or newer",
