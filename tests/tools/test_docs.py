@@ -26,6 +26,8 @@ from .test_readme import ROOT
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 README = ROOT / "README.md"
+#: Pages without examples to run.
+OTHERS = [README, *(ROOT / name for name in ("CHANGELOG.md", "SECURITY.md", "bench/RESULTS.md", "bench/NOTES.md"))]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(r" *(?P<ticks>`{3,}|~{3,})(?P<language>[\w+-]*)")
@@ -184,7 +186,7 @@ def _leads_nowhere(page: Path, link: str) -> str:
     return "" if 0 < last <= length else "there is no such place"
 
 
-@pytest.mark.parametrize("page", [*PAGES, README], ids=_name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=_name)
 def test_the_links_of_the_page_lead_somewhere(page: Path) -> None:
     problems = broken_links(page)
     assert not problems, "\n".join(problems)
@@ -212,7 +214,7 @@ def _cells(row: str) -> int:
     return len(re.split(r"(?<!\\)\|", re.sub(r"^\s*\||(?<!\\)\|\s*$", "", row)))
 
 
-@pytest.mark.parametrize("page", [*PAGES, README], ids=_name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=_name)
 def test_the_rows_of_tables_are_as_wide_as_their_headers(page: Path) -> None:
     problems = ragged_rows(page)
     assert not problems, "\n".join(problems)

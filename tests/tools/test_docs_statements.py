@@ -20,7 +20,7 @@ import bsrgemm as bg
 from bsrgemm.dtypes import DEVICE_DTYPES, FP8_RESULTS, HOST_DTYPES, accumulator_dtype, result_dtype
 from bsrgemm.interop import mpi
 
-from .test_docs import PAGES
+from .test_docs import OTHERS, PAGES
 from .test_readme import ROOT
 
 HERE = {"block": 16, "device": "cpu"}
@@ -351,7 +351,9 @@ def test_the_statement_is_on_its_page_and_holds(page: str, words: str, holds: Ca
 
 
 # ------------------------------------------------------------------------------------------------ prose
-WRITTEN = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+WRITTEN = [*PAGES, *OTHERS]
+#: The lab book is full of ratios, and says so.
+_WITHOUT_A_ZERO = r"(?<![\w.])\.\d"
 #: Words of a private vocabulary, and turns of phrase that have to be read twice.
 AVOIDED = [
     r"\b[Bb]ehind\b",
@@ -363,7 +365,7 @@ AVOIDED = [
     r"\bhomes?\b",
     r"\bbut for\b",
     r"\b(?:is|are) told\b",
-    r"(?<![\w.])\.\d",
+    _WITHOUT_A_ZERO,
 ]
 
 
@@ -376,7 +378,10 @@ def avoided(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_page_is_in_plain_words(page: Path) -> None:
-    assert avoided(page.read_text(encoding="utf-8")) == []
+    text = page.read_text(encoding="utf-8")
+    if page.name == "NOTES.md":
+        text = re.sub(_WITHOUT_A_ZERO, "0", text)
+    assert avoided(text) == []
 
 
 def test_words_that_are_to_be_avoided_are_seen() -> None:
