@@ -359,6 +359,7 @@ _SCHEDULERS = ("synchronous", "distributed")
 
 SENTENCES: list[Fact] = [
     Fact("README.md", "need Linux, CuPy {} and compute capability {} or newer", lambda: (cupy_version(), capability())),
+    Fact("README.md", "with Python {} or newer", python_version),
     Fact("README.md", "{} GPU tests passed and {} failed in the last whole run", gpu_suite),
     Fact("CONTRIBUTING.md", "every allocation of {} calls fails once", out_of_memory),
     Fact("docs/getting-started.md", "Python {} or newer", python_version),

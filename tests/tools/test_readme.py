@@ -47,6 +47,13 @@ def test_the_commands_of_the_readme_name_extras_that_exist() -> None:
         assert extras[name]
 
 
+def test_the_table_of_extras_is_that_of_the_project() -> None:
+    page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    table = page.partition("| extra | brings | for |")[2].partition("\n\n")[0]
+    first = (line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    assert sorted(name for cell in first for name in re.findall(r"`(\w+)`", cell)) == sorted(_extras())
+
+
 def test_the_main_command_of_the_readme_is_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     from bsrgemm.__main__ import main
 
