@@ -25,6 +25,7 @@ version = release = bsrgemm.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
 exclude_patterns = ["README.md"]
+templates_path = ["_templates"]
 root_doc = "index"
 default_role = "code"
 
