@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,7 @@ def unordered_gradients() -> tuple[str, ...]:
     return tuple(f"{100 * (r['bsrgemm, any order'] / r['bsrgemm'] - 1):.0f}" for r in rates)
 
 
+@cache
 def compiled_ahead() -> tuple[str, ...]:
     """Kernels that `compile` makes for Hopper, the seconds of one core that it expects, and kernels of `--all`."""
     from bsrgemm._cli.compile import common_specs, estimate, specs

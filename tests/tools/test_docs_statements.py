@@ -172,6 +172,17 @@ def gradients_of_a_product() -> None:
     np.testing.assert_array_equal(dB, matrix().toarray().T @ np.ones((4, 3)))
 
 
+# --------------------------------------------------------------------------------------- linear systems
+def preconditioners_take_square_blocks() -> None:
+    for dtype in (np.float32, np.float64, np.complex64, np.complex128):
+        assert bg.linalg.block_jacobi(bg.eye(4, blocksize=(2, 2), dtype=dtype)).dtype == dtype
+    for make in (bg.linalg.block_jacobi, bg.linalg.chebyshev, bg.linalg.block_ssor, bg.linalg.ilu0, bg.linalg.ic0):
+        with refused(TypeError):
+            make(bg.eye(4, blocksize=(2, 2), dtype=np.float16))
+        with refused(ValueError):
+            make(bg.eye(4, blocksize=(2, 1)))
+
+
 # -------------------------------------------------------------------------------------------- attention
 def qkv(length: int = 32, dtype: Any = np.float64) -> Any:
     return np.random.default_rng(0).standard_normal((3, 1, 1, length, 8)).astype(dtype)
@@ -324,6 +335,7 @@ CASES: list[tuple[str, str, Callable[[], None]]] = [
     ("docs/limits.md", "`bg.tune` needs a matrix on the GPU", tune_needs_a_gpu),
     ("docs/limits.md", "of two blocks on the GPU, 16 on the CPU", a_plan_keeps_sixteen_bytes_on_the_cpu),
     ("docs/limits.md", "Gradients are functions", gradients_of_a_product),
+    ("docs/limits.md", "Preconditioners take square blocks of float32", preconditioners_take_square_blocks),
     ("docs/limits.md", "q, k and v have one dtype", one_dtype),
     ("docs/limits.md", "A mask is a `BlockMask`, not an array", a_mask_is_a_block_mask),
     ("docs/limits.md", "Masks of different shapes or blocks do not combine", masks_that_differ),
