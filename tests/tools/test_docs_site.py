@@ -170,6 +170,34 @@ def test_the_commands_on_the_pages_are_those_of_the_package() -> None:
     assert sentence and set(re.findall(r"\w+(?=`)", sentence["rest"])) == commands()
 
 
+def command_lines() -> list[tuple[str, str]]:
+    """The command lines of the package on all pages, as page and words after ``python -m bsrgemm``."""
+    pages = [
+        *DOCS.rglob("*.md"),
+        *REFERENCE.glob("*.rst"),
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING")),
+    ]
+    found = re.compile(r"python -m bsrgemm (\w+[^`\n#&|]*)")
+    return [(page.name, line.strip()) for page in pages for line in found.findall(page.read_text(encoding="utf-8"))]
+
+
+@cache
+def help_of(command: str) -> str:
+    with pytest.raises(SystemExit) as stop, contextlib.redirect_stdout(io.StringIO()) as said:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    return said.getvalue()
+
+
+def test_the_command_lines_on_the_pages_use_options_that_exist() -> None:
+    lines = command_lines()
+    assert len(lines) > 30
+    for page, line in lines:
+        command, *words = line.split()
+        known = set(re.findall(r"(?<![\w-])--?[\w-]+", help_of(command)))
+        assert {word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)} <= known, (page, line)
+
+
 def test_the_changelog_names_every_kernel() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     table = text.partition("### Kernels\n")[2].partition("\n- ")[0]
