@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import numbers
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from .._products.sddmm import check_structure
 from .._products.spgemm import ProductPlan, plan
 from ..bsr import bsr_array
 from . import aggregation
-from .operators import DistributedOperator, Preconditioner, check_matrix, multiply
+from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, multiply
 from .smoothers import Chebyshev, Jacobi, inverse_blocks
 
 #: Eigenvalues of the coarsest matrix that count as zero, over the largest.
@@ -86,6 +87,20 @@ class Multigrid(Preconditioner):
 
     def _apply(self, r: Array) -> Array:
         return self._cycle(0, r)
+
+    def _apply_adjoint(self, r: Array) -> Array:
+        """A cycle for the conjugate transposes of all matrices."""
+        turned = copy.copy(self)
+        turned._inverse = self._inverse_adjoint()
+        turned._levels = [
+            Level(adjoint(level.A), adjoint(level.R), adjoint(level.P), level.smoother.adjoint())
+            for level in self._levels
+        ]
+        return turned._cycle(0, r)
+
+    def _inverse_adjoint(self) -> Any:
+        """The conjugate transpose of the inverse of the coarsest matrix, which is Hermitian."""
+        return self._inverse
 
     def _cycle(self, depth: int, b: Array) -> Array:
         if depth == len(self._levels):
@@ -414,6 +429,8 @@ def _pseudo_inverse(A: Any) -> Any:
     On a GPU it is a matrix of this package with all blocks: CuPy captures no product of cuBLAS.
     """
     dense = A._backend.to_host(A.toarray())  # synchronize!
+    if not np.isfinite(dense).all():
+        raise ValueError("A: wanted finite numbers, got NaN or infinity")
     dense = (dense + dense.conj().T) / 2
     cut = max(_CUT, 4 * np.finfo(A.dtype).eps)
     found = _definite_inverse(dense, cut)

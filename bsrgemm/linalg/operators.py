@@ -55,6 +55,11 @@ class DistributedOperator(ABC):
     comm: Any
     _backend: Backend
 
+    @property
+    @abstractmethod
+    def H(self) -> Any:
+        """The conjugate transpose."""
+
     @abstractmethod
     def multiply(self, x: Array, out: Array | None = None, alpha: Any = 1, beta: Any = 0) -> Array:
         """Return the rows of this process of ``alpha * A @ x + beta * out``, in `out` if it is given."""
@@ -88,8 +93,15 @@ def multiply(A: Any, x: Array, *, out: Array | None = None, alpha: Any = 1, beta
     """Return ``alpha * A @ x + beta * out`` for a matrix of this package, of one process or of several."""
     if isinstance(A, DistributedOperator):
         return A.multiply(x, out, alpha, beta)
-    found: Array = matmul(A, x, out=out, alpha=alpha, beta=beta)
-    return found
+    if isinstance(A, BsrBase):
+        found: Array = matmul(A, x, out=out, alpha=alpha, beta=beta)
+        return found
+    product: Array = alpha * (A @ x)  # the transpose of a matrix of several processes
+    if out is None:
+        return product
+    out *= beta
+    out += product
+    return out
 
 
 def total(A: Any, part: Array) -> Array:
@@ -100,6 +112,13 @@ def total(A: Any, part: Array) -> Array:
 def together(A: Any) -> AbstractContextManager[None]:
     """Return a context in which the processes that have rows of A agree whether one of them has failed."""
     return A.together() if isinstance(A, DistributedOperator) else nullcontext()
+
+
+def adjoint(A: Any) -> Any:
+    """Return the conjugate transpose of a matrix of this package; real data are shared."""
+    if not isinstance(A, BsrBase):
+        return A.H
+    return A.T if A.dtype.kind != "c" else A.conj().T
 
 
 def local_shape(A: Any) -> tuple[int, int]:
@@ -148,6 +167,10 @@ class Preconditioner(ABC):
     def _apply(self, r: Array) -> Array:
         """Apply the preconditioner to `r`, which has its dtype; the result may be overwritten by the next call."""
 
+    @abstractmethod
+    def _apply_adjoint(self, r: Array) -> Array:
+        """Apply the conjugate transpose of the preconditioner to `r`, which has its dtype."""
+
     def __matmul__(self, r: Any) -> Any:
         """Return ``M @ r``.
 
@@ -162,13 +185,17 @@ class Preconditioner(ABC):
             A new array of the shape and dtype of `r`; for integers, and for real vectors if the preconditioner is
             complex, in the dtype of the preconditioner.
         """
+        return self._through(self._apply, r)
+
+    def _through(self, apply: Callable[[Array], Array], r: Any) -> Any:
+        """``apply(r)`` in the dtype of the preconditioner; the result has that of `r` if it can hold it."""
         if not self._backend.is_dense(r):
             raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {type(r).__name__}")
         if r.ndim not in (1, 2) or r.shape[0] != self.shape[1]:
             raise ValueError(f"r: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {tuple(r.shape)}")
         if r.dtype.kind == "c" and self.dtype.kind != "c":
-            return (self @ r.real + 1j * (self @ r.imag)).astype(r.dtype, copy=False)
-        found = self._apply(r.astype(self.dtype, copy=False))
+            return (self._through(apply, r.real) + 1j * self._through(apply, r.imag)).astype(r.dtype, copy=False)
+        found = apply(r.astype(self.dtype, copy=False))
         held = r.dtype.kind == self.dtype.kind or r.dtype.kind == "c"
         return found.astype(r.dtype if held else self.dtype)
 
@@ -201,10 +228,7 @@ class Preconditioner(ABC):
         return self @ X
 
     def rmatvec(self, x: Any) -> Any:
-        """Return ``M @ x``, which is ``M.conj().T @ x`` if the preconditioner is Hermitian.
-
-        Those of this package are Hermitian if the matrix is. For other matrices, do not use a method of scipy that
-        calls `rmatvec`.
+        """Return ``M.conj().T @ x``; solvers such as `scipy.sparse.linalg.bicg` call it.
 
         Parameters
         ----------
@@ -215,7 +239,21 @@ class Preconditioner(ABC):
         -------
         array (n,)
         """
-        return self @ x
+        return self._through(self._apply_adjoint, x)
+
+    def rmatmat(self, X: Any) -> Any:
+        """Return ``M.conj().T @ X`` for several vectors.
+
+        Parameters
+        ----------
+        X : array (n, k)
+            The vectors, as columns.
+
+        Returns
+        -------
+        array (n, k)
+        """
+        return self._through(self._apply_adjoint, X)
 
     def __call__(self, r: Any) -> Any:
         """Return ``M @ r``.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import numbers
 import re
 from typing import Any
 
@@ -11,7 +14,7 @@ from .._backend.base import Array
 from .._batch import bsr_batch
 from .._products.matmul import matmul
 from .aggregation import hashed
-from .operators import DistributedOperator, Preconditioner, check_matrix, multiply, total
+from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, multiply, total
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A.
 _POWER_STEPS = 15
@@ -35,7 +38,10 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
             raise ValueError(f"A: {str(error).partition(': ')[2]}") from None
     blocks = A.block_diagonal()
     xp = A._backend.xp
-    inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    try:
+        inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    except np.linalg.LinAlgError:  # singular values of NaN do not converge
+        raise ValueError("A: wanted finite numbers, got NaN or infinity") from None
     place = xp.arange(len(inverse))
     return type(A)((inverse.astype(A.dtype, copy=False), (place, place)), shape=A.shape)
 
@@ -44,13 +50,16 @@ def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
     """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
     backend = A._backend
     v = _mixed_vector(A)
-    u = v
+    u = before = v
     for step in range(steps):
         if step % _STEPS_BEFORE_SCALING == _STEPS_BEFORE_SCALING - 1:
             v = v / backend.xp.sqrt(total(A, (v.conj() * v).sum().real))
         u = A @ v
         v, before = D @ u, v
-    return float(total(A, (u.conj() * v).sum().real) / total(A, (before.conj() * u).sum().real))  # synchronize!
+    above, below = (float(total(A, (x.conj() * y).sum().real)) for x, y in ((u, v), (before, u)))  # synchronize!
+    if not (math.isfinite(above) and math.isfinite(below)):
+        raise ValueError("A: wanted finite numbers, got NaN or infinity, or numbers whose squares overflow")
+    return above / below if below else 1.0  # a matrix of zeros, or without rows, is left as it is
 
 
 def _mixed_vector(A: Any) -> Array:
@@ -72,6 +81,10 @@ class _Jacobi(Preconditioner):
 
     def _apply(self, r: Array) -> Array:
         found: Array = self._inverse @ r
+        return found
+
+    def _apply_adjoint(self, r: Array) -> Array:
+        found: Array = adjoint(self._inverse) @ r
         return found
 
 
@@ -135,6 +148,10 @@ class Chebyshev:
         self.A, self.D, self.degree, self.low, self.high = A, D, degree, low, high
         self.rho = largest_eigenvalue(A, D)
 
+    def adjoint(self) -> Chebyshev:
+        """The conjugate transpose: the same polynomial for that of A."""
+        return _adjoint_smoother(self)
+
     def improve(self, b: Array, x: Array | None) -> Array:
         """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
         middle, half = ((self.high + sign * self.low) / 2 * self.rho for sign in (1, -1))
@@ -161,6 +178,10 @@ class Jacobi:
         self.rho = largest_eigenvalue(A, D)
         self.weight = omega / self.rho
 
+    def adjoint(self) -> Jacobi:
+        """The conjugate transpose: the same sweeps for that of A."""
+        return _adjoint_smoother(self)
+
     def improve(self, b: Array, x: Array | None) -> Array:
         """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
         for _ in range(self.sweeps):
@@ -173,6 +194,12 @@ class Jacobi:
         return x
 
 
+def _adjoint_smoother(smoother: Any) -> Any:
+    found = copy.copy(smoother)
+    found.A, found.D = adjoint(smoother.A), adjoint(smoother.D)
+    return found
+
+
 class _Polynomial(Preconditioner):
     _capturable = True
 
@@ -182,6 +209,9 @@ class _Polynomial(Preconditioner):
 
     def _apply(self, r: Array) -> Array:
         return self._chebyshev.improve(r, None)
+
+    def _apply_adjoint(self, r: Array) -> Array:
+        return self._chebyshev.adjoint().improve(r, None)
 
 
 def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) -> Preconditioner:
@@ -223,6 +253,6 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     check_matrix(A, spread=True)
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
-    if not 0 < low < high:
-        raise ValueError(f"low, high: wanted 0 < low < high, got {low!r} and {high!r}")
+    if not all(isinstance(x, numbers.Real) for x in (low, high)) or not 0 < low < high < math.inf:
+        raise ValueError(f"low, high: wanted finite numbers 0 < low < high, got {low!r} and {high!r}")
     return _Polynomial(A, int(degree), float(low), float(high))

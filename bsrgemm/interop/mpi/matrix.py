@@ -484,6 +484,13 @@ class Transpose:
             return self._matrix._transposed(x)
         return self._matrix._transposed(x.conj()).conj()
 
+    @property
+    def H(self) -> DistributedMatrix:
+        """The conjugate transpose of this one: the matrix itself, for real numbers and for ``D.H``."""
+        if self.dtype.kind == "c" and not self._conjugate:
+            raise TypeError("D.T.H: products with the conjugate of a complex matrix are not offered; take D or D.H")
+        return self._matrix
+
 
 def _axis(axis: int) -> int:
     if axis not in (0, 1):

@@ -6,6 +6,7 @@ take longer than its cycles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,24 @@ class _Gathered:
         self.rest.refresh(self._gathering(panel, self._comm))
 
     def __matmul__(self, r: Array) -> Array:
-        xp = self.rest._backend.xp
-        whole = self.rest @ xp.concatenate(self._comm.allgather(r))
+        return self._part(self.rest.matvec, r)
+
+    def _part(self, cycle: Callable[[Array], Array], r: Array) -> Array:
+        whole = cycle(self.rest._backend.xp.concatenate(self._comm.allgather(r)))
         return whole[self._rows.start : self._rows.stop]
+
+    @property
+    def H(self) -> _GatheredAdjoint:
+        """The conjugate transpose."""
+        return _GatheredAdjoint(self)
+
+
+class _GatheredAdjoint:
+    def __init__(self, gathered: _Gathered) -> None:
+        self._gathered = gathered
+
+    def __matmul__(self, r: Array) -> Array:
+        return self._gathered._part(self._gathered.rest.rmatvec, r)
 
 
 class DistributedMultigrid(Multigrid):
@@ -53,6 +69,9 @@ class DistributedMultigrid(Multigrid):
     def __init__(self, levels: list[Level], finest: Any, last: _Gathered, options: Options) -> None:
         self._levels, self._finest, self._inverse, self._options = levels, finest, last, options
         self._made_of(finest)
+
+    def _inverse_adjoint(self) -> Any:
+        return self._inverse.H
 
     @property
     def levels(self) -> list[Any]:
