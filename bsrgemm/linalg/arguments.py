@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 #: How often a solver starts again from the true residual when the recurrence says that it is done and it is not.
 RESTARTS = 3
+#: A recurrence stalls if so many iterations bring nothing more, and rounding of the first residual explains it.
+_WITHOUT_GAIN, _ROUNDING = 10, 64
 NOT_FINITE = "NaN or infinity has appeared"
 #: Why conjugate gradients cannot go on.
 BREAKDOWNS = (None, NOT_FINITE, "M is not positive definite", "A is not positive definite")
@@ -26,6 +29,26 @@ def check_limits(rtol: Any, atol: Any, maxiter: Any) -> None:
             raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
     if maxiter is not None and (isinstance(maxiter, bool) or not isinstance(maxiter, numbers.Integral) or maxiter < 0):
         raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
+
+
+def worst_ratio(size: Any, enough: Any) -> float:
+    """How many times as large as wanted the residual of the worst column is; a residual of 0 is never too large."""
+    return float(np.max(np.where(size == 0, 0, size / enough), initial=0))
+
+
+def stalled(left: Sequence[float], unit: float) -> bool:
+    """Whether a recurrence has come down to its rounding errors, so that it has to start again from the true residual.
+
+    Parameters
+    ----------
+    left : sequence of float
+        By iteration, from before the first one on: how many times as large as wanted the residual is.
+    unit : float
+        The rounding unit of the dtype.
+    """
+    if len(left) <= _WITHOUT_GAIN or not 1 < left[-1] <= _ROUNDING * unit * left[0]:
+        return False
+    return left[-1] > 0.9 * left[-1 - _WITHOUT_GAIN]
 
 
 def failures(numbers: Any, enough: Any) -> Any:

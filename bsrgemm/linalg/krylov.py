@@ -13,7 +13,7 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits
+from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits, stalled, worst_ratio
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
 from .operators import DistributedOperator, inner_products, product_with, together
@@ -43,6 +43,8 @@ class _System:
             if self._spread is not None and getattr(M, "_comm", None) not in (None, self._spread.comm):
                 raise ValueError("M: wanted one that was made with the communicator of A, got one of another")
             dtype = np.result_type(b.dtype, getattr(A, "dtype", None) or np.float64, np.float32)
+            if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
+                dtype = np.result_type(dtype, np.complex64)
             if dtype.char not in "fdFD":
                 raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
             self.b = b.astype(dtype, copy=False)
@@ -55,10 +57,12 @@ class _System:
         self.rows = n if self._spread is None else self._spread.shape[0]
         self.maxiter = 10 * self.rows if maxiter is None else int(maxiter)
         size = self.host(self.norm(self.b))
-        if not np.isfinite(size).all():
-            raise ValueError("b: wanted finite numbers, got NaN or infinity")
+        self._check_size(size, float(atol))
         #: what the norm of the residual of each column must come down to
         self.enough = np.maximum(float(rtol) * size, float(atol))
+        zero = np.asarray(size) == 0
+        if x0 is not None and zero.any():  # the solution for zeros is 0, as in scipy
+            self.x = self.xp.where(self.backend.from_host(zero), self.b, self.x)
 
     def _start(self, x0: Any, b: Array, dtype: np.dtype[Any]) -> Array:
         if x0 is None:
@@ -68,10 +72,25 @@ class _System:
             raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
         return x0.astype(dtype, copy=True)
 
+    def _check_size(self, size: Any, atol: float) -> None:
+        """Raise ValueError if the norms of b are no measure: not finite, or 0 although b is not."""
+        if not np.isfinite(size).all():
+            if bool(self.host(self.xp.isfinite(self.b).all())):
+                raise ValueError(f"b: its squares overflow in {self.b.dtype}; scale b down, and x up")
+            raise ValueError("b: wanted finite numbers, got NaN or infinity")
+        least = math.sqrt(np.finfo(self.b.dtype).tiny)
+        small = np.asarray(size) < least
+        if atol < least and small.any():
+            found = self.host(self._total((self.b != 0).sum(axis=0).astype(self.b.real.dtype)))
+            if (small & (found > 0)).any():
+                raise ValueError(f"b: its squares underflow in {self.b.dtype}; scale b up, and x down")
+
+    def _total(self, part: Array) -> Array:
+        return part if self._spread is None else self._spread.total(part)
+
     def dot(self, u: Array, v: Array) -> Array:
         """The inner products of the columns."""
-        part = inner_products(u, v)
-        return part if self._spread is None else self._spread.total(part)
+        return self._total(inner_products(u, v))
 
     def norm(self, u: Array) -> Array:
         return self.xp.sqrt(self.dot(u, u).real)
@@ -208,10 +227,17 @@ def cg(
 
 
 def _iterated(
-    kind: type[Step], s: _System, operands: tuple[Any, Any], callback: Callable[[Array], object] | None
+    kind: type[Step],
+    s: _System,
+    operands: tuple[Any, Any],
+    callback: Callable[[Array], object] | None,
+    *,
+    graph: bool = True,
+    show: bool = False,
 ) -> tuple[Array, int]:
-    """Solve by steps of this kind; the operands are A and M."""
-    some = Iterations(kind, s, operands, callback is None and capturable(s.backend, *operands))
+    """Solve by steps of this kind; the operands are A and M. A graph may be captured if `graph` allows it."""
+    some = Iterations(kind, s, operands, graph and callback is None and capturable(s.backend, *operands))
+    unit = np.finfo(s.b.dtype).eps
     steps, broken = 0, None
     for _ in range(RESTARTS + 1):
         r = s.residual()
@@ -220,7 +246,7 @@ def _iterated(
             broken = None
             break
         some.step.restart(r)
-        left = [float(np.max(size / s.enough))]
+        left, over = [float(np.max(size / s.enough))], [worst_ratio(size, s.enough)]
         broken, ended = None, False
         while steps < s.maxiter and not ended:
             made = some.make(left, s.maxiter - steps)
@@ -230,7 +256,10 @@ def _iterated(
                     callback(s.x)
                 broken, solved = kind.verdict(found, s.enough)
                 left.append(float(np.max(found[0] / s.enough)))
-                ended = broken is not None or solved
+                if show:
+                    print(f"{s.method}: iteration {steps}, norm of the residual {float(np.max(found[0])):.3e}")
+                over.append(worst_ratio(found[0], s.enough))
+                ended = broken is not None or solved or stalled(over, unit)
                 if ended:
                     some.take(k, len(made))
                     break
@@ -248,11 +277,14 @@ def minres(
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
+    shift: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Array], object] | None = None,
+    show: bool = False,
+    check: bool = False,
 ) -> tuple[Array, int]:
-    """Solve ``A x = b`` by the minimal residual method, for a Hermitian A that may be indefinite.
+    """Solve ``(A - shift I) x = b`` by the minimal residual method, for a Hermitian A that may be indefinite.
 
     Parameters
     ----------
@@ -263,13 +295,19 @@ def minres(
     x0 : array like `b`, optional
         Where to start; 0 by default.
     rtol, atol : float
-        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
+        A column is solved when ``norm(b - A x + shift x) <= max(rtol * norm(b), atol)``.
+    shift : float
+        A real number that is subtracted from the diagonal of A.
     maxiter : int, optional
         The most iterations, 10 n by default.
     M : Preconditioner, sparse matrix or linear operator, optional
         An approximation of the inverse of A; it must be Hermitian positive definite although A need not be.
     callback : callable, optional
         Called as ``callback(x)`` after each iteration.
+    show : bool
+        If True, print the norm of the worst residual after each iteration.
+    check : bool
+        If True, raise ValueError if A or M turns out not to be Hermitian, by one product more with each.
 
     Returns
     -------
@@ -291,8 +329,8 @@ def minres(
 
     Notes
     -----
-    Arguments are checked as those of `cg` are, and iterations are replayed as a CUDA graph where those of `cg` are.
-    Unlike scipy's function of that name, it has no `shift`, and `rtol` is relative to b, as in `cg`.
+    Arguments are checked as those of `cg` are, and iterations are replayed as a CUDA graph where those of `cg` are and
+    `shift` is 0. Unlike in scipy's function of that name, `rtol` is relative to b, as in `cg`.
 
     Examples
     --------
@@ -302,7 +340,26 @@ def minres(
     >>> x, info
     (array([ 1. , -1. ,  0.5, -0.5]), 0)
     """
-    return _iterated(MinimalResidual, _System("minres", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
+    if isinstance(shift, bool) or not isinstance(shift, numbers.Real) or not math.isfinite(shift):
+        raise ValueError(f"shift: wanted a finite real number, got {shift!r}")
+    s = _System("minres", A, b, x0, rtol, atol, maxiter, M)
+    if shift:
+        product, amount = s.multiply, s.b.dtype.type(shift)
+        s.multiply = lambda x: product(x) - amount * x
+    if check:
+        _check_hermitian(s, s.multiply, "A")
+        _check_hermitian(s, s.precondition, "M")
+    return _iterated(MinimalResidual, s, (A, M), callback, graph=not shift, show=show)
+
+
+def _check_hermitian(s: _System, product: Callable[[Array], Array], name: str) -> None:
+    """Raise ValueError if ``|F b|^2`` and ``b F F b`` differ by more than rounding does: F is not Hermitian then."""
+    once = product(s.b)
+    size, other = s.host(s.norm(once)) ** 2, s.host(s.dot(s.b, product(once)))
+    if not (abs(size - other) <= np.cbrt(np.finfo(s.b.dtype).eps) * size).all():
+        raise ValueError(f"{name}: wanted a Hermitian matrix, got one that is not")
+
+
 
 
 @_quietly

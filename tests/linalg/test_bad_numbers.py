@@ -1,0 +1,110 @@
+"""NaN, infinity, empty matrices and contradictions: told, and never turned into a solution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bsrgemm as bg
+from bsrgemm import linalg
+
+from .problems import hermitian, laplacian, numbers
+
+EMPTY = bg.bsr_array((0, 0), blocksize=(2, 2), dtype=float)
+
+
+def spoiled(n: int, number: float, block: int = 2) -> Any:
+    dense = laplacian(n // block, block).toarray()
+    dense[3, 3] = number
+    return bg.bsr_array(dense, blocksize=(block, block))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("n", [8, 200])
+def test_set_ups_name_numbers_that_are_not_finite(n: int, number: float) -> None:
+    A = spoiled(n, number)
+    for make in (linalg.chebyshev, lambda A: linalg.smoothed_aggregation(A, max_coarse=20)):
+        with pytest.raises(ValueError, match="A: wanted finite numbers, got NaN or infinity"):
+            make(A)
+    M = linalg.smoothed_aggregation(laplacian(n // 2, 2), max_coarse=20)
+    before = M @ np.ones(n)
+    with pytest.raises(ValueError, match="A: wanted finite numbers, got NaN or infinity"):
+        M.refresh(A)
+    np.testing.assert_array_equal(M @ np.ones(n), before)  # it stays as it was
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_direct_solutions_name_numbers_that_are_not_finite(number: float) -> None:
+    A, b = spoiled(8, number), np.ones(8)
+    triangle = bg.bsr_array(np.tril(A.toarray()), blocksize=(2, 2))
+    for call in (lambda: linalg.spsolve(A, b), lambda: linalg.spsolve_triangular(triangle, b)):
+        with pytest.raises(ValueError, match="A: wanted finite numbers, got NaN or infinity"):
+            call()
+
+
+def test_a_singular_matrix_is_named_by_spsolve() -> None:
+    A = bg.bsr_array(np.diag([1.0, 2, 0, 4]), blocksize=(2, 2))
+    with pytest.raises(RuntimeError, match="A: wanted a matrix that is not singular; SuperLU"):
+        linalg.spsolve(A, np.ones(4))
+    with pytest.raises(RuntimeError, match="A: singular, or too badly conditioned for float32: the solution overflows"):
+        linalg.spsolve(bg.bsr_array(np.diag([1e-30, 1, 1, 1]).astype("f"), blocksize=(2, 2)), np.full(4, 1e30, "f"))
+
+
+def test_right_hand_sides_elsewhere_have_a_wrong_type_and_others_a_wrong_value() -> None:
+    A = hermitian(8)
+    for solve in (linalg.spsolve, linalg.spsolve_triangular, lambda A, b: linalg.constrain(A, b, [0])):
+        with pytest.raises(TypeError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'cpu', where A is, got b"):
+            solve(A, [1.0] * 8)
+        with pytest.raises(ValueError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'cpu', got \(7,\)"):
+            solve(A, np.ones(7))
+        with pytest.raises(TypeError, match="b: wanted numbers, got object"):
+            solve(A, np.array([None] * 8))
+
+
+def test_constraints_keep_complex_values_and_refuse_what_contradicts_itself() -> None:
+    A, b = hermitian(8), numbers(8)
+    C, f = linalg.constrain(A, b, [2, 5], [1j, 2.0])
+    assert C.dtype == np.float64 and f.dtype == np.complex128
+    np.testing.assert_allclose(np.linalg.solve(C.toarray(), f)[[2, 5]], [1j, 2.0])
+    assert linalg.constrain(A.astype("f"), b.astype("f"), [2], 1j)[1].dtype == np.complex64
+    C, f = linalg.constrain(A, b, [2, 2], [1.0, 1.0])
+    np.testing.assert_allclose(np.linalg.solve(C.toarray(), f)[2], 1.0)
+    for columns in (b, np.stack([b, b], axis=1)):
+        with pytest.raises(ValueError, match="dofs: wanted one value for each unknown, got an unknown twice"):
+            linalg.constrain(A, columns, [2, 2], [1.0, 2.0])
+    with pytest.raises(ValueError, match="values: wanted finite numbers, got NaN or infinity"):
+        linalg.constrain(A, b, [2], np.nan)
+    with pytest.raises(TypeError, match="values: wanted numbers, got <U1"):
+        linalg.constrain(A, b, [2], "x")
+
+
+def test_empty_matrices_have_preconditioners() -> None:
+    makers = (linalg.block_jacobi, linalg.chebyshev, linalg.block_ssor, linalg.ilu0, linalg.ic0)
+    for make in (*makers, linalg.smoothed_aggregation):
+        assert (make(EMPTY) @ np.zeros(0)).shape == (0,)
+    assert linalg.spsolve(EMPTY, np.zeros(0)).shape == (0,)
+    assert linalg.rigid_body_modes(np.zeros((0, 3))).shape == (0, 6)
+
+
+@pytest.mark.parametrize("options", [{"high": np.inf}, {"low": "a"}, {"low": np.nan}, {"low": 2.0}])
+def test_intervals_of_chebyshev_are_finite(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="low, high: wanted finite numbers 0 < low < high"):
+        linalg.chebyshev(hermitian(8), **options)
+
+
+def test_a_long_chain_is_ordered_in_time_that_grows_with_its_length() -> None:
+    """20,000 steps one after the other: each may look at its own nodes alone."""
+    n = 20_000
+    place = np.arange(n)
+    data = np.concatenate([np.full((n, 1, 1), 2.0), np.full((n - 1, 1, 1), -1.0)])
+    at = np.concatenate([place, place[1:]]), np.concatenate([place, place[:-1]])
+    L = bg.bsr_array((data, at), shape=(n, n))
+    from bsrgemm.linalg import ordering
+
+    number, count = ordering.levels(L)
+    assert count == n and (number == place).all()
+    assert (ordering.levels(L.T.copy(), lower=False)[0] == place[::-1]).all()
+    groups = ordering.groups(L, number, count, L.block_diagonal())
+    assert [g.before.nnz for g in groups] == [0, *[1] * (n - 1)] and not any(g.after.nnz for g in groups)
