@@ -26,27 +26,40 @@ _MOST_ROUNDS = 200
 _ROUNDS_AT_A_TIME = 2
 
 
-def strong_connections(A: Any, theta: float) -> tuple[Array, Array]:
+def strong_connections(A: Any, theta: float) -> tuple[Array, Array, Array]:
     """Return the (indices, indptr) of the blocks with a norm above ``theta * sqrt(norm(A_ii) * norm(A_jj))``.
 
-    Each node is connected with itself.
+    Each node is connected with itself. The third array tells which nodes have a block that is not zero beside that on
+    the diagonal; others, such as those that `constrain` has fixed, are solved for by the smoother alone.
     """
     backend: Backend = A._backend
     xp = backend.xp
     data, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
     own = row == indices
+    filled = (data != 0).any(axis=(1, 2))
     if theta == 0:
-        keep = own | (data != 0).any(axis=(1, 2))
+        keep = own | filled
     else:
         size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
         diagonal = xp.zeros(len(indptr) - 1, size.dtype)
         diagonal[row[own]] = size[own]
         root = xp.sqrt(diagonal)
         keep = own | (size > theta * root[row] * root[indices])
-    counts = xp.zeros(len(data) + 1, np.int64)
-    xp.cumsum(keep, out=counts[1:])
-    return indices[keep], counts[indptr]
+    return indices[keep], _counts(xp, keep)[indptr], rows_with(xp, filled & ~own, indptr)
+
+
+def _counts(xp: Any, chosen: Array) -> Array:
+    """How many are chosen before each place, and at the end."""
+    counts = xp.zeros(len(chosen) + 1, np.int64)
+    xp.cumsum(chosen, out=counts[1:])
+    return counts
+
+
+def rows_with(xp: Any, chosen: Array, indptr: Array) -> Array:
+    """Whether one of the blocks of each block row is chosen."""
+    counts: Array = _counts(xp, chosen)[indptr]
+    return counts[1:] > counts[:-1]
 
 
 def hashed(xp: Any, n: int, first: int = 0) -> Array:
@@ -58,8 +71,10 @@ def hashed(xp: Any, n: int, first: int = 0) -> Array:
     return ((mixed >> np.uint64(35)).astype(np.int64) << 32) | index.astype(np.int64)
 
 
-def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, int]:
+def aggregates(backend: Backend, indices: Array, indptr: Array, coupled: Array | None = None) -> tuple[Array, int]:
     """Return the number of the aggregate of each node, and how many aggregates there are.
+
+    Nodes that are not coupled are in no aggregate, and have the number -1; by default all are.
 
     Roots are nodes of which no two have a common neighbour, as many as fit; an aggregate is a root with its neighbours.
     The gaps between them are filled in the same way: a node at least half of whose neighbours are in no aggregate may
@@ -73,17 +88,19 @@ def aggregates(backend: Backend, indices: Array, indptr: Array) -> tuple[Array, 
         return backend.segment_reduce("maximum", x, others, starts)
 
     key = hashed(xp, len(starts))
-    root = _roots(xp, highest, key)
+    if coupled is None:
+        coupled = xp.ones(len(starts), bool)
+    root = _roots(xp, highest, xp.where(coupled, key, _OUT))
     number = xp.cumsum(root)  # from 1 on
     found = highest(xp.where(root, number, 0))
-    free = found == 0
+    free = (found == 0) & coupled
     around = backend.segment_reduce("add", free.astype(np.int32), others, starts)
     root = _roots(xp, highest, xp.where(free & (2 * around >= xp.diff(indptr)), key, _OUT), free)
     number = xp.where(root, number[-1] + xp.cumsum(root), 0)
     found = xp.where(free, highest(number), found)
     found = xp.where(found > 0, found, highest(found))
     last = xp.maximum(found.max(), 0)
-    alone = found == 0
+    alone = (found == 0) & coupled
     found = xp.where(alone, last + xp.cumsum(alone), found)
     return found - 1, int(found.max())  # synchronize!
 
@@ -109,11 +126,15 @@ def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Arr
     """Return the prolongator whose columns span the modes in each aggregate, and the modes of the coarse level.
 
     In each aggregate the columns are made orthonormal, by Gram and Schmidt's method twice. A mode that depends on the
-    others there gets a column of zeros.
+    others there gets a column of zeros. The rows of nodes without an aggregate have no block.
     """
     backend: Backend = A._backend
     xp = backend.xp
     n, R, m = A._block_shape[0], A.blocksize[0], modes.shape[1]
+    inside = xp.flatnonzero(number >= 0)  # synchronize!
+    if not len(inside):
+        nothing = Blocks(xp.zeros((0, R, m), A.dtype), xp.zeros(0, A.indices.dtype), xp.zeros(n + 1, A.indices.dtype))
+        return A._new(nothing, (A.shape[0], 0), canonical=True), xp.zeros((0, m), A.dtype)
     order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
     starts = R * xp.searchsorted(number[order], xp.arange(count))
     order = (R * order[:, None] + xp.arange(R)).reshape(-1)  # rows of A, aggregate by aggregate
@@ -136,7 +157,10 @@ def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Arr
         upper[:, j, j] = xp.where(kept, size, 0)
         column *= xp.where(kept, 1 / xp.where(kept, size, 1), 0)[number][:, None, None]
     index = A.indices.dtype
-    blocks = Blocks(q, number.astype(index), xp.arange(n + 1, dtype=index))
+    if len(inside) == n:
+        blocks = Blocks(q, number.astype(index), xp.arange(n + 1, dtype=index))
+    else:
+        blocks = Blocks(q[inside], number[inside].astype(index), _counts(xp, number >= 0).astype(index))
     return A._new(blocks, (A.shape[0], count * m), canonical=True), upper.reshape(count * m, m)
 
 
@@ -182,10 +206,10 @@ def rigid_body_modes(coordinates: Any) -> Array:
     xp = backend.xp
     n, d = coordinates.shape
     dtype = coordinates.dtype if coordinates.dtype.kind == "f" else np.dtype(np.float64)
-    x = coordinates.astype(dtype) - coordinates.mean(axis=0, dtype=dtype)
+    x = coordinates.astype(dtype) - (coordinates.mean(axis=0, dtype=dtype) if n else 0)
     modes = xp.zeros((n, d, d + d * (d - 1) // 2), dtype)
     for i in range(d):
         modes[:, i, i] = 1
     for column, (i, j) in enumerate(((0, 1), (1, 2), (0, 2))[: d * (d - 1) // 2], start=d):
         modes[:, i, column], modes[:, j, column] = -x[:, j], x[:, i]
-    return modes.reshape(n * d, -1)
+    return modes.reshape(n * d, modes.shape[2])

@@ -287,6 +287,7 @@ def smoothed_aggregation(
     -----
     Aggregates are a node and its neighbours, around nodes of which no two have a common neighbour. The choice depends
     on the pattern alone: the CPU and the GPU make the same aggregates, and the same call gives the same hierarchy.
+    Nodes that are not connected with others, such as those that `constrain` has fixed, are left to the smoother.
 
     Examples
     --------
@@ -307,9 +308,14 @@ def smoothed_aggregation(
     while A.shape[0] > max_coarse and len(levels) + 1 < max_levels:
         D = inverse_blocks(A, singular=bool(levels))
         number, count = aggregation.aggregates(A._backend, *aggregation.strong_connections(A, theta))
-        if count * modes.shape[1] > STALLED * A.shape[0] or count > STALLED * A._block_shape[0]:
+        if not count or count * modes.shape[1] > STALLED * A.shape[0] or count > STALLED * A._block_shape[0]:
             if A.shape[0] <= _MOST_DENSE:
                 break
+            if not count:
+                raise ValueError(
+                    f"A: no node of level {len(levels)} is connected with another one, so that there is nothing to "
+                    "coarsen; take block_jacobi(A), which solves for such nodes"
+                )
             raise ValueError(
                 f"A: coarsening stalls at level {len(levels)}: {A.shape[0]:,} rows become {count * modes.shape[1]:,}. "
                 f"Try a smaller theta (now {theta}), fewer vectors in near_nullspace (now {modes.shape[1]}), or "
@@ -394,7 +400,7 @@ class _Plans:
         """``T - omega / rho * D A T``"""
         found = prolongator_step(self._first(A, self._T), D, -rho)
         if self._P is None:
-            self._P, self._place = found, _place_of_columns(found, self._T.indices)
+            self._P, self._place = found, _places(found, self._T)
         found.data[self._place] += self._T.data
         return self._P._with_data(found.data, copy=False)
 
@@ -407,6 +413,16 @@ class _Plans:
             return self._R
         turned = xp.ascontiguousarray(P.data[self._order].transpose(0, 2, 1))
         return self._R._with_data(turned.conj() if turned.dtype.kind == "c" else turned, copy=False)
+
+
+def _places(P: Any, T: Any) -> Array:
+    """Where in P the blocks of T are stored, of which there is one in each block row, or none."""
+    if len(T.indices) == T._block_shape[0]:
+        return _place_of_columns(P, T.indices)
+    backend, width = P._backend, np.int64(P._block_shape[1])
+    keys = [backend.expand(X.indptr, len(X.indices)) * width + X.indices for X in (P, T)]
+    found: Array = backend.xp.searchsorted(*keys)
+    return found
 
 
 def _place_of_columns(P: Any, columns: Array) -> Array:

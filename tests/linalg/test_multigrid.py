@@ -75,7 +75,7 @@ def test_roots_have_no_common_neighbour_and_no_other_fits(inside: range) -> None
 
 def test_gaps_between_aggregates_become_aggregates_too() -> None:
     A = grid(12)
-    indices, indptr = aggregation.strong_connections(A, 0.0)
+    indices, indptr, _ = aggregation.strong_connections(A, 0.0)
     number, count = aggregation.aggregates(host(), indices, indptr)
     graph = neighbours(A).astype(bool)
     roots = aggregation._roots(np, lambda x: np.where(graph, x, 0).max(axis=1), aggregation.hashed(np, 144))
@@ -90,7 +90,7 @@ def test_gaps_between_aggregates_become_aggregates_too() -> None:
 
 def test_weak_connections_are_left_out_and_nodes_without_any_stay_alone() -> None:
     A = bg.bsr_array(np.diag([1.0, 1, 1, 1]) + 1e-3 * np.eye(4, k=1) + 1e-3 * np.eye(4, k=-1), blocksize=(1, 1))
-    indices, indptr = aggregation.strong_connections(A, 0.1)
+    indices, indptr, _ = aggregation.strong_connections(A, 0.1)
     np.testing.assert_array_equal(indices, np.arange(4))
     np.testing.assert_array_equal(indptr, np.arange(5))
     number, count = aggregation.aggregates(host(), indices, indptr)
@@ -375,8 +375,12 @@ def test_bad_input_is_named(call: Any, error: type[Exception], text: str) -> Non
 def test_coarsening_that_stalls_is_told_with_what_to_try() -> None:
     n = 5000
     A = bg.bsr_array(sp.csr_array(sp.diags_array(np.arange(1.0, n + 1))), blocksize=(1, 1))
-    with pytest.raises(ValueError, match=r"A: coarsening stalls at level 0: 5,000 rows become 5,000\. Try a"):
+    with pytest.raises(ValueError, match=r"A: no node of level 0 is connected with another one.*take block_jacobi"):
         linalg.smoothed_aggregation(A)
+    chain = sp.diags_array([1e-3, 1e-3], offsets=[-1, 1], shape=(n, n))
+    weak = A + bg.bsr_array(sp.csr_array(chain), blocksize=(1, 1))
+    with pytest.raises(ValueError, match=r"A: coarsening stalls at level 0: 5,000 rows become 5,000\. Try a"):
+        linalg.smoothed_aggregation(weak, theta=0.1)
     few = bg.bsr_array(np.diag(np.arange(1.0, 91)), blocksize=(1, 1))
     assert len(linalg.smoothed_aggregation(few, max_coarse=20).levels) == 1
     many = linalg.smoothed_aggregation(laplacian(60), numbers((60, 5)), max_coarse=20)  # 5 modes for 4 nodes

@@ -166,10 +166,10 @@ def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], o
     few = max(max_coarse, GATHERED_ROWS * comm.size)
     while A.shape[0] > few and len(levels) + 1 < max_levels:
         D = A.inverse_blocks(singular=bool(levels))
-        T, coarse_modes = _tentative(A.interior, modes, theta)
+        T, coarse_modes = _tentative(A, modes, theta)
         counts = [int(n[0]) for n in comm.allgather(np.array([T.shape[1] // modes.shape[1]], np.int64))]
         starts = np.cumsum([0, *counts])
-        if int(starts[-1]) * modes.shape[1] > STALLED * A.shape[0]:
+        if not starts[-1] or int(starts[-1]) * modes.shape[1] > STALLED * A.shape[0]:
             break
         T = _shifted(T, int(starts[comm.rank]), int(starts[-1]))
         level, panel = _set_up_level(A, D, _Plans(T, starts), options)
@@ -223,11 +223,16 @@ def _set_up_level(A: Any, D: Any, plans: _Plans, options: Options, before: Any =
     return Level(A, P, P.H, smoothing, plans), panel
 
 
-def _tentative(interior: Any, modes: Array, theta: float) -> tuple[Any, Array]:
+def _tentative(A: Any, modes: Array, theta: float) -> tuple[Any, Array]:
     """The tentative prolongator of the rows of this rank, and the coarse modes; aggregates do not cross ranks."""
+    interior = A.interior
     xp, R, m = interior._backend.xp, interior.blocksize[0], modes.shape[1]
     if interior.shape[0]:
-        number, count = aggregation.aggregates(interior._backend, *aggregation.strong_connections(interior, theta))
+        indices, indptr, coupled = aggregation.strong_connections(interior, theta)
+        data, _, pointers = A.ghost_panel()._blocks
+        if len(data):
+            coupled |= aggregation.rows_with(xp, (data != 0).any(axis=(1, 2)), pointers)
+        number, count = aggregation.aggregates(interior._backend, indices, indptr, coupled)
         return aggregation.tentative(interior, number, count, modes)
     index = interior.indices.dtype
     empty = Blocks(xp.zeros((0, R, m), interior.dtype), xp.zeros(0, index), xp.zeros(1, index))
