@@ -5,6 +5,7 @@ A node is a block row. Nodes of a group do not depend on each other, so that a g
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,9 @@ def levels(A: Any, lower: bool = True) -> tuple[Array, int]:
     low, high = xp.minimum(row, indices)[apart], xp.maximum(row, indices)[apart]
     if not lower:
         low, high = high, low
+    if xp is np:
+        level = _levels_in_order(low, high, n, lower)
+        return level, int(level.max()) + 1 if n else 0
     # Each node has an entry of its own, so that none is left out.
     ends = xp.concatenate([high, xp.arange(n)])
     order = xp.argsort(ends)
@@ -67,6 +71,27 @@ def levels(A: Any, lower: bool = True) -> tuple[Array, int]:
         if not bool((longer != level).any()):  # synchronize!
             return level, int(level.max()) + 1 if n else 0
         level = longer
+
+
+def _levels_in_order(low: Array, high: Array, n: int, lower: bool) -> Array:
+    """The levels of connections from `low` to `high`, on the host: one after the other, in the order of their ends.
+
+    Rounds over all connections, as on a GPU, would take as many as there are levels: n rounds for a chain.
+    """
+    level = [0] * n
+    order = np.argsort(high if lower else -high.astype(np.int64), kind="stable")
+    for before, after in zip(low[order].tolist(), high[order].tolist(), strict=True):
+        if level[before] >= level[after]:
+            level[after] = level[before] + 1
+    return np.array(level, np.int64)
+
+
+def by_number(backend: Backend, number: Array, count: int) -> list[Array]:
+    """The places of each number from 0 to ``count - 1``, in ascending order."""
+    xp = backend.xp
+    order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+    bounds = backend.to_host(xp.searchsorted(number[order], xp.arange(count + 1)))  # synchronize!
+    return [order[first:last] for first, last in itertools.pairwise(bounds.tolist())]
 
 
 class Group(NamedTuple):
@@ -88,14 +113,15 @@ def groups(A: Any, number: Array, count: int, inverse: Array) -> list[Group]:
     data, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
     sides = (number[indices] < number[row], number[indices] > number[row])
+    nodes_of = by_number(backend, number, count)
+    blocks_of = by_number(backend, number[row], count)
+    place = xp.zeros(len(number), np.int64)
     found = []
-    for g in range(count):
-        nodes = xp.flatnonzero(number == g)  # synchronize!
-        place = xp.zeros(len(number), np.int64)
+    for nodes, own in zip(nodes_of, blocks_of, strict=True):
         place[nodes] = xp.arange(len(nodes))
         parts = []
         for side in sides:
-            chosen = xp.flatnonzero(side & (number[row] == g))  # synchronize!
+            chosen = own[side[own]]  # synchronize!
             bounds = xp.searchsorted(place[row[chosen]], xp.arange(len(nodes) + 1)).astype(indptr.dtype)
             blocks = Blocks(data[chosen], indices[chosen], bounds)
             parts.append(A._new(blocks, (len(nodes) * R, A.shape[1]), canonical=True))

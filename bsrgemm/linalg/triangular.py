@@ -241,10 +241,11 @@ def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
         raise ValueError(f"A: diagonal block {first} is missing: no block is stored there")
     keys = row * np.int64(width) + indices
     inverse = xp.empty((n, *data.shape[1:]), A.dtype)
-    for colour in range(count):
-        nodes = xp.flatnonzero(number == colour)  # synchronize!
+    blocks_of = ordering.by_number(backend, number[indices], count)
+    for colour, nodes in enumerate(ordering.by_number(backend, number, count)):
         inverse[nodes] = _inverted(backend, data[diagonal[nodes]], nodes)
-        left = xp.flatnonzero((number[indices] == colour) & (number[row] > colour))  # synchronize!
+        left = blocks_of[colour]
+        left = left[number[row[left]] > colour]  # synchronize!
         if not len(left):
             continue
         # All pairs of a block (i, k) with k of this colour and a block (k, j).
@@ -305,8 +306,8 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool =
     TypeError
         If A is not a BSR matrix of floats, or b is not a dense array on its device.
     ValueError
-        If A has blocks on the other side, a diagonal block is missing or singular (its index is told), or shapes do not
-        agree.
+        If A has blocks on the other side, NaN or infinity, a diagonal block is missing or singular (its index is told),
+        or shapes do not agree.
 
     See Also
     --------
@@ -328,7 +329,9 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool =
     backend: Backend = A._backend
     xp = backend.xp
     check_right_hand_side(b, A)
-    _, indices, indptr = A._canonical()
+    data, indices, indptr = A._canonical()
+    if not bool(xp.isfinite(data).all()):  # synchronize!
+        raise ValueError("A: wanted finite numbers, got NaN or infinity")
     row = backend.expand(indptr, len(indices))
     if bool((indices > row).any() if lower else (indices < row).any()):  # synchronize!
         side = "above" if lower else "below"
