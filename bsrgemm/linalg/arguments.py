@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,30 @@ def check_limits(rtol: Any, atol: Any, maxiter: Any) -> None:
             raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
     if maxiter is not None and (isinstance(maxiter, bool) or not isinstance(maxiter, numbers.Integral) or maxiter < 0):
         raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
+
+
+def check_norms(size: Any, b: Any, atol: float, counts: Callable[[Any], Any]) -> None:
+    """Raise ValueError if the norms of b are no measure: not finite, or as good as 0 although b is not.
+
+    Parameters
+    ----------
+    size : array
+        The norms of the right-hand sides, on the host.
+    b : array
+        The right-hand sides.
+    atol : float
+        What residuals may be in any case: smaller norms need not be exact.
+    counts : callable
+        ``counts(chosen)`` is the number of chosen elements of each right-hand side, on the host.
+    """
+    if not np.isfinite(size).all():
+        if not counts(~(abs(b) < math.inf)).any():
+            raise ValueError(f"b: its squares overflow in {b.dtype}; scale b down, and x up")
+        raise ValueError("b: wanted finite numbers, got NaN or infinity")
+    least = math.sqrt(np.finfo(b.dtype).tiny)
+    small = np.asarray(size) < least
+    if atol < least and small.any() and (small & (counts(b != 0) > 0)).any():
+        raise ValueError(f"b: its squares underflow in {b.dtype}; scale b up, and x down")
 
 
 def worst_ratio(size: Any, enough: Any) -> float:

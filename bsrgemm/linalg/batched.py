@@ -15,7 +15,7 @@ import numpy as np
 from .._backend.base import Array
 from .._backend.registry import backend_of
 from .._batch import bsr_batch
-from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_limits, failures
+from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_limits, check_norms, failures
 from .operators import Preconditioner
 
 
@@ -32,6 +32,8 @@ class _Systems:
         if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows) or not rows:
             raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
         dtype = np.result_type(b.dtype, A.dtype, np.float32)
+        if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
+            dtype = np.result_type(dtype, np.complex64)
         if dtype.char not in "fdFD":
             raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
         check_limits(*limits, maxiter)
@@ -46,10 +48,11 @@ class _Systems:
             got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
             raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
         size = self.sizes(self.b)
-        if not np.isfinite(size).all():
-            raise ValueError("b: wanted finite numbers, got NaN or infinity")
+        check_norms(size, self.b, float(limits[1]), lambda chosen: self.backend.to_host(chosen.sum(axis=1)))
         #: what the norm of the residual of each system must come down to
         self.enough = np.maximum(float(limits[0]) * size, float(limits[1]))
+        if x0 is not None and (size == 0).any():  # the solution for zeros is 0, as in scipy
+            self.x = self.xp.where(self.backend.from_host(size == 0)[:, None], self.b, self.x)
 
     def dot(self, u: Array, v: Array) -> Array:
         return ((u.conj() if u.dtype.kind == "c" else u) * v).sum(axis=1)

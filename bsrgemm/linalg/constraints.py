@@ -22,7 +22,8 @@ def constrain(A: Any, b: Any, dofs: Any, values: Any = 0) -> tuple[Any, Array]:
     dofs : array of int or of bool
         Indices of the unknowns that are fixed, single components of a block or whole blocks; or n booleans.
     values : number or array
-        Their values: one for all, or one for each, in the order of `dofs`.
+        Their values: one for all, or one for each, in the order of `dofs`. They are cast to the dtype of A and b, which
+        is complex if they are.
 
     Returns
     -------
@@ -35,9 +36,11 @@ def constrain(A: Any, b: Any, dofs: Any, values: Any = 0) -> tuple[Any, Array]:
     Raises
     ------
     TypeError
-        If A is not a BSR matrix of floats, b is not a dense array on its device, or `dofs` holds no integers.
+        If A is not a BSR matrix of floats, b is not a dense array on its device, `dofs` holds no integers, or `values`
+        no numbers.
     ValueError
-        If shapes do not agree, an index is out of range, or the diagonal block of a fixed unknown is not stored.
+        If shapes do not agree, an index is out of range or occurs twice with different values, a value is not finite,
+        or the diagonal block of a fixed unknown is not stored.
 
     Examples
     --------
@@ -57,13 +60,20 @@ def constrain(A: Any, b: Any, dofs: Any, values: Any = 0) -> tuple[Any, Array]:
     xp, n, R = backend.xp, A.shape[0], A.blocksize[0]
     check_right_hand_side(b, A)
     places = _places(A, dofs)
-    dtype = np.result_type(A.dtype, b.dtype)
-    known = xp.zeros(b.shape, dtype)
     given = values if backend.is_dense(values) else backend.from_host(np.asarray(values))
+    if given.dtype.kind not in "fciub":
+        raise TypeError(f"values: wanted numbers, got {given.dtype}")
+    dtype = np.result_type(A.dtype, b.dtype, *(np.complex64,) * (given.dtype.kind == "c"))
+    known = xp.zeros(b.shape, dtype)
+    given = (given[:, None] if given.ndim == 1 and b.ndim == 2 else given).astype(dtype)
     try:
-        known[places] = given[:, None] if given.ndim == 1 and b.ndim == 2 else given
+        known[places] = given
     except ValueError:
         raise ValueError(f"values: wanted one number, or {len(places)}, got shape {tuple(given.shape)}") from None
+    if not bool(xp.isfinite(given).all()):  # synchronize!
+        raise ValueError("values: wanted finite numbers, got NaN or infinity")
+    if not bool((known[places] == given).all()):  # synchronize!
+        raise ValueError("dofs: wanted one value for each unknown, got an unknown twice with different values")
     data, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
     free = xp.ones(n, bool)

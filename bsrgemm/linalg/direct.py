@@ -39,11 +39,12 @@ def spsolve(A: Any, b: Any) -> Array:
     Raises
     ------
     TypeError
-        If A is not a BSR matrix, has a dtype that the library does not support, or is on the GPU and b is not.
+        If A is not a BSR matrix, has a dtype that the library does not support, or b is not a dense array where A is.
     ValueError
-        If A is not square, or b does not fit or holds NaN or infinity.
+        If A is not square, or b does not fit, or one of them holds NaN or infinity.
     RuntimeError
-        If A is singular; on the GPU also if it is so badly conditioned that the residual is not small.
+        If A is singular, or so badly conditioned that the solution overflows; on the GPU also if the residual is not
+        small.
     ImportError
         If A is on the GPU and nvmath-python or cuDSS is not installed; ``pip install "bsrgemm[cudss12]"`` installs both
         for CUDA 12, and ``"bsrgemm[cudss13]"`` for CUDA 13.
@@ -85,9 +86,15 @@ def spsolve(A: Any, b: Any) -> Array:
         return _on_the_card(A, b)
     from scipy.sparse.linalg import splu
 
-    if not np.isfinite(b).all():
-        raise ValueError("b: wanted finite numbers, got NaN or infinity")
-    found: Array = splu(A.tocsc()).solve(b.astype(dtype, copy=False))
+    for name, given in (("b", b), ("A", A.data)):
+        if not np.isfinite(given).all():
+            raise ValueError(f"{name}: wanted finite numbers, got NaN or infinity")
+    try:
+        found: Array = splu(A.tocsc()).solve(b.astype(dtype, copy=False))
+    except RuntimeError as error:
+        raise RuntimeError(f"A: wanted a matrix that is not singular; SuperLU: {error}") from None
+    if not np.isfinite(found).all():
+        raise RuntimeError(f"A: singular, or too badly conditioned for {dtype}: the solution overflows")
     return found
 
 

@@ -7,7 +7,20 @@ from typing import Any
 from .._backend.registry import backend_of, host
 
 
-def lobpcg(A: Any, X: Any, B: Any = None, M: Any = None, **options: Any) -> Any:
+def lobpcg(
+    A: Any,
+    X: Any,
+    B: Any = None,
+    M: Any = None,
+    Y: Any = None,
+    tol: float | None = None,
+    maxiter: int | None = None,
+    largest: bool = True,
+    verbosityLevel: int = 0,
+    retLambdaHistory: bool = False,
+    retResidualNormsHistory: bool = False,
+    restartControl: int = 20,
+) -> Any:
     """Return eigenvalues and eigenvectors of a Hermitian matrix by LOBPCG: scipy's on the CPU, cupyx's on the GPU.
 
     Parameters
@@ -18,8 +31,20 @@ def lobpcg(A: Any, X: Any, B: Any = None, M: Any = None, **options: Any) -> Any:
         Where to start: k vectors.
     M : Preconditioner or linear operator, optional
         An approximation of the inverse of A.
-    **options
-        As for `scipy.sparse.linalg.lobpcg`: `Y`, `tol`, `maxiter`, `largest`, `verbosityLevel` and others.
+    Y : array (n, j), optional
+        Vectors that the results are to be orthogonal to.
+    tol : float, optional
+        The largest norm of a residual, ``n * sqrt(eps)`` by default.
+    maxiter : int, optional
+        The most iterations, 20 by default.
+    largest : bool
+        Whether the largest eigenvalues are sought, or the smallest.
+    verbosityLevel : int
+        How much is printed: nothing by default.
+    retLambdaHistory, retResidualNormsHistory : bool
+        Whether the eigenvalues and the norms of the residuals of all iterations are returned too.
+    restartControl : int
+        Iterations restart if the residuals have grown so many times; scipy's alone.
 
     Returns
     -------
@@ -57,4 +82,7 @@ def lobpcg(A: Any, X: Any, B: Any = None, M: Any = None, **options: Any) -> Any:
         from scipy.sparse import linalg
     else:
         from cupyx.scipy.sparse import linalg
-    return linalg.lobpcg(A, X, B=B, M=M, **options)
+    options: dict[str, Any] = {} if restartControl == 20 else {"restartControl": restartControl}
+    return linalg.lobpcg(
+        A, X, B, M, Y, tol, maxiter, largest, verbosityLevel, retLambdaHistory, retResidualNormsHistory, **options
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits, stalled, worst_ratio
+from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits, check_norms, stalled, worst_ratio
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
 from .operators import DistributedOperator, inner_products, product_with, together
@@ -57,7 +57,7 @@ class _System:
         self.rows = n if self._spread is None else self._spread.shape[0]
         self.maxiter = 10 * self.rows if maxiter is None else int(maxiter)
         size = self.host(self.norm(self.b))
-        self._check_size(size, float(atol))
+        check_norms(size, self.b, float(atol), self._counts)
         #: what the norm of the residual of each column must come down to
         self.enough = np.maximum(float(rtol) * size, float(atol))
         zero = np.asarray(size) == 0
@@ -72,18 +72,9 @@ class _System:
             raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
         return x0.astype(dtype, copy=True)
 
-    def _check_size(self, size: Any, atol: float) -> None:
-        """Raise ValueError if the norms of b are no measure: not finite, or 0 although b is not."""
-        if not np.isfinite(size).all():
-            if bool(self.host(self.xp.isfinite(self.b).all())):
-                raise ValueError(f"b: its squares overflow in {self.b.dtype}; scale b down, and x up")
-            raise ValueError("b: wanted finite numbers, got NaN or infinity")
-        least = math.sqrt(np.finfo(self.b.dtype).tiny)
-        small = np.asarray(size) < least
-        if atol < least and small.any():
-            found = self.host(self._total((self.b != 0).sum(axis=0).astype(self.b.real.dtype)))
-            if (small & (found > 0)).any():
-                raise ValueError(f"b: its squares underflow in {self.b.dtype}; scale b up, and x down")
+    def _counts(self, chosen: Array) -> Any:
+        """How many elements of each column are chosen, on all processes."""
+        return self.host(self._total(chosen.sum(axis=0).astype(np.float64)))
 
     def _total(self, part: Array) -> Array:
         return part if self._spread is None else self._spread.total(part)
@@ -139,7 +130,7 @@ def _right_hand_side(b: Any, least: int) -> tuple[Backend, Array]:
         raise ValueError(f"b: wanted shape (n,) or (n, k), got {tuple(found.shape)}")
     if found.dtype.kind not in "fciu":
         raise TypeError(f"b: wanted numbers, got {found.dtype}")
-    return backend, found
+    return backend, np.asarray(found) if isinstance(found, np.matrix) else found
 
 
 @_quietly
@@ -358,8 +349,6 @@ def _check_hermitian(s: _System, product: Callable[[Array], Array], name: str) -
     size, other = s.host(s.norm(once)) ** 2, s.host(s.dot(s.b, product(once)))
     if not (abs(size - other) <= np.cbrt(np.finfo(s.b.dtype).eps) * size).all():
         raise ValueError(f"{name}: wanted a Hermitian matrix, got one that is not")
-
-
 
 
 @_quietly

@@ -289,11 +289,15 @@ def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
 
 
 def check_right_hand_side(b: Any, A: Any) -> None:
-    """Raise ValueError unless b is a dense array (n,) or (n, k) on the device of A, which has n rows."""
+    """Raise TypeError unless b is a dense array on the device of A, and ValueError unless it is (n,) or (n, k)."""
     backend, n = A._backend, A.shape[0]
-    if not backend.is_dense(b) or b.ndim not in (1, 2) or b.shape[0] != n:
-        got = tuple(b.shape) if hasattr(b, "shape") else type(b).__name__
-        raise ValueError(f"b: wanted a dense array ({n},) or ({n}, k) on {backend.name!r}, got {got}")
+    wanted = f"b: wanted a dense array ({n},) or ({n}, k) on {backend.name!r}"
+    if not backend.is_dense(b):
+        raise TypeError(f"{wanted}, where A is, got {type(b).__module__} {type(b).__name__}")
+    if b.ndim not in (1, 2) or b.shape[0] != n:
+        raise ValueError(f"{wanted}, got {tuple(b.shape)}")
+    if b.dtype.kind not in "fciub":
+        raise TypeError(f"b: wanted numbers, got {b.dtype}")
 
 
 def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array], Array]:
@@ -308,6 +312,8 @@ def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array
         raise TypeError(
             f"{name}: wanted it on {backend.name!r}, where b is, got one on {found.name!r}: nothing is moved"
         )
+    if isinstance(A, np.matrix):  # its product with a vector is a row
+        A = np.asarray(A)
     if hasattr(A, "__matmul__"):
         return lambda x: A @ x
     if hasattr(A, "matvec"):  # an operator of CuPy has no operator @
