@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -64,3 +66,32 @@ class ProductPattern(NamedTuple):
     starts: Array
     indices: Array
     indptr: Array
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs."""
+        return len(self.left)
+
+
+class UnlistedPattern:
+    """A `ProductPattern` whose pairs are listed when somebody asks for them.
+
+    Parameters
+    ----------
+    indices, indptr : array
+        The index arrays of the result.
+    pairs : int
+        The number of pairs.
+    listed : callable
+        ``listed()`` returns the whole pattern.
+    """
+
+    def __init__(self, indices: Array, indptr: Array, pairs: int, listed: Callable[[], ProductPattern]) -> None:
+        self.indices, self.indptr, self.pairs, self._listed = indices, indptr, pairs, listed
+
+    @cached_property
+    def _whole(self) -> ProductPattern:
+        return self._listed()
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self._whole)

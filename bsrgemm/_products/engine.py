@@ -13,7 +13,7 @@ from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.engines import EngineTable
 from .._backend.index_arrays import writes_of
-from .call import ProductCall, ProductPattern
+from .call import ProductCall, ProductPattern, UnlistedPattern
 
 
 class Prepared:
@@ -149,12 +149,16 @@ class ProductEngine(ABC):
         found = structure.keys_to_index(backend, keys[starts], len(a.indptr) - 1, block_cols, index)
         return ProductPattern(left[order], right[order], starts, *found)
 
+    def planned_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | UnlistedPattern:
+        """Return what `multiply_planned` needs of `product_pattern`."""
+        return self.product_pattern(a, b, block_cols)
+
     def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
         """Return the blocks of ``A @ B`` with `block_cols` block columns, sorted and without duplicates."""
         left, right, starts, *index = self.product_pattern(a, b, block_cols)
         return Blocks(self.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
 
-    def multiply_planned(self, a: Blocks, b: Blocks, pattern: ProductPattern, cols: int, dtype: np.dtype[Any]) -> Array:
+    def multiply_planned(self, a: Blocks, b: Blocks, pattern: Any, cols: int, dtype: np.dtype[Any]) -> Array:
         """Return the values of ``A @ B`` with `cols` block columns, in the order of a pattern that was found before."""
         left, right, starts, _, indptr = pattern
         return self.pair_products(a.data, left, b.data, right, starts, dtype, len(indptr) - 1)

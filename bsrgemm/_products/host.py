@@ -14,7 +14,7 @@ from .._backend import structure, threads
 from .._backend.base import Array, Blocks
 from .._backend.numpy_backend import HOST
 from ..dtypes import BOOL, FP8_VALUES, accumulator_dtype
-from .call import ProductCall, ProductPattern
+from .call import ProductCall, UnlistedPattern
 from .engine import ProductEngine
 
 #: BLAS on a gathered panel is faster than SciPy's loops from this many columns and from this many flops per block row
@@ -178,12 +178,35 @@ class HostProducts(ProductEngine):
         threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=True)
         return out
 
-    def multiply_planned(self, a: Blocks, b: Blocks, pattern: ProductPattern, cols: int, dtype: np.dtype[Any]) -> Array:
+    def planned_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> UnlistedPattern:
+        """Find the blocks of the result by SciPy's loop; listing and sorting all pairs takes four times as long."""
+        rows = len(a.indptr) - 1
+        a, b = (Blocks(np.empty(0), x.indices.copy(), x.indptr.copy()) for x in (a, b))  # a user may write into them
+        pairs = int((b.indptr[a.indices + 1] - b.indptr[a.indices]).sum(dtype=np.int64))
+        most = min(pairs, rows * block_cols)
+        arrays = _as_one_index(a, b, most)
+        indptr, indices, found = (
+            np.empty(rows + 1, arrays[0].dtype),
+            np.empty(most, arrays[0].dtype),
+            np.empty(most, bool),
+        )
+        filled = [np.ones(len(x.indices), bool) for x in (a, b)]
+        _sparsetools.csr_matmat(
+            rows, block_cols, *arrays[:2], filled[0], *arrays[2:], filled[1], indptr, indices, found
+        )
+        count = int(indptr[-1])
+        indices = indices[:count].copy()
+        _sparsetools.csr_sort_indices(rows, indptr, indices, found[:count])
+        index = structure.index_dtype(count, a.indices, b.indices)
+        indices, indptr = (x.astype(index, copy=False) for x in (indices, indptr))
+        return UnlistedPattern(indices, indptr, pairs, lambda: self.product_pattern(a, b, block_cols))
+
+    def multiply_planned(self, a: Blocks, b: Blocks, pattern: Any, cols: int, dtype: np.dtype[Any]) -> Array:
         if self._by_pairs(a, b, dtype):
             return super().multiply_planned(a, b, pattern, cols, dtype)
         # SciPy's loop for the whole product is faster than pairs, and its blocks are put into the order of the pattern.
-        found = self.multiply_sparse(a, b, cols, dtype)
-        out = np.zeros((len(pattern.starts), *found.data.shape[1:]), dtype)
+        found = self._multiply_by_loop(a, b, cols, dtype, len(pattern.indices))
+        out = np.zeros((len(pattern.indices), *found.data.shape[1:]), dtype)
         rows = self.backend.expand(found.indptr, len(found.indices))
         planned = Blocks(out, pattern.indices, pattern.indptr)
         out[self.backend.loops.positions(planned, cols, rows, found.indices)] = found.data
@@ -197,15 +220,19 @@ class HostProducts(ProductEngine):
     def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
         if self._by_pairs(a, b, dtype):
             return super().multiply_sparse(a, b, block_cols, dtype)
+        return self._multiply_by_loop(a, b, block_cols, dtype)
+
+    def _multiply_by_loop(
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], count: int | None = None
+    ) -> Blocks:
+        """Return the blocks of ``A @ B`` by SciPy's loop, without an order; `count` is their number if it is known."""
         rows, inner_rows = len(a.indptr) - 1, len(b.indptr) - 1
         a, b = self.backend.validated(a, rows, inner_rows), self.backend.validated(b, inner_rows, block_cols)
         (R, inner), C = a.data.shape[1:], b.data.shape[2]
-        index = np.result_type(a.indices.dtype, b.indices.dtype)
-        pattern = [x.astype(index, copy=False) for x in (a.indptr, a.indices, b.indptr, b.indices)]
-        count = _sparsetools.csr_matmat_maxnnz(rows, block_cols, *pattern)
-        index = np.result_type(index, structure.index_dtype(count))
-        a_indptr, a_indices, b_indptr, b_indices = (x.astype(index, copy=False) for x in pattern)
-        indptr, indices = np.empty(rows + 1, index), np.empty(count, index)
+        if count is None:
+            count = _sparsetools.csr_matmat_maxnnz(rows, block_cols, *_as_one_index(a, b))
+        a_indptr, a_indices, b_indptr, b_indices = _as_one_index(a, b, count)
+        indptr, indices = np.empty(rows + 1, a_indptr.dtype), np.empty(count, a_indptr.dtype)
         data = np.empty((count, R, C), dtype)
         _sparsetools.bsr_matmat(
             count, rows, block_cols, R, C, inner,
@@ -214,6 +241,12 @@ class HostProducts(ProductEngine):
         )  # fmt: skip
         used = int(indptr[-1])  # SciPy drops 1 x 1 blocks whose sum is zero
         return Blocks(data[:used], indices[:used], indptr)
+
+
+def _as_one_index(a: Blocks, b: Blocks, most: int = 0) -> list[Array]:
+    """The row pointers and columns of A, and those of B, in one dtype that can also count so many blocks."""
+    index = np.result_type(a.indices.dtype, b.indices.dtype, structure.index_dtype(most))
+    return [x.astype(index, copy=False) for x in (a.indptr, a.indices, b.indptr, b.indices)]
 
 
 def _multiply_pairs(a: Array, ia: Array, b: Array, ib: Array, starts: Array, out: Array) -> None:

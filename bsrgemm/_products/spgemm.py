@@ -61,10 +61,10 @@ class ProductPlan:
     def __init__(self, A: BsrBase, B: BsrBase) -> None:
         self._backend, self._structures = A._backend, tuple(_structure(x) for x in (A, B))
         a, b = A._validated, B._validated
-        self._pattern = ENGINES.of(self._backend).product_pattern(a, b, B._block_shape[1])
+        self._pattern = ENGINES.of(self._backend).planned_pattern(a, b, B._block_shape[1])
         self._share_index()
         self.shape, self.blocksize = (A._shape[0], B._shape[1]), (A.blocksize[0], B.blocksize[1])
-        self.blocks, self.pairs = len(self._pattern.starts), len(self._pattern.left)
+        self.blocks, self.pairs = len(self._pattern.indices), self._pattern.pairs
 
     def _share_index(self) -> None:
         """Make the index arrays that results share: copies of those of the plan, since a user may write into them."""
@@ -150,9 +150,10 @@ def plan(A: Any, B: Any) -> ProductPlan:
     -----
     Making a plan waits for the GPU once or twice, as ``A @ B`` does. A call of the plan does not wait, if the matrices
     share the index arrays that the plan was made from. For each product of two blocks, the plan takes 8 bytes of memory
-    on the GPU and 16 bytes on the CPU; it takes 16 bytes on the GPU too if the result has a block row with too many
-    blocks for a hash table in shared memory. The plan keeps the index arrays of `A` and `B`, with copies of them and of
-    those of the result. The result has every block that the patterns allow, even if its values cancel out to zero.
+    on the GPU, or 16 bytes if the result has a block row with too many blocks for a hash table in shared memory. On the
+    CPU it takes 16 bytes for blocks that are large enough to be multiplied by BLAS, and nothing for others. The plan
+    keeps the index arrays of `A` and `B`, with copies of them and of those of the result. The result has every block
+    that the patterns allow, even if its values cancel out to zero.
 
     Examples
     --------

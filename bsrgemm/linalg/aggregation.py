@@ -22,6 +22,8 @@ _ROOT = 1 << 62
 _OUT = -1
 #: Rounds of the search for roots; each decides a constant share of the nodes.
 _MOST_ROUNDS = 200
+#: Connections of nodes, filled up to the most that a node has, over those that there are: more are not worth it.
+_MOST_REPEATED = 2
 #: Rounds before the host asks whether all nodes are decided; what is decided stays so.
 _ROUNDS_AT_A_TIME = 2
 
@@ -83,9 +85,11 @@ def aggregates(backend: Backend, indices: Array, indptr: Array, coupled: Array |
     xp = backend.xp
     others, starts = indices.astype(np.int64), indptr[:-1].astype(np.int64)
 
-    def highest(x: Array) -> Array:
-        """The maximum over a node's connections, among them the node itself."""
+    def segments(x: Array) -> Array:
         return backend.segment_reduce("maximum", x, others, starts)
+
+    #: the maximum over a node's connections, among them the node itself
+    highest = (_highest_by_places(others, indptr) if xp is np else None) or segments
 
     key = hashed(xp, len(starts))
     if coupled is None:
@@ -103,6 +107,27 @@ def aggregates(backend: Backend, indices: Array, indptr: Array, coupled: Array |
     alone = (found == 0) & coupled
     found = xp.where(alone, last + xp.cumsum(alone), found)
     return found - 1, int(found.max())  # synchronize!
+
+
+def _highest_by_places(others: Array, indptr: Array) -> Callable[[Array], Array] | None:
+    """The maximum over the connections of each node on the host, or None if nodes have very different numbers of them.
+
+    The first connections of all nodes, then the second ones, and so on: three times as fast as NumPy's reduction of
+    segments, which are short. A node with fewer connections repeats its last one.
+    """
+    lengths = np.diff(indptr)
+    most = int(lengths.max())
+    if most * len(lengths) > _MOST_REPEATED * len(others):
+        return None
+    place = others[np.minimum(indptr[:-1] + np.arange(most)[:, None], indptr[1:] - 1)]
+
+    def highest(x: Array) -> Array:
+        found, other = x.take(place[0]), np.empty_like(x)
+        for k in range(1, most):
+            np.maximum(found, x.take(place[k], out=other, mode="clip"), out=found)
+        return found
+
+    return highest
 
 
 def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Array | None = None) -> Array:
