@@ -12,7 +12,7 @@ import numpy as np
 #: How often a solver starts again from the true residual when the recurrence says that it is done and it is not.
 RESTARTS = 3
 #: A recurrence stalls if so many iterations bring nothing more, and rounding of the first residual explains it.
-_WITHOUT_GAIN, _ROUNDING = 10, 64
+_WITHOUT_GAIN, _ROUNDING = 5, 64
 NOT_FINITE = "NaN or infinity has appeared"
 #: Why conjugate gradients cannot go on.
 BREAKDOWNS = (None, NOT_FINITE, "M is not positive definite", "A is not positive definite")

@@ -116,9 +116,10 @@ def together(A: Any) -> AbstractContextManager[None]:
 
 def adjoint(A: Any) -> Any:
     """Return the conjugate transpose of a matrix of this package; real data are shared."""
-    if not isinstance(A, BsrBase):
-        return A.H
-    return A.T if A.dtype.kind != "c" else A.conj().T
+    if isinstance(A, BsrBase):
+        matrix: Any = A
+        return matrix.T if A.dtype.kind != "c" else matrix.conj().T
+    return A.H
 
 
 def local_shape(A: Any) -> tuple[int, int]:
