@@ -237,6 +237,7 @@ def _iterated(
             broken = None
             break
         some.step.restart(r)
+        some.step.watch(size, s.enough)
         left, over = [float(np.max(size / s.enough))], [worst_ratio(size, s.enough)]
         broken, ended = None, False
         while steps < s.maxiter and not ended:

@@ -168,9 +168,9 @@ class Preconditioner(ABC):
     def _apply(self, r: Array) -> Array:
         """Apply the preconditioner to `r`, which has its dtype; the result may be overwritten by the next call."""
 
-    @abstractmethod
     def _apply_adjoint(self, r: Array) -> Array:
         """Apply the conjugate transpose of the preconditioner to `r`, which has its dtype."""
+        raise NotImplementedError(f"rmatvec: {type(self).__name__} has no conjugate transpose; define _apply_adjoint")
 
     def __matmul__(self, r: Any) -> Any:
         """Return ``M @ r``.

@@ -38,6 +38,8 @@ class Step(ABC):
     #: by column: the norm of the residual, and two numbers that tell of a breakdown
     numbers: Array
     _r: Array
+    #: what the norm of the residual of each column must come down to
+    _enough: Array
 
     def __init__(self, s: Any, arrays: dict[str, Array] | None = None) -> None:
         self._s = s
@@ -49,6 +51,7 @@ class Step(ABC):
         shape, dtype = s.b.shape, s.b.dtype
         real = np.empty(0, dtype).real.dtype
         self.x, self.numbers = s.x, s.xp.zeros((3, *shape[1:]), real)
+        self._enough = s.xp.zeros(shape[1:], real)
         for names, sides, kind in (
             (("_r", *self.vectors), shape, dtype),
             (self.factors, shape[1:], dtype),
@@ -60,6 +63,24 @@ class Step(ABC):
     @abstractmethod
     def restart(self, r: Array) -> None:
         """Begin with this residual."""
+
+    def watch(self, size: Any, enough: Any) -> None:
+        """Tell the norms of the residuals, and what is enough: one of several columns stays as it is once it is solved.
+
+        Its recurrence would go on with rounding errors, and grow. Bounds are rounded down, so that a column that stays
+        is one that the host finds solved too.
+        """
+        if self.x.ndim == 1:
+            return
+        real, host = self.numbers.dtype, self._s.backend.from_host
+        self._enough[...] = host(np.nextafter(np.asarray(enough, real), real.type(0)))
+        self.numbers[0] = host(np.asarray(size, real))
+
+    def _unsolved(self, x: Array) -> Array:
+        """Factors of columns, or vectors, with zeros for columns that were solved by the iteration before."""
+        if self.x.ndim == 1:
+            return x
+        return self._s.xp.where(self.numbers[0] > self._enough, x, self._s.xp.zeros_like(x))
 
     @abstractmethod
     def __call__(self) -> None:
@@ -93,7 +114,7 @@ class Conjugate(Step):
         p += z
         q = s.multiply(p)
         pq = s.dot(p, q)
-        alpha = s.safe_ratio(rz, pq)
+        alpha = self._unsolved(s.safe_ratio(rz, pq))
         self.x += s.xp.multiply(p, alpha, out=self._work)
         r -= s.xp.multiply(q, alpha, out=self._work)
         self._before[...] = rz
@@ -163,8 +184,8 @@ class MinimalResidual(Step):
             old[...] = now
             now[...] = new
         self._z[...] = z_new
-        self.x += cosine * eta * w_new
-        self._r -= cosine * eta * Aw_new
+        self.x += self._unsolved(cosine * eta * w_new)
+        self._r -= self._unsolved(cosine * eta * Aw_new)
         eta[...] = -sine * eta
         self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(self._r), energy, gamma_new
 
@@ -206,11 +227,11 @@ class Biconjugate(Step):
         p = self._r + beta * (self._p - self._omega * self._v)
         y = s.precondition(p)
         v = s.multiply(y)
-        alpha = s.safe_ratio(rho, s.dot(self._shadow, v))
+        alpha = self._unsolved(s.safe_ratio(rho, s.dot(self._shadow, v)))
         r = self._r - alpha * v
         z = s.precondition(r)
         t = s.multiply(z)
-        omega = s.safe_ratio(s.dot(t, r), s.dot(t, t))
+        omega = self._unsolved(s.safe_ratio(s.dot(t, r), s.dot(t, t)))
         self.x += alpha * y + omega * z
         s.xp.subtract(r, omega * t, out=self._r)
         self._p[...], self._v[...] = p, v

@@ -75,3 +75,15 @@ def test_the_adjoint_over_ranks(name: str, dtype: str, monkeypatch: pytest.Monke
 
     dense, adjoint = run(3, program)[0]
     np.testing.assert_allclose(adjoint, dense.conj().T, atol=1e-13)
+
+
+def test_a_preconditioner_without_an_adjoint_says_so() -> None:
+    class Users(linalg.Preconditioner):
+        def _apply(self, r: Any) -> Any:
+            return 0.5 * r
+
+    M = Users()
+    M._made_of(lopsided(3, 2, "float64"))
+    np.testing.assert_array_equal(M @ np.ones(6), 0.5)
+    with pytest.raises(NotImplementedError, match="rmatvec: Users has no conjugate transpose"):
+        M.rmatvec(np.ones(6))

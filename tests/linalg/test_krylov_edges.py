@@ -190,3 +190,24 @@ def test_a_residual_of_zero_is_not_too_large() -> None:
     with np.errstate(all="ignore"):
         assert worst_ratio(np.array([0.0, 3.0]), np.array([0.0, 2.0])) == 1.5
         assert worst_ratio(np.array([1.0, 3.0]), np.array([0.0, 2.0])) == np.inf
+
+
+# ------------------------------------------------------------------------------------------------- several columns
+@pytest.mark.parametrize("method", ["cg", "minres", "bicgstab"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_columns_that_are_solved_stay_as_they_are(method: str, dtype: str) -> None:
+    """An eigenvector is solved at once, and its recurrence would go on with rounding errors for hundreds of steps."""
+    n = 400
+    A = laplacian(n, 1, dtype)
+    k = np.arange(1, n + 1)
+    easy = np.sin(np.pi * k * 7 / (n + 1))
+    b = np.stack([easy, numbers(n), 1e8 * easy, easy + np.sin(np.pi * k * 3 / (n + 1))], axis=1).astype(dtype)
+    seen: list[Any] = []
+    x, info = METHODS[method](A, b, rtol=1e-3, callback=lambda x: seen.append(x[:, [0, 2]].copy()))
+    assert info == 0 and len(seen) > 50
+    left = np.linalg.norm(b - A @ x, axis=0) / np.linalg.norm(b, axis=0)
+    assert (left <= 1.01e-3).all()
+    first = next(
+        i for i, y in enumerate(seen) if np.linalg.norm(b[:, [0, 2]] - A @ y) <= 5e-4 * np.linalg.norm(b[:, 2])
+    )
+    assert first < 20 and all(y.tobytes() == seen[first + 1].tobytes() for y in seen[first + 1 :])
