@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
@@ -112,16 +113,20 @@ class BlockTools(Conversions):
         diagonal, stored = self._diagonal_blocks(what)
         diagonal = diagonal.astype(accumulator_dtype(dtype), copy=False)
         xp = self._backend.xp
-        # numpy.linalg.inv raises without the index of the block, and cupy.linalg.inv does not raise. The sign of the
-        # determinant is 0 if a pivot of the same LU decomposition is 0, so it is computed first.
-        with np.errstate(all="ignore"):
-            sign, _ = xp.linalg.slogdet(diagonal)
-        first = self._first(sign == 0)
-        if first is not None:
-            state = "singular" if bool(stored[first]) else "missing: no block is stored there"  # synchronize!
-            raise np.linalg.LinAlgError(f"{what}: diagonal block {first} is {state}")
-        with np.errstate(all="ignore"):
-            inverse = xp.linalg.inv(diagonal)
+        inverse = None
+        with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
+            inverse = xp.linalg.inv(diagonal) if xp is np else None
+        if inverse is None:
+            # numpy.linalg.inv raises without the index of the block, and cupy.linalg.inv does not raise. The sign of
+            # the determinant is 0 if a pivot of the same LU decomposition is 0.
+            with np.errstate(all="ignore"):
+                sign, _ = xp.linalg.slogdet(diagonal)
+            first = self._first(sign == 0)
+            if first is not None:
+                state = "singular" if bool(stored[first]) else "missing: no block is stored there"  # synchronize!
+                raise np.linalg.LinAlgError(f"{what}: diagonal block {first} is {state}")
+            with np.errstate(all="ignore"):
+                inverse = xp.linalg.inv(diagonal)
         overflown = xp.isfinite(diagonal).all(axis=(1, 2)) & ~xp.isfinite(inverse).all(axis=(1, 2))
         first = self._first(overflown)
         if first is not None:
