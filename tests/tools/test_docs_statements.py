@@ -338,7 +338,7 @@ CASES: list[tuple[str, str, Callable[[], None]]] = [
     ("docs/limits.md", "take no `out`, as in scipy. `getnnz(axis)` raises", extremes_take_no_out),
     ("docs/limits.md", "gives float32, float16 or bfloat16", fp8_results),
     ("docs/limits.md", "`bg.tune` needs a matrix on the GPU", tune_needs_a_gpu),
-    ("docs/limits.md", "of two blocks on the GPU, 16 on the CPU if BLAS multiplies the blocks", a_plan_keeps_sixteen_bytes_on_the_cpu),
+    ("docs/limits.md", "16 on the CPU if BLAS multiplies the blocks", a_plan_keeps_sixteen_bytes_on_the_cpu),
     ("docs/limits.md", "Gradients are functions", gradients_of_a_product),
     ("docs/limits.md", "Preconditioners take square blocks of float32", preconditioners_take_square_blocks),
     ("docs/limits.md", "q, k and v have one dtype", one_dtype),
