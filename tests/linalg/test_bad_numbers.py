@@ -92,19 +92,3 @@ def test_empty_matrices_have_preconditioners() -> None:
 def test_intervals_of_chebyshev_are_finite(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="low, high: wanted 0 < low < high, both finite"):
         linalg.chebyshev(hermitian(8), **options)
-
-
-def test_a_long_chain_is_ordered_in_time_that_grows_with_its_length() -> None:
-    """20,000 steps one after the other: each may look at its own nodes alone."""
-    n = 20_000
-    place = np.arange(n)
-    data = np.concatenate([np.full((n, 1, 1), 2.0), np.full((n - 1, 1, 1), -1.0)])
-    at = np.concatenate([place, place[1:]]), np.concatenate([place, place[:-1]])
-    L = bg.bsr_array((data, at), shape=(n, n))
-    from bsrgemm.linalg import ordering
-
-    number, count = ordering.levels(L)
-    assert count == n and (number == place).all()
-    assert (ordering.levels(L.T.copy(), lower=False)[0] == place[::-1]).all()
-    groups = ordering.groups(L, number, count, L.block_diagonal())
-    assert [g.before.nnz for g in groups] == [0, *[1] * (n - 1)] and not any(g.after.nnz for g in groups)
