@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -65,15 +66,32 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     dtype('float32')
     >>> result_dtype(BFLOAT16, np.dtype("int32"))
     dtype('float64')
+
+    The result is in native byte order:
+
+    >>> result_dtype(np.dtype(">f8"), np.dtype(">f8"))
+    dtype('float64')
     """
     if a == b:
-        return a
+        return a if a.isnative else a.newbyteorder("=")
     if BFLOAT16 not in (a, b):
         return np.result_type(a, b)
     other = b if a == BFLOAT16 else a
     if other == BOOL or (other.kind in "iu" and other.itemsize == 1):
         return BFLOAT16
     return np.result_type(np.float32, other)
+
+
+def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Promote any number of dtypes, in an order that makes no difference.
+
+    >>> common_dtype([np.dtype("uint8"), np.dtype("int8"), BFLOAT16])
+    dtype(bfloat16)
+    """
+    given = list(dtypes)
+    if BFLOAT16 in given:
+        given = [dtype for dtype in (result_dtype(BFLOAT16, d) for d in given) if dtype != BFLOAT16]
+    return np.result_type(*given) if given else BFLOAT16
 
 
 @lru_cache(maxsize=256)
@@ -87,13 +105,25 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype == BFLOAT16
 
 
+def number_of(dtype: np.dtype[Any], x: Any) -> Any:
+    """Return a Python number as a scalar of `dtype`; integers wrap around, as sums of them do.
+
+    >>> number_of(np.dtype(np.uint8), -1)
+    np.uint8(255)
+    """
+    if dtype.kind not in "iu":
+        return dtype.type(x)
+    return np.array(int(x) % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)[()]
+
+
 def scalar_result_dtype(dtype: np.dtype[Any], scalar: Any) -> np.dtype[Any]:
     """Return the dtype of ``array * scalar`` by NEP 50.
 
     A Python number takes the dtype of the array where it can; a NumPy scalar takes part in the promotion.
     """
     if dtype != BFLOAT16:
-        return np.result_type(dtype, scalar)
+        numpy_knows = getattr(scalar, "dtype", dtype) != BFLOAT16
+        return np.result_type(dtype, scalar) if numpy_knows else result_dtype(dtype, BFLOAT16)
     if isinstance(scalar, (bool, int, float)) and not isinstance(scalar, np.generic):
         return BFLOAT16
     if isinstance(scalar, complex) and not isinstance(scalar, np.generic):

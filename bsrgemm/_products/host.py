@@ -13,7 +13,7 @@ from scipy.sparse import _sparsetools
 from .._backend import structure, threads
 from .._backend.base import Array, Blocks
 from .._backend.numpy_backend import HOST
-from ..dtypes import BOOL, FP8_VALUES, accumulator_dtype
+from ..dtypes import BOOL, FP8_VALUES, accumulator_dtype, number_of
 from .call import ProductCall, UnlistedPattern
 from .engine import ProductEngine
 
@@ -51,6 +51,8 @@ _PAIR_FLOPS = 32_768
 #: From this many products of numbers per pair of blocks on, one call of BLAS for each block of the result is faster.
 _SINGLE_FLOPS = 16_384
 
+#: Steps that NumPy may take to find out whether two arrays with strides share memory.
+_OVERLAP_WORK: Any = 10_000
 _Cast = Callable[[Array], Array]
 
 
@@ -80,7 +82,7 @@ class HostProducts(ProductEngine):
                 and _by_loops(blocks, rows, width, acc, transposed)
             ):
                 if beta != 1:
-                    np.multiply(out, _number(acc, beta), out=out)
+                    np.multiply(out, number_of(acc, beta), out=out)
                 _multiply_loops(
                     blocks, (flat if alpha == 1 else -flat).ravel(), out.reshape(-1), width, transposed, wide
                 )
@@ -89,7 +91,7 @@ class HostProducts(ProductEngine):
             product = out if direct else np.empty(out.shape, acc)
             _multiply(blocks, flat, product.reshape(rows, width), transposed, wide)
             if alpha != 1:
-                np.multiply(product, _number(acc, alpha), out=product)  # for booleans this is a logical and
+                np.multiply(product, number_of(acc, alpha), out=product)  # for booleans this is a logical and
             if direct:
                 return
             if beta == 0:
@@ -97,7 +99,7 @@ class HostProducts(ProductEngine):
             elif acc == BOOL:
                 out |= product
             else:
-                out[...] = product + _number(acc, beta) * out.astype(acc, copy=False)
+                out[...] = product + number_of(acc, beta) * out.astype(acc, copy=False)
 
         if B.ndim == 2:
             multiply(B, out)
@@ -123,7 +125,7 @@ class HostProducts(ProductEngine):
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
         for number, array in enumerate((X, A.data, A.indices, A.indptr)):
-            if np.may_share_memory(out, array):
+            if np.may_share_memory(out, array) and _shares(out, array):
                 return number
         return None
 
@@ -247,6 +249,14 @@ def _as_one_index(a: Blocks, b: Blocks, most: int = 0) -> list[Array]:
     """The row pointers and columns of A, and those of B, in one dtype that can also count so many blocks."""
     index = np.result_type(a.indices.dtype, b.indices.dtype, structure.index_dtype(most))
     return [x.astype(index, copy=False) for x in (a.indptr, a.indices, b.indptr, b.indices)]
+
+
+def _shares(a: Array, b: Array) -> bool:
+    """Tell whether two arrays share a byte; columns of one array lie between each other and share none."""
+    try:
+        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _multiply_pairs(a: Array, ia: Array, b: Array, ib: Array, starts: Array, out: Array) -> None:
@@ -443,13 +453,6 @@ def _by_column(blocks: Blocks, block_cols: int) -> tuple[Array, Array, Array]:
     positions = np.arange(n, dtype=indices.dtype)
     _sparsetools.csr_tocsc(len(indptr) - 1, block_cols, indptr, indices, positions, begins, rows, order)
     return order, rows, begins
-
-
-def _number(dtype: np.dtype[Any], x: Any) -> Any:
-    """Return alpha or beta in the dtype of the accumulator; integers wrap around as sums do."""
-    if dtype.kind not in "iu":
-        return dtype.type(x)
-    return np.array(int(x) % (1 << 8 * dtype.itemsize), f"u{dtype.itemsize}").view(dtype)[()]
 
 
 ENGINE = HostProducts(HOST)

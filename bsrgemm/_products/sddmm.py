@@ -6,7 +6,7 @@ from typing import Any
 
 from .._array.base import BsrBase
 from .._backend.base import Array
-from ..dtypes import check_dtype
+from ..dtypes import check_dtype, number_of
 from .engine import ENGINES
 from .matmul import check_precision, checked_factor, checked_precision, dense_operand, product_dtypes
 from .repeats import Repeat
@@ -131,9 +131,9 @@ def sddmm(
     block = pattern.blocksize
     data = engine.sampled(X, Y, indices, indptr, block, dtype if plain else acc, precision == "tf32")
     if not plain:
-        data = data * acc.type(alpha)
+        data = data * number_of(acc, alpha)
         if out is not None and beta != 0:
-            data += acc.type(beta) * out.data.astype(acc, copy=False)
+            data += number_of(acc, beta) * out.data.astype(acc, copy=False)
         data = data.astype(dtype, copy=False)
     if out is None:
         return pattern._with_data(data)
