@@ -13,11 +13,13 @@ from typing import Any, Self
 import numpy as np
 
 from ._array.base import BsrBase
+from ._array.construct import check_cast
 from ._backend.base import Array, Backend, Blocks
-from ._backend.registry import backend_of
+from ._backend.registry import backend_of, host
 from ._products.matmul import matmul
 from ._products.sddmm import check_structure
 from .bsr import bsr_array
+from .dtypes import BOOL, check_dtype, common_dtype, is_float
 
 
 class bsr_batch:
@@ -51,7 +53,8 @@ class bsr_batch:
 
     Notes
     -----
-    `data` may be changed in place. Products run on the device of `data`; nothing is moved.
+    `data` may be changed in place, `indices` and `indptr` may not: on the CPU they are read-only. Products run on the
+    device of `data`; nothing is moved.
 
     Examples
     --------
@@ -88,23 +91,26 @@ class bsr_batch:
                 raise ValueError(
                     f"data: wanted shape (batch, blocks, R, C) with one matrix at least, got {tuple(data.shape)}"
                 )
-            pattern = bsr_array((data[0], indices, indptr), shape=shape, dtype=dtype)
+            pattern = bsr_array((data[0], indices, indptr), shape=shape)
             if len(pattern.indices) != data.shape[1]:
                 raise ValueError(f"data: wanted {len(pattern.indices)} blocks, as indptr says, got {data.shape[1]}")
         elif isinstance(arg1, Sequence) and len(arg1) and all(isinstance(A, BsrBase) for A in arg1):
             pattern, data = _stacked(arg1)
             if shape is not None and tuple(shape) != pattern.shape:
                 raise ValueError(f"shape: wanted {pattern.shape}, that of the matrices, got {tuple(shape)}")
-            if dtype is not None:
-                pattern = pattern.astype(dtype)
         else:
             raise TypeError(
                 f"arg1: wanted (data, indices, indptr) or a sequence of bsr_array, got {type(arg1).__name__}; a batch "
                 "has one pattern for all its matrices"
             )
-        xp = pattern._backend.xp
-        found = data.astype(pattern.dtype, copy=copy)
-        self._set(pattern, xp.ascontiguousarray(found))
+        backend = pattern._backend
+        wanted = pattern.dtype if dtype is None else check_dtype(dtype, backend.dtypes)
+        pattern, data = _cast(pattern, data.astype(pattern.dtype, copy=copy), wanted)
+        data = backend.xp.ascontiguousarray(data)
+        pattern = pattern._with_data(data[0], copy=backend is host())
+        if backend is host():  # a product has index arrays of its own, and would not see what is written into these
+            pattern.indices.flags.writeable = pattern.indptr.flags.writeable = False
+        self._set(pattern, data)
 
     def _set(self, pattern: Any, data: Array, whole: Any = None) -> Self:
         """Take over a pattern and contiguous data; `whole` is a block-diagonal matrix with the right index arrays."""
@@ -263,6 +269,16 @@ class bsr_batch:
         """
         return self._new(self._data.copy())
 
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        # Pickled by itself, the block-diagonal matrix would get data of its own.
+        _, indices, indptr = self._pattern._blocks
+        return _restored, (type(self), self._data, indices, indptr, self._pattern.shape)
+
     def to_device(self, device: str) -> Self:
         """Move this batch to a device.
 
@@ -359,10 +375,40 @@ def _stacked(matrices: Sequence[Any]) -> tuple[Any, Array]:
         if A._backend is not first._backend:
             raise TypeError(f"arg1: wanted all on {first._backend.name!r}, got matrix {k} on {A._backend.name!r}")
         check_structure(A, first, f"arg1[{k}]")
-    dtype = np.result_type(*(A.dtype for A in matrices))
+    dtype = common_dtype(A.dtype for A in matrices)
+    if any(A.dtype != dtype for A in matrices) and first._has_duplicates:  # a cast may change their sum
+        matrices = [A._new(A._canonical()) for A in matrices]
+        first = matrices[0]
     data = first._backend.xp.stack([A.data.astype(dtype, copy=False) for A in matrices])
     pattern = bsr_array((data[0], first.indices, first.indptr), shape=first.shape)
     return pattern, data
+
+
+def _cast(pattern: Any, data: Array, dtype: np.dtype[Any]) -> tuple[Any, Array]:
+    """A pattern and data in another dtype.
+
+    If the cast could change their sum, blocks that are stored twice are added up first, and the pattern is another one.
+    """
+    own = data.dtype
+    if own == dtype:
+        return pattern, data
+    rounded = all(d.kind == "c" or is_float(d) for d in (own, dtype))
+    if not rounded and pattern._has_duplicates:
+        whole = _block_diagonal(pattern, len(data), data.reshape(-1, *data.shape[2:])).astype(dtype)
+        count, rows = len(whole.indices) // len(data), pattern._block_shape[0]
+        found = whole.data.reshape(len(data), count, *data.shape[2:])
+        return whole._new(Blocks(found[0], whole.indices[:count], whole.indptr[: rows + 1]), pattern.shape), found
+    check_cast(pattern._backend, data, dtype)
+    if dtype == BOOL:
+        return pattern, data != 0
+    return pattern, (data.real if own.kind == "c" and dtype.kind != "c" else data).astype(dtype)
+
+
+def _restored(cls: type[bsr_batch], data: Array, indices: Array, indptr: Array, shape: tuple[int, int]) -> bsr_batch:
+    """A batch from its pickled arrays."""
+    batch = object.__new__(cls)
+    bsr_batch.__init__(batch, (data, indices, indptr), shape)
+    return batch
 
 
 def _block_diagonal(pattern: Any, batch: int, blocks: Array) -> Any:

@@ -4,6 +4,7 @@ of the operands.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -74,20 +75,20 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
 
 
 def _matmul(A: Any, B: Any, *, alpha: Any = 1, precision: str | None = None, **options: Any) -> tuple[Any, Pullback]:
-    _refuse("matmul", options)
+    _refuse(matmul, options)
     return matmul(A, B, alpha=alpha, precision=precision), lambda dC: matmul_backward(dC, A, B, alpha=alpha)
 
 
 def _sddmm(
     X: Any, Y: Any, pattern: Any, *, alpha: Any = 1, precision: str | None = None, **options: Any
 ) -> tuple[Any, Pullback]:
-    _refuse("sddmm", options)
+    _refuse(sddmm, options)
     S = sddmm(X, Y, pattern, alpha=alpha, precision=precision)
     return S, lambda dS: sddmm_backward(dS, X, Y, pattern, alpha=alpha)
 
 
 def _attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) -> tuple[Any, Pullback]:
-    _refuse("attention", {name: options[name] for name in _WITHOUT_GRADIENT & options.keys()})
+    _refuse(attention, {name: options[name] for name in _WITHOUT_GRADIENT & options.keys()})
     out, lse = attention(q, k, v, return_lse=True, **options)
 
     def pullback(dout: Any, dlse: Any = None) -> tuple[Any, ...]:
@@ -99,7 +100,7 @@ def _attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: A
 
 
 def _merge_states(outs: Any, lses: Any, *, layout: str = "bhsd", **options: Any) -> tuple[Any, Pullback]:
-    _refuse("merge_states", options)
+    _refuse(merge_states, options)
     found = merge_states(outs, lses, layout=layout)
     return found, lambda dout, dlse=None: merge_states_backward(dout, dlse, outs, lses, layout=layout)
 
@@ -114,8 +115,12 @@ _PULLBACKS: dict[Callable[..., Any], Callable[..., tuple[Any, Pullback]]] = {
 }
 
 
-def _refuse(function: str, options: dict[str, Any]) -> None:
-    """Raise TypeError for options of a function that have no gradient."""
-    given = sorted(name for name, value in options.items() if value is not None)
-    if given:
-        raise TypeError(f"{given[0]}: has no gradient; call {function} without it in vjp")
+def _refuse(function: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Raise TypeError for options that a function does not have, and for those that have no gradient."""
+    parameters = inspect.signature(function).parameters
+    for name, value in sorted(options.items()):
+        if name not in parameters:
+            raise TypeError(f"{name}: {function.__name__} has no such argument")
+        default = parameters[name].default
+        if value is not default and not (isinstance(value, int | float) and value == default):
+            raise TypeError(f"{name}: has no gradient; call {function.__name__} without it in vjp")

@@ -114,6 +114,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
             )
         parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
+        if isinstance(arg1, _BSR) and arg1.data is self.data:
+            self._transposes = arg1._readers()
 
     @property
     def nbytes(self) -> int:
@@ -652,8 +654,11 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
         raise ValueError(f"threshold: wanted a number >= 0, got {threshold!r}")
     M, N = check_shape(array.shape)
     R, C = check_blocksize(blocksize, (M, N))
+    array = array.astype(check_dtype(array.dtype, source.dtypes, "X"), copy=False)
     tiles = array.reshape(M // R, R, N // C, C)
-    keep = ~(abs(tiles) <= threshold).all(axis=(1, 3))
+    # The magnitude of the smallest integer of a dtype does not fit into it.
+    small = (tiles <= threshold) & (tiles >= -threshold) if array.dtype.kind == "i" else abs(tiles) <= threshold
+    keep = ~small.all(axis=(1, 3))
     empty = leaf(source, True)((0, 0), dtype=array.dtype)
     blocks = structure.from_dense(source, array, (R, C), structure.index_dtype(max(M, N, 1)), keep)
     A = empty._new(blocks, (M, N), canonical=True)

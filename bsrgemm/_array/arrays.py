@@ -66,8 +66,8 @@ class BlockArrays:
     #: The blocks of block row i are those from ``indptr[i]`` to ``indptr[i + 1] - 1``; shape (block rows + 1,).
     indptr: Array = _Stored()
     _origin: Origin | None = None
-    #: Transposes that may still read the arrays of this matrix, by id. Matrices that share these arrays may share this
-    #: dictionary.
+    #: Transposes that may still read the arrays of this matrix, by id. Matrices that are made of one another and share
+    #: their values share this dictionary.
     _transposes: WeakValueDictionary[int, Any] | None = None
     _shape: tuple[int, int]
     maxprint: int
@@ -200,11 +200,15 @@ class BlockArrays:
         self._take_over()
         flags = self._known_canonical or None, self._has_sorted_indices, self._canonical_since
         T._origin = Origin(self, Blocks(self.data, self.indices, self.indptr), self._shape, *flags)
-        transposes = self._transposes
-        if transposes is None:  # setdefault is atomic, so two threads get the same dictionary
-            transposes = self.__dict__.setdefault("_transposes", WeakValueDictionary())
-        transposes[id(T)] = T
+        self._readers()[id(T)] = T
         return T
+
+    def _readers(self) -> WeakValueDictionary[int, Any]:
+        """Return the transposes that may still read the arrays of this matrix, and of all that share its values."""
+        found = self._transposes
+        if found is None:  # setdefault is atomic, so two threads get the same dictionary
+            found = self.__dict__.setdefault("_transposes", WeakValueDictionary())
+        return found
 
     def _transpose_now(self) -> Self:
         """Build the transpose with arrays of its own."""
@@ -254,6 +258,11 @@ class BlockArrays:
     @property
     def shape(self) -> tuple[int, int]:
         """The numbers of rows and columns, (M, N)."""
+        return self._shape
+
+    @property
+    def _shape_as_2d(self) -> tuple[int, int]:
+        """The shape, which matrices of scipy read from the other operand of a product, and from a value to assign."""
         return self._shape
 
     @property

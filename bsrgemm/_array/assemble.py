@@ -15,7 +15,7 @@ import numpy as np
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of
-from ..dtypes import BFLOAT16, check_dtype, result_dtype
+from ..dtypes import check_dtype, common_dtype
 from .base import BsrBase, check_shape
 from .construct import parse
 from .leaves import leaf
@@ -335,10 +335,8 @@ def _operand(A: BsrBase, x: Any, name: str) -> Any:
 
 def _promoted(backend: Backend, places: Sequence[_Place]) -> np.dtype[Any]:
     """Promote all dtypes at once as NumPy does, independently of their order; `result_dtype` promotes bfloat16."""
-    dtypes = [check_dtype(place.value.dtype, backend.dtypes) for place in places]
-    if BFLOAT16 in dtypes:
-        dtypes = [dtype for dtype in (result_dtype(BFLOAT16, d) for d in dtypes) if dtype != BFLOAT16]
-    return check_dtype(np.result_type(*dtypes), backend.dtypes) if dtypes else BFLOAT16
+    found = common_dtype(check_dtype(place.value.dtype, backend.dtypes) for place in places)
+    return check_dtype(found, backend.dtypes)
 
 
 def _converted(A: BsrBase, x: Any, blocksize: tuple[int, int], dtype: np.dtype[Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of, by_name, foreign_backend, host
-from ..dtypes import BFLOAT16, BOOL, FLOAT16, check_dtype, result_dtype
+from ..dtypes import BFLOAT16, BOOL, FLOAT16, check_dtype, common_dtype
 from .base import check_shape
 from .construct import _as_array, check_blocksize, check_cast
 from .leaves import leaf
@@ -174,9 +173,7 @@ def diags(
         if len(x) not in (1, length):
             raise ValueError(f"blocks[{i}]: wanted {length} blocks (or 1) for the shape {(M, N)}, got {len(x)}")
     wanted = check_dtype(
-        reduce(result_dtype, [check_dtype(x.dtype, backend.dtypes, "blocks") for x in arrays])
-        if dtype is None
-        else dtype,
+        common_dtype(check_dtype(x.dtype, backend.dtypes, "blocks") for x in arrays) if dtype is None else dtype,
         backend.dtypes,
     )
     return _from_diagonals(backend, dict(zip(places, arrays, strict=True)), lengths, (M, N), wanted)
