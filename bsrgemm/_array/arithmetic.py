@@ -19,6 +19,9 @@ from .base import BsrBase
 from .construct import dense_of, from_sparse
 from .convert import Conversions
 
+_INT8_MAX = np.iinfo(np.int8).max
+#: Types of numbers with which all dtypes of a matrix give such a dtype.
+_PLAIN = (int, float, complex)
 #: For each comparison, its symbol and the symbol of the opposite comparison.
 _SYMBOLS = {
     operator.eq: ("==", "!="),
@@ -37,9 +40,17 @@ class Arithmetic(Conversions):
         """Compute ``op(values, scalar)``; a Python number does not widen the dtype, not even bfloat16 (NEP 50)."""
         if isinstance(scalar, np.ndarray):
             scalar = scalar[()]
-        if values.dtype != BFLOAT16:
+        own = values.dtype
+        if own != BFLOAT16 and type(scalar) in _PLAIN:
             return op(values, scalar)
-        dtype = scalar_result_dtype(values.dtype, scalar)
+        if own != BFLOAT16 and getattr(scalar, "dtype", own) != BFLOAT16:
+            result = op(values, scalar)
+            if result.dtype.kind not in "biufc":
+                raise _no_number(own, scalar, result.dtype)
+            return result
+        dtype = scalar_result_dtype(own, scalar)
+        if dtype.kind not in "biufc" and dtype != BFLOAT16:
+            raise _no_number(own, scalar, dtype)
         wide = np.result_type(np.float32, dtype) if dtype != BFLOAT16 else np.dtype(np.float32)
         number = scalar.astype(wide) if self._backend.is_dense(scalar) else wide.type(scalar)
         return op(values.astype(wide), number).astype(dtype)
@@ -78,6 +89,7 @@ class Arithmetic(Conversions):
             if tuple(other.shape) != self._shape:
                 raise ValueError(f"inconsistent shapes: {self._shape} and {tuple(other.shape)}")
             return self._blockwise(other, op, swapped=swapped)
+        _check_numbers(other)
         wide = self._backend.xp.broadcast_to(other, self._shape)
         if self._backend.loops is not None and op is operator.add and BFLOAT16 not in (self.dtype, wide.dtype):
             return self._container(self._added_to(wide))
@@ -257,6 +269,7 @@ class Arithmetic(Conversions):
 
     def _multiply_dense(self, other: Array) -> Any:
         xp = self._backend.xp
+        _check_numbers(other)
         self._sum_integers()
         if isinstance(other, np.ndarray):
             other = other.view(np.ndarray)
@@ -322,7 +335,8 @@ class Arithmetic(Conversions):
         Returns
         -------
         bsr_array or bsr_matrix
-            A matrix with the same pattern. Booleans are cast to int8 first; the dtype is that of ``elements ** n``.
+            A matrix with the same pattern. Booleans are cast to int8 first, or to int64 for an exponent above 127; the
+            dtype is that of ``elements ** n``.
 
         Raises
         ------
@@ -354,7 +368,7 @@ class Arithmetic(Conversions):
         self._make_canonical()
         data = self.data if dtype is None else self.data.astype(dtype)
         if data.dtype == BOOL:
-            data = data.astype(np.int8)
+            data = data.astype(np.int64 if isinstance(n, int) and abs(n) > _INT8_MAX else np.int8)
         whole = isinstance(n, int | np.integer) or (hasattr(n, "dtype") and n.dtype.kind in "iu")
         if data.dtype.kind in "iu" and whole and n < 0:
             raise ValueError(f"n: integers to negative integer powers are not allowed, got {n!r}")
@@ -451,6 +465,7 @@ class Arithmetic(Conversions):
         if other is None:
             raise NotImplementedError(f"{name} with an unrecognized array type is not supported")
         if not self._backend.is_sparse(other):
+            _check_numbers(other)
             return op(*self._promoted(self.todense(), other))
         if tuple(other.shape) != self._shape:
             raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
@@ -543,6 +558,19 @@ class Arithmetic(Conversions):
                [ 0.,  0., -3.,  0.]])
         """
         return self._extreme(other, "minimum")
+
+
+def _no_number(dtype: np.dtype[Any], scalar: Any, result: np.dtype[Any]) -> TypeError:
+    return TypeError(
+        f"other: {dtype} with {type(scalar).__name__} gives {result}, which a matrix cannot have; pass a float, or "
+        "another number of Python or NumPy"
+    )
+
+
+def _check_numbers(other: Array) -> None:
+    """Raise TypeError for a dense operand of objects, strings or times, which no matrix holds."""
+    if other.dtype.kind in "OSUTMm":
+        raise TypeError(f"other: wanted numbers, got dtype {other.dtype}; cast it first, for example to float64")
 
 
 def _exact_inverse(dtype: np.dtype[Any], divisor: Any) -> Any:

@@ -134,7 +134,7 @@ def check_cast(backend: Backend, data: Array, wanted: np.dtype[Any], what: str =
     """Raise ValueError if a cast to `wanted` would turn NaN or infinity into an integer."""
     if wanted.kind not in "iu" or not (data.dtype.kind == "c" or is_float(data.dtype)) or not data.size:
         return
-    data = data.astype(np.float32) if data.dtype == BFLOAT16 else data
+    data = data.astype(np.float32) if data.dtype == BFLOAT16 else data.real  # a cast keeps nothing of imaginary parts
     if not bool(backend.xp.isfinite(data).all()):  # synchronize!
         raise ValueError(f"{what}: cannot cast NaN or infinity to {wanted}")
 
@@ -152,6 +152,8 @@ def _empty(backend: Backend, shape: tuple[int, int], dtype: Any, blocksize: Any)
 def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any) -> Parts:
     source = backend_of(S)
     assert source is not None
+    if S.ndim != 2:
+        raise ValueError(f"BSR arrays don't support {S.ndim}D input. Use 2D")
     if blocksize is not None:
         blocksize = check_blocksize(blocksize, S.shape)
     if S.format == "bsr":
@@ -167,8 +169,6 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         if blocksize in (None, tuple(blocks.data.shape[1:])):
             return parts
         return reblock(backend, parts, blocksize)
-    if S.ndim != 2:
-        raise ValueError(f"BSR arrays don't support {S.ndim}D input. Use 2D")
     _check_indices(source, S)
     if source is not backend:
         S = S.asformat("csr")
@@ -224,11 +224,15 @@ def _from_elements(
 ) -> Parts:
     if backend.loops is not None and backend.loops.fits(shape, len(values)):
         csr = backend.loops.csr_of_coo(row, col, values, shape)
+        if blocksize is None and not unique:  # scipy adds up elements at the same position before it guesses
+            blocksize = _guess(
+                shape, len(values), lambda side: backend.loops.count_blocks(csr, shape, (side, side)), False
+            )
         found = _from_csr(backend, csr, shape, blocksize, unique)
         if found is not None:
             return found
     if blocksize is None:
-        blocksize = guess_blocksize(backend, row, col, shape)
+        blocksize = guess_blocksize(backend, row, col, shape, unique)
     index = structure.index_dtype(max(*shape, len(values)), row, col)
     blocks = structure.from_coo(backend, row, col, values, shape, blocksize, index, unique=unique)
     return Parts(blocks, shape, True)
@@ -266,18 +270,29 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
     return Parts(blocks, parts.shape, True)
 
 
-def guess_blocksize(backend: Backend, row: Array, col: Array, shape: tuple[int, int]) -> tuple[int, int]:
+def guess_blocksize(
+    backend: Backend, row: Array, col: Array, shape: tuple[int, int], unique: bool = True
+) -> tuple[int, int]:
     """Guess a square block as scipy does: the largest side of 1, 2, 3, 4 and 6 whose blocks the elements fill well.
 
     Blocks are filled well if more than 70 % of their elements are stored, on average. If blocks of side 2 and blocks of
-    side 3 are both filled to more than 85 %, the answer is 6 or, if those are not filled well, 3.
+    side 3 are both filled to more than 85 %, the answer is 6 or, if those are not filled well, 3. Elements that are not
+    `unique` count once at each position.
     """
 
     def count(side: int) -> int:
         keys = (row // side).astype(np.int64) * (shape[1] // side) + col // side
         return len(structure.first_of_runs(backend, backend.xp.sort(keys)))
 
-    return _best_side(shape, len(row), count)
+    return _guess(shape, len(row), count, unique)
+
+
+def _guess(shape: tuple[int, int], elements: int, count: Callable[[int], int], unique: bool) -> tuple[int, int]:
+    """Return `_best_side` for elements of which several may have the same position, unless they are `unique`."""
+    side = _best_side(shape, elements, count)
+    if unique or side == (1, 1):  # fewer elements fill no larger blocks
+        return side
+    return _best_side(shape, count(1), count)
 
 
 def _best_side(shape: tuple[int, int], elements: int, count: Callable[[int], int]) -> tuple[int, int]:
@@ -305,8 +320,10 @@ def _as_array(backend: Backend, x: Any, what: str) -> Array:
     source = backend_of(x) or foreign_backend(x)
     if source is backend:
         array = adopted(backend, x, what)
-        if array is not None:
+        if type(array) is np.ndarray:
             return array
+        if array is not None:  # a matrix has plain arrays, not those of a subclass of NumPy's
+            return np.asarray(array) if backend is host() else array
     if source is None or source is host():
         array = np.asarray(adopted(host(), x, what) if source is not None and not isinstance(x, np.generic) else x)
         if array.dtype == np.object_:

@@ -30,7 +30,7 @@ class Indexing(Conversions):
         if any(part is Ellipsis for part in pair):
             at = next(k for k, part in enumerate(pair) if part is Ellipsis)
             pair = (*pair[:at], *[slice(None)] * (3 - len(pair)), *pair[at + 1 :])
-        rows, cols = (*pair, slice(None))[:2]
+        rows, cols = (*pair, slice(None), slice(None))[:2]
         return rows, cols
 
     def _window(self, key: Any) -> tuple[int, int, int, int]:
@@ -119,12 +119,10 @@ class Indexing(Conversions):
             size if pick is None else len(pick.numbers) * block
             for size, pick, block in zip(self._shape, picks, self.blocksize, strict=True)
         ]
-        return self._new(
-            blocks,
-            (sides[0], sides[1]),
-            canonical=self._known_canonical or None,
-            sorted_=was_sorted or self._has_sorted_indices or None,
-        )
+        canonical = self._known_canonical or None
+        # A column that is chosen twice puts copies of a block that is stored twice out of order.
+        kept = self._has_sorted_indices and (picks[1] is None or canonical)
+        return self._new(blocks, (sides[0], sides[1]), canonical=canonical, sorted_=was_sorted or kept or None)
 
     def select_blocks(self, rows: Any = None, cols: Any = None) -> Self:
         """Return the sub-matrix of some block rows and block columns, in the order in which they are named.
@@ -217,8 +215,9 @@ class Indexing(Conversions):
             value = adopted(self._backend, value, name)
         else:
             value = np.asarray(value)
-            if value.dtype.kind not in "biufcV":
-                raise TypeError(f"{name}: wanted numbers, got {value.dtype}")
+        if value.dtype.kind not in "biufcV":  # a cast would make numbers of strings and times
+            raise TypeError(f"{name}: wanted numbers, got {value.dtype}")
+        if not self._backend.is_dense(value):
             value = self._backend.from_host(value)
         if value.dtype.kind == "c" and self.dtype.kind != "c":
             raise TypeError(f"{name}: cannot keep complex values in a matrix of {self.dtype}")

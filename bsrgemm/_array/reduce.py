@@ -166,7 +166,8 @@ class Reductions(Extremes):
         count = math.prod(self._shape) if line is None else self._shape[line]
         inner = np.dtype(np.float64) if self.dtype.kind in "biu" else self.dtype
         acc = np.dtype(np.float32) if inner in HALF_DTYPES else inner
-        total = self.sum(axis=axis, dtype=acc) * acc.type(1.0 / count if count else np.nan)
+        one = np.longdouble(1) if acc.char in "gG" else 1.0  # a quotient of Python would have the digits of a double
+        total = self.sum(axis=axis, dtype=acc) * acc.type(one / count if count else np.nan)
         result = total.astype(dtype if dtype is not None else inner)
         everything = () if self._is_array else (1, 1)
         return self._deliver(result, out, everything if line is None else tuple(result.shape))

@@ -57,6 +57,11 @@ def chosen(backend: Backend, index: Any, axis: Axis) -> Chosen:
     source = backend_of(index) or foreign_backend(index)
     if source is not None and source is not host() and source is not backend:
         raise elsewhere(index, axis.argument, backend)
+    if source is not None and source.is_sparse(index):
+        raise NotImplementedError(
+            f"{axis.argument}: wanted a list or a dense array, got a sparse {type(index).__name__}; use A.tocsr() for "
+            "single elements"
+        )
     if source is None or source is host():
         index = _on_host(index, axis)
         numbers, wrong = _numbers(np, index, axis)

@@ -177,6 +177,8 @@ class HostLoops:
         if data.dtype in _NO_ARITHMETIC or M > INT32_MAX or N > INT32_MAX:
             return None
         out = np.zeros(min(M, N - k) if k > 0 else min(M + k, N), data.dtype)
+        if not out.size:  # SciPy's loop would read the bounds of a block row of a matrix without rows
+            return out
         _sparsetools.bsr_diagonal(k, M // R, N // C, R, C, indptr, indices, data, out)
         return out
 
