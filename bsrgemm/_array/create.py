@@ -328,11 +328,15 @@ def _random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.d
         bits = _RANDOM_BITS[dtype]
         return (rng.integers(0, 2**bits, shape, np.uint16).astype(np.float32) / 2**bits).astype(dtype)
     if dtype.kind == "c":
-        values = np.empty(shape, dtype)
+        values = np.zeros(shape, dtype)
         part = values.real.dtype
         values.real, values.imag = _random_values(rng, shape, part), _random_values(rng, shape, part)
         return values
-    return rng.random(shape, dtype.type) if dtype.char in "fd" else rng.random(shape).astype(dtype)
+    if dtype.char in "fd":
+        return rng.random(shape, dtype.type)
+    values = np.zeros(shape, dtype)  # long doubles have bytes without a meaning, which are zero here and stay so
+    values[...] = rng.random(shape)
+    return values
 
 
 def _host_matrix(blocks: Blocks, shape: tuple[int, int]) -> Any:

@@ -121,7 +121,7 @@ class Indexing(Conversions):
         ]
         canonical = self._known_canonical or None
         # A column that is chosen twice puts copies of a block that is stored twice out of order.
-        kept = self._has_sorted_indices and (picks[1] is None or canonical)
+        kept = self._has_sorted_indices and (picks[1] is None or picks[1].increasing or canonical)
         return self._new(blocks, (sides[0], sides[1]), canonical=canonical, sorted_=was_sorted or kept or None)
 
     def select_blocks(self, rows: Any = None, cols: Any = None) -> Self:

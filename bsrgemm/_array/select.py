@@ -41,6 +41,8 @@ class Chosen(NamedTuple):
     wrong: Any
     #: the index that was given, for the error message
     given: Any
+    #: whether the numbers are known to increase, so that none comes twice
+    increasing: bool = False
 
 
 def is_index(x: Any) -> bool:
@@ -67,7 +69,8 @@ def chosen(backend: Backend, index: Any, axis: Axis) -> Chosen:
         numbers, wrong = _numbers(np, index, axis)
         if wrong:
             raise _error(index, axis)
-        return Chosen(backend.from_host(numbers), bool(_rising(numbers)), False, index)
+        increasing = bool((numbers[1:] > numbers[:-1]).all())
+        return Chosen(backend.from_host(numbers), increasing or bool(_rising(numbers)), False, index, increasing)
     index = backend.adopt(index)
     _check_form(index, axis)
     numbers, wrong = _numbers(backend.xp, index, axis)

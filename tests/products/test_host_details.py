@@ -17,6 +17,7 @@ from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import host
 from bsrgemm._products.call import ProductPattern
 from bsrgemm._products.engine import ProductEngine
+from bsrgemm.dtypes import number_of
 
 ENGINE = host.HostProducts(HOST)
 
@@ -65,14 +66,14 @@ def test_booleans_are_scaled_by_and_and_added_by_or(alpha: int, beta: int) -> No
 @pytest.mark.parametrize("dtype", ["b", "B", "h", "I", "l", "L"])
 @pytest.mark.parametrize("x", [0, 1, -1, 200, 70_000, -(2**40), 2**63])
 def test_factors_of_integers_wrap_around(dtype: str, x: int) -> None:
-    found = host._number(np.dtype(dtype), x)
+    found = number_of(np.dtype(dtype), x)
     assert found.dtype == np.dtype(dtype) and (int(found) - x) % (1 << 8 * found.itemsize) == 0
 
 
 def test_factors_of_floats_take_the_dtype_of_the_sums() -> None:
     for dtype, x in (("f", 0.1), ("d", 0.1), ("F", 0.1 + 1j), ("?", 1)):
-        assert host._number(np.dtype(dtype), x) == np.dtype(dtype).type(x)
-        assert host._number(np.dtype(dtype), x).dtype == np.dtype(dtype)
+        assert number_of(np.dtype(dtype), x) == np.dtype(dtype).type(x)
+        assert number_of(np.dtype(dtype), x).dtype == np.dtype(dtype)
 
 
 @pytest.mark.parametrize(
