@@ -155,6 +155,16 @@ class bsr_batch:
         """The blocks of block row i are those from ``indptr[i]`` to ``indptr[i + 1] - 1``."""
         return self._pattern.indptr
 
+    @property
+    def device(self) -> Any:
+        """The device of the data: "cpu" or a `cupy.cuda.Device`."""
+        return self._backend.device_of(self._data)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of `data`, `indices` and `indptr`."""
+        return int(self._data.nbytes + self.indices.nbytes + self.indptr.nbytes)
+
     def __len__(self) -> int:
         return len(self._data)
 
@@ -304,6 +314,27 @@ class bsr_batch:
             return self
         pattern = self._pattern.to_device(device)
         return object.__new__(type(self))._set(pattern, whole.data.reshape(self._data.shape), whole)
+
+    def get(self) -> Self:
+        """Return a copy of this batch on the CPU, like ``cupy.ndarray.get``.
+
+        Returns
+        -------
+        bsr_batch
+            A batch with NumPy arrays of its own.
+
+        Notes
+        -----
+        Waits for the GPU.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> batch = bg.bsr_batch([bg.eye(2, blocksize=(2, 2)), 3 * bg.eye(2, blocksize=(2, 2))])
+        >>> batch.get().device, batch.get() is batch
+        ('cpu', False)
+        """
+        return self.copy() if self._backend is host() else self.to_device("cpu")
 
     def toarray(self) -> Array:
         """Return all matrices as a dense array.

@@ -92,7 +92,8 @@ def save_npz(file: Any, A: Any, compressed: bool = True) -> None:
     (dtype('float16'), (2, 2))
     """
     if not isinstance(A, BsrBase):
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; scipy.sparse.save_npz takes it")
+        way_out = "; scipy.sparse.save_npz takes it" if scipy.sparse.issparse(A) else ""
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}{way_out}")
     blocks = A._blocks
     if A._backend is not host():
         blocks = Blocks(*(A._backend.to_host(x) for x in blocks))  # synchronize!

@@ -11,7 +11,7 @@ from .._array.convert import Conversions
 from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._backend.registry import host
-from .operators import check_right_hand_side, column_sums
+from .operators import check_right_hand_side, column_sums, way_out
 
 _MISSING = (
     'A: spsolve on the GPU needs cuDSS through nvmath-python: pip install "bsrgemm[cudss12]" for CUDA 12, '
@@ -68,7 +68,7 @@ def spsolve(A: Any, b: Any) -> Array:
     array([1., 2.])
     """
     if not isinstance(A, BsrBase):
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}{way_out(A, 'A')}")
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: wanted a square matrix, got shape {A.shape}")
     if host().is_dense(b) and A._backend is not host():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._backend.registry import backend_of, host
+from .operators import refuse_several
 
 
 def lobpcg(
@@ -75,6 +76,8 @@ def lobpcg(
     >>> np.round(values, 6)
     array([1., 2., 3.])
     """
+    for name, operand in {"A": A, "B": B, "M": M}.items():
+        refuse_several(operand, name, "lobpcg")
     backend = backend_of(X)
     if backend is None or not backend.is_dense(X):
         raise TypeError(f"X: wanted a NumPy or CuPy array, got {type(X).__name__}")

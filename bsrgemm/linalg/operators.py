@@ -12,6 +12,7 @@ import numpy as np
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend
 from .._backend.registry import backend_of
+from .._batch import bsr_batch
 from .._products.matmul import matmul
 
 #: Parts of long columns that are summed side by side on a GPU, and the fewest rows of a part. CuPy's reduction has a
@@ -277,9 +278,7 @@ def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
     With `spread` it may be one of which each process has some rows.
     """
     if not isinstance(A, BsrBase) and not (spread and isinstance(A, DistributedOperator)):
-        raise TypeError(
-            f"{name}: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; bsr_array({name}) makes one"
-        )
+        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {type(A).__name__}{way_out(A, name)}")
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{name}: wanted a square matrix, got shape {A.shape}")
     if A.blocksize[0] != A.blocksize[1]:
@@ -287,6 +286,23 @@ def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
     if A.dtype.char not in "fdFD":
         raise TypeError(f"{name}: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
     return A
+
+
+def way_out(A: Any, name: str) -> str:
+    """What to pass in place of an operand that is no BSR matrix, as the end of a message."""
+    if isinstance(A, DistributedOperator):
+        return f" with rows on several processes; {name}.interior is what this process has of its own rows and columns"
+    if isinstance(A, bsr_batch):
+        return f"; {name}[k] is one of its matrices, and cg and block_jacobi take a batch"
+    return f"; bsr_array({name}) makes one"
+
+
+def refuse_several(A: Any, name: str, function: str) -> None:
+    """Raise TypeError for a batch, and for a matrix with rows on several processes, of which scipy knows nothing."""
+    if isinstance(A, bsr_batch | DistributedOperator):
+        raise TypeError(
+            f"{name}: wanted a matrix or a linear operator for {function}, got {type(A).__name__}{way_out(A, name)}"
+        )
 
 
 def check_right_hand_side(b: Any, A: Any) -> None:
@@ -305,7 +321,8 @@ def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array
     """Return the function ``x -> A @ x`` for a matrix or an operator of shape (n, n)."""
     shape = local_shape(A) if isinstance(A, DistributedOperator) else getattr(A, "shape", None)
     if shape is None or tuple(shape) != (n, n):
-        raise ValueError(f"{name}: wanted shape {(n, n)}, as b has {n} rows, got {shape and tuple(shape)}")
+        batch = way_out(A, name) if isinstance(A, bsr_batch) else ""
+        raise ValueError(f"{name}: wanted shape {(n, n)}, as b has {n} rows, got {shape and tuple(shape)}{batch}")
     found = backend_of(A)
     if found is None and isinstance(A, Preconditioner | DistributedOperator):
         found = A._backend
