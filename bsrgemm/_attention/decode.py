@@ -16,6 +16,7 @@ from . import decode_repeats
 from .call import DecodeCall
 from .checks import check_window, checked_flag, checked_number
 from .engine import ENGINES
+from .given import host_array
 from .kv_cache import TILE, KVCache, dense_of
 
 _LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
@@ -193,10 +194,7 @@ def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
 
 def _listed(blocks: Any) -> Array:
     """Return nested lists of numbers as an array of int32."""
-    try:
-        numbers = np.asarray(blocks)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"blocks: wanted nested lists of integers, all of one length: {error}") from None
+    numbers = host_array("blocks", blocks, "nested lists of integers, all of one length")
     if not numbers.size:
         return numbers.astype(np.int32)
     if numbers.dtype.kind not in "iu":

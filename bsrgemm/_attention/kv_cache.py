@@ -15,6 +15,7 @@ from .._backend import registry
 from .._backend.base import Array, Backend
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
 from .append import APPEND_ENGINES, AppendCall, AppendEngine
+from .given import host_array
 
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 _LAYOUTS = {"bhsd": "(batch, KV heads, length, head dim)", "bshd": "(batch, length, KV heads, head dim)"}
@@ -432,7 +433,7 @@ class KVCache:
         """The number of tokens that each sequence takes."""
         if not isinstance(lengths, np.ndarray | list | tuple):
             raise TypeError(f"lengths: wanted integers on the host, got {type(lengths).__name__}")
-        takes = np.asarray(lengths)
+        takes = host_array("lengths", lengths, f"{self.batch} numbers, one per sequence")
         if takes.shape != (self.batch,):
             raise ValueError(f"lengths: wanted {self.batch} numbers, one per sequence, got shape {takes.shape}")
         if takes.dtype.kind not in "iu":
@@ -524,9 +525,12 @@ def dense_of(backend: Backend, x: Any, name: str) -> Array:
         return x
     found = registry.adopted(backend, x, name)
     if found is None:
+        way_out = "wanted a dense array there"
+        if registry.backend_of(x) or registry.foreign_backend(x):
+            way_out = "nothing is moved silently. cupy.asarray(x) brings it to the GPU, x.get() to the CPU"
         raise TypeError(
             f"{name}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a cache on "
-            f"{backend.name!r}: nothing is moved silently. cupy.asarray(x) brings it to the GPU, x.get() to the CPU"
+            f"{backend.name!r}: {way_out}"
         )
     return found
 

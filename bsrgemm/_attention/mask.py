@@ -73,6 +73,9 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
     -----
     On a GPU, ``&``, ``|``, ``~``, slices, ``==``, `density`, `allowed` and ``repr`` wait for the GPU.
 
+    Write nothing into the arrays of a mask, and assign nothing to its attributes: kernels read lists that were made
+    from them once. Build another mask instead.
+
     Examples
     --------
     >>> import bsrgemm as bg
@@ -169,6 +172,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         ------
         IndexError
             If `bits` has no such mask.
+        TypeError
+            If `kind` is not an integer.
 
         Notes
         -----
@@ -182,8 +187,12 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         array([[1, 0, 0],
                [1, 1, 0]])
         """
+        if isinstance(kind, bool) or not isinstance(kind, int | np.integer):
+            raise TypeError(f"kind: wanted an integer, an entry of kinds, got {kind!r}")
         if kind == FULL:
             return self._backend.xp.ones(self.block, bool)
+        if not 0 <= kind < len(self.bits):
+            raise IndexError(f"kind: wanted -1, or the number of one of {len(self.bits)} element masks, got {kind}")
         return unpack(self._backend.xp, self.bits[kind : kind + 1], self.block[1])[0]
 
     def plot(self, ax: Any = None, *, batch: int = 0, head: int = 0, elements: bool = False) -> Any:
@@ -208,6 +217,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         ------
         IndexError
             If the mask has no such pattern.
+        TypeError
+            If `batch` or `head` is not an integer.
         ImportError
             If matplotlib is not installed.
 
@@ -225,6 +236,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         >>> plt.close(ax.figure)  # or ax.figure.savefig("mask.png")
         """
         for name, value, count in (("batch", batch, self.heads[0]), ("head", head, self.heads[1])):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name}: wanted an integer, got {value!r}")
             if count > 1 and not 0 <= value < count:  # one pattern serves all
                 raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
         mask = self._pattern(batch % self.heads[0] * self.heads[1] + head % self.heads[1])

@@ -17,8 +17,10 @@ Numbers = np.ndarray[Any, Any]
 Interval = Callable[[Numbers], tuple[Numbers, Numbers]]
 #: From the first query and key of blocks to numbers; blocks with the same number have the same elements.
 Code = Callable[[Numbers, Numbers], Numbers]
+#: Numbers beyond all lengths, such that sums of them fit 64 bits.
+_FAR = 1 << 60
 #: Shift of a line that never rises above its least value.
-FLAT = -(1 << 60)
+FLAT = -_FAR
 
 
 class BlockRows(NamedTuple):
@@ -42,6 +44,10 @@ class Line(NamedTuple):
     shift: int
     least: int = 0
 
+    def clamped(self) -> Line:
+        """The same bound in numbers of 64 bits."""
+        return Line(max(-_FAR, min(self.shift, _FAR)), min(self.least, _FAR))
+
     def at(self, query: Numbers, most: int) -> Numbers:
         """The bound at these queries, clamped to at most `most`."""
         return np.minimum(np.maximum(query + self.shift, self.least), most)
@@ -60,6 +66,7 @@ def lines(
     `low` and `high` must not cross between 0 and the number of keys.
     """
     (S_q, S_k), (bq, bk) = shape, block
+    low, high = low.clamped(), high.clamped()
     begin, end = (0, S_q) if queries is None else queries
     if not high.least:
         begin = max(begin, 1 - high.shift)

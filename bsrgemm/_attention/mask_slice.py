@@ -142,7 +142,10 @@ def _range(key: Any, side: _Side) -> tuple[int, int]:
         raise TypeError(f"{what}: wanted a slice such as 0:{side.block}, got {key!r}")
     if key.step not in (None, 1):
         raise ValueError(f"{what}: wanted a slice of neighbours, got the step {key.step!r}")
-    start, stop, _ = key.indices(side.length)
+    try:
+        start, stop, _ = key.indices(side.length)
+    except TypeError:
+        raise TypeError(f"{what}: wanted a slice of integers such as 0:{side.block}, got {key!r}") from None
     stop = max(start, stop)
     if any(x % side.block and x != side.length for x in (start, stop)):
         around = (start // side.block * side.block, min(side.length, -(-stop // side.block) * side.block))
