@@ -7,6 +7,7 @@ how often the graph was replayed: from then on the lengths on the device count, 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,11 @@ class KVCache:
                 "capacity: wanted less than 2**31 tokens of all heads and sequences together, "
                 f"got {self.pages * self.kv_heads * tokens}"
             )
+        #: stands for everything that the checks of a decode depend on
+        self._sizes = _same(
+            self._backend.name, self.dtype, self.batch, self.kv_heads, self.capacity, self.head_dim, self.value_dim,
+            self.page, self.pages,
+        )  # fmt: skip
         xp = self._backend.xp
         self.k = xp.empty((self.pages, self.kv_heads, tokens, self.head_dim), self.dtype)
         self.v = xp.empty((self.pages, self.kv_heads, tokens, self.value_dim), self.dtype)
@@ -517,6 +523,12 @@ class KVCache:
         self._pages = pages
         if taken:
             del self._free[-len(taken) :]
+
+
+@lru_cache(maxsize=256)
+def _same(*sizes: Any) -> object:
+    """Return an object that is the same for equal sizes. As a part of a key it is found faster than they are."""
+    return object()
 
 
 def dense_of(backend: Backend, x: Any, name: str) -> Array:
