@@ -76,18 +76,29 @@ def lines(
         return low.at(query, S_k), high.at(query, S_k)
 
     def code(top: Numbers, left: Numbers) -> Numbers:
-        """Where each bound cuts a block, clamped to the sides of the block, as the digits of one number."""
-        digits = (
-            (top - left + low.shift, -bq, bk),
-            (low.least - left, 0, bk),
-            (top - left + high.shift, -bq, bk),
-            (high.least - left, 0, bk),
-            (begin - top, 0, bq),
-            (end - top, 0, bq),
-            (S_k - left, 0, bk),
-        )
-        found = [np.minimum(np.maximum(x, least), most) - least for x, least, most in digits]
-        return np.ravel_multi_index(found, [most - least + 1 for _, least, most in digits])
+        """Where each bound cuts a block, clamped to the sides of the block, as the digits of one number.
+
+        A digit that is the same for all blocks is left out.
+        """
+        digits, place = [], top - left
+        for bound in (low, high):
+            if bound.shift > FLAT:
+                digits.append((place + bound.shift, -bq, bk))
+            if bound.least > 0:
+                digits.append((bound.least - left, 0, bk))
+        if begin > 0:
+            digits.append((begin - top, 0, bq))
+        if end < -(-S_q // bq) * bq:
+            digits.append((end - top, 0, bq))
+        if S_k % bk:
+            digits.append((S_k - left, 0, bk))
+        found = np.zeros_like(top)
+        for digit, least, most in digits:
+            np.maximum(digit, least, out=digit)
+            np.minimum(digit, most, out=digit)
+            found *= most - least + 1
+            found += digit
+        return found
 
     return _stored(shape, block, interval, code, begin, end)
 
@@ -136,8 +147,9 @@ def _stored(
     lengths = np.concatenate([whole - first, last - after])
     ends = np.cumsum(lengths)
     begins = np.concatenate([first, after])
-    row = np.repeat(np.concatenate([np.arange(len(top))] * 2), lengths)
-    col = np.arange(len(row)) + np.repeat(begins - ends + lengths, lengths)
+    part = np.repeat(np.arange(len(lengths)), lengths)
+    row = np.concatenate([np.arange(len(top))] * 2)[part]
+    col = np.arange(len(part)) + (begins - ends + lengths)[part]
     positions = col + (starts[:-1] - first)[row]
     numbers = code(row * bq, col * bk)
     distinct = np.sort(numbers)
