@@ -17,10 +17,8 @@ Numbers = np.ndarray[Any, Any]
 Interval = Callable[[Numbers], tuple[Numbers, Numbers]]
 #: From the first query and key of blocks to numbers; blocks with the same number have the same elements.
 Code = Callable[[Numbers, Numbers], Numbers]
-#: Numbers beyond all lengths, such that sums of them fit 64 bits.
-_FAR = 1 << 60
-#: Shift of a line that never rises above its least value.
-FLAT = -_FAR
+#: Shift of a line that never rises above its least value; it is beyond all lengths, and sums with it fit 64 bits.
+FLAT = -(1 << 60)
 
 
 class BlockRows(NamedTuple):
@@ -46,7 +44,7 @@ class Line(NamedTuple):
 
     def clamped(self) -> Line:
         """The same bound in numbers of 64 bits."""
-        return Line(max(-_FAR, min(self.shift, _FAR)), min(self.least, _FAR))
+        return Line(max(FLAT, min(self.shift, -FLAT)), min(self.least, -FLAT))
 
     def at(self, query: Numbers, most: int) -> Numbers:
         """The bound at these queries, clamped to at most `most`."""
