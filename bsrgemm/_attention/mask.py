@@ -107,8 +107,10 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the four arrays of the mask."""
-        return int(sum(x.nbytes for x in (self.indptr, self.indices, self.kinds, self.bits)))
+        """Bytes of the four arrays of the mask. If all blocks are whole, their kinds take the memory of one."""
+        repeated = self.kinds.strides == (0,)
+        kinds = self.kinds[:1] if repeated else self.kinds
+        return int(sum(x.nbytes for x in (self.indptr, self.indices, kinds, self.bits)))
 
     @property
     def device(self) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._backend import registry, structure
 from .._backend.base import Array, Backend
-from .mask_bits import FULL, NOTHING, counts_of, distinct, inside_of, no_bits
+from .mask_bits import FULL, NOTHING, counts_of, distinct, inside_of, no_bits, whole_kinds
 from .mask_grid import Grid, check_stored
 from .mask_intervals import BlockRows, Line, lines
 
@@ -107,7 +107,7 @@ class MaskBase(ABC):
         key = xp.unique(structure.block_keys(grid.backend, indices, indptr, cols))  # synchronize!
         check_stored(len(key), grid.block)
         indices, indptr = structure.keys_to_index(grid.backend, key, heads[0] * heads[1] * rows, cols, _INT32)
-        kinds = xp.full(len(key), FULL, _INT32)
+        kinds = whole_kinds(xp, len(key))
         return cls(grid.backend, grid.shape, grid.block, heads, indptr, indices, kinds, no_bits(xp, grid.block))
 
     @classmethod
@@ -168,6 +168,8 @@ class MaskBase(ABC):
             kept = xp.flatnonzero(kinds != NOTHING)  # synchronize!
             key, kinds = key[kept], kinds[kept]
         check_stored(len(key), grid.block)
+        if not len(bits):
+            kinds = whole_kinds(xp, len(key))
         indices, indptr = structure.keys_to_index(backend, key, heads[0] * heads[1] * rows, cols, _INT32)
         return cls(backend, grid.shape, grid.block, heads, indptr, indices, kinds, bits)
 

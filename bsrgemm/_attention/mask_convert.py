@@ -13,7 +13,7 @@ from .._backend import registry, structure
 from .._backend.base import Array
 from .given import host_array
 from .mask_base import MaskBase
-from .mask_bits import pack, unpack
+from .mask_bits import pack, unpack, whole_kinds
 from .mask_grid import Grid, check_heads, check_shape
 
 
@@ -295,8 +295,13 @@ class Conversions(MaskBase):
         backend = registry.by_name(device)
         if backend is self._backend:
             return self
-        mine = (self.indptr, self.indices, self.kinds, self.bits)
-        indptr, indices, kinds, bits = (backend.from_host(self._backend.to_host(x)) for x in mine)
+        indptr, indices, bits = (
+            backend.from_host(self._backend.to_host(x)) for x in (self.indptr, self.indices, self.bits)
+        )
+        if len(bits):
+            kinds = backend.from_host(self._backend.to_host(self.kinds))
+        else:
+            kinds = whole_kinds(backend.xp, len(indices))
         return type(self)(backend, self.shape, self.block, self.heads, indptr, indices, kinds, bits)
 
     def get(self) -> Self:

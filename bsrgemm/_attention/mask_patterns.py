@@ -9,7 +9,7 @@ import numpy as np
 
 from .._backend.base import Array
 from .given import host_array
-from .mask_bits import FULL, mixed, no_bits, pack, with_whole
+from .mask_bits import mixed, no_bits, pack, whole_kinds, with_whole
 from .mask_combine import Combinations
 from .mask_grid import Grid, check_count, check_heads, check_stored
 from .mask_intervals import Line, flat
@@ -246,6 +246,6 @@ class PatternMasks(Combinations):
         number = xp.arange(all_rows * per_row, dtype=np.uint64) + np.uint64(int(seed) % 2**32 << 32)
         indices = mixed(number).reshape(all_rows, per_row) % width + first
         indptr = grid.backend.from_host(np.arange(all_rows + 1, dtype=_INT32) * _INT32.type(per_row))
-        kinds = xp.full(all_rows * per_row, FULL, _INT32)
+        kinds = whole_kinds(xp, all_rows * per_row)
         indices = indices.reshape(-1).astype(_INT32)
         return cls(grid.backend, grid.shape, grid.block, heads, indptr, indices, kinds, no_bits(xp, grid.block))

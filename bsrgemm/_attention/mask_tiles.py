@@ -39,8 +39,11 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     xp = backend.xp
     per_pattern = -(-mask.shape[0] // tile_q)
     if mask.block == (tile_q, tile_k):
-        position = xp.arange(len(mask.kinds), dtype=_INT32)
-        parts = xp.where(mask.kinds == FULL, _INT32.type(-1), position)
+        count = len(mask.kinds)
+        if len(mask.bits):
+            parts = xp.where(mask.kinds == FULL, _INT32.type(-1), xp.arange(count, dtype=_INT32))
+        else:  # no kind is read, since there is only one in memory: see `whole_kinds`
+            parts = xp.full(count, -1, _INT32)
         return Tiles(mask.indptr, mask.indices, parts, mask.kinds, _order(xp, mask.indptr, per_pattern), 1, 1)
     (S_q, S_k), (bq, bk) = mask.shape, mask.block
     per_row = -(-S_k // tile_k)
