@@ -58,7 +58,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
     indices : array of int32, shape (stored blocks,)
         Block column of each stored block, sorted within a block row.
     kinds : array of int32, shape (stored blocks,)
-        -1 for a block whose elements are all allowed, otherwise the index of its element mask in `bits`.
+        -1 for a block whose elements are all allowed, otherwise the index of its element mask in `bits`. If all blocks
+        are whole, all of it is one number in memory (its stride is 0).
     bits : array of uint32, shape (masks, block[0], ceil(block[1] / 32))
         Element masks: key j of a block is bit ``j % 32`` of word ``j // 32``. Elements beyond the last query or key are
         not allowed.
