@@ -57,7 +57,7 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     tile_col, in_cols = _touched(xp, col, bk, tile_k, S_k)
     rows, cols = tile_row[:, :, None], tile_col[:, None, :]
     key = (pattern[:, None, None] * per_pattern + rows) * per_row + cols
-    touching = None if in_rows is in_cols is None else _both(in_rows, in_cols)
+    touching = _both(in_rows, in_cols)
     key = (key if touching is None else xp.where(touching, key, count * per_row)).reshape(-1)
     parts_q, parts_k = _spanned(tile_q, bq), _spanned(tile_k, bk)
     inside = _inside(row[:, None, None], rows, tile_q, bq) * parts_k + _inside(col[:, None, None], cols, tile_k, bk)
@@ -170,11 +170,14 @@ def _inside(number: Array, tile_number: Array, tile: int, block: int) -> Array:
     return number % (tile // block) if tile % block == 0 else number - tile_number * tile // block
 
 
-def _both(in_rows: Array | None, in_cols: Array | None) -> Array:
-    """Whether a block touches a tile, of shape (blocks, tiles along the queries, tiles along the keys)."""
-    if in_rows is None or in_cols is None:
-        return in_cols[:, None, :] if in_rows is None else in_rows[:, :, None]
-    return in_rows[:, :, None] & in_cols[:, None, :]
+def _both(in_rows: Array | None, in_cols: Array | None) -> Array | None:
+    """Whether a block touches a tile, of shape (blocks, tiles along the queries, tiles along the keys).
+
+    It is None if each block is in one tile along both.
+    """
+    if in_rows is None:
+        return None if in_cols is None else in_cols[:, None, :]
+    return in_rows[:, :, None] if in_cols is None else in_rows[:, :, None] & in_cols[:, None, :]
 
 
 def _blocks_in(xp: Any, tile_number: Array, tile: int, block: int, total: int) -> Array:

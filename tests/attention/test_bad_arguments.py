@@ -80,6 +80,9 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: bg.merge_states(np.array(1.0), np.array(1.0)), TypeError, "outs: wanted a sequence of arrays, got numpy"),
     (lambda: bg.merge_states({"a": OUT}, [LSE]), TypeError, "outs: wanted a sequence of arrays, got builtins dict"),
     (lambda: bg.merge_states([OUT], [None]), TypeError, "lses[0]: wanted a dense array on 'cpu', where outs[0] is"),
+    (lambda: bg.attention(Q, Q, Q, out_dtype="foo"), TypeError, "out_dtype: wanted a dtype, such as np.float32 or its"),
+    (lambda: bg.merge_states([OUT], [LSE], out_dtype="foo"), TypeError, "out_dtype: wanted a dtype, such as"),
+    (lambda: bg.KVCache(1, 1, 1, 1, dtype="foo", device="cpu"), TypeError, "dtype: wanted a dtype, such as np.float32"),
     (lambda: bg.vjp(bg.attention, Q, Q, Q, return_lse=1), TypeError, "return_lse: wanted True or False, got 1"),
 ]
 
