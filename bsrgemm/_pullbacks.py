@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._attention.attention import attention
+from ._attention.checks import checked_flag
 from ._attention.gradients import attention_backward
 from ._attention.merge import merge_states, merge_states_backward
 from ._products.gradients import matmul_backward, sddmm_backward
@@ -89,6 +90,7 @@ def _sddmm(
 
 def _attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) -> tuple[Any, Pullback]:
     _refuse(attention, {name: options[name] for name in _WITHOUT_GRADIENT & options.keys()})
+    return_lse = checked_flag(return_lse, "return_lse")
     out, lse = attention(q, k, v, return_lse=True, **options)
 
     def pullback(dout: Any, dlse: Any = None) -> tuple[Any, ...]:

@@ -41,7 +41,15 @@ def check_dtype(dtype: DTypeLike, supported: tuple[np.dtype[Any], ...], what: st
 
     The error message begins with `what`, the name of the argument.
     """
-    return _check_dtype(np.dtype(dtype), supported, what)
+    return _check_dtype(as_dtype(dtype, what), supported, what)
+
+
+def as_dtype(dtype: DTypeLike, what: str = "dtype") -> np.dtype[Any]:
+    """Return ``np.dtype(dtype)``; the TypeError for what is no dtype begins with `what`, the name of the argument."""
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what}: wanted a dtype, such as np.float32 or its name, got {dtype!r}") from None
 
 
 @lru_cache(maxsize=256)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .._backend.base import Array
+from ..dtypes import FLOAT8, as_dtype
 from . import repeats
 from .call import AttentionCall
 from .checks import (
@@ -174,9 +173,11 @@ def attention(
     fp8 = q_scale is not None or k_scale is not None or v_scale is not None
     if fp8:
         q, k, v = (fp8_bytes(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    elif q.dtype == FLOAT8:
+        raise TypeError(f"q: does not support dtype {q.dtype} without a scale; q_scale=1.0 says that q, k, v are fp8")
     if out is not None and not backend.is_dense(out):
         raise TypeError(f"out: wanted a dense array on {backend.name!r}, where q is, got {named(out)}")
-    wanted_dtype = None if out_dtype is None else np.dtype(out_dtype)
+    wanted_dtype = None if out_dtype is None else as_dtype(out_dtype, "out_dtype")
     dtypes = (q.dtype, k.dtype, v.dtype, None if out is None else out.dtype, wanted_dtype)
     dtype, acc = fp8_dtypes(*dtypes) if fp8 else dtypes_of(*dtypes)
     q4, k4, v4 = by_heads(q, layout, variable), by_heads(k, layout, variable), by_heads(v, layout, variable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
+from .given import host_array
 from .mask import BlockMask
 
 #: Dtypes of q, k, v and the result.
@@ -74,13 +76,14 @@ def named(x: Any) -> str:
     return f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
 
 
-def adopted_array(backend: Backend, x: Any, name: str) -> Array:
-    """An array of another library as one of `backend`, without a copy."""
+def adopted_array(backend: Backend, x: Any, name: str, first: str = "q") -> Array:
+    """An array of another library as one of `backend`, where the operand `first` is, without a copy."""
     found = backend_of(x) or foreign_backend(x)
     array = adopted(backend, x, name) if found is backend and not backend.is_sparse(x) else None
     if array is None:
         raise TypeError(
-            f"{name}: wanted a dense array on {backend.name!r}, where q is, got {named(x)}: nothing is moved silently"
+            f"{name}: wanted a dense array on {backend.name!r}, where {first} is, got {named(x)}: nothing is moved "
+            "silently"
         )
     return array
 
@@ -226,7 +229,9 @@ def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Arr
     """
     if given is None:
         raise ValueError(f"{name}: wanted together with the other one, got None")
-    bounds = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else given
+    bounds = given
+    if isinstance(given, np.ndarray | Sequence):
+        bounds = host_array(name, given, "the bounds of sequences in one dimension")
     if not isinstance(bounds, np.ndarray) and not backend.is_dense(bounds):
         bounds = adopted_array(backend, bounds, name)
     if bounds.ndim != 1 or not len(bounds):

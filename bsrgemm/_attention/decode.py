@@ -16,6 +16,7 @@ from . import decode_repeats
 from .call import DecodeCall
 from .checks import check_window, checked_flag, checked_number
 from .engine import ENGINES
+from .given import host_array
 from .kv_cache import TILE, KVCache, dense_of
 
 _LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
@@ -124,7 +125,7 @@ def attention_decode(
             return found
     if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
-    backend = cache._backend
+    backend, engine = cache._backend, ENGINES.of(cache._backend)
     q = dense_of(backend, q, "q")
     if q.ndim != 4:
         raise ValueError(f"q: wanted 4 dimensions, {_LAYOUTS[layout]} for layout {layout!r}, got shape {q.shape}")
@@ -149,15 +150,15 @@ def attention_decode(
         blocks, block = _check_blocks(blocks, block, cache)
         if blocks.dtype != np.int32:
             wide = blocks
-            blocks = ENGINES.of(backend).temporary(lambda: _in_32_bits(backend.xp, wide))
+            blocks = engine.temporary(lambda: _in_32_bits(backend.xp, wide))
     shape = (*q.shape[:-1], cache.value_dim)
     result = backend.xp.empty(shape, cache.dtype) if out is None else _check_out(out, shape, q, cache)
     out4 = result if layout == "bhsd" else result.swapaxes(1, 2)
     lse = backend.xp.empty((B, H_q, S_q), acc) if checked_flag(return_lse, "return_lse") else None
     sums = None if lse is None else (lse.shape, lse.dtype)
-    kind = decode_repeats.kind_of(key, decode_repeats.Kind(shape, sums, factor, cap, left, layout == "bshd"))
+    kind = decode_repeats.kind_of(key, decode_repeats.Kind(shape, sums, factor, cap, left, layout == "bshd", engine))
     prepared = None if kind is None else kind.prepared
-    ENGINES.of(backend).decode(DecodeCall(q4, cache, out4, lse, factor, cap, left, blocks, block or 0, prepared))
+    engine.decode(DecodeCall(q4, cache, out4, lse, factor, cap, left, blocks, block or 0, prepared))
     if kind is not None:
         kind.remember(token, cache, out)
     return result if lse is None else (result, lse)
@@ -193,10 +194,7 @@ def _check_blocks(blocks: Any, block: Any, cache: KVCache) -> tuple[Array, int]:
 
 def _listed(blocks: Any) -> Array:
     """Return nested lists of numbers as an array of int32."""
-    try:
-        numbers = np.asarray(blocks)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"blocks: wanted nested lists of integers, all of one length: {error}") from None
+    numbers = host_array("blocks", blocks, "nested lists of integers, all of one length")
     if not numbers.size:
         return numbers.astype(np.int32)
     if numbers.dtype.kind not in "iu":

@@ -76,7 +76,10 @@ def decode(call: DecodeCall) -> None:
         total = cache.batch * longest
     prepared = _prepared(call, longest, total)
     plan = prepared.plan
-    partial = workspace.temporary(plan.floats, np.float32) if plan.floats else None
+    partial = arrived = 0
+    if plan.floats:
+        sums, counters = workspace.for_pieces(plan.floats, plan.counters)
+        partial, arrived = sums.data.ptr, counters.data.ptr
     argument = prepared.argument(
         q.data.ptr,
         cache.k.data.ptr,
@@ -86,8 +89,8 @@ def decode(call: DecodeCall) -> None:
         cache._device_lengths.data.ptr,
         0 if table is None else table.data.ptr,
         0 if blocks is None else blocks.data.ptr,
-        0 if partial is None else partial.data.ptr,
-        workspace.counters(plan.counters).data.ptr if plan.counters else 0,
+        partial,
+        arrived,
     )
     plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._backend.base import Array
 from .call import DecodeCall
-from .engine import ENGINES
+from .engine import AttentionEngine
 from .kv_cache import KVCache
 from .repeats import asked_for
 
@@ -35,6 +35,7 @@ class Kind:
     left: int
     #: whether the queries come before the heads
     swapped: bool
+    engine: AttentionEngine
     #: addresses of q, `out`, keys and values where `out` overlaps none of the others
     apart: set[tuple[int, int, int, int]] = field(default_factory=set)
     #: see `DecodeCall.prepared`
@@ -49,7 +50,7 @@ class Kind:
         lse = None if self.lse is None else xp.empty(*self.lse)
         q4, out4 = (q.swapaxes(1, 2), result.swapaxes(1, 2)) if self.swapped else (q, result)
         call = DecodeCall(q4, cache, out4, lse, self.scale, self.softcap, self.left, None, 0, self.prepared)
-        ENGINES.of(cache._backend).decode(call)
+        self.engine.decode(call)
         return result if lse is None else (result, lse)
 
     def remember(self, q: Array, cache: KVCache, out: Array | None) -> None:
@@ -66,13 +67,10 @@ def key_of(q: Any, cache: KVCache, out: Any, window: Any, options: tuple[Any, ..
     Options of another type are another call: ``return_lse=1`` equals ``return_lse=True``, but is refused.
     """
     kind = type(cache.k)
-    if type(q) is not kind or not ENGINES.of(cache._backend).repeats_decode:
+    if type(q) is not kind:
         return None
     asked = asked_for(kind, out, window, options)
-    if asked is None:
-        return None
-    sizes = (cache.dtype, cache.batch, cache.kv_heads, cache.capacity, cache.head_dim, cache.value_dim, cache.page)
-    return q.shape, q.strides, q.dtype, sizes, cache.pages, cache._backend, asked
+    return None if asked is None else (q.shape, q.strides, q.dtype, cache._sizes, asked)
 
 
 def lookup(key: Any) -> Kind | None:
@@ -84,12 +82,17 @@ def lookup(key: Any) -> Kind | None:
 
 
 def kind_of(key: Any, kind: Kind) -> Kind | None:
-    """Return what is known of calls with this key, which is `kind` from now on if it is new; None without a key."""
+    """Return what is known of calls with this key, which is `kind` from now on if it is new.
+
+    The result is None without a key, and for an engine that does not take part.
+    """
+    if key is None or not kind.engine.repeats_decode:
+        return None
     try:
         found = _kinds.get(key)
     except TypeError:
         return None
-    if key is None or found is not None:
+    if found is not None:
         return found
     if len(_kinds) >= _MOST_KINDS:
         _kinds.clear()

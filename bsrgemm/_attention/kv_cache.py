@@ -7,6 +7,7 @@ how often the graph was replayed: from then on the lengths on the device count, 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from .._backend import registry
 from .._backend.base import Array, Backend
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
 from .append import APPEND_ENGINES, AppendCall, AppendEngine
+from .given import host_array
 
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 _LAYOUTS = {"bhsd": "(batch, KV heads, length, head dim)", "bshd": "(batch, length, KV heads, head dim)"}
@@ -126,6 +128,11 @@ class KVCache:
                 "capacity: wanted less than 2**31 tokens of all heads and sequences together, "
                 f"got {self.pages * self.kv_heads * tokens}"
             )
+        #: stands for everything that the checks of a decode depend on
+        self._sizes = _same(
+            self._backend.name, self.dtype, self.batch, self.kv_heads, self.capacity, self.head_dim, self.value_dim,
+            self.page, self.pages,
+        )  # fmt: skip
         xp = self._backend.xp
         self.k = xp.empty((self.pages, self.kv_heads, tokens, self.head_dim), self.dtype)
         self.v = xp.empty((self.pages, self.kv_heads, tokens, self.value_dim), self.dtype)
@@ -432,7 +439,7 @@ class KVCache:
         """The number of tokens that each sequence takes."""
         if not isinstance(lengths, np.ndarray | list | tuple):
             raise TypeError(f"lengths: wanted integers on the host, got {type(lengths).__name__}")
-        takes = np.asarray(lengths)
+        takes = host_array("lengths", lengths, f"{self.batch} numbers, one per sequence")
         if takes.shape != (self.batch,):
             raise ValueError(f"lengths: wanted {self.batch} numbers, one per sequence, got shape {takes.shape}")
         if takes.dtype.kind not in "iu":
@@ -518,15 +525,24 @@ class KVCache:
             del self._free[-len(taken) :]
 
 
+@lru_cache(maxsize=256)
+def _same(*sizes: Any) -> object:
+    """Return an object that is the same for equal sizes. As a part of a key it is found faster than they are."""
+    return object()
+
+
 def dense_of(backend: Backend, x: Any, name: str) -> Array:
     """`x` as an array of the cache's backend, without a copy."""
     if backend.is_dense(x):
         return x
     found = registry.adopted(backend, x, name)
     if found is None:
+        way_out = "wanted a dense array there"
+        if registry.backend_of(x) or registry.foreign_backend(x):
+            way_out = "nothing is moved silently. cupy.asarray(x) brings it to the GPU, x.get() to the CPU"
         raise TypeError(
             f"{name}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a cache on "
-            f"{backend.name!r}: nothing is moved silently. cupy.asarray(x) brings it to the GPU, x.get() to the CPU"
+            f"{backend.name!r}: {way_out}"
         )
     return found
 

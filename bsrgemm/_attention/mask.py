@@ -58,7 +58,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
     indices : array of int32, shape (stored blocks,)
         Block column of each stored block, sorted within a block row.
     kinds : array of int32, shape (stored blocks,)
-        -1 for a block whose elements are all allowed, otherwise the index of its element mask in `bits`.
+        -1 for a block whose elements are all allowed, otherwise the index of its element mask in `bits`. If all blocks
+        are whole, all of it is one number in memory (its stride is 0).
     bits : array of uint32, shape (masks, block[0], ceil(block[1] / 32))
         Element masks: key j of a block is bit ``j % 32`` of word ``j // 32``. Elements beyond the last query or key are
         not allowed.
@@ -72,6 +73,9 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
     Notes
     -----
     On a GPU, ``&``, ``|``, ``~``, slices, ``==``, `density`, `allowed` and ``repr`` wait for the GPU.
+
+    Write nothing into the arrays of a mask, and assign nothing to its attributes: kernels read lists that were made
+    from them once. Build another mask instead.
 
     Examples
     --------
@@ -104,8 +108,10 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the four arrays of the mask."""
-        return int(sum(x.nbytes for x in (self.indptr, self.indices, self.kinds, self.bits)))
+        """Bytes of the four arrays of the mask. If all blocks are whole, their kinds take the memory of one."""
+        repeated = self.kinds.strides == (0,)
+        kinds = self.kinds[:1] if repeated else self.kinds
+        return int(sum(x.nbytes for x in (self.indptr, self.indices, kinds, self.bits)))
 
     @property
     def device(self) -> Any:
@@ -169,6 +175,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         ------
         IndexError
             If `bits` has no such mask.
+        TypeError
+            If `kind` is not an integer.
 
         Notes
         -----
@@ -182,8 +190,12 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         array([[1, 0, 0],
                [1, 1, 0]])
         """
+        if isinstance(kind, bool) or not isinstance(kind, int | np.integer):
+            raise TypeError(f"kind: wanted an integer, an entry of kinds, got {kind!r}")
         if kind == FULL:
             return self._backend.xp.ones(self.block, bool)
+        if not 0 <= kind < len(self.bits):
+            raise IndexError(f"kind: wanted -1, or the number of one of {len(self.bits)} element masks, got {kind}")
         return unpack(self._backend.xp, self.bits[kind : kind + 1], self.block[1])[0]
 
     def plot(self, ax: Any = None, *, batch: int = 0, head: int = 0, elements: bool = False) -> Any:
@@ -208,6 +220,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         ------
         IndexError
             If the mask has no such pattern.
+        TypeError
+            If `batch` or `head` is not an integer.
         ImportError
             If matplotlib is not installed.
 
@@ -225,6 +239,8 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
         >>> plt.close(ax.figure)  # or ax.figure.savefig("mask.png")
         """
         for name, value, count in (("batch", batch, self.heads[0]), ("head", head, self.heads[1])):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name}: wanted an integer, got {value!r}")
             if count > 1 and not 0 <= value < count:  # one pattern serves all
                 raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
         mask = self._pattern(batch % self.heads[0] * self.heads[1] + head % self.heads[1])

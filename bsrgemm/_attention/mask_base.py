@@ -15,8 +15,8 @@ import numpy as np
 
 from .._backend import registry, structure
 from .._backend.base import Array, Backend
-from .mask_bits import FULL, NOTHING, counts_of, distinct, inside_of, no_bits
-from .mask_grid import Grid
+from .mask_bits import FULL, NOTHING, counts_of, distinct, inside_of, no_bits, whole_kinds
+from .mask_grid import Grid, check_stored
 from .mask_intervals import BlockRows, Line, lines
 
 _INT32 = np.dtype(np.int32)
@@ -78,6 +78,7 @@ class MaskBase(ABC):
         """A mask from rows of blocks that the host has computed. Nothing waits for the GPU."""
         backend, xp = grid.backend, grid.backend.xp
         total = int(stored.starts[-1])
+        check_stored(total, grid.block)
         shifts = stored.first - stored.starts[:-1]
         if total <= cls._limits().blocks:
             shapes = (stored.starts.shape, (total,), (total,), stored.bits.shape)
@@ -104,8 +105,9 @@ class MaskBase(ABC):
         """A mask of whole blocks, which may come in any order and several times."""
         xp, (rows, cols) = grid.backend.xp, grid.counts
         key = xp.unique(structure.block_keys(grid.backend, indices, indptr, cols))  # synchronize!
+        check_stored(len(key), grid.block)
         indices, indptr = structure.keys_to_index(grid.backend, key, heads[0] * heads[1] * rows, cols, _INT32)
-        kinds = xp.full(len(key), FULL, _INT32)
+        kinds = whole_kinds(xp, len(key))
         return cls(grid.backend, grid.shape, grid.block, heads, indptr, indices, kinds, no_bits(xp, grid.block))
 
     @classmethod
@@ -165,6 +167,9 @@ class MaskBase(ABC):
         if dropped:
             kept = xp.flatnonzero(kinds != NOTHING)  # synchronize!
             key, kinds = key[kept], kinds[kept]
+        check_stored(len(key), grid.block)
+        if not len(bits):
+            kinds = whole_kinds(xp, len(key))
         indices, indptr = structure.keys_to_index(backend, key, heads[0] * heads[1] * rows, cols, _INT32)
         return cls(backend, grid.shape, grid.block, heads, indptr, indices, kinds, bits)
 

@@ -23,6 +23,12 @@ def no_bits(xp: Any, block: tuple[int, int]) -> Array:
     return xp.zeros((0, block[0], -(-block[1] // 32)), np.uint32)
 
 
+def whole_kinds(xp: Any, count: int) -> Array:
+    """Kinds of `count` whole blocks. All of them are one number in memory, which is why they are not to be written."""
+    one = xp.full(min(count, 1), FULL, np.int32)
+    return one if count <= 1 else xp.broadcast_to(one, (count,))
+
+
 def with_whole(xp: Any, bits: Array) -> Array:
     """`bits` after a first element mask that allows everything."""
     return xp.concatenate([xp.full((1, *bits.shape[1:]), 0xFFFFFFFF, np.uint32), bits])

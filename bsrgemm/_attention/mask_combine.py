@@ -11,12 +11,16 @@ from .._backend import registry, structure
 from .._backend.base import Array
 from .mask_base import MaskBase
 from .mask_bits import FULL, with_whole
+from .mask_grid import check_stored
 
 _INT32 = np.dtype(np.int32)
 
 
 class Combinations(MaskBase):
     """Operators and `stack`. All of them wait for the GPU if the masks are on one."""
+
+    #: NumPy leaves ``array & mask`` and ``array == mask`` to Python instead of trying them for each element.
+    __array_ufunc__ = None
 
     @classmethod
     def stack(cls, masks: Sequence[Self], *, axis: str = "heads") -> Self:
@@ -39,7 +43,7 @@ class Combinations(MaskBase):
         ValueError
             If `masks` is empty, `axis` is another word, or the shapes, blocks or numbers of patterns differ.
         TypeError
-            If the masks are on different devices.
+            If `masks` is not a sequence of masks, or the masks are on different devices.
 
         Notes
         -----
@@ -55,9 +59,14 @@ class Combinations(MaskBase):
         """
         if axis not in ("heads", "batch"):
             raise ValueError(f"axis: wanted 'heads' or 'batch', got {axis!r}")
+        if not isinstance(masks, Sequence):
+            raise TypeError(f"masks: wanted a list or tuple of BlockMask, got {type(masks).__name__}")
         if not masks:
             raise ValueError("masks: wanted at least one BlockMask, got an empty sequence")
         first = masks[0]
+        for number, mask in enumerate(masks):
+            if not isinstance(mask, Combinations):
+                raise TypeError(f"masks[{number}]: wanted a BlockMask, got {type(mask).__name__}")
         for other in masks[1:]:
             first._check_alike(other, "masks")
             if other.heads != first.heads:
@@ -90,14 +99,22 @@ class Combinations(MaskBase):
     def __and__(self, other: Any) -> Self:
         """``a & b`` allows the pairs of query and key that both masks allow. Waits for the GPU."""
         if not isinstance(other, Combinations):
-            return NotImplemented
+            return _no_mask(other, "&")
         return self._combined(other, both=True)
 
     def __or__(self, other: Any) -> Self:
         """``a | b`` allows the pairs of query and key that at least one of the masks allows. Waits for the GPU."""
         if not isinstance(other, Combinations):
-            return NotImplemented
+            return _no_mask(other, "|")
         return self._combined(other, both=False)
+
+    def __rand__(self, other: Any) -> Any:
+        """``array & a`` is refused."""
+        return _no_mask(other, "&")
+
+    def __ror__(self, other: Any) -> Any:
+        """``array | a`` is refused."""
+        return _no_mask(other, "|")
 
     def __invert__(self) -> Self:
         """``~a`` allows the pairs of query and key that `a` does not allow. Waits for the GPU."""
@@ -129,6 +146,7 @@ class Combinations(MaskBase):
         pattern = np.arange(heads[0] * heads[1])
         source = backend.from_host(pattern // heads[1] % B * H + pattern % heads[1] % H)
         total = len(self.indices) * (len(pattern) // (B * H))
+        check_stored(total, self.block)
         starts, ends = (x.reshape(B * H, rows)[source].reshape(-1) for x in (self.indptr[:-1], self.indptr[1:]))
         indptr = xp.zeros(len(starts) + 1, _INT32)
         indptr[1:] = xp.cumsum(ends - starts, dtype=_INT32)
@@ -142,7 +160,14 @@ class Combinations(MaskBase):
         Two element masks that share several blocks are combined only once.
         """
         self._check_alike(other, "&" if both else "|")
-        heads = tuple(np.broadcast_shapes(self.heads, other.heads))
+        try:
+            heads = tuple(np.broadcast_shapes(self.heads, other.heads))
+        except ValueError:
+            raise ValueError(
+                f"{'&' if both else '|'}: masks with {self.heads[0]} x {self.heads[1]} and with {other.heads[0]} x "
+                f"{other.heads[1]} patterns do not go together; wanted equal numbers along the batch and along the "
+                "heads, or 1"
+            ) from None
         backend, xp, (rows, cols) = self._backend, self._backend.xp, self._grid.counts
         a, b = self._spread(heads), other._spread(heads)
         # An element mask is numbered by its index in `masks` of `elements` below; two masks in the same block make a
@@ -162,3 +187,14 @@ class Combinations(MaskBase):
             return x & y if both else x | y
 
         return self._from_codes(self._grid, heads, key[1:-1], code, base * base, [a.bits, b.bits], elements)
+
+
+def _no_mask(other: Any, sign: str) -> Any:
+    """NotImplemented, so that Python asks the other operand; TypeError for arrays, which could be made masks."""
+    if registry.backend_of(other) is None:
+        return NotImplemented
+    kind = f"{type(other).__module__.partition('.')[0]} {type(other).__name__}"
+    raise TypeError(
+        f"{sign}: wanted a BlockMask, got {kind}; BlockMask.from_dense makes one of booleans, BlockMask.from_bsr of a "
+        "BSR matrix"
+    )

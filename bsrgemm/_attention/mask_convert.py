@@ -11,9 +11,10 @@ from .._array.construct import from_sparse
 from .._array.leaves import leaf
 from .._backend import registry, structure
 from .._backend.base import Array
+from .given import host_array
 from .mask_base import MaskBase
-from .mask_bits import pack, unpack
-from .mask_grid import Grid, check_heads
+from .mask_bits import pack, unpack, whole_kinds
+from .mask_grid import Grid, check_heads, check_shape
 
 
 class Conversions(MaskBase):
@@ -65,6 +66,8 @@ class Conversions(MaskBase):
             raise ValueError(f"allowed: wanted 2 or 4 dimensions, got {allowed.ndim}")
         grid = Grid(allowed.shape[-2], allowed.shape[-1], block, backend.name)
         xp = backend.xp
+        if allowed.ndim == 4 and not allowed.shape[0] * allowed.shape[1]:
+            raise ValueError(f"allowed: wanted at least one batch and one head, got shape {tuple(allowed.shape)}")
         heads = check_heads(allowed.shape[:2]) if allowed.ndim == 4 else (1, 1)
         (rows, cols), (bq, bk) = grid.counts, grid.block
         patterns = heads[0] * heads[1]
@@ -111,7 +114,10 @@ class Conversions(MaskBase):
             raise TypeError(f"A: wanted a BSR matrix, got {type(A).__name__}; BlockMask.from_dense takes booleans")
         backend = registry.backend_of(A)
         assert backend is not None
-        grid = Grid(A.shape[0], A.shape[1], A.blocksize, backend.name)
+        try:
+            grid = Grid(A.shape[0], A.shape[1], A.blocksize, backend.name)
+        except ValueError as error:
+            raise ValueError(f"A: {error}; A.tobsr(blocksize=...) converts it") from None
         if A.dtype != np.bool_:
             return cls._from_whole(grid, (1, 1), A.indptr, A.indices)
         if not isinstance(A, BsrBase):  # a class of SciPy
@@ -164,10 +170,14 @@ class Conversions(MaskBase):
         """
         backend = registry.backend_of(indices) or registry.host()
         xp = backend.xp
-        indptr, indices = xp.asarray(indptr), xp.asarray(indices)
+        given = (("indptr", indptr), ("indices", indices))
+        indptr, indices = (
+            xp.asarray(host_array(name, x, "integers in one dimension") if isinstance(x, list | tuple) else x)
+            for name, x in given
+        )
         if not indices.size:  # NumPy makes an empty list an array of floats
             indices = indices.astype(np.int64)
-        grid = Grid(shape[0], shape[1], block, backend.name)
+        grid = Grid(*check_shape(shape), block, backend.name)
         heads = check_heads(heads)
         rows, cols = grid.counts
         wanted = heads[0] * heads[1] * rows + 1
@@ -285,8 +295,13 @@ class Conversions(MaskBase):
         backend = registry.by_name(device)
         if backend is self._backend:
             return self
-        mine = (self.indptr, self.indices, self.kinds, self.bits)
-        indptr, indices, kinds, bits = (backend.from_host(self._backend.to_host(x)) for x in mine)
+        indptr, indices, bits = (
+            backend.from_host(self._backend.to_host(x)) for x in (self.indptr, self.indices, self.bits)
+        )
+        if len(bits):
+            kinds = backend.from_host(self._backend.to_host(self.kinds))
+        else:
+            kinds = whole_kinds(backend.xp, len(indices))
         return type(self)(backend, self.shape, self.block, self.heads, indptr, indices, kinds, bits)
 
     def get(self) -> Self:

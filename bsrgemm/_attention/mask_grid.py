@@ -11,6 +11,8 @@ from .._backend.base import Array
 
 _LEAST_BLOCK, _MOST_BLOCK = 16, 256
 _ALIGNMENTS = ("bottom-right", "top-left")
+#: The first stored block of a row is counted in 32 bits.
+_MOST_STORED = 2**31 - 1
 
 
 class Grid:
@@ -19,8 +21,8 @@ class Grid:
     def __init__(self, queries: Any, keys: Any, block: Any, device: str | None) -> None:
         keys = queries if keys is None else keys
         self.shape = (check_count("queries", queries), check_count("keys", keys))
-        sides = (block, block) if isinstance(block, int | np.integer) else tuple(block)
-        if len(sides) != 2 or not all(isinstance(b, int | np.integer) for b in sides):
+        sides = (block, block) if isinstance(block, int | np.integer) else _pair(block)
+        if sides is None or not all(isinstance(b, int | np.integer) for b in sides):
             raise ValueError(f"block: wanted one or two integers, got {block!r}")
         if not all(_LEAST_BLOCK <= b <= _MOST_BLOCK and b % _LEAST_BLOCK == 0 for b in sides):
             raise ValueError(f"block: wanted multiples of {_LEAST_BLOCK} up to {_MOST_BLOCK}, got {block!r}")
@@ -30,7 +32,7 @@ class Grid:
 
     def offset(self, align: str) -> int:
         """The position of the first query among the keys."""
-        if align not in _ALIGNMENTS:
+        if not isinstance(align, str) or align not in _ALIGNMENTS:
             raise ValueError(f"align: wanted 'bottom-right' or 'top-left', got {align!r}")
         return self.shape[1] - self.shape[0] if align == "bottom-right" else 0
 
@@ -49,7 +51,33 @@ def check_count(name: str, n: Any, least: int = 0) -> int:
 
 
 def check_heads(heads: Any) -> tuple[int, int]:
-    sides = tuple(heads)
-    if len(sides) != 2:
+    sides = _pair(heads)
+    if sides is None:
         raise ValueError(f"heads: wanted two integers, the numbers of batches and heads, got {heads!r}")
     return check_count("heads", sides[0], 1), check_count("heads", sides[1], 1)
+
+
+def check_shape(shape: Any) -> tuple[Any, Any]:
+    """The numbers of queries and keys, which `Grid` checks further."""
+    sides = _pair(shape)
+    if sides is None:
+        raise ValueError(f"shape: wanted two integers, the numbers of queries and keys, got {shape!r}")
+    return sides
+
+
+def check_stored(count: int, block: tuple[int, int]) -> None:
+    """ValueError if there are more stored blocks than `indptr` can count."""
+    if count > _MOST_STORED:
+        raise ValueError(
+            f"block: {count} blocks of {block[0]} x {block[1]} would be stored, wanted less than 2**31; "
+            "take a larger block"
+        )
+
+
+def _pair(sides: Any) -> tuple[Any, Any] | None:
+    """The two elements of a sequence; None if `sides` is anything else."""
+    try:
+        first, second = sides
+    except (TypeError, ValueError):
+        return None
+    return first, second

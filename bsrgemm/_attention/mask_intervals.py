@@ -17,7 +17,7 @@ Numbers = np.ndarray[Any, Any]
 Interval = Callable[[Numbers], tuple[Numbers, Numbers]]
 #: From the first query and key of blocks to numbers; blocks with the same number have the same elements.
 Code = Callable[[Numbers, Numbers], Numbers]
-#: Shift of a line that never rises above its least value.
+#: Shift of a line that never rises above its least value; it is beyond all lengths, and sums with it fit 64 bits.
 FLAT = -(1 << 60)
 
 
@@ -42,6 +42,10 @@ class Line(NamedTuple):
     shift: int
     least: int = 0
 
+    def clamped(self) -> Line:
+        """The same bound in numbers of 64 bits."""
+        return Line(max(FLAT, min(self.shift, -FLAT)), min(self.least, -FLAT))
+
     def at(self, query: Numbers, most: int) -> Numbers:
         """The bound at these queries, clamped to at most `most`."""
         return np.minimum(np.maximum(query + self.shift, self.least), most)
@@ -60,6 +64,7 @@ def lines(
     `low` and `high` must not cross between 0 and the number of keys.
     """
     (S_q, S_k), (bq, bk) = shape, block
+    low, high = low.clamped(), high.clamped()
     begin, end = (0, S_q) if queries is None else queries
     if not high.least:
         begin = max(begin, 1 - high.shift)
@@ -69,18 +74,29 @@ def lines(
         return low.at(query, S_k), high.at(query, S_k)
 
     def code(top: Numbers, left: Numbers) -> Numbers:
-        """Where each bound cuts a block, clamped to the sides of the block, as the digits of one number."""
-        digits = (
-            (top - left + low.shift, -bq, bk),
-            (low.least - left, 0, bk),
-            (top - left + high.shift, -bq, bk),
-            (high.least - left, 0, bk),
-            (begin - top, 0, bq),
-            (end - top, 0, bq),
-            (S_k - left, 0, bk),
-        )
-        found = [np.minimum(np.maximum(x, least), most) - least for x, least, most in digits]
-        return np.ravel_multi_index(found, [most - least + 1 for _, least, most in digits])
+        """Where each bound cuts a block, clamped to the sides of the block, as the digits of one number.
+
+        A digit that is the same for all blocks is left out.
+        """
+        digits, place = [], top - left
+        for bound in (low, high):
+            if bound.shift > FLAT:
+                digits.append((place + bound.shift, -bq, bk))
+            if bound.least > 0:
+                digits.append((bound.least - left, 0, bk))
+        if begin > 0:
+            digits.append((begin - top, 0, bq))
+        if end < -(-S_q // bq) * bq:
+            digits.append((end - top, 0, bq))
+        if S_k % bk:
+            digits.append((S_k - left, 0, bk))
+        found = np.zeros_like(top)
+        for digit, least, most in digits:
+            np.maximum(digit, least, out=digit)
+            np.minimum(digit, most, out=digit)
+            found *= most - least + 1
+            found += digit
+        return found
 
     return _stored(shape, block, interval, code, begin, end)
 
@@ -129,8 +145,9 @@ def _stored(
     lengths = np.concatenate([whole - first, last - after])
     ends = np.cumsum(lengths)
     begins = np.concatenate([first, after])
-    row = np.repeat(np.concatenate([np.arange(len(top))] * 2), lengths)
-    col = np.arange(len(row)) + np.repeat(begins - ends + lengths, lengths)
+    part = np.repeat(np.arange(len(lengths)), lengths)
+    row = np.concatenate([np.arange(len(top))] * 2)[part]
+    col = np.arange(len(part)) + (begins - ends + lengths)[part]
     positions = col + (starts[:-1] - first)[row]
     numbers = code(row * bq, col * bk)
     distinct = np.sort(numbers)

@@ -8,9 +8,10 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend.base import Array
-from .mask_bits import FULL, mixed, no_bits, pack, with_whole
+from .given import host_array
+from .mask_bits import mixed, no_bits, pack, whole_kinds, with_whole
 from .mask_combine import Combinations
-from .mask_grid import Grid, check_count, check_heads
+from .mask_grid import Grid, check_count, check_heads, check_stored
 from .mask_intervals import Line, flat
 
 _INT32 = np.dtype(np.int32)
@@ -79,11 +80,10 @@ class PatternMasks(Combinations):
         if isinstance(tokens, int | np.integer) and not isinstance(tokens, bool):
             runs = [(0, min(check_count("tokens", tokens), S))]
         else:
-            chosen = np.unique(np.asarray(tokens))
-            if chosen.ndim != 1 or (
-                chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= S)
-            ):
-                raise ValueError(f"tokens: wanted a number or places from 0 to {S - 1}, got {tokens!r}")
+            wanted = f"a number or places from 0 to {S - 1}"
+            chosen = np.unique(host_array("tokens", tokens, wanted))
+            if chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= S):
+                raise ValueError(f"tokens: wanted {wanted}, got {tokens!r}")
             starts = chosen[np.append(True, np.diff(chosen) > 1)] if chosen.size else chosen
             ends = chosen[np.append(np.diff(chosen) > 1, True)] if chosen.size else chosen
             runs = [(int(a), int(b) + 1) for a, b in zip(starts, ends, strict=True)]
@@ -156,6 +156,7 @@ class PatternMasks(Combinations):
         grid = Grid(queries, keys, block, device)
         count, dilation = check_count("count", count), check_count("dilation", dilation, least=1)
         offset, (bq, bk) = grid.offset(align), grid.block
+        dilation = min(dilation, sum(grid.shape) + bq + bk)  # more than any distance from a key to a query
         band = cls._from_lines(grid, Line(offset - (count - 1) * dilation), Line(offset + 1) if count else flat(0))
         # Blocks have the same elements if the distances from their first key to their first query differ by a multiple
         # of the dilation.
@@ -236,12 +237,15 @@ class PatternMasks(Combinations):
         per_row = check_count("per_row", per_row)
         if per_row > cols:
             raise ValueError(f"per_row: wanted at most {cols}, the number of block columns, got {per_row}")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise ValueError(f"seed: wanted an integer, got {seed!r}")
         all_rows = heads[0] * heads[1] * rows
+        check_stored(all_rows * per_row, grid.block)
         strips = np.arange(per_row + 1, dtype=np.uint64) * np.uint64(cols) // np.uint64(max(1, per_row))
         first, width = grid.backend.from_host(np.stack([strips[:-1], strips[1:] - strips[:-1]]))
         number = xp.arange(all_rows * per_row, dtype=np.uint64) + np.uint64(int(seed) % 2**32 << 32)
         indices = mixed(number).reshape(all_rows, per_row) % width + first
         indptr = grid.backend.from_host(np.arange(all_rows + 1, dtype=_INT32) * _INT32.type(per_row))
-        kinds = xp.full(all_rows * per_row, FULL, _INT32)
+        kinds = whole_kinds(xp, all_rows * per_row)
         indices = indices.reshape(-1).astype(_INT32)
         return cls(grid.backend, grid.shape, grid.block, heads, indptr, indices, kinds, no_bits(xp, grid.block))

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from .given import host_array
 from .mask_base import MaskBase
 from .mask_grid import Grid, check_count
 from .mask_intervals import Line, documents, flat
@@ -325,10 +326,11 @@ class IntervalMasks(MaskBase):
                [0, 1, 1],
                [0, 1, 1]])
         """
-        bounds = np.asarray(cu_seqlens)
+        wanted = "the bounds of documents, 0 to S"
+        bounds = host_array("cu_seqlens", cu_seqlens, wanted)
         if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu":
-            raise ValueError(f"cu_seqlens: wanted the bounds of documents, 0 to S, got {cu_seqlens!r}")
-        if bounds[0] != 0 or (np.diff(bounds) < 0).any():
+            raise ValueError(f"cu_seqlens: wanted {wanted}, got {cu_seqlens!r}")
+        if bounds[0] != 0 or (bounds[1:] < bounds[:-1]).any():  # differences of unsigned numbers are never negative
             raise ValueError(f"cu_seqlens: wanted bounds that climb from 0, got {cu_seqlens!r}")
         S = int(bounds[-1])
         grid = Grid(S, S, block, device)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from .mask_base import MaskBase
+from .mask_bits import FULL, whole_kinds
 from .mask_grid import Grid
 from .mask_intervals import Line
 
@@ -109,7 +110,10 @@ def selected(mask: Mask, rows: Ranges, cols: Ranges, patterns: tuple[range, rang
     # Element masks that no block uses any more are left out.
     used = xp.unique(kinds)  # synchronize!
     used = used[used >= 0]
-    kinds = xp.where(kinds < 0, _INT32.type(-1), xp.searchsorted(used, kinds).astype(_INT32))
+    if len(used):
+        kinds = xp.where(kinds < 0, _INT32.type(FULL), xp.searchsorted(used, kinds).astype(_INT32))
+    else:
+        kinds = whole_kinds(xp, len(kinds))
     arrays = (indptr.astype(_INT32), indices, kinds, mask.bits[used])
     return type(mask)(backend, shape, mask.block, (len(batches), len(heads)), *arrays)
 
@@ -142,7 +146,10 @@ def _range(key: Any, side: _Side) -> tuple[int, int]:
         raise TypeError(f"{what}: wanted a slice such as 0:{side.block}, got {key!r}")
     if key.step not in (None, 1):
         raise ValueError(f"{what}: wanted a slice of neighbours, got the step {key.step!r}")
-    start, stop, _ = key.indices(side.length)
+    try:
+        start, stop, _ = key.indices(side.length)
+    except TypeError:
+        raise TypeError(f"{what}: wanted a slice of integers such as 0:{side.block}, got {key!r}") from None
     stop = max(start, stop)
     if any(x % side.block and x != side.length for x in (start, stop)):
         around = (start // side.block * side.block, min(side.length, -(-stop // side.block) * side.block))

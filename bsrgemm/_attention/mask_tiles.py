@@ -39,8 +39,11 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     xp = backend.xp
     per_pattern = -(-mask.shape[0] // tile_q)
     if mask.block == (tile_q, tile_k):
-        position = xp.arange(len(mask.kinds), dtype=_INT32)
-        parts = xp.where(mask.kinds == FULL, _INT32.type(-1), position)
+        count = len(mask.kinds)
+        if len(mask.bits):
+            parts = xp.where(mask.kinds == FULL, _INT32.type(-1), xp.arange(count, dtype=_INT32))
+        else:  # no kind is read, since there is only one in memory: see `whole_kinds`
+            parts = xp.full(count, -1, _INT32)
         return Tiles(mask.indptr, mask.indices, parts, mask.kinds, _order(xp, mask.indptr, per_pattern), 1, 1)
     (S_q, S_k), (bq, bk) = mask.shape, mask.block
     per_row = -(-S_k // tile_k)
@@ -54,9 +57,10 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     tile_col, in_cols = _touched(xp, col, bk, tile_k, S_k)
     rows, cols = tile_row[:, :, None], tile_col[:, None, :]
     key = (pattern[:, None, None] * per_pattern + rows) * per_row + cols
-    key = xp.where(in_rows[:, :, None] & in_cols[:, None, :], key, count * per_row).reshape(-1)
+    touching = _both(in_rows, in_cols)
+    key = (key if touching is None else xp.where(touching, key, count * per_row)).reshape(-1)
     parts_q, parts_k = _spanned(tile_q, bq), _spanned(tile_k, bk)
-    inside = (row[:, None, None] - rows * tile_q // bq) * parts_k + (col[:, None, None] - cols * tile_k // bk)
+    inside = _inside(row[:, None, None], rows, tile_q, bq) * parts_k + _inside(col[:, None, None], cols, tile_k, bk)
     kind = xp.broadcast_to(mask.kinds[:, None, None], inside.shape)
     sorting = xp.argsort(key, kind="stable")
     key, inside, kind = key[sorting], inside.reshape(-1)[sorting], kind.reshape(-1)[sorting]
@@ -65,10 +69,14 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     entry = xp.cumsum(fresh, dtype=np.int64) - 1
     size = parts_q * parts_k
     number = xp.arange(len(key), dtype=np.int64)
-    # Pairs of a block and a tile that do not touch are discarded: each writes to an index of its own after the end.
-    stored = xp.full(len(key) * (size + 1), NOTHING, _INT32)
-    stored[xp.where(key < count * per_row, entry * size + inside, len(key) * size + number)] = kind
-    stored = stored[: len(key) * size]
+    position = entry * size + inside
+    if touching is None:
+        stored = xp.full(len(key) * size, NOTHING, _INT32)
+        stored[position] = kind
+    else:  # pairs of a block and a tile that do not touch are discarded: each writes to its own index after the end
+        stored = xp.full(len(key) * (size + 1), NOTHING, _INT32)
+        stored[xp.where(key < count * per_row, position, len(key) * size + number)] = kind
+        stored = stored[: len(key) * size]
     keys = key[xp.minimum(xp.searchsorted(entry, number), len(key) - 1)]
     tile_row, tile_col = keys // per_row % max(1, per_pattern), keys % max(1, per_row)
     wanted = _blocks_in(xp, tile_row, tile_q, bq, S_q) * _blocks_in(xp, tile_col, tile_k, bk, S_k)
@@ -145,14 +153,37 @@ def _spanned(length: int, block: int) -> int:
     return 1 if block % length == 0 else -(-(length - 1) // block) + 1
 
 
-def _touched(xp: Any, number: Array, block: int, tile: int, total: int) -> tuple[Array, Array]:
-    """(tiles that each block touches, whether there is such a tile), both of shape (blocks, most tiles of a block)."""
+def _touched(xp: Any, number: Array, block: int, tile: int, total: int) -> tuple[Array, Array | None]:
+    """(tiles that each block touches, whether there is such a tile), both of shape (blocks, most tiles of a block).
+
+    The second is None if each block is in one tile.
+    """
+    if tile % block == 0:
+        return (number // (tile // block))[:, None], None
     first = number * block // tile
     found = first[:, None] + xp.arange(_spanned(block, tile), dtype=np.int64)
     return found, found * tile < xp.minimum((number + 1) * block, total)[:, None]
 
 
+def _inside(number: Array, tile_number: Array, tile: int, block: int) -> Array:
+    """The number of a block, counted from the first that its tile touches."""
+    return number % (tile // block) if tile % block == 0 else number - tile_number * tile // block
+
+
+def _both(in_rows: Array | None, in_cols: Array | None) -> Array | None:
+    """Whether a block touches a tile, of shape (blocks, tiles along the queries, tiles along the keys).
+
+    It is None if each block is in one tile along both.
+    """
+    if in_rows is None:
+        return None if in_cols is None else in_cols[:, None, :]
+    return in_rows[:, :, None] if in_cols is None else in_rows[:, :, None] & in_cols[:, None, :]
+
+
 def _blocks_in(xp: Any, tile_number: Array, tile: int, block: int, total: int) -> Array:
     """The number of blocks that a tile touches."""
+    if tile % block == 0:
+        in_tile = tile // block
+        return xp.minimum(in_tile, -(-total // block) - tile_number * in_tile)
     first = tile_number * tile
     return (xp.minimum(first + tile, total) - 1) // block - first // block + 1

@@ -7,7 +7,7 @@ and the gradients of both results. The code is written over ``backend.xp``; noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -208,7 +208,7 @@ class _Parts(NamedTuple):
 
     def like_first(self, x: Any, name: str, first: Array) -> Array:
         """An array on the same device and of the same shape as `first`."""
-        found = x if self.backend.is_dense(x) else checks.adopted_array(self.backend, x, name)
+        found = x if self.backend.is_dense(x) else checks.adopted_array(self.backend, x, name, "outs[0]")
         check_dtype(found.dtype, _DTYPES, name)
         if found.shape != first.shape:
             raise ValueError(f"{name}: wanted shape {tuple(first.shape)}, got {tuple(found.shape)}")
@@ -219,7 +219,8 @@ def _parts(outs: Sequence[Any], lses: Sequence[Any], layout: str) -> _Parts:
     """The operands after their checks."""
     checks.check_layout(layout, "top-left")
     for name, given in (("outs", outs), ("lses", lses)):
-        if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        listed = hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
+        if not listed or not getattr(given, "ndim", 1):
             raise TypeError(f"{name}: wanted a sequence of arrays, got {checks.named(given)}")
     if not len(outs):
         raise ValueError("outs: wanted at least one part, got none")
@@ -230,7 +231,7 @@ def _parts(outs: Sequence[Any], lses: Sequence[Any], layout: str) -> _Parts:
         raise TypeError(f"outs[0]: wanted a NumPy or CuPy array, got {checks.named(outs[0])}")
     found = _Parts(backend, [], [], _WIDE[0], False)
     for i in range(len(outs)):
-        x = outs[i] if backend.is_dense(outs[i]) else checks.adopted_array(backend, outs[i], f"outs[{i}]")
+        x = outs[i] if backend.is_dense(outs[i]) else checks.adopted_array(backend, outs[i], f"outs[{i}]", "outs[0]")
         x = found.like_first(x, f"outs[{i}]", found.outs[0] if i else x)
         if x.ndim not in (3, 4):
             raise ValueError(
@@ -241,7 +242,7 @@ def _parts(outs: Sequence[Any], lses: Sequence[Any], layout: str) -> _Parts:
     heads_last = len(first) == 3 or layout == "bshd"
     rows = (*first[:-3], first[-2], first[-3]) if heads_last else tuple(first[:-1])
     for i in range(len(lses)):
-        x = lses[i] if backend.is_dense(lses[i]) else checks.adopted_array(backend, lses[i], f"lses[{i}]")
+        x = lses[i] if backend.is_dense(lses[i]) else checks.adopted_array(backend, lses[i], f"lses[{i}]", "outs[0]")
         check_dtype(x.dtype, _WIDE, f"lses[{i}]")
         if tuple(x.shape) != rows:
             raise ValueError(

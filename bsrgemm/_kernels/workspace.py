@@ -25,6 +25,7 @@ import numpy as np
 _LEAST_COUNTERS = 1024
 #: Number of counters that all captures on a device share: enough for some hundreds of captures.
 _RESERVE = 1 << 18
+_FLOAT32 = np.dtype(np.float32)
 #: The pointer that stands for CUDA's per-thread default stream.
 PER_THREAD = 2
 
@@ -105,13 +106,18 @@ def counters(count: int) -> Array:
     become a part of the graph.
     """
     stream = _current_stream()
+    if not stream.is_capturing():
+        return _counters_of(stream, count)
     device = cupy.cuda.runtime.getDevice()
-    if stream.is_capturing():
-        capture = _capture_of(device, stream)
-        if capture.counters is None or len(capture.counters) < count:
-            capture.counters = _reserved(device, count)
-        return capture.counters
-    pointer = stream.ptr
+    capture = _capture_of(device, stream)
+    if capture.counters is None or len(capture.counters) < count:
+        capture.counters = _reserved(device, count)
+    return capture.counters
+
+
+def _counters_of(stream: Any, count: int) -> Array:
+    """Return the counters of a stream that is not being captured."""
+    device, pointer = cupy.cuda.runtime.getDevice(), stream.ptr
     key = (device, pointer, threading.get_ident() if pointer == PER_THREAD else 0)
     found, owned = _zeroed.get(key), _owner.stream is not None
     if found is None or len(found) < count:
@@ -135,6 +141,17 @@ def temporary(count: int, dtype: Any) -> Array:
     if capture.memory is None or len(capture.memory) < wanted:
         capture.memory = retain_for_graph(lambda: cupy.empty(wanted, np.uint8))
     return capture.memory
+
+
+def for_pieces(floats: int, count: int) -> tuple[Array, Array]:
+    """Return `temporary` memory of `floats` float32 and `counters`, for one launch that divides its work into pieces.
+
+    CuPy is asked only once for the stream and whether it is being captured.
+    """
+    stream = _current_stream()
+    if stream.is_capturing():
+        return temporary(floats, _FLOAT32), counters(count)
+    return cupy.empty(floats, _FLOAT32), _counters_of(stream, count)
 
 
 def retain_for_graph(make: Callable[[], Any]) -> Any:

@@ -201,21 +201,17 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     def load(spec: Any, arch: str) -> Kernel:
         return Kernel(str(spec), found.started)
 
-    def counters(count: int) -> Array:
+    def for_pieces(floats: int, count: int) -> tuple[Array, Array]:
+        found.floats.append(floats)
         found.counters.append(count)
-        return put(np.zeros(count, np.int32))
-
-    def temporary(count: int, dtype: Any) -> Array:
-        found.floats.append(count)
-        return put(np.zeros(count, dtype))
+        return put(np.zeros(floats, np.float32)), put(np.zeros(count, np.int32))
 
     monkeypatch.setattr(decode_launch, "_plans", {})
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)
     monkeypatch.setattr(decode_launch.cupy.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(jit, "load", load)
     monkeypatch.setattr(jit, "device_target", lambda: "sm_90a")
-    monkeypatch.setattr(workspace, "counters", counters)
-    monkeypatch.setattr(workspace, "temporary", temporary)
+    monkeypatch.setattr(workspace, "for_pieces", for_pieces)
     yield found
 
 

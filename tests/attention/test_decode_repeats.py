@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -50,7 +52,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with (
         patch.object(type(HOST), "xp", Module()),
         patch.object(public, "ENGINES", found),
-        patch.object(decode_repeats, "ENGINES", found),
         patch.object(decode_repeats, "_kinds", {}),
     ):
         yield found
@@ -90,6 +91,11 @@ CHANGES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "lse": lambda cache: usual(cache, return_lse=True),
     "layout": lambda cache: usual(cache, q=lying("q", (2, 1, 4, 32)), out=lying("out", (2, 1, 4, 32)), layout="bshd"),
     "capacity": lambda cache: usual(cache_of(capacity=128)),
+    "batch and heads": lambda cache: usual(
+        cache_of(batch=4, kv_heads=1), q=lying("q", (4, 4, 1, 32)), out=lying("out", (4, 4, 1, 32))
+    ),
+    "heads of the cache alone": lambda cache: usual(cache_of(kv_heads=1)),
+    "head dim": lambda cache: usual(cache_of(head_dim=16, value_dim=32), q=lying("q", (2, 4, 1, 16))),
     "pages": lambda cache: usual(cache_of(page=16)),
     "number of pages": lambda cache: usual(cache_of(page=16, pages=5)),
     "value dim": lambda cache: usual(cache_of(value_dim=16), out=lying("out", (2, 4, 1, 16))),
@@ -218,3 +224,17 @@ def test_an_engine_that_does_not_take_part_gets_every_call_checked(engine: Engin
     for _ in range(3):
         bg.attention_decode(**usual(cache))
     assert not decode_repeats._kinds and all(call.prepared is None for call in engine.calls)
+
+
+def test_caches_of_equal_sizes_share_their_kinds_and_copies_keep_to_theirs(engine: Engine) -> None:
+    first, second = cache_of(), cache_of()
+    assert first._sizes is second._sizes is copy.copy(first)._sizes
+    others = ({"batch": 3}, {"kv_heads": 1}, {"capacity": 65}, {"head_dim": 16}, {"value_dim": 16}, {"page": 16})
+    found = [first, *(cache_of(**sizes) for sizes in others), cache_of(page=16, pages=3)]
+    found.append(bg.KVCache(2, 2, 64, 32, dtype="float32", device="cpu"))
+    assert len({id(cache._sizes) for cache in found}) == len(found)
+    moved = pickle.loads(pickle.dumps(first))
+    for cache in (first, second, moved, moved):
+        bg.attention_decode(lying("q"), cache)
+    kinds = [call.prepared for call in engine.calls]
+    assert kinds[0] is kinds[1] and kinds[2] is kinds[3]

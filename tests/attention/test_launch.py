@@ -31,6 +31,8 @@ from ..emulator.emulator import Array, put
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 U8 = np.dtype(np.uint8)
 SHAPE = (2, 4, 256, 64)
+#: Temporary memory for the sums of pieces.
+PARTIAL = put(np.zeros(1 << 22, F32))
 
 
 class Kernel:
@@ -51,7 +53,7 @@ def started(tmp_path: Path) -> Iterator[list[Any]]:
         emulator.emulated(tmp_path, arch="sm_90a"),
         patch.object(jit, "load", lambda spec, arch: Kernel(str(spec), found)),
         patch.object(attention_launch, "counters", lambda count: counters),
-        patch.object(decode_launch.workspace, "counters", lambda count: counters),
+        patch.object(decode_launch.workspace, "for_pieces", lambda floats, count: (PARTIAL[:floats], counters)),
     ):
         yield found
 
@@ -226,21 +228,19 @@ DECODES: dict[str, Callable[[], DecodeCall]] = {
 
 @pytest.mark.parametrize("change", DECODES)
 def test_decode_is_remembered_for_its_operands_only(change: str, started: list[Any]) -> None:
-    temporary = put(np.zeros(1 << 22, F32))
-    with patch.object(decode_launch.workspace, "temporary", lambda count, dtype: temporary[:count]):
-        common = decoding()
-        calls = [common, DECODES[change](), replace(common)]
+    common = decoding()
+    calls = [common, DECODES[change](), replace(common)]
 
-        def launched(call: DecodeCall) -> Any:
-            started.clear()
-            decode_launch.decode(call)
-            return list(started)
+    def launched(call: DecodeCall) -> Any:
+        started.clear()
+        decode_launch.decode(call)
+        return list(started)
 
-        remembered = [launched(call) for call in calls]
-        fresh = []
-        for call in calls:
-            decode_launch._plans.clear()
-            fresh.append(launched(call))
+    remembered = [launched(call) for call in calls]
+    fresh = []
+    for call in calls:
+        decode_launch._plans.clear()
+        fresh.append(launched(call))
     assert remembered == fresh
     assert remembered[0] == remembered[2] != remembered[1]
 
@@ -264,24 +264,22 @@ SAME_KIND: dict[str, Callable[[], DecodeCall]] = {
 
 @pytest.mark.parametrize("change", SAME_KIND)
 def test_decodes_of_one_kind_share_what_is_prepared_and_start_the_same(change: str, started: list[Any]) -> None:
-    temporary = put(np.zeros(1 << 22, F32))
-    with patch.object(decode_launch.workspace, "temporary", lambda count, dtype: temporary[:count]):
-        common, prepared = decoding(), {}  # type: ignore[var-annotated]
-        calls = [common, common, SAME_KIND[change](), common]
-        for call in calls:
-            decode_launch.decode(replace(call, prepared=prepared))
-        for call in calls:
-            decode_launch.decode(call)
-        assert started[:4] == started[4:] and started[0] == started[1] == started[3] != started[2]
-        with patch.multiple(decode_launch, _plan_for=None, _template=None):
-            decode_launch.decode(replace(common, prepared=prepared))
-        assert started[-1] == started[0]
-        with patch.object(decode_launch, "_plans", {}):  # as for another card: nothing of this one is started
-            decode_launch.decode(replace(common, prepared=prepared))
-            assert len(decode_launch._plans) == 1
-        with patch.object(decode_launch, "_MOST_PLANS", 1):
-            decode_launch.decode(replace(decoding(cache_of(tokens=90)), prepared=prepared))
-        assert len(prepared) == 1
+    common, prepared = decoding(), {}  # type: ignore[var-annotated]
+    calls = [common, common, SAME_KIND[change](), common]
+    for call in calls:
+        decode_launch.decode(replace(call, prepared=prepared))
+    for call in calls:
+        decode_launch.decode(call)
+    assert started[:4] == started[4:] and started[0] == started[1] == started[3] != started[2]
+    with patch.multiple(decode_launch, _plan_for=None, _template=None):
+        decode_launch.decode(replace(common, prepared=prepared))
+    assert started[-1] == started[0]
+    with patch.object(decode_launch, "_plans", {}):  # as for another card: nothing of this one is started
+        decode_launch.decode(replace(common, prepared=prepared))
+        assert len(decode_launch._plans) == 1
+    with patch.object(decode_launch, "_MOST_PLANS", 1):
+        decode_launch.decode(replace(decoding(cache_of(tokens=90)), prepared=prepared))
+    assert len(prepared) == 1
 
 
 def test_another_device_has_decodes_of_its_own(started: list[Any]) -> None:

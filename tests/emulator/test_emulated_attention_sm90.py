@@ -121,6 +121,22 @@ def test_masks_that_were_spoiled_touch_nothing_outside(bad, emulated, rng) -> No
             emulated.run(q, k, v, mask=mask, window=(180, 100) if name == "columns" else (-1, -1))
 
 
+def test_whole_blocks_have_one_kind_in_memory_and_no_other_is_read(emulated, rng) -> None:
+    """Reading a second kind ends the process."""
+    mask = bg.BlockMask.random(200, 300, per_row=2, block=64)
+    tiles = attention_launch.mask_tiles.tiles
+    listed = []
+
+    def guarded(*args: Any) -> Any:
+        found = tiles(*args)
+        listed.append(found.kinds)
+        return found._replace(kinds=emulator.guarded(found.kinds[:1]))
+
+    emulated.monkeypatch.setattr(attention_launch.mask_tiles, "tiles", guarded)
+    emulated.check(*operands(rng, 200, 300, 128), mask=mask, causal=True)
+    assert mask.kinds.strides == (0,) and [len(kinds) for kinds in listed] == [len(mask.kinds)]  # a block is a tile
+
+
 def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
     with emulator.forbidden("repair(x, rows, lower);", folder):

@@ -77,6 +77,20 @@ def test_room_is_new_for_every_launch_outside_of_a_capture(card) -> None:
     assert not workspace._held and {pool for pool, _ in card.arrays} == {"usual"}
 
 
+def test_pieces_get_room_and_counters_as_if_these_were_asked_for_one_by_one(card) -> None:
+    room, counters = workspace.for_pieces(10, 20)
+    assert room.dtype == np.float32 and len(room) == 10
+    assert counters is workspace.counters(20) and workspace.for_pieces(10, 20)[0] is not room
+    more = workspace.for_pieces(10, 5000)[1]
+    assert len(more) >= 5000 and workspace.counters(10) is more
+    card.stream = Stream(8)
+    assert workspace.for_pieces(10, 20)[1] is not more
+    card.stream.capture = 1
+    room, counters = workspace.for_pieces(10, 20)
+    assert room.nbytes >= 40 and room is workspace.temporary(10, np.float32) and counters is workspace.counters(20)
+    assert [kept for _, kept in workspace._held] == [room]
+
+
 def test_a_capture_has_memory_of_its_own_and_keeps_it(card) -> None:
     outside = workspace.counters(10)  # makes the reserve, too
     card.stream.capture = 1

@@ -123,6 +123,7 @@ CACHES: dict[str, dict[str, str]] = {
         "Kind.apart": "addresses of q, out, keys and values: attention/test_decode_repeats.py",
         "Kind.prepared": "rounded lengths, width of the table and device: attention/test_launch.py",
     },
+    "_attention/kv_cache.py": {"_same": "backend, dtype and sizes: attention/test_decode_repeats.py"},
     "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
     "_backend/numpy_backend.py": {
