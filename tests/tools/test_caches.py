@@ -59,6 +59,9 @@ CACHES: dict[str, dict[str, str]] = {
     "_backend/array_kernels.py": {"segment": "dtype, operation, mean length and width"},
     "_array/leaves.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
+    "_products/call.py": {
+        "UnlistedPattern._whole": "the pattern of one plan, which refuses index arrays that were written to"
+    },
     "_products/heuristics.py": {
         "wants_aligned_rows": "the problem",
         "spmm": "types, sizes, transposed, aligned",
