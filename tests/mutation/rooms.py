@@ -70,9 +70,8 @@ ROOMS = {
             "attention", ("bsrgemm/_attention/*.py",), ("tests/attention", "tests/kernels", "tests/products", _EMULATOR)
         ),
         Room("kernels", ("bsrgemm/_kernels/*.py",), ("tests/kernels", "tests/products", _EMULATOR)),
-        Room("linalg", ("bsrgemm/linalg/*.py",), ("tests/linalg",)),
+        Room("linalg", ("bsrgemm/linalg/*.py", "bsrgemm/_batch.py"), ("tests/linalg",)),
         Room("interop", ("bsrgemm/interop/**/*.py",), ("tests/interop",)),
-        Room("interop", ("bsrgemm/interop/*.py",), ("tests/interop",)),
         # Headers with instructions of the card are exchanged on the emulator, so an error in them is never executed.
         Room(
             "cuda",
@@ -82,6 +81,9 @@ ROOMS = {
         ),
     )
 }
+#: Sources in which no error is made: what people run and read, and what reports on a machine.
+OUTSIDE = ("bsrgemm/_cli/*", "bsrgemm/_benchmark/*", "bsrgemm/_environment.py", "bsrgemm/_version.py")
+OUTSIDE += ("bsrgemm/__main__.py", "*/__init__.py", "cuda/ptx/*")
 
 
 def room_of(root: Path, file: str) -> Room | None:

@@ -195,11 +195,16 @@ def reason_of(site: Site, text: str, known: list[dict[str, str]]) -> str | None:
     return next(found, None)
 
 
-def by_rule(root: Path, room: Room, rng: random.Random, pattern: str) -> Iterator[Site]:
+def asked_for(file: str, patterns: list[str]) -> bool:
+    """Does one of these patterns match a file?"""
+    return any(fnmatch(file, pattern) for pattern in patterns)
+
+
+def by_rule(root: Path, room: Room, rng: random.Random, patterns: list[str]) -> Iterator[Site]:
     """Errors in a room without end: a rule, then a place, each line once until there are no others."""
     known, found = equivalents(), {}
     for file in room.files(root):
-        if fnmatch(file, pattern):
+        if asked_for(file, patterns):
             text = (root / file).read_text(encoding="utf-8")
             sites = (python_rules if file.endswith(".py") else cuda_rules).sites(file, text)
             for site in sites:
@@ -225,7 +230,7 @@ def by_rule(root: Path, room: Room, rng: random.Random, pattern: str) -> Iterato
 
 def drawn(root: Path, room: Room, rng: random.Random, count: int, options: argparse.Namespace) -> Iterator[Site]:
     """Errors of a room: some of those written by hand, then by rule."""
-    written = [s for s in by_hand.sites(root) if s.file in room.files(root) and fnmatch(s.file, options.file)]
+    written = [s for s in by_hand.sites(root) if s.file in room.files(root) and asked_for(s.file, options.file)]
     rng.shuffle(written)
     if options.kind == "both":
         written = written[: count // 4]
@@ -280,7 +285,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--room", action="append", choices=sorted(ROOMS), help="may be given several times; all by default"
     )
-    parser.add_argument("--file", default="*", help="only in files that match this pattern")
+    parser.add_argument(
+        "--file", action="append", help="only in files that match this pattern; may be given several times"
+    )
     parser.add_argument("--tests", action="append", help="these tests instead of those of the room")
     parser.add_argument("--kind", choices=("both", "rule", "hand"), default="both")
     parser.add_argument("--jobs", type=int, default=1)
@@ -319,6 +326,7 @@ def again(root: Path, path: Path) -> dict[str, list[Site]]:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(arguments)
+    options.file = options.file or ["*"]
     rooms = {name: ROOMS[name] for name in options.room or ROOMS}
     if options.tests:
         rooms = {name: replace(room, tests=tuple(options.tests)) for name, room in rooms.items()}

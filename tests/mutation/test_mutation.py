@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from . import baseline, by_hand, cuda_rules, python_rules, run
-from .rooms import ROOMS
+from .rooms import OUTSIDE, ROOMS
 
 PYTHON = '''
 """Not this: 1 < 2."""
@@ -153,6 +153,22 @@ def test_the_rooms_share_the_count_and_each_has_some() -> None:
     found = run.quotas(run.ROOT, rooms, 120)
     assert sum(found.values()) == 120 and min(found.values()) >= 4
     assert all(ROOMS[name].files(run.ROOT) for name in found)
+
+
+def test_every_source_belongs_to_one_room_or_is_said_to_be_outside() -> None:
+    paths = (*run.ROOT.glob("bsrgemm/**/*.py"), *run.ROOT.glob("cuda/**/*.cu"), *run.ROOT.glob("cuda/**/*.cuh"))
+    files = {str(path.relative_to(run.ROOT)) for path in paths}
+    of_rooms = [file for room in ROOMS.values() for file in room.files(run.ROOT)]
+    assert len(of_rooms) == len(set(of_rooms))
+    assert {file for file in files - set(of_rooms) if not run.asked_for(file, list(OUTSIDE))} == set()
+    assert not [file for file in of_rooms if run.asked_for(file, list(OUTSIDE))]
+
+
+def test_errors_are_drawn_from_all_files_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = {"bsrgemm/interop/mpi/halo.py", "bsrgemm/interop/dask/layout.py"}
+    patterns = [word for file in sorted(wanted) for word in ("--file", file)]
+    run.main(["--room", "interop", "--count", "40", "--list", *patterns])
+    assert {line.split()[-1].split(":")[0] for line in capsys.readouterr().out.splitlines()[::3]} == wanted
 
 
 MODULE = """
