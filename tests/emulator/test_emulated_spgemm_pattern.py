@@ -176,3 +176,55 @@ def test_indices_are_copied_only_if_most_of_their_memory_is_unused() -> None:
         indices, indptr = listing.index(3)
         assert indices.tolist() == [0, 0, 0] and indptr.tolist() == [0, 1, 2, 3]
         assert np.shares_memory(indices, listing.indices) != is_copy
+
+
+OF_ROW, OF_ALL, MOST = 1 << 62, 1 << 63, 2**31 - 1
+
+
+def listed_from(a: Blocks, b: Blocks, cols: int, sums: list[int]) -> spgemm_pattern.Listing:
+    """What `list_at_once` lists where other CTAs have claimed the first rows and left these sums."""
+    kept = guarded(np.zeros(2 * len(a.indptr), np.int32))
+    kept[0] = len(sums)
+    kept[2 : 2 + 2 * len(sums)].view(np.uint64)[...] = sums
+    with patch.object(workspace, "counters", lambda n: kept):
+        listing = spgemm_pattern.begin(a, b, cols)
+    assert listing is not None and not kept.any()
+    return listing
+
+
+@pytest.mark.parametrize("known", [[0], [0, 5], [0, 37], [0, 38], [0, 69], [0, 6, 45]], ids=str)
+def test_a_row_adds_up_what_rows_before_it_have_said(known: list[int], rng: np.random.Generator) -> None:
+    """Rows that know only their own sum are added, 32 at a time, back to the nearest row that knows all before it."""
+    a, b = pattern(rng, 75, 9, 5), pattern(rng, 9, 12, 5)
+    want, done = spgemm_pattern.product_pattern(a, b, 12), 70
+    assert want is not None
+    ends = np.append(want.starts, len(want.left))[want.indptr]  # pairs before each row
+    sums = []
+    for i in range(done):
+        pairs, columns = (int(x[i + 1] - (0 if i in known else x[i])) for x in (ends, want.indptr))
+        word = (OF_ALL if i in known else OF_ROW) | pairs << 31 | columns
+        if i == max(known) - 1:
+            word = OF_ROW | MOST << 31 | MOST  # what lies before the nearest row that knows all does not count
+        sums.append(word if i >= max(known) - 1 else 0)  # nor is it waited for
+    listing = listed_from(a, b, 12, sums)
+    pairs, blocks = int(ends[done]), int(want.indptr[done])
+    assert listing.finish() == (len(want.left), len(want.indices))
+    np.testing.assert_array_equal(listing.indptr[done + 1 :], want.indptr[done + 1 :])
+    for mine, wanted, first in (
+        (listing.left, want.left, pairs),
+        (listing.right, want.right, pairs),
+        (listing.starts, want.starts, blocks),
+        (listing.indices, want.indices, blocks),
+    ):
+        np.testing.assert_array_equal(mine[first : len(wanted)], wanted[first:])
+
+
+@pytest.mark.parametrize(("pairs", "columns"), [(MOST - 1, 3), (MOST, 3), (3, MOST - 1), (MOST, MOST)])
+def test_sums_stay_where_31_bits_end(pairs: int, columns: int, rng: np.random.Generator) -> None:
+    a, b = pattern(rng, 20, 9, 5), pattern(rng, 9, 12, 5)
+    a.indptr[4:] = np.arange(4, 21)  # every row has a block, and meets some
+    a.indices[:] = int(np.diff(b.indptr).argmax())
+    own = int(np.diff(b.indptr).max()) * 16, len(set(b.indices[slice(*b.indptr[a.indices[0] :][:2])].tolist())) * 16
+    listing = listed_from(a, b, 12, [OF_ALL | pairs << 31 | columns] * 4)
+    assert listing._totals.tolist() == [min(MOST, pairs + own[0]), min(MOST, columns + own[1])]
+    assert listing.finish() is None

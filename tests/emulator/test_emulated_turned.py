@@ -13,6 +13,7 @@ import pytest
 
 from bsrgemm._kernels import device, workspace
 from bsrgemm._products import heuristics
+from bsrgemm._products.configs import GemmTurnedSm90
 from bsrgemm.dtypes import BFLOAT16
 
 from ..products.test_choices import problem
@@ -144,3 +145,29 @@ def test_nothing_is_touched_beside_the_arrays(block, before, folder, rng) -> Non
             out[...] = np.nan
             multiply(A, B, out)
             assert_exact(A, B, out)
+
+
+@pytest.mark.parametrize(("group", "ctas"), [(1, 1), (4, 2), (5, 2)])
+def test_column_tiles_are_computed_in_sections(group, ctas, rng) -> None:
+    """The last section has the longest item first, the one before it the shortest one, and one may be narrower."""
+    A = Matrix(rng, (48, 16), rows=7, cols=3)
+    B = put(rng.integers(-2, 3, (2, A._shape[1], 520)).astype(F16))  # six column tiles
+    out = put(np.full((2, A._shape[0], 520), np.nan, F16))
+    with (
+        patch.object(device, "multiprocessors", lambda: ctas),
+        patch.object(GemmTurnedSm90, "group", lambda self, K: group),
+    ):
+        plan = multiply(A, B, out)
+    assert plan.config.tile_n == 256 and plan.grid == (ctas,)
+    assert_exact(A, B, out)
+
+
+@pytest.mark.parametrize("block", [(48, 16), (80, 32)], ids=str)
+def test_rows_have_more_blocks_than_lanes_hold_at_once(block, rng) -> None:
+    A = Matrix(rng, block, rows=4, cols=71, share=0.9)
+    B = put(rng.integers(-1, 2, (A._shape[1], 136)).astype(F16))
+    out = put(np.full((A._shape[0], 136), np.nan, F16))
+    with patch.object(device, "multiprocessors", lambda: 1):
+        plan = multiply(A, B, out)
+    assert plan.scratch.floats == 0 and np.diff(A.indptr).max() > 32
+    assert_exact(A, B, out)
