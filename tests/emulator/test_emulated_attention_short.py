@@ -83,8 +83,9 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
     with emulator.forbidden("repair(upper, lower);", folder):
         emulated.check(*operands(rng, 70, 150), causal=True)
-        q, k, v = operands(rng, 64, 400)  # maxima that climb by far, in the upper rows or in the lower ones
-        q[...], k[...] = np.sign(q[:, :1, :1]), 0.8 * np.sign(q[:, :1, :1]) * np.linspace(0, 30, 400)[:, None] / 8
+        q, k, v = operands(rng, 64, 400)
+        # Maxima that climb by far, in the upper rows or in the lower ones: the walk begins with the last keys.
+        q[...], k[...] = np.sign(q[:, :1, :1]), 0.8 * np.sign(q[:, :1, :1]) * np.linspace(30, 0, 400)[:, None] / 8
         for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
             some = (q * 0.01).astype(F16)
             some[:, :, rows] = q[:, :, rows]

@@ -142,8 +142,9 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     with emulator.forbidden("repair(x, rows, lower);", folder):
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
-        q, k, v = operands(rng, 64, 400)  # maxima that climb by far, in the upper rows or in the lower ones
-        q[...], k[...] = np.sign(q[:, :1, :1]), 0.8 * np.sign(q[:, :1, :1]) * np.linspace(0, 30, 400)[:, None] / 8
+        q, k, v = operands(rng, 64, 400)
+        # Maxima that climb by far, in the upper rows or in the lower ones: the walk begins with the last keys.
+        q[...], k[...] = np.sign(q[:, :1, :1]), 0.8 * np.sign(q[:, :1, :1]) * np.linspace(30, 0, 400)[:, None] / 8
         for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
             some = (q * 0.01).astype(F16)
             some[:, :, rows] = q[:, :, rows]
@@ -166,7 +167,7 @@ def test_sequences_of_different_lengths(emulated, rng) -> None:
 
 def test_maxima_that_climb_are_repaired(emulated, rng) -> None:
     q, k, v = operands(rng, 64, 400)
-    ramp = np.linspace(0, 30, 400)[None, None, :, None]
+    ramp = np.linspace(30, 0, 400)[None, None, :, None]  # the walk begins with the last keys
     k = (np.abs(q).mean() * np.sign(q[:, :1, :1]) * ramp / 8).astype(F16)
     q = np.broadcast_to(np.sign(q[:, :1, :1]), q.shape).astype(F16, order="C")
     emulated.check(q, k, v)
