@@ -200,15 +200,16 @@ def asked_for(file: str, patterns: list[str]) -> bool:
     return any(fnmatch(file, pattern) for pattern in patterns)
 
 
-def by_rule(root: Path, room: Room, rng: random.Random, patterns: list[str]) -> Iterator[Site]:
+def by_rule(root: Path, room: Room, rng: random.Random, options: argparse.Namespace) -> Iterator[Site]:
     """Errors in a room without end: a rule, then a place, each line once until there are no others."""
     known, found = equivalents(), {}
     for file in room.files(root):
-        if asked_for(file, patterns):
+        if asked_for(file, options.file):
             text = (root / file).read_text(encoding="utf-8")
             sites = (python_rules if file.endswith(".py") else cuda_rules).sites(file, text)
             for site in sites:
-                found.setdefault(site.rule, []).append((site, text))
+                if not options.rule or site.rule in options.rule:
+                    found.setdefault(site.rule, []).append((site, text))
     used: set[tuple[str, int]] = set()
     rules = sorted(found)
     for sites in found.values():
@@ -237,7 +238,7 @@ def drawn(root: Path, room: Room, rng: random.Random, count: int, options: argpa
     if options.kind != "rule":
         yield from written
     if options.kind != "hand":
-        yield from by_rule(root, room, rng, options.file)
+        yield from by_rule(root, room, rng, options)
 
 
 def quotas(root: Path, rooms: list[Room], count: int) -> dict[str, int]:
@@ -288,6 +289,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--file", action="append", help="only in files that match this pattern; may be given several times"
     )
+    parser.add_argument("--rule", action="append", help="only errors of this rule; may be given several times")
     parser.add_argument("--tests", action="append", help="these tests instead of those of the room")
     parser.add_argument("--kind", choices=("both", "rule", "hand"), default="both")
     parser.add_argument("--jobs", type=int, default=1)

@@ -169,6 +169,8 @@ def test_errors_are_drawn_from_all_files_asked_for(capsys: pytest.CaptureFixture
     patterns = [word for file in sorted(wanted) for word in ("--file", file)]
     run.main(["--room", "interop", "--count", "40", "--list", *patterns])
     assert {line.split()[-1].split(":")[0] for line in capsys.readouterr().out.splitlines()[::3]} == wanted
+    run.main(["--room", "interop", "--count", "40", "--list", "--rule", "slice", "--rule", "dtype", *patterns])
+    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()[::3]} == {"slice", "dtype"}
 
 
 MODULE = """
