@@ -179,16 +179,16 @@ def is_equivalent(site: Site, text: str, known: list[dict[str, str]]) -> bool:
 def reason_of(site: Site, text: str, known: list[dict[str, str]]) -> str | None:
     """The reason of the first entry that lists this error."""
     line, changed = site.line(text), site.changed_line(text)
-    lines, number = text.split("\n"), text.count("\n", 0, site.start)
-    above, below = (lines[n].strip() if 0 <= n < len(lines) else "" for n in (number - 1, number + 1))
+    lines, number = [x.strip() for x in text.split("\n")], text.count("\n", 0, site.start)
+    above, below = "\n".join(["", *lines[:number]]), "\n".join([*lines[number + 1 :], ""])
     found = (
         entry["reason"]
         for entry in known
         if fnmatch(site.file, entry.get("file", "*"))
         and entry.get("rule", site.rule) == site.rule
         and entry.get("line", line) == line
-        and entry.get("above", above) == above
-        and entry.get("below", below) == below
+        and ("above" not in entry or above.endswith("\n" + entry["above"]))
+        and ("below" not in entry or below.startswith(entry["below"] + "\n"))
         and entry.get("changed", changed) == changed
         and re.search(entry.get("matches", ""), line) is not None
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -136,6 +137,10 @@ def test_an_equivalent_error_is_not_drawn() -> None:
     assert run.is_equivalent(site, text, [same])
     assert run.is_equivalent(site, text, [{**same, "changed": site.changed_line(text)}])
     assert run.is_equivalent(site, text, [{**same, "above": "def f(a):", "below": ""}])
+    long = f"x = 1\n{text}"
+    moved = replace(site, start=site.start + 6, end=site.end + 6)
+    assert run.is_equivalent(moved, long, [{**same, "above": "x = 1\ndef f(a):"}])
+    assert not run.is_equivalent(moved, long, [{**same, "above": "x = 2\ndef f(a):"}])
     others = ({"file": "cuda/*"}, {"line": "return a"}, {"changed": "return a"}, {"rule": "operator"})
     for other in (*others, {"above": ""}, {"below": "x"}):
         assert not run.is_equivalent(site, text, [{**same, **other}])
