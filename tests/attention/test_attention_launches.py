@@ -237,9 +237,10 @@ def test_pieces_have_a_counter_and_room_for_every_tile_of_rows(
     assert floats >= tiles * batch * pieces * config.rows * (64 + 2)  # sums, their largest score and their weight
 
 
-def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(decoding: Any) -> None:
+@pytest.mark.parametrize(("batch", "more"), [(1, False), (24, True)])
+def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(batch: int, more: bool, decoding: Any) -> None:
     """A sequence of any length then has as many pieces as the grid, if each has at least 128 keys."""
-    full, short, captured = cache(batch=1), cache(batch=1), cache(batch=1)
+    full, short, captured = cache(batch), cache(batch), cache(batch)
     for one in (short, captured):
         one._longest = one._total = 1
     captured._captured = True
@@ -248,7 +249,7 @@ def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(decoding: A
     grids = [grid for _, grid, *_ in decoding.started]
     assert grids[0] == grids[2] and grids[0][0] > 1 and grids[1][0] == 1
     tiles = [int(np.frombuffer(x[-1], np.int32, 1, DECODE.offsets["piece_tiles"])[0]) for x in decoding.started]
-    assert tiles[2] == 8 <= tiles[0]
+    assert tiles[2] == 8 and (tiles[0] > 8 if more else tiles[0] == 8)
 
 
 def test_one_piece_needs_no_scratch_memory(decoding: Any) -> None:
