@@ -111,3 +111,26 @@ def test_many_rows_are_shared_by_ctas_that_count_themselves(rng: np.random.Gener
     call = call_of(rng, [0, 17, 60], 21)
     check(call)
     assert np.asarray(call.lengths).tolist() == [21, 38, 60]
+
+
+def test_new_pages_are_in_the_table_before_tokens_are_written(rng: np.random.Generator) -> None:
+    call = call_of(rng, [14, 16], 3, page=16)
+    assert call.table is not None
+    pages = np.array(call.table)
+    call.table[:, 1] = -1
+    check(replace(call, new_table=guarded(pages)))
+    np.testing.assert_array_equal(call.table, pages)
+    assert np.asarray(call.lengths).tolist() == [17, 19] and not np.asarray(call.refused).any()
+
+
+def test_the_table_stays_if_there_is_no_memory_for_counters(rng: np.random.Generator, monkeypatch: Any) -> None:
+    def refuse(count: int) -> Array:
+        raise MemoryError
+
+    monkeypatch.setattr(workspace, "counters", refuse)
+    call = call_of(rng, [0, 0, 0], 21, page=16)
+    assert call.table is not None
+    before = np.array(call.table)
+    with pytest.raises(MemoryError):
+        append_launch.ENGINE.append(replace(call, new_table=guarded(before[:, ::-1].copy())))
+    np.testing.assert_array_equal(call.table, before)
