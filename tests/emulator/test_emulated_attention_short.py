@@ -130,6 +130,19 @@ def test_a_weight_that_outweighs_all_others_is_one_however_large_its_score(dtype
     np.testing.assert_array_equal(out[0, 0, clear], v[0, 0, scores.argmax(axis=1)[clear]].astype(np.float64))
 
 
+@pytest.mark.parametrize("rows", [slice(0, None, 16), slice(8, None, 16)], ids=["upper", "lower"])
+def test_a_large_maximum_of_some_rows_is_noticed_by_their_warp(rows, emulated, folder, rng) -> None:
+    """In one row of sixteen, one key outweighs all others by far; its weight, which is not 1, cancels out."""
+    q, k, v = operands(rng, 64, 256, heads=(1, 1))
+    q[...], k[...] = 0.01, 29.25
+    q[:, :, rows, 0] = 7.3 * np.linspace(1, 2, 4)
+    q[:, :, rows, 1:], k[:, :, 255] = 7.3, 30
+    v[:, :, 255] = 1 + np.linspace(0, 1, 64, endpoint=False)
+    with emulator.forbidden("repair(upper, lower);", folder):
+        out, _ = emulated.run(q, k, v)
+    np.testing.assert_array_equal(out[0, 0, rows], np.broadcast_to(v[0, 0, 255], (4, 64)).astype(np.float64))
+
+
 def test_maxima_that_climb_beyond_all_bounds_are_computed_again(emulated, rng) -> None:
     """Weights that no float32 holds: the first tile, of the last keys, has scores far below those that follow."""
     q, k, v = operands(rng, 20, 200, heads=(1, 1))

@@ -365,6 +365,7 @@ def test_plans_with_a_mask_are_kept_on_it_and_not_copied() -> None:
     plan = ring_plan.plan_of(whole, 0, mask)
     assert ring_plan.plan_of(whole, 0, mask) is plan
     assert ring_plan.plan_of(whole._replace(right=0), 0, mask) is not plan
+    assert ring_plan.plan_of(whole, 0, mask) is plan  # both are kept
     assert "_plans" not in pickle.loads(pickle.dumps(mask)).__dict__
     for right in range(40):
         ring_plan.plan_of(whole._replace(right=right), 1, mask)
