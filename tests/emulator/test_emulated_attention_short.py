@@ -84,12 +84,15 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     with emulator.forbidden("repair(upper, lower);", folder):
         emulated.check(*operands(rng, 70, 150), causal=True)
         q, k, v = operands(rng, 64, 400)
-        # Maxima that climb by far, in the upper rows or in the lower ones: the walk begins with the last keys.
-        q[...], k[...] = np.sign(q[:, :1, :1]), 0.8 * np.sign(q[:, :1, :1]) * np.linspace(30, 0, 400)[:, None] / 8
-        for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
-            some = (q * 0.01).astype(F16)
-            some[:, :, rows] = q[:, :, rows]
-            emulated.check(some, k, v)
+        # Maxima that climb by far, in the upper rows or in the lower ones, from tile to tile or at once: the walk
+        # begins with the last keys.
+        q[...] = np.sign(q[:, :1, :1])
+        for ramp in (np.linspace(3, 0, 400), np.where(np.arange(400) < 200, 3, 0)):
+            k[...] = np.sign(q[:, :1, :1]) * ramp[:, None]
+            for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
+                some = (q * 0.01).astype(F16)
+                some[:, :, rows] = q[:, :, rows]
+                emulated.check(some, k, v)
         for key in (38, 97, 383):  # one key that outweighs all others, at an even place or at an odd one
             q[...], k[...] = 1, 0
             k[:, :, key] = 3.5
@@ -135,8 +138,8 @@ def test_a_large_maximum_of_some_rows_is_noticed_by_their_warp(rows, emulated, f
     """In one row of sixteen, one key outweighs all others by far; its weight, which is not 1, cancels out."""
     q, k, v = operands(rng, 64, 256, heads=(1, 1))
     q[...], k[...] = 0.01, 29.25
-    q[:, :, rows, 0] = 7.3 * np.linspace(1, 2, 4)
-    q[:, :, rows, 1:], k[:, :, 255] = 7.3, 30
+    q[:, :, rows] = np.array([107.375, 93.3125, 115.9375, 96.375])[:, None]  # for them the weight lies between two of 16 bits
+    k[:, :, 255] = 30
     v[:, :, 255] = 1 + np.linspace(0, 1, 64, endpoint=False)
     with emulator.forbidden("repair(upper, lower);", folder):
         out, _ = emulated.run(q, k, v)

@@ -19,7 +19,7 @@ from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
 
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
 
 
 class Idle:
@@ -72,3 +72,21 @@ def test_kernels_of_gradients_are_listed(arch: str, names: set[str], folder: Pat
     configs = (c for c in backward_config.every_backward_config() if backward_config.runs_on(c, arch))
     assert seen <= {config.spec() for config in configs}
     assert {spec.entry for spec in seen} == {"attention_delta", *(f"attention_backward_{name}" for name in names)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dout_dtype"),
+    [(F16, F16), (F16, F32), (BFLOAT16, BFLOAT16), (BFLOAT16, F32), (F32, F32), (F64, F64)],
+    ids=str,
+)
+def test_kernels_of_gradients_on_plain_cores_are_listed(dtype: Any, dout_dtype: Any, folder: Path) -> None:
+    """At the sizes of which the list has examples."""
+    known = {config.spec() for config in backward_config.every_backward_config()}
+    for dim, softcap in itertools.product((32, 64, 256), (None, 2.0)):
+        q, k, v = (np.ones((1, 2, 40, dim), dtype) for _ in range(3))
+        lse = np.ones((1, 2, 40), F64 if dtype == F64 else F32)
+        for out in {dtype, dout_dtype}:
+            dout = np.ones(q.shape, dout_dtype)
+            seen = launched("sm_75", folder, dout, q, k, v, dout.astype(out), lse, softcap=softcap)
+            assert {spec.entry for spec in seen} == {"attention_delta", "attention_backward_simt"}
+            assert seen <= known
