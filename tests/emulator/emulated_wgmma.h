@@ -45,6 +45,7 @@ template <bool kTransB, int kSums> void multiply(float (&d)[kSums], bool add, co
 }  // namespace emulator
 
 inline unsigned long long wgmma_descriptor(unsigned address, unsigned leading, unsigned stride, int row_bytes = 128) {
+  if ((address | leading | stride) % 16) emulator::fail("a descriptor without its last four bits");
   const unsigned long long swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
   return (address & 0x3ffff) >> 4 | (leading >> 4) * (1ull << 16) | (stride >> 4) * (1ull << 32) | swizzle << 62;
 }

@@ -138,7 +138,8 @@ def test_a_large_maximum_of_some_rows_is_noticed_by_their_warp(rows, emulated, f
     """In one row of sixteen, one key outweighs all others by far; its weight, which is not 1, cancels out."""
     q, k, v = operands(rng, 64, 256, heads=(1, 1))
     q[...], k[...] = 0.01, 29.25
-    q[:, :, rows] = np.array([107.375, 93.3125, 115.9375, 96.375])[:, None]  # for them the weight lies between two of 16 bits
+    # For these queries the weight lies halfway between two numbers of 16 bits.
+    q[:, :, rows] = np.array([107.375, 93.3125, 115.9375, 96.375])[:, None]
     k[:, :, 255] = 30
     v[:, :, 255] = 1 + np.linspace(0, 1, 64, endpoint=False)
     with emulator.forbidden("repair(upper, lower);", folder):

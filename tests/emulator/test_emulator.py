@@ -65,6 +65,17 @@ def test_places_outside_of_arrays_and_between_vectors_end_the_process(statement:
     ended(f'extern "C" void tiny() {{ volatile int odd = 1; {statement} }}', folder)
 
 
+@pytest.mark.parametrize("numbers", ["8, 16, 1024", "0, 15, 1024", "0, 16, 1025"])
+def test_descriptors_of_places_that_they_cannot_name_end_the_process(numbers: str, folder: Path) -> None:
+    """A descriptor has addresses and distances in units of 16 bytes; what is between them would be dropped."""
+    header = (emulator.HERE / "emulated_wgmma.h").read_text().replace("#pragma once", "")
+    text = (
+        f'#define MMA_TYPE f16\n#define MMA_K 16\n{header}\nextern "C" void tiny() {{ wgmma_descriptor({numbers}); }}'
+    )
+    assert "a descriptor without its last four bits" in ended(text, folder)
+    kernel(text.replace(numbers, "32, 16, 1024"), folder)((1,), (64,), ())
+
+
 #: Statements in which two threads touch the same place, what must stand at `...` lest they race, and what is no order.
 RACES = {
     "read after write": ("cell[t] = t; ... out[t] = cell[t ^ 1];", "__syncwarp();", "__shfl_sync(~0u, t, 0);"),
