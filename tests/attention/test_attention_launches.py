@@ -252,6 +252,18 @@ def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(batch: int,
     assert tiles[2] == 8 and (tiles[0] > 8 if more else tiles[0] == 8)
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(24, 2), (2, 24)])
+def test_few_heads_of_many_sequences_have_other_pieces_than_many_heads_of_few(
+    batch: int, heads: int, decoding: Any
+) -> None:
+    decode(cache(batch, heads), heads=2 * heads)
+    config = decode_config.decode_config(F16, 64, 64, 2)
+    tiles, slots = 4096 // 16, 132 * config.ctas("sm_90a")
+    pieces = decode_config.pieces_of(tiles, batch * tiles, batch, heads, slots)[0]
+    assert decoding.started[0][1] == (pieces, heads, batch)
+    assert pieces != decode_config.pieces_of(tiles, batch * tiles, heads, batch, slots)[0]
+
+
 def test_one_piece_needs_no_scratch_memory(decoding: Any) -> None:
     decode(cache(capacity=64))
     assert decoding.started[0][1][0] == 1 and not decoding.counters and not decoding.floats
