@@ -479,12 +479,12 @@ def _compiler() -> tuple[str, ...]:
     ]
     flags += ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]  # jumps from stack to stack are what they look for
     # Vectors that do not lie at a multiple of their size end the process, as they end a kernel on a card. So do places
-    # outside of arrays of a known size, which may be registers.
-    flags.append("-fsanitize=alignment,bounds")
+    # outside of arrays of a known size, which may be registers; g++ also looks at arrays at the end of a struct.
     if "clang" not in said:
-        flags += ["-fsanitize-undefined-trap-on-error", "-fno-gnu-unique"]  # or variables of kernels are those of all
+        flags += ["-fsanitize=alignment,bounds-strict", "-fsanitize-undefined-trap-on-error"]
+        flags.append("-fno-gnu-unique")  # or variables of kernels are those of all
     else:
-        flags.append("-fsanitize-trap=alignment,bounds")
+        flags += ["-fsanitize=alignment,bounds", "-fsanitize-trap=alignment,bounds"]
     return (COMPILER, *flags, platform.machine(), said)
 
 

@@ -59,9 +59,12 @@ def test_shuffles_and_votes_are_those_of_all_lanes(call: str, folder: Path) -> N
     [
         "int x[4]; for (int i = 0; i <= 4; ++i) x[i] = i;",
         "alignas(8) short x[4]; *reinterpret_cast<int*>(x + odd) = 1;",
+        "struct { int before[4], x[4]; } y; for (int i = 0; i < 4; ++i) y.x[i - odd] = i;",  # the last one of a struct
     ],
 )
 def test_places_outside_of_arrays_and_between_vectors_end_the_process(statement: str, folder: Path) -> None:
+    if "struct" in statement and "clang" in emulator._compiler()[-1]:
+        pytest.skip("clang++ takes an array at the end of a struct for one of any length")
     ended(f'extern "C" void tiny() {{ volatile int odd = 1; {statement} }}', folder)
 
 
