@@ -18,6 +18,6 @@ def test_a_stored_block_of_zeros_connects_no_nodes_and_a_node_stays_with_itself(
     A = bg.bsr_array(np.ones((6, 6)), blocksize=(2, 2))  # all blocks are stored
     A.data[...] = bg.bsr_array(dense + 1, blocksize=(2, 2)).data - 1
     assert len(A.data) == 9
-    indices, indptr = aggregation.strong_connections(A, theta)
+    indices, indptr, coupled = aggregation.strong_connections(A, theta)
     found = [set(indices[a:b].tolist()) for a, b in itertools.pairwise(indptr)]
-    assert found == [{0, 2}, {1}, {2}]
+    assert found == [{0, 2}, {1}, {2}] and coupled.tolist() == [True, False, False]
