@@ -289,8 +289,6 @@ def check_out(
         raise ValueError(f"{name}: array is read-only")
     if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError(f"{name}: elements share memory (a stride is 0)")
-    first, last = backend.extent(out)
     for other, x in operands.items():
-        start, stop = backend.extent(x)
-        if start < last and first < stop:
+        if backend.overlap(out, x):
             raise ValueError(f"{name}: overlaps {other}")

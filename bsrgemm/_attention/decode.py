@@ -221,9 +221,7 @@ def _check_out(out: Any, shape: tuple[int, ...], q: Array, cache: KVCache) -> Ar
         raise ValueError("out: array is read-only")
     if any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out: elements share memory (a stride is 0)")
-    first, last = backend.extent(out)
     for name, x in (("q", q), ("cache", cache.k), ("cache", cache.v)):
-        start, stop = backend.extent(x)
-        if start < last and first < stop:
+        if backend.overlap(out, x):
             raise ValueError(f"out: overlaps {name}")
     return out

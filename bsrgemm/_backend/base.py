@@ -8,12 +8,15 @@ Products and attention have engines of their own, which `engines.EngineTable` fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import index_arrays
+
+#: Steps that NumPy may take to find out whether two arrays with strides share memory.
+_OVERLAP_WORK: Any = 10_000
 
 #: An array of whichever module the backend uses.
 Array = Any
@@ -105,6 +108,21 @@ class Backend(ABC):
         reach = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         return start + low, start + high + x.itemsize
+
+    def overlap(self, x: Array, y: Array) -> bool:
+        """Return whether two arrays share a byte. Columns of one array lie between each other and share none."""
+        (first, last), (start, stop) = self.extent(x), self.extent(y)
+        if start >= last or first >= stop:
+            return False
+        try:
+            return np.shares_memory(self._placed(x), self._placed(y), max_work=_OVERLAP_WORK)
+        except np.exceptions.TooHardError:
+            return True
+
+    def _placed(self, x: Array) -> np.ndarray[Any, Any]:
+        """Return an array of NumPy at the address of `x`, which is on any device: nothing may read it."""
+        about = {"shape": x.shape, "strides": x.strides, "typestr": f"|V{x.itemsize}", "data": (self.address(x), True)}
+        return np.asarray(SimpleNamespace(__array_interface__=about | {"version": 3}))
 
     def watched(self, x: Array) -> Array:
         """Return an index array of a matrix as an array that counts writes, where this backend counts them."""

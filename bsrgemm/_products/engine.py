@@ -84,12 +84,8 @@ class ProductEngine(ABC):
 
         Number 0 is `X`; 1, 2 and 3 are `data`, `indices` and `indptr` of `A`.
         """
-        first, last = self.backend.extent(out)
-        for number, array in enumerate((X, A.data, A.indices, A.indptr)):
-            start, stop = self.backend.extent(array)
-            if start < last and first < stop:
-                return number
-        return None
+        arrays = (X, A.data, A.indices, A.indptr)
+        return next((number for number, array in enumerate(arrays) if self.backend.overlap(out, array)), None)
 
     @abstractmethod
     def pair_products(

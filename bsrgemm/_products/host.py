@@ -51,8 +51,6 @@ _PAIR_FLOPS = 32_768
 #: From this many products of numbers per pair of blocks on, one call of BLAS for each block of the result is faster.
 _SINGLE_FLOPS = 16_384
 
-#: Steps that NumPy may take to find out whether two arrays with strides share memory.
-_OVERLAP_WORK: Any = 10_000
 _Cast = Callable[[Array], Array]
 
 
@@ -122,12 +120,6 @@ class HostProducts(ProductEngine):
         out = np.zeros((M, *sides[1:]), dtype)
         _loop("bsr", (M // R, K // C), (R, C), width, indptr, indices, data.reshape(-1), x.reshape(-1), out.reshape(-1))
         return out
-
-    def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
-        for number, array in enumerate((X, A.data, A.indices, A.indptr)):
-            if np.may_share_memory(out, array) and _shares(out, array):
-                return number
-        return None
 
     def pair_products(
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
@@ -249,14 +241,6 @@ def _as_one_index(a: Blocks, b: Blocks, most: int = 0) -> list[Array]:
     """The row pointers and columns of A, and those of B, in one dtype that can also count so many blocks."""
     index = np.result_type(a.indices.dtype, b.indices.dtype, structure.index_dtype(most))
     return [x.astype(index, copy=False) for x in (a.indptr, a.indices, b.indptr, b.indices)]
-
-
-def _shares(a: Array, b: Array) -> bool:
-    """Tell whether two arrays share a byte; columns of one array lie between each other and share none."""
-    try:
-        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
-    except np.exceptions.TooHardError:
-        return True
 
 
 def _multiply_pairs(a: Array, ia: Array, b: Array, ib: Array, starts: Array, out: Array) -> None:
