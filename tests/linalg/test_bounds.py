@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from bsrgemm._batch import _block_diagonal
 from bsrgemm.linalg import aggregation, arguments, batched, krylov, multigrid, smoothers, steps
 from bsrgemm.linalg.graphs import iterations_left
 
+from .. import fake_device
 from .problems import hermitian, laplacian, lopsided, numbers
 
 
@@ -221,6 +223,9 @@ def test_bounds_of_solved_columns_are_rounded_down() -> None:
         ([64.0, 32, 16, 8, 4, 2], 1.0),
         ([1e9, 16, 8, 4, 2, 2], 4 / 3),
         ([4.0, 1.0], 0.0),
+        ([math.inf, 4.0], math.inf),
+        ([8.0, math.nan, 4.0], math.inf),
+        ([4.0, 4.0], math.inf),
     ],
 )
 def test_iterations_are_expected_by_the_last_four(left: list[float], want: float) -> None:
@@ -364,6 +369,72 @@ def test_indices_of_a_batch_are_as_wide_as_they_have_to_be(columns: int, want: A
     found = _block_diagonal(A, 2, np.ones((2, 1, 1)))
     assert found.indices.dtype == found.indptr.dtype == want
     assert found.indices.tolist() == [3, columns + 3] and found.indptr.tolist() == [0, 1, 2]
+
+
+def test_blocks_that_are_stored_twice_are_added_up_before_a_cast() -> None:
+    """Half and half is one, also as an integer; another cast of floats leaves them apart."""
+    data = np.array([[0.5, 2, 0.5, 4], [1.5, 3, 1.5, 5]])[:, :, None, None] * np.ones((1, 2))
+    given = data, np.array([0, 1, 0, 1]), np.array([0, 3, 3, 4])
+    batch = bg.bsr_batch(given, shape=(3, 4))
+    for made in (batch.astype("int32"), bg.bsr_batch(given, shape=(3, 4), dtype="int32")):
+        assert made.dtype == np.int32 and made.data.shape == (2, 3, 1, 2) and made.shape == (2, 3, 4)
+        assert made.indices.tolist() == [0, 1, 1] and made.indptr.tolist() == [0, 2, 2, 3]
+        np.testing.assert_array_equal(made.toarray(), batch.toarray())
+        np.testing.assert_array_equal(made @ np.ones((2, 4), np.int32), batch @ np.ones((2, 4)))
+    assert batch.astype("float32").data.shape == batch.astype("complex64").data.shape == (2, 4, 1, 2)
+    np.testing.assert_array_equal(batch.astype("bool").toarray(), batch.toarray() != 0)
+    turned = bg.bsr_batch((np.array([[1, -1]])[:, :, None, None], [0, 0], [0, 2]), shape=(1, 1)).astype("bool")
+    assert not turned.toarray().any()
+    one = bg.bsr_array((data[0], *given[1:]), shape=(3, 4))
+    two = bg.bsr_array((data[1].astype("float32"), *given[1:]), shape=(3, 4))
+    mixed = bg.bsr_batch([one, two])
+    assert mixed.dtype == np.float64
+    np.testing.assert_array_equal(mixed.toarray(), batch.toarray())
+
+
+@pytest.mark.parametrize("order", ["colours", "natural"])
+def test_places_of_blocks_are_counted_in_64_bits(order: str) -> None:
+    """A matrix of 50 000 block rows has more places than 32 bits count."""
+    n = 50_000
+    place, last = np.arange(n), np.arange(n - 4, n)
+    rows = np.concatenate([place, np.repeat(last, 4)])
+    columns = np.concatenate([place, np.tile(last, 4)])
+    corner = 4 * np.eye(4) + numbers((4, 4))
+    data = np.concatenate([np.full(n, 2.0) * (place < n - 4), corner.ravel()])[:, None, None]
+    A = bg.bsr_array((data, (rows, columns)), shape=(n, n))
+    A.sum_duplicates()
+    found = linalg.ilu0(A, order=order) @ np.ones(n)
+    np.testing.assert_allclose(found[-4:], np.linalg.solve(corner, np.ones(4)))
+    assert (found[:-4] == 0.5).all()
+    width = 70_000
+    at = np.array([0, width - 9, width - 1]), np.array([0, width - 5, width - 1])
+    P = bg.bsr_array((np.ones((3, 1, 1)), at), shape=(width, width))
+    T = bg.bsr_array((np.ones((2, 1, 1)), (at[0][1:], at[1][1:])), shape=(width, width))
+    assert multigrid._places(P, T).tolist() == [1, 2]
+
+
+def test_a_column_with_nan_is_told_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_device.install()
+    modules = {name: types.ModuleType(name) for name in ("nvmath", "nvmath.sparse", "nvmath.sparse.advanced")}
+    modules["nvmath.sparse.advanced"].direct_solver = lambda a, b: b  # type: ignore[attr-defined]
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    A, b = bg.eye(4, blocksize=(2, 2)).to_device("fake"), np.ones((4, 2))
+    np.testing.assert_array_equal(linalg.spsolve(A, fake.from_host(b)).get(), b)
+    b[2, 1] = math.nan
+    with pytest.raises(ValueError, match="b: wanted finite numbers, got NaN or infinity"):
+        linalg.spsolve(A, fake.from_host(b))
+    b[2, 1] = 1
+    bound = math.sqrt(np.finfo(float).eps)
+    for factor, right in ((0.9, True), (1.1, False)):
+        modules["nvmath.sparse.advanced"].direct_solver = (  # type: ignore[attr-defined]
+            lambda a, b, change=1 + factor * bound: b * fake.from_host(np.array([1.0, change]))
+        )
+        if right:
+            linalg.spsolve(A, fake.from_host(b))
+        else:
+            with pytest.raises(RuntimeError, match="A: singular, or too badly conditioned for float64: the norm of"):
+                linalg.spsolve(A, fake.from_host(b))
 
 
 def test_the_pattern_of_a_batch_cannot_be_written_into() -> None:
