@@ -6,6 +6,7 @@ import itertools
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._attention.mask import BlockMask
-from bsrgemm.interop import mpi
+from bsrgemm.interop import communicator, mpi
 from bsrgemm.interop.communicator import OneRank, same, together
 from bsrgemm.interop.mpi import files, halo, matrix, multigrid, panels, ring_plan, sparse
 
@@ -367,6 +368,38 @@ def test_ranks_that_fail_are_named_and_the_error_of_the_lowest_is_raised() -> No
         for error in outcomes_of(3, lambda comm, failing=failing: program(comm, failing)):
             assert type(error) is KeyError
             assert error.args[0].endswith(f"[on {where}]") and f"from {failing[0]}" in error.args[0]
+
+
+def test_an_error_that_nobody_catches_is_printed_once_and_ends_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[Any] = []
+    world = SimpleNamespace(Get_rank=lambda: 3, Abort=lambda code: events.append(code))
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: events.append((kind, error, trace)))
+    communicator._abort_on_uncaught_errors(SimpleNamespace(COMM_WORLD=world))
+    hook = sys.excepthook
+    communicator._abort_on_uncaught_errors(SimpleNamespace(COMM_WORLD=world))
+    assert sys.excepthook is hook  # a second communicator adds none
+    error = ArithmeticError("wrong")
+    hook(ArithmeticError, error, None)
+    assert events == [(ArithmeticError, error, None), 1]
+    assert capsys.readouterr().err == "bsrgemm: rank 3 has failed (ArithmeticError): all ranks are ended\n"
+
+
+@pytest.mark.parametrize(("kinds", "want"), [(None, False), ("", False), ("system,mpi", False), ("system,cuda", True)])
+def test_a_library_says_whether_it_reads_cards(kinds: str | None, want: bool) -> None:
+    freed: list[int] = []
+    info = SimpleNamespace(get={"mpi_memory_alloc_kinds": kinds}.get, Free=lambda: freed.append(1))
+    assert communicator._says_cuda(SimpleNamespace(Get_info=lambda: info)) is want
+    assert freed == [1]
+
+
+@pytest.mark.parametrize("operation", ["sum", "max", "min"])
+def test_reductions_follow_the_order_of_the_ranks(operation: str) -> None:
+    parts = np.array([[1e16, 1.0], [1.0, 3.0], [-1e16, 2.0]])
+    want = {"sum": [(1e16 + 1.0) - 1e16, 6], "max": [1e16, 3], "min": [-1e16, 1]}[operation]
+    assert communicator._reduced(parts, operation).tolist() == want
+    assert communicator._reduced(parts[:1], operation).tolist() == parts[0].tolist()
 
 
 def test_the_first_rank_that_differs_is_named() -> None:

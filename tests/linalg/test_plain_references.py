@@ -218,6 +218,17 @@ def test_a_hierarchy_is_that_of_dense_matrices(dtype: str, options: dict[str, An
     assert M.operator_complexity == sum(stored) / stored[0]
 
 
+def test_modes_that_depend_on_each_other_leave_singular_blocks_also_when_refreshing() -> None:
+    A = hermitian(180)
+    M = linalg.smoothed_aggregation(A, np.tile([1.0, 2.0], (180, 1)), max_coarse=4)
+    assert len(M.levels) >= 3
+    before = M @ np.ones(180)
+    M.refresh(2 * A)
+    np.testing.assert_allclose(M @ np.ones(180), before / 2)
+    with pytest.raises(ValueError, match="A: diagonal block 0 is singular"):
+        linalg.smoothed_aggregation(bg.bsr_array(np.ones((180, 180)), blocksize=(2, 2)), max_coarse=4)
+
+
 def test_a_picture_has_two_bars_for_each_level() -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
     M = linalg.smoothed_aggregation(laplacian(120), max_coarse=20)
