@@ -249,6 +249,14 @@ def test_products_know_their_dtype_shape_and_chunks() -> None:
         assert found.shape == made.shape
 
 
+def test_chunks_of_unknown_sizes_along_one_axis_are_named() -> None:
+    whole = da.from_array(X, chunks=(48, 5))
+    unknown = whole[da.from_array(X[:, 0], chunks=48) > -9]
+    assert np.isnan(unknown.shape[0]) and unknown.shape[1] == 5
+    with pytest.raises(ValueError, match=r"B: has chunks of unknown sizes; B.compute_chunk_sizes\(\) finds them"):
+        A @ unknown
+
+
 def test_axes_of_tensordot() -> None:
     D = S.toarray()
     for axes, a, b, want in (

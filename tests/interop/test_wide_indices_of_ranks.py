@@ -33,6 +33,7 @@ def test_ranks_count_in_64_bits(wide: Any) -> None:
     assert D.row_starts.dtype == D.column_starts.dtype == np.int64
     assert D.panel().indices.dtype == np.int64
     assert panels._row_starts(np.array([0, 2**31 - 2, 2**31 - 1], np.int32), 2, None).tolist() == [0, 1, 2]
+    assert panels._row_starts(np.array([0, 2**31, 2**32]), 2, None).tolist() == [0, 1, 2]
 
 
 def test_lengths_that_ranks_tell_each_other_have_64_bits() -> None:
@@ -145,3 +146,47 @@ def test_splits_refuse_ranks_that_are_not_there(given: dict[str, int], words: st
     if multiple < 1:
         with pytest.raises(ValueError, match=words):
             mpi.zigzag_join([np.zeros((8, 1))], multiple=multiple)
+
+
+def test_numbers_of_rows_and_ghosts_are_told_in_64_bits() -> None:
+    A = hermitian(48)
+
+    def program(comm: Any) -> None:
+        panel = mpi.partition(A, comm).panel()
+        told: list[Any] = []
+        gather, exchange = comm.allgather, comm.exchange
+
+        def gathering(array: Any) -> Any:
+            told.append(array.dtype)
+            return gather(array)
+
+        def exchanging(sends: Any, receives: Any) -> Any:
+            told.extend(x.dtype for x in (*sends.values(), *receives.values()))
+            return exchange(sends, receives)
+
+        comm.allgather, comm.exchange = gathering, exchanging
+        mpi.from_local(panel, comm)
+        assert {dtype for dtype in told if dtype.kind == "i"} == {np.dtype(np.int64)}
+
+    run(2, program)
+
+
+def test_a_node_that_is_coupled_with_another_rank_alone_is_in_an_aggregate() -> None:
+    """One number of the block that couples them is enough."""
+    dense = 4 * np.eye(4)
+    dense[0, 2] = dense[2, 0] = -1
+    A = bg.bsr_array(dense, blocksize=(2, 2))
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(A, comm, rows=[1, 1])
+        T, modes = multigrid._tentative(D, np.eye(2), 0.0)
+        return T.shape, modes.shape
+
+    assert run(2, program) == [((2, 2), (2, 2))] * 2
+
+    def on_one(comm: Any) -> Any:
+        D = mpi.partition(A, comm, rows=[0, 2])
+        return multigrid._tentative(D, np.ones((len(D.rows), 2)), 0.0)[0]
+
+    nothing = run(2, on_one)[0]
+    assert nothing.shape == (0, 0) and nothing.indptr.tolist() == [0]
