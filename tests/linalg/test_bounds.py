@@ -250,6 +250,40 @@ def test_defaults_are_those_of_the_reference() -> None:
     assert defaults(linalg.fgmres) == defaults(linalg.gmres)
     assert defaults(smoothers.largest_eigenvalue) == {"steps": 15}
     assert defaults(aggregation.hashed) == {"first": 0}
+    for make in (linalg.chebyshev, linalg.block_ssor, linalg.smoothed_aggregation):
+        assert (make(laplacian(6)) @ np.ones(6)).shape == (6,)
+
+
+@pytest.mark.parametrize("method", ["cg", "minres", "bicgstab", "gmres", "fgmres"])
+def test_tolerances_that_are_not_given_are_those_of_the_reference(method: str) -> None:
+    solve = getattr(linalg, method)
+    A, b = laplacian(40), numbers(40)
+    known = inspect.signature(solve).parameters
+    given = {"rtol": 1e-5, "atol": 0.0, "maxiter": None, "M": None, "callback": None}
+    given |= {"restart": None, "callback_type": None} if "gmres" in method else {}
+    given |= {"shift": 0.0, "show": False, "check": False} if method == "minres" else {}
+    assert {name: p.default for name, p in known.items() if p.kind is p.KEYWORD_ONLY} == given
+    x, info = solve(A, b)
+    same, _ = solve(A, b, None, **given)
+    assert info == 0 and x.tobytes() == same.tobytes()
+
+
+def test_options_that_are_not_given_are_those_of_the_reference() -> None:
+    A, b = hermitian(30), numbers(30)
+    low = bg.bsr_array(np.tril(A.toarray()), blocksize=(2, 2))
+    for found, want in (
+        (linalg.chebyshev(A) @ b, linalg.chebyshev(A, 3, low=0.05, high=1.1) @ b),
+        (linalg.block_ssor(A) @ b, linalg.block_ssor(A, 1.0, order="colours") @ b),
+        (linalg.ilu0(A) @ b, linalg.ilu0(A, order="colours") @ b),
+        (linalg.ic0(A) @ b, linalg.ic0(A, order="colours") @ b),
+        (linalg.spsolve_triangular(low, b), linalg.spsolve_triangular(low, b, True, False)),
+        (linalg.constrain(A, b, [3])[1], linalg.constrain(A, b, [3], 0)[1]),
+    ):
+        assert found.tobytes() == want.tobytes()
+    B, right = laplacian(600), numbers(600)
+    given = {"theta": 0.0, "max_coarse": 500, "max_levels": 20, "smoother": "chebyshev", "degree": 2, "cycle": "V"}
+    found, want = linalg.smoothed_aggregation(B), linalg.smoothed_aggregation(B, None, **given)
+    assert found.report() == want.report() and (found @ right).tobytes() == (want @ right).tobytes()
 
 
 def test_smoothers_of_a_hierarchy_have_the_numbers_of_the_reference() -> None:
