@@ -140,8 +140,16 @@ def test_arrays_are_skipped_and_read_in_pieces(
     A = chain(6, 2)
     bg.save_npz(tmp_path / "A.npz", A, compressed=compressed)
     most: list[int] = []
-    read = zipfile.ZipExtFile.read
+    skipped: list[int] = []
+    read, seek = zipfile.ZipExtFile.read, zipfile.ZipExtFile.seek
+
+    def seeking(self: Any, offset: int, whence: int = 0) -> int:
+        assert whence == 1 and offset > 0
+        skipped.append(offset)
+        return seek(self, offset, whence)
+
     monkeypatch.setattr(files, "_SKIPPED", step)
+    monkeypatch.setattr(zipfile.ZipExtFile, "seek", seeking)
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda self, n=-1: (most.append(n), read(self, n))[1])
     pointers = A.indptr
     for first, last in ((0, 6), (1, 3), (5, 6), (3, 3), (6, 6)):
@@ -149,6 +157,7 @@ def test_arrays_are_skipped_and_read_in_pieces(
         np.testing.assert_array_equal(data, A.data[pointers[first] : pointers[last]])
         np.testing.assert_array_equal(indices, A.indices[pointers[first] : pointers[last]])
     assert most.count(step) > 10  # beside the headers
+    assert bool(skipped) is not compressed  # what is stored as it is need not be read to be skipped
 
 
 def test_rows_that_a_file_does_not_have_are_named(tmp_path: Path) -> None:
@@ -250,7 +259,7 @@ def test_block_rows_with_ghosts_are_kept_apart_if_they_are_few() -> None:
         np.testing.assert_array_equal(F.panel().toarray(), full[F.rows.start : F.rows.stop].toarray())
         assert (D.nnz, D.first_row, F.nnz) == (A.nnz, D.rows.start, 64)
         assert D.halo_bytes() == 2 * 8 and D.halo_bytes(3) == 48 and D.astype("float32").halo_bytes(3) == 24
-        assert D._halo.index.dtype == np.int64
+        assert D._halo.index.dtype == np.int64 and D._halo.bytes(8) == 16
         return D._ghost_rows.tolist()
 
     assert run(2, program) == [[22, 23], [0, 1]]
