@@ -257,6 +257,25 @@ def test_chunks_of_unknown_sizes_along_one_axis_are_named() -> None:
         A @ unknown
 
 
+class Foreign:
+    """An array of another library, which offers its memory by DLPack."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_are_operands() -> None:
+    for x in (X.copy(), X[:, 0].copy()):
+        np.testing.assert_allclose((A @ Foreign(x)).compute(), S.toarray() @ x)
+        np.testing.assert_allclose((Foreign(x.T.copy()) @ A.T).compute(), x.T @ S.toarray().T)
+
+
 def test_axes_of_tensordot() -> None:
     D = S.toarray()
     for axes, a, b, want in (
