@@ -78,6 +78,8 @@ class Multigrid(Preconditioner):
     """
 
     _capturable = True
+    #: Whether the finest matrix is a coarse level of another hierarchy.
+    _coarse = False
 
     def __init__(self, levels: list[Level], coarsest: Any, options: Options) -> None:
         self._levels, self._coarsest, self._options = levels, coarsest, options
@@ -169,7 +171,7 @@ class Multigrid(Preconditioner):
         check_structure(A, self.levels[0], "A")
         levels = []
         for k, level in enumerate(self._levels):
-            made, A = level.plans(A, inverse_blocks(A, singular=k > 0), self._options)
+            made, A = level.plans(A, inverse_blocks(A, singular=self._coarse or k > 0), self._options)
             levels.append(made)
         self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
 
@@ -304,9 +306,20 @@ def smoothed_aggregation(
         found: Multigrid = A.smoothed_aggregation(near_nullspace, theta, (max_coarse, max_levels), options)
         return found
     modes = near_nullspace_of(A, near_nullspace)
+    return set_up(A, modes, theta, (max_coarse, max_levels), options)
+
+
+def set_up(
+    A: Any, modes: Array, theta: float, limits: tuple[int, int], options: Options, coarse: bool = False
+) -> Multigrid:
+    """Return the hierarchy of a checked matrix; `limits` are the most rows of the coarsest level and the most levels.
+
+    If A is a coarse level of another hierarchy, its diagonal blocks may be singular.
+    """
+    max_coarse, max_levels = limits
     levels: list[Level] = []
     while A.shape[0] > max_coarse and len(levels) + 1 < max_levels:
-        D = inverse_blocks(A, singular=bool(levels))
+        D = inverse_blocks(A, singular=coarse or bool(levels))
         number, count = aggregation.aggregates(A._backend, *aggregation.strong_connections(A, theta))
         if not count or count * modes.shape[1] > STALLED * A.shape[0] or count > STALLED * A._block_shape[0]:
             if A.shape[0] <= _MOST_DENSE:
@@ -328,7 +341,9 @@ def smoothed_aggregation(
         raise ValueError(
             f"max_levels: {max_levels} levels leave {A.shape[0]:,} rows, too many for a dense matrix; allow more"
         )
-    return Multigrid(levels, A, options)
+    found = Multigrid(levels, A, options)
+    found._coarse = coarse
+    return found
 
 
 def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> Options:

@@ -14,15 +14,8 @@ import numpy as np
 from ..._backend.base import Array, Blocks
 from ..._products.sddmm import check_structure
 from ...linalg import aggregation
-from ...linalg.multigrid import (
-    STALLED,
-    Level,
-    Multigrid,
-    Options,
-    near_nullspace_of,
-    prolongator_step,
-    smoothed_aggregation,
-)
+from ...linalg import multigrid as linalg_multigrid
+from ...linalg.multigrid import STALLED, Level, Multigrid, Options, near_nullspace_of, prolongator_step
 from ..communicator import Communicator, together
 from .sparse import Gathering, Product, Sum, TransposedProduct, keys_of
 
@@ -176,15 +169,13 @@ def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], o
         levels.append(level)
         A, modes = A.with_panel(panel, starts, starts), coarse_modes
     gathering = Gathering()
-    rest = smoothed_aggregation(
+    rest = linalg_multigrid.set_up(
         gathering(panel, comm),
         A._backend.xp.concatenate(comm.allgather(modes)),
-        theta=theta,
-        max_coarse=max_coarse,
-        max_levels=max_levels - len(levels),
-        smoother=options.smoother,
-        degree=options.degree,
-        cycle=options.cycle,
+        theta,
+        (max_coarse, max_levels - len(levels)),
+        options,
+        coarse=bool(levels),
     )
     return DistributedMultigrid(levels, finest, _Gathered(rest, A.rows, comm, gathering), options)
 
