@@ -127,6 +127,7 @@ def card(arch: str = "sm_90a") -> Iterator[Started]:
         patch.object(row_matching, "matched", lambda *args: None),
         patch.object(workspace, "counters", given),
         patch.object(workspace, "temporary", temporary),
+        patch.object(workspace, "for_pieces", lambda floats, count: (temporary(floats, np.float32), given(count))),
         patch.object(attention_launch, "counters", given),
         patch.object(block_products, "counters", given),
         patch.object(block_products, "cupy", columns),

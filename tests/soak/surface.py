@@ -29,6 +29,8 @@ EXPLAINED = {
     "bsr_array.spy": "draws a picture",
     "BlockMask.plot": "draws a picture",
     "bsr_array.__iter__": "is always refused",
+    "BlockMask.__rand__": "is always refused",
+    "BlockMask.__ror__": "is always refused",
 }
 #: Rounds in which every kind of case takes part.
 _FEW = 4
