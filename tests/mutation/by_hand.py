@@ -84,9 +84,9 @@ ERRORS: tuple[Error, ...] = (
     ),
     Error(
         "a result may lie over indptr",
-        "bsrgemm/_products/host.py",
-        "enumerate((X, A.data, A.indices, A.indptr))",
-        "enumerate((X, A.data, A.indices))",
+        "bsrgemm/_products/engine.py",
+        "arrays = (X, A.data, A.indices, A.indptr)",
+        "arrays = (X, A.data, A.indices)",
     ),
     # --------------------------------------------------------------------------------------------------- products
     Error(
