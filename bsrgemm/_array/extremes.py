@@ -12,7 +12,7 @@ from .._backend.base import Array, Blocks
 from ..dtypes import BFLOAT16
 from .lines import SHORT, Lines, axis_of
 
-#: Of blocks with this many elements, those of a block row are compared with each other first.
+#: Blocks of a block row are compared with each other first if they have this many elements.
 _LARGE = 1024
 
 

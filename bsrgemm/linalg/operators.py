@@ -44,7 +44,7 @@ class DistributedOperator(ABC):
     see the same bits and take the same way.
     """
 
-    #: Of the whole matrix.
+    #: The numbers of rows and columns of the whole matrix.
     shape: tuple[int, int]
     blocksize: tuple[int, int]
     dtype: np.dtype[Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -53,3 +53,18 @@ def operands(
 ) -> tuple[Any, ...]:  # fmt: skip
     shapes = ((batch, heads[0], S_q, D), (batch, heads[1], S_k, D), (batch, heads[1], S_k, D_v or D))
     return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+def climbing(q: Any, k: Any) -> Iterator[Any]:
+    """Set q and k so that maxima climb by far, from tile to tile or at once, and yield queries of which some do so.
+
+    These are all of them, the first of each 16 rows, or the ninth. Keys are walked from the last one on.
+    """
+    keys = k.shape[2]
+    q[...] = np.sign(q[:, :1, :1])
+    for ramp in (np.linspace(3, 0, keys), np.where(np.arange(keys) < keys // 2, 3, 0)):
+        k[...] = np.sign(q[:, :1, :1]) * ramp[:, None]
+        for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
+            some = (q * 0.01).astype(q.dtype)
+            some[:, :, rows] = q[:, :, rows]
+            yield some

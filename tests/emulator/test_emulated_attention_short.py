@@ -17,7 +17,7 @@ from bsrgemm._attention.host import ENGINE
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-from .attention import F16, Emulated, operands
+from .attention import F16, Emulated, climbing, operands
 
 #: Those of the rule for heads of 64 columns: two shares of the keys, tiles of 128 keys, and two groups of rows.
 SHAPES = [shape for _, shape in heuristics.SHORT_SHAPES[64]]
@@ -85,15 +85,8 @@ def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 184), causal=True)  # the first 8 of 16 rows see nothing of the first tile
         q, k, v = operands(rng, 64, 400)
-        # Maxima that climb by far, in the upper rows or in the lower ones, from tile to tile or at once: the walk
-        # begins with the last keys.
-        q[...] = np.sign(q[:, :1, :1])
-        for ramp in (np.linspace(3, 0, 400), np.where(np.arange(400) < 200, 3, 0)):
-            k[...] = np.sign(q[:, :1, :1]) * ramp[:, None]
-            for rows in (slice(None), slice(0, None, 16), slice(8, None, 16)):
-                some = (q * 0.01).astype(F16)
-                some[:, :, rows] = q[:, :, rows]
-                emulated.check(some, k, v)
+        for some in climbing(q, k):
+            emulated.check(some, k, v)
         for key in (38, 97, 383):  # one key that outweighs all others, at an even place or at an odd one
             q[...], k[...] = 1, 0
             k[:, :, key] = 3.5

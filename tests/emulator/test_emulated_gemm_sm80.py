@@ -80,7 +80,7 @@ def test_products_are_exact(dtype, out_dtype, block, columns, orders, how, rng) 
     ids=str,
 )
 def test_nothing_is_read_or_written_beside_the_arrays(dtype, block, columns, orders, transposed, folder, rng) -> None:
-    """Of several batches; every block is stored, the last block column too."""
+    """There are several batches, and every block is stored, the last block column too."""
 
     def lying(x: Any, order: str, before: bool) -> Array:
         return guarded(x, before) if order == "C" else guarded(x.swapaxes(1, 2).copy(), before).swapaxes(1, 2)

@@ -65,9 +65,9 @@ def point(
 
     The generic tests build with `spcreator`, the BSR tests with `bsr_container`. The class of the non-canonical
     tests has a *method* `spcreator` that calls ``super().spcreator``, so ours goes into a parent of its own.
-    Of the tests in `differs` the statements named there must fail and all others pass. Tests that scipy marks xfail
-    lose the mark, and those it replaces by an empty one because they are broken there (diagonal, expm of non-canonical
-    BSR) run.
+    In the tests that `differs` lists, the statements named there must fail and all others pass. Tests that scipy
+    marks xfail lose the mark, and those it replaces by an empty one because they are broken there (diagonal, expm of
+    non-canonical BSR) run.
     """
     hooks = {"spcreator": container, "bsr_container": container}
     if "NonCanonical" in test_class.__name__:

@@ -19,14 +19,14 @@ _BACKWARD = 2.5
 class Machine:
     """What one rank has, in seconds, operations a second and bytes a second."""
 
-    #: Of attention, forward and backward.
+    #: Operations of attention in a second, forward and backward.
     rate: float
     backward_rate: float
     #: The fixed cost of a call on all ranks.
     call: float
     bandwidth: float
     latency: float
-    #: Of messages, in one direction.
+    #: Bytes of messages in a second, in one direction.
     link: float
     #: Whether messages travel while a step is computed.
     overlap: bool

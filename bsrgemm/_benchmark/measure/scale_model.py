@@ -14,14 +14,14 @@ from typing import Any
 class Machine:
     """What one rank has, in seconds and bytes a second."""
 
-    #: Of its memory, as a product reaches it.
+    #: Bytes of its memory that a product reads in a second.
     bandwidth: float
     #: The fixed cost of a product.
     call: float
-    #: Of one message, and of one sum over all ranks.
+    #: The seconds of one message, and of one sum over all ranks.
     latency: float
     reduce: float
-    #: Of messages, in one direction.
+    #: Bytes of messages in a second, in one direction.
     link: float
     #: Whether messages travel while a product runs.
     overlap: bool

@@ -331,7 +331,7 @@ def cell(peer: dict[str, Any] | None, ours: float) -> str:
 
 
 def headings(on_gpu: bool) -> tuple[str, str]:
-    """Of lines of our solver, and of lines of the peers on the host."""
+    """The headings above lines of our solver, and above lines of the peers on the host."""
     start = f"{'problem':7} {'unknowns':>9} {'levels':>6} {'smoother':9} | {'iterations, ours':>17} |"
     ours, host = ("".join(f" {peer:>26} |" for peer in names) for names in (beside(on_gpu), HOST_PEERS))
     launched = f" {'no graph':>12} |" if on_gpu else ""
