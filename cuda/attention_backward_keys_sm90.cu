@@ -86,7 +86,7 @@ struct Multiplier : Member {
   // rows.
   __device__ __forceinline__ void finish(u32 item, int group, f32 factor, u8* staged, Element* out,
                                          const Strides& strides, int columns) {
-    two_warpgroups_sync(1);  // nobody reads weights any more
+    two_places_sync(1);  // nobody reads weights any more
     const KeyTile& y = shared.items[item & 1].keys;
     const Tile& x = y.tile;
     const int key = y.key + warp() * 16;
@@ -94,7 +94,7 @@ struct Multiplier : Member {
                                x.keys - key, columns);
     u32(&all)[2][4] = shared.redo[item & 1];
     if (lane() == 0) all[group][warp()] = bad;
-    two_warpgroups_sync(1);
+    two_places_sync(1);
 #pragma unroll 1
     for (u32 redo = (all[0][warp()] | all[1][warp()]) & (group ? 0xff00u : 0xffu); redo; redo &= redo - 1)
       write_key_again(problem.rows, y, key + __ffs(redo) - 1);

@@ -5,7 +5,6 @@
 // copy engine can read.
 #include "common/attention_sm90.cuh"
 #include "common/registers.cuh"
-#include "ptx/mma.cuh"
 #include "ptx/wgmma.cuh"
 
 // A warpgroup has 64 queries. With one warpgroup, two CTAs fit a multiprocessor.
@@ -206,17 +205,6 @@ __device__ __forceinline__ void shade(const AttentionSm90& problem, Shared& shar
 }
 
 // ---------------------------------------------------------------------------------------------------- the multipliers
-template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) d[i] = 0.f;
-}
-// d[16, 8] += x[16, 32 bytes] * y[32 bytes, 8], by one warp
-__device__ __forceinline__ void multiply_16x8(f32 (&d)[4], const u32 (&x)[4], u32 y0, u32 y1) {
-  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
-  else if constexpr (kFp8) mma_e4m3(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
-  else mma_f16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
-}
-
 // A warpgroup issues the scores of one tile of keys together with the weighted values of the tile before, and computes
 // the exponentials of the scores while the values are multiplied. The row maximum is exact for the first tile of keys
 // only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, the warp computes its
@@ -254,14 +242,6 @@ struct Multiplier {
   // A maximum of scores in the form of `top`.
   static __device__ __forceinline__ f32 level(f32 score, f32 scale) {
     return kFp8 ? fmaf(score, scale, -kHeadroom) : score * scale;
-  }
-
-  // The number of the thread, hidden from the compiler: what depends on it is computed where it is used, which is
-  // rarely.
-  static __device__ __forceinline__ int unknown_thread() {
-    u32 thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return int(thread);
   }
 
   // The offset of this thread's 16 bytes for ldmatrix, within the slabs of a tile of queries.

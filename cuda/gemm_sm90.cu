@@ -2,14 +2,9 @@
 // Hopper's tensor cores. CTAs are persistent and claim tiles of 128 x kTileN: one group of row tiles (see Schedule) by
 // kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
 // ring of stages, the first two multiply 64 rows each with wgmma.
-#include "common/bsr.cuh"
-#include "common/pipeline.cuh"
-#include "common/registers.cuh"
+#include "common/gemm_sm90.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/wgmma.cuh"
-
-using Element = ELEMENT_A;
-using C = ELEMENT_C;
 
 // Row tiles of 64 and 128 rows fill a warpgroup: the copy engine copies A, which is multiplied from shared memory, and
 // a warpgroup whose row tile lacks a block skips the stage. Smaller row tiles share a warpgroup: A goes through
@@ -21,22 +16,14 @@ constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the pro
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K is the fastest index
 constexpr bool kWide = WIDE;                 // N is a multiple of 64: one copy has all slabs of a panel
 constexpr int kStore = STORE;
-constexpr int kRowTileHeight = ROW_TILE_HEIGHT;
-constexpr int kTileM = 128, kTileN = TILE_N;
+constexpr int kTileM = 128;
 constexpr int kRowTiles = kTileM / kRowTileHeight;
-constexpr int kStages = STAGES;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
-// Columns of A per step of the ring. From shared memory: kDepth at a time; if kTail > 0, the last step of a block has
-// kTail. From registers: kChunk at a time, several chunks to a stage.
-constexpr int kDepth = DEPTH, kTail = TAIL;
+// From shared memory, a step of the ring has kDepth columns of A. From registers, it has several chunks of kChunk columns.
 constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
 constexpr bool kFlat = FLAT;  // the part of a block for a row tile and a chunk is contiguous in memory
 
-constexpr int kTiles = 4;          // tiles known ahead
-constexpr int kClaimedRounds = 2;  // rounds of tiles at the end that are claimed, if items are of similar length
-constexpr int kConsumers = 2;
-constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kSums = kTileN / 2;                // float32 sums per thread
 constexpr int kSlabs = kTileN / 64;
 // Whether fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
@@ -52,8 +39,6 @@ constexpr u32 kStepB = kBTransposed ? kTileN * (kFromRegisters ? kChunk * 2 : 12
 static_assert(!kFromRegisters || sizeof(Element) == 2, "fragments of 16-bit floats");
 static_assert(kStore == kDirect || sizeof(C) == 2, "tiles of 16-bit results");
 
-struct Tile { int group, first, last, piece, column, batch, number; };  // group < 0: no more tiles
-
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
   u8 b[kStages][kBytesB];
@@ -64,91 +49,11 @@ struct alignas(1024) Shared {
   int last[kConsumers];
 };
 
-using Operands = Product<Element, Element, C, f32, int>;
-CHECK_PRODUCT(Operands)
-
-struct alignas(64) GemmSm90 {
-  TensorMap a, b, c;
-  Operands product;
-  Schedule schedule;
-  int group;  // column tiles that are computed together, since their panels of B fit the L2
-  int count;  // number of items, or -1: only the device knows it
-  int keep_a;  // whether A is small enough to stay in the L2 beside these panels
-};
-#ifdef GEMM_SM90_BYTES
-CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(keep_a))
-#endif
-
-
-// An index in a ring of kSize and the parity of its barriers.
-template <int kSize> struct Ring {
-  int at = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++at == kSize) at = 0, phase ^= 1;
-  }
-};
-
-// Tile number t. Sections of `group` column tiles are computed one after the other: the last one with the longest item
-// first, the one before it in reverse order, and so on. So A is read again while the L2 still holds it, and short items
-// come at the end.
-struct Walk {
-  const int4* __restrict__ items;
-  int* claims;
-  int count, tiles_n, column_tiles, group;
-  int dealt;  // number of tiles that are assigned in turn, not claimed
-
-  __device__ __forceinline__ explicit Walk(const GemmSm90& problem)
-      : items(problem.schedule.items), claims(problem.schedule.counters),
-        count(problem.count < 0 ? *problem.schedule.count : problem.count),
-        tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
-        column_tiles(tiles_n * int(problem.product.batches)), group(problem.group) {
-    const auto length = [&](int i) { return items[i].z - items[i].y; };
-    const int rounds = tiles() / int(gridDim.x);
-    const bool even = i64(length(0) - length(count - 1)) * 8 <= i64(length(count / 2)) * rounds;
-    dealt = (even ? max(1, rounds - kClaimedRounds) : 1) * int(gridDim.x);
-  }
-  __device__ __forceinline__ int tiles() const { return count * column_tiles; }
-  // The tile after t. CTAs take turns, so that those with the same item stay in step and find what they read of A and B
-  // in the L2: 5 % faster with blocks of 64. The last rounds are claimed by whichever CTA is ready, and all rounds are
-  // if items differ much.
-  __device__ __forceinline__ int after(int t) const {
-    return t + int(gridDim.x) < dealt ? t + int(gridDim.x) : dealt + atomicAdd(claims, 1);
-  }
-  __device__ __forceinline__ Tile at(int t) const {
-    if (t >= tiles()) return {-1};
-    const int section = t / (group * count), sections = (column_tiles + group - 1) / group;
-    const int width = min(group, column_tiles - section * group);
-    const int within = t - section * group * count;
-    const int place = (sections - section) & 1 ? within / width : count - 1 - within / width;
-    const int number = section * group + within % width;
-    const int4 item = items[place];
-    return {item.x, item.y, item.z, item.w, number % tiles_n * kTileN, number / tiles_n, number};
-  }
-};
-
 // Row tiles of 16 and 32 rows gain nothing from uniform registers, and have no registers to spare.
 __device__ __forceinline__ int uniform_if_large(int x) { return kFromRegisters ? x : uniform(x); }
 __device__ __forceinline__ Tile uniform_if_large(const Tile& x) {
   const auto each = [](int field) { return uniform_if_large(field); };
   return {each(x.group), each(x.first), each(x.last), each(x.piece), each(x.column), each(x.batch), each(x.number)};
-}
-
-// Every warp except the claiming one reads its next tile here, until it releases the tile.
-__device__ __forceinline__ const Tile& next_tile(Shared& shared, const Ring<kTiles>& tiles) {
-  wait(shared.tile_full[tiles.at], tiles.phase);
-  return shared.tiles[tiles.at];
-}
-__device__ __forceinline__ void let_go(Shared& shared, Ring<kTiles>& tiles) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(shared.tile_empty[tiles.at]);
-  tiles.next();
-}
-__device__ __forceinline__ void publish(Shared& shared, Ring<kTiles>& tiles, const Tile& tile) {
-  wait(shared.tile_empty[tiles.at], tiles.phase ^ 1);
-  shared.tiles[tiles.at] = tile;
-  arrive(shared.tile_full[tiles.at]);
-  tiles.next();
 }
 
 // Copies kDepth rows of B from `row` on, by the tile's columns; `box` is the slab if slabs are copied one by one.
@@ -157,11 +62,6 @@ __device__ __forceinline__ void copy_panel(const GemmSm90& problem, u32 to, int 
   if constexpr (kBTransposed) copy_tile(to, &problem.b, row, tile.column, 0, tile.batch, full, policy);
   else if constexpr (kWide) copy_tile(to, &problem.b, 0, row, tile.column / 64, tile.batch, full, policy);
   else copy_tile(to + box * kDepth * 128, &problem.b, tile.column + box * 64, row, 0, tile.batch, full, policy);
-}
-
-__device__ __forceinline__ void clear(float (&sums)[kSums]) {
-#pragma unroll
-  for (int e = 0; e < kSums; ++e) sums[e] = 0;
 }
 
 // ------------------------------------------------------------------------------------------------- storing tiles of C
@@ -232,126 +132,31 @@ struct Leaving {
 };
 
 // --------------------------------------------------------------------------------------------- row tiles of 64 and 128
-// One warp claims tiles and copies panels of B. Lanes hold the next 32 block columns; those after them, in this tile or
-// the next, are loaded meanwhile.
-__device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared) {
-  const Walk walk(problem);
-  const int K = problem.product.K, lane = threadIdx.x % 32;
-  const u64 again = evict_last();
-  Ring<kStages> ring;
-  Ring<kTiles> tiles;
-  const auto claim = [&](int t) {
-    const Tile tile = walk.at(t);
-    if (lane == 0) publish(shared, tiles, tile);
-    else tiles.next();
-    return tile;
-  };
-  const auto columns_from = [&](const Tile& tile, int e) {
-    return tile.group >= 0 && e + lane < tile.last ? problem.schedule.columns[e + lane] : 0;
-  };
-  int claimed = blockIdx.x;
-  Tile tile = claim(claimed);
-  int ahead = columns_from(tile, tile.first);
-  while (tile.group >= 0) {
-    if (lane == 0) claimed = walk.after(claimed);
-    Tile after{-1};
-    if (tile.first >= tile.last) {
-      after = claim(__shfl_sync(0xffffffffu, claimed, 0));
-      ahead = columns_from(after, after.first);
-    }
-    for (int from = tile.first; from < tile.last; from += 32) {
-      const int columns = ahead, count = min(32, tile.last - from);
-      if (from + 32 < tile.last) ahead = columns_from(tile, from + 32);
-      for (int i = 0; i < count; ++i) {
-        const int row = __shfl_sync(0xffffffffu, columns, i) * K;
-        for (int k = 0; k < K; k += kDepth) {
-          wait(shared.empty[ring.at], ring.phase ^ 1);
-          const u32 full = shared_address(&shared.full[ring.at]), b = shared_address(shared.b[ring.at]);
-          if (lane == 0) {
-            barrier_expect(full, kStepB);
+// One warp copies panels of B, another one blocks of A.
+__device__ __forceinline__ void feed_large(const GemmSm90& problem, Shared& shared, int warp) {
+  const int R = problem.product.R, K = problem.product.K;
+  if (warp == 0) {
+    const u64 again = evict_last();
+    feed_b(problem, shared, [&](int stage, int row, int, const Tile& tile) {
+      const u32 full = shared_address(&shared.full[stage]), b = shared_address(shared.b[stage]);
+      barrier_expect(full, kStepB);
 #pragma unroll
-            for (int box = 0; box < kBoxes; ++box) copy_panel(problem, b, box, row + k, tile, full, again);
-          }
-          __syncwarp();
-          ring.next();
-        }
-        if (i == 0 && from + 32 >= tile.last) {
-          after = claim(__shfl_sync(0xffffffffu, claimed, 0));
-          ahead = columns_from(after, after.first);
-        }
-      }
-    }
-    tile = after;
+      for (int box = 0; box < kBoxes; ++box) copy_panel(problem, b, box, row, tile, full, again);
+    });
   }
-}
-
-// One warp copies blocks of A. Lanes hold the next 32 blocks, for all row tiles.
-__device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared) {
-  constexpr int kEntries = 32 / kRowTiles;
-  const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
-  const Schedule& schedule = problem.schedule;
-  const u64 once = problem.keep_a ? evict_last() : evict_first();
-  Ring<kStages> ring;
-  Ring<kTiles> tiles;
-  const auto blocks_from = [&](const Tile& tile, int e) {
-    return tile.group >= 0 && e * kRowTiles + lane < tile.last * kRowTiles ? schedule.blocks[e * kRowTiles + lane] : -1;
-  };
-  const auto sub_of = [&](const Tile& tile) {  // the first row of the block of lane s's row tile
-    const int row_tile = tile.group < 0 || lane >= kRowTiles ? 0 : schedule.row_tiles[tile.group * kRowTiles + lane];
-    return max(row_tile, 0) * kRowTileHeight % R;
-  };
-  Tile tile = next_tile(shared, tiles);
-  let_go(shared, tiles);
-  int ahead = blocks_from(tile, tile.first), sub_ahead = sub_of(tile);
-  while (tile.group >= 0) {
-    const int sub = sub_ahead;
-    Tile after{-1};
-    const auto look_ahead = [&] {
-      after = next_tile(shared, tiles);
-      let_go(shared, tiles);
-      ahead = blocks_from(after, after.first);
-      sub_ahead = sub_of(after);
-    };
-    if (tile.first >= tile.last) look_ahead();
-    for (int from = tile.first; from < tile.last; from += kEntries) {
-      const int blocks = ahead, count = min(kEntries, tile.last - from);
-      const u32 all_present = __ballot_sync(0xffffffffu, blocks >= 0);
-      if (from + kEntries < tile.last) ahead = blocks_from(tile, from + kEntries);
-      for (int i = 0; i < count; ++i) {
-        const u32 present = all_present >> (i * kRowTiles) & ((1u << kRowTiles) - 1);
-        int block[kRowTiles], first[kRowTiles];
+  if (warp == 1) {
+    constexpr u32 kBytes = kRowTileHeight * (kATransposed ? kDepth * sizeof(Element) : 128);
+    const u64 once = problem.keep_a ? evict_last() : evict_first();
+    feed_a<kRowTiles>(problem, shared, kBytes, [&](int stage, int row_tile, int block, int row, int k) {
+      const u32 full = shared_address(&shared.full[stage]), a = shared_address(shared.a[stage]);
+      if constexpr (kATransposed) {
 #pragma unroll
-        for (int s = 0; s < kRowTiles; ++s) {
-          block[s] = __shfl_sync(0xffffffffu, blocks, i * kRowTiles + s);
-          first[s] = __shfl_sync(0xffffffffu, sub, s);
-        }
-        for (int k = 0; k < K; k += kDepth) {
-          wait(shared.empty[ring.at], ring.phase ^ 1);
-          const u32 full = shared_address(&shared.full[ring.at]), a = shared_address(shared.a[ring.at]);
-          if (lane == 0) {
-            shared.present[ring.at] = present;
-            constexpr u32 kBytes = kRowTileHeight * (kATransposed ? kDepth * sizeof(Element) : 128);
-            barrier_expect(full, __popc(present) * kBytes);
-#pragma unroll
-            for (int s = 0; s < kRowTiles; ++s) {
-              if (!(present >> s & 1)) continue;
-              if constexpr (kATransposed) {
-#pragma unroll
-                for (int slab = 0; slab < kRowTileHeight / 64; ++slab)
-                  copy_tile(a + (s + slab) * kDepth * 128, &problem.a, first[s] + slab * 64, block[s] * K + k, full,
-                            once);
-              } else {
-                copy_tile(a + s * kRowTileHeight * 128, &problem.a, k, block[s] * R + first[s], full, once);
-              }
-            }
-          }
-          __syncwarp();
-          ring.next();
-        }
-        if (i == 0 && from + kEntries >= tile.last) look_ahead();
+        for (int slab = 0; slab < kRowTileHeight / 64; ++slab)
+          copy_tile(a + (row_tile + slab) * kDepth * 128, &problem.a, row + slab * 64, block * K + k, full, once);
+      } else {
+        copy_tile(a + row_tile * kRowTileHeight * 128, &problem.a, k, block * R + row, full, once);
       }
-    }
-    tile = after;
+    });
   }
 }
 
@@ -580,44 +385,6 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
 }
 
 // ------------------------------------------------------------------------------------------------------ the result
-// Adds the sums of a group that was split into pieces. Each warpgroup writes its sums to global memory; the one that
-// arrives last adds all of them, in their order. Returns false if another one will.
-__device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                       float (&sums)[kSums]) {
-  const Schedule& schedule = problem.schedule;
-  const int column_tiles = Walk(problem).column_tiles;
-  const int thread = threadIdx.x % 128;
-  const auto place = [&](int piece) {
-    return schedule.partial + ((i64(piece) * column_tiles + tile.number) * kConsumers + warpgroup) * (kSums * 128) +
-           thread * 4;
-  };
-  const int4 split = schedule.splits[tile.piece];
-  float* mine = place(tile.piece);
-#pragma unroll
-  for (int e = 0; e < kSums; e += 4)
-    *reinterpret_cast<float4*>(mine + e * 128) = make_float4(sums[e], sums[e + 1], sums[e + 2], sums[e + 3]);
-  __threadfence();
-  warpgroup_sync(1 + warpgroup);
-  if (thread == 0) {
-    int* arrived = schedule.arrived + (split.x * column_tiles + tile.number) * kConsumers + warpgroup;
-    shared.last[warpgroup] = atomicAdd(arrived, 1) == split.y - 1;
-    if (shared.last[warpgroup]) *arrived = 0;
-  }
-  warpgroup_sync(1 + warpgroup);
-  if (!shared.last[warpgroup]) return false;
-  __threadfence();
-  clear(sums);
-  for (int piece = split.x; piece < split.x + split.y; ++piece) {
-    const float* theirs = place(piece);
-#pragma unroll
-    for (int e = 0; e < kSums; e += 4) {
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(theirs + e * 128));
-      sums[e] += x.x, sums[e + 1] += x.y, sums[e + 2] += x.z, sums[e + 3] += x.w;
-    }
-  }
-  return true;
-}
-
 // Which sums are not finite, perhaps because 0 for an absent block was multiplied with Inf.
 struct Spoiled {
   u32 bits[kSums / 32] = {};
@@ -738,8 +505,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     if constexpr (kFromRegisters) {
       feed_small(problem, shared);
     } else {
-      if (warp == 0) feed_b(problem, shared);
-      if (warp == 1) feed_a(problem, shared);
+      feed_large(problem, shared, warp);
     }
   } else {
     more_registers<224>();

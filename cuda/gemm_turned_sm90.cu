@@ -3,7 +3,6 @@
 // columns of B times the rows of A: wgmma has 64 rows, which are columns of C here, and as many columns as a row tile
 // has rows, so that nothing is multiplied in vain. 16-bit floats; B and C are row-major and C is only written.
 #include "common/gemm_sm90.cuh"
-#include "common/registers.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/wgmma_odd.cuh"
 

@@ -219,11 +219,6 @@ __device__ __forceinline__ void derive(u32 (&ds)[4], const f32* x, const f32* y,
 }
 
 // -------------------------------------------------------------------------------------------------------- the result
-template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) d[i] = 0.f;
-}
-
 // A thread of a warpgroup that multiplies.
 struct Member {
   const int thread;     // of the warpgroup

@@ -4,6 +4,7 @@
 
 #include "common/attention.cuh"
 #include "common/pipeline.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int kSlabColumns = 128 / sizeof(Element);  // a slab has 128 bytes of each row
 // The score of a hidden key: -2^127, which scaling keeps exact; for fp8 -2^100, since its factors may be above 1.
@@ -61,4 +62,11 @@ __device__ __forceinline__ u32 times_zero(u32 pair, u32 sum) {
   if constexpr (Same<Out, bf16>::value) asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
   else asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
   return sum;
+}
+
+// d[16, 8] += x[16, 32 bytes] * y[32 bytes, 8], by one warp
+__device__ __forceinline__ void multiply_16x8(f32 (&d)[4], const u32 (&x)[4], u32 y0, u32 y1) {
+  if constexpr (Same<Element, bf16>::value) mma_bf16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
+  else if constexpr (kFp8) mma_e4m3(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
+  else mma_f16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});
 }

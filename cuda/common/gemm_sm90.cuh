@@ -1,10 +1,11 @@
-// What gemm_turned_sm90 has in common with gemm_sm90: the argument, the order in which CTAs take tiles, the two warps
+// What gemm_sm90 and gemm_turned_sm90 have in common: the argument, the order in which CTAs take tiles, the two warps
 // that feed a ring of stages by the copy engine, and the addition of pieces. A tile is one group of row tiles (see
-// Schedule) by kTileN columns. `Shared` is a kernel's shared memory. gemm_sm90 still has these pieces in its own file.
+// Schedule) by kTileN columns. `Shared` is a kernel's shared memory.
 #pragma once
 
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
+#include "common/registers.cuh"
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
@@ -238,8 +239,7 @@ __device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, 
   warpgroup_sync(1 + warpgroup);
   if (!shared.last[warpgroup]) return false;
   __threadfence();
-#pragma unroll
-  for (int e = 0; e < kSums; ++e) sums[e] = 0;
+  clear(sums);
   for (int piece = split.x; piece < split.x + split.y; ++piece) {
     const float* theirs = place(piece);
 #pragma unroll

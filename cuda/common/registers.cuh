@@ -1,5 +1,4 @@
-// What the compiler may assume about a value in a register. None of these functions costs an instruction except
-// `uniform`.
+// Values in registers, and what the compiler may assume about them.
 #pragma once
 
 #include "common/types.cuh"
@@ -16,6 +15,18 @@ template <class T> __device__ __forceinline__ T opaque(T x) {
 template <int kCount> __device__ __forceinline__ void settle(f32 (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+template <int kCount> __device__ __forceinline__ void clear(f32 (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = 0.f;
+}
+
+// The number of the thread, hidden from the compiler: what depends on it is computed where it is used.
+__device__ __forceinline__ int unknown_thread() {
+  u32 thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return int(thread);
 }
 
 // Returns x, which the compiler then knows to be the same in the whole warp. It stays in a uniform register, as

@@ -38,3 +38,5 @@ __device__ __forceinline__ float4 load_floats(u32 from) {
 }
 // All threads of two warpgroups wait for each other.
 __device__ __forceinline__ void two_warpgroups_sync(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
+// The same for warpgroups that come to it from two places of the program.
+__device__ __forceinline__ void two_places_sync(int id) { asm volatile("barrier.sync %0, 256;" ::"r"(id) : "memory"); }

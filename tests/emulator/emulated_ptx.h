@@ -381,6 +381,7 @@ inline void bar_sync(u32 id, u32 threads) {
   named[id].meet("a warpgroup");
   races::go(kMostThreads / 32 + id, generation);
 }
+inline void barrier_sync(u32 id, u32 threads) { bar_sync(id, threads); }
 // Lane l names row l % 8 of matrix l / 8. Of each matrix a lane has two neighbours of row l / 4, transposed of column l / 4.
 // A lane reads its row when it comes: what others have not written by then is not there.
 template <bool kTransposed> void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 from) {
