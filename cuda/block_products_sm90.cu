@@ -14,13 +14,16 @@ using Index = INDEX;
 
 // A tile has kTileM rows by kParts parts of kPartN columns and is computed in steps of 64 along K: one copy of A, one
 // of each part of B. In BSR @ BSR a tile is one block or a part of it; in a sampled product its parts are neighbours in
-// one block row, which share their rows of X. In the last warpgroup one warp claims tiles and one copies operands into
+// one block row, which share their rows of X. A tile of a list (sampled_tiles.cu) has kRowParts block rows and kParts
+// block columns that need not be neighbours; where they meet there may be no block. In the last warpgroup one warp claims tiles and one copies operands into
 // a ring of stages. The other two warpgroups share a tile of 128 x 256; they take smaller tiles in turns, and one
 // multiplies while the result of the other is stored. The copy engine fills rows and columns that a block does not have
 // with zeros.
 
 constexpr bool kSampled = SAMPLED;
 constexpr bool kBTransposed = B_TRANSPOSED;  // K is the fastest index of B
+constexpr int kRowParts = ROW_PARTS;         // block rows of a tile of a list; 0: there is no list
+constexpr bool kListed = kRowParts > 0;
 constexpr int kTileM = TILE_M, kPartN = PART_N, kParts = PARTS, kTileN = kParts * kPartN;
 constexpr int kStages = STAGES, kTiles = 4;
 constexpr int kDepth = 64;  // columns of A per step: one swizzled row
@@ -38,10 +41,15 @@ constexpr int kSlab = kPartN < 64 ? kPartN : 64;
 constexpr u32 kRowB = kSlab * 2, kSlabB = kDepth * kRowB;
 static_assert(kTileN % 64 == 0 && kPartN % kSlab == 0, "whole slabs");
 static_assert(sizeof(Element) == 2, "16-bit floats");
+static_assert(!kListed || (kSampled && kShared && sizeof(Index) == 4), "a list of int32 for tiles of 128 x 256");
+constexpr int kPartM = kTileM / (kListed ? kRowParts : 1);
+constexpr int kRecord = kRowParts + kParts + kRowParts * kParts;  // {rows, columns, blocks} of a tile of a list
 
 struct Tile {
   int first, last;  // BSR @ BSR: the pairs; sampled: {0, 1}; no tile: first > last
-  int part;         // the first part of the result: block * parts of a block + index in the block; no more tiles: -1
+  // The first part of the result: block * parts of a block + index in the block, or, in a list, tile * kParts + column.
+  // No more tiles: -1.
+  int part;
   int end;          // end of the parts of the result that may be written
   int row, top;     // the first row within a block, and, if sampled, of X
 };
@@ -59,11 +67,12 @@ struct alignas(1024) Shared {
 struct alignas(64) BlockProductsSm90 {
   TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest index first
   C* out;             // (blocks, R, N)
-  const Index* left;    // BSR @ BSR: pair -> block of a
+  const Index* left;    // BSR @ BSR: pair -> block of a; tiles of a list: kRecord numbers each
   const Index* right;   // pair -> block of b; sampled: block -> block column
-  const Index* starts;  // block of the result -> its first pair; sampled: block row -> its first block
+  // Block of the result -> its first pair; sampled: block row -> its first block; the number of tiles of a list.
+  const Index* starts;
   int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
-  i64 blocks, pairs;
+  i64 blocks, pairs;       // of a list: tiles for which there is memory, in place of pairs
   i64 a_blocks, b_blocks;  // numbers of blocks; sampled: of block rows and block columns
   int R, N, K;
   // Sampled: from this part on tiles are narrow, since too few wide ones remain for all CTAs; a multiple of kParts.
@@ -137,6 +146,17 @@ __device__ __forceinline__ Tile parts_at(const BlockProductsSm90& problem, u32 t
   return rest ? tile(r, x.end - rest, x.end) : kNone;
 }
 
+// The tile of claim t of a list. The last ones, too few for all CTAs, are cut in two.
+__device__ __forceinline__ Tile listed_at(const BlockProductsSm90& problem, u32 t) {
+  const u32 count = u32(min(max(i64(problem.starts[0]), i64(0)), problem.pairs)), whole = count / gridDim.x * gridDim.x;
+  if (t < whole) return {0, 1, int(t) * kParts, int(t + 1) * kParts};
+  constexpr int kHalf = kParts / 2;
+  const u32 half = t - whole;
+  if (half >= 2 * (count - whole)) return {0, 0, -1};
+  const int part = int(whole * 2 + half) * kHalf;
+  return {0, 1, part, part + kHalf};
+}
+
 __device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.end - x.part) * kPartN <= kNarrow; }
 
 // One warp claims a tile when it is needed soon. An earlier claim would take work from other CTAs, since a tile can be
@@ -154,7 +174,8 @@ __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Share
       int claimed = 0;
       if (leads) claimed = atomicAdd(problem.counters, 1);
       const u32 t = u32(__shfl_sync(0xffffffffu, claimed, 0));
-      if constexpr (kSampled) x = parts_at(problem, t, block_row);
+      if constexpr (kListed) x = listed_at(problem, t);
+      else if constexpr (kSampled) x = parts_at(problem, t, block_row);
       else x = pairs_at(problem, t);
     } while (x.first > x.last);
     if (leads) {
@@ -180,8 +201,13 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
     const u32 end = step + u32(x.last - x.first) * steps_of_pair;
     if (lane == 0 && end - step <= kEarly) arrive(shared.wanted[n % kTiles]);
     for (int from = x.first; from < x.last; from += 32) {
-      int block_a = 0, block_b = 0, column = x.part % parts * kPartN;
-      if constexpr (kSampled) {
+      int block_a = 0, block_b = 0, column = x.part % parts * kPartN, row = x.top + x.row;
+      if constexpr (kListed) {
+        const Index* record = problem.left + i64(x.part / kParts) * kRecord;
+        const Index at_row = record[lane % kRowParts], at = record[kRowParts + (x.part + lane) % kParts];
+        row = int(in_range(at_row, problem.a_blocks) ? i64(at_row) : problem.a_blocks) * kPartM;
+        column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * kPartN;
+      } else if constexpr (kSampled) {
         const int part = x.part + lane % kParts;
         // No block: the copy engine gives zeros after the last one.
         const Index at = part < x.end ? problem.right[part / parts] : Index(-1);
@@ -202,9 +228,11 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
           if (lane == 0) {
             if (end - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
             barrier_expect(full, kBytesA + (narrow ? kNarrow * 128 : kBytesB));
-            copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
+            if (!kListed) copy_tile(shared_address(shared.a[at]), &problem.a, k, row, at_a, 0, full);
           }
           __syncwarp();
+          if (kListed && lane < kRowParts)
+            copy_tile(shared_address(shared.a[at]) + lane * kPartM * 128, &problem.a, k, row, 0, 0, full);
           if (lane < copies) {
             if constexpr (kBTransposed) {
               copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
@@ -223,12 +251,22 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
 
 // The address of column c of row `top` of a tile, or null. Rows are N elements apart; `rows_from` is their number.
 __device__ __forceinline__ C* target_of(const BlockProductsSm90& problem, const Tile& x, int top, int c) {
+  if constexpr (kListed) {
+    const int part = x.part + c / kPartN;
+    if (part >= x.end) return nullptr;
+    const Index* blocks = problem.left + i64(part / kParts) * kRecord + kRowParts + kParts;
+    const Index block = blocks[top / kPartM * kParts + part % kParts];
+    if (!in_range(block, problem.blocks)) return nullptr;
+    return problem.out + (i64(block) * kPartM + top % kPartM) * kPartN + c % kPartN;
+  }
   const int parts = parts_of(problem), part = x.part + c / kPartN, block = parts == 1 ? part : part / parts;
   const int column = (part - block * parts) * kPartN + c % kPartN;
   if (part >= x.end || column >= problem.N) return nullptr;
   return problem.out + (i64(block) * problem.R + x.row + top) * problem.N + column;
 }
-__device__ __forceinline__ int rows_from(const BlockProductsSm90& problem, const Tile& x, int top) { return problem.R - x.row - top; }
+__device__ __forceinline__ int rows_from(const BlockProductsSm90& problem, const Tile& x, int top) {
+  return kListed ? kPartM - top % kPartM : problem.R - x.row - top;
+}
 
 // A warp has 16 rows from `top` on: a thread has rows lane / 4 and lane / 4 + 8, columns 2 * (lane % 4) + 8 j and the
 // next. 16-bit results are stored 16 bytes at a time, through shared memory. Addresses are computed once for all rows:

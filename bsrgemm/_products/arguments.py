@@ -56,6 +56,10 @@ STORED_PATTERN = Struct(
     "StoredPattern", (*fields("P", "indices indptr"), *fields("q", "rows columns blocks transposed"))
 )
 
+SAMPLED_TILES = Struct(
+    "SampledTiles", (*fields("P", "indices indptr tiles count"), *fields("q", "rows columns blocks capacity"))
+)
+
 WORK_LIST = Struct(
     "WorkList",
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,30 +16,35 @@ from .._kernels.launching import contiguous
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from .._kernels.workspace import counters
-from . import heuristics
+from . import heuristics, sampled_tiles
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
 from .configs import BlockProductsSm80, BlockProductsSm90
 from .heuristics import BlockProblem
 from .operand_order import order_of
 from .spgemm_pattern import Listing
+from .work_list import Pattern
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
 #: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 _MOST = 2**31
 
+Kept = Callable[[Any, Callable[[], Any]], Any]
+
 
 @dataclass(slots=True)
 class _Lists:
     """The pairs of blocks that are multiplied, and the number of blocks."""
 
-    #: index of the left block of each pair; None in a sampled product, where the block row determines it
+    #: index of the left block of each pair; None in a sampled product, where the block row determines it; tiles of a
+    #: list
     left: Array | None
     #: index of the right block of each pair
     right: Array
-    #: index of the first pair of each block of the result; in a sampled product, of each block row
+    #: index of the first pair of each block of the result; in a sampled product, of each block row; the number of
+    #: tiles of a list
     starts: Array
-    #: number of blocks of the result, of pairs, of blocks of the left operand and of blocks of the right operand
+    #: number of blocks of the result, of pairs (or tiles), of blocks of the left and of blocks of the right operand
     counts: tuple[int, int, int, int]
 
     def fields(self) -> dict[str, int]:
@@ -214,10 +220,14 @@ def sampled(
 
 
 def sampled_launch(
-    X: Array, Y: Array, indices: Array, indptr: Array, block: tuple[int, int], dtype: np.dtype[Any], tf32: bool = False
+    X: Array, Y: Array, pattern: Pattern, block: tuple[int, int], dtype: np.dtype[Any], tf32: bool, kept: Kept
 ) -> BlockLaunch | None:
-    """Return the launch of `sampled`, to start it again and again; None if an operand is copied for each product."""
-    return _sampled(X, Y, indices, indptr, block, dtype, tf32, may_copy=False)
+    """Return the launch of `sampled`, to start it again and again unless operands were copied for it.
+
+    ``kept(key, make)`` returns what `make` returned when this key was first requested for the pattern: its tiles, if
+    the product is computed in tiles of a list.
+    """
+    return _sampled(X, Y, pattern.indices, pattern.indptr, block, dtype, tf32, kept)
 
 
 def _started(launch: BlockLaunch | None) -> Array | None:
@@ -232,9 +242,9 @@ def _sampled(
     block: tuple[int, int],
     dtype: np.dtype[Any],
     tf32: bool,
-    may_copy: bool = True,
+    kept: Kept | None = None,
 ) -> BlockLaunch | None:
-    """Return the launch of `sampled`; None also if an operand would have to be copied and must not be."""
+    """Return the launch of `sampled`, or of `sampled_launch` if `kept` is given."""
     R, N = block
     M, K = X.shape
     copies: list[Array] = []
@@ -242,15 +252,11 @@ def _sampled(
     if max(*X.shape, *Y.shape) >= _MOST or heuristics.block_products_sm80(problem) is None:
         return None
     if order_of(X) != "C":
-        if not may_copy:
-            return None
         X = cupy.ascontiguousarray(X)
         copies.append(X)
     hopper = heuristics.block_products_sm90(problem) is not None
     order = order_of(Y)
     if not order or (hopper and heuristics.block_products_sm90(replace(problem, order=order)) is None):
-        if not may_copy:
-            return None
         Y, order = cupy.asfortranarray(Y), "F"
         copies.append(Y)
     problem = replace(problem, order=order)
@@ -265,7 +271,10 @@ def _sampled(
         steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
         launch = _launch_sm80(other, (X, Y), out, lists, steps, K)
     else:
-        left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, config.tile_m))
+        if kept is not None:
+            config, lists = _listed(config, problem, lists, kept)
+        height = config.tile_m // max(1, config.row_parts)
+        left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, height))
         slab = min(config.part_n, 64)
         dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (slab, 64))
         right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
@@ -273,6 +282,19 @@ def _sampled(
     if launch is not None:
         launch.copies = tuple(copies)
     return launch
+
+
+def _listed(
+    config: BlockProductsSm90, problem: BlockProblem, lists: _Lists, kept: Kept
+) -> tuple[BlockProductsSm90, _Lists]:
+    """Return the kernel and the list for tiles of a list where they are better, otherwise what was given."""
+    blocks, _, rows, columns = lists.counts
+    wide = sampled_tiles.config_of(config, problem, blocks, (rows, columns))
+    if wide is None:
+        return config, lists
+    key = ("tiles", wide.row_parts, wide.parts, columns)
+    found = kept(key, lambda: sampled_tiles.listed(lists.right, lists.starts, columns, wide))
+    return wide, _Lists(found.tiles, found.tiles, found.count, (blocks, len(found.tiles), rows, columns))
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:

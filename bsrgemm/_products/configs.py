@@ -12,6 +12,7 @@ from .._backend.array_kernels import Expand, Segment
 from .._kernels.element_types import BYTES, Types, shared_kb
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ, KernelSpec
 from . import arguments
+from .list_configs import RowMatching, SampledTiles, SpgemmPattern, WorkListKernel
 
 #: Element -> (its name in the wgmma instruction, how many of them one instruction takes along K).
 _WGMMA = {"f16": ("f16", 16), "bf16": ("bf16", 16), "f32": ("tf32", 8), "e4m3": ("e4m3", 32)}
@@ -515,6 +516,8 @@ class BlockProductsSm90:
     parts: int
     #: index type of the lists of blocks
     index: str = "i64"
+    #: number of block rows of a tile of a list (`SampledTiles`), or 0 if there is none
+    row_parts: int = 0
 
     threads = 384
 
@@ -548,6 +551,7 @@ class BlockProductsSm90:
                 ("TILE_M", self.tile_m),
                 ("PART_N", self.part_n),
                 ("PARTS", self.parts),
+                ("ROW_PARTS", self.row_parts),
                 ("STAGES", self.stages),
             ),
             (arguments.BLOCK_PRODUCTS_SM90,),
@@ -618,73 +622,6 @@ class BlockProductsSm80:
         )
 
 
-@dataclass(frozen=True)
-class RowMatching:
-    """One of the three kernels that find row tiles with many block columns in common.
-
-    Only `row_bits` reads the index arrays of a matrix, so only this kernel depends on the index type.
-    """
-
-    entry: str
-    index: str = "i32"
-
-    threads = 256
-    window = 512
-    side = 64
-    #: kNeighbors of cuda/common/coordinates.cuh
-    neighbors = 8
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("row_matching.cu", self.entry, (("INDEX", self.index),), (arguments.STORED_PATTERN,))
-
-    def grid(self, blocks: int) -> tuple[int]:
-        """Return the grid of `row_bits`, in which a thread reads `neighbors` consecutive blocks."""
-        return (min(MAX_GRID_X, -(-blocks // (self.threads * self.neighbors))),)
-
-
-@dataclass(frozen=True)
-class SpgemmPattern:
-    """One of the kernels that find the pairs of blocks which ``BSR @ BSR`` multiplies."""
-
-    entry: str
-    index: str
-
-    threads = 128
-    entries = ("list_at_once", "count_pairs", "list_pairs", "pack_columns")
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("spgemm_pattern.cu", self.entry, (("INDEX", self.index),), (arguments.SPGEMM_PATTERN,))
-
-    def grid(self, rows: int, warps: int) -> tuple[int]:
-        """Return the grid, in which each block row has a warp."""
-        return (min(MAX_GRID_X, -(-rows // warps)),)
-
-
-@dataclass(frozen=True)
-class WorkListKernel:
-    """The kernel that builds a work list step by step: the entries of each group of row tiles, and groups by length."""
-
-    index: str = "i32"
-
-    threads = 256
-    #: kNeighbors of cuda/common/coordinates.cuh
-    neighbors = 8
-
-    def spec(self) -> KernelSpec:
-        return KernelSpec("work_list.cu", "work_list", (("INDEX", self.index),), (arguments.WORK_LIST,))
-
-    def grid(self, threads: int) -> tuple[int]:
-        return (min(MAX_GRID_X, -(-threads // self.threads)),)
-
-    def tiles(self, keys: int) -> tuple[int, int]:
-        """Return the number of CTAs that share `keys` keys, and the number of keys of each.
-
-        There are at most 1024 CTAs, because every CTA reads what all CTAs before it have counted.
-        """
-        tile = max(4, -(-keys // (1024 * self.threads))) * self.threads
-        return -(-keys // tile), tile
-
-
 Gemm = GemmSm90 | GemmTurnedSm90 | GemmSm80 | GemmFew | GemmSimt | Spmv | SpmvSmall | Spmm | SpmmF64
 Config = (
     Gemm
@@ -696,4 +633,5 @@ Config = (
     | RowMatching
     | SpgemmPattern
     | WorkListKernel
+    | SampledTiles
 )

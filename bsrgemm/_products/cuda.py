@@ -116,8 +116,8 @@ class CudaProducts(ProductEngine):
         cache = matrix_cache_of(pattern)
         if cache.whole is None or not cache.blocks or not X.shape[1]:
             return None
-        _, indices, indptr = pattern._blocks
-        return block_products.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32)
+        block, stored = pattern.blocksize, cache.pattern(pattern._shape[1] // pattern.blocksize[1], False)
+        return block_products.sampled_launch(X, Y, stored, block, dtype, tf32, cache.remembered)
 
 
 def _by_columns(B: Array) -> Array:

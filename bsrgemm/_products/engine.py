@@ -121,9 +121,9 @@ class ProductEngine(ABC):
         return self.pair_products(left, row, right, col, xp.arange(n, dtype=np.int64), dtype)
 
     def sampled_launch(self, X: Array, Y: Array, pattern: Any, dtype: np.dtype[Any], tf32: bool = False) -> Any:
-        """Return what starts `sampled` with the blocks of a matrix again and again, or None if that is not possible.
+        """Return what starts `sampled` with the blocks of a matrix, or None if that is not possible.
 
-        It is a `block_products.BlockLaunch`.
+        It is a `block_products.BlockLaunch`. If it has `copies` of operands, it is for these operands alone.
         """
         return None
 

@@ -30,6 +30,7 @@ from .configs import (
     GemmSm90,
     GemmTurnedSm90,
     RowMatching,
+    SampledTiles,
     SpgemmPattern,
     SpgemmSimt,
     Spmm,
@@ -621,6 +622,7 @@ def _block_configs(dtype: np.dtype[Any]) -> Iterator[BlockProductsSm90 | BlockPr
             yield wide
             if order is not None:
                 yield replace(wide, index="i32")
+                yield from (replace(wide, tile_m=128, row_parts=n, index="i32") for n in (2, 4, 8) if R == 64)
 
 
 def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmF64]:
@@ -650,6 +652,7 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
         yield Expand(element(index))
         yield from (SpgemmPattern(entry, element(index)) for entry in SpgemmPattern.entries)
         yield from (RowMatching("row_bits", element(index)), WorkListKernel(element(index)))
+        yield from (SampledTiles(g, w, element(index)) for g, w in itertools.product((2, 4, 8), (2, 4, 8, 16)))
     yield from map(RowMatching, ("overlaps", "match_rows"))
     if np.dtype(np.uint8) in dtypes:
         yield from _fp8_configs()

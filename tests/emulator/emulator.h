@@ -426,6 +426,7 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   for (int i = 0; i < 4; ++i) out |= unsigned(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return out;
 }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __log2f(float x) { return log2f(x); }
