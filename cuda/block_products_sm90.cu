@@ -31,7 +31,7 @@ constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 constexpr bool kShared = kTileM * kTileN > 128 * 128;  // both warpgroups share a tile
 constexpr int kHeights = kShared ? 1 : kTileM / 64;    // groups of 64 rows that a warpgroup has of a tile
 constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
-constexpr int kNarrow = 128;  // columns that a shared tile can have instead
+constexpr int kNarrow = kListed && kPartN <= 64 ? 64 : 128;  // columns that a shared tile can have instead
 constexpr u32 kStrip = 16;    // rows of the result of BSR @ BSR that are computed together
 // The next tile is claimed this many steps before the end of a tile: 3 us.
 constexpr int kEarly = 4 * (128 * 256) / (kTileM * kTileN);
@@ -44,6 +44,7 @@ static_assert(sizeof(Element) == 2, "16-bit floats");
 static_assert(!kListed || (kSampled && kShared && sizeof(Index) == 4), "a list of int32 for tiles of 128 x 256");
 constexpr int kPartM = kTileM / (kListed ? kRowParts : 1);
 constexpr int kRecord = kRowParts + kParts + kRowParts * kParts;  // {rows, columns, blocks} of a tile of a list
+constexpr int kWindow = 64;  // kRows of sampled_tiles.cu
 
 struct Tile {
   int first, last;  // BSR @ BSR: the pairs; sampled: {0, 1}; no tile: first > last
@@ -69,7 +70,8 @@ struct alignas(64) BlockProductsSm90 {
   C* out;             // (blocks, R, N)
   const Index* left;    // BSR @ BSR: pair -> block of a; tiles of a list: kRecord numbers each
   const Index* right;   // pair -> block of b; sampled: block -> block column
-  // Block of the result -> its first pair; sampled: block row -> its first block; the number of tiles of a list.
+  // Block of the result -> its first pair; sampled: block row -> its first block; of a list: the number of
+  // tiles, and for every kWindow block rows the number of their tiles and their first one.
   const Index* starts;
   int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
   i64 blocks, pairs;       // of a list: tiles for which there is memory, in place of pairs
@@ -146,15 +148,43 @@ __device__ __forceinline__ Tile parts_at(const BlockProductsSm90& problem, u32 t
   return rest ? tile(r, x.end - rest, x.end) : kNone;
 }
 
-// The tile of claim t of a list. The last ones, too few for all CTAs, are cut in two.
-__device__ __forceinline__ Tile listed_at(const BlockProductsSm90& problem, u32 t) {
-  const u32 count = u32(min(max(i64(problem.starts[0]), i64(0)), problem.pairs)), whole = count / gridDim.x * gridDim.x;
-  if (t < whole) return {0, 1, int(t) * kParts, int(t + 1) * kParts};
-  constexpr int kHalf = kParts / 2;
-  const u32 half = t - whole;
-  if (half >= 2 * (count - whole)) return {0, 0, -1};
-  const int part = int(whole * 2 + half) * kHalf;
-  return {0, 1, part, part + kHalf};
+// Goes through a list: tile n - before of window `window`.
+struct Cursor {
+  i64 window = 0;
+  u32 before = 0;
+
+  // The record of tile n, which is not before the one of the last call; -1 after the last one. A whole warp calls it.
+  __device__ __forceinline__ int record_of(const BlockProductsSm90& problem, u32 n) {
+    const i64 windows = (problem.a_blocks + kWindow - 1) / kWindow;
+    const u32 lane = threadIdx.x % 32;
+    for (; window < windows; window += 32) {
+      const u32 count = window + lane < windows ? u32(problem.starts[1 + 2 * (window + lane)]) : 0;
+      u32 end = count;
+#pragma unroll
+      for (int i = 1; i < 32; i *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffffu, end, i);
+        if (lane >= i) end += other;
+      }
+      const u32 later = __ballot_sync(0xffffffffu, before + end > n);
+      before += __shfl_sync(0xffffffffu, later ? end - count : end, later ? __ffs(later) - 1 : 31);
+      if (later) {
+        window += __ffs(later) - 1;
+        return int(problem.starts[2 + 2 * window] + (n - before));
+      }
+    }
+    return -1;
+  }
+};
+
+// The tile of claim t of a list. The last ones, too few for all CTAs, are cut into narrow ones.
+__device__ __forceinline__ Tile listed_at(const BlockProductsSm90& problem, u32 t, Cursor& cursor) {
+  constexpr int kFew = kNarrow / kPartN, kPieces = kTileN / kNarrow;
+  const u32 count = u32(problem.starts[0]), whole = count / gridDim.x * gridDim.x;
+  const bool is_whole = t < whole;
+  const int record = cursor.record_of(problem, is_whole ? t : whole + (t - whole) / kPieces);
+  if (record < 0 || record >= problem.pairs) return {0, 0, -1};
+  const int part = record * kParts + (is_whole ? 0 : int(t - whole) % kPieces * kFew);
+  return {0, 1, part, part + (is_whole ? kParts : kFew)};
 }
 
 __device__ __forceinline__ bool is_narrow(const Tile& x) { return kShared && (x.end - x.part) * kPartN <= kNarrow; }
@@ -167,6 +197,7 @@ __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Share
   const i64 steps = pairs_of_tile * ((problem.K + kDepth - 1) / kDepth);
   const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // tiles claimed ahead of the one that is fed
   i64 block_row = 0;
+  Cursor cursor;
   for (u32 n = 0;; ++n) {
     if (n >= ahead) wait(shared.wanted[(n - ahead) % kTiles], parity<kTiles>(n - ahead));
     Tile x;
@@ -174,7 +205,7 @@ __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Share
       int claimed = 0;
       if (leads) claimed = atomicAdd(problem.counters, 1);
       const u32 t = u32(__shfl_sync(0xffffffffu, claimed, 0));
-      if constexpr (kListed) x = listed_at(problem, t);
+      if constexpr (kListed) x = listed_at(problem, t, cursor);
       else if constexpr (kSampled) x = parts_at(problem, t, block_row);
       else x = pairs_at(problem, t);
     } while (x.first > x.last);

@@ -12,7 +12,7 @@ constexpr int kGroup = GROUP, kWide = WIDE;
 constexpr int kBits = 6, kRows = 1 << kBits, kColumns = 512, kWords = kColumns / 32;
 constexpr int kGroups = kRows / kGroup, kThreads = 32 * kGroups;
 constexpr int kDirections = kGroup == 2 ? 1 : kGroup == 4 ? 2 : 3;
-constexpr int kWays = 63, kLevels = 16;
+constexpr int kWays = 63, kLevels = 12;
 constexpr int kFull = kGroup * kWide, kRecord = kGroup + kWide + kFull;
 static_assert(1 << kDirections == kGroup, "2, 4 or 8 rows");
 
@@ -20,11 +20,11 @@ struct SampledTiles {
   const Index* indices;  // (blocks,)
   const Index* indptr;   // (rows + 1,)
   int* tiles;            // (capacity, kRecord)
-  int* count;            // tiles so far, zero before
+  int* counts;           // {tiles}, and for each kRows block rows {tiles, their first record}; zero before
   i64 rows, columns, blocks, capacity;
 };
 #ifdef SAMPLED_TILES_BYTES
-CHECK_LAYOUT(SampledTiles, SAMPLED_TILES, (indices)(indptr)(tiles)(count)(rows)(columns)(blocks)(capacity))
+CHECK_LAYOUT(SampledTiles, SAMPLED_TILES, (indices)(indptr)(tiles)(counts)(rows)(columns)(blocks)(capacity))
 #endif
 
 struct Window {
@@ -68,11 +68,7 @@ __device__ __forceinline__ void rows_of(int way, int group, int (&rows)[kGroup])
   }
 }
 
-__device__ __forceinline__ int sum_of_warp(int x) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-  return x;
-}
+__device__ __forceinline__ int sum_of_warp(int x) { return int(__reduce_add_sync(0xffffffffu, u32(x))); }
 // The sum over the lanes before this one.
 __device__ __forceinline__ int sum_before(int x) {
   int sum = x;
@@ -127,15 +123,27 @@ struct Columns {
   }
 };
 
+__device__ __forceinline__ i64 first_block(const SampledTiles& problem, i64 row) {
+  return min(max(i64(problem.indptr[row]), i64(0)), problem.blocks);
+}
+// The place of the first tile of the window's rows. Tiles of the same rows are neighbours, so that CTAs read the same
+// rows of X at the same time. A tile has kWide blocks or more, except for one of each group.
+__device__ __forceinline__ i64 first_record(const SampledTiles& problem) {
+  return first_block(problem, i64(blockIdx.x) * kRows) / kWide + i64(blockIdx.x) * gridDim.y * kGroups;
+}
+
 // Writes a tile, and takes its blocks out of the window.
 __device__ __forceinline__ void write(const SampledTiles& problem, Window& window, const int (&rows)[kGroup], u32 taken) {
   const int lane = threadIdx.x % 32, first = sum_before(__popc(taken)), number = sum_of_warp(__popc(taken));
   const i64 top = i64(blockIdx.x) * kRows, left = i64(blockIdx.y) * kColumns;
-  int place = 0;
-  if (lane == 0) place = atomicAdd(problem.count, 1);
+  i64 place = 0;
+  if (lane == 0) {
+    atomicAdd(problem.counts, 1);
+    place = first_record(problem) + atomicAdd(problem.counts + 1 + 2 * blockIdx.x, 1);
+  }
   place = __shfl_sync(0xffffffffu, place, 0);
   if (place < problem.capacity) {
-    int* record = problem.tiles + i64(place) * kRecord;
+    int* record = problem.tiles + place * kRecord;
 #pragma unroll
     for (int r = 0; r < kGroup; ++r)
       if (lane == r) record[r] = top + rows[r] < problem.rows ? int(top + rows[r]) : -1;
@@ -170,10 +178,10 @@ __device__ __forceinline__ void read(const SampledTiles& problem, Window& window
   for (int i = threadIdx.x; i < kRows * kWords; i += kThreads) window.left[i / kWords][i % kWords] = 0;
   if (threadIdx.x == 0) window.best = 0;
   __syncthreads();
-  const auto bound = [&](i64 row) { return min(max(i64(problem.indptr[row]), i64(0)), problem.blocks); };
+  if (threadIdx.x == 0 && blockIdx.y == 0) problem.counts[2 + 2 * blockIdx.x] = int(first_record(problem));
   for (int row = threadIdx.x / 32; row < kRows && top + row < problem.rows; row += kGroups) {
-    const i64 end = bound(top + row + 1);
-    for (i64 p = bound(top + row) + threadIdx.x % 32; p < end; p += 32) {
+    const i64 end = first_block(problem, top + row + 1);
+    for (i64 p = first_block(problem, top + row) + threadIdx.x % 32; p < end; p += 32) {
       const Index column = problem.indices[p];
       if (!in_range(column, problem.columns) || i64(column) / kColumns != blockIdx.y) continue;
       const int x = int(i64(column) - left);

@@ -81,6 +81,8 @@ class BlockLaunch:
     lists: _Lists
     #: operands that were copied for this launch, which stay alive with it; those of a user do not
     copies: tuple[Array, ...] = ()
+    #: whether to start it again is as good as to make it again: no operand was copied, and no list is to be made
+    lasting: bool = True
     #: addresses of the result and of the counters in the last call, and the argument made from them
     filled: tuple[tuple[int, int], Any] | None = None
 
@@ -222,7 +224,7 @@ def sampled(
 def sampled_launch(
     X: Array, Y: Array, pattern: Pattern, block: tuple[int, int], dtype: np.dtype[Any], tf32: bool, kept: Kept
 ) -> BlockLaunch | None:
-    """Return the launch of `sampled`, to start it again and again unless operands were copied for it.
+    """Return the launch of `sampled`, to start it again and again if it is `lasting`.
 
     ``kept(key, make)`` returns what `make` returned when this key was first requested for the pattern: its tiles, if
     the product is computed in tiles of a list.
@@ -248,6 +250,7 @@ def _sampled(
     R, N = block
     M, K = X.shape
     copies: list[Array] = []
+    lasting = True
     problem = BlockProblem(jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
     if max(*X.shape, *Y.shape) >= _MOST or heuristics.block_products_sm80(problem) is None:
         return None
@@ -271,8 +274,7 @@ def _sampled(
         steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
         launch = _launch_sm80(other, (X, Y), out, lists, steps, K)
     else:
-        if kept is not None:
-            config, lists = _listed(config, problem, lists, kept)
+        config, lists, lasting = _tiles_of(config, problem, lists, kept)
         height = config.tile_m // max(1, config.row_parts)
         left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, height))
         slab = min(config.part_n, 64)
@@ -281,20 +283,29 @@ def _sampled(
         launch = _launch_sm90(config, (X, Y), (left, right), out, lists, K)
     if launch is not None:
         launch.copies = tuple(copies)
+        launch.lasting = lasting and not copies
     return launch
 
 
-def _listed(
-    config: BlockProductsSm90, problem: BlockProblem, lists: _Lists, kept: Kept
-) -> tuple[BlockProductsSm90, _Lists]:
-    """Return the kernel and the list for tiles of a list where they are better, otherwise what was given."""
+def _tiles_of(
+    config: BlockProductsSm90, problem: BlockProblem, lists: _Lists, kept: Kept | None
+) -> tuple[BlockProductsSm90, _Lists, bool]:
+    """Return the kernel and its list for tiles of a list where they are better, otherwise what was given.
+
+    A list takes longer to make than a product, so the first product with a pattern has none. Then the last result is
+    False: the next product should have another launch.
+    """
     blocks, _, rows, columns = lists.counts
     wide = sampled_tiles.config_of(config, problem, blocks, (rows, columns))
-    if wide is None:
-        return config, lists
-    key = ("tiles", wide.row_parts, wide.parts, columns)
-    found = kept(key, lambda: sampled_tiles.listed(lists.right, lists.starts, columns, wide))
-    return wide, _Lists(found.tiles, found.tiles, found.count, (blocks, len(found.tiles), rows, columns))
+    if kept is None or wide is None:
+        return config, lists, True
+    key = wide.row_parts, wide.parts, columns
+    wanted = kept("tiles that were wanted", set)
+    if key not in wanted:
+        wanted.add(key)
+        return config, lists, False
+    found = kept(("tiles", *key), lambda: sampled_tiles.listed(lists.right, lists.starts, columns, wide))
+    return wide, _Lists(found.tiles, found.tiles, found.counts, (blocks, len(found.tiles), rows, columns)), True
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:

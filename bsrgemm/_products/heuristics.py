@@ -541,7 +541,7 @@ def runs_on(config: Config, arch: str) -> bool:
         return tensor_arch(arch) and config.shared_bytes <= shared_kb(arch) * 1024
     if isinstance(config, SpmmF64 | BlockProductsSm80 | GemmFew):
         return tensor_arch(arch)
-    return arch == "sm_90a" or not isinstance(config, GemmSm90 | GemmTurnedSm90 | BlockProductsSm90)
+    return arch == "sm_90a" or not isinstance(config, GemmSm90 | GemmTurnedSm90 | BlockProductsSm90 | SampledTiles)
 
 
 def skip_ahead_of_time(config: Config) -> bool:

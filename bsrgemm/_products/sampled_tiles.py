@@ -23,23 +23,26 @@ from .list_configs import SampledTiles
 
 #: By the number of rows of a block, the least part of all blocks that must be stored. On an H200 a random pattern of so
 #: many blocks took as long with tiles of one block row. Patterns with similar block rows gain more.
-_LEAST_DENSITY = {64: 0.06, 32: 0.03, 16: 0.03}
+_LEAST_DENSITY = {64: 0.06, 32: 0.02, 16: 0.02}
 _SIDES = (16, 32, 64, 128)
 #: The least number of stored elements. Fewer make too few tiles for all multiprocessors.
-_LEAST_ELEMENTS = 1 << 21
+_LEAST_ELEMENTS = 1 << 19
+#: By the number of rows of a block, the least number of columns of X.
+_LEAST_DEPTH = {64: 512, 32: 64, 16: 64}
 _INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class TileList:
-    """The tiles of a pattern: `tiles` has a row of numbers for each, and ``count[0]`` is their number.
+    """The tiles of a pattern: `tiles` has a row of numbers for each.
 
     A row has the block rows of a tile, its block columns, and for each of its rows the blocks in these columns. All
-    are -1 where there is none.
+    are -1 where there is none. ``counts[0]`` is the number of tiles. For each `SampledTiles.rows` block rows, `counts`
+    has the number of their tiles and the row of `tiles` with the first of them.
     """
 
     tiles: Array
-    count: Array
+    counts: Array
 
 
 def config_of(
@@ -52,7 +55,9 @@ def config_of(
     R, N = problem.R, problem.N
     if R not in _LEAST_DENSITY or N not in _SIDES or -(-shape[1] // SampledTiles.columns) > MAX_GRID_YZ:
         return None
-    if blocks * R * N < _LEAST_ELEMENTS or blocks < _LEAST_DENSITY[R] * shape[0] * shape[1]:
+    if blocks * R * N < _LEAST_ELEMENTS or _LEAST_DEPTH[R] > problem.K:
+        return None
+    if blocks < _LEAST_DENSITY[R] * shape[0] * shape[1]:
         return None
     return replace(config, tile_m=128, row_parts=128 // R, index="i32")
 
@@ -62,9 +67,10 @@ def listed(indices: Array, indptr: Array, columns: int, config: BlockProductsSm9
     kernel = SampledTiles(config.row_parts, config.parts, element(indices.dtype))
     rows, blocks = len(indptr) - 1, len(indices)
     capacity = kernel.capacity(blocks, rows, columns)
-    found = TileList(cupy.empty((capacity, kernel.record), _INT32), cupy.zeros(1, _INT32))
+    windows = kernel.grid(rows, columns)[0]
+    found = TileList(cupy.empty((capacity, kernel.record), _INT32), cupy.zeros(1 + 2 * windows, _INT32))
     argument = SAMPLED_TILES.pack(
-        indices=indices.data.ptr, indptr=indptr.data.ptr, tiles=found.tiles.data.ptr, count=found.count.data.ptr,
+        indices=indices.data.ptr, indptr=indptr.data.ptr, tiles=found.tiles.data.ptr, counts=found.counts.data.ptr,
         rows=rows, columns=columns, blocks=blocks, capacity=capacity,
     )  # fmt: skip
     function: Any = jit.load(kernel.spec(), jit.device_target())

@@ -123,7 +123,7 @@ def sddmm(
     if launch is not None:
         cache: Any = getattr(pattern, "_matrix_cache", None)
         key = cache.sampled_key(pattern, X, Y, None if out is None else dtype, asked)
-        if key is not None and not launch.copies:
+        if key is not None and launch.lasting:
             cache.repeat(key, lambda: Repeat(launch.shape, dtype)).remember((X.data.ptr, Y.data.ptr), launch)
         return _result(cache, pattern, launch.start(), out)
     plain = alpha == 1 and beta == 0

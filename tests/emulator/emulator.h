@@ -358,6 +358,10 @@ template <class T> T __shfl_xor_sync(unsigned lanes, T x, int mask) {
   emulator::want_all(lanes);
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
 }
+inline unsigned __reduce_add_sync(unsigned lanes, unsigned x) {
+  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(lanes, x, i);
+  return x;
+}
 template <class T> T __shfl_up_sync(unsigned lanes, T x, int by) {
   emulator::want_all(lanes);
   const int lane = int(threadIdx.x % 32);

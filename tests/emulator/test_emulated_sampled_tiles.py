@@ -41,6 +41,7 @@ def emulated(folder: Path) -> Iterator[None]:
         patch.object(sampled_tiles, "cupy", stand_in),
         patch.object(sampled_tiles, "_LEAST_ELEMENTS", 0),
         patch.dict(sampled_tiles._LEAST_DENSITY, {64: 0, 32: 0, 16: 0}),
+        patch.dict(sampled_tiles._LEAST_DEPTH, {64: 0, 32: 0, 16: 0}),
         patch.object(device, "multiprocessors", lambda: 1),
     ):
         yield
@@ -68,9 +69,13 @@ def config_of(R: int, N: int) -> BlockProductsSm90:
 def rows_of(found: sampled_tiles.TileList, config: BlockProductsSm90) -> list[Any]:
     """The tiles of a list in the form of the reference."""
     g, w = config.row_parts, config.parts
+    total, *windows = np.asarray(found.counts).tolist()
+    assert total == sum(windows[::2])
+    all_tiles = np.asarray(found.tiles).tolist()
     return [
         (tuple(x[:g]), tuple(x[g : g + w]), tuple(map(tuple, np.reshape(x[g + w :], (g, w)).tolist())))
-        for x in np.asarray(found.tiles)[: int(found.count[0])].tolist()
+        for count, first in zip(windows[::2], windows[1::2], strict=True)
+        for x in all_tiles[first : first + count]
     ]
 
 
@@ -105,7 +110,7 @@ def test_equal_rows_fill_their_tiles(rng) -> None:
     columns = np.sort(rng.choice(100, 32, replace=False)).astype(np.int32)
     indices, indptr = put(np.tile(columns, 16)), put(np.arange(0, 513, 32, dtype=np.int32))
     found = sampled_tiles.listed(indices, indptr, 100, config_of(32, 32))
-    assert int(found.count[0]) == 16  # 512 blocks, 32 to a tile
+    assert int(found.counts[0]) == 16  # 512 blocks, 32 to a tile
 
 
 def test_index_arrays_of_garbage_list_nothing_outside(rng) -> None:
@@ -128,15 +133,17 @@ def test_a_sampled_product_in_tiles_of_a_list(R, N, order, dtype, out, rng) -> N
     indices, indptr, pattern = stored(rng, rows, cols, 0.3)
     X = put(rng.integers(-2, 3, (rows * R, K)).astype(dtype))
     Y = laid_out(rng.integers(-2, 3, (K, cols * N)).astype(dtype), order)
-    made = []
-
-    def kept(key: Any, make: Any) -> Any:
-        made.append(key)
-        return make()
-
-    launch = block_products.sampled_launch(X, Y, Pattern(indices, indptr, rows, cols, False), (R, N), out, False, kept)
-    assert launch is not None and len(made) == 1
-    assert bool(launch.copies) == (order == "C" and N == 16)
+    kept: dict[Any, Any] = {}
+    launches = [
+        block_products.sampled_launch(
+            X, Y, Pattern(indices, indptr, rows, cols, False), (R, N), out, False,
+            lambda key, make: kept[key] if key in kept else kept.setdefault(key, make()),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert [x.lists.left is None for x in launches] == [True, False]  # a list is made when it is wanted again
+    assert [x.lasting for x in launches] == [False, not (order == "C" and N == 16)]
+    launch = launches[1]
     got = np.asarray(launch.start())
     x, y = np.asarray(X).astype(np.float64), np.asarray(Y).astype(np.float64)
     want = np.empty((len(indices), R, N))

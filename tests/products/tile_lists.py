@@ -8,7 +8,7 @@ from typing import Any
 from bsrgemm._products.list_configs import SampledTiles
 
 #: kWays, kLevels and kBits of the kernel
-_WAYS, _LEVELS, _BITS = 63, 16, 6
+_WAYS, _LEVELS, _BITS = 63, 12, 6
 _TWO = (3, 5, 9, 17, 33, 6, 10, 18, 34, 12, 20, 36, 24, 40, 48)
 _THREE = (7, 11, 19, 35, 13, 21, 37, 25, 41, 49, 14, 22, 38, 26, 42, 50, 28, 44, 52, 56)
 
