@@ -27,6 +27,7 @@ _SHARED_FILES = (
     "tests/conftest.py",
     "tests/gpu/conftest.py",
     "tests/strategies.py",
+    "tests/array/assembling.py",
     "tests/array/random_matrices.py",
 )
 #: Said of a test that makes the same launches in other memory.
