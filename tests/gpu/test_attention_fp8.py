@@ -17,7 +17,7 @@ from bsrgemm import BlockMask
 from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16, FLOAT8
 
-from .test_attention import (  # noqa: F401  (fixtures)
+from .attention_cases import (  # noqa: F401  (fixtures)
     BANDS,
     CLIMBS,
     F16,
