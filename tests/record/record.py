@@ -29,6 +29,10 @@ _SHARED_FILES = (
     "tests/strategies.py",
     "tests/array/assembling.py",
     "tests/array/random_matrices.py",
+    "tests/array/refused/__init__.py",
+    "tests/array/refused/constructors.py",
+    "tests/array/refused/methods.py",
+    "tests/array/refused/products.py",
 )
 #: Said of a test that makes the same launches in other memory.
 SHARING = "the same launches, but not the same ones share their memory or their stream"
