@@ -2,6 +2,10 @@
 
 Everything is made with NumPy; a `Place` moves it to a backend and brings results back. Structure is drawn by
 hypothesis, so that it shrinks; values come from a generator whose seed is drawn.
+
+Values are exact for integers, bool and single floats, and within a bound made of the dtype's eps and of the
+absolute values summed otherwise. scipy tells the format, block size and flavour of a result, not its values:
+it is wrong in bsr_matrix.sum, nonzero, astype(bool) and setdiag.
 """
 
 from __future__ import annotations
@@ -417,6 +421,21 @@ def samples(
     data = random_values(rng, (len(places), R, C), dtype, draw(st.sampled_from(spreads)))
     data[rng.random(len(places)) < 0.15] = 0  # blocks that are stored and all zero
     return Sample(data, block_col[order].astype(index), indptr, (rows * R, cols * C))
+
+
+@st.composite
+def twins(draw: st.DrawFn, *, spreads: tuple[str, ...] = ("small",), **options: Any) -> tuple[Sample, Sample]:
+    """Two matrices of one shape; the block of the second is the same or any that divides."""
+    a = draw(samples(spreads=spreads, **options))
+    if draw(st.booleans()):
+        blocksize = a.blocksize
+    else:
+        (M, N) = a.shape
+        sides = ([k for k in range(1, 18) if n % k == 0] for n in (M, N))
+        blocksize = tuple(draw(st.sampled_from(side)) for side in sides)  # type: ignore[assignment]
+    grid = (a.shape[0] // blocksize[0], a.shape[1] // blocksize[1])
+    b = draw(samples(blocksize=blocksize, grid=grid, spreads=spreads, **options))
+    return a, b
 
 
 @st.composite

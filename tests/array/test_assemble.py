@@ -1,10 +1,8 @@
-"""vstack, hstack, block_array, block_diag and kron against scipy and dense NumPy, in every place."""
+"""vstack, hstack, block_array and block_diag against scipy and dense NumPy, in every place."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,85 +15,21 @@ from hypothesis import strategies as st
 
 import bsrgemm as bg
 from bsrgemm._backend import structure
-from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES, result_dtype
+from bsrgemm.dtypes import HALF_DTYPES
 
-from ..strategies import (
-    DTYPES,
-    FLAVOURS,
-    Place,
-    Sample,
-    assert_values,
-    blocksizes,
-    each_place,
-    operands,
-    quietly,
-    random_values,
-    samples,
-    wide,
+from ..strategies import DTYPES, Place, Sample, assert_values, blocksizes, each_place, quietly, samples, wide
+from .assembling import (
+    FORMATS,
+    FUNCTIONS,
+    SMALL,
+    each_blocksize,
+    each_function,
+    promotion,
+    random_sample,
+    three,
+    values,
 )
-
-each_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-each_blocksize = pytest.mark.parametrize("blocksize", [(1, 1), (2, 3), (5, 1), (1, 7), (16, 16)], ids=str)
-HERE = Place("cpu")
-SMALL = ("small",)  # sums and casts of these are exact in every dtype
-
-#: By name: ours, scipy's, and NumPy's of dense arrays, each of a list of three matrices of one shape.
-FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
-    "vstack": (bg.vstack, sp.vstack, np.vstack),
-    "hstack": (bg.hstack, sp.hstack, np.hstack),
-    "block_diag": (bg.block_diag, sp.block_diag, lambda xs: scipy.linalg.block_diag(*xs)),
-    "block_array": (
-        lambda xs, **how: bg.block_array([[xs[0], None, xs[1]], [None, xs[2], None]], **how),
-        lambda xs, **how: sp.block_array([[xs[0], None, xs[1]], [None, xs[2], None]], **how),
-        lambda xs: np.block(
-            [[xs[0], np.zeros_like(xs[0]), xs[1]], [np.zeros_like(xs[2]), xs[2], np.zeros_like(xs[2])]]
-        ),
-    ),
-}
-each_function = pytest.mark.parametrize("name", FUNCTIONS)
-
-
-def random_sample(
-    grid: tuple[int, int] = (3, 4),
-    blocksize: tuple[int, int] = (2, 3),
-    dtype: Any = np.float64,
-    *,
-    seed: int = 0,
-    duplicates: int = 0,
-    canonical: bool = False,
-    index: Any = np.int32,
-) -> Sample:
-    """About half of the blocks, `duplicates` of them once more, rows unsorted unless `canonical`."""
-    rng = np.random.default_rng(seed)
-    (rows, cols), (R, C) = grid, blocksize
-    places = np.flatnonzero(rng.random(rows * cols) < 0.6)
-    if not canonical:
-        places = rng.permutation(np.concatenate([places, rng.choice(places, duplicates)]) if len(places) else places)
-    row, col = np.divmod(places, max(cols, 1))
-    order = np.argsort(row, kind="stable")
-    indptr = np.searchsorted(row[order], np.arange(rows + 1)).astype(index)
-    data = random_values(rng, (len(places), R, C), np.dtype(dtype), "small")
-    return Sample(data, col[order].astype(index), indptr, (rows * R, cols * C))
-
-
-def three(blocksize: tuple[int, int] = (2, 3), dtype: Any = np.float64, **how: Any) -> list[Sample]:
-    """Three matrices of one shape."""
-    return [random_sample((3, 3), blocksize, dtype, seed=seed, **how) for seed in (1, 2, 3)]
-
-
-def values(place: Place, result: Any, flavour: type = bg.bsr_array) -> np.ndarray[Any, Any]:
-    """The values of a result, after everything that its arrays and flags promise has been checked."""
-    return place.blocks(result, flavour).dense
-
-
-def promotion(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """NumPy's for all at once; bfloat16 holds what float16 would, and counts as float32 beside anything else."""
-    if BFLOAT16 not in dtypes:
-        return np.result_type(*dtypes)
-    if all(d in (BFLOAT16, np.bool_, np.int8, np.uint8) for d in dtypes):
-        return BFLOAT16
-    return np.result_type(np.float32, *(d for d in dtypes if d != BFLOAT16))
+from .random_matrices import HERE, each_dtype
 
 
 # ----------------------------------------------------------------------------- values, blocks and dtypes
@@ -297,9 +231,6 @@ def test_what_was_put_together_multiplies(place: Place) -> None:
 
 
 # ------------------------------------------------------------------------------------------- operands
-FORMATS = ("coo", "csr", "csc")
-
-
 @each_place
 @each_function
 @pytest.mark.parametrize("kind", [*FORMATS, "dense", "fortran", "strided"])
@@ -500,19 +431,6 @@ def test_the_result_is_a_matrix_only_where_no_operand_is_an_array(place: Place, 
 
 
 @each_place
-@each_flavour
-def test_kron_is_a_matrix_only_where_no_operand_is_an_array(place: Place, flavour: type) -> None:
-    s = three()[0]
-    A, dense = place.bsr(s, flavour), place.put(np.ones((2, 2)))
-    csr_array = place.sparse("csr", sp.csr_array(np.eye(2)))
-    csr_matrix = place.sparse("csr", sp.csr_matrix(np.eye(2)))
-    for operands_ in ((A, dense), (dense, A), (A, A), (A, csr_matrix), (csr_matrix, A)):
-        values(place, bg.kron(*operands_), flavour)
-    for operands_ in ((A, csr_array), (csr_array, A), (A, place.bsr(s)), (place.bsr(s), A)):
-        values(place, bg.kron(*operands_), bg.bsr_array)
-
-
-@each_place
 @each_function
 def test_flags_are_known_without_a_look(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = FUNCTIONS[name][0]
@@ -586,335 +504,3 @@ def test_our_matrices_of_one_dtype_are_put_together_without_waiting(lazy: bool, 
         ours([X.T if lazy else X for X in (*canonical[:2], float32[0])])
     bg.kron(canonical[0], dense)
     bg.kron(canonical[0], float32[1])
-
-
-# ------------------------------------------------------------------------------------------------ kron
-@each_place
-@each_dtype
-@each_blocksize
-@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 1), (1, 5)], ids=str)
-def test_kron_with_a_dense_matrix_keeps_the_pattern(
-    place: Place, shape: tuple[int, int], blocksize: tuple[int, int], dtype: np.dtype[Any]
-) -> None:
-    (R, C), (P, Q) = blocksize, shape
-    a = random_sample((3, 4), blocksize, dtype, canonical=True)
-    x = random_values(np.random.default_rng(5), shape, dtype, "small")
-    result = bg.kron(place.bsr(a), place.put(x))
-    assert result.blocksize == (R * P, C * Q) and result.dtype == dtype and result._known_canonical
-    blocks = place.blocks(result)
-    assert_values(blocks.indices, a.indices)
-    assert_values(blocks.indptr, a.indptr)
-    assert_values(blocks.dense, np.kron(a.dense, x.astype(wide(dtype))))
-
-
-@each_place
-@each_dtype
-@pytest.mark.parametrize("a_block", [(1, 1), (2, 3), (5, 1)], ids=str)
-@pytest.mark.parametrize("b_block", [(1, 1), (3, 2), (1, 4)], ids=str)
-def test_kron_of_two_sparse_matrices_has_the_blocks_of_the_second(
-    place: Place, a_block: tuple[int, int], b_block: tuple[int, int], dtype: np.dtype[Any]
-) -> None:
-    a, b = random_sample((2, 3), a_block, dtype, seed=1), random_sample((3, 2), b_block, dtype, seed=2)
-    result = bg.kron(place.bsr(a), place.bsr(b))
-    assert result.blocksize == b_block and result.dtype == dtype and result._known_canonical
-    assert result.nnz == a.merged().data.size * b.merged().data.size
-    expected = np.kron(a.dense, b.dense)
-    assert_values(values(place, result), expected)
-    if dtype not in HALF_DTYPES:
-        reference = sp.kron(a.scipy(), b.scipy())
-        assert result.shape == reference.shape and result.dtype == reference.dtype
-        assert_values(values(place, result), reference.toarray())
-
-
-@each_place
-@given(
-    a=samples(spreads=SMALL),
-    b=st.one_of(
-        samples(spreads=SMALL),
-        st.tuples(st.integers(0, 4), st.integers(0, 4)).flatmap(lambda shape: operands(shape, spreads=SMALL)),
-    ),
-    first=st.booleans(),
-    lazy=st.booleans(),
-)
-def test_kron_is_that_of_numpy(place: Place, a: Sample, b: Any, first: bool, lazy: bool) -> None:
-    """Any two dtypes and blocks, either one first, unsorted, duplicates, transposes; dense in any layout."""
-    A = place.bsr(a.T).T if lazy else place.bsr(a)
-    B, b_dense = (place.bsr(b), b.dense) if isinstance(b, Sample) else (place.operand(b), b.values)
-    dtype = result_dtype(a.dtype, b.dtype)
-    (M, N), (P, Q) = a.shape, b_dense.shape
-    result = bg.kron(A, B) if first else bg.kron(B, A)
-    pair = [x.astype(wide(dtype)) for x in (a.dense, b_dense)]
-    expected = np.kron(*(pair if first else reversed(pair)))  # type: ignore[call-overload]
-    assert result.dtype == dtype and result.shape == (M * P, N * Q)
-    assert result._known_canonical and result.has_sorted_indices
-    # One rounding of an exact product, also where duplicates make numbers too long for a 16-bit float.
-    assert_values(values(place, result), expected.astype(dtype).astype(wide(dtype)))
-
-
-@each_place
-@pytest.mark.parametrize("format", FORMATS)
-def test_kron_takes_other_formats_as_blocks_of_one_element(place: Place, format: str) -> None:
-    a = random_sample()
-    x = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
-    S = place.sparse(format, sp.csr_array(x))
-    for result, expected, blocksize, nnz in (
-        (bg.kron(place.bsr(a), S), np.kron(a.dense, x), (1, 1), a.data.size * 2),
-        (bg.kron(S, place.bsr(a)), np.kron(x, a.dense), (2, 3), a.data.size * 2),
-        (bg.kron(place.put(x), place.bsr(a)), np.kron(x, a.dense), (2, 3), a.data.size * 2),
-    ):
-        assert result.blocksize == blocksize and result.nnz == nnz
-        assert_values(values(place, result), expected)
-
-
-@each_place
-def test_kron_keeps_the_zeros_that_are_stored(place: Place) -> None:
-    A = bg.bsr_array(place.put(np.eye(4)), blocksize=(2, 2))
-    B = place.bsr(random_sample((2, 2), (3, 3), canonical=True))
-    assert bg.kron(A, B).nnz == 8 * B.nnz
-    narrow = A.tobsr((1, 1))
-    narrow.eliminate_zeros()
-    assert bg.kron(narrow, B).nnz == 4 * B.nnz
-
-
-@each_place
-def test_kron_rounds_an_exact_product_once_and_wraps_integers(place: Place) -> None:
-    for dtype in ("float16", BFLOAT16, "float32", "int8", "uint16", "int64"):
-        x = random_values(np.random.default_rng(7), (4, 6), np.dtype(dtype), "wide")
-        A = bg.bsr_array(place.put(x), blocksize=(2, 3))
-        exact = np.multiply.outer(x.astype(wide(x.dtype)), x.astype(wide(x.dtype))).transpose(0, 2, 1, 3)
-        expected = exact.reshape(16, 36).astype(x.dtype)
-        for B in (place.put(x), A):
-            result = place.blocks(bg.kron(A, B))
-            np.testing.assert_array_equal(result.dense, expected.astype(result.dense.dtype))
-
-
-@each_place
-@each_dtype
-@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)], ids=str)
-def test_kron_with_a_matrix_without_elements(place: Place, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-    A = place.bsr(random_sample((2, 3), (2, 3), dtype))
-    (M, N), (P, Q) = A.shape, shape
-    dense = place.put(np.zeros(shape, dtype))
-    sparse = bg.bsr_array(shape, dtype=dtype, device=place.backend.name)
-    for result in (bg.kron(A, dense), bg.kron(dense, A), bg.kron(A, sparse), bg.kron(sparse, A)):
-        assert result.shape == (M * P, N * Q) and result.nnz == 0 and result.dtype == dtype
-        values(place, result)
-    none = bg.bsr_array(A.shape, dtype=dtype, blocksize=(2, 3), device=place.backend.name)
-    result = bg.kron(none, place.put(np.ones((2, 2), dtype)))
-    assert result.shape == (2 * M, 2 * N) and result.nnz == 0 and result.blocksize == (4, 6)
-    values(place, result)
-
-
-# -------------------------------------------------------------------------------------- what is refused
-def matrix(place: Place, shape: tuple[int, int] = (4, 6), blocksize: tuple[int, int] = (2, 3)) -> Any:
-    return bg.bsr_array(place.put(np.ones(shape)), blocksize=blocksize)
-
-
-def elsewhere(place: Place) -> Place:
-    return Place("fake" if place.is_host else "cpu")
-
-
-@dataclass(frozen=True)
-class Refused:
-    """`attempt` raises `error` with `text` in its message."""
-
-    id: str
-    attempt: Callable[[Place], Any]
-    error: type[Exception]
-    text: str
-
-
-REFUSED = [
-    # sequences
-    Refused("a matrix alone", lambda p: bg.vstack(matrix(p)), TypeError, "blocks: wanted a sequence of matrices, got "),
-    Refused("an array alone", lambda p: bg.hstack(p.put(np.ones((2, 2)))), TypeError, "blocks: wanted a sequence"),
-    Refused("a number", lambda p: bg.block_diag(3), TypeError, "mats: wanted a sequence of matrices, got int"),  # type: ignore[arg-type]
-    Refused(
-        "a flat list as a grid",
-        lambda p: bg.block_array([matrix(p)]),
-        TypeError,
-        "grid[0]: wanted a sequence of matrices",
-    ),
-    Refused(
-        "rows of different lengths",
-        lambda p: bg.block_array([[matrix(p), None], [None, None], [matrix(p)]]),
-        ValueError,
-        "grid: wanted rows of one length, got 2 entries in grid[0] and 1 in grid[2]",
-    ),
-    # none of ours
-    Refused(
-        "nothing",
-        lambda p: bg.vstack([]),
-        TypeError,
-        "blocks: wanted at least one bsr_array or bsr_matrix, got nothing",
-    ),
-    Refused("an empty grid", lambda p: bg.block_array([]), TypeError, "grid: wanted at least one bsr_array"),
-    Refused("a grid of None", lambda p: bg.block_array([[None]]), TypeError, "grid: wanted at least one bsr_array"),
-    Refused(
-        "none of ours",
-        lambda p: bg.block_diag([p.put(np.ones((2, 2))), p.sparse("csr", sp.csr_array(np.eye(2)))]),
-        TypeError,
-        "mats: wanted at least one bsr_array or bsr_matrix, got ndarray, csr_array",
-    ),
-    Refused(
-        "none of ours in kron",
-        lambda p: bg.kron(p.put(np.ones((2, 2))), p.sparse("csr", sp.csr_array(np.eye(2)))),
-        TypeError,
-        "A, B: wanted a bsr_array or bsr_matrix among the operands, got ndarray and csr_array",
-    ),
-    # other places
-    Refused(
-        "a dense array elsewhere",
-        lambda p: bg.vstack([elsewhere(p).put(np.ones((2, 6))), matrix(p)]),
-        TypeError,
-        "blocks[0]: a {other} ndarray cannot meet a matrix on '{here}': nothing is moved silently. {bring}",
-    ),
-    Refused(
-        "one of ours elsewhere",
-        lambda p: bg.block_array([[matrix(p), None], [None, matrix(elsewhere(p))]]),
-        TypeError,
-        "grid[1][1]: a bsrgemm {there}_bsr_array cannot meet a matrix on '{here}': nothing is moved silently. {bring}",
-    ),
-    Refused(
-        "kron elsewhere",
-        lambda p: bg.kron(matrix(p), elsewhere(p).put(np.ones((2, 2)))),
-        TypeError,
-        "B: a {other} ndarray cannot meet a matrix on '{here}': nothing is moved silently. {bring}",
-    ),
-    # no matrices
-    Refused(
-        "None in a stack",
-        lambda p: bg.hstack([matrix(p), None]),
-        TypeError,
-        "blocks[1]: wanted a matrix or a dense 2-D array on '{here}', got NoneType",
-    ),
-    Refused(
-        "an object",
-        lambda p: bg.kron(object(), matrix(p)),
-        TypeError,
-        "A: wanted a matrix or a dense 2-D array on '{here}'",
-    ),
-    Refused(
-        "a vector",
-        lambda p: bg.vstack([matrix(p), p.put(np.ones(6))]),
-        ValueError,
-        "blocks[1]: wanted 2 dimensions, got 1 in shape (6,)",
-    ),
-    Refused(
-        "a cube in kron",
-        lambda p: bg.kron(matrix(p), p.put(np.ones((2, 2, 2)))),
-        ValueError,
-        "B: wanted 2 dimensions, got 3 in shape (2, 2, 2)",
-    ),
-    # block sizes
-    Refused(
-        "two block sizes",
-        lambda p: bg.vstack([p.put(np.ones((4, 6))), matrix(p), matrix(p), matrix(p, blocksize=(1, 2))]),
-        ValueError,
-        "blocks: wanted one block size, got (2, 3) in blocks[1] and (1, 2) in blocks[3]; "
-        "convert one, for example blocks[3].tobsr((2, 3))",
-    ),
-    Refused(
-        "a transpose has other blocks",
-        lambda p: bg.block_diag([matrix(p), matrix(p).T]),
-        ValueError,
-        "mats: wanted one block size, got (2, 3) in mats[0] and (3, 2) in mats[1]",
-    ),
-    Refused(
-        "an array that our blocks do not divide",
-        lambda p: bg.vstack([matrix(p), p.put(np.ones((3, 6)))]),
-        ValueError,
-        "blocks[1]: shape (3, 6) does not divide into blocks of (2, 3), those of blocks[0]",
-    ),
-    Refused(
-        "a CSR that our blocks do not divide",
-        lambda p: bg.block_array([[p.sparse("csr", sp.csr_array(np.ones((4, 4)))), matrix(p)]]),
-        ValueError,
-        "grid[0][0]: shape (4, 4) does not divide into blocks of (2, 3), those of grid[0][1]",
-    ),
-    # shapes
-    Refused(
-        "different columns",
-        lambda p: bg.vstack([matrix(p), matrix(p, (4, 9))]),
-        ValueError,
-        "blocks[1]: wanted 6 columns, as blocks[0] has, got 9",
-    ),
-    Refused(
-        "different rows",
-        lambda p: bg.hstack([matrix(p), matrix(p), matrix(p, (2, 6))]),
-        ValueError,
-        "blocks[2]: wanted 4 rows, as blocks[0] has, got 2",
-    ),
-    Refused(
-        "different rows in a grid",
-        lambda p: bg.block_array([[None, matrix(p)], [matrix(p), matrix(p, (6, 6))]]),
-        ValueError,
-        "grid[1][1]: wanted 4 rows, as grid[1][0] has, got 6",
-    ),
-    Refused(
-        "different columns in a grid",
-        lambda p: bg.block_array([[None, matrix(p)], [matrix(p), matrix(p, (4, 3))]]),
-        ValueError,
-        "grid[1][1]: wanted 6 columns, as grid[0][1] has, got 3",
-    ),
-    Refused(
-        "rows beside none",
-        lambda p: bg.hstack([bg.bsr_array((0, 3), blocksize=(2, 3), device=p.backend.name), matrix(p)]),
-        ValueError,
-        "blocks[1]: wanted 0 rows, as blocks[0] has, got 4",
-    ),
-    Refused(
-        "more elements than can be counted",
-        lambda p: bg.kron(*[bg.bsr_array((2**31, 2**31), blocksize=(2**20, 2**20), device=p.backend.name)] * 2),
-        ValueError,
-        "A, B: (4611686018427387904, 4611686018427387904) has more elements than a 64-bit integer can count",
-    ),
-    # dtypes
-    Refused(
-        "a dtype that nobody holds",
-        lambda p: bg.vstack([matrix(p)], dtype="M8[s]"),
-        TypeError,
-        "dtype: does not support",
-    ),
-    Refused(
-        "NaN as an integer",
-        lambda p: bg.vstack([matrix(p) * np.nan], dtype="int32"),
-        ValueError,
-        "dtype: cannot cast NaN or infinity to int32",
-    ),
-]
-
-
-@each_place
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
-def test_errors_name_the_place_what_came_and_what_is_wanted(place: Place, case: Refused) -> None:
-    other = elsewhere(place)
-    words = {"here": place.backend.name, "bring": place.backend.bring, "other": "numpy" if other.is_host else "tests"}
-    words["there"] = "host" if other.is_host else "fake"
-    text = case.text
-    for name, value in words.items():
-        text = text.replace(f"{{{name}}}", value)
-    with pytest.raises(case.error, match=re.escape(text)):
-        case.attempt(place)
-
-
-def test_the_host_refuses_dtypes_that_it_does_not_hold() -> None:
-    A = matrix(HERE)
-    for x in (np.ones((4, 6), object), np.full((4, 6), "a"), np.zeros((4, 6), "M8[s]")):
-        with pytest.raises(TypeError, match=r"blocks\[1\]: does not support dtype"):
-            bg.hstack([A, x])
-        with pytest.raises(TypeError, match="B: does not support dtype"):
-            bg.kron(A, x)
-
-
-def test_long_double_stays_on_the_host() -> None:
-    A = bg.bsr_array(np.ones((2, 2), np.longdouble), blocksize=(1, 1))
-    assert bg.vstack([A, A]).dtype == bg.kron(A, np.ones((1, 1), np.float16)).dtype == np.longdouble
-
-
-def test_arrays_of_the_other_byte_order_are_taken() -> None:
-    x = np.arange(24.0).reshape(4, 6)
-    result = bg.vstack([matrix(HERE), x.astype(">f8")])
-    assert result.dtype == np.float64 and result.dtype.isnative
-    assert_values(result.toarray(), np.vstack([np.ones((4, 6)), x]))
-    assert_values(bg.kron(matrix(HERE), x.astype(">f8")).toarray(), np.kron(np.ones((4, 6)), x))

@@ -10,7 +10,7 @@ import pytest
 from bsrgemm import attention
 from bsrgemm.dtypes import BFLOAT16
 
-from .test_attention import (  # noqa: F401  (fixtures)
+from .attention_cases import (  # noqa: F401  (fixtures)
     BANDS,
     F16,
     check,

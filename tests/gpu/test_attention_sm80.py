@@ -11,7 +11,7 @@ from bsrgemm import attention
 from bsrgemm._kernels import forced_kernel
 from bsrgemm.dtypes import BFLOAT16
 
-from .test_attention import (  # noqa: F401  (fixtures)
+from .attention_cases import (  # noqa: F401  (fixtures)
     BANDS,
     CLIMBS,
     F16,

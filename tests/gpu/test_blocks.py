@@ -15,7 +15,7 @@ from bsrgemm._products import heuristics, spgemm_pattern
 from bsrgemm._products.engine import ENGINES, ProductEngine
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
-from .test_kernels import Matrix, dense, kernel, pattern, sanitized
+from .product_cases import Matrix, dense, kernel, pattern, sanitized
 
 pytestmark = pytest.mark.gpu
 F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))

@@ -10,7 +10,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm.dtypes import BFLOAT16
 
-from .test_kernels import LAYOUTS, assert_close, dense, device, kernel, pattern, strided, values
+from .product_cases import LAYOUTS, assert_close, dense, device, kernel, pattern, strided, values
 
 pytestmark = pytest.mark.gpu
 

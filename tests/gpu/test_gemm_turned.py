@@ -13,7 +13,7 @@ from bsrgemm._kernels import forced_kernel, jit
 from bsrgemm._products import configs
 from bsrgemm.dtypes import BFLOAT16
 
-from .test_kernels import assert_close, device, exact_product, kernel, pattern, served_by, values
+from .product_cases import assert_close, device, exact_product, kernel, pattern, served_by, values
 
 pytestmark = pytest.mark.gpu
 

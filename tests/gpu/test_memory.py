@@ -9,7 +9,7 @@ import pytest
 
 import bsrgemm as bg
 
-from .test_kernels import acc_of, assert_close, dense, pattern, values
+from .product_cases import acc_of, assert_close, dense, pattern, values
 
 pytestmark = pytest.mark.gpu
 

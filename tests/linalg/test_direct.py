@@ -16,16 +16,10 @@ from bsrgemm import linalg
 from bsrgemm._backend.registry import by_name
 from bsrgemm._benchmark.solver.problems import cube
 
-from .. import fake_device
 from .problems import hermitian, lopsided, numbers
 
 #: What a pivot is at least, over the largest element.
 PIVOT = 1e-13
-
-
-@pytest.fixture
-def fake() -> Any:
-    return fake_device.install()
 
 
 @pytest.fixture

@@ -23,7 +23,17 @@ OUTCOMES = ("passed", "skipped", "xfailed", "failed")
 #: Tests of a whole record that the stand-in may leave out.
 MOST_EXCUSED = 0.1
 #: What every test of the suite may depend on.
-_SHARED_FILES = ("tests/conftest.py", "tests/gpu/conftest.py", "tests/strategies.py")
+_SHARED_FILES = (
+    "tests/conftest.py",
+    "tests/gpu/conftest.py",
+    "tests/strategies.py",
+    "tests/array/assembling.py",
+    "tests/array/random_matrices.py",
+    "tests/array/refused/__init__.py",
+    "tests/array/refused/constructors.py",
+    "tests/array/refused/methods.py",
+    "tests/array/refused/products.py",
+)
 #: Said of a test that makes the same launches in other memory.
 SHARING = "the same launches, but not the same ones share their memory or their stream"
 _LAUNCH_FIELDS = ("grid", "block", "shared", "shared_allowed", "captured", "args")

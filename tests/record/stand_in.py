@@ -1,6 +1,6 @@
 """A stand-in for CuPy on a machine without a card: the launch code runs as on an H200, and kernels are only logged.
 
-`install` puts modules `cupy` and `cupyx` into `sys.modules`. Their arrays are those of tests/fake_device.py with
+`install` puts modules `cupy` and `cupyx` into `sys.modules`. Their arrays are those of tests/fake_device with
 addresses: memory that NumPy owns, in allocations that begin at multiples of 512 bytes as those of CuPy's pool do.
 What a kernel would have computed comes from the host, see host_results.py.
 """
@@ -163,7 +163,7 @@ class ndarray(fake_device.ndarray):
         }
 
     def __getitem__(self, key: Any) -> Any:
-        parts = fake_device._key(key)
+        parts = fake_device.arrays._key(key)
         found = self._memory[parts]
         if any(isinstance(part, np.ndarray | list) for part in parts):
             found = np.array(found, order="C")  # gathered elements come row by row
@@ -174,7 +174,7 @@ class ndarray(fake_device.ndarray):
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         value = value._memory if isinstance(value, ndarray) else value
         with np.errstate(all="ignore"):
-            self._memory[fake_device._key(key)] = value
+            self._memory[fake_device.arrays._key(key)] = value
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
         if out is None:
@@ -226,7 +226,7 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A NumPy function on memory of the device."""
     with np.errstate(all="ignore"):
         result = function(*map(_unwrapped, args), **{name: _unwrapped(x) for name, x in kwargs.items()})
-    return kwargs["out"] if kwargs.get("out") is not None else fake_device._wrap(result)
+    return kwargs["out"] if kwargs.get("out") is not None else fake_device.arrays._wrap(result)
 
 
 # ------------------------------------------------------------------------------------------------ streams
@@ -506,7 +506,7 @@ def _in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     shape = tuple(int(n) for n in shape) if isinstance(shape, tuple | list) else (int(shape),)
-    dtype = fake_device._check_dtype(dtype)
+    dtype = fake_device.arrays._check_dtype(dtype)
     strides = None
     if order == "F":
         strides = tuple(int(x) for x in dtype.itemsize * np.cumprod([1, *shape[:-1]])) if shape else ()
@@ -525,7 +525,7 @@ def _asarray(a: Any, dtype: Any = None, order: Any = None, *, blocking: bool = F
         return a if same else a.astype(dtype)
     if type(a).__module__.partition(".")[0] in ("torch", "numba"):
         raise NotOnStandIn("memory of other libraries")
-    found = fake_device._asarray(a, dtype)
+    found = fake_device.functions._asarray(a, dtype)
     if isinstance(a, np.ndarray) and order in (None, "K", "A"):
         # CuPy keeps columns as they are, and makes anything else row by row.
         layout = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
@@ -569,9 +569,10 @@ def install(record: dict[str, Any] | None = None) -> types.ModuleType:
         ABOUT.update({key: record[key] for key in ("card", "nvrtc", "driver")})
     if "cupy" in sys.modules:
         raise RuntimeError("CuPy is imported already")
-    fake_device.ndarray = ndarray  # type: ignore[misc]
+    for module in (fake_device, fake_device.arrays, fake_device.functions, fake_device.backend):
+        module.ndarray = ndarray  # type: ignore[attr-defined]
     ndarray.__module__ = "cupy"
-    for foreign in fake_device._CLASSES.values():
+    for foreign in fake_device.backend._CLASSES.values():
         foreign.__module__ = "cupyx.scipy.sparse"
     xp = fake_device.xp
     cupy = _Fallback("cupy")
@@ -656,7 +657,7 @@ def install(record: dict[str, Any] | None = None) -> types.ModuleType:
     sparse.__dict__.update({k: v for k, v in vars(fake_device.sparse).items() if not k.startswith("__")})
     _module(
         "cupyx.scipy.sparse._base",
-        _spbase=fake_device._spbase,
+        _spbase=fake_device.backend._spbase,
         sparray=fake_device.sparray,
         spmatrix=fake_device.spmatrix,
     )

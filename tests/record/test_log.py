@@ -182,8 +182,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }  # fmt: skip
     found = {"digest": "d", "sharing": "s", "entries": ["expand"], "names": ["x*2"], "drawn": False}
     tests = [
-        {"name": "tests/gpu/test_kernels.py::a", "outcome": "passed", "launches": found, "checksum": "12"},
-        {"name": "tests/gpu/test_kernels.py::b", "outcome": "skipped", "why": "no"},
+        {"name": "tests/gpu/test_products.py::a", "outcome": "passed", "launches": found, "checksum": "12"},
+        {"name": "tests/gpu/test_products.py::b", "outcome": "skipped", "why": "no"},
     ]
     report = {"card": "H", "nvrtc": "12.9", "hypothesis": "6", "collected": 2, "tests": tests}
     return records.build(report, {"x": description}, partial=False)
@@ -204,11 +204,11 @@ SPOILED: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
     (lambda r: _spoil(r, "suite", "collected", value=3), "3 tests were collected"),
     (lambda r: _spoil(r, "suite", "passed", value=2), "have an outcome"),
     (
-        lambda r: _spoil(r, "tests", "tests/gpu/test_kernels.py::b", "outcome", value="passed"),
+        lambda r: _spoil(r, "tests", "tests/gpu/test_products.py::b", "outcome", value="passed"),
         "not those that were counted",
     ),
     (lambda r: _spoil(r, "test_files", "tests/strategies.py", value="0"), "tests/strategies.py has changed"),
-    (lambda r: _spoil(r, "stand_in", value={"tests/gpu/test_kernels.py::a": "why"}), "leaves out 1 of 2"),
+    (lambda r: _spoil(r, "stand_in", value={"tests/gpu/test_products.py::a": "why"}), "leaves out 1 of 2"),
 ]
 
 
@@ -219,7 +219,7 @@ def test_a_record_that_is_not_whole_is_refused(record: dict[str, Any], spoil: An
 
 
 def test_a_run_that_was_cut_off_is_partial(record: dict[str, Any]) -> None:
-    report = {"collected": 3, "tests": [{"name": "tests/gpu/test_kernels.py::a", "outcome": "passed"}]}
+    report = {"collected": 3, "tests": [{"name": "tests/gpu/test_products.py::a", "outcome": "passed"}]}
     assert records.build(report, {}, partial=False)["partial"]
     assert records.build({"collected": None, "tests": []}, {}, partial=False)["partial"]
 
@@ -235,7 +235,7 @@ def test_a_record_is_read_as_it_was_written_and_belongs_to_its_launches(record: 
 
 
 def test_other_bits_are_told_for_the_same_card_and_compiler(record: dict[str, Any]) -> None:
-    name = "tests/gpu/test_kernels.py::a"
+    name = "tests/gpu/test_products.py::a"
     now = _spoil(record, "tests", name, "checksum", value="13")
     assert records.changed_checksums(record, now) == {name: ("12", "13")}
     assert not records.changed_checksums(record, record)
@@ -243,7 +243,7 @@ def test_other_bits_are_told_for_the_same_card_and_compiler(record: dict[str, An
 
 
 def test_the_first_launch_that_differs_is_told_field_by_field(record: dict[str, Any]) -> None:
-    name = "tests/gpu/test_kernels.py::a"
+    name = "tests/gpu/test_products.py::a"
     now = _spoil(record, "tests", name, "digest", value="e")
     now["launches"].append([0, [4], [32], 0, True, False, "16: @0+8 0 1"])
     now["kernels"].append(["expand", "00", "-a -c"])
@@ -271,7 +271,7 @@ def test_the_digest_of_a_file_follows_its_code_alone(tmp_path: Path) -> None:
 
 
 def test_the_sample_meets_as_much_as_it_can_in_its_time(record: dict[str, Any]) -> None:
-    name = "tests/gpu/test_kernels.py::a"
+    name = "tests/gpu/test_products.py::a"
     many = _spoil(record, "stand_in", value={})
     many["tests"]["same"] = dict(many["tests"][name])
     assert records.chosen(many, {name: 1.0, "same": 0.1}, 10) == ["same"]

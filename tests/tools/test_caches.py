@@ -134,7 +134,8 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "linalg/graphs.py": {
         "_graphs": "method, shape and dtype of vectors, device, stream and, for the stream of each thread, the thread; "
-        "arrays, writes, shapes and plans of all matrices of A and M, numbers of M: linalg/test_graphs.py",
+        "arrays, writes, shapes and plans of all matrices of A and M, numbers of M: "
+        "linalg/test_graphs_between_solves.py",
     },
     "interop/mpi/ring_plan.py": {
         "bounds": "length, ranks and what chunks are multiples of",

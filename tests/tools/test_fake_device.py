@@ -274,9 +274,11 @@ def test_an_unknown_keyword_is_refused() -> None:
 
 def test_the_sparse_classes_have_what_cupyx_has() -> None:
     cupyx_sparse = pytest.importorskip("cupyx.scipy.sparse")
-    for name in fake_device._CLASSES:
+    for name in fake_device.backend._CLASSES:
         ours, theirs = getattr(sparse, name), getattr(cupyx_sparse, name)
-        methods = {m for m in vars(fake_device._Foreign) if not m.startswith("_") and callable(getattr(ours, m))}
+        methods = {
+            m for m in vars(fake_device.backend._Foreign) if not m.startswith("_") and callable(getattr(ours, m))
+        }
         assert [m for m in methods if not hasattr(theirs, m)] == []
 
 

@@ -1,0 +1,143 @@
+"""Attention of fp8 on the card: the same bits each time, with delays, on several streams, in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsrgemm._attention.attention import attention
+
+from .attention_cases import F16, SM90, both_shapes, by_rule, plans, random_mask, shape  # noqa: F401  (fixtures)
+from .attention_fp8_cases import NAN, fp8, normal, on_tensor_cores, operands, scale_array, served_by
+
+pytestmark = pytest.mark.gpu
+
+
+def differing(call: Callable[[], Any], first: Any, times: int) -> int:
+    """In how many bytes the results of so many calls differ from the first one."""
+    import cupy
+
+    count = cupy.zeros((), np.int64)
+    for _ in range(times):
+        count += (call().view(np.uint8) != first.view(np.uint8)).sum()
+    return int(count)
+
+
+@on_tensor_cores
+@both_shapes
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("how", ["full", "causal", "mask", "nan"])
+@pytest.mark.parametrize("out_dtype", [F16], ids=str)
+def test_fp8_results_repeat_bit_by_bit(out_dtype, how, D, rng) -> None:
+    q, k, v = operands(rng, 1000, 1000, D, B=2, heads=(8, 4))
+    options: dict[str, Any] = {"causal": how in ("causal", "nan"), "out_dtype": out_dtype}
+    options |= {"q_scale": scale_array(rng, (2, 8)), "k_scale": 0.5, "v_scale": scale_array(rng, (4,))}
+    if how == "mask":
+        options["mask"] = random_mask(rng, (1, 8), (1000, 1000), (64, 64))
+    if how == "nan":  # rows that are done again, by chance before this tile or that
+        v[:, ::3, 900] = NAN
+        k[:, 1::3, 950] = NAN
+    first = attention(q, k, v, **options)
+    assert served_by(SM90)
+    assert differing(lambda: attention(q, k, v, **options), first, 200) == 0
+
+
+@on_tensor_cores
+def test_fp8_the_result_is_the_same_with_and_without_lse(rng) -> None:
+    q, k, v = operands(rng, 300, 400)
+    out, _ = attention(q, k, v, causal=True, return_lse=True, v_scale=0.5)
+    assert bool((out == attention(q, k, v, causal=True, v_scale=0.5)).all())
+
+
+@on_tensor_cores
+@both_shapes
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("how", ["full", "causal", "climbing", "mask", "nan"])
+def test_fp8_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
+    from bsrgemm._attention import heuristics as attention_heuristics
+    from bsrgemm._attention import launch as attention_launch
+    from bsrgemm._kernels import jit
+
+    q, k, v = operands(rng, 700, 700, D, B=2, heads=(40, 8))
+    options: dict[str, Any] = {"causal": how in ("causal", "nan"), "q_scale": scale_array(rng, (2, 40))}
+    if how == "climbing":
+        climbs = rng.standard_normal(k.shape, np.float32) * np.linspace(0, 20, 700, dtype=np.float32)[:, None]
+        k = fp8(climbs)
+    if how == "mask":
+        options["mask"] = random_mask(rng, (1, 40), (700, 700), (64, 64))
+    if how == "nan":
+        v[:, ::3, 333] = NAN
+    calm = attention(q, k, v, **options)
+    plain = attention_heuristics.AttentionSm90.spec
+
+    def stressed(config: Any) -> Any:
+        spec = plain(config)
+        return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
+
+    monkeypatch.setattr(attention_heuristics.AttentionSm90, "spec", stressed)
+    monkeypatch.setattr(attention_launch, "_plans", {})
+    assert differing(lambda: attention(q, k, v, **options), calm, 10) == 0
+
+
+@on_tensor_cores
+@by_rule
+def test_fp8_several_streams_at_once(rng) -> None:
+    import cupy
+
+    q, k, v = operands(rng, 1000, 1000, heads=(8, 8))
+    others = operands(rng, 1000, 1000, heads=(8, 8))
+    scales = {"q_scale": scale_array(rng, (8,)), "v_scale": 2.0}
+    want = [attention(*x, causal=True, **scales) for x in ((q, k, v), others)]
+    cupy.cuda.Device().synchronize()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    results: list[Any] = []
+    for _ in range(40):
+        for stream in streams:
+            with stream:
+                results.append([attention(*x, causal=True, **scales) for x in ((q, k, v), others)])
+    cupy.cuda.Device().synchronize()
+    assert all(bool((x == y).all()) for pair in results for x, y in zip(pair, want, strict=True))
+
+
+@on_tensor_cores
+@by_rule
+@pytest.mark.parametrize("how", ["causal", "mask", "sequences"])
+def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, rng) -> None:
+    import cupy
+
+    q, k, v = operands(rng, 500, 500, heads=(4, 2))
+    options: dict[str, Any] = {"causal": True, "q_scale": scale_array(rng, (4,)), "v_scale": scale_array(rng, (2,))}
+    if how == "mask":
+        options["mask"] = random_mask(rng, (1, 4), (500, 500), (64, 64))
+    if how == "sequences":
+        q, k, v = (cupy.ascontiguousarray(x[0].swapaxes(0, 1)) for x in (q, k, v))
+        options |= {name: cupy.asarray([0, 100, 100, 500], np.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    want = attention(q, k, v, **options)
+    out = cupy.empty_like(want)
+    again = [normal(rng, x.shape) for x in (q, k, v)]
+    want_again = attention(*again, **options)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        attention(q, k, v, out=out, **options)
+        stream.synchronize()
+        stream.begin_capture()
+        attention(q, k, v, out=out, **options)
+        graph = stream.end_capture()
+        # What the call took and gave back during the capture now belongs to others, and the graph must not write there.
+        others = [cupy.full(n, 7, np.int8) for n in (64, 600, 1100, 5000, 128 * 512, 2 * 128 * 512) for _ in range(40)]
+        for _ in range(3):
+            out.fill(np.nan)
+            graph.launch()
+            attention(*again, **options)
+        stream.synchronize()
+        assert bool((out == want).all())
+        for x, y in zip((q, k, v), again, strict=True):  # the graph reads what is there when it runs
+            x[...] = y
+        graph.launch()
+        stream.synchronize()
+        assert bool((out == want_again).all())
+        assert all(bool((x == 7).all()) for x in others)
