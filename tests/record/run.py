@@ -28,15 +28,13 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PARTS = ("suite", *TOOLS, "stand-in")
 #: How often racecheck reports these kernels; the reports are counted apart, and any more are errors. It knows of
 #: two threads that meet at a barrier, not of a lane that arrives for its warp after __syncwarp, nor of an order that
-#: passes through a third thread, as that of the warp that feeds. All places that it names in block_products_sm90 and in the
-#: kernels for gradients were looked up in the machine code and are of these two kinds. The emulator follows both, and its tests marked
-#: `races` find none.
+#: passes through a third thread, as that of the warp that feeds. All places that it names were looked up in the machine
+#: code and are of these two kinds. The emulator follows both, and its tests marked `races` find none.
 RACES_EXPLAINED = {
-    "block_products_sm90": 4,
     "attention_sm90": 15,
     "attention_backward_sm90": 26,
-    "attention_backward_keys_sm90": 60,
-    "attention_backward_queries_sm90": 6,
+    "attention_backward_keys_sm90": 57,
+    "attention_backward_queries_sm90": 5,
 }
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")

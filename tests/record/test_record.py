@@ -14,27 +14,6 @@ from .log import source_digest
 from .run import RACES_EXPLAINED, TOOLS, run_tests
 
 RECORD = records.load()
-#: Kernels that were added or changed after the last whole runs of the sanitizers, as they are now. A later run of them
-#: was cut off before it was written down; the lab book says what it had found by then.
-WAITING = {
-    ("attention_backward_begin", "46ab26acb107969b"),
-    ("attention_backward_end", "aecf55778139db96"),
-    ("attention_backward_fused", "cbae96673cbbbd31"),
-    ("attention_backward_keys_sm90", "f3583a1983aafce9"),
-    ("attention_backward_queries_sm90", "9e3ee4d6c4b9736b"),
-    ("attention_backward_sm80", "a509d5f4a0d06916"),
-    ("attention_backward_sm90", "0c47ef4b2de73c1e"),
-    ("attention_short_sm90", "00125282598d1fba"),
-    ("attention_sm90", "8ae13b1e670a221a"),
-    ("count_pairs", "c51d7b0cf2bb6783"),
-    ("decode", "d59a248a8cfd9a23"),
-    ("gemm_few", "caa7a71b15f23266"),
-    ("gemm_turned_sm90", "89c5a8197b6805de"),
-    ("kv_append", "ec8a6a27e04d41b1"),
-    ("list_at_once", "c51d7b0cf2bb6783"),
-    ("list_pairs", "c51d7b0cf2bb6783"),
-    ("pack_columns", "c51d7b0cf2bb6783"),
-}
 AGAIN = "run `python -m tests.record.run` on a machine with a card"
 
 
@@ -69,8 +48,7 @@ def test_outputs_of_the_kernel_have_checksums(kernel: str) -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_kernels_were_clean_under_the_sanitizer(tool: str) -> None:
     found = RECORD["sanitizer"].get(tool)
-    if not found:
-        pytest.xfail(f"no whole run of {tool} is recorded: {AGAIN}")
+    assert found, f"no whole run of {tool} is recorded: {AGAIN}"
     seen = set(map(tuple, found["kernels"]))
     assert found["errors"] == 0 and found["failed"] == 0 and not found["dirty"]
     assert found["collected"] == sum(found[outcome] for outcome in records.OUTCOMES)
@@ -81,9 +59,7 @@ def test_kernels_were_clean_under_the_sanitizer(tool: str) -> None:
         if tool == "memcheck" or (tool != "initcheck" and uses_shared_memory(source))
     }
     missing = wanted - seen
-    assert missing <= WAITING, f"not seen by {tool} as they are now: {sorted(missing)}"
-    if missing:
-        pytest.xfail(f"not seen by {tool} yet: {sorted(missing)}. {AGAIN}")
+    assert not missing, f"not seen by {tool} as they are now: {sorted(missing)}. {AGAIN}"
 
 
 @pytest.mark.parametrize("part", ["sample", pytest.param("everything", marks=pytest.mark.long)])
