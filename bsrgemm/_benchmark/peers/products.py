@@ -131,10 +131,15 @@ class _SpMM:
             self._cusparse.destroyDnMat(matrix)
 
 
+def _index(A: Any) -> tuple[Any, Any]:
+    """Copies of `indptr` and `indices`: a matrix whose own arrays others have makes its lists again at each product."""
+    return A.indptr.astype(np.int32), A.indices.astype(np.int32)
+
+
 def _described_bsr(A: Any) -> tuple[Any, ...]:
     """The descriptor of a matrix of ours, and the arrays that have to live as long."""
     (R, C), kind = A.blocksize, _cuda_type(A.dtype)
-    indptr, indices = (x.astype(np.int32, copy=False) for x in (A.indptr, A.indices))
+    indptr, indices = _index(A)
     matrix = _describe(
         "cusparseCreateBsr", A.shape[0] // R, A.shape[1] // C, len(A.data), R, C, indptr.data.ptr, indices.data.ptr,
         A.data.data.ptr, _INDEX_32I, _INDEX_32I, 0, kind, 2,
@@ -184,13 +189,14 @@ def cusparse_bsrmv(A: Any, x: Any, out: Any) -> Call:
     function.argtypes = [pointer, *[number] * 5, *[pointer] * 5, number, *[pointer] * 3]
     factors = np.array([1, 0], A.dtype)
     handle, about = device.get_cusparse_handle(), cusparse.createMatDescr()
+    indptr, indices = _index(A)
     arguments = (
         handle, _ROW_MAJOR, _AS_IT_IS, A.shape[0] // R, A.shape[1] // C, len(A.data),
-        factors[:1].ctypes.data, about, A.data.data.ptr, A.indptr.data.ptr, A.indices.data.ptr, R,
+        factors[:1].ctypes.data, about, A.data.data.ptr, indptr.data.ptr, indices.data.ptr, R,
         x.data.ptr, factors[1:].ctypes.data, out.data.ptr,
     )  # fmt: skip
 
-    def call(_: Any = (A, x, factors)) -> Any:
+    def call(_: Any = (A, x, factors, indptr, indices)) -> Any:
         cusparse.setStream(handle, get_current_stream().ptr)
         status = function(*arguments)
         if status:
@@ -216,7 +222,7 @@ def cusparse_ell(A: Any, B: Any, out: Any) -> Call:
         raise NotImplementedError("Blocked-ELL supports square blocks only")
     if len(A.data) == 0 or int(cupy.ptp(cupy.diff(A.indptr))) != 0:
         raise NotImplementedError("Blocked-ELL needs the same number of blocks in every block row")
-    values, indices = cupy.ascontiguousarray(blocked_ell(A.data, rows)), A.indices.astype(np.int32, copy=False)
+    values, indices = cupy.ascontiguousarray(blocked_ell(A.data, rows)), _index(A)[1]
     matrix = _describe(
         "cusparseCreateBlockedEll", *A.shape, R, values.shape[1], indices.data.ptr, values.data.ptr, _INDEX_32I, 0, kind
     )
@@ -292,15 +298,14 @@ def _warp_array(x: Any, dtype: Any) -> Any:
 
 
 def _warp_matrix(A: Any) -> Any:
-    """A as a matrix of warp, in the same memory."""
+    """A as a matrix of warp, with its values in the same memory."""
     wp, (R, C) = _warp(), A.blocksize
     kind = {"float32": wp.float32, "float64": wp.float64}.get(A.dtype.name)
     if kind is None:
         raise NotImplementedError(f"this peer does not support {A.dtype.name}")
     block, data = (kind, A.data.reshape(-1)) if R == C == 1 else (wp.types.matrix((R, C), kind), A.data)
     matrix = wp.sparse.bsr_zeros(A.shape[0] // R, A.shape[1] // C, block, _warp_device(A.data))
-    matrix.offsets = _warp_array(A.indptr.astype(np.int32, copy=False), wp.int32)
-    matrix.columns = _warp_array(A.indices.astype(np.int32, copy=False), wp.int32)
+    matrix.offsets, matrix.columns = (_warp_array(x, wp.int32) for x in _index(A))
     matrix.values = _warp_array(data, block)
     matrix.notify_nnz_changed(nnz=len(A.data))
     return matrix
