@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -35,7 +36,7 @@ def chosen(
 ) -> BlockProductsSm90 | None:
     """The kernel with a list for a pattern, by default one of 8192 x 8192 in which every fifth block is stored."""
     problem = BlockProblem("sm_90a", **{"a": F16, "b": F16, "out": F16, "order": "F", **how}, R=R, K=K, N=N)
-    config = heuristics.block_products_sm90(problem)
+    config = heuristics.block_products_sm90(replace(problem, K=8192))
     assert config is not None
     rows, columns = shape or (8192 // R, 8192 // N)
     return sampled_tiles.config_of(config, problem, rows * columns // 5 if blocks is None else blocks, (rows, columns))
@@ -61,7 +62,7 @@ def test_a_pattern_of_few_blocks_has_no_list(R: int, least: float) -> None:
 @pytest.mark.parametrize(("R", "least"), [(64, 512), (32, 64), (16, 64)])
 def test_a_product_of_few_columns_has_no_list(R: int, least: int) -> None:
     assert chosen(R, 32, K=least) is not None
-    assert chosen(R, 32, K=least - 8) is None
+    assert chosen(R, 32, K=least - 1) is None
 
 
 @pytest.mark.parametrize(("R", "N"), [(64, 128), (32, 32), (16, 16)])
@@ -230,3 +231,15 @@ def test_a_product_that_is_scaled_or_wider_has_no_list(how: dict[str, Any], star
     for _ in range(3):
         bg.sddmm(X, Y, P, **how)
     assert kernels(started) == 3 * ["block_products_sm90 0"]
+
+
+def test_a_list_counts_the_tiles_of_every_64_block_rows(started: Any) -> None:  # noqa: F811
+    config = chosen(32, 16)
+    assert config is not None
+    indices, indptr = put(np.zeros(130, np.int64)), put(np.arange(131))
+    found = sampled_tiles.listed(indices, indptr, 600, config)
+    kernel = SampledTiles(4, 16, "i64")
+    ((name, grid, threads, *_),) = started
+    assert name == str(kernel.spec()) and grid == (3, 2) and threads == (512,)
+    assert found.tiles.shape == (130 // 16 + 3 * 2 * 16, 4 + 16 + 64) and found.tiles.dtype == np.int32
+    assert found.counts.shape == (1 + 2 * 3,) and found.counts.dtype == np.int32 and not found.counts.any()
