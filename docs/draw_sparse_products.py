@@ -365,6 +365,66 @@ def work_list() -> Picture:
     return p
 
 
+def sampled_tiles() -> Picture:
+    p = Picture(43, "sampled_tiles: which blocks of a sampled product share a tile of 128 x 256")
+    stored = ("x..x.x..x.x.", "..x.x...x..x", ".x....x..x..", "x..x..x.x..x")
+    stored += ("..x..x.x....", ".x.x.x..x.x.", "x..xx...x.x.", ".x..x..x..x.")
+    group, cell, high = (0, 3, 5, 6), 2.0, 1.8
+    counts = [sum(stored[row][c] == "x" for row in group) for c in range(12)]
+    taken = sorted(sorted(range(12), key=lambda c: (-counts[c], c))[:4])
+    p.text(1, 4.2, "1  a window: bits of blocks", bold=True)
+    p.text(1, 6.4, "64 rows by 512 columns; here 8 by 12, groups of 4 rows", size=8)
+    for row, line in enumerate(stored):
+        p.text(6.4, 8.7 + high * row, f"row {row}", at="right", size=8)
+        for c, letter in enumerate(line):
+            mine = "store" if c in taken else "multiply"
+            kind = "absent" if letter == "." else mine if row in group else "plain"
+            p.box(7 + cell * c, 7.8 + high * row, cell, high, kind=kind, legend=False)
+    p.text(1, 24, "2  Columns: how many rows of the group have a column", bold=True)
+    for c, count in enumerate(counts):
+        kind = "store" if c in taken else "plain"
+        p.box(7 + cell * c, 25.4, cell, 2.2, str(count), kind, size=8, legend=False)
+    p.text(33, 26.5, "the kWide = 4 best: 14 of 16 blocks", size=8)
+    p.text(41, 4.2, "3  write: a tile's record", bold=True)
+    p.text(41, 6.4, "for blocks of 32 x 64: 4 rows by 4 columns", size=8)
+    p.text(48.6, 9, "rows", at="right", size=8)
+    p.text(48.6, 11.6, "columns", at="right", size=8)
+    p.text(48.6, 14.2, "blocks", at="right", size=8)
+    before = [sum(line.count("x") for line in stored[:row]) for row in range(len(stored))]
+    for i, (row, c) in enumerate(zip(group, taken, strict=True)):
+        p.box(49.4 + 4 * i, 7.9, 4, 2.2, str(row), "multiply", size=8, legend=False)
+        p.box(49.4 + 4 * i, 10.5, 4, 2.2, str(c), "load", size=8, legend=False)
+    for i, row in enumerate(group):
+        for j, c in enumerate(taken):
+            has = stored[row][c] == "x"
+            number = str(before[row] + stored[row][:c].count("x")) if has else "-1"
+            p.box(49.4 + 4 * j, 13.1 + 2.2 * i, 4, 2.2, number, "store" if has else "absent", size=8, legend=False)
+    p.arrow((31.6, 15), (40.4, 15))
+    p.text(66.4, 9, "of X", size=8)
+    p.text(66.4, 11.6, "of Y", size=8)
+    p.text(66.4, 14.2, "of out", size=8)
+    p.text(1, 30.4, "The loop of a CTA; a warp has a group, and groups of a way have no row in common:")
+    steps = (
+        ("least: at first\na full tile", "look", 13),
+        ("63 ways to put rows into groups;\ntiles of `least` blocks are taken", "sum", 25),
+        ("smaller least: the best\nthat was found", "look", 18),
+        ("least < kWide:\nthe rest", "store", 12),
+    )
+    x = 1.0
+    for i, (text, kind, wide) in enumerate(steps):
+        box = p.box(x, 32, wide, 3.6, text, kind, size=8, legend=False)
+        if i:
+            p.arrow((x - 1.5, 33.8), box.left)
+        x += wide + 1.5
+    p.prose(
+        38,
+        "The group of the picture has rows 0, 3, 5 and 6: all xors of 3 and 5. Where a row and a column of a tile have "
+        "no block (-1), block_products_sm90 computes a part that is not stored.",
+        size=8,
+    )
+    return p
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
     "spgemm_pattern": spgemm_pattern,
     "spgemm_simt": spgemm_simt,
@@ -373,5 +433,6 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "segment": segment,
     "expand": expand,
     "row_matching": row_matching,
+    "sampled_tiles": sampled_tiles,
     "work_list": work_list,
 }

@@ -69,6 +69,14 @@ def sddmm(
     a block is not a multiple of 32. All other cases run on the CUDA cores of any GPU, with the kernel of the product of
     two BSR matrices, and need temporary memory for a copy of `Y`.
 
+    On Hopper, products of 16-bit floats in blocks of 16, 32 or 64 rows and 16, 32, 64 or 128 columns are computed in
+    tiles of blocks that need not be neighbours, from the second product with a pattern on, unless the pattern is small
+    or has few blocks, or `alpha`, `beta` or `out_dtype` is given. Results have the same bits. The second product makes
+    a list of these tiles, which is kept with the pattern: about 14, 22 or 38 bytes for each stored block of 64 x 64,
+    32 x 32 or 16 x 16. For blocks of R x N the list has at most ``blocks // wide + windows * 64 // group`` tiles of
+    ``group + wide + group * wide`` int32 numbers, where ``group = 128 // R``, ``wide = 256 // N``, and `windows` is the
+    number of windows of 64 block rows and 512 block columns that cover the pattern.
+
     The call waits for the GPU only in two cases: to search for duplicate blocks in a pattern that is not known to be in
     canonical format, and to compare the structure of `out` with that of `pattern` if they do not share their index
     arrays and `out` is not an earlier result for `pattern`. Later calls with operands of the same shapes, strides and

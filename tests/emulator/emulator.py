@@ -47,6 +47,7 @@ from bsrgemm._products import (
     matrix_cache,
     measured,
     row_matching,
+    sampled_tiles,
     spgemm_pattern,
     work_list_launch,
 )
@@ -119,6 +120,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         arange=lambda *args, **how: put(np.arange(*args, **how)),
         empty_like=lambda x: put(_unwritten(x.shape, x.dtype)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
+        asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
         cuda=SimpleNamespace(
             get_current_stream=lambda: stream,
             is_available=lambda: False,
@@ -156,6 +158,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
                 *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
                 backward_launch,
                 *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
+                sampled_tiles,
             )
         ),
         patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),

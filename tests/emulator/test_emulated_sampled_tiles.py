@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,17 +28,9 @@ F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 
 @pytest.fixture(autouse=True)
 def emulated(folder: Path) -> Iterator[None]:
-    """Memory that nobody has written is 77; one multiprocessor; every product is computed in tiles of a list."""
-    stand_in = SimpleNamespace(
-        empty=lambda shape, dtype: put(np.full(shape, 77, dtype)),
-        zeros=lambda shape, dtype: put(np.zeros(shape, dtype)),
-        ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
-    )
+    """Every product is computed in tiles of a list, by one multiprocessor unless a test says otherwise."""
     with (
         emulator.emulated(folder, arch="sm_90a"),
-        patch.object(block_products, "cupy", stand_in),
-        patch.object(sampled_tiles, "cupy", stand_in),
         patch.object(sampled_tiles, "_LEAST_ELEMENTS", 0),
         patch.dict(sampled_tiles._LEAST_DENSITY, {64: 0, 32: 0, 16: 0}),
         patch.dict(sampled_tiles._LEAST_DEPTH, {64: 0, 32: 0, 16: 0}),
@@ -79,17 +71,24 @@ def rows_of(found: sampled_tiles.TileList, config: BlockProductsSm90) -> list[An
     ]
 
 
+def some_of(cases: list[Any], few: list[Any]) -> list[Any]:
+    """All cases; those that are not in `few` wait for the long profile."""
+    assert all(case in cases for case in few)
+    return [pytest.param(*case, marks=() if case in few else pytest.mark.long) for case in cases]
+
+
+I32, I64 = np.int32, np.int64
+PATTERNS = [(64, 64, 66, 30, 0.3), (32, 32, 64, 50, 0.25), (16, 16, 9, 600, 0.1), (64, 128, 5, 3, 0.9)]
+PATTERNS += [(16, 64, 130, 20, 0.2)]
+
+
 @pytest.mark.parametrize(
-    ("R", "N", "rows", "cols", "density"),
-    [
-        (64, 64, 70, 40, 0.3),
-        (32, 32, 64, 50, 0.25),
-        (16, 16, 9, 600, 0.1),
-        (64, 128, 5, 3, 0.9),
-        (16, 64, 130, 20, 0.2),
-    ],
+    ("R", "N", "rows", "cols", "density", "index"),
+    some_of(
+        [(*case, index) for case, index in product(PATTERNS, (I32, I64))],
+        [(*case, index) for case, index in zip(PATTERNS, (I32, I32, I64, I64), strict=False)],
+    ),
 )
-@pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_tiles_are_those_of_the_reference(R, N, rows, cols, density, index, rng) -> None:
     indices, indptr, pattern = stored(rng, rows, cols, density, index)
     config = config_of(R, N)
@@ -106,6 +105,7 @@ def test_tiles_are_those_of_the_reference(R, N, rows, cols, density, index, rng)
     assert sorted(places) == [(r, c, p) for r, x in enumerate(pattern) for c, p in sorted(x.items())]
 
 
+@pytest.mark.races
 def test_equal_rows_fill_their_tiles(rng) -> None:
     columns = np.sort(rng.choice(100, 32, replace=False)).astype(np.int32)
     indices, indptr = put(np.tile(columns, 16)), put(np.arange(0, 513, 32, dtype=np.int32))
@@ -125,29 +125,60 @@ def test_index_arrays_of_garbage_list_nothing_outside(rng) -> None:
         assert all(-1 <= p < len(indices) for line in blocks for p in line)
 
 
-@pytest.mark.parametrize(("R", "N"), [(64, 64), (32, 32), (16, 16), (64, 128), (16, 64), (32, 16)])
-@pytest.mark.parametrize("order", "CF")
-@pytest.mark.parametrize(("dtype", "out"), [(F16, F16), (BFLOAT16, F32)])
+BLOCKS = [(64, 64), (32, 32), (16, 16), (64, 128), (16, 64), (32, 16)]
+NARROW, WIDE = (F16, F16), (BFLOAT16, F32)
+FEW = [(64, 64, "F", *NARROW), (32, 32, "C", *WIDE), (16, 16, "F", *WIDE), (16, 16, "C", *NARROW)]
+FEW += [(64, 128, "F", *NARROW), (16, 64, "C", *NARROW)]
+
+
+class Sampling:
+    """A sampled product with a random pattern of 11 x 13 blocks, and what it must give."""
+
+    def __init__(self, rng: np.random.Generator, block: tuple[int, int], K: int, order: str, dtype: Any) -> None:
+        R, N = self.block = block
+        rows, cols = 11, 13
+        indices, indptr, by_row = stored(rng, rows, cols, 0.3)
+        self.X = put(rng.integers(-2, 3, (rows * R, K)).astype(dtype))
+        self.Y = laid_out(rng.integers(-2, 3, (K, cols * N)).astype(dtype), order)
+        self.pattern, self.kept = Pattern(indices, indptr, rows, cols, False), {}  # type: ignore[var-annotated]
+        x, y = (np.asarray(z).astype(np.float64) for z in (self.X, self.Y))
+        self.want = np.empty((len(indices), R, N))
+        for r, row in enumerate(by_row):
+            for c, p in row.items():
+                self.want[p] = x[r * R : (r + 1) * R] @ y[:, c * N : (c + 1) * N]
+
+    def launch(self, out: Any) -> Any:
+        def kept(key: Any, make: Any) -> Any:
+            return self.kept[key] if key in self.kept else self.kept.setdefault(key, make())
+
+        return block_products.sampled_launch(self.X, self.Y, self.pattern, self.block, out, False, kept)
+
+
+@pytest.mark.parametrize(
+    ("R", "N", "order", "dtype", "out"),
+    some_of(
+        [(*block, order, *dtypes) for block, order, dtypes in product(BLOCKS, "CF", (NARROW, WIDE))],
+        FEW,
+    ),
+)
 def test_a_sampled_product_in_tiles_of_a_list(R, N, order, dtype, out, rng) -> None:
-    rows, cols, K = 11, 13, 72
-    indices, indptr, pattern = stored(rng, rows, cols, 0.3)
-    X = put(rng.integers(-2, 3, (rows * R, K)).astype(dtype))
-    Y = laid_out(rng.integers(-2, 3, (K, cols * N)).astype(dtype), order)
-    kept: dict[Any, Any] = {}
-    launches = [
-        block_products.sampled_launch(
-            X, Y, Pattern(indices, indptr, rows, cols, False), (R, N), out, False,
-            lambda key, make: kept[key] if key in kept else kept.setdefault(key, make()),
-        )
-        for _ in range(2)
-    ]  # fmt: skip
+    one = Sampling(rng, (R, N), 72, order, dtype)
+    launches = [one.launch(out) for _ in range(2)]
     assert [x.lists.left is None for x in launches] == [True, False]  # a list is made when it is wanted again
     assert [x.lasting for x in launches] == [False, not (order == "C" and N == 16)]
-    launch = launches[1]
-    got = np.asarray(launch.start())
-    x, y = np.asarray(X).astype(np.float64), np.asarray(Y).astype(np.float64)
-    want = np.empty((len(indices), R, N))
-    for r, row in enumerate(pattern):
-        for c, p in row.items():
-            want[p] = x[r * R : (r + 1) * R] @ y[:, c * N : (c + 1) * N]
-    np.testing.assert_array_equal(got, want.astype(out).astype(got.dtype))
+    got = np.asarray(launches[1].start())
+    np.testing.assert_array_equal(got, one.want.astype(out).astype(got.dtype))
+
+
+@pytest.mark.parametrize(("R", "N"), [(64, 64), (64, 128)])
+def test_the_last_tiles_are_cut_if_all_ctas_then_have_one_piece_each(R, N, rng) -> None:
+    """Nothing is cut, all tiles are cut into 2, into 4 (2 if a part has 128 columns), or one in two."""
+    one = Sampling(rng, (R, N), 8, "F", F16)
+    for _ in range(2):
+        launch = one.launch(F16)
+    tiles_ = int(launch.lists.starts[0])
+    assert tiles_ > 3
+    for ctas in (tiles_ // 2 + 1, tiles_, 2 * tiles_, 4 * tiles_, tiles_ - 1):
+        with patch.object(device, "multiprocessors", lambda ctas=ctas: ctas):
+            launch = one.launch(F16)
+        np.testing.assert_array_equal(np.asarray(launch.start()), one.want.astype(F16))
