@@ -15,7 +15,7 @@ from .._kernels.element_types import element
 from .._kernels.launching import contiguous
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
-from .._kernels.workspace import counters
+from .._kernels.workspace import counters, is_capturing
 from . import heuristics, sampled_tiles
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
 from .configs import BlockProductsSm80, BlockProductsSm90
@@ -292,18 +292,20 @@ def _tiles_of(
 ) -> tuple[BlockProductsSm90, _Lists, bool]:
     """Return the kernel and its list for tiles of a list where they are better, otherwise what was given.
 
-    A list takes longer to make than a product, so the first product with a pattern has none. Then the last result is
-    False: the next product should have another launch.
+    A list may take as long to make as a product, so the first product with a pattern has none. None is made while a
+    graph is captured either, since only the graph would fill it. The last result is False then: the next product should
+    have another launch.
     """
     blocks, _, rows, columns = lists.counts
     wide = sampled_tiles.config_of(config, problem, blocks, (rows, columns))
     if kept is None or wide is None:
         return config, lists, True
     key = wide.row_parts, wide.parts, columns
-    wanted = kept("tiles that were wanted", set)
-    if key not in wanted:
-        wanted.add(key)
+    made = kept("whether tiles were made", dict)
+    if key not in made or (not made[key] and is_capturing()):
+        made.setdefault(key, False)
         return config, lists, False
+    made[key] = True
     found = kept(("tiles", *key), lambda: sampled_tiles.listed(lists.right, lists.starts, columns, wide))
     return wide, _Lists(found.tiles, found.tiles, found.counts, (blocks, len(found.tiles), rows, columns)), True
 

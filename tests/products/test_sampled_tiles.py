@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm._backend.base import Blocks
 from bsrgemm._kernels.jit import MAX_GRID_YZ
-from bsrgemm._products import arguments, heuristics, sampled_tiles
+from bsrgemm._products import arguments, block_products, heuristics, sampled_tiles
 from bsrgemm._products.configs import BlockProductsSm90
 from bsrgemm._products.heuristics import BlockProblem
 from bsrgemm._products.list_configs import SampledTiles
@@ -185,6 +185,16 @@ def test_the_second_product_with_a_pattern_makes_a_list(side: int, rows: int, st
     for field, place in (("left", tiles_at), ("right", tiles_at), ("starts", counts_at)):
         assert np.frombuffer(argument, np.uint64, 1, made.offsets[field])[0] == place
     assert np.frombuffer(argument, np.int64, 2, made.offsets["blocks"]).tolist() == [6, config.capacity(6, 3, 4)]
+
+
+def test_no_list_is_made_while_a_graph_is_captured(started: Any, always: None, monkeypatch: Any) -> None:  # noqa: F811
+    """Only the graph would fill it. A list that was made before serves the graph too."""
+    P, (X, Y) = pattern_of(32), operands(32)
+    for capturing in (False, True, True, False, True):
+        monkeypatch.setattr(block_products, "is_capturing", lambda found=capturing: found)
+        bg.sddmm(X, Y, P)
+    one, two = "block_products_sm90 0", "block_products_sm90 4"
+    assert kernels(started) == [one, one, one, "sampled_tiles", two, two]
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
