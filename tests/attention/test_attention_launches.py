@@ -252,6 +252,21 @@ def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(batch: int,
     assert tiles[2] == 8 and (tiles[0] > 8 if more else tiles[0] == 8)
 
 
+def test_a_decode_of_the_same_arrays_is_not_packed_again(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, pack = list[int](), jit.argument
+    monkeypatch.setattr(jit, "argument", lambda data: packed.append(len(data)) or pack(data))
+    one, kept = cache(capacity=64), dict[Any, Any]()
+    arrays = [[put(np.zeros((one.batch, 4, 1, one.head_dim), F16)) for _ in range(2)] for _ in range(2)]
+    for numbers, made in (((0, 0), 1), ((0, 0), 0), ((1, 0), 1), ((1, 0), 0), ((1, 1), 1), ((0, 0), 1)):
+        q, out = (arrays[n][i] for i, n in enumerate(numbers))
+        decode_launch.decode(DecodeCall(q, one, out, None, 0.125, None, one.capacity, None, 0, kept))
+        assert len(packed) == made
+        packed.clear()
+    calls = [argument for *_, argument in decoding.started]
+    assert calls[0] == calls[1] == calls[5] and calls[2] == calls[3]
+    assert len({calls[0], calls[2], calls[4]}) == 3
+
+
 @pytest.mark.parametrize(("batch", "heads"), [(24, 2), (2, 24)])
 def test_few_heads_of_many_sequences_have_other_pieces_than_many_heads_of_few(
     batch: int, heads: int, decoding: Any
