@@ -19,6 +19,7 @@ from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.arguments import DECODE
 from bsrgemm._attention.call import DecodeCall
+from bsrgemm._attention.heuristics import AttentionShort, AttentionSm80
 from bsrgemm._attention.host import ENGINE
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, workspace
@@ -165,6 +166,13 @@ def test_a_launch_is_remembered_for_its_operands_only(change: str, started: list
 
 # ------------------------------------------------------------ patterns of masks
 @pytest.mark.skipif(emulator.COMPILER is None, reason="there is neither g++ nor clang++ on the PATH")
+def test_as_many_ctas_as_a_card_can_start_where_each_has_one_tile(started: list[Any]) -> None:
+    ask(usual())
+    (plan,) = attention_launch._plans.values()
+    apart = isinstance(plan.config, AttentionSm80 | AttentionShort)
+    assert started and plan.ctas == (2**31 - 1 if apart else device.multiprocessors() * plan.config.ctas)
+
+
 def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads on two KV heads in two batches; a mask with a pattern for each KV head of each batch."""
     S, rng = 18, np.random.default_rng(4)

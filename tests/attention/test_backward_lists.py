@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -182,3 +184,25 @@ def test_what_is_compiled_ahead_of_time() -> None:
         AttentionDelta("f16", "f32", "f32"),
     )
     assert not any(map(skip, usual)) and all(map(skip, rare))
+
+
+@pytest.mark.parametrize("tiles", [5, 2**31 - 1, 2**31, 2**32])
+def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CTA for each tile, but for kernels whose CTAs stay and take several."""
+    pytest.importorskip("cupy")
+    from bsrgemm._attention import backward_launch
+
+    started: dict[Any, Any] = {}
+    for name in ("_packed", "arguments", "retain_for_graph", "strides_of", "tensor_map_of", "element"):
+        monkeypatch.setattr(backward_launch, name, MagicMock())
+    monkeypatch.setattr(backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1))
+    monkeypatch.setattr(backward_launch, "_run", lambda config, grid, *how: started.update({type(config): grid}))
+    monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 2)
+    call = MagicMock()
+    call.q.shape, call.bounds = (1, 1, 64, 64), None
+    for config in (BackwardSm80("f16", 64, 64, SIGNED, True, 0), BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0)):
+        backward_launch._separate(host(), call, config, MagicMock())
+    backward_launch._paired(host(), call, BackwardKeysSm90("f16", 256, 64))
+    each = min(tiles, 2**31 - 1)
+    assert started[BackwardSm80] == started[BackwardQueriesSm90] == (each,)
+    assert started[BackwardSimt] == (min(tiles, 2 * BackwardSimt.ctas),) and started[BackwardKeysSm90] == (2,)
