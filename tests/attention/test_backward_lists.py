@@ -206,3 +206,36 @@ def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: 
     each = min(tiles, 2**31 - 1)
     assert started[BackwardSm80] == started[BackwardQueriesSm90] == (each,)
     assert started[BackwardSimt] == (min(tiles, 2 * BackwardSimt.ctas),) and started[BackwardKeysSm90] == (2,)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "masked", "band", "ordered"),
+    [
+        (True, False, (100, 100), True),
+        (True, True, (100, 100), True),
+        (True, False, (0, 0), True),
+        (False, False, (0, 0), True),
+        (False, False, (40, 9), True),
+        (False, False, (9, 40), True),
+        (False, False, (40, 10), False),
+        (False, False, (100, 0), False),
+        (False, True, (0, 0), False),
+        (False, True, (100, 100), False),
+    ],
+)
+def test_sums_are_ordered_where_it_is_asked_for_and_in_narrow_windows(
+    deterministic: bool, masked: bool, band: tuple[int, int], ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow are windows of less than half of the keys."""
+    pytest.importorskip("cupy")
+    from bsrgemm._attention import backward_launch
+
+    monkeypatch.setattr(backward_launch.jit, "device_target", lambda: "sm_90a")
+    x = np.zeros((1, 1, 100, 64), F16)
+    mask = bg.BlockMask.random(100, 100, per_row=1, block=64, seed=0) if masked else None
+    call = SimpleNamespace(
+        q=x, k=x, v=x, dout=x, acc=F32, scale=0.125, softcap=None, mask=mask, left=band[0], right=band[1],
+        deterministic=deterministic,
+    )  # fmt: skip
+    (config,) = backward_launch._configs(call)
+    assert isinstance(config, BackwardSm90) and config.ordered is ordered
