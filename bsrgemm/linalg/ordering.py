@@ -79,7 +79,7 @@ def _levels_in_order(low: Array, high: Array, n: int, lower: bool) -> Array:
     Rounds over all connections, as on a GPU, would take as many as there are levels: n rounds for a chain.
     """
     level = [0] * n
-    order = np.argsort(high if lower else -high.astype(np.int64), kind="stable")
+    order = np.argsort(high if lower else -high, kind="stable")
     for before, after in zip(low[order].tolist(), high[order].tolist(), strict=True):
         if level[before] >= level[after]:
             level[after] = level[before] + 1

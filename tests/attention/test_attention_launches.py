@@ -19,6 +19,7 @@ from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.arguments import DECODE
 from bsrgemm._attention.call import DecodeCall
+from bsrgemm._attention.heuristics import AttentionShort, AttentionSm80
 from bsrgemm._attention.host import ENGINE
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, workspace
@@ -165,6 +166,13 @@ def test_a_launch_is_remembered_for_its_operands_only(change: str, started: list
 
 # ------------------------------------------------------------ patterns of masks
 @pytest.mark.skipif(emulator.COMPILER is None, reason="there is neither g++ nor clang++ on the PATH")
+def test_as_many_ctas_as_a_card_can_start_where_each_has_one_tile(started: list[Any]) -> None:
+    ask(usual())
+    (plan,) = attention_launch._plans.values()
+    apart = isinstance(plan.config, AttentionSm80 | AttentionShort)
+    assert started and plan.ctas == (2**31 - 1 if apart else device.multiprocessors() * plan.config.ctas)
+
+
 def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four query heads on two KV heads in two batches; a mask with a pattern for each KV head of each batch."""
     S, rng = 18, np.random.default_rng(4)
@@ -250,6 +258,21 @@ def test_lengths_that_only_the_gpu_knows_are_divided_by_the_capacity(batch: int,
     assert grids[0] == grids[2] and grids[0][0] > 1 and grids[1][0] == 1
     tiles = [int(np.frombuffer(x[-1], np.int32, 1, DECODE.offsets["piece_tiles"])[0]) for x in decoding.started]
     assert tiles[2] == 8 and (tiles[0] > 8 if more else tiles[0] == 8)
+
+
+def test_a_decode_of_the_same_arrays_is_not_packed_again(decoding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, pack = list[int](), jit.argument
+    monkeypatch.setattr(jit, "argument", lambda data: packed.append(len(data)) or pack(data))
+    one, kept = cache(capacity=64), dict[Any, Any]()
+    arrays = [[put(np.zeros((one.batch, 4, 1, one.head_dim), F16)) for _ in range(2)] for _ in range(2)]
+    for numbers, made in (((0, 0), 1), ((0, 0), 0), ((1, 0), 1), ((1, 0), 0), ((1, 1), 1), ((0, 0), 1)):
+        q, out = (arrays[n][i] for i, n in enumerate(numbers))
+        decode_launch.decode(DecodeCall(q, one, out, None, 0.125, None, one.capacity, None, 0, kept))
+        assert len(packed) == made
+        packed.clear()
+    calls = [argument for *_, argument in decoding.started]
+    assert calls[0] == calls[1] == calls[5] and calls[2] == calls[3]
+    assert len({calls[0], calls[2], calls[4]}) == 3
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(24, 2), (2, 24)])

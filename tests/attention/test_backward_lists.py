@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -182,3 +184,58 @@ def test_what_is_compiled_ahead_of_time() -> None:
         AttentionDelta("f16", "f32", "f32"),
     )
     assert not any(map(skip, usual)) and all(map(skip, rare))
+
+
+@pytest.mark.parametrize("tiles", [5, 2**31 - 1, 2**31, 2**32])
+def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CTA for each tile, but for kernels whose CTAs stay and take several."""
+    pytest.importorskip("cupy")
+    from bsrgemm._attention import backward_launch
+
+    started: dict[Any, Any] = {}
+    for name in ("_packed", "arguments", "retain_for_graph", "strides_of", "tensor_map_of", "element"):
+        monkeypatch.setattr(backward_launch, name, MagicMock())
+    monkeypatch.setattr(backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1))
+    monkeypatch.setattr(backward_launch, "_run", lambda config, grid, *how: started.update({type(config): grid}))
+    monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 2)
+    call = MagicMock()
+    call.q.shape, call.bounds = (1, 1, 64, 64), None
+    for config in (BackwardSm80("f16", 64, 64, SIGNED, True, 0), BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0)):
+        backward_launch._separate(host(), call, config, MagicMock())
+    backward_launch._paired(host(), call, BackwardKeysSm90("f16", 256, 64))
+    each = min(tiles, 2**31 - 1)
+    assert started[BackwardSm80] == started[BackwardQueriesSm90] == (each,)
+    assert started[BackwardSimt] == (min(tiles, 2 * BackwardSimt.ctas),) and started[BackwardKeysSm90] == (2,)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "masked", "band", "ordered"),
+    [
+        (True, False, (100, 100), True),
+        (True, True, (100, 100), True),
+        (True, False, (0, 0), True),
+        (False, False, (0, 0), True),
+        (False, False, (40, 9), True),
+        (False, False, (9, 40), True),
+        (False, False, (40, 10), False),
+        (False, False, (100, 0), False),
+        (False, True, (0, 0), False),
+        (False, True, (100, 100), False),
+    ],
+)
+def test_sums_are_ordered_where_it_is_asked_for_and_in_narrow_windows(
+    deterministic: bool, masked: bool, band: tuple[int, int], ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow are windows of less than half of the keys."""
+    pytest.importorskip("cupy")
+    from bsrgemm._attention import backward_launch
+
+    monkeypatch.setattr(backward_launch.jit, "device_target", lambda: "sm_90a")
+    x = np.zeros((1, 1, 100, 64), F16)
+    mask = bg.BlockMask.random(100, 100, per_row=1, block=64, seed=0) if masked else None
+    call = SimpleNamespace(
+        q=x, k=x, v=x, dout=x, acc=F32, scale=0.125, softcap=None, mask=mask, left=band[0], right=band[1],
+        deterministic=deterministic,
+    )  # fmt: skip
+    (config,) = backward_launch._configs(call)
+    assert isinstance(config, BackwardSm90) and config.ordered is ordered

@@ -134,3 +134,9 @@ def test_the_table_stays_if_there_is_no_memory_for_counters(rng: np.random.Gener
     with pytest.raises(MemoryError):
         append_launch.ENGINE.append(replace(call, new_table=guarded(before[:, ::-1].copy())))
     np.testing.assert_array_equal(call.table, before)
+
+
+def test_a_sequence_of_one_cta_needs_no_counters(rng: np.random.Generator, monkeypatch: Any) -> None:
+    monkeypatch.setattr(workspace, "counters", None)
+    assert KvAppend("f16").grid(2 * 1, 3, 132)[0] == 1
+    check(call_of(rng, [0, 17, 40], 1))

@@ -15,6 +15,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._attention.call import AttentionCall
 from bsrgemm._attention.host import ENGINE
+from bsrgemm.dtypes import FLOAT8
 
 from . import emulator
 
@@ -35,15 +36,15 @@ class Emulated:
         emulator.run_attention(call)
         self.calls += 1
 
-    def check(self, q: Any, k: Any, v: Any, **options: Any) -> None:
+    def check(self, q: Any, k: Any, v: Any, error: float = 1e-12, **options: Any) -> None:
         want, want_lse = bg.attention(q, k, v, return_lse=True, **options)
         with self.monkeypatch.context() as patched:
             patched.setattr(ENGINE, "forward", lambda call: self._forward(call))
             out = np.full_like(want, 77)
             got, lse = bg.attention(q, k, v, return_lse=True, out=out, **options)
         assert self.calls
-        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(lse, want_lse, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(got, want, rtol=error, atol=error)
+        np.testing.assert_allclose(lse, want_lse, rtol=error, atol=error)
 
 
 @pytest.fixture
@@ -114,3 +115,9 @@ def test_nan_and_infinity_reach_those_who_see_them(emulated: Emulated, rng: np.r
     v[0, 0, 4] = np.nan
     k[0, 0, 5] = np.inf
     emulated.check(q, k, v, causal=True)
+
+
+def test_fp8(emulated: Emulated, rng: np.random.Generator) -> None:
+    """As the host computes it from the same bytes, but for sums of float32."""
+    q, k, v = (x.astype(FLOAT8).view(np.uint8) for x in operands(rng, 5, 9))
+    emulated.check(q, k, v, 2e-6, q_scale=0.5, k_scale=2.0, v_scale=3.0, out_dtype=np.float32)

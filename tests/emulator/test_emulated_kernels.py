@@ -23,12 +23,14 @@ from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import element_types, workspace
 from bsrgemm._products import configs
 from bsrgemm._products import cuda as products_cuda
-from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
+from bsrgemm.dtypes import BFLOAT16, FP8_VALUES, accumulator_dtype
 
 from . import emulator
 from .emulator import Array, guarded, put
 
 DTYPES = [*(np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16")), BFLOAT16]
+F32 = np.dtype(np.float32)
+FP8_ONE = 0x38  # the byte of 1 in fp8
 LAYOUTS = ("C", "F", "gaps", "backwards")
 
 
@@ -120,6 +122,26 @@ def test_products_of_every_dtype(N: int, dtype: np.dtype[Any], rng: np.random.Ge
     A = Matrix(rng, 3, 2, dtype)
     entry = assert_product(A, put(numbers(rng, (A._shape[1], N), dtype)), put(numbers(rng, (A._shape[0], N), dtype)))
     assert entry == ("spmv_small" if N == 1 else "spmm")
+
+
+@pytest.mark.parametrize(
+    ("N", "R", "kernel"), [(1, 4, "spmv_small"), (1, 64, "spmv"), (5, 4, "spmm"), (40, 64, "gemm_simt")]
+)
+def test_every_number_of_fp8_is_read(N: int, R: int, kernel: str) -> None:
+    """Bytes of A times 1, and 1 times bytes of B; each row and each column has a single number, so NaN stays alone."""
+    each, one = np.arange(256, dtype=np.uint8), FP8_ONE
+    indices, indptr = put(np.zeros(256 // R, np.int32)), put(np.arange(256 // R + 1, dtype=np.int32))
+    A = SimpleNamespace(data=put(each.reshape(-1, R, 1)), indices=indices, indptr=indptr, _shape=(256, 1))
+    out = put(np.full((256, N), 7, F32))
+    run = emulator.run_product(A, put(np.full((1, N), one, np.uint8)), out, F32, fp8=True)
+    assert run.config.spec().entry == kernel
+    np.testing.assert_array_equal(out.get(), np.repeat(FP8_VALUES[:, None], N, axis=1))
+    data = put(np.full((1, R, 1), one, np.uint8))
+    A = SimpleNamespace(data=data, indices=indices[:1], indptr=indptr[:2], _shape=(R, 1))
+    for some in np.array_split(each, -(-256 // N)):
+        out = put(np.full((R, len(some)), 7, F32))
+        emulator.run_product(A, put(some[None]), out, F32, fp8=True)
+        np.testing.assert_array_equal(out.get(), np.broadcast_to(FP8_VALUES[some], out.shape))
 
 
 @pytest.mark.parametrize("block", [(1, 1), (4, 3), (8, 8), (9, 4), (17, 13), (16, 16), (24, 32)], ids=str)

@@ -368,3 +368,11 @@ def test_the_number_of_a_panel_has_six_digits_at_least() -> None:
     assert storage.ZarrGroup("x").name_of(1_234_567) == "x/panel-1234567"
     assert storage.ZarrGroup("x").name_of(3) == "x/panel-000003"
     assert storage.NpzFolder("x").name_of(3).endswith("panel-000003.npz")
+
+
+@pytest.mark.parametrize("rows", [48, 24, 18, 12, 3])
+def test_a_matrix_in_memory_is_cut_into_as_many_panels_as_the_other_has(rows: int) -> None:
+    B = bg.random(48, 40, blocksize=(3, 5), density=0.4, seed=1)
+    P = panels.from_bsr(B, rows)
+    assert P._layout.count == -(-48 // rows)
+    np.testing.assert_allclose((S @ P).compute().toarray(), (S @ B).toarray(), atol=1e-12)

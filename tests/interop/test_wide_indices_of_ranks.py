@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
-from bsrgemm.interop import mpi
+from bsrgemm.interop import communicator, mpi
 from bsrgemm.interop.communicator import OneRank
 from bsrgemm.interop.mpi import halo, matrix, multigrid, panels, sparse
 
+from ..array.test_counting import counting_in_64_bits
 from ..linalg.problems import hermitian
 from ..linalg.test_wide_indices import widening
 from .ranks import outcomes_of, run
@@ -190,3 +192,26 @@ def test_a_node_that_is_coupled_with_another_rank_alone_is_in_an_aggregate() -> 
 
     nothing = run(2, on_one)[0]
     assert nothing.shape == (0, 0) and nothing.indptr.tolist() == [0]
+
+
+def test_bytes_that_are_gathered_by_mpi_are_counted_in_64_bits() -> None:
+    class Loop:
+        """One rank of MPI, which gives itself what it sends."""
+
+        @staticmethod
+        def Allgather(sent: Any, received: Any) -> None:
+            received[...] = sent
+
+        @staticmethod
+        def Allgatherv(sent: Any, received: Any) -> None:
+            bytes_, (count,), (start,), _ = received
+            assert (count, start) == (sent[0].nbytes, 0)
+            bytes_[...] = sent[0]
+
+    comm = object.__new__(communicator.MpiCommunicator)
+    comm._mpi, comm._MPI, comm.rank, comm.size = Loop(), SimpleNamespace(BYTE=None), 0, 1
+    for x in (np.arange(6.0).reshape(3, 2, 1), np.ones((2, 3), np.int32), np.ones(4, np.float16)):
+        with counting_in_64_bits(communicator):
+            (found,) = comm.allgather(x)
+        assert found.dtype == x.dtype
+        np.testing.assert_array_equal(found, x)

@@ -9,6 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm.linalg.smoothers import inverse_blocks
 
 from .problems import hermitian, laplacian, numbers
 
@@ -92,3 +93,15 @@ def test_empty_matrices_have_preconditioners() -> None:
 def test_intervals_of_chebyshev_are_finite(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="low, high: wanted 0 < low < high, both finite"):
         linalg.chebyshev(hermitian(8), **options)
+
+
+def test_nan_is_named_beside_singular_blocks() -> None:
+    """The pseudo-inverse of a coarse level's blocks does not converge for it."""
+    blocks = np.stack([np.zeros((2, 2)), np.eye(2), np.full((2, 2), np.nan)])
+    A = bg.bsr_array((blocks, np.arange(3), np.arange(4)), shape=(6, 6))
+    with pytest.raises(ValueError, match="A: wanted finite numbers, got NaN or infinity"):
+        inverse_blocks(A, singular=True)
+    with pytest.raises(ValueError, match="A: diagonal block 0 is singular"):
+        inverse_blocks(A)
+    blocks[2] = 2 * np.eye(2)
+    np.testing.assert_array_equal(inverse_blocks(A._with_data(blocks), True).toarray(), np.diag([0, 0, 1, 1, 0.5, 0.5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from typing import Any
 
@@ -201,3 +202,20 @@ def test_a_hierarchy_of_one_level_is_refreshed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_allclose(M @ np.ones(8), np.linalg.solve(2 * A.toarray(), np.ones(8)))
+
+
+WRONG = ((2,), (8,), (3, 8), (1, 8), (2, 7), (2, 9), (8, 2), (2, 7, 3), (3, 8, 3), (2, 8, 1, 1))
+
+
+@pytest.mark.parametrize("shape", WRONG, ids=str)
+def test_right_hand_sides_of_a_batch_have_a_vector_of_the_length_for_each_system(shape: tuple[int, ...]) -> None:
+    A = bg.bsr_batch([hermitian(8)] * 2)
+    with pytest.raises(ValueError, match=r"b: wanted shape \(2, 8\) or \(2, 8, k\), got " + re.escape(str(shape))):
+        linalg.cg(A, np.ones(shape))
+
+
+def test_batches_of_systems_without_unknowns_are_refused() -> None:
+    A = bg.bsr_batch([bg.bsr_array((0, 0), blocksize=(2, 2))] * 2)
+    for shape in ((2, 0), (2, 0, 3)):
+        with pytest.raises(ValueError, match="b: wanted shape "):
+            linalg.cg(A, np.ones(shape))

@@ -138,12 +138,13 @@ def card(arch: str = "sm_90a") -> Iterator[Started]:
 
 # ------------------------------------------------------------------------------------------------ products
 class Matrix:
-    """Three block rows of two blocks each, and four block columns."""
+    """Three block rows of two blocks each, and four block columns; or two full block rows of `full` blocks."""
 
-    def __init__(self, R: int, K: int, dtype: Any = F16) -> None:
-        self.data = put(np.ones((6, R, K), dtype))
-        self.indices, self.indptr = (put(np.array(x, np.int32)) for x in ([0, 1, 0, 3, 1, 2], [0, 2, 4, 6]))
-        self._shape = (3 * R, 4 * K)
+    def __init__(self, R: int, K: int, dtype: Any = F16, full: int = 0) -> None:
+        indices, indptr = ([0, 1, 0, 3, 1, 2], [0, 2, 4, 6]) if not full else ([*range(full)] * 2, [0, full, 2 * full])
+        self.data = put(np.ones((len(indices), R, K), dtype))
+        self.indices, self.indptr = (put(np.array(x, np.int32)) for x in (indices, indptr))
+        self._shape = ((len(indptr) - 1) * R, (full or 4) * K)
         self._backend = HOST
 
 
@@ -153,6 +154,8 @@ def dense(rows: int, N: int, dtype: Any, order: str = "C", batches: int = 1) -> 
     return x.swapaxes(-1, -2) if order == "F" else x
 
 
+#: Rows that are cut into pieces: by Hopper's tensor cores, and by the kernel for small blocks and one column.
+LONG = (("f2", (128, 64), 64, 60), ("f4", (3, 2), 1, 9000), ("f8", (3, 2), 1, 9000), ("f2", (3, 2), 1, 9000))
 PRODUCTS: dict[str, dict[str, Any]] = {
     **{f"{d} {n}": {"dtype": d, "block": (n, n)} for d, n in product(("f2", "f4", "f8"), (3, 16, 64, 128))},
     **{f"f2 16 x 48, {N} columns": {"block": (16, 48), "N": N} for N in (1, 2, 64, 65, 600)},
@@ -169,13 +172,15 @@ PRODUCTS: dict[str, dict[str, Any]] = {
     "bytes": {"dtype": "i1", "out": "i4", "block": (32, 32)},
     "fp8": {"dtype": "u1", "out": "f2", "block": (64, 96), "b": "F", "fp8": True},
     "tf32": {"dtype": "f4", "b": "F", "tf32": True},
+    **{f"long rows {d} {n}": {"dtype": d, "block": n, "N": N, "full": k} for d, n, N, k in LONG},
 }
 
 
 def started_products(started: Started, how: dict[str, Any]) -> None:
     R, K = how.get("block", (64, 64))
     dtype = np.dtype(how.get("dtype", "f2"))
-    A, N, batches, transposed = Matrix(R, K, dtype), how.get("N", 100), how.get("batches", 1), "transposed" in how
+    N, batches, transposed = how.get("N", 100), how.get("batches", 1), "transposed" in how
+    A = Matrix(R, K, dtype, how.get("full", 0))
     if N == 100 and how.get("b", "C") == "C":
         N = 96
     rows, cols = A._shape[::-1] if transposed else A._shape
@@ -193,7 +198,7 @@ def products() -> Iterator[tuple[str, str]]:
             started_products(started, how)
             yield f"{arch} {name}", " ; ".join(started.lines)
     with card() as started, patch.object(device, "multiprocessors", lambda: 132):
-        for name in ("f2 64", "f8 16", "f2 16 x 48, 600 columns", "f8 3 x 2, 1 columns"):
+        for name in ("f2 64", "f8 16", "f2 16 x 48, 600 columns", "f8 3 x 2, 1 columns", "long rows f2 (128, 64)"):
             started.lines.clear()
             started_products(started, PRODUCTS[name])
             yield f"132 multiprocessors {name}", " ; ".join(started.lines)
