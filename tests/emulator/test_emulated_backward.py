@@ -265,6 +265,21 @@ def test_strides_and_results_of_any_strides(emulated, rng) -> None:
         assert all((x[..., 64:] == 77).all() if step == 1 else (x[..., 1::2] == 77).all() for x in room)
 
 
+@pytest.mark.races
+@pytest.mark.parametrize("emulated", ["sm_80"], indirect=True)
+def test_rows_that_are_not_finite_are_written_again_without_races(emulated, rng) -> None:
+    """By other lanes of a warp than those that wrote them first."""
+    some = operands(rng, 10, 10, heads=(1, 1))
+    some[2][:, :, 7, 5] = np.inf  # dq of all queries that see the key, and dk of all keys that those see
+    wide = [x.astype(np.float64) for x in some]
+    out, lse = bg.attention(*wide[:3], return_lse=True)
+    want = bg.attention_backward(wide[3], *wide[:3], out, lse)
+    got = emulated.run(some[3], *some[:3], out.astype(F16), lse.astype(F32))
+    assert all(np.isnan(x).any() for x in want[:2])
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.isnan(x.astype(np.float64)), np.isnan(y))
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(name, emulated, rng) -> None:
     some = dict(zip(("q", "k", "v", "dout"), operands(rng, 40, 70, heads=(2, 1)), strict=True))

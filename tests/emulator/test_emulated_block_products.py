@@ -129,6 +129,20 @@ def test_one_cta_has_more_tiles_and_stages_than_it_holds(block, cols, rng) -> No
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("block", [(128, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("lengths", [(5, 2), (6, 1, 3), (2, 0, 5), (1, 2, 3, 1), (3, 3, 3, 2), (7,)], ids=str)
+def test_sampled_rows_that_begin_and_end_anywhere_in_wide_and_narrow_tiles(lengths, block, rng) -> None:
+    (R, C), K, rows, cols = block, 64, len(lengths), 7
+    row = np.repeat(np.arange(rows), lengths)
+    col = np.concatenate([np.sort(rng.permutation(cols)[:n]) for n in lengths])
+    X, Y = put(integers(rng, (rows * R, K))), put(integers(rng, (K, cols * C)))
+    indptr = put(np.searchsorted(row, np.arange(rows + 1)).astype(np.int32))
+    got = block_products.sampled(X, Y, put(col.astype(np.int32)), indptr, block, F16)
+    product = (np.asarray(X).astype(np.float64) @ np.asarray(Y).astype(np.float64)).reshape(rows, R, cols, C)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float64), product.swapaxes(1, 2)[row, col])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
 def test_sampled_rows_far_from_each_other(rng) -> None:
     """More block rows without blocks between two others than a warp looks at together; rows have whole tiles."""
     R, C, K, rows = 64, 64, 64, 150
