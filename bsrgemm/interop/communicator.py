@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -390,6 +391,11 @@ def _says_cuda(comm: Any) -> bool:
         info.Free()
 
 
+#: Seconds between the message of a rank that has failed and the end of all ranks. What the launcher of the ranks has
+#: not read by then is lost.
+_LAST_WORDS = 0.2
+
+
 def _abort_on_uncaught_errors(MPI: Any) -> None:
     """Let an exception that nobody catches end all ranks; the others would wait for this one."""
     before = sys.excepthook
@@ -401,6 +407,7 @@ def _abort_on_uncaught_errors(MPI: Any) -> None:
         rank = MPI.COMM_WORLD.Get_rank()
         print(f"bsrgemm: rank {rank} has failed ({kind.__name__}): all ranks are ended", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        time.sleep(_LAST_WORDS)
         MPI.COMM_WORLD.Abort(1)
 
     hook.ends_all_ranks = True  # type: ignore[attr-defined]
