@@ -305,8 +305,8 @@ def _tiles_of(
     if key not in made or (not made[key] and is_capturing()):
         made.setdefault(key, False)
         return config, lists, False
-    made[key] = True
     found = kept(("tiles", *key), lambda: sampled_tiles.listed(lists.right, lists.starts, columns, wide))
+    made[key] = True
     return wide, _Lists(found.tiles, found.tiles, found.counts, (blocks, len(found.tiles), rows, columns)), True
 
 

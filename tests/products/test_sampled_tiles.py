@@ -197,6 +197,17 @@ def test_no_list_is_made_while_a_graph_is_captured(started: Any, always: None, m
     assert kernels(started) == [one, one, one, "sampled_tiles", two, two]
 
 
+def test_a_list_that_could_not_be_made_is_not_made_in_a_capture(started: Any, always: None, monkeypatch: Any) -> None:  # noqa: F811
+    P, (X, Y) = pattern_of(32), operands(32)
+    bg.sddmm(X, Y, P)
+    with monkeypatch.context() as short, pytest.raises(MemoryError):
+        short.setattr(sampled_tiles, "listed", lambda *_: (_ for _ in ()).throw(MemoryError))
+        bg.sddmm(X, Y, P)
+    monkeypatch.setattr(block_products, "is_capturing", lambda: True)
+    bg.sddmm(X, Y, P)
+    assert "sampled_tiles" not in kernels(started)
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "operands elsewhere": lambda P: bg.sddmm(*operands(32), P),
     "another depth": lambda P: bg.sddmm(*operands(32, 128), P),

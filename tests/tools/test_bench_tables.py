@@ -371,6 +371,16 @@ def test_rows_are_judged_by_the_kernels_that_they_launched() -> None:
     assert contents.marked_rows(on_cpu)[0]["stale"] and not contents.marked_rows(on_cpu | {"commit": "1"})[0]["stale"]
 
 
+def test_a_product_that_was_measured_with_other_code_is_shown_on_another_pattern() -> None:
+    choose, _ = headline.HEADLINES["gemm"]
+    common = {"block": [64, 64], "dtype": "float16", "precision": None, "n": 8192, "columns": 8192, "kernel": None}
+    old = common | {"density": 0.219, "pattern": "uniform", "stale": True}
+    denser, other = common | {"density": 0.5, "stale": False}, common | {"density": 0.217, "pattern": "bernoulli"}
+    good = old | {"block": [32, 32], "stale": False}
+    assert choose([old, good, old, old, denser, other]) == [other, good, other, other]
+    assert choose([old, good, old, good, denser]) == [old, good, old, good]  # then a test says that it is marked
+
+
 def test_no_marked_figure_stands_in_the_readme() -> None:
     assert markdown.MARK not in (ROOT / "README.md").read_text(encoding="utf-8")
 

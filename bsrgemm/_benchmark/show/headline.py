@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .attention_rows import attention_name, attention_peers, sustained_attention
 from .markdown import Row, best, listed, number, peer_names, ratio, three
@@ -71,13 +72,15 @@ def _first(group: str) -> Callable[[list[Row]], list[Row]]:
 
 def _products(found: list[Row]) -> list[Row]:
     """The first rows; in place of one that was measured with other code, the same product on another pattern."""
-    same = ("block", "dtype", "n", "columns")
-    return [
-        next((x for x in found if not x["stale"] and x["kernel"] is None and all(x[k] == row[k] for k in same)), row)
-        if row.get("stale")
-        else row
-        for row in _first("gemm")(found)
-    ]
+
+    def product(row: Row) -> list[Any]:
+        return [*map(row.get, ("block", "dtype", "precision", "n", "columns", "kernel")), f"{row['density']:.2f}"]
+
+    def current(row: Row) -> Row:
+        others = (x for x in found if not x.get("stale") and "density" in x and product(x) == product(row))
+        return next(others, row) if row.get("stale") else row
+
+    return [current(row) for row in _first("gemm")(found)]
 
 
 def _small_float64(found: list[Row]) -> list[Row]:

@@ -30,8 +30,9 @@ def product_name(row: Row) -> str:
     n, N = row["n"], row["columns"]
     if (n, N) != (8192, 8192):
         parts.append(f"n = {size(n)}" if n == N else f"n = {size(n)}, {N} columns")
-    if row["pattern"] != "uniform":
-        parts.append(row["pattern"])
+    pattern = str(row["pattern"])
+    if pattern != "uniform":
+        parts.append({"bernoulli": "each block drawn alone"}.get(pattern, pattern))
     if row["kernel"]:
         parts.append(f"on {row['kernel']}")
     return ", ".join(parts)
