@@ -75,7 +75,7 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
       store_commit();
     };
     wait(shared.dq_full[0][n % 2], parity<2>(n));
-    if (kOrdered) proxy_fence_all();
+    if (kOrdered) proxy_fence_global();
     put(to, shared.dq[0]);
     if constexpr (kGroups == 1) {
       store_wait_read<0>();
@@ -91,7 +91,7 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
     arrive(shared.dq_empty[kGroups - 1]);
     if (kOrdered) {
       store_wait();
-      proxy_fence_all();
+      proxy_fence_global();
       add_release(p.turns + piece, 1);
     }
   }

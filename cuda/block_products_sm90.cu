@@ -47,6 +47,8 @@ constexpr int kPartM = kTileM / (kListed ? kRowParts : 1);
 constexpr int kRecord = kRowParts + kParts + kRowParts * kParts;  // {rows, columns, blocks} of a tile of a list
 constexpr int kWindow = 64;  // kRows of sampled_tiles.cu
 
+constexpr u32 kMostPieces = kListed ? kTileN / kLeast : 1;  // of a tile of a list
+
 struct Tile {
   int first, last;  // BSR @ BSR: the pairs; sampled: {0, 1}; no tile: first > last
   // The first part of the result: block * parts of a block + index in the block, or, in a list, tile * kParts + column.
@@ -182,7 +184,7 @@ struct Cursor {
 __device__ __forceinline__ Tile listed_at(const BlockProductsSm90& problem, u32 t, Cursor& cursor) {
   const u32 count = u32(problem.starts[0]), whole = count / gridDim.x * gridDim.x, rest = count - whole;
   u32 pieces = 1;
-  while (pieces < kTileN / kLeast && rest * pieces * 2 <= gridDim.x) pieces *= 2;
+  while (pieces < kMostPieces && rest * pieces * 2 <= gridDim.x) pieces *= 2;
   const bool is_whole = t < whole;
   const int record = cursor.record_of(problem, is_whole ? t : whole + (t - whole) / pieces);
   if (record < 0 || record >= problem.pairs) return {0, 0, -1};
@@ -240,7 +242,7 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
       int block_a = 0, block_b = 0, column = x.part % parts * kPartN, row = 0;
       if constexpr (kListed) {
         const Index* record = problem.left + i64(x.part / kParts) * kRecord;
-        const Index at_row = record[lane % kRowParts], at = record[kRowParts + (x.part + lane) % kParts];
+        const Index at_row = record[lane % (kListed ? kRowParts : 1)], at = record[kRowParts + (x.part + lane) % kParts];
         row = int(in_range(at_row, problem.a_blocks) ? i64(at_row) : problem.a_blocks) * kPartM;
         column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * kPartN;
       } else if constexpr (kSampled) {

@@ -25,6 +25,12 @@ ATTENTION_DELTA = Struct(
     ),
 )
 
+#: The argument of turn_order, which orders the entries of a mask for sums that are made in one order.
+TURN_ORDER = Struct(
+    "TurnOrder",
+    (*fields("P", "first columns parts to_columns to_parts"), *fields("i", "tiles rows entries walkers")),
+)
+
 DECODE = Struct(
     "Decode",
     (

@@ -283,6 +283,22 @@ class BackwardEnd(_OnHopper):
 
 
 @dataclass(frozen=True)
+class TurnOrder:
+    """Orders the entries of a mask by tiles of keys for BackwardSm90 in one order, so that few additions wait. The
+    kernel is the same for both dtypes.
+    """
+
+    dtype: str
+
+    threads = 256
+    #: kMost and kWalkers of the kernel: tiles of queries of a pattern, and tiles of keys that are under way
+    most, walkers = 2048, 512
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("turn_order.cu", "turn_order", (), (arguments.TURN_ORDER,))
+
+
+@dataclass(frozen=True)
 class AttentionDelta:
     """Prepares the gradients: one logarithm and one sum of ``dout * out`` for each query."""
 
@@ -302,7 +318,7 @@ class AttentionDelta:
 
 
 Backward = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardFused | BackwardSm80 | BackwardSimt
-Config = Backward | BackwardBegin | BackwardEnd | AttentionDelta
+Config = Backward | BackwardBegin | BackwardEnd | TurnOrder | AttentionDelta
 
 
 def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
@@ -352,6 +368,7 @@ def every_backward_config() -> Iterator[Config]:
         yield BackwardQueriesSm90(dtype, width, 64)
         for out in (dtype, "f32"):
             yield BackwardBegin(dtype, width, 64, out, True)
+    yield from (TurnOrder(dtype) for dtype in ("f16", "bf16"))
     narrow = [x for x in WIDTHS if x <= 128]
     for dtype, (width, tile_k) in itertools.product(("f16", "bf16"), itertools.product(narrow, (128, 64))):
         yield BackwardEnd(dtype, width, tile_k)
@@ -383,7 +400,7 @@ def runs_on(config: Config, arch: str) -> bool:
         return tensor_arch(arch) and config.large_shared == has_large_shared(arch)
     if isinstance(config, BackwardFused) or _goes_with_fused(config):
         return tensor_arch(arch) and has_large_shared(arch)
-    hopper = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardBegin | BackwardEnd
+    hopper = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardBegin | BackwardEnd | TurnOrder
     return arch == "sm_90a" or not isinstance(config, hopper)
 
 
@@ -398,6 +415,8 @@ def skip_ahead_of_time(config: Config) -> bool:
     """Whether this kernel is needed so rarely that it is not compiled ahead of time."""
     if isinstance(config, AttentionDelta | BackwardBegin):
         return config.dtype != config.out
+    if isinstance(config, TurnOrder):
+        return False
     same = not isinstance(config, BackwardSimt) or config.dtype == config.dout
     return config.head_dim != config.value_dim or config.scores == CAPPED or not same
 

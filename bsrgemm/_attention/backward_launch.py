@@ -13,7 +13,7 @@ from .._kernels import device, forced_kernel, jit
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous
 from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
-from . import arguments, backward_config, heuristics, mask_tiles
+from . import arguments, backward_config, heuristics, mask_tiles, turn_order
 from .backward_config import (
     OF_QUERIES,
     AttentionDelta,
@@ -26,6 +26,7 @@ from .backward_config import (
     BackwardQueriesSm90,
     BackwardSimt,
     BackwardSm90,
+    TurnOrder,
 )  # fmt: skip
 from .call import BackwardCall
 from .launch import mask_fields, readable, share_of_blocks, strides_of, tensor_map_of
@@ -35,6 +36,8 @@ from .mask import BlockMask
 _ROWS, _SUMS = ("q", "k", "v", "dout"), ("lse", "dlse", "delta")
 #: At least so many heads are walked together on Hopper in tiles of 128 keys, even if they do not fit the L2.
 _LEAST_SECTION = 2
+#: Kernels whose CTAs stay and claim tiles.
+_CLAIMING = (BackwardSm90, BackwardKeysSm90, BackwardFused)
 #: The share of blocks of 64 keys up to which tiles have as many: with half of the blocks they are 1.8 times as fast as
 #: tiles of 128 keys, which are seldom whole then; with all blocks they take 1.3 times as long.
 _MANY_BLOCKS = 0.75
@@ -207,12 +210,13 @@ class _Lists:
         self.tiles = -(-queries // config.tile_q) if by_queries else -(-keys // config.tile_k)
         names = ("q_bounds", "k_bounds", "sequences", "sequence_count", "order", "counters")
         self.fields: dict[str, int] = dict.fromkeys((*names, *arguments.MASK_POINTERS, *arguments.MASK_SIZES), 0)
-        fused = isinstance(config, BackwardSm90 | BackwardKeysSm90 | BackwardFused)
         ordered = isinstance(config, BackwardSm90) and config.ordered
+        section = self._section(call, config)
         #: kept as long as the launch needs them
         self.held: Any = None
         if mask is not None:
-            pointers, order, sizes = mask_fields(_tiled(backend, mask, config).get(), mask, heads)
+            found = _tiled(backend, mask, config, _walkers(call, config, section)).get()
+            pointers, order, sizes = mask_fields(found, mask, heads)
             self.fields |= dict(zip(arguments.MASK_POINTERS, pointers, strict=True))
             self.fields |= dict(zip(arguments.MASK_SIZES, sizes, strict=True))
             # In one order, tiles of keys are claimed one after the other.
@@ -222,16 +226,34 @@ class _Lists:
             self.fields["sequences"], self.fields["order"] = (x.data.ptr for x in self.held)
             self.fields["q_bounds"], self.fields["k_bounds"] = (x.data.ptr for x in bounds)
             self.fields["sequence_count"], self.tiles = len(bounds[0]) - 1, len(self.held[0])
-        group, width = heads // kv_heads, (call.q.shape[3] + call.v.shape[3]) * call.q.itemsize
-        if by_queries:
-            section, backwards = heuristics.section(self.heads, group, keys, width), call.right < keys
-        else:
-            section = heuristics.section(self.heads, 1, queries * group, width)
-            backwards = ordered
-        if fused:
-            section = min(self.heads, max(_LEAST_SECTION if config.tile_k == 128 else 1, section))
+        if isinstance(config, _CLAIMING):
             self.fields["counters"] = counters(2).data.ptr
+        backwards = call.right < keys if by_queries else ordered
         self.fields |= {"tiles": self.tiles, "section": section, "backwards": backwards}
+
+    def _section(self, call: BackwardCall, config: Backward | BackwardEnd) -> int:
+        """Heads whose tiles are walked together."""
+        (_, heads, queries, _), (_, kv_heads, keys, _) = call.q.shape, call.k.shape
+        group, width = heads // kv_heads, (call.q.shape[3] + call.v.shape[3]) * call.q.itemsize
+        if config.role == OF_QUERIES:
+            return heuristics.section(self.heads, group, keys, width)
+        section = heuristics.section(self.heads, 1, queries * group, width)
+        if isinstance(config, _CLAIMING):
+            section = min(self.heads, max(_LEAST_SECTION if config.tile_k == 128 else 1, section))
+        return section
+
+
+def _walkers(call: BackwardCall, config: Backward | BackwardEnd, section: int) -> int:
+    """How many tiles of keys of a pattern are computed at the same time, or 0 if the order of their entries is that of
+    the queries.
+    """
+    if not isinstance(config, BackwardSm90) or not config.ordered or call.mask is None:
+        return 0
+    # A kernel finds the entries outside of a band by the order of the queries.
+    banded = min(call.left, call.right) < call.k.shape[2]
+    if banded or not turn_order.is_worthwhile(call.mask, config.tile_q):
+        return 0
+    return max(1, device.multiprocessors() * config.ctas // section)
 
 
 def _packed(call: BackwardCall, lists: _Lists, acc: str, statistics: int) -> bytearray:
@@ -266,16 +288,21 @@ def _sequences(call: BackwardCall, config: Backward | BackwardEnd) -> tuple[Arra
     )
 
 
-def _tiled(backend: Backend, mask: BlockMask, config: Backward | BackwardEnd) -> StreamOrdered:
-    """The lists of the mask by tiles of queries or of keys, computed once and cached on the mask."""
+def _tiled(backend: Backend, mask: BlockMask, config: Backward | BackwardEnd, walkers: int) -> StreamOrdered:
+    """The lists of the mask by tiles of queries or of keys, computed once and cached on the mask. If so many `walkers`
+    are given, the entries of a tile of keys are in an order in which few additions wait.
+    """
     by_queries = config.role == OF_QUERIES
     kept = mask.__dict__.setdefault("_tiles", {})
     shape = (config.tile_q, config.tile_k)
-    key = shape if by_queries else (*shape, "by keys")
+    key = shape if by_queries else (*shape, "by keys", walkers)
     found: StreamOrdered | None = kept.get(key)
     if found is None:
-        make = mask_tiles.tiles if by_queries else mask_tiles.by_keys
-        found = kept.setdefault(key, StreamOrdered(make(backend, mask, *shape)))
+        lists = mask_tiles.tiles(backend, mask, *shape) if by_queries else mask_tiles.by_keys(backend, mask, *shape)
+        if walkers:
+            rows, tiles = (-(-n // size) for n, size in zip(mask.shape, shape, strict=True))
+            lists = turn_order.in_turn(lists, TurnOrder(config.dtype), tiles, rows, walkers)
+        found = kept.setdefault(key, StreamOrdered(lists))
     return found
 
 

@@ -393,4 +393,4 @@ def mask_fields(found: Any, mask: BlockMask, heads: int) -> tuple[tuple[int, ...
     B, H = mask.heads
     shared = (H, int(B > 1), 0 if H == 1 else heads // H)
     sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
-    return tuple(x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)
+    return tuple(0 if x is None else x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)

@@ -22,12 +22,12 @@ class Tiles(NamedTuple):
 
     `first` has one number more than there are tiles of queries. An entry has a tile of keys in `columns`. Its number in
     `parts` is -1 if all of the tile is seen, otherwise the index in `kinds` of the `parts_q` x `parts_k` blocks that it
-    touches.
+    touches. `parts` is None if all of every tile is seen.
     """
 
     first: Array
     columns: Array
-    parts: Array
+    parts: Array | None
     kinds: Array
     order: Array
     parts_q: int
@@ -39,11 +39,9 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     xp = backend.xp
     per_pattern = -(-mask.shape[0] // tile_q)
     if mask.block == (tile_q, tile_k):
-        count = len(mask.kinds)
+        parts = None  # no kind is read then: there is only one in memory, see `whole_kinds`
         if len(mask.bits):
-            parts = xp.where(mask.kinds == FULL, _INT32.type(-1), xp.arange(count, dtype=_INT32))
-        else:  # no kind is read, since there is only one in memory: see `whole_kinds`
-            parts = xp.full(count, -1, _INT32)
+            parts = xp.where(mask.kinds == FULL, _INT32.type(-1), xp.arange(len(mask.kinds), dtype=_INT32))
         return Tiles(mask.indptr, mask.indices, parts, mask.kinds, _order(xp, mask.indptr, per_pattern), 1, 1)
     (S_q, S_k), (bq, bk) = mask.shape, mask.block
     per_row = -(-S_k // tile_k)
@@ -102,7 +100,7 @@ def by_keys(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tile
     sorting = xp.argsort(key, kind="stable")
     key = key[sorting]
     first = xp.searchsorted(key, xp.arange(count * cols + 1, dtype=np.int64) * rows).astype(_INT32)
-    columns, parts = (key % max(1, rows)).astype(_INT32), found.parts[sorting]
+    columns, parts = (key % max(1, rows)).astype(_INT32), None if found.parts is None else found.parts[sorting]
     return found._replace(first=first, columns=columns, parts=parts, order=_order(xp, first, cols))
 
 

@@ -144,7 +144,7 @@ __device__ __forceinline__ Entry entry_at(const Attention& a, const Tile& x, int
 __device__ __forceinline__ int column_of(const Attention& a, int e) {
   return a.first ? clamp(a.columns[e], 0, (a.keys - 1) / kTileK) : e;
 }
-__device__ __forceinline__ int part_of(const Attention& a, int e) { return a.first ? a.parts[e] : -1; }
+__device__ __forceinline__ int part_of(const Attention& a, int e) { return a.parts ? a.parts[e] : -1; }
 
 // Bit i is set if the query sees key + i by the band, for 32 keys from `key` on.
 __device__ __forceinline__ u32 word_of_band(const Tile& x, int row, int key) {

@@ -19,7 +19,7 @@ __device__ __forceinline__ void add_line(f32* to, u32 from, u32 bytes) {
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 // Orders accesses of this thread and those of the copy engine, to global memory too.
-__device__ __forceinline__ void proxy_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void proxy_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 __device__ __forceinline__ int load_acquire(const int* from) {
   int x;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

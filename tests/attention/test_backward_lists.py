@@ -37,7 +37,10 @@ def entries(found: mask_tiles.Tiles, patterns: int, tiles: int) -> list[list[tup
     first = found.first
     assert len(first) == patterns * tiles + 1
     return [
-        [(int(found.columns[e]), int(found.parts[e])) for e in range(first[i], first[i + 1])]
+        [
+            (int(found.columns[e]), -1 if found.parts is None else int(found.parts[e]))
+            for e in range(first[i], first[i + 1])
+        ]
         for i in range(patterns * tiles)
     ]
 

@@ -309,7 +309,7 @@ inline void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(float* to,
   if (from % 16 || bytes % 16 || reinterpret_cast<unsigned long>(to) % 16) fail("a line that is not aligned to 16 bytes");
   for (u32 i = 0; i < bytes / 4; ++i) to[i] += at<float>(from, 16)[i];
 }
-inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
 // A thread that asks again and again lets others run.
 inline void ld_acquire_gpu_global_s32(int& x, const int* from) {
   leave();

@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import backward_launch, decode_launch, mask_tiles
+from bsrgemm._attention import backward_launch, decode_launch, mask_tiles, turn_order
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
@@ -156,7 +156,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             patch.object(module, "cupy", stand_in)
             for module in (
                 *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
-                backward_launch,
+                *(backward_launch, turn_order),
                 *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
                 sampled_tiles,
             )
