@@ -16,12 +16,13 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 import bsrgemm
-from bsrgemm._attention import append_host, append_launch
+from bsrgemm._attention import append_host, append_launch, turn_order
 from bsrgemm._attention import cuda as cuda_attention
 from bsrgemm._attention import host as host_attention
 from bsrgemm._attention import launch as attention_launch
@@ -29,11 +30,14 @@ from bsrgemm._backend import cupy_backend, structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import workspace
-from bsrgemm._products import arguments, block_products, launch, spgemm_pattern
+from bsrgemm._products import arguments, block_products, launch, sampled_tiles, spgemm_pattern
 from bsrgemm._products import cuda as cuda_products
 from bsrgemm._products import host as host_products
 from bsrgemm._products.call import ProductPattern
+from bsrgemm._products.list_configs import SampledTiles
 
+from ..attention.turn_orders import turns_of
+from ..products import tile_lists
 from . import log, stand_in
 
 #: Results of calls that were made before: tests repeat a call a thousand times to see the same bits.
@@ -89,6 +93,8 @@ def install() -> None:
     append = append_launch.CudaAppend
     append.append = _append(append.append)  # type: ignore[method-assign]
     attention.backward = _backward(attention.backward)  # type: ignore[method-assign]
+    turn_order.in_turn = _in_turn(turn_order.in_turn)
+    sampled_tiles.listed = _listed(sampled_tiles.listed)
     spgemm_pattern.product_pattern = _pattern(spgemm_pattern.product_pattern)
     spgemm_pattern.begin = _pattern(spgemm_pattern.begin)
     stand_in.Kernel.results |= {
@@ -416,6 +422,59 @@ def _append(original: Callable[..., None]) -> Callable[..., None]:
         stand_in.do(lambda: append_host.ENGINE.append(moved))
 
     return append
+
+
+# ------------------------------------------------------------------------------------- lists of patterns and masks
+def _in_turn(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def in_turn(found: Any, config: Any, tiles: int, rows: int, walkers: int) -> Any:
+        got = original(found, config, tiles, rows, walkers)
+
+        def fill() -> None:
+            first = _host(found.first)
+            columns = _host(found.columns)[: first[-1]]
+            known = min(walkers, config.walkers)
+            order = _once((first, columns, known), lambda: turns_of(first, columns, tiles, rows, known))
+            if order is not None:
+                for to, source in ((got.columns, found.columns), (got.parts, found.parts)):
+                    if to is not None:
+                        _host(to)[: len(order)] = _host(source)[order]
+
+        stand_in.do(fill)
+        return got
+
+    return in_turn
+
+
+def _listed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def listed(indices: Any, indptr: Any, columns: int, config: Any) -> Any:
+        got = original(indices, indptr, columns, config)
+        kernel = SampledTiles(config.row_parts, config.parts)
+
+        def tiles() -> list[list[tuple[int, ...]]]:
+            """The records of each window of block rows."""
+            bounds, own = _host(indptr).tolist(), _host(indices).tolist()
+            pattern = [{own[p]: p for p in range(*ends)} for ends in pairwise(bounds)]
+            windows: list[list[tuple[int, ...]]] = [[] for _ in range(kernel.grid(len(pattern), columns)[0])]
+            for rows, cols, blocks in tile_lists.tiles(kernel, pattern):
+                record = (*rows, *cols, *(block for line in blocks for block in line))
+                windows[max(rows) // kernel.rows].append(record)
+            return windows
+
+        def fill() -> None:
+            windows = _once((_host(indices), _host(indptr), columns, kernel), tiles)
+            if windows is not None:
+                lengths = [len(window) for window in windows]
+                firsts = np.cumsum([0, *lengths])[:-1]
+                _host(got.counts)[...] = [sum(lengths), *np.stack([lengths, firsts], axis=1).reshape(-1)]
+                if sum(lengths):
+                    _host(got.tiles)[: sum(lengths)] = [record for window in windows for record in window]
+
+        stand_in.do(fill)
+        return got
+
+    return listed
 
 
 # ------------------------------------------------------------------------------- which blocks of a product meet
