@@ -45,9 +45,9 @@ class Repeat:
 
         With new addresses, an `out` of the caller may overlap an operand. An array that is allocated here does not.
         """
-        xp = self.backend.xp
-        result = xp.empty(self.shape, self.dtype) if out is None else out
-        lse = None if self.lse is None else xp.empty(*self.lse)
+        backend = self.backend
+        result = backend.empty(self.shape, self.dtype) if out is None else out
+        lse = None if self.lse is None else backend.empty(*self.lse)
         places = _places(q, k, v, result, lse)
         launch = self.launches.get(places)
         if launch is None and out is None:

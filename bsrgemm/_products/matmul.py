@@ -252,7 +252,7 @@ def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
     None means that the product has to go the usual way, which raises the error if there is one.
     """
     out, _, alpha, beta, _, scale = options
-    result = A._backend.xp.empty(repeat.shape, repeat.dtype) if out is None else out
+    result = A._backend.empty(repeat.shape, repeat.dtype) if out is None else out
     places = x.data.ptr, result.data.ptr
     launch = repeat.launches.get(places)
     if launch is None:

@@ -49,11 +49,12 @@ class Kernel:
 def started(tmp_path: Path) -> Iterator[list[Any]]:
     found: list[Any] = []
     counters = put(np.zeros(4096, np.int32))
+    pieces = PARTIAL, PARTIAL.data.ptr, counters.data.ptr
     with (
         emulator.emulated(tmp_path, arch="sm_90a"),
         patch.object(jit, "load", lambda spec, arch: Kernel(str(spec), found)),
         patch.object(attention_launch, "counters", lambda count: counters),
-        patch.object(decode_launch.workspace, "for_pieces", lambda floats, count: (PARTIAL[:floats], counters)),
+        patch.object(decode_launch.workspace, "for_pieces", lambda floats, count: pieces),
     ):
         yield found
 

@@ -64,15 +64,17 @@ class Array(np.ndarray[Any, Any]):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        return _Pointer(self.ctypes.data)
+        return _Pointer(self)
 
     def get(self) -> np.ndarray[Any, Any]:
         return np.array(self, subok=False)
 
 
 class _Pointer:
-    def __init__(self, address: int) -> None:
-        self.ptr = address
+    """The address of an array, which lives as long."""
+
+    def __init__(self, array: Array) -> None:
+        self.array, self.ptr = array, array.ctypes.data
 
 
 def put(x: Any) -> Array:
@@ -125,6 +127,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             get_current_stream=lambda: stream,
             is_available=lambda: False,
             runtime=SimpleNamespace(getDevice=lambda: "emulated"),
+            alloc=lambda size: _Pointer(put(_unwritten(size // 4, np.float32))),
         ),
     )
     tiles, by_keys, sequences = mask_tiles.tiles, mask_tiles.by_keys, mask_tiles.sequences
