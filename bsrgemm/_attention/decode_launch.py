@@ -78,8 +78,7 @@ def decode(call: DecodeCall) -> None:
     plan = prepared.plan
     partial = arrived = 0
     if plan.floats:
-        sums, counters = workspace.for_pieces(plan.floats, plan.counters)
-        partial, arrived = sums.data.ptr, counters.data.ptr
+        _memory, partial, arrived = workspace.for_pieces(plan.floats, plan.counters)  # held until the launch returns
     argument = prepared.argument(
         q.data.ptr,
         cache.k.data.ptr,

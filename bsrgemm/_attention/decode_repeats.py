@@ -7,6 +7,7 @@ their options are equal and of the same types. Only addresses and the lengths of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from .repeats import asked_for
 #: Kinds of calls that are remembered, and sets of addresses that are known not to overlap for each of them.
 _MOST_KINDS, _MOST_PLACES = 256, 256
 _kinds: dict[Any, Kind] = {}
+#: The scale, the softcap, the layout and whether logarithms are wanted, as a plain call has them.
+_PLAIN = (None, None, "bhsd", False)
 
 
 @dataclass(slots=True)
@@ -45,9 +48,9 @@ class Kind:
         """Do the call; None if `out` may overlap an operand, which has to be checked."""
         if out is not None and _places(q, cache, out) not in self.apart:
             return None
-        xp = cache._backend.xp
-        result = xp.empty(self.shape, cache.dtype) if out is None else out
-        lse = None if self.lse is None else xp.empty(*self.lse)
+        backend = cache._backend
+        result = backend.empty(self.shape, cache.dtype) if out is None else out
+        lse = None if self.lse is None else backend.empty(*self.lse)
         q4, out4 = (q.swapaxes(1, 2), result.swapaxes(1, 2)) if self.swapped else (q, result)
         call = DecodeCall(q4, cache, out4, lse, self.scale, self.softcap, self.left, None, 0, self.prepared)
         self.engine.decode(call)
@@ -69,6 +72,8 @@ def key_of(q: Any, cache: KVCache, out: Any, window: Any, options: tuple[Any, ..
     kind = type(cache.k)
     if type(q) is not kind:
         return None
+    if out is window is None and all(map(is_, options, _PLAIN)):  # the types of these are known
+        return q.shape, q.strides, q.dtype, cache._sizes
     asked = asked_for(kind, out, window, options)
     return None if asked is None else (q.shape, q.strides, q.dtype, cache._sizes, asked)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Protocol
 
 from .._backend.base import Array, Backend
 from .._backend.engines import EngineTable
+from .._kernels.movable import MovingLaunch
 from .call import AttentionCall, BackwardCall, DecodeCall
 
 
@@ -17,8 +18,8 @@ class Launch(Protocol):
     def start(self) -> bool:
         """Start it; False, and nothing is started, if the device or the choice of a kernel has changed."""
 
-    def moved(self, places: tuple[int, int, int, int, int]) -> Self:
-        """Return the launch for q, k, v, a result and logarithms at other addresses, all else being equal."""
+    def movable(self) -> MovingLaunch:
+        """Return a launch for q, k, v, a result and logarithms at any aligned addresses, all else being equal."""
 
 
 class AttentionEngine(ABC):

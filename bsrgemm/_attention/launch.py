@@ -10,6 +10,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._kernels import device, forced_kernel, jit, tensor_map
+from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
@@ -92,23 +93,50 @@ class Launch:
         address = counters(2).data.ptr
         argument = self.argument
         if argument[0] != address:
-            packed = bytearray(argument[1].tobytes())
-            self.plan.counters.write(packed, address)
-            argument = self.argument = address, jit.argument(packed)
+            argument = self.argument = address, self._counting(address)
         plan = self.plan
         plan.kernel(self.grid, plan.threads, (argument[1],), shared_mem=plan.shared_bytes)
         return True
 
-    def moved(self, places: tuple[int, int, int, int, int]) -> Launch:
-        """Return the launch for q, k, v, a result and logarithms at other addresses, all else being equal."""
-        address, argument = self.argument
-        packed = bytearray(argument.tobytes())
-        self.plan.operands.write(packed, *places)
-        for number, layout in enumerate(self.layouts or ()):
-            if layout is not None:
-                packed[number * TENSOR_MAP_BYTES : (number + 1) * TENSOR_MAP_BYTES] = layout.at(places[number])
-        moved = address, jit.argument(packed)
-        return Launch(self.plan, self.grid, self.made_for, self.plans, moved, self.lists, self.layouts)
+    def movable(self) -> MovingLaunch:
+        """Return a launch for operands and results at any aligned addresses, which differs in nothing else."""
+        return MovingLaunch(self.plan, self.grid, self.made_for, self.plans, self.argument, self.lists, self.layouts)
+
+    def _counting(self, address: int) -> Any:
+        """Return the argument with counters at this address."""
+        packed = bytearray(self.argument[1].tobytes())
+        self.plan.counters.write(packed, address)
+        return jit.argument(packed)
+
+
+class MovingLaunch(Launch):
+    """A launch that is moved from address to address and filled in place: see `_kernels.movable`."""
+
+    __slots__ = ("moving",)
+
+    def __init__(self, *launch: Any) -> None:
+        super().__init__(*launch)
+        maps = [
+            (number, number * TENSOR_MAP_BYTES, layout)
+            for number, layout in enumerate(self.layouts or ())
+            if layout is not None
+        ]
+        counted, argument = self.argument
+        self.moving = MovableArgument(argument.tobytes(), len(_OPERANDS), self.plan.operands, maps)
+        self.argument = counted, self.moving.argument
+
+    def move(self, places: tuple[int, int, int, int, int]) -> None:
+        """Write the addresses of q, k, v, the result and the logarithms."""
+        self.moving.move(places)
+
+    def kept(self) -> Launch:
+        """Return a launch for the operands at which this one is."""
+        argument = self.argument[0], jit.argument(bytearray(self.moving.packed))
+        return Launch(self.plan, self.grid, self.made_for, self.plans, argument, self.lists, self.layouts)
+
+    def _counting(self, address: int) -> Any:
+        self.plan.counters.write(self.moving.packed, address)
+        return self.moving.argument
 
 
 _plans: dict[Any, Plan] = {}

@@ -1,8 +1,8 @@
 """Attention whose arguments were checked before: the same kind of call is started without checking them again.
 
 Calls are of the same kind if their arrays have the same shapes, strides and dtypes, and their options are equal and of
-the same types. Only addresses differ between them. A `Repeat` has a launch for each set of addresses that it met, and
-makes the launch for others from one of them. Only engines whose launches can be started again take part: that of a GPU.
+the same types. Only addresses differ between them. Only engines whose launches can be started again take part: that of
+a GPU.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._kernels.movable import ALIGNMENT, Launches
 from .engine import Launch
 
-#: Kinds of calls that are remembered for one mask, or without a mask; and launches for each of them.
-_MOST_CALLS, _MOST_PLACES = 64, 64
-#: Kernels are chosen for operands that begin at a multiple of so many bytes, or do not.
-_ALIGNMENT = 16
+#: Kinds of calls that are remembered for one mask, or without a mask.
+_MOST_CALLS = 64
 #: Addresses of q, k, v, the result and the logarithms of the sums; 0 where these are not wanted.
 Places = tuple[int, int, int, int, int]
 #: Classes of arrays whose engine returns launches.
@@ -36,41 +35,31 @@ class Repeat:
     dtype: np.dtype[Any]
     #: shape of the logarithms of the sums, and their dtype; None if they are not wanted
     lse: tuple[tuple[int, ...], np.dtype[Any]] | None
-    launches: dict[Places, Launch] = field(default_factory=dict)
-    #: the launch from which those for new addresses are made: the last one whose operands were aligned
-    model: Launch | None = None
+    launches: Launches[Launch] = field(default_factory=Launches)
 
     def again(self, q: Array, k: Array, v: Array, out: Array | None) -> Any:
         """Start the call; None if it has to be checked, since its addresses are new.
 
         With new addresses, an `out` of the caller may overlap an operand. An array that is allocated here does not.
         """
-        xp = self.backend.xp
-        result = xp.empty(self.shape, self.dtype) if out is None else out
-        lse = None if self.lse is None else xp.empty(*self.lse)
+        backend = self.backend
+        result = backend.empty(self.shape, self.dtype) if out is None else out
+        lse = None if self.lse is None else backend.empty(*self.lse)
         places = _places(q, k, v, result, lse)
-        launch = self.launches.get(places)
-        if launch is None and out is None:
-            launch = self._moved(places)
-        if launch is None or not launch.start():
-            return None
+        launch = self.launches.kept.get(places)
+        if launch is not None:
+            if not launch.start():
+                return None
+        else:
+            moved = None if out is not None or _misaligned(places) else self.launches.take(places)
+            if moved is None or not moved.start():
+                return None
+            self.launches.give_back(places, moved)
         return result if lse is None else (result, lse)
 
     def remember(self, places: Places, launch: Launch) -> None:
         """Keep a launch for the next call with these addresses."""
-        if len(self.launches) >= _MOST_PLACES:
-            self.launches.clear()
-        self.launches[places] = launch
-        if not _misaligned(places):
-            self.model = launch
-
-    def _moved(self, places: Places) -> Launch | None:
-        model = self.model
-        if model is None or _misaligned(places):
-            return None
-        found = model.moved(places)
-        self.remember(places, found)
-        return found
+        self.launches.keep(places, launch, not _misaligned(places))
 
 
 def _places(q: Array, k: Array, v: Array, result: Array, lse: Array | None) -> Places:
@@ -79,7 +68,7 @@ def _places(q: Array, k: Array, v: Array, result: Array, lse: Array | None) -> P
 
 def _misaligned(places: Places) -> int:
     q, k, v, result, _ = places
-    return (q | k | v | result) % _ALIGNMENT
+    return (q | k | v | result) % ALIGNMENT
 
 
 #: The arguments of a call that its key depends on: q, k and v; out; window; all other options.

@@ -98,6 +98,10 @@ class Backend(ABC):
     def address(self, x: Array) -> int:
         """Return the memory address of the first element of an array."""
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array in row-major order whose elements are not set."""
+        return self.xp.empty(shape, dtype)
+
     def extent(self, x: Array) -> tuple[int, int]:
         """Return the address of the first byte of an array, and the address after its last byte."""
         start = self.address(x)

@@ -37,6 +37,8 @@ class CupyBackend(Backend):
     foreign_dtypes = tuple(np.dtype(c) for c in "?fdFD")
     array_priority = 101
     index_class = watched_class(cupy.ndarray, _allocation)
+    #: The class itself makes arrays: the function `cupy.empty` does no more and takes the host 0.5 us longer.
+    empty = cupy.ndarray
 
     @property
     def xp(self) -> ModuleType:

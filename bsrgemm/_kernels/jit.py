@@ -154,7 +154,7 @@ def load(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Any:
         return _kernels[key]
 
 
-def argument(packed: bytearray) -> Any:
+def argument(packed: bytearray | memoryview) -> Any:
     """Return a packed struct in the form in which CuPy passes it to a kernel; nobody may change the struct afterwards.
 
     CuPy asks NumPy for the address of an array at every launch, which takes the host 2 to 4 us. What this function

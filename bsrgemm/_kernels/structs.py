@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
 
@@ -157,9 +158,13 @@ class Patch:
     layout: struct.Struct
     at: int
 
-    def write(self, packed: bytearray, *values: Any) -> None:
+    def write(self, packed: bytearray | memoryview, *values: Any) -> None:
         """Write the values of the fields into the bytes of a struct; a complex number counts as two values."""
         self.layout.pack_into(packed, self.at, *values)
+
+    def into(self, packed: bytearray | memoryview) -> Callable[..., None]:
+        """Return a function that writes the values of the fields into the bytes of one struct."""
+        return partial(self.layout.pack_into, packed, self.at)
 
 
 def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:

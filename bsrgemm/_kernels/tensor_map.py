@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -85,26 +85,52 @@ def encode(
     """
     # ctypes accepts Python integers but not NumPy integers
     extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))
-    packed = _encode(int(pointer), dtype_name, extents, strides, tile, swizzle, l2)
-    buffer, skip = _aligned_buffer()
-    result = buffer[skip : skip + len(packed)].view(_MAP_DTYPE)
-    result.view(np.uint8)[...] = np.frombuffer(packed, np.uint8)
+    packed = Layout(dtype_name, extents, strides, tile, swizzle, l2).at(int(pointer))
+    memory, _ = aligned_memory(len(packed))
+    memory[:] = packed
+    result = np.frombuffer(memory, _MAP_DTYPE)
     result.flags.writeable = False
     return result
 
 
-class Layout(NamedTuple):
-    """A tensor map without an address: the other arguments of `encode`, as tuples of Python integers."""
+class Layout:
+    """A tensor map without an address: the other arguments of `encode`, as tuples of Python integers.
 
-    dtype_name: str
-    dims: tuple[int, ...]
-    strides_bytes: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: str
+    They are checked and converted once. Maps are not kept here: operands that come again find their whole launch.
+    """
+
+    __slots__ = ("_after", "_before", "arguments")
+
+    def __init__(
+        self,
+        dtype_name: str,
+        dims: tuple[int, ...],
+        strides_bytes: tuple[int, ...],
+        box: tuple[int, ...],
+        swizzle: str,
+        l2: str = "256B",
+    ) -> None:
+        self.arguments = (dtype_name, dims, strides_bytes, box, swizzle, l2)
+        self._before, self._after = _driver_arguments(*self.arguments)
 
     def at(self, pointer: int) -> bytes:
         """Return the bytes of the map of a tensor that lies at an address."""
-        return _encode(pointer, *self, "256B")
+        self.write(_thread.address, pointer)
+        return _thread.memory.tobytes()
+
+    def write(self, target: int, pointer: int) -> None:
+        """Write the map of a tensor that lies at an address to 128 bytes of the host; `target` is a multiple of 64."""
+        _check_address(pointer)
+        status = _driver_function()(target, *self._before, pointer, *self._after)
+        if status != 0:
+            raise RuntimeError(
+                f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, {self}; "
+                "tensor maps need a card of compute capability 9.0 or newer"
+            )
+
+    def __str__(self) -> str:
+        names = ("dtype_name", "dims", "strides_bytes", "box", "swizzle", "l2")
+        return ", ".join(f"{name}={value!r}" for name, value in zip(names, self.arguments, strict=True))
 
 
 @lru_cache(maxsize=64)
@@ -113,48 +139,24 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype)
 
 
-# A map depends only on its arguments, and launches in a loop pass the same arguments again.
-@lru_cache(maxsize=1024)
-def _encode(
-    pointer: int,
-    dtype_name: str,
-    dims: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
-    swizzle: str,
-    l2: str,
-) -> bytes:
-    _check_address(pointer)
-    before, after = _driver_arguments(dtype_name, dims, strides, box, swizzle, l2)
-    address = _thread.address
-    status = _driver_function()(address, *before, pointer, *after)
-    if status != 0:
-        raise RuntimeError(
-            f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, "
-            f"dtype_name={dtype_name!r}, dims={dims}, strides_bytes={strides}, box={box}, "
-            f"swizzle={swizzle!r}, l2={l2!r}; tensor maps need a card of compute capability 9.0 or newer"
-        )
-    return ctypes.string_at(address, _MAP_DTYPE.itemsize)
-
-
-def _aligned_buffer() -> tuple[np.ndarray[Any, Any], int]:
-    """Return memory for a map, and where in it an aligned map begins."""
-    buffer = np.empty(_MAP_DTYPE.itemsize + _ALIGNMENT, np.uint8)
-    return buffer, -buffer.ctypes.data % _ALIGNMENT
+def aligned_memory(size: int) -> tuple[memoryview, int]:
+    """Return memory of the host that is aligned for a map, and its address."""
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    skip = -buffer.ctypes.data % _ALIGNMENT
+    return memoryview(buffer[skip : skip + size]), buffer.ctypes.data + skip  # type: ignore[arg-type]
 
 
 class _Thread(threading.local):
     """In each thread, memory to which the driver writes a map."""
 
     def __init__(self) -> None:
-        self.buffer, skip = _aligned_buffer()
-        self.address = self.buffer.ctypes.data + skip
+        self.memory, self.address = aligned_memory(_MAP_DTYPE.itemsize)
 
 
 _thread = _Thread()
 
 
-# Operands at new addresses have known layouts, as a rule: these are checked and converted once.
+# Operands of new plans have known layouts, as a rule.
 @lru_cache(maxsize=1024)
 def _driver_arguments(
     dtype_name: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: str, l2: str
@@ -226,7 +228,8 @@ def _driver_function() -> Callable[..., int]:
         raise RuntimeError(f"{needs}, and none can be loaded: {error}") from error
     except AttributeError as error:
         raise RuntimeError(f"{needs}; the one installed has no cuTensorMapEncodeTiled") from error
-    address, number = ctypes.c_void_p, ctypes.c_int
-    function.argtypes = [address, number, ctypes.c_uint32, *[address] * 5, *[number] * 4]
-    function.restype = number
+    # The other arguments are arrays of ctypes and small numbers, which it passes as they are: declared like the first
+    # ones, each of them would be converted at every call, which takes 1.2 us in all.
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
+    function.restype = ctypes.c_int
     return function

@@ -143,15 +143,18 @@ def temporary(count: int, dtype: Any) -> Array:
     return capture.memory
 
 
-def for_pieces(floats: int, count: int) -> tuple[Array, Array]:
-    """Return `temporary` memory of `floats` float32 and `counters`, for one launch that divides its work into pieces.
+def for_pieces(floats: int, count: int) -> tuple[Any, int, int]:
+    """Return `temporary` memory of `floats` float32 for one launch, its address, and the address of `counters`.
 
-    CuPy is asked only once for the stream and whether it is being captured.
+    The caller holds the memory until the launch has returned. CuPy is asked only once for the stream and whether it is
+    being captured, and for memory without an array around it, which takes the host a quarter of the time.
     """
     stream = _current_stream()
     if stream.is_capturing():
-        return temporary(floats, _FLOAT32), counters(count)
-    return cupy.empty(floats, _FLOAT32), _counters_of(stream, count)
+        array = temporary(floats, _FLOAT32)
+        return array, array.data.ptr, counters(count).data.ptr
+    memory = cupy.cuda.alloc(floats * _FLOAT32.itemsize)
+    return memory, memory.ptr, _counters_of(stream, count).data.ptr
 
 
 def retain_for_graph(make: Callable[[], Any]) -> Any:

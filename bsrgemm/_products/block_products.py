@@ -13,6 +13,7 @@ from .._backend.base import Array
 from .._kernels import device, jit, tensor_map
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous
+from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from .._kernels.workspace import counters, is_capturing
@@ -95,25 +96,51 @@ class BlockLaunch:
         places = (out.data.ptr, 0 if self.maps is None else counters(2).data.ptr)
         filled = self.filled
         if filled is None or filled[0] != places:
-            packed = bytearray(self.template)
-            if self.maps is None:
-                _RESULT_SM80.write(packed, places[0])
-            else:
-                _RESULT_SM90.write(packed, places[0])
-                _COUNTERS_SM90.write(packed, places[1])
-            filled = self.filled = places, jit.argument(packed)
+            filled = self.filled = places, self._argument(*places)
         self.kernel(self.grid, self.threads, (filled[1],), shared_mem=self.shared_bytes)
         return out
 
-    def moved(self, a: int, b: int) -> BlockLaunch:
-        """Return the launch for operands at other addresses, which differ from these in nothing else."""
-        packed = bytearray(self.template)
-        if self.maps is None:
-            _OPERANDS_SM80.write(packed, a, b)
-        else:
-            packed[: 2 * TENSOR_MAP_BYTES] = self.maps[0].at(a) + self.maps[1].at(b)
+    def movable(self) -> MovingBlockLaunch:
+        """Return a launch for operands at any aligned addresses, which differs from this one in nothing else."""
         launch = self.kernel, self.grid, self.threads, self.shared_bytes
-        return BlockLaunch(*launch, self.shape, self.dtype, bytes(packed), self.maps, self.lists)
+        return MovingBlockLaunch(*launch, self.shape, self.dtype, self.template, self.maps, self.lists)
+
+    def _argument(self, out: int, counted: int) -> Any:
+        packed = bytearray(self.template)
+        self._fill(packed, out, counted)
+        return jit.argument(packed)
+
+    def _fill(self, packed: bytearray | memoryview, out: int, counted: int) -> None:
+        """Write the addresses of the result and of the counters into an argument."""
+        if self.maps is None:
+            _RESULT_SM80.write(packed, out)
+        else:
+            _RESULT_SM90.write(packed, out)
+            _COUNTERS_SM90.write(packed, counted)
+
+
+class MovingBlockLaunch(BlockLaunch):
+    """A launch that is moved from address to address and filled in place: see `_kernels.movable`."""
+
+    __slots__ = ("argument",)
+
+    def __init__(self, *launch: Any) -> None:
+        super().__init__(*launch)
+        maps = [(n, n * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(self.maps or ())]
+        self.argument = MovableArgument(self.template, 2, None if maps else _OPERANDS_SM80, maps)
+
+    def move(self, places: tuple[int, int]) -> None:
+        """Write the addresses of the operands."""
+        self.argument.move(places)
+
+    def kept(self) -> BlockLaunch:
+        """Return a launch for the operands at which this one is."""
+        launch = self.kernel, self.grid, self.threads, self.shared_bytes
+        return BlockLaunch(*launch, self.shape, self.dtype, bytes(self.argument.packed), self.maps, self.lists)
+
+    def _argument(self, out: int, counted: int) -> Any:
+        self._fill(self.argument.packed, out, counted)
+        return self.argument.argument
 
 
 @dataclass(slots=True)

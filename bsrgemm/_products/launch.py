@@ -15,6 +15,7 @@ import numpy as np
 
 from .._backend.base import Array
 from .._kernels import device, element_types, forced_kernel, jit, tensor_map, workspace
+from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered
@@ -101,19 +102,13 @@ class Launch:
         plan = self.owned()
         return None if plan is None else plan.get()
 
-    def moved(self, b: int, c: int) -> Launch | None:
-        """Return the launch for B and a result at other addresses, which differ from these in nothing else.
+    def movable(self) -> MovingLaunch | None:
+        """Return a launch for B and a result at any aligned addresses, or None if the matrix does not store the plan.
 
-        The result is None if the matrix no longer stores the plan.
+        It differs from this one in nothing else.
         """
-        plan, filled = self.plan(), self.filled
-        if plan is None:
-            return None
-        if filled is None:
-            return Launch(self.owned, _placed(plan, self.template, self.maps, b, c), self.maps)
-        values, (argument, *others) = filled  # the next call has the same factors, as a rule
-        packed = _placed(plan, argument.tobytes(), self.maps, b, c)
-        return Launch(self.owned, packed, self.maps, (values, (jit.argument(packed), *others)))
+        plan = self.plan()
+        return None if plan is None else MovingLaunch(self, plan)
 
     def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
         """Start the kernel with these factors on CuPy's current stream.
@@ -145,14 +140,48 @@ class Launch:
 
     def _arguments(self, plan: Plan, alpha: Any, beta: Any, counters: int, pieces: int) -> tuple[Any, ...]:
         packed = bytearray(self.template)
-        plan.factors.write(packed, *_words(plan.number, alpha, beta))
-        if plan.scratch is not None:
-            plan.scratch.pointers.write(packed, counters, pieces, counters + 8)
-        if plan.long is None:
-            return (jit.argument(packed),)
-        long = bytearray(plan.long.template)
-        plan.long.pointers.write(long, pieces, counters)
-        return jit.argument(packed), jit.argument(long)
+        _fill(plan, packed, alpha, beta, counters, pieces)
+        return jit.argument(packed), *_long_argument(plan, counters, pieces)
+
+
+class MovingLaunch(Launch):
+    """A launch that is moved from address to address and filled in place: see `_kernels.movable`."""
+
+    __slots__ = ("argument",)
+
+    def __init__(self, model: Launch, plan: Plan) -> None:
+        maps = [(n, (n + 1) * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(model.maps) if layout is not None]
+        self.argument = MovableArgument(model.template, 2, plan.pointers, maps)
+        super().__init__(model.owned, model.template, model.maps)
+
+    def move(self, places: tuple[int, int]) -> None:
+        """Write the addresses of B and of the result."""
+        self.argument.move(places)
+
+    def kept(self) -> Launch:
+        """Return a launch for the operands at which this one is."""
+        return Launch(self.owned, bytes(self.argument.packed), self.maps)
+
+    def _arguments(self, plan: Plan, alpha: Any, beta: Any, counters: int, pieces: int) -> tuple[Any, ...]:
+        self.filled = None  # what it describes is overwritten
+        _fill(plan, self.argument.packed, alpha, beta, counters, pieces)
+        return self.argument.argument, *_long_argument(plan, counters, pieces)
+
+
+def _fill(plan: Plan, packed: bytearray | memoryview, alpha: Any, beta: Any, counters: int, pieces: int) -> None:
+    """Write the factors and the temporary memory of a call into an argument."""
+    plan.factors.write(packed, *_words(plan.number, alpha, beta))
+    if plan.scratch is not None:
+        plan.scratch.pointers.write(packed, counters, pieces, counters + 8)
+
+
+def _long_argument(plan: Plan, counters: int, pieces: int) -> tuple[Any, ...]:
+    """Return the second argument of spmv_small; nothing for other kernels."""
+    if plan.long is None:
+        return ()
+    long = bytearray(plan.long.template)
+    plan.long.pointers.write(long, pieces, counters)
+    return (jit.argument(long),)
 
 
 def product(call: ProductCall) -> Launch | None:
@@ -202,14 +231,7 @@ def _template(plan: Plan, call: ProductCall, maps: tuple[Layout | None, Layout |
         size, strides = x.itemsize, x.strides
         steps += [strides[-2] // size, strides[-1] // size, strides[0] // size if batches > 1 else 0]
     plan.strides.write(packed, *steps)
-    return _placed(plan, packed, maps, B.data.ptr, out.data.ptr)
-
-
-def _placed(
-    plan: Plan, template: bytes | bytearray, maps: tuple[Layout | None, Layout | None], b: int, c: int
-) -> bytearray:
-    """Return an argument with the addresses of B and of the result filled in."""
-    packed = bytearray(template)
+    b, c = B.data.ptr, out.data.ptr
     if maps[0] is not None:
         packed[TENSOR_MAP_BYTES : 2 * TENSOR_MAP_BYTES] = maps[0].at(b)
     if maps[1] is not None:

@@ -252,10 +252,11 @@ def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
     None means that the product has to go the usual way, which raises the error if there is one.
     """
     out, _, alpha, beta, _, scale = options
-    result = A._backend.xp.empty(repeat.shape, repeat.dtype) if out is None else out
+    result = A._backend.empty(repeat.shape, repeat.dtype) if out is None else out
     places = x.data.ptr, result.data.ptr
-    launch = repeat.launches.get(places)
-    if launch is None:
+    launch = repeat.launches.kept.get(places)
+    is_new = launch is None
+    if is_new:
         if out is not None and ENGINES.of(A._backend).overlapping(out, x, A) is not None:
             return None
         launch = repeat.moved(places)
@@ -268,6 +269,8 @@ def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
         if scale is not None:
             alpha = scale * alpha
     launch.start(plan, alpha, beta)
+    if is_new:
+        repeat.launches.give_back(places, launch)
     return result.swapaxes(-2, -1) if out is None and repeat.turned else result
 
 

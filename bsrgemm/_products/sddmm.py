@@ -164,8 +164,15 @@ def _again(ready: Any, pattern: BsrBase, operands: tuple[Any, Any], out: Any, pr
     if out is not None:
         _check_out(out, pattern, repeat.dtype)
     places = X.data.ptr, Y.data.ptr
-    launch = repeat.launches.get(places) or repeat.moved(places)
-    return None if launch is None else _result(ready, pattern, launch.start(), out)
+    launch = repeat.launches.kept.get(places)
+    if launch is not None:
+        return _result(ready, pattern, launch.start(), out)
+    launch = repeat.moved(places)
+    if launch is None:
+        return None
+    data = launch.start()
+    repeat.launches.give_back(places, launch)
+    return _result(ready, pattern, data, out)
 
 
 def _result(cache: Any, pattern: BsrBase, data: Array, out: BsrBase | None) -> Any:

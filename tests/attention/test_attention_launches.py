@@ -209,10 +209,11 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     def load(spec: Any, arch: str) -> Kernel:
         return Kernel(str(spec), found.started)
 
-    def for_pieces(floats: int, count: int) -> tuple[Array, Array]:
+    def for_pieces(floats: int, count: int) -> tuple[Any, int, int]:
         found.floats.append(floats)
         found.counters.append(count)
-        return put(np.zeros(floats, np.float32)), put(np.zeros(count, np.int32))
+        memory = put(np.zeros(floats, np.float32)), put(np.zeros(count, np.int32))
+        return memory, memory[0].data.ptr, memory[1].data.ptr
 
     monkeypatch.setattr(decode_launch, "_plans", {})
     monkeypatch.setattr(device, "multiprocessors", lambda: 132)

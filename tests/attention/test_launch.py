@@ -49,11 +49,12 @@ class Kernel:
 def started(tmp_path: Path) -> Iterator[list[Any]]:
     found: list[Any] = []
     counters = put(np.zeros(4096, np.int32))
+    pieces = PARTIAL, PARTIAL.data.ptr, counters.data.ptr
     with (
         emulator.emulated(tmp_path, arch="sm_90a"),
         patch.object(jit, "load", lambda spec, arch: Kernel(str(spec), found)),
         patch.object(attention_launch, "counters", lambda count: counters),
-        patch.object(decode_launch.workspace, "for_pieces", lambda floats, count: (PARTIAL[:floats], counters)),
+        patch.object(decode_launch.workspace, "for_pieces", lambda floats, count: pieces),
     ):
         yield found
 
@@ -312,8 +313,28 @@ def test_a_launch_that_is_moved_is_that_of_its_operands(change: Any, kernel: str
         assert launch is not None and other is not None
         lse = there.get("lse")
         places = (*(there[name].data.ptr for name in ("q", "k", "v", "out")), 0 if lse is None else lse.data.ptr)
-        assert launch.moved(places).start() and launch.start()
-    assert started[2] == started[1] != started[0] == started[3]
+        moving = launch.movable()
+        for at in (places, (16, 32, 48, 64, 0), places):
+            moving.move(at)
+            assert moving.start()
+        kept = moving.kept()
+        moving.move((16, 32, 48, 64, 0))  # changes nothing about one that is kept
+        assert kept.start() and launch.start()
+    assert started[2] == started[4] == started[5] == started[1] != started[0] == started[6]
+    assert started[3] != started[2]
+
+
+def test_a_launch_that_moves_takes_the_counters_of_the_stream_it_starts_on(started: list[Any]) -> None:
+    launch = attention_launch.forward(HOST, usual())
+    assert launch is not None
+    moving, others = launch.movable(), put(np.zeros(4096, np.int32))
+    moving.move((*(lying(name).data.ptr for name in ROOMS), 0))
+    with patch.object(attention_launch, "counters", lambda count: others):
+        assert moving.start() and moving.start() and moving.kept().start()
+        attention_launch.forward(HOST, usual())
+    assert moving.start() and launch.start()
+    first, again, twice, kept, fresh, back, old = started
+    assert first == back == old != again == twice == kept == fresh
 
 
 def test_a_launch_takes_the_counters_of_the_stream_it_starts_on(started: list[Any]) -> None:

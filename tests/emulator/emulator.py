@@ -64,15 +64,17 @@ class Array(np.ndarray[Any, Any]):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        return _Pointer(self.ctypes.data)
+        return _Pointer(self)
 
     def get(self) -> np.ndarray[Any, Any]:
         return np.array(self, subok=False)
 
 
 class _Pointer:
-    def __init__(self, address: int) -> None:
-        self.ptr = address
+    """The address of an array, which lives as long."""
+
+    def __init__(self, array: Array) -> None:
+        self.array, self.ptr = array, array.ctypes.data
 
 
 def put(x: Any) -> Array:
@@ -125,6 +127,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             get_current_stream=lambda: stream,
             is_available=lambda: False,
             runtime=SimpleNamespace(getDevice=lambda: "emulated"),
+            alloc=lambda size: _Pointer(put(_unwritten(size // 4, np.float32))),
         ),
     )
     tiles, by_keys, sequences = mask_tiles.tiles, mask_tiles.by_keys, mask_tiles.sequences
@@ -176,7 +179,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(matrix_cache.MatrixCache, "shares", lambda *args: put(shares(*args))),
         patch.object(measured, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: arch),
-        patch.object(tensor_map, "_encode", encode),
+        patch.object(tensor_map.Layout, "write", write_map),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
         patch.object(
             matrix_cache.MatrixCache, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
@@ -562,6 +565,11 @@ def _forget_old(folder: Path, days: int = 14) -> None:
         with contextlib.suppress(OSError):
             if path.is_file() and time.time() - path.stat().st_mtime > days * 86400:
                 path.unlink()
+
+
+def write_map(layout: tensor_map.Layout, target: int, pointer: int) -> None:
+    """What the driver does for `tensor_map.Layout.write`."""
+    ctypes.memmove(target, encode(pointer, *layout.arguments), 128)
 
 
 def encode(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,6 @@ GOOD: dict[str, Any] = {
     "swizzle": "128B",
     "l2": "256B",
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Nothing that a fake driver made outlives its test."""
-    yield
-    tensor_map._encode.cache_clear()
 
 
 @pytest.fixture
@@ -85,7 +77,23 @@ def test_numpy_integers_and_lists_are_taken(calls) -> None:
     plain = tensor_map.encode(**GOOD)
     arrays = {name: list(np.array(GOOD[name])) for name in ("dims", "strides_bytes", "box")}
     assert tensor_map.encode(**GOOD | arrays | {"pointer": np.uint64(GOOD["pointer"])}) == plain
-    assert len(calls) == 1
+    assert calls[0][1:] == calls[1][1:]
+
+
+def test_a_layout_is_checked_and_converted_once_for_all_addresses(calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {name: x for name, x in GOOD.items() if name != "pointer"}
+    layout = tensor_map.Layout(**given)
+    monkeypatch.setattr(tensor_map, "_driver_arguments", None)
+    memory, address = tensor_map.aligned_memory(256)
+    assert address % 64 == 0 and layout.at(64) == b"\1" * 128
+    memory[:] = bytes(256)
+    layout.write(address + 128, 128)
+    assert memory.tobytes() == bytes(128) + b"\1" * 128
+    assert [(call[0] - address, call[3]) for call in calls[1:]] == [(128, 128)] and calls[0][3] == 64
+    assert calls[0][4:] == calls[1][4:]
+    for pointer in (0, 24, -16):
+        with pytest.raises(ValueError, match="multiple of 16"):
+            layout.write(address, pointer)
 
 
 def test_one_and_five_dimensions_are_taken(calls) -> None:

@@ -14,6 +14,8 @@ pytest.importorskip("cupy")
 
 from bsrgemm._kernels import workspace
 
+from ..emulator.emulator import put
+
 
 class Stream:
     """One that can be in a capture, which has a number."""
@@ -36,6 +38,7 @@ class Card:
             runtime=SimpleNamespace(getDevice=lambda: 0),
             MemoryPool=lambda: SimpleNamespace(malloc="own"),
             using_allocator=self.using,
+            alloc=lambda size: self.empty(size, np.uint8).data,
         )
 
     @contextmanager
@@ -45,11 +48,11 @@ class Card:
         self.pool = "usual"
 
     def empty(self, count: int, dtype: Any) -> Any:
-        self.arrays.append((self.pool, np.empty(count, dtype)))
+        self.arrays.append((self.pool, put(np.empty(count, dtype))))
         return self.arrays[-1][1]
 
     def zeros(self, count: int, dtype: Any) -> Any:
-        self.arrays.append((self.pool, np.zeros(count, dtype)))
+        self.arrays.append((self.pool, put(np.zeros(count, dtype))))
         return self.arrays[-1][1]
 
 
@@ -78,17 +81,17 @@ def test_room_is_new_for_every_launch_outside_of_a_capture(card) -> None:
 
 
 def test_pieces_get_room_and_counters_as_if_these_were_asked_for_one_by_one(card) -> None:
-    room, counters = workspace.for_pieces(10, 20)
-    assert room.dtype == np.float32 and len(room) == 10
-    assert counters is workspace.counters(20) and workspace.for_pieces(10, 20)[0] is not room
-    more = workspace.for_pieces(10, 5000)[1]
-    assert len(more) >= 5000 and workspace.counters(10) is more
+    room, place, counters = workspace.for_pieces(10, 20)
+    assert place == room.ptr and card.arrays[0][1].ctypes.data == place and card.arrays[0][1].nbytes == 40
+    assert counters == workspace.counters(20).data.ptr and workspace.for_pieces(10, 20)[1] != place
+    more = workspace.for_pieces(10, 5000)[2]
+    assert len(workspace.counters(10)) >= 5000 and workspace.counters(10).data.ptr == more != counters
     card.stream = Stream(8)
-    assert workspace.for_pieces(10, 20)[1] is not more
+    assert workspace.for_pieces(10, 20)[2] != more
     card.stream.capture = 1
-    room, counters = workspace.for_pieces(10, 20)
-    assert room.nbytes >= 40 and room is workspace.temporary(10, np.float32) and counters is workspace.counters(20)
-    assert [kept for _, kept in workspace._held] == [room]
+    room, place, counters = workspace.for_pieces(10, 20)
+    assert room.nbytes >= 40 and room is workspace.temporary(10, np.float32) and place == room.data.ptr
+    assert counters == workspace.counters(20).data.ptr and [kept for _, kept in workspace._held] == [room]
 
 
 def test_a_capture_has_memory_of_its_own_and_keeps_it(card) -> None:

@@ -311,6 +311,9 @@ class Card(cupy_backend.CupyBackend):
     name = "card"
     xp = np  # type: ignore[assignment]
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        return self.xp.empty(shape, dtype)
+
     def is_dense(self, x: Any) -> bool:
         return isinstance(x, Array)
 

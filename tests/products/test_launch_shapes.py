@@ -114,6 +114,10 @@ def card(arch: str = "sm_90a") -> Iterator[Started]:
         asked.append(f"temporary {count} {np.dtype(dtype)}")
         return put(np.empty(count, dtype))
 
+    def for_pieces(floats: int, count: int) -> tuple[Array, int, int]:
+        memory = temporary(floats, np.float32)
+        return memory, memory.data.ptr, given(count).data.ptr
+
     columns = SimpleNamespace(
         empty=lambda *args: put(np.empty(*args)),
         ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
@@ -127,7 +131,7 @@ def card(arch: str = "sm_90a") -> Iterator[Started]:
         patch.object(row_matching, "matched", lambda *args: None),
         patch.object(workspace, "counters", given),
         patch.object(workspace, "temporary", temporary),
-        patch.object(workspace, "for_pieces", lambda floats, count: (temporary(floats, np.float32), given(count))),
+        patch.object(workspace, "for_pieces", for_pieces),
         patch.object(attention_launch, "counters", given),
         patch.object(block_products, "counters", given),
         patch.object(block_products, "cupy", columns),

@@ -15,8 +15,8 @@ import bsrgemm as bg
 from bsrgemm._array.leaves import leaf
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.index_arrays import watched_class
-from bsrgemm._kernels import forced_kernel, jit, workspace
-from bsrgemm._products import matrix_cache, measured, repeats
+from bsrgemm._kernels import forced_kernel, jit, movable, workspace
+from bsrgemm._products import matrix_cache, measured
 from bsrgemm._products.engine import ENGINES
 from bsrgemm.dtypes import BFLOAT16
 
@@ -164,6 +164,36 @@ def test_operands_at_new_addresses_are_started_at_once_as_if_checked(
     assert started == want and len(set(map(str, want))) == 4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_operands_at_new_addresses_have_the_factors_and_counters_of_their_call(
+    kind: str,
+    started: Any,  # noqa: F811
+    unchecked: Callable[[], None],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Equal integers are not written again; what floats have overwritten is."""
+    block, dtype, at = KINDS[kind]
+    A, want = matrix(block, dtype), []
+    counters = [put(np.zeros(1024, np.int32)) for _ in range(2)]
+    calls = [(1, 0), (2, 0), (2, 0), (2.5, 0), (2, 0), (1, 0), (1, 1), (1.0, 0), (1, 0)]
+
+    def call(number: int, alpha: Any, stream: int) -> Any:
+        monkeypatch.setattr(workspace, "counters", lambda count: counters[stream])
+        return bg.matmul(A, at(64 * number), alpha=alpha)
+
+    for number, (alpha, stream) in enumerate(calls):
+        forgetful(lambda A, x=(number, alpha, stream): call(*x))(A)
+        want.append(started[-1])
+    for _ in range(2):
+        call(20, 1, 0)
+    unchecked()
+    for _ in range(3):  # new addresses, those that come again, and those that have a launch of their own
+        started.clear()
+        for number, (alpha, stream) in enumerate(calls):
+            call(number, alpha, stream)
+        assert started == want
+
+
 def test_an_out_at_a_new_address_is_checked_for_overlaps_alone(started: Any, unchecked: Any) -> None:  # noqa: F811
     A, x = matrix(), lying()
     for _ in range(2):
@@ -215,15 +245,17 @@ def test_another_kernel_that_is_forced_counts_at_once(started: Any) -> None:  # 
 
 
 def test_few_kinds_and_few_addresses_are_remembered(started: Any, monkeypatch: Any) -> None:  # noqa: F811
-    monkeypatch.setattr(repeats, "_MOST_PLACES", 3)
+    monkeypatch.setattr(movable, "MOST_PLACES", 3)
     monkeypatch.setattr(matrix_cache, "MOST_REPEATS", 2)
     A = matrix()
     for columns in (64, 128, 192, 64):
         for skip in range(0, 16 * 8, 16):
-            _ = A @ lying((128, columns), skip=skip)
+            for _ in range(3):
+                _ = A @ lying((128, columns), skip=skip)
         cache = A._matrix_cache
         assert 0 < len(cache.repeats) <= 2
-        assert all(0 < len(repeat.launches) <= 3 for repeat in cache.repeats.values())
+        launches = [repeat.launches for repeat in cache.repeats.values()]
+        assert all(0 < len(x.kept) <= 3 and len(x._came_once) <= 3 and len(x._spare) <= 1 for x in launches)
 
 
 def test_a_subclass_of_the_array_goes_the_usual_way(started: Any) -> None:  # noqa: F811

@@ -83,8 +83,9 @@ def install() -> None:
     blocks.start = _start_sampled(blocks.start)  # type: ignore[method-assign]
     prepared = block_products.PairsLaunch
     prepared.of = _of_pairs(prepared.of)  # type: ignore[method-assign]
-    for moving in (launch.Launch, blocks):
-        moving.moved = _moved(moving.moved)  # type: ignore[attr-defined]
+    for kept, moving in ((launch.Launch, launch.MovingLaunch), (blocks, block_products.MovingBlockLaunch)):
+        kept.movable = _movable(kept.movable)  # type: ignore[attr-defined]
+        moving.move, moving.kept = _move(moving.move), _kept(moving.kept)  # type: ignore[attr-defined]
     attention_launch.forward = _forward(attention_launch.forward)
     again = attention_launch.Launch
     again.start = _start_attention(again.start)  # type: ignore[method-assign]
@@ -237,16 +238,37 @@ def _start(original: Callable[..., None]) -> Callable[..., None]:
     return start
 
 
-def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+def _movable(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def moved(self: Any, first: int, second: int) -> Any:
-        found = original(self, first, second)
-        move = _moves.get(id(self))
-        if found is not None and move is not None:
-            _replays[id(found)], _moves[id(found)] = (found, move(first, second)), move
+    def movable(self: Any) -> Any:
+        found, computing = original(self), _moves.get(id(self))
+        if found is not None and computing is not None:
+            _moves[id(found)] = computing
         return found
 
-    return moved
+    return movable
+
+
+def _move(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def move(self: Any, places: tuple[int, int]) -> None:
+        original(self, places)
+        computing = _moves.get(id(self))
+        if computing is not None:
+            _replays[id(self)] = (self, computing(*places))
+
+    return move
+
+
+def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def kept(self: Any) -> Any:
+        found, known = original(self), _replays.get(id(self))
+        if known is not None:
+            _replays[id(found)], _moves[id(found)] = (found, known[1]), _moves[id(self)]
+        return found
+
+    return kept
 
 
 def _lying(pointer: int, like: Any) -> Any:

@@ -513,6 +513,17 @@ def _empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     return ndarray(_allocate(shape, dtype, strides))
 
 
+class _Held(MemoryPointer):
+    """Memory without an array around it, as `cupy.cuda.alloc` returns it."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, size: int) -> None:
+        self.array = _empty(size, np.uint8)
+        pointer = self.array.data
+        super().__init__(pointer.mem, pointer.ptr)
+
+
 def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     found = _empty(shape, dtype, order)
     found._memory[...] = 0
@@ -624,6 +635,7 @@ def install(record: dict[str, Any] | None = None) -> types.ModuleType:
         is_available=lambda: True,
         get_current_stream=lambda *_: _streams.current,
         get_device_id=lambda: 0,
+        alloc=_Held,
         get_elapsed_time=_unable("times on a card"),
         **memory,
     )

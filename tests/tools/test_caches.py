@@ -41,10 +41,12 @@ CACHES: dict[str, dict[str, str]] = {
         "Struct.size": "the fields",
     },
     "_kernels/tensor_map.py": {
-        "_encode": "address, dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
         "_driver_arguments": "dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
         "dtype_name": "the dtype",
         "_driver_function": "the process",
+    },
+    "_kernels/movable.py": {
+        "Launches.kept": "the addresses that differ between calls of one kind: kernels/test_movable.py",
     },
     "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {
@@ -89,9 +91,6 @@ CACHES: dict[str, dict[str, str]] = {
         "kernel: products/test_repeats.py",
         "MatrixCache.wide": "the arrays, and which of the real matrices it is",
     },
-    "_products/repeats.py": {
-        "Repeat.launches": "the addresses that differ between calls of one kind: products/test_repeats.py",
-    },
     "_products/measured.py": {
         "_loaded": "the file, whose name has the card: products/test_measured.py",
         "_card_name": "device",
@@ -108,8 +107,6 @@ CACHES: dict[str, dict[str, str]] = {
     "_attention/repeats.py": {
         "_calls": "shapes, strides and dtypes of the operands and of out, options and their types; its launches: "
         "addresses of operands and results, device, forced kernel: attention/test_repeats.py, attention/test_launch.py",
-        "Repeat.launches": "addresses of operands and results; device and forced kernel are compared at each start: "
-        "attention/test_repeats.py, attention/test_launch.py",
     },
     "_attention/launch.py": {
         "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
