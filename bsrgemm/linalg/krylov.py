@@ -103,8 +103,8 @@ class _System:
         zero = b == 0
         return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
 
-    def finish(self, steps: int, broken: str | None = None) -> tuple[Array, int]:
-        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown."""
+    def finish(self, steps: int, broken: str | None = None, more: str = "") -> tuple[Array, int]:
+        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too."""
         size = self.host(self.norm(self.residual()))
         if (size <= self.enough).all():
             return self.x, 0
@@ -112,7 +112,7 @@ class _System:
         left = f"the norm of the residual is {np.ravel(size)[worst]:.3g}, wanted {np.ravel(self.enough)[worst]:.3g}"
         where = f" in column {worst}" if size.ndim else ""
         if broken is None:
-            message = f"{self.method}: not converged after {steps} iterations{where}: {left}"
+            message = f"{self.method}: not converged after {steps} iterations{more}{where}: {left}"
         else:
             message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
         warnings.warn(message, SolverWarning, stacklevel=5)  # the line that called the solver
@@ -474,9 +474,12 @@ def gmres(
 
     Notes
     -----
-    Arguments are checked as those of `cg` are. On a GPU, iterations are replayed as CUDA graphs where those of `cg` are
-    and `restart` is at most 64: one for the products with M and A, and one for each vector of the basis, which is
-    captured when a second restart or a second solve comes to it. The vectors stay allocated with the graphs.
+    Arguments are checked as those of `cg` are. The method ends if four restarts in a row bring nothing, as for a
+    singular A without a solution for b: all others would do the same.
+
+    On a GPU, iterations are replayed as CUDA graphs where those of `cg` are and `restart` is at most 64: one for the
+    products with M and A, and one for each vector of the basis, which is captured when a second restart or a second
+    solve comes to it. The vectors stay allocated with the graphs.
 
     Examples
     --------

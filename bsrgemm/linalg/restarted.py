@@ -19,6 +19,8 @@ from .graphs import WORTHWHILE, Captured, Place, Replay, ahead, capturable, expe
 
 #: Columns of the basis by default.
 _BASIS = 20
+#: GMRES ends if so many restarts bring nothing: less than so many rounding units of the residual.
+_IN_VAIN, _ROUNDING = 4, 64
 #: The longest basis that is worth graphs: beyond it, the vectors themselves take longer than their launches.
 _LONGEST = 64
 
@@ -160,7 +162,8 @@ def restarted(
     most = min(_BASIS if restart is None else int(restart), s.rows)
     graph = tell is None and most <= _LONGEST and capturable(s.backend, *operands)
     some = _Arnoldi(s, operands, flexible, graph)
-    steps, broken = 0, None
+    steps, broken, more = 0, None, ""
+    sizes: list[Any] = []
     size_of_b = np.maximum(s.host(s.norm(s.b)), np.finfo(s.b.dtype).tiny)
     for cycle in range(s.maxiter):
         r = s.residual()
@@ -168,7 +171,11 @@ def restarted(
         size = s.host(norm)
         if not np.isfinite(size).all():
             broken = NOT_FINITE
+        sizes = [*sizes[-_IN_VAIN:], size]
         if broken or (size <= s.enough).all():
+            break
+        if len(sizes) > _IN_VAIN and _stands_still(sizes, s.enough, np.finfo(s.b.dtype).eps):
+            more = f", of which the last {_IN_VAIN} restarts brought nothing"
             break
         some.space.begin(r, norm)
         triangle, over, ended = _Triangle(size, most, s.b.dtype), [float(np.max(size / s.enough))], False
@@ -188,7 +195,13 @@ def restarted(
         if tell is not None:
             tell("x", s.x)
     some.end()
-    return s.finish(steps, broken)
+    return s.finish(steps, broken, more)
+
+
+def _stands_still(sizes: list[Any], enough: Any, unit: float) -> bool:
+    """Whether no column that is not solved has a smaller residual than some restarts ago, beyond rounding."""
+    left = sizes[-1] > enough
+    return bool((sizes[-1] >= (1 - _ROUNDING * unit) * sizes[0])[left].all())
 
 
 class _Triangle:

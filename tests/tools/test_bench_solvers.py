@@ -67,3 +67,22 @@ def test_pyamg_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     systems.main(["--unknowns", "800", "--problem", "plate", "--device", "cpu", "--who", "bsrgemm"])
     assert "pyamg" not in capsys.readouterr().out.replace("beside pyamg", "")
     assert problems.plate(800).A.blocksize == (2, 2)
+
+
+def test_beside_a_card_pyamg_is_timed_by_the_clock_on_the_wall() -> None:
+    """Threads of BLAS add up in CPU time; one that sleeps takes none."""
+    import time
+
+    import numpy as np
+
+    def sleep() -> None:
+        time.sleep(0.05)
+
+    assert systems.timed(sleep, np, 1)[1] < 0.04 < systems.timed(sleep, np, 1, wall=True)[1]
+    asked: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(systems, "theirs", lambda problem, rounds, wall: asked.append(wall) or 1 / 0)
+        for device in ("cuda", "cpu"):
+            with pytest.raises(ZeroDivisionError):
+                systems.measure(table.Table("solvers_test", "", []), "plate", 800, device, ["pyamg"], 1)
+    assert asked == [True, False]
