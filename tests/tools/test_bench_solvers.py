@@ -86,3 +86,19 @@ def test_beside_a_card_pyamg_is_timed_by_the_clock_on_the_wall() -> None:
             with pytest.raises(ZeroDivisionError):
                 systems.measure(table.Table("solvers_test", "", []), "plate", 800, device, ["pyamg"], 1)
     assert asked == [True, False]
+
+
+def test_whole_jobs_and_decompositions_are_rows_of_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    systems.main(["--jobs", "--unknowns", "2500", "--device", "cpu", "--rounds", "1", "--keep"])
+    rows = json.loads((tmp_path / "solver_jobs_cpu.json").read_text())["rows"]
+    ours, peer, *others = rows
+    assert [row["what"] for row in rows][:2] == ["bsrgemm, block-COO to x", "scipy cg, Jacobi"]
+    for row in (ours, peer):
+        assert row["info"] == 0 and row["residual"] <= 1.01 * systems.RTOL
+        assert row["rate"] == pytest.approx(row["unknowns"] / row["seconds"])
+    assert ours["iterations"] < 25 < peer["iterations"]
+    assert [row["what"] for row in others] == ["ilu0", "ic0", "block_ssor"]
+    assert all(row["multiple"] == pytest.approx(row["seconds"] / row["product"]) for row in others)

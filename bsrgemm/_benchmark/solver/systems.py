@@ -128,6 +128,26 @@ def measure(table: Table, name: str, unknowns: int, device: str, who: Sequence[s
         table.add(f"{name:<7}{row['unknowns']:>10,}  {what:<22}{text}", **row)
 
 
+def measure_jobs(table: Table, name: str, unknowns: int, device: str, rounds: int) -> None:
+    """Add the rows of whole jobs, from block-COO to x, and of solves with incomplete decompositions."""
+    from . import whole_job
+
+    problem = {"cube": problems.cube, "plate": problems.plate}[name](unknowns)
+    n = problem.A.shape[0]
+    library = "cupyx" if device == "cuda" else "scipy"
+    for what, run in (
+        ("bsrgemm, block-COO to x", whole_job.whole),
+        (f"{library} cg, Jacobi", whole_job.with_jacobi),
+    ):
+        row = run(problem, device, rounds)
+        row |= {"problem": name, "unknowns": n, "what": what, "device": device, "rate": n / row["seconds"]}
+        text = f"{row['seconds']:>9.3f} s{row['rate']:>14,.0f} unknowns a second{row['iterations']:>7}"
+        table.add(f"{name:<7}{n:>10,}  {what:<24}{text}", **row)
+    for what, numbers in whole_job.decompositions(problem, device, rounds).items():
+        text = f"{numbers['seconds'] * 1e3:>9.3f} ms{numbers['multiple']:>9.2f} times A @ x"
+        table.add(f"{name:<7}{n:>10,}  {what:<24}{text}", problem=name, unknowns=n, what=what, device=device, **numbers)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,12 +156,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where ours is; a card by default if there is one")
     parser.add_argument("--who", choices=["bsrgemm", "pyamg"], action="append", help="both by default")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="times that each step is measured; the least counts")
+    parser.add_argument("--jobs", action="store_true", help="whole jobs and incomplete decompositions instead")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     parser.add_argument("--merge", action="store_true", help="with --keep: leave other rows of that file as they are")
     provenance.add_option(parser)
     options = parser.parse_args(argv)
     device = options.device or ("cuda" if machine.has_gpu() else "cpu")
     sizes = options.unknowns or ([250_000, 1_000_000, 4_000_000] if device == "cuda" else [30_000, 120_000])
+    if options.jobs:
+        with provenance.recording() as launched:
+            table = Table(f"solver_jobs_{device}", "Linear systems: from block-COO to x", launched)
+            table.merge = options.merge
+            with writing(table, options.keep):
+                for name in options.problem or ["cube"]:
+                    for unknowns in sizes:
+                        measure_jobs(table, name, unknowns, device, options.rounds)
+        return
     with provenance.recording() as launched:
         table = Table(f"solvers_{device}", "Linear systems: smoothed aggregation and CG", launched)
         table.note(f"{'':<41}{'set-up, s':>9}{'refresh':>10}{'solution':>10}{'steps':>7}{'levels':>8}")
