@@ -115,7 +115,9 @@ class BlockTools(Conversions):
         xp = self._backend.xp
         inverse = None
         with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
-            inverse = xp.linalg.inv(diagonal) if xp is np else None
+            if xp is np:
+                single = diagonal.shape[1] == 1 and diagonal.dtype.kind == "f" and bool(diagonal.all())
+                inverse = 1 / diagonal if single else np.linalg.inv(diagonal)
         if inverse is None:
             # numpy.linalg.inv raises without the index of the block, and cupy.linalg.inv does not raise. The sign of
             # the determinant is 0 if a pivot of the same LU decomposition is 0.

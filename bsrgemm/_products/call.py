@@ -84,10 +84,14 @@ class UnlistedPattern:
         The number of pairs.
     listed : callable
         ``listed()`` returns the whole pattern.
+    order : array
+        The position of each block in the order in which a loop over single elements finds them.
     """
 
-    def __init__(self, indices: Array, indptr: Array, pairs: int, listed: Callable[[], ProductPattern]) -> None:
-        self.indices, self.indptr, self.pairs, self._listed = indices, indptr, pairs, listed
+    def __init__(
+        self, indices: Array, indptr: Array, pairs: int, listed: Callable[[], ProductPattern], order: Array
+    ) -> None:
+        self.indices, self.indptr, self.pairs, self._listed, self.order = indices, indptr, pairs, listed, order
 
     @cached_property
     def _whole(self) -> ProductPattern:

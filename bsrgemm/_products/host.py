@@ -176,7 +176,7 @@ class HostProducts(ProductEngine):
         """Find the blocks of the result by SciPy's loop; listing and sorting all pairs takes four times as long."""
         rows = len(a.indptr) - 1
         a, b = (Blocks(np.empty(0), x.indices.copy(), x.indptr.copy()) for x in (a, b))  # a user may write into them
-        pairs = int((b.indptr[a.indices + 1] - b.indptr[a.indices]).sum(dtype=np.int64))
+        pairs = int(np.diff(b.indptr).take(a.indices).sum(dtype=np.int64))
         most = min(pairs, rows * block_cols)
         arrays = _as_one_index(a, b, most)
         indptr, indices, found = (
@@ -190,16 +190,21 @@ class HostProducts(ProductEngine):
         )
         count = int(indptr[-1])
         indices = indices[:count].copy()
-        _sparsetools.csr_sort_indices(rows, indptr, indices, found[:count])
+        order = np.arange(count, dtype=indices.dtype)
+        _sparsetools.csr_sort_indices(rows, indptr, indices, order)
         index = structure.index_dtype(count, a.indices, b.indices)
         indices, indptr = (x.astype(index, copy=False) for x in (indices, indptr))
-        return UnlistedPattern(indices, indptr, pairs, lambda: self.product_pattern(a, b, block_cols))
+        return UnlistedPattern(indices, indptr, pairs, lambda: self.product_pattern(a, b, block_cols), order)
 
     def multiply_planned(self, a: Blocks, b: Blocks, pattern: Any, cols: int, dtype: np.dtype[Any]) -> Array:
         if self._by_pairs(a, b, dtype):
             return super().multiply_planned(a, b, pattern, cols, dtype)
         # SciPy's loop for the whole product is faster than pairs, and its blocks are put into the order of the pattern.
         found = self._multiply_by_loop(a, b, cols, dtype, len(pattern.indices))
+        order = pattern.order if isinstance(pattern, UnlistedPattern) else found.indices[:0]
+        single = a.data.shape[1:] == b.data.shape[1:] == (1, 1) and len(found.indices) == len(order)
+        if single and np.array_equal(found.indices.take(order), pattern.indices):  # no sum was zero
+            return found.data.reshape(-1).take(order).reshape(-1, 1, 1)
         out = np.zeros((len(pattern.indices), *found.data.shape[1:]), dtype)
         rows = self.backend.expand(found.indptr, len(found.indices))
         planned = Blocks(out, pattern.indices, pattern.indptr)

@@ -24,6 +24,8 @@ _OUT = -1
 _MOST_ROUNDS = 200
 #: Connections of nodes, filled up to the most that a node has, over those that there are: more are not worth it.
 _MOST_REPEATED = 2
+#: The share of nodes below which those that are undecided are looked at alone.
+_FEW = 0.3
 #: Rounds before the host asks whether all nodes are decided; what is decided stays so.
 _ROUNDS_AT_A_TIME = 2
 
@@ -39,9 +41,11 @@ def strong_connections(A: Any, theta: float) -> tuple[Array, Array, Array]:
     data, indices, indptr = A._canonical()
     row = backend.expand(indptr, len(indices))
     own = row == indices
-    filled = (data != 0).any(axis=(1, 2))
+    filled = (data.reshape(len(data), data.shape[1] * data.shape[2]) != 0).any(axis=1)
     if theta == 0:
         keep = own | filled
+        if xp is np and keep.all():
+            return indices, indptr.astype(np.int64), rows_with(xp, ~own if filled.all() else filled & ~own, indptr)
     else:
         size = xp.sqrt((abs(data) ** 2).sum(axis=(1, 2)))
         diagonal = xp.zeros(len(indptr) - 1, size.dtype)
@@ -109,25 +113,48 @@ def aggregates(backend: Backend, indices: Array, indptr: Array, coupled: Array |
     return found - 1, int(found.max())  # synchronize!
 
 
-def _highest_by_places(others: Array, indptr: Array) -> Callable[[Array], Array] | None:
-    """The maximum over the connections of each node on the host, or None if nodes have very different numbers of them.
+class _Places:
+    """The maximum over the connections of nodes on the host.
 
     The first connections of all nodes, then the second ones, and so on: three times as fast as NumPy's reduction of
     segments, which are short. A node with fewer connections repeats its last one.
+
+    Parameters
+    ----------
+    place : array (most, nodes)
+        The connections of each node, in a column.
     """
+
+    def __init__(self, place: Array) -> None:
+        self._place = place
+
+    def __call__(self, x: Array) -> Array:
+        found, other = x.take(self._place[0]), np.empty(self._place.shape[1], x.dtype)
+        for connections in self._place[1:]:
+            np.maximum(found, x.take(connections, out=other, mode="clip"), out=found)
+        return found
+
+    def of(self, nodes: Array) -> _Places:
+        """Return the maximum over the connections of these nodes alone."""
+        return _Places(self._place.take(nodes, axis=1))
+
+    def reached(self, n: int) -> Array:
+        """Return the nodes, of n, that are connections."""
+        found = np.zeros(n, bool)
+        found[self._place] = True
+        return np.flatnonzero(found)
+
+
+def _highest_by_places(others: Array, indptr: Array) -> _Places | None:
+    """The maximum over the connections of each node, or None if nodes have very different numbers of them."""
     lengths = np.diff(indptr)
     most = int(lengths.max())
     if most * len(lengths) > _MOST_REPEATED * len(others):
         return None
-    place = others[np.minimum(indptr[:-1] + np.arange(most)[:, None], indptr[1:] - 1)]
-
-    def highest(x: Array) -> Array:
-        found, other = x.take(place[0]), np.empty_like(x)
-        for k in range(1, most):
-            np.maximum(found, x.take(place[k], out=other, mode="clip"), out=found)
-        return found
-
-    return highest
+    place = indptr[:-1] + np.arange(most)[:, None]
+    if most * len(lengths) > len(others):
+        np.minimum(place, indptr[1:] - 1, out=place)
+    return _Places(others.take(place))
 
 
 def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Array | None = None) -> Array:
@@ -135,6 +162,8 @@ def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Arr
 
     The state of an able node is its key, and that of others `_OUT`. All nodes are inside by default.
     """
+    if isinstance(highest, _Places):
+        return _roots_by_places(highest, state, inside)
     for done in range(_MOST_ROUNDS):
         near = highest(state)
         near = highest(near if inside is None else xp.where(inside, near, 0))
@@ -144,6 +173,34 @@ def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Arr
         # without a sign, the states of roots and of those that are out are the largest
         if ask and int(state.view(np.uint64).min()) >= _ROOT:  # synchronize!
             break
+    return state >= 0
+
+
+def _roots_by_places(highest: _Places, state: Array, inside: Array | None) -> Array:
+    """`_roots` on the host, where the nodes that are undecided are looked at alone as soon as they are few.
+
+    What is decided stays so, so that the result is the same.
+    """
+    state, near, n = state.copy(), np.zeros(len(state), state.dtype), len(state)
+    for done in range(_MOST_ROUNDS):
+        if done % _ROUNDS_AT_A_TIME == 0:
+            # without a sign, the states of roots and of those that are out are the largest
+            open_, asked = np.flatnonzero(state.view(np.uint64) < _ROOT), None
+            if not len(open_):
+                break
+            if len(open_) < _FEW * n:
+                second = highest.of(open_)
+                asked = second.reached(n)
+                first = highest.of(asked)
+        if asked is None:
+            near = highest(state)
+            top, own = highest(near if inside is None else np.where(inside, near, 0)), state
+            state = np.where(top == own, own | _ROOT, np.where(top < _ROOT, own, _OUT))
+        else:
+            found = first(state)
+            near[asked] = found if inside is None else np.where(inside[asked], found, 0)
+            top, own = second(near), state[open_]
+            state[open_] = np.where(top == own, own | _ROOT, np.where(top < _ROOT, own, _OUT))
     return state >= 0
 
 
@@ -160,8 +217,12 @@ def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Arr
     if not len(inside):
         nothing = Blocks(xp.zeros((0, R, m), A.dtype), xp.zeros(0, A.indices.dtype), xp.zeros(n + 1, A.indices.dtype))
         return A._new(nothing, (A.shape[0], 0), canonical=True), xp.zeros((0, m), A.dtype)
-    order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
-    starts = R * xp.searchsorted(number[order], xp.arange(count))
+    if xp is np and len(inside) == n:
+        order, begins = backend.loops.by_column(number, np.array([0, n]), count)
+        starts = R * begins[:-1]
+    else:
+        order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+        starts = R * xp.searchsorted(number[order], xp.arange(count))
     order = (R * order[:, None] + xp.arange(R)).reshape(-1)  # rows of A, aggregate by aggregate
     q = modes.reshape(n, R, m).astype(A.dtype)
     upper = xp.zeros((count, m, m), A.dtype)

@@ -16,7 +16,9 @@ from .._backend.base import Array
 from .._backend.registry import backend_of
 from .._batch import bsr_batch
 from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_limits, check_norms, failures
+from .graphs import Iterations, capturable
 from .operators import Preconditioner
+from .steps import Step
 
 
 class _Systems:
@@ -70,6 +72,64 @@ class _Systems:
         return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))[:, None]
 
 
+class BatchConjugate(Step):
+    """Conjugate gradients for all systems. A system that has ended stays as it is; its recurrence goes on in vain.
+
+    Its numbers are those of `steps.Conjugate`, for each system.
+    """
+
+    vectors, factors = ("_p", "_work"), ("_before",)
+    stays = True
+    _p: Array
+    _work: Array
+    _before: Array
+    #: which systems go on
+    _going: Array
+
+    def __init__(self, s: Any, arrays: dict[str, Array] | None = None) -> None:
+        super().__init__(s, arrays)
+        if arrays is None:
+            self._going = s.xp.zeros(self._before.shape, bool)
+
+    @staticmethod
+    def columns_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[0], *shape[2:]
+
+    def restart(self, r: Array) -> None:
+        """Begin with these residuals."""
+        self._r[...] = r
+        self._p.fill(0)
+        self._before.fill(0)
+
+    def watch(self, going: Any, enough: Any) -> None:
+        """Tell which systems go on, and what is enough: the device has to end a system as the host does."""
+        host = self._s.backend.from_host
+        self._going[...] = host(going)
+        self._enough[...] = host(np.asarray(enough, self._enough.dtype))
+
+    def __call__(self) -> None:
+        s, r, p = self._s, self._r, self._p
+        z = s.precondition(r)
+        rz = s.dot(r, z)
+        p *= s.ratio(rz, self._before)
+        p += z
+        q = s.A @ p
+        pq = s.dot(p, q)
+        alpha = s.ratio(rz, pq)
+        # a system that has broken down may have NaN in p
+        self.x += s.xp.where(self._going[:, None], s.xp.multiply(p, alpha, out=self._work), 0)
+        r -= s.xp.multiply(q, alpha, out=self._work)
+        self._before[...] = rz
+        size = s.xp.sqrt(s.dot(r, r).real)
+        self.numbers[0], self.numbers[1], self.numbers[2] = size, pq.real, rz.real
+        # as `failures` says on the host
+        self._going &= (size > self._enough) & s.xp.isfinite(size) & ~(rz.real <= 0) & ~(pq.real <= 0)
+
+    @staticmethod
+    def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
+        return None, bool((numbers[0] <= enough).all())
+
+
 def _preconditioner(M: Any, A: bsr_batch) -> Callable[[Array], Array]:
     """The function ``r -> M r`` for all systems."""
     batch, n, _ = A.shape
@@ -109,36 +169,33 @@ def conjugate_gradients(
     A system that is solved, or that has broken down, stays as it is while others go on.
     """
     s = _Systems(A, b, x0, limits, maxiter, M)
+    some = Iterations(BatchConjugate, s, (A, M), callback is None and capturable(s.backend, A, M))
     steps = np.zeros(s.enough.shape, np.int64)
     #: what has ended a system before it was solved, by its place in `BREAKDOWNS`
     failed = np.zeros(steps.shape, np.int64)
     for _ in range(RESTARTS + 1):
         r = s.residual()
-        going = ~(s.sizes(r) <= s.enough) & (failed == 0) & (steps < s.maxiter)
+        size = s.sizes(r)
+        going = ~(size <= s.enough) & (failed == 0) & (steps < s.maxiter)
         if not going.any():
             break
-        p, before, mask = s.xp.zeros(s.b.shape, s.b.dtype), s.xp.zeros(steps.shape, s.b.dtype), None
+        some.step.restart(r)
+        some.step.watch(going, s.enough)
+        left = [float(np.max((size / s.enough)[going]))]
         while going.any():
-            if mask is None:
-                mask = s.backend.from_host(going)[:, None]
-            z = s.precondition(r)
-            rz = s.dot(r, z)
-            p = z + s.ratio(rz, before) * p
-            q = s.A @ p
-            pq = s.dot(p, q)
-            alpha = s.ratio(rz, pq)
-            s.x += s.xp.where(mask, alpha * p, 0)
-            r = r - alpha * q
-            before = rz
-            steps += going
-            if callback is not None:
-                callback(s.x)
-            found = s.xp.stack([s.xp.sqrt(s.dot(r, r).real), pq.real, rz.real])
-            numbers = s.backend.to_host(found)  # synchronize!
-            failed = np.where(going, failures(numbers, s.enough), failed)
-            still = going & ~(numbers[0] <= s.enough) & (failed == 0) & (steps < s.maxiter)
-            if (still != going).any():
-                going, mask = still, None
+            for numbers in some.make(left, int(s.maxiter - steps[going].max())):
+                steps += going
+                if callback is not None:
+                    callback(s.x)
+                failed = np.where(going, failures(numbers, s.enough), failed)
+                left.append(float(np.max((numbers[0] / s.enough)[going])))
+                going = going & ~(numbers[0] <= s.enough) & (failed == 0)
+                if not going.any():
+                    break
+            if (going & (steps >= s.maxiter)).any():
+                going &= steps < s.maxiter
+                some.step.watch(going, s.enough)
+    s.x = some.end()
     return s.x, _told(s, steps, failed)
 
 

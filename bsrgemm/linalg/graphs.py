@@ -20,6 +20,7 @@ import numpy as np
 
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend
+from .._batch import bsr_batch
 from .._products.engine import ENGINES, reference
 from .operators import Preconditioner
 
@@ -29,7 +30,7 @@ MOST_AHEAD = 4
 #: Iterations over which the rate of convergence is averaged.
 _RATE_OVER = 4
 #: The fewest iterations to come that are worth a capture, which takes the time of one to two launched iterations.
-_WORTHWHILE = 4
+WORTHWHILE = 4
 
 
 def capturable(backend: Backend, A: Any, M: Any) -> bool:
@@ -38,9 +39,9 @@ def capturable(backend: Backend, A: Any, M: Any) -> bool:
     An operator of the user may do anything when it is called, so that it has to be called each time.
     """
     cuda = getattr(backend.xp, "cuda", None)
-    if cuda is None or not hasattr(cuda.runtime, "graphLaunch") or not isinstance(A, BsrBase):
+    if cuda is None or not hasattr(cuda.runtime, "graphLaunch") or not isinstance(A, BsrBase | bsr_batch):
         return False
-    if not (M is None or isinstance(M, BsrBase) or (isinstance(M, Preconditioner) and M._capturable)):
+    if not (M is None or isinstance(M, BsrBase | bsr_batch) or (isinstance(M, Preconditioner) and M._capturable)):
         return False
     return not cuda.get_current_stream().is_capturing()
 
@@ -61,13 +62,20 @@ class Replay:
         Whether it is captured at all.
     captured : Captured, optional
         A graph of the function, on the same arrays, which is launched from the first call on.
+    called : bool
+        Whether an earlier solve has called the function already.
     """
 
     def __init__(
-        self, function: Callable[[], Any], xp: Any, wanted: bool = True, captured: Captured | None = None
+        self,
+        function: Callable[[], Any],
+        xp: Any,
+        wanted: bool = True,
+        captured: Captured | None = None,
+        called: bool = False,
     ) -> None:
         self._function, self._xp = function, xp
-        self._called, self._pending = False, wanted and captured is None and hasattr(xp, "cuda")
+        self._called, self._pending = called, wanted and captured is None and hasattr(xp, "cuda")
         self.captured = captured
         self.refusal: str | None = None
 
@@ -136,10 +144,12 @@ def _memory_of(cuda: Any, home: Any, held: list[Any]) -> Iterator[None]:
 # ------------------------------------------------------------------------- graphs that are kept between solves
 @dataclass
 class _Kept:
-    """A graph that was captured in an earlier solve, the arrays of its step, and what its launches depend on."""
+    """What was captured in an earlier solve, the arrays it works on, and what its launches depend on."""
 
-    captured: Captured
-    arrays: dict[str, Array]
+    #: a graph, or several by what they compute
+    captured: Any
+    #: by name: arrays, or lists of them
+    arrays: dict[str, Any]
     state: _State
     #: how many iterations the last solve has made
     made: int
@@ -159,14 +169,14 @@ class _State:
     with their arrays and plans, and all numbers that a launch takes from the host.
     """
 
-    def __init__(self, kind: type[Any], b: Array, backend: Backend, operands: tuple[Any, Any]) -> None:
+    def __init__(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> None:
         self._prepared: list[Any] = []
         self._rest = self._described(kind, b, backend, operands, self._prepared)
         self._prepared = [ENGINES.of(backend).prepared(matrix) for matrix in self._prepared]
 
     @staticmethod
     def _described(
-        kind: type[Any], b: Array, backend: Backend, operands: tuple[Any, Any], matrices: list[Any]
+        kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any], matrices: list[Any]
     ) -> tuple[Any, ...]:
         from .._kernels.workspace import PER_THREAD
 
@@ -176,7 +186,7 @@ class _State:
         place = backend.name, cuda.runtime.getDevice(), stream, thread
         return kind, tuple(b.shape), b.dtype, place, _described(operands, matrices)
 
-    def plans_for(self, kind: type[Any], b: Array, backend: Backend, operands: tuple[Any, Any]) -> list[Any] | None:
+    def plans_for(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> list[Any] | None:
         """Return the plans of all products, or None if launches would not be the same for these operands.
 
         They are to be kept as long as the graph may be launched: a matrix drops plans if it has too many.
@@ -208,8 +218,8 @@ def _described(x: Any, matrices: list[Any]) -> Any:
 
     The parts of preconditioners and of their levels and smoothers are looked at one by one.
     """
-    if isinstance(x, BsrBase):
-        matrices.append(x)
+    if isinstance(x, BsrBase | bsr_batch):
+        matrices.append(x._whole if isinstance(x, bsr_batch) else x)
         return type(x)
     if x is None or isinstance(x, numbers.Number | str | np.dtype):
         return x
@@ -220,6 +230,54 @@ def _described(x: Any, matrices: list[Any]) -> Any:
     if isinstance(x, Preconditioner) or type(x).__module__.startswith(__package__):
         return [type(x), _described(vars(x), matrices)]
     return _Same(x)
+
+
+class Place:
+    """Where the graphs of a solve stay until the next one: with its preconditioner, or with the matrix without one.
+
+    Parameters
+    ----------
+    kind : object
+        What is captured. It is equal for two solves whose iterations make the same launches on the same operands.
+    system : object
+        Its `backend` and `b` are those of the system.
+    operands : tuple
+        The matrix, and the preconditioner or None.
+    graph : bool
+        Whether there may be a graph at all.
+    """
+
+    def __init__(self, kind: Any, system: Any, operands: tuple[Any, Any], graph: bool) -> None:
+        self._call = kind, system.b, system.backend, operands
+        self._owner = operands[0] if operands[1] is None else operands[1]
+        kept = _graphs.pop(id(self._owner), None) if graph else None
+        #: plans of the products, which have to live as long as the graphs may be launched
+        self._plans = None if kept is None else kept.state.plans_for(*self._call)
+        #: what an earlier solve has left, if its graphs hold for this one
+        self.kept = None if self._plans is None else kept
+
+    def leave(self, captured: Any, arrays: dict[str, Any], made: int) -> None:
+        """Keep graphs and their arrays for the next solve; `made` is the number of iterations of this one."""
+        key, graphs = id(self._owner), _graphs
+
+        def drop(_: Any) -> None:
+            graphs.pop(key, None)
+
+        state = _State(*self._call) if self.kept is None else self.kept.state
+        _graphs[key] = _Kept(captured, arrays, state, made, ref(self._owner, drop))
+
+
+def expected(kept: _Kept | None, made: int, left: Sequence[float], most: int) -> float:
+    """How many iterations are still to be expected, no more than `most`.
+
+    At first there is no rate of convergence yet, but the last solve with these operands may have told.
+    """
+    return min(iterations_left(left) if kept is None or made else kept.made, most)
+
+
+def ahead(replay: Replay, coming: float) -> int:
+    """How many iterations are made before the host looks, if so many are expected: only one without a graph."""
+    return 1 if replay.graph is None else max(1, min(int(coming / 2), MOST_AHEAD))
 
 
 class Iterations:
@@ -240,14 +298,9 @@ class Iterations:
 
     def __init__(self, kind: type[Any], system: Any, operands: tuple[Any, Any], graph: bool) -> None:
         self._backend = backend = system.backend
-        self._call = kind, system.b, backend, operands
-        #: a graph is kept for its preconditioner, or for the matrix without one
-        self._owner = operands[0] if operands[1] is None else operands[1]
-        kept = _graphs.pop(id(self._owner), None) if graph else None
-        self._plans = None if kept is None else kept.state.plans_for(*self._call)
-        if self._plans is None:
-            kept = None
-        self._kept, self._made = kept, 0
+        self._place = Place(kind, system, operands, graph)
+        self._kept, self._made = self._place.kept, 0
+        kept = self._kept
         self.step = kind(system, None if kept is None else kept.arrays)
         self.replay = Replay(self.step, backend.xp, graph, None if kept is None else kept.captured)
         self._numbers: Array | None = None
@@ -264,21 +317,20 @@ class Iterations:
             The most iterations to make.
         """
         step, xp = self.step, self._backend.xp
-        # at first there is no rate yet, but the last solve with these operands may have told how many to expect
-        expected = iterations_left(left) if self._kept is None or self._made else self._kept.made
-        expected = min(expected, most)
-        count = 1 if self.replay.graph is None else max(1, min(int(expected / 2), MOST_AHEAD))
+        coming = expected(self._kept, self._made, left, most)
+        count = ahead(self.replay, coming)
         self._made += count
         if count == 1:
-            self.replay(expected >= _WORTHWHILE)
+            self.replay(coming >= WORTHWHILE)
             return self._backend.to_host(step.numbers)[None]  # synchronize!
-        if self._numbers is None or self._copies is None:
+        if self._numbers is None:
             self._numbers = xp.empty((MOST_AHEAD, *step.numbers.shape), step.numbers.dtype)
-            self._copies = xp.empty((MOST_AHEAD - 1, *step.x.shape), step.x.dtype)
+            if not step.stays:
+                self._copies = xp.empty((MOST_AHEAD - 1, *step.x.shape), step.x.dtype)
         for k in range(count):
             self.replay()
             self._numbers[k] = step.numbers
-            if k < count - 1:
+            if k < count - 1 and self._copies is not None:
                 self._copies[k] = step.x
         return self._backend.to_host(self._numbers[:count])  # synchronize!
 
@@ -294,13 +346,7 @@ class Iterations:
         if captured is None:
             return x
         arrays = {name: part for name, part in vars(self.step).items() if self._backend.is_dense(part)}
-        key, graphs = id(self._owner), _graphs
-
-        def drop(_: Any) -> None:
-            graphs.pop(key, None)
-
-        state = _State(*self._call) if self._kept is None else self._kept.state
-        _graphs[key] = _Kept(captured, arrays, state, self._made, ref(self._owner, drop))
+        self._place.leave(captured, arrays, self._made)
         return x.copy()
 
 

@@ -13,15 +13,12 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import NOT_FINITE, RESTARTS, SolverWarning, check_limits, check_norms, stalled, worst_ratio
+from .arguments import RESTARTS, SolverWarning, check_limits, check_norms, stalled, worst_ratio
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
-from .operators import DistributedOperator, inner_products, product_with, together
+from .operators import DistributedOperator, column_sums, inner_products, product_with, together
+from .restarted import restarted
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step
-
-#: Columns of the basis of `gmres` by default.
-_BASIS = 20
-
 
 #: What overflows or becomes NaN is told by `info`, not by NumPy.
 _quietly = np.errstate(all="ignore")
@@ -79,12 +76,16 @@ class _System:
     def _total(self, part: Array) -> Array:
         return part if self._spread is None else self._spread.total(part)
 
-    def dot(self, u: Array, v: Array) -> Array:
-        """The inner products of the columns."""
-        return self._total(inner_products(u, v))
+    def dot(self, u: Array, v: Array, work: Array | None = None) -> Array:
+        """The inner products of the columns; their products by element go to `work`, if it is given."""
+        if work is None:
+            return self._total(inner_products(u, v))
+        if u.dtype.kind == "c":
+            u = self.xp.conj(u, out=work)
+        return self._total(column_sums(self.xp.multiply(u, v, out=work)))
 
-    def norm(self, u: Array) -> Array:
-        return self.xp.sqrt(self.dot(u, u).real)
+    def norm(self, u: Array, work: Array | None = None) -> Array:
+        return self.xp.sqrt(self.dot(u, u, work).real)
 
     def host(self, x: Array) -> Any:
         """Numbers on the host, for a test; this waits for the GPU."""
@@ -102,8 +103,8 @@ class _System:
         zero = b == 0
         return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
 
-    def finish(self, steps: int, broken: str | None = None) -> tuple[Array, int]:
-        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown."""
+    def finish(self, steps: int, broken: str | None = None, more: str = "") -> tuple[Array, int]:
+        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too."""
         size = self.host(self.norm(self.residual()))
         if (size <= self.enough).all():
             return self.x, 0
@@ -111,7 +112,7 @@ class _System:
         left = f"the norm of the residual is {np.ravel(size)[worst]:.3g}, wanted {np.ravel(self.enough)[worst]:.3g}"
         where = f" in column {worst}" if size.ndim else ""
         if broken is None:
-            message = f"{self.method}: not converged after {steps} iterations{where}: {left}"
+            message = f"{self.method}: not converged after {steps} iterations{more}{where}: {left}"
         else:
             message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
         warnings.warn(message, SolverWarning, stacklevel=5)  # the line that called the solver
@@ -473,7 +474,12 @@ def gmres(
 
     Notes
     -----
-    Arguments are checked as those of `cg` are.
+    Arguments are checked as those of `cg` are. The method ends if four restarts in a row bring nothing, as for a
+    singular A without a solution for b: all others would do the same.
+
+    On a GPU, iterations are replayed as CUDA graphs where those of `cg` are and `restart` is at most 64: one for the
+    products with M and A, and one for each vector of the basis, which is captured when a second restart or a second
+    solve comes to it. The vectors stay allocated with the graphs.
 
     Examples
     --------
@@ -486,7 +492,7 @@ def gmres(
     s = _System("gmres", A, b, x0, rtol, atol, maxiter, M)
     # A preconditioner in a narrower dtype is not linear to the last digit: its results have to be kept.
     narrow = np.dtype(getattr(M, "dtype", None) or s.b.dtype).itemsize < s.b.dtype.itemsize
-    return _restarted(s, restart, narrow, _told(callback, callback_type))
+    return restarted(s, (A, M), restart, narrow, _told(callback, callback_type))
 
 
 @_quietly
@@ -537,101 +543,19 @@ def fgmres(
     (array([1., 1., 1., 1.]), 0)
     """
     s = _System("fgmres", A, b, x0, rtol, atol, maxiter, M)
-    return _restarted(s, restart, True, _told(callback, callback_type))
+    return restarted(s, (A, M), restart, True, _told(callback, callback_type))
 
 
-def _told(callback: Callable[[Any], object] | None, kind: str | None) -> Callable[[str, Any], None]:
-    """A function that calls the callback if it is of this kind."""
+def _told(callback: Callable[[Any], object] | None, kind: str | None) -> Callable[[str, Any], None] | None:
+    """A function that calls the callback if it is of this kind; None without a callback."""
     if kind not in (None, "pr_norm", "x"):
         raise ValueError(f"callback_type: wanted 'pr_norm' or 'x', got {kind!r}")
     wanted = kind or "pr_norm"
+    if callback is None:
+        return None
 
     def tell(what: str, value: Any) -> None:
-        if callback is not None and what == wanted:
+        if what == wanted:
             callback(value)
 
     return tell
-
-
-def _restarted(s: _System, restart: int | None, flexible: bool, tell: Callable[[str, Any], None]) -> tuple[Array, int]:
-    """GMRES. The Hessenberg matrices of all columns are on the host, where they are rotated to triangles."""
-    if restart is not None and (isinstance(restart, bool) or not isinstance(restart, numbers.Integral) or restart < 1):
-        raise ValueError(f"restart: wanted an integer from 1 on, or None, got {restart!r}")
-    most = min(_BASIS if restart is None else int(restart), s.rows)
-    steps, broken = 0, None
-    size_of_b = np.maximum(s.host(s.norm(s.b)), np.finfo(s.b.dtype).tiny)
-    for _ in range(s.maxiter):
-        r = s.residual()
-        norm = s.norm(r)
-        size = s.host(norm)
-        if not np.isfinite(size).all():
-            broken = NOT_FINITE
-        if broken or (size <= s.enough).all():
-            break
-        triangle = _Triangle(size, most, s.b.dtype)
-        basis, turned = [s.safe_ratio(r, norm)], []
-        for _ in range(most):
-            z = s.precondition(basis[-1])
-            if flexible:
-                turned.append(z)
-            w = s.multiply(z)
-            heights = []
-            for v in basis:
-                h = s.dot(v, w)
-                w = w - h * v
-                heights.append(h)
-            last = s.norm(w)
-            basis.append(s.safe_ratio(w, last))
-            left = triangle.add(s.host(s.xp.stack([*heights, last.astype(s.b.dtype)])))
-            steps += 1
-            tell("pr_norm", float(np.max(left / size_of_b)))
-            if not np.isfinite(left).all() or (left <= s.enough).all():
-                break
-        y = s.backend.from_host(triangle.solved())
-        vectors = turned if flexible else basis
-        change = sum((y[i] * vectors[i] for i in range(1, len(y))), y[0] * vectors[0])
-        s.x += change if flexible else s.precondition(change)
-        tell("x", s.x)
-    return s.finish(steps, broken)
-
-
-class _Triangle:
-    """The least-squares problems of GMRES on the host: one for each column, rotated to triangles step by step."""
-
-    def __init__(self, size: Any, most: int, dtype: np.dtype[Any]) -> None:
-        self.columns: list[Any] = []
-        self.rotations: list[tuple[Any, Any]] = []
-        #: right-hand sides (most + 1, ...)
-        self.g = np.zeros((most + 1, *size.shape), dtype)
-        self.g[0] = size
-
-    def add(self, column: Any) -> Any:
-        """Add a column of the Hessenberg matrices, (steps + 1, ...); return the norms of the residuals."""
-        column, k = column.copy(), len(self.columns)
-        for i, (c, sine) in enumerate(self.rotations):
-            column[i], column[i + 1] = (
-                c * column[i] + sine * column[i + 1],
-                -sine.conj() * column[i] + c * column[i + 1],
-            )
-        top, below = column[k], column[k + 1]
-        length = np.sqrt(np.abs(top) ** 2 + np.abs(below) ** 2)
-        safe = np.where(length == 0, 1, length)
-        phase = np.where(top == 0, 1, top / np.where(top == 0, 1, np.abs(top)))
-        c, sine = np.where(length == 0, 1, np.abs(top) / safe), phase * np.conj(below) / safe
-        column[k] = c * top + sine * below
-        self.rotations.append((c, sine))
-        self.columns.append(column[: k + 1])
-        self.g[k + 1] = -sine.conj() * self.g[k]
-        self.g[k] = c * self.g[k]
-        return np.abs(self.g[k + 1])
-
-    def solved(self) -> Any:
-        """The factors of the basis, (steps, ...); 0 for a direction that adds nothing."""
-        n = len(self.columns)
-        y = self.g[:n].copy()
-        for i in reversed(range(n)):
-            for j in range(i + 1, n):
-                y[i] -= self.columns[j][i] * y[j]
-            pivot = self.columns[i][i]
-            y[i] = np.where(pivot == 0, 0, y[i] / np.where(pivot == 0, 1, pivot))
-        return y

@@ -423,11 +423,20 @@ class _Plans:
         """The conjugate transpose of P, in arrays of its own."""
         xp = P._backend.xp
         if self._R is None:
-            self._order = xp.argsort(P._blocks.indices, kind="stable")  # the order of `transpose`
+            self._order = _order_of_transpose(P)
             self._R = P.conj().T.copy()
             return self._R
         turned = xp.ascontiguousarray(P.data[self._order].transpose(0, 2, 1))
         return self._R._with_data(turned.conj() if turned.dtype.kind == "c" else turned, copy=False)
+
+
+def _order_of_transpose(P: Any) -> Array:
+    """The blocks of P by block column, and in each by block row."""
+    _, indices, indptr = P._blocks
+    if P._backend.loops is not None:
+        order: Array = P._backend.loops.by_column(indices, indptr, P._block_shape[1])[0]
+        return order
+    return P._backend.xp.argsort(indices, kind="stable")
 
 
 def _places(P: Any, T: Any) -> Array:

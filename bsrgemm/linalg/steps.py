@@ -34,6 +34,8 @@ class Step(ABC):
     reals: tuple[str, ...] = ()
     #: Breakdowns after which the method may start again from the true residual.
     curable: tuple[str, ...] = ()
+    #: Whether an x that is solved stays as it is in iterations that are made in vain.
+    stays = False
     x: Array
     #: by column: the norm of the residual, and two numbers that tell of a breakdown
     numbers: Array
@@ -50,15 +52,21 @@ class Step(ABC):
             return
         shape, dtype = s.b.shape, s.b.dtype
         real = np.empty(0, dtype).real.dtype
-        self.x, self.numbers = s.x, s.xp.zeros((3, *shape[1:]), real)
-        self._enough = s.xp.zeros(shape[1:], real)
+        columns = self.columns_of(shape)
+        self.x, self.numbers = s.x, s.xp.zeros((3, *columns), real)
+        self._enough = s.xp.zeros(columns, real)
         for names, sides, kind in (
             (("_r", *self.vectors), shape, dtype),
-            (self.factors, shape[1:], dtype),
-            (self.reals, shape[1:], real),
+            (self.factors, columns, dtype),
+            (self.reals, columns, real),
         ):
             for name in names:
                 setattr(self, name, s.xp.zeros(sides, kind))
+
+    @staticmethod
+    def columns_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of what has a number for each column of a vector of this shape."""
+        return shape[1:]
 
     @abstractmethod
     def restart(self, r: Array) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from bsrgemm import linalg
 from bsrgemm.linalg import graphs
+from bsrgemm.linalg.batched import BatchConjugate
+from bsrgemm.linalg.restarted import Space
 from bsrgemm.linalg.steps import Biconjugate, Conjugate, MinimalResidual
 
 from .. import fake_device
@@ -37,22 +39,25 @@ class Card:
         self.home = SimpleNamespace(
             ptr=0, is_capturing=lambda: False, synchronize=lambda: self.events.append("synchronize")
         )
-        for kind in (Conjugate, MinimalResidual, Biconjugate):
+        for kind in (Conjugate, MinimalResidual, Biconjugate, BatchConjugate):
             monkeypatch.setattr(kind, "__call__", self._iterating(kind.__call__))
+        for name in ("multiply", "orthogonalise"):
+            monkeypatch.setattr(Space, name, self._iterating(getattr(Space, name)))
         monkeypatch.setattr(fake_device.xp, "cuda", self, raising=False)
 
     def _iterating(self, call: Any) -> Any:
-        def iterate(step: Any) -> None:
+        def iterate(step: Any, *place: int) -> None:
             if not self.capturing:
                 self.events.append("step")
-                return call(step)
-            arrays = {name: x for name, x in vars(step).items() if isinstance(x, fake_device.ndarray)}
-            before = {name: x._memory.copy() for name, x in arrays.items()}
+                return call(step, *place)
+            parts = [part for x in vars(step).values() for part in (x if isinstance(x, list) else [x])]
+            arrays = [x for x in parts if isinstance(x, fake_device.ndarray)]
+            before = [x._memory.copy() for x in arrays]
             with self._refusals():
-                call(step)
-            for name, x in arrays.items():
-                x._memory[...] = before[name]
-            self.captured = lambda: call(step)
+                call(step, *place)
+            for x, memory in zip(arrays, before, strict=True):
+                x._memory[...] = memory
+            self.captured = lambda: call(step, *place)
             return None
 
         return iterate

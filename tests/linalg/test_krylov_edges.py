@@ -211,3 +211,29 @@ def test_columns_that_are_solved_stay_as_they_are(method: str, dtype: str) -> No
         i for i, y in enumerate(seen) if np.linalg.norm(b[:, [0, 2]] - A @ y) <= 5e-4 * np.linalg.norm(b[:, 2])
     )
     assert first < 20 and all(y.tobytes() == seen[first + 1].tobytes() for y in seen[first + 1 :])
+
+
+@pytest.mark.parametrize("method", ["gmres", "fgmres"])
+@pytest.mark.parametrize("columns", [None, 2])
+def test_restarts_that_bring_nothing_end(method: str, columns: int | None) -> None:
+    """A singular matrix, and a right-hand side without a solution: 10 n restarts would be made, all in vain."""
+    dense = 2 * np.eye(40) - np.eye(40, k=1) - np.eye(40, k=-1)
+    dense[0, 0] = dense[-1, -1] = 1
+    A = bg.bsr_array(dense, blocksize=(2, 2))
+    b = np.ones(40 if columns is None else (40, columns))
+    b[:3] = 7
+    if columns is not None:
+        b[:, 1] = dense @ np.arange(40.0)  # this one has a solution
+    with pytest.warns(linalg.SolverWarning, match="iterations, of which the last 4 restarts brought nothing") as said:
+        x, info = getattr(linalg, method)(A, b, restart=15, rtol=1e-10)
+    assert len(said) == 1 and 60 <= info < 40 * 15
+    if columns is not None:
+        np.testing.assert_allclose(dense @ x[:, 1], b[:, 1], atol=1e-7)
+
+
+def test_slow_restarts_go_on() -> None:
+    """Restarts of 2 bring little, but something: that is no reason to end."""
+    A = bg.bsr_array(2 * np.eye(60) - np.eye(60, k=1) - np.eye(60, k=-1), blocksize=(2, 2))
+    x, info = linalg.gmres(A, np.ones(60), restart=2, maxiter=20_000, rtol=1e-6)
+    assert info == 0
+    np.testing.assert_allclose(A @ x, 1, atol=1e-4)

@@ -308,6 +308,25 @@ def test_a_planned_product_has_zeros_where_the_loop_finds_no_block() -> None:
     assert ENGINE.multiply_planned(a, b, pattern, 2, np.dtype("d")).ravel().tolist() == [0, 7, 10, 14]
 
 
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_plan_of_single_elements_knows_the_order_in_which_the_loop_finds_them(cancel: bool) -> None:
+    """Unless a sum is zero: then the elements are looked for one by one."""
+    rng = np.random.default_rng(5)
+    dense = [np.where(rng.random((40, 40)) < 0.2, rng.integers(1, 9, (40, 40)), 0).astype("d") for _ in range(2)]
+    if cancel:
+        dense[0][7], dense[1][:, 3] = 0, 0
+        dense[0][7, :2], dense[1][:2, 3] = 1, (2, -2)
+    A, B = (bg.bsr_array(x, blocksize=(1, 1)) for x in dense)
+    asked: list[bool] = []
+    positions = ENGINE.backend.loops.positions
+    with patch.object(ENGINE.backend.loops, "positions", lambda *args: (asked.append(True), positions(*args))[1]):
+        for factor in (1, 2):
+            found = bg.plan(A, B)(factor * A, B)
+            np.testing.assert_array_equal(found.toarray(), factor * dense[0] @ dense[1])
+            assert found.has_canonical_format
+    assert bool(asked) == cancel
+
+
 @pytest.mark.parametrize("side, single", [(32, True), (31, False)])
 @pytest.mark.parametrize("dtype", ["f", "d", "F", "D"])
 def test_each_large_block_of_a_result_is_one_call_of_blas(side: int, single: bool, dtype: str) -> None:

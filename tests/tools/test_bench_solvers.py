@@ -67,3 +67,38 @@ def test_pyamg_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     systems.main(["--unknowns", "800", "--problem", "plate", "--device", "cpu", "--who", "bsrgemm"])
     assert "pyamg" not in capsys.readouterr().out.replace("beside pyamg", "")
     assert problems.plate(800).A.blocksize == (2, 2)
+
+
+def test_beside_a_card_pyamg_is_timed_by_the_clock_on_the_wall() -> None:
+    """Threads of BLAS add up in CPU time; one that sleeps takes none."""
+    import time
+
+    import numpy as np
+
+    def sleep() -> None:
+        time.sleep(0.05)
+
+    assert systems.timed(sleep, np, 1)[1] < 0.04 < systems.timed(sleep, np, 1, wall=True)[1]
+    asked: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(systems, "theirs", lambda problem, rounds, wall: asked.append(wall) or 1 / 0)
+        for device in ("cuda", "cpu"):
+            with pytest.raises(ZeroDivisionError):
+                systems.measure(table.Table("solvers_test", "", []), "plate", 800, device, ["pyamg"], 1)
+    assert asked == [True, False]
+
+
+def test_whole_jobs_and_decompositions_are_rows_of_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    systems.main(["--jobs", "--unknowns", "2500", "--device", "cpu", "--rounds", "1", "--keep"])
+    rows = json.loads((tmp_path / "solver_jobs_cpu.json").read_text())["rows"]
+    ours, peer, *others = rows
+    assert [row["what"] for row in rows][:2] == ["bsrgemm, block-COO to x", "scipy cg, Jacobi"]
+    for row in (ours, peer):
+        assert row["info"] == 0 and row["residual"] <= 1.01 * systems.RTOL
+        assert row["rate"] == pytest.approx(row["unknowns"] / row["seconds"])
+    assert ours["iterations"] < 25 < peer["iterations"]
+    assert [row["what"] for row in others] == ["ilu0", "ic0", "block_ssor"]
+    assert all(row["multiple"] == pytest.approx(row["seconds"] / row["product"]) for row in others)

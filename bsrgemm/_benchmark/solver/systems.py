@@ -1,8 +1,8 @@
 """`bsrgemm.linalg` beside pyamg: set-up, new numbers and solution of elasticity, on the CPU or on a card.
 
 Times on the CPU are CPU times, the least of three; on a card they are wall-clock times of a device that has finished,
-warm kernels. The matrix and its near-nullspace lie where the work is done. pyamg works on the host in any case, with
-the same smoother and without a threshold for strong connections.
+warm kernels, those of pyamg beside it too. The matrix and its near-nullspace lie where the work is done. pyamg works on
+the host in any case, with the same smoother and without a threshold for strong connections.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MOST_OF_PYAMG = 1_000_000
 SMOOTHING = ("chebyshev", {"degree": 2})
 
 
-def timed(function: Callable[[], Any], xp: Any, rounds: int) -> tuple[Any, float]:
-    """Return what a function returns, and the least time of some calls in seconds."""
+def timed(function: Callable[[], Any], xp: Any, rounds: int, wall: bool = False) -> tuple[Any, float]:
+    """Return what a function returns, and the least time of some calls, on the host their CPU time unless `wall`."""
     on_card = hasattr(xp, "cuda")
-    clock = time.perf_counter if on_card else time.process_time
+    clock = time.perf_counter if on_card or wall else time.process_time
     found, best = None, float("inf")
     for _ in range(rounds):
         if on_card:
@@ -70,8 +70,8 @@ def ours(problem: problems.Problem, device: str, dtype: str, rounds: int) -> dic
     }
 
 
-def theirs(problem: problems.Problem, rounds: int) -> dict[str, Any]:
-    """Measure pyamg's hierarchy and its CG on the host."""
+def theirs(problem: problems.Problem, rounds: int, wall: bool = False) -> dict[str, Any]:
+    """Measure pyamg's hierarchy and its CG on the host, by wall-clock time beside a card."""
     import pyamg
     import scipy.sparse as sp
 
@@ -91,13 +91,14 @@ def theirs(problem: problems.Problem, rounds: int) -> dict[str, Any]:
             ),
             np,
             rounds,
+            wall,
         )
 
         def solve() -> Any:
             left.clear()
             return ml.solve(problem.b, tol=RTOL, accel="cg", residuals=left)
 
-        _, solution = timed(solve, np, rounds)
+        _, solution = timed(solve, np, rounds, wall)
     return {"setup": setup, "solution": solution, "iterations": len(left) - 1, "levels": len(ml.levels)}
 
 
@@ -118,13 +119,33 @@ def measure(table: Table, name: str, unknowns: int, device: str, who: Sequence[s
             "bsrgemm": lambda: ours(problem, device, "float64", rounds),
             "bsrgemm, float32 in M": lambda: ours(problem, device, "float32", rounds),
         },
-        "pyamg": {"pyamg, host": lambda: theirs(problem, rounds)},
+        "pyamg": {"pyamg, host": lambda: theirs(problem, rounds, device == "cuda")},
     }
     for what, run in [pair for library in who for pair in runs[library].items()]:
         row = {"problem": name, "unknowns": problem.A.shape[0], "what": what, "device": device} | run()
         refresh = f"{row['refresh']:.3f}" if "refresh" in row else "-"
         text = f"{row['setup']:>9.3f}{refresh:>10}{row['solution']:>10.3f}{row['iterations']:>7}{row['levels']:>8}"
         table.add(f"{name:<7}{row['unknowns']:>10,}  {what:<22}{text}", **row)
+
+
+def measure_jobs(table: Table, name: str, unknowns: int, device: str, rounds: int) -> None:
+    """Add the rows of whole jobs, from block-COO to x, and of solves with incomplete decompositions."""
+    from . import whole_job
+
+    problem = {"cube": problems.cube, "plate": problems.plate}[name](unknowns)
+    n = problem.A.shape[0]
+    library = "cupyx" if device == "cuda" else "scipy"
+    for what, run in (
+        ("bsrgemm, block-COO to x", whole_job.whole),
+        (f"{library} cg, Jacobi", whole_job.with_jacobi),
+    ):
+        row = run(problem, device, rounds)
+        row |= {"problem": name, "unknowns": n, "what": what, "device": device, "rate": n / row["seconds"]}
+        text = f"{row['seconds']:>9.3f} s{row['rate']:>14,.0f} unknowns a second{row['iterations']:>7}"
+        table.add(f"{name:<7}{n:>10,}  {what:<24}{text}", **row)
+    for what, numbers in whole_job.decompositions(problem, device, rounds).items():
+        text = f"{numbers['seconds'] * 1e3:>9.3f} ms{numbers['multiple']:>9.2f} times A @ x"
+        table.add(f"{name:<7}{n:>10,}  {what:<24}{text}", problem=name, unknowns=n, what=what, device=device, **numbers)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -135,12 +156,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where ours is; a card by default if there is one")
     parser.add_argument("--who", choices=["bsrgemm", "pyamg"], action="append", help="both by default")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="times that each step is measured; the least counts")
+    parser.add_argument("--jobs", action="store_true", help="whole jobs and incomplete decompositions instead")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     parser.add_argument("--merge", action="store_true", help="with --keep: leave other rows of that file as they are")
     provenance.add_option(parser)
     options = parser.parse_args(argv)
     device = options.device or ("cuda" if machine.has_gpu() else "cpu")
     sizes = options.unknowns or ([250_000, 1_000_000, 4_000_000] if device == "cuda" else [30_000, 120_000])
+    if options.jobs:
+        with provenance.recording() as launched:
+            table = Table(f"solver_jobs_{device}", "Linear systems: from block-COO to x", launched)
+            table.merge = options.merge
+            with writing(table, options.keep):
+                for name in options.problem or ["cube"]:
+                    for unknowns in sizes:
+                        measure_jobs(table, name, unknowns, device, options.rounds)
+        return
     with provenance.recording() as launched:
         table = Table(f"solvers_{device}", "Linear systems: smoothed aggregation and CG", launched)
         table.note(f"{'':<41}{'set-up, s':>9}{'refresh':>10}{'solution':>10}{'steps':>7}{'levels':>8}")
