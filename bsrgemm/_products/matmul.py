@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 import os
@@ -308,7 +309,7 @@ def product_dtypes(
 
 def check_precision(precision: Any) -> None:
     """Raise ValueError or TypeError unless `precision` is a value that `matmul` accepts."""
-    if precision not in _PRECISIONS:
+    if not isinstance(precision, str | None) or precision not in _PRECISIONS:
         wrong = ValueError if isinstance(precision, str) else TypeError
         raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
 
@@ -360,8 +361,10 @@ def _scale(x: Any, name: str) -> float:
         return 1.0
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
         x = x.item()
-    if not isinstance(x, numbers.Real):
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{name}: wanted a real number, got {type(x).__name__}")
+    if not math.isfinite(x):
+        raise ValueError(f"{name}: wanted a finite number, got {x!r}")
     return float(x)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from .._backend.base import Array
 from .._backend.registry import backend_of
 from .._batch import bsr_batch
-from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_limits, check_norms, failures
+from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .operators import Preconditioner
 
 
@@ -108,6 +108,7 @@ def conjugate_gradients(
 
     A system that is solved, or that has broken down, stays as it is while others go on.
     """
+    check_callback(callback)
     s = _Systems(A, b, x0, limits, maxiter, M)
     steps = np.zeros(s.enough.shape, np.int64)
     #: what has ended a system before it was solved, by its place in `BREAKDOWNS`

@@ -256,6 +256,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     check_matrix(A, spread=True)
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
-    if not all(isinstance(x, numbers.Real) for x in (low, high)) or not 0 < low < high < math.inf:
+    numeric = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (low, high))
+    if not numeric or not 0 < low < high < math.inf:
         raise ValueError(f"low, high: wanted 0 < low < high, both finite, got {low!r} and {high!r}")
     return _Polynomial(A, int(degree), float(low), float(high))
