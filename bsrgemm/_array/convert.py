@@ -16,7 +16,7 @@ from .elements import Elements
 _INDEX64 = np.dtype(np.int64)
 _FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
 #: Blocks from this many elements on are transposed as blocks, which is faster than element by element.
-_TURNED = 16
+_TURNED = 9
 
 
 class Conversions(Elements):

@@ -11,8 +11,10 @@ from .._backend.base import Array
 
 _LEAST_BLOCK, _MOST_BLOCK = 16, 256
 _ALIGNMENTS = ("bottom-right", "top-left")
-#: Lengths, and the first stored block of a row, are counted in 32 bits.
+#: The first stored block of a row is counted in 32 bits.
 _MOST_STORED = 2**31 - 1
+#: More queries or keys than any memory has lists for.
+_TOO_LONG = 2**48
 
 
 class Grid:
@@ -51,8 +53,8 @@ def check_count(name: str, n: Any, least: int = 0) -> int:
 
 
 def _check_length(name: str, n: Any) -> int:
-    if check_count(name, n) > _MOST_STORED:
-        raise ValueError(f"{name}: wanted less than 2**31, got {n}")
+    if check_count(name, n) >= _TOO_LONG:
+        raise ValueError(f"{name}: wanted less than 2**48, got {n}")
     return int(n)
 
 

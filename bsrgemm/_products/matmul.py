@@ -361,7 +361,7 @@ def _scale(x: Any, name: str) -> float:
         return 1.0
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
         x = x.item()
-    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+    if not isinstance(x, numbers.Real):
         raise TypeError(f"{name}: wanted a real number, got {type(x).__name__}")
     if not math.isfinite(x):
         raise ValueError(f"{name}: wanted a finite number, got {x!r}")

@@ -11,7 +11,6 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.registry import by_name
 from bsrgemm.linalg.operators import column_sums
-from bsrgemm.linalg.smoothers import inverse_blocks
 
 from .. import fake_device
 from .problems import hermitian, laplacian, lopsided, numbers, plate
@@ -158,27 +157,6 @@ def test_constraints_are_those_of_the_host(device: Any) -> None:
     D, g = linalg.constrain(there(device, A), device.from_host(b), [0, 5], [1.0, 2.0])
     np.testing.assert_allclose(device.to_host(D.toarray()), C.toarray())
     np.testing.assert_allclose(device.to_host(g), f)
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-@pytest.mark.parametrize("beside", [0.0, 1.0], ids=["singular", "regular"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_diagonal_blocks_that_are_not_finite_are_told(device: Any, size: int, beside: float, number: float) -> None:
-    """Also where pseudo-inverses are allowed: that of infinity would be 0 or NaN."""
-    blocks = np.stack([beside * np.eye(size), np.eye(size), np.eye(size)])
-    blocks[1:, 0, 0] = number
-    host = bg.bsr_array((blocks, np.arange(3), np.arange(4)), shape=(3 * size, 3 * size))
-    fine = bg.eye(3 * size, blocksize=(size, size))
-    words = "A: wanted finite numbers, got NaN or infinity in diagonal block 1"
-    for A, B in ((host, fine), (there(device, host), there(device, fine))):
-        with pytest.raises(ValueError, match=words):
-            inverse_blocks(A, singular=True)
-        if beside:
-            for make in (linalg.block_jacobi, linalg.chebyshev, linalg.block_ssor):
-                with pytest.raises(ValueError, match=words):
-                    make(A)
-            with pytest.raises(ValueError, match=f"{words} of matrix 1"):
-                linalg.block_jacobi(bg.bsr_batch([B, A]))
 
 
 def test_nothing_is_moved(device: Any) -> None:

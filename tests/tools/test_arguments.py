@@ -231,6 +231,8 @@ def wrong(call: str, name: str) -> dict[str, Any]:
         table = {key: value for key, value in table.items() if key not in ("two numbers", "no number")}
     if call.startswith("bsr_array.power") and name == "n":  # NumPy's powers are those of any number
         table = {key: table[key] for key in ("text", "bytes", "two numbers", "an object")}
+    if call == "matmul of fp8":  # True is 1, as for alpha
+        table = {key: value for key, value in table.items() if "bool" not in key}
     if call == "linalg.constrain" and name == "values":  # a bool is 0 or 1, and a complex value makes b complex
         table = {key: table[key] for key in ("NaN", "text", "two numbers", "an object")}
     return table | (TOO_LARGE if {name, f"{name} of {call}"} & SIZES else {})
