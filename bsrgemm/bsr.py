@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ._array.arithmetic import Arithmetic
-from ._array.base import check_shape
+from ._array.base import check_integer, check_shape
 from ._array.blocks import BlockTools
 from ._array.construct import check_blocksize, find_backend, parse
 from ._array.convert import full_shape
@@ -112,6 +113,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
             raise ValueError(
                 f"device: wanted {self._backend.name!r} for {type(self).__name__}, got {device!r}; bsr_array takes both"
             )
+        if maxprint is not None and check_integer(maxprint, "maxprint") < 0:
+            raise ValueError(f"maxprint: wanted an integer from 0 on, got {maxprint!r}")
         parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
         self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
         if isinstance(arg1, _BSR) and arg1.data is self.data:
@@ -650,7 +653,7 @@ def from_dense(X: Any, blocksize: tuple[int, int], threshold: float = 0, *, devi
     array = adopted(source, X, "X") if not isinstance(X, list | tuple) else np.asarray(X)
     if array is None or array.ndim != 2:
         raise ValueError(f"X: wanted a dense 2-D array, got {type(X).__name__}")
-    if not threshold >= 0:
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real) or not threshold >= 0:
         raise ValueError(f"threshold: wanted a number >= 0, got {threshold!r}")
     M, N = check_shape(array.shape)
     R, C = check_blocksize(blocksize, (M, N))

@@ -14,7 +14,7 @@ from scipy.sparse import SparseEfficiencyWarning
 from .._backend import structure
 from .._backend.base import Array, Blocks, Csr
 from .._backend.registry import host_scalar
-from ..dtypes import BFLOAT16, BOOL, scalar_result_dtype
+from ..dtypes import BFLOAT16, BOOL, check_dtype, scalar_result_dtype
 from .base import BsrBase
 from .construct import dense_of, from_sparse
 from .convert import Conversions
@@ -196,6 +196,12 @@ class Arithmetic(Conversions):
         >>> A.multiply(np.array([[10], [1]])).format
         'coo'
         """
+        found = Arithmetic.__mul__(self, other)
+        if found is NotImplemented:
+            raise TypeError(f"other: wanted a number, an array or a sparse matrix, got {type(other).__name__}")
+        return found
+
+    def __mul__(self, other: Any) -> Any:
         if self._is_scalar(other):
             return self._mul_scalar(other)
         other = self._operand(other)
@@ -204,9 +210,6 @@ class Arithmetic(Conversions):
         if self._backend.is_sparse(other):
             return self._multiply_sparse(other)
         return self._multiply_dense(other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self.multiply(other)
 
     __rmul__ = __mul__
 
@@ -358,7 +361,7 @@ class Arithmetic(Conversions):
         array([[ 1.,  4.,  0.,  0.],
                [ 0.,  0.,  9., 16.]])
         """
-        if not self._is_scalar(n):
+        if not self._is_scalar(n) or isinstance(n, str | bytes):
             raise NotImplementedError(f"n: input is not scalar, wanted a number, got {type(n).__name__}")
         if not n:
             raise NotImplementedError(
@@ -366,7 +369,7 @@ class Arithmetic(Conversions):
                 "Use `np.ones(A.shape, dtype=A.dtype)` for this case."
             )
         self._make_canonical()
-        data = self.data if dtype is None else self.data.astype(dtype)
+        data = self.data if dtype is None else self.data.astype(check_dtype(dtype, self._backend.dtypes))
         if data.dtype == BOOL:
             data = data.astype(np.int64 if isinstance(n, int) and abs(n) > _INT8_MAX else np.int8)
         whole = isinstance(n, int | np.integer) or (hasattr(n, "dtype") and n.dtype.kind in "iu")
@@ -450,7 +453,8 @@ class Arithmetic(Conversions):
         if isinstance(other, np.ndarray) and other.ndim == 0:
             other = other[()]
         if self._is_scalar(other):
-            keeps_zero = not bool(op(0, other) if host_scalar(other) else op(other * 0, other))
+            zero = 0.0 if isinstance(other, int) else 0  # an integer of Python may have more than 64 bits
+            keeps_zero = not bool(op(zero, other) if host_scalar(other) else op(other * 0, other))
             if keeps_zero:
                 self._make_canonical()
                 return self._with_data(self._scaled(self.data, op, other))._csr_without_zeros()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -486,11 +487,21 @@ class BsrBase(BlockArrays):
         self._shape = (M, N)
 
 
+def check_integer(x: Any, what: str) -> int:
+    """Return `x` as an int; raise TypeError unless it is an integer. A bool is none."""
+    if isinstance(x, bool):
+        raise TypeError(f"{what}: wanted an integer, got {x!r}")
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{what}: wanted an integer, got {x!r}") from None
+
+
 def check_shape(shape: Any, what: str = "shape") -> tuple[int, int]:
     """Return `shape` as two ints; raise ValueError unless it is two non-negative integers."""
     try:
-        sides = tuple(int(n.__index__()) for n in shape)
-    except (TypeError, AttributeError):
+        sides = tuple(check_integer(n, what) for n in shape)
+    except TypeError:
         raise ValueError(f"{what}: wanted two integers, got {shape!r}") from None
     if len(sides) != 2 or min(sides) < 0:
         raise ValueError(f"{what}: wanted two non-negative integers, got {shape!r}")

@@ -105,7 +105,10 @@ class BlockTools(Conversions):
             ...
         numpy.linalg.LinAlgError: inverse_block_diagonal: diagonal block 0 is singular
         """
-        what = "inverse_block_diagonal"
+        return self._inverse_of_diagonal("inverse_block_diagonal")
+
+    def _inverse_of_diagonal(self, what: str, finite: bool = False) -> Self:
+        """Invert the blocks on the diagonal; with `finite`, a block with NaN or infinity raises ValueError."""
         own = self.dtype
         if own.char in "gG":
             raise TypeError(f"{what}: {own} cannot be inverted; cast first, for example A.astype('float64')")
@@ -129,8 +132,11 @@ class BlockTools(Conversions):
                 raise np.linalg.LinAlgError(f"{what}: diagonal block {first} is {state}")
             with np.errstate(all="ignore"):
                 inverse = xp.linalg.inv(diagonal)
-        overflown = xp.isfinite(diagonal).all(axis=(1, 2)) & ~xp.isfinite(inverse).all(axis=(1, 2))
-        first = self._first(overflown)
+        given = xp.isfinite(diagonal).all(axis=(1, 2))
+        wrong = given & ~xp.isfinite(inverse).all(axis=(1, 2))
+        first = self._first(wrong | ~given if finite else wrong)
+        if first is not None and not bool(given[first]):  # synchronize!
+            raise ValueError(f"{what}: wanted finite numbers, got NaN or infinity in diagonal block {first}")
         if first is not None:
             raise np.linalg.LinAlgError(
                 f"{what}: diagonal block {first} is singular in {diagonal.dtype}: its inverse is not finite"

@@ -12,7 +12,7 @@ from .._backend.base import Array, Backend, Blocks, Csr
 from .._backend.index_arrays import plain_array
 from .._backend.registry import adopted, backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, check_dtype, is_float
-from .base import BsrBase, check_shape
+from .base import BsrBase, check_integer, check_shape
 
 #: A block size is guessed only if the elements fill more than this share of the blocks that it would store.
 _FILL = 0.7
@@ -79,10 +79,12 @@ def _torch_bsr(x: Any) -> tuple[tuple[Any, Any, Any], tuple[int, int]] | None:
 def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tuple[int, int]:
     """Return `blocksize` as two ints; raise ValueError unless they are positive and divide `shape`."""
     try:
-        R, C = (int(n.__index__()) for n in blocksize)
+        sides = tuple(blocksize)
     except TypeError:
         raise TypeError(f"blocksize: cannot unpack non-iterable {blocksize!r}, wanted (R, C)") from None
-    except (ValueError, AttributeError):
+    try:
+        R, C = (check_integer(n, "blocksize") for n in sides)
+    except (TypeError, ValueError):
         raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers") from None
     if R < 1 or C < 1:
         raise ValueError(f"invalid blocksize={blocksize!r}: wanted two positive integers")

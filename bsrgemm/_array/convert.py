@@ -16,7 +16,7 @@ from .elements import Elements
 _INDEX64 = np.dtype(np.int64)
 _FORMATS = ("bsr", "csr", "csc", "coo", "dia", "lil", "dok", "array", "dense")
 #: Blocks from this many elements on are transposed as blocks, which is faster than element by element.
-_TURNED = 16
+_TURNED = 9
 
 
 class Conversions(Elements):
@@ -332,9 +332,9 @@ class Conversions(Elements):
         >>> A.asformat("csr").format, A.asformat("bsr") is A
         ('csr', True)
         """
-        if format is None or format == "bsr":
+        if format is None or (isinstance(format, str) and format == "bsr"):
             return self.copy() if copy else self
-        if format not in _FORMATS:
+        if not isinstance(format, str) or format not in _FORMATS:
             raise ValueError(f"format: {format!r} is unknown, wanted one of {', '.join(_FORMATS)}")
         convert = getattr(self, f"to{format}")
         return convert() if format in ("array", "dense") else convert(copy=copy)
@@ -375,6 +375,8 @@ class Conversions(Elements):
                [0., 0., 1., 1.]])
         """
         backend = self._backend
+        if order is not None and (not isinstance(order, str) or order not in ("C", "F")):
+            raise ValueError(f"order: wanted 'C', 'F' or None, got {order!r}")
         if out is None:
             view = out = backend.xp.zeros(self._shape, self.dtype, order=order or "C")
         else:
@@ -475,11 +477,15 @@ class Conversions(Elements):
                [4., 5.],
                [6., 7.]])
         """
-        if order not in ("C", "F"):
+        if not isinstance(order, str) or order not in ("C", "F"):
             raise ValueError(f"order: wanted 'C' or 'F', got {order!r}")
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
         M, N = self._shape
-        wanted = full_shape(tuple(wanted), M * N)
+        try:
+            wanted = tuple(wanted)
+        except TypeError:
+            raise TypeError(f"shape: wanted integers, got {wanted!r}") from None
+        wanted = full_shape(wanted, M * N)
         if not self._is_array and len(wanted) != 2:
             raise ValueError(f"shape: matrix must have 2 dimensions, got {wanted}")
         if wanted == self._shape:

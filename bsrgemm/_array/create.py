@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, check_dtype, common_dtype
-from .base import check_shape
+from .base import check_integer, check_shape
 from .construct import _as_array, check_blocksize, check_cast
 from .leaves import leaf
 
@@ -78,12 +79,13 @@ def eye(
     R, C = check_blocksize(blocksize, shape)
     backend = host() if device is None else by_name(device)
     dtype = check_dtype(dtype, backend.dtypes)
-    k = _integer(k, "k")
+    k = check_integer(k, "k")
     first = min(max(-k, 0), shape[0])
     count = max(min(shape[0] - first, shape[1] - first - k), 0)
     row = np.arange(first, first + count, dtype=np.int64)
     index = structure.index_dtype(max(*shape, 1))
-    blocks = structure.from_coo(host(), row, row + k, np.ones(count, dtype), shape, (R, C), index, unique=True)
+    col = row + k if count else row
+    blocks = structure.from_coo(host(), row, col, np.ones(count, dtype), shape, (R, C), index, unique=True)
     return _host_matrix(blocks, shape).to_device(backend.name)
 
 
@@ -158,6 +160,7 @@ def diags(
     arrays = [_three_dimensional(_as_array(backend, x, f"blocks[{i}]"), i) for i, x in enumerate(diagonals)]
     R, C = check_blocksize(arrays[0].shape[1:])
     for i, x in enumerate(arrays):
+        check_dtype(x.dtype, backend.dtypes, f"blocks[{i}]")
         if x.shape[1:] != (R, C):
             raise ValueError(f"blocks[{i}]: wanted blocks of {(R, C)}, as blocks[0] has, got {tuple(x.shape[1:])}")
     if shape is None:
@@ -173,7 +176,7 @@ def diags(
         if len(x) not in (1, length):
             raise ValueError(f"blocks[{i}]: wanted {length} blocks (or 1) for the shape {(M, N)}, got {len(x)}")
     wanted = check_dtype(
-        common_dtype(check_dtype(x.dtype, backend.dtypes, "blocks") for x in arrays) if dtype is None else dtype,
+        common_dtype(x.dtype for x in arrays) if dtype is None else dtype,
         backend.dtypes,
     )
     return _from_diagonals(backend, dict(zip(places, arrays, strict=True)), lengths, (M, N), wanted)
@@ -204,7 +207,7 @@ def _from_diagonals(
 def _offsets_and_diagonals(blocks: Any, offsets: Any) -> tuple[list[int], list[Any]]:
     """Return the offsets, all different, and as many diagonals."""
     if isinstance(offsets, int | np.integer):
-        return [_integer(offsets, "offsets")], [blocks]
+        return [check_integer(offsets, "offsets")], [blocks]
     try:
         places, diagonals = list(offsets), list(blocks)
     except TypeError:
@@ -212,7 +215,7 @@ def _offsets_and_diagonals(blocks: Any, offsets: Any) -> tuple[list[int], list[A
             f"blocks, offsets: wanted two sequences, or one array and an int, got {type(blocks).__name__} and "
             f"{type(offsets).__name__}"
         ) from None
-    places = [_integer(k, f"offsets[{i}]") for i, k in enumerate(places)]
+    places = [check_integer(k, f"offsets[{i}]") for i, k in enumerate(places)]
     if len(places) != len(diagonals) or not places:
         raise ValueError(f"blocks, offsets: wanted as many of both, got {len(diagonals)} and {len(places)}")
     if len(set(places)) != len(places):
@@ -306,16 +309,27 @@ def random(
     R, C = check_blocksize(blocksize, shape)
     backend = host() if device is None else by_name(device)
     dtype = check_dtype(dtype, backend.dtypes)
-    if not 0 <= density <= 1:
+    if isinstance(density, bool) or not isinstance(density, numbers.Real) or not 0 <= density <= 1:
         raise ValueError(f"density: wanted a number from 0 to 1, got {density!r}")
     rows, cols = shape[0] // R, shape[1] // C
     count = round(density * rows * cols)
-    rng = np.random.default_rng(seed)
+    rng = _generator(seed)
     keys = np.sort(rng.choice(rows * cols, count, replace=False, shuffle=False)) if count else np.zeros(0, np.int64)
     index = structure.index_dtype(max(*shape, count, 1))
     data = _random_values(rng, (count, R, C), dtype)
     blocks = Blocks(data, *structure.keys_to_index(host(), keys, rows, cols, index))
     return _host_matrix(blocks, shape).to_device(backend.name)
+
+
+def _generator(seed: Any) -> np.random.Generator:
+    """Return what NumPy makes of a seed; the error for anything else names the argument."""
+    wanted = f"seed: wanted an integer from 0 on, a numpy.random.Generator or None, got {seed!r}"
+    if isinstance(seed, bool):
+        raise TypeError(wanted)
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        raise type(error)(wanted) from None
 
 
 def _random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -341,9 +355,3 @@ def _random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.d
 
 def _host_matrix(blocks: Blocks, shape: tuple[int, int]) -> Any:
     return object.__new__(leaf(host(), True))._set(blocks, shape, canonical=True)
-
-
-def _integer(x: Any, name: str) -> int:
-    if isinstance(x, bool | np.bool_) or not isinstance(x, int | np.integer):
-        raise TypeError(f"{name}: wanted an integer, got {x!r}")
-    return int(x)

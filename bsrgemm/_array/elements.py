@@ -151,7 +151,7 @@ class Elements(BsrBase):
         >>> A.T.blocksize, A.T.T.data is A.data
         ((2, 1), True)
         """
-        if axes is not None and axes != (1, 0):
+        if axes is not None and (np.ndim(axes) != 1 or tuple(axes) != (1, 0)):
             raise ValueError(f"axes: swapping dimensions is the only logical permutation, got {axes!r}")
         T = self._transposed()
         return T.copy() if copy else T

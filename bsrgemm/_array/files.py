@@ -163,6 +163,8 @@ def load_npz(file: Any, *, blocksize: tuple[int, int] | None = None, device: str
     if hasattr(file, "read"):
         A = _load(file, repr(getattr(file, "name", file)), blocksize)
     else:
+        if not isinstance(file, str | bytes | os.PathLike):
+            raise TypeError(f"file: wanted a path or an open file, got {type(file).__name__}")
         with open(os.fspath(file), "rb") as stream:
             A = _load(stream, repr(os.fspath(file)), blocksize)
     return A if device is None else A.to_device(device)

@@ -10,6 +10,7 @@ from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from . import accumulate
+from .base import check_integer
 from .construct import check_cast, dense_of
 from .convert import Conversions
 from .select import Axis, chosen, gather, is_index
@@ -351,6 +352,7 @@ class Indexing(Conversions):
         (array([0., 5.]), array([2., 7.]))
         """
         M, N = self._shape
+        k = check_integer(k, "k")
         loops = self._backend.loops
         if loops is not None and -M < k < N:
             found: Array | None = loops.diagonal(self._validated, self._shape, k)
@@ -397,7 +399,7 @@ class Indexing(Conversions):
         >>> A.trace(), A.trace(offset=1)
         (np.float64(5.0), np.float64(7.0))
         """
-        return self.diagonal(k=offset).sum()
+        return self.diagonal(k=check_integer(offset, "offset")).sum()
 
     def setdiag(self, values: Any, k: int = 0) -> None:
         """Set a diagonal in place, and store the blocks that it crosses.
@@ -432,6 +434,7 @@ class Indexing(Conversions):
                [0., 0., 2., 0.]])
         """
         M, N = self._shape
+        k = check_integer(k, "k")
         if (k > 0 and k >= N) or (k < 0 and -k >= M):
             raise ValueError(f"k exceeds array dimensions: k={k} of shape {self._shape}")
         backend, xp = self._backend, self._backend.xp

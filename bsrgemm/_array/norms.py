@@ -78,6 +78,8 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
             f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; for other matrices use the norm of scipy, "
             "cupyx, NumPy or CuPy"
         )
+    if isinstance(ord, bool):
+        raise ValueError(f"ord: wanted a number, None or 'fro', got {ord!r}")
     axes = _axes(axis)
     source, transposed = A._source()
     if transposed:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._backend.base import Array, Blocks
 from .._backend.registry import elsewhere
-from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES
+from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, check_dtype
 from .extremes import Extremes
 from .lines import SHORT, axis_of
 
@@ -68,7 +68,7 @@ class Reductions(Extremes):
         (np.int64(10), array([3, 7]))
         """
         axis = axis_of(axis)
-        wanted = np.dtype(dtype) if dtype is not None else _sum_dtype(self.dtype)
+        wanted = check_dtype(dtype, self._backend.dtypes) if dtype is not None else _sum_dtype(self.dtype)
         acc = np.dtype(np.float32) if wanted in HALF_DTYPES else wanted
         if axis is None:
             data = self._summands.data
@@ -163,6 +163,8 @@ class Reductions(Extremes):
         (np.float64(1.25), array([0.75, 1.75]))
         """
         line = axis_of(axis)
+        if dtype is not None:
+            dtype = check_dtype(dtype, self._backend.dtypes)
         count = math.prod(self._shape) if line is None else self._shape[line]
         inner = np.dtype(np.float64) if self.dtype.kind in "biu" else self.dtype
         acc = np.dtype(np.float32) if inner in HALF_DTYPES else inner

@@ -555,6 +555,8 @@ def _bits(x: Array) -> Array:
 def _count(name: str, x: Any) -> int:
     if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 1:
         raise ValueError(f"{name}: wanted an integer from 1 on, got {x!r}")
+    if x >= _MOST_ROWS:
+        raise ValueError(f"{name}: wanted less than 2**31, got {x}")
     return int(x)
 
 

@@ -57,7 +57,7 @@ class Combinations(MaskBase):
         >>> bg.BlockMask.stack([full, causal])
         <BlockMask 32 x 32, blocks 16 x 16, 1 x 2 patterns, 7 stored (5 whole), density 0.758>
         """
-        if axis not in ("heads", "batch"):
+        if not isinstance(axis, str) or axis not in ("heads", "batch"):
             raise ValueError(f"axis: wanted 'heads' or 'batch', got {axis!r}")
         if not isinstance(masks, Sequence):
             raise TypeError(f"masks: wanted a list or tuple of BlockMask, got {type(masks).__name__}")

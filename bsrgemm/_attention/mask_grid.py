@@ -13,6 +13,8 @@ _LEAST_BLOCK, _MOST_BLOCK = 16, 256
 _ALIGNMENTS = ("bottom-right", "top-left")
 #: The first stored block of a row is counted in 32 bits.
 _MOST_STORED = 2**31 - 1
+#: More queries or keys than any memory has lists for.
+_TOO_LONG = 2**48
 
 
 class Grid:
@@ -20,7 +22,7 @@ class Grid:
 
     def __init__(self, queries: Any, keys: Any, block: Any, device: str | None) -> None:
         keys = queries if keys is None else keys
-        self.shape = (check_count("queries", queries), check_count("keys", keys))
+        self.shape = (_check_length("queries", queries), _check_length("keys", keys))
         sides = (block, block) if isinstance(block, int | np.integer) else _pair(block)
         if sides is None or not all(isinstance(b, int | np.integer) for b in sides):
             raise ValueError(f"block: wanted one or two integers, got {block!r}")
@@ -50,6 +52,12 @@ def check_count(name: str, n: Any, least: int = 0) -> int:
     return int(n)
 
 
+def _check_length(name: str, n: Any) -> int:
+    if check_count(name, n) >= _TOO_LONG:
+        raise ValueError(f"{name}: wanted less than 2**48, got {n}")
+    return int(n)
+
+
 def check_heads(heads: Any) -> tuple[int, int]:
     sides = _pair(heads)
     if sides is None:
@@ -57,12 +65,12 @@ def check_heads(heads: Any) -> tuple[int, int]:
     return check_count("heads", sides[0], 1), check_count("heads", sides[1], 1)
 
 
-def check_shape(shape: Any) -> tuple[Any, Any]:
-    """The numbers of queries and keys, which `Grid` checks further."""
+def check_shape(shape: Any) -> tuple[int, int]:
+    """The numbers of queries and keys."""
     sides = _pair(shape)
     if sides is None:
         raise ValueError(f"shape: wanted two integers, the numbers of queries and keys, got {shape!r}")
-    return sides
+    return _check_length("shape", sides[0]), _check_length("shape", sides[1])
 
 
 def check_stored(count: int, block: tuple[int, int]) -> None:

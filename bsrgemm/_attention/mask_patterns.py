@@ -81,8 +81,11 @@ class PatternMasks(Combinations):
             runs = [(0, min(check_count("tokens", tokens), S))]
         else:
             wanted = f"a number or places from 0 to {S - 1}"
-            chosen = np.unique(host_array("tokens", tokens, wanted))
-            if chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= S):
+            given = host_array("tokens", tokens, wanted)
+            if given.size and given.dtype.kind not in "iu":
+                raise ValueError(f"tokens: wanted {wanted}, got {tokens!r}")
+            chosen = np.unique(given)
+            if chosen.size and (chosen[0] < 0 or chosen[-1] >= S):
                 raise ValueError(f"tokens: wanted {wanted}, got {tokens!r}")
             starts = chosen[np.append(True, np.diff(chosen) > 1)] if chosen.size else chosen
             ends = chosen[np.append(np.diff(chosen) > 1, True)] if chosen.size else chosen

@@ -159,6 +159,8 @@ def by_name(device: str) -> Backend:
 
     "cuda" raises ImportError without CuPy, and RuntimeError if CuPy finds no GPU.
     """
+    if not isinstance(device, str):
+        raise ValueError(f"device: got {device!r}, wanted 'cpu' or 'cuda'")
     if device == "cpu":
         return host()
     if device == "cuda":

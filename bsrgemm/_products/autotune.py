@@ -79,7 +79,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
         )
     if isinstance(N, bool) or not isinstance(N, int | np.integer) or N < 1:
         raise ValueError(f"N: wanted a positive integer, got {N!r}")
-    if precision not in (None, "float32", "tf32"):
+    if not isinstance(precision, str | None) or precision not in (None, "float32", "tf32"):
         raise ValueError(f"precision: wanted 'float32' or 'tf32', got {precision!r}")
     dtype = A.dtype if dtype is None else check_dtype(dtype, A._backend.dtypes)
     import cupy

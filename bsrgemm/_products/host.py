@@ -44,6 +44,11 @@ _WIDE_ROW = 3
 _WIDER_ROW, _FEW_COLUMNS = 16, 16
 #: Up to this many rows of a block, its column is written for one row after the other, which NumPy repeats more slowly.
 _FEW_ROWS = 8
+#: The transpose of blocks with at least so many rows, and not more columns than rows, is multiplied by SciPy's sparse
+#: product: up to this many columns of x, and of a block, for real and for complex numbers. Its loop reads a block by
+#: columns, so that adding the rows of wider blocks is faster.
+_SPARSE_LEAST_ROWS = 3
+_SPARSE_WIDTHS, _SPARSE_WIDTHS_COMPLEX = (3, 8), (1, 4)
 #: Size in bytes of the pairs of blocks that a sparse product copies and multiplies at a time.
 _PAIR_BYTES = 1 << 26
 #: From this many flops per pair of blocks on, BLAS multiplies the pairs of a sparse product faster than SciPy's loops.
@@ -296,7 +301,10 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
         _loop("csc", (block_cols, block_rows), (), width, indptr, indices, data.ravel(), x, y)
         return
     by_rows = width >= _CSR_WIDTH and not single and not transposed
+    sparse = transposed and _by_sparse_product(R, C, width, y.dtype)
     most = max(block_cols if transposed else 1, _LOOP_BYTES // (R * C * y.itemsize))
+    if sparse and plain:  # nothing is copied
+        most = len(indices)
 
     def rows_of(first: int, end: int) -> None:
         if plain and not transposed and not by_rows:
@@ -332,6 +340,8 @@ def _multiply_loops(blocks: Blocks, x: Array, y: Array, width: int, transposed: 
             _loop("bsr", (count, block_cols), (R, C), width, *pattern, wide(values).ravel(), x, y[here])
         elif single:
             _loop("csc", (block_cols, count), (), width, *pattern, wide(values).ravel(), x[here], y)
+        elif sparse:
+            _add_transposed_product(pattern, wide(values), x[here], y, width)
         elif width == 1 and C >= _WIDE_ROW:
             _add_transposed(pattern, wide(values), x[here], y, counted(values.shape[0] * R + 1))
         elif width <= _FEW_COLUMNS and C >= _WIDER_ROW:
@@ -365,6 +375,33 @@ def _add_transposed(pattern: tuple[Array, Array], values: Array, x: Array, y: Ar
     else:
         columns[...] = indices[:, None]
     _sparsetools.csc_matvecs(len(y) // C, n * R, C, numbers, columns, factors, values, y)
+
+
+def _by_sparse_product(R: int, C: int, width: int, dtype: np.dtype[Any]) -> bool:
+    """Return whether ``A.T @ x`` is fastest by SciPy's product of two matrices in BSR."""
+    columns, widest = _SPARSE_WIDTHS_COMPLEX if dtype.kind == "c" else _SPARSE_WIDTHS
+    return width <= columns and widest >= C and max(C, _SPARSE_LEAST_ROWS) <= R
+
+
+def _add_transposed_product(pattern: tuple[Array, Array], values: Array, x: Array, y: Array, width: int) -> None:
+    """Compute ``y += A.T @ x`` as ``x.T @ A``: x.T is a matrix of one block row, whose blocks have `width` rows.
+
+    Each block is read once, in order, and is multiplied into its block of the result; blocks of the result are in the
+    order in which their columns are met.
+    """
+    (indptr, indices), (n, R, C) = pattern, values.shape
+    rows, cols = len(indptr) - 1, len(y) // (C * width)
+    index = np.result_type(indptr, indices)
+    most = min(n, cols)
+    ends, columns, sums = np.empty(2, index), np.empty(most, index), np.empty((most, width, C), y.dtype)
+    left = x if width == 1 else np.ascontiguousarray(x.reshape(rows, R, width).swapaxes(1, 2)).reshape(-1)
+    _sparsetools.bsr_matmat(
+        most, 1, cols, width, C, R,
+        np.array([0, rows], index), np.arange(rows, dtype=index), left, indptr, indices, values.reshape(-1),
+        ends, columns, sums.reshape(-1),
+    )  # fmt: skip
+    found = int(ends[1])
+    y.reshape(cols, C, width)[columns[:found]] += sums[:found].swapaxes(1, 2)
 
 
 def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:

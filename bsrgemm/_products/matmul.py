@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 import os
@@ -311,7 +312,7 @@ def product_dtypes(
 
 def check_precision(precision: Any) -> None:
     """Raise ValueError or TypeError unless `precision` is a value that `matmul` accepts."""
-    if precision not in _PRECISIONS:
+    if not isinstance(precision, str | None) or precision not in _PRECISIONS:
         wrong = ValueError if isinstance(precision, str) else TypeError
         raise wrong(f"precision: wanted 'float32', 'tf32' or None, got {precision!r}")
 
@@ -365,6 +366,8 @@ def _scale(x: Any, name: str) -> float:
         x = x.item()
     if not isinstance(x, numbers.Real):
         raise TypeError(f"{name}: wanted a real number, got {type(x).__name__}")
+    if not math.isfinite(x):
+        raise ValueError(f"{name}: wanted a finite number, got {x!r}")
     return float(x)
 
 

@@ -31,6 +31,12 @@ def check_limits(rtol: Any, atol: Any, maxiter: Any) -> None:
         raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
 
 
+def check_callback(callback: Any) -> None:
+    """Raise TypeError unless a callback can be called, before anything is computed."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: wanted a function or None, got {type(callback).__name__}")
+
+
 def check_norms(size: Any, b: Any, atol: float, counts: Callable[[Any], Any]) -> None:
     """Raise ValueError if the norms of b are no measure: not finite, or as good as 0 although b is not.
 

@@ -15,7 +15,7 @@ import numpy as np
 from .._backend.base import Array
 from .._backend.registry import backend_of
 from .._batch import bsr_batch
-from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_limits, check_norms, failures
+from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .graphs import Iterations, capturable
 from .operators import Preconditioner
 from .steps import Step
@@ -168,6 +168,7 @@ def conjugate_gradients(
 
     A system that is solved, or that has broken down, stays as it is while others go on.
     """
+    check_callback(callback)
     s = _Systems(A, b, x0, limits, maxiter, M)
     some = Iterations(BatchConjugate, s, (A, M), callback is None and capturable(s.backend, A, M))
     steps = np.zeros(s.enough.shape, np.int64)

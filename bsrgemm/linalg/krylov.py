@@ -13,7 +13,15 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import RESTARTS, SolverWarning, check_limits, check_norms, stalled, worst_ratio
+from .arguments import (
+    RESTARTS,
+    SolverWarning,
+    check_callback,
+    check_limits,
+    check_norms,
+    stalled,
+    worst_ratio,
+)
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
 from .operators import DistributedOperator, column_sums, inner_products, product_with, together
@@ -228,6 +236,7 @@ def _iterated(
     show: bool = False,
 ) -> tuple[Array, int]:
     """Solve by steps of this kind; the operands are A and M. A graph may be captured if `graph` allows it."""
+    check_callback(callback)
     some = Iterations(kind, s, operands, graph and callback is None and capturable(s.backend, *operands))
     unit = np.finfo(s.b.dtype).eps
     steps, broken = 0, None
@@ -548,7 +557,8 @@ def fgmres(
 
 def _told(callback: Callable[[Any], object] | None, kind: str | None) -> Callable[[str, Any], None] | None:
     """A function that calls the callback if it is of this kind; None without a callback."""
-    if kind not in (None, "pr_norm", "x"):
+    check_callback(callback)
+    if kind is not None and (not isinstance(kind, str) or kind not in ("pr_norm", "x")):
         raise ValueError(f"callback_type: wanted 'pr_norm' or 'x', got {kind!r}")
     wanted = kind or "pr_norm"
     if callback is None:

@@ -352,9 +352,9 @@ def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree
     for name, value in (("max_coarse", max_coarse), ("max_levels", max_levels), ("degree", degree)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name}: wanted an integer from 1 on, got {value!r}")
-    if smoother not in _SMOOTHERS:
+    if not isinstance(smoother, str) or smoother not in _SMOOTHERS:
         raise ValueError(f"smoother: wanted 'chebyshev' or 'jacobi', got {smoother!r}")
-    if cycle not in ("V", "W"):
+    if not isinstance(cycle, str) or cycle not in ("V", "W"):
         raise ValueError(f"cycle: wanted 'V' or 'W', got {cycle!r}")
     return Options(smoother, int(degree), cycle)
 

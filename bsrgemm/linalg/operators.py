@@ -195,6 +195,8 @@ class Preconditioner(ABC):
             raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {type(r).__name__}")
         if r.ndim not in (1, 2) or r.shape[0] != self.shape[1]:
             raise ValueError(f"r: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {tuple(r.shape)}")
+        if r.dtype.kind in "OSUmM":
+            raise TypeError(f"r: wanted numbers, got {r.dtype}")
         if r.dtype.kind == "c" and self.dtype.kind != "c":
             return (self._through(apply, r.real) + 1j * self._through(apply, r.imag)).astype(r.dtype, copy=False)
         found = apply(r.astype(self.dtype, copy=False))
@@ -317,18 +319,20 @@ def check_right_hand_side(b: Any, A: Any) -> None:
         raise TypeError(f"b: wanted numbers, got {b.dtype}")
 
 
-def product_with(A: Any, name: str, backend: Backend, n: int) -> Callable[[Array], Array]:
-    """Return the function ``x -> A @ x`` for a matrix or an operator of shape (n, n)."""
+def product_with(A: Any, name: str, backend: Backend, n: int, beside: str = "b") -> Callable[[Array], Array]:
+    """Return the function ``x -> A @ x`` for a matrix or an operator of shape (n, n), where the array `beside` is."""
     shape = local_shape(A) if isinstance(A, DistributedOperator) else getattr(A, "shape", None)
     if shape is None or tuple(shape) != (n, n):
         batch = way_out(A, name) if isinstance(A, bsr_batch) else ""
-        raise ValueError(f"{name}: wanted shape {(n, n)}, as b has {n} rows, got {shape and tuple(shape)}{batch}")
+        raise ValueError(
+            f"{name}: wanted shape {(n, n)}, as {beside} has {n} rows, got {shape and tuple(shape)}{batch}"
+        )
     found = backend_of(A)
     if found is None and isinstance(A, Preconditioner | DistributedOperator):
         found = A._backend
     if found is not None and found is not backend:
         raise TypeError(
-            f"{name}: wanted it on {backend.name!r}, where b is, got one on {found.name!r}: nothing is moved"
+            f"{name}: wanted it on {backend.name!r}, where {beside} is, got one on {found.name!r}: nothing is moved"
         )
     if isinstance(A, np.matrix):  # its product with a vector is a row
         A = np.asarray(A)

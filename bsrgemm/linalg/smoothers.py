@@ -27,21 +27,23 @@ _CUT = 1e-13
 def inverse_blocks(A: Any, singular: bool = False) -> Any:
     """Return the inverses of the diagonal blocks as a block-diagonal matrix; pseudo-inverses if `singular` is allowed.
 
-    A coarse level has singular blocks: an aggregate of few nodes does not carry all modes, and has rows of zeros.
+    A coarse level has singular blocks: an aggregate of few nodes does not carry all modes, and has rows of zeros. A
+    block with NaN or infinity raises ValueError in both cases.
     """
     if isinstance(A, DistributedOperator):
         return A.inverse_blocks(singular)
     try:
-        return A.inverse_block_diagonal()
+        return A._inverse_of_diagonal("A", finite=True)
     except np.linalg.LinAlgError as error:
         if not singular:
-            raise ValueError(f"A: {str(error).partition(': ')[2]}") from None
+            raise ValueError(str(error)) from None
     blocks = A.block_diagonal()
     xp = A._backend.xp
-    try:
-        inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
-    except np.linalg.LinAlgError:  # singular values of NaN do not converge
-        raise ValueError("A: wanted finite numbers, got NaN or infinity") from None
+    # The pseudo-inverse of infinity is 0 or NaN, and that of NaN raises on the host alone.
+    spoiled = xp.flatnonzero(~xp.isfinite(blocks).all(axis=(1, 2)))  # synchronize!
+    if len(spoiled):
+        raise ValueError(f"A: wanted finite numbers, got NaN or infinity in diagonal block {int(spoiled[0])}")
+    inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
     place = xp.arange(len(inverse))
     return type(A)((inverse.astype(A.dtype, copy=False), (place, place)), shape=A.shape)
 
@@ -107,7 +109,8 @@ def block_jacobi(A: Any) -> Any:
     TypeError
         If A is not such a matrix.
     ValueError
-        If A or its blocks are not square, or a diagonal block is missing or singular; the message has its index.
+        If A or its blocks are not square, or a diagonal block is missing, singular or not finite; the message has its
+        index.
 
     See Also
     --------
@@ -131,12 +134,12 @@ def _inverse_batch(A: bsr_batch) -> bsr_batch:
     whole = check_matrix(A.tobsr())
     count = n // A.blocksize[0]
     try:
-        inverse = whole.inverse_block_diagonal()
-    except np.linalg.LinAlgError as error:
-        found = re.search(r"diagonal block (\d+) (.*)", str(error))
+        inverse = whole._inverse_of_diagonal("A", finite=True)
+    except (np.linalg.LinAlgError, ValueError) as error:
+        found = re.search(r"(.*diagonal block )(\d+)(.*)", str(error))
         assert found is not None
-        system, block = divmod(int(found[1]), count)
-        raise ValueError(f"A: diagonal block {block} of matrix {system} {found[2]}") from None
+        system, block = divmod(int(found[2]), count)
+        raise ValueError(f"{found[1]}{block} of matrix {system}{found[3]}") from None
     place = A._backend.xp.arange(count + 1, dtype=inverse.indices.dtype)
     return bsr_batch((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
 
@@ -253,6 +256,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     check_matrix(A, spread=True)
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
-    if not all(isinstance(x, numbers.Real) for x in (low, high)) or not 0 < low < high < math.inf:
+    numeric = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (low, high))
+    if not numeric or not 0 < low < high < math.inf:
         raise ValueError(f"low, high: wanted 0 < low < high, both finite, got {low!r} and {high!r}")
     return _Polynomial(A, int(degree), float(low), float(high))

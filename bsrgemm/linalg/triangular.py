@@ -220,7 +220,7 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
 
 
 def _ordered(A: Any, order: str) -> tuple[Array, int]:
-    if order not in ("colours", "natural"):
+    if not isinstance(order, str) or order not in ("colours", "natural"):
         raise ValueError(f"order: wanted 'colours' or 'natural', got {order!r}")
     return ordering.colours(A) if order == "colours" else ordering.levels(A)
 

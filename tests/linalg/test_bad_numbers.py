@@ -105,3 +105,24 @@ def test_nan_is_named_beside_singular_blocks() -> None:
         inverse_blocks(A)
     blocks[2] = 2 * np.eye(2)
     np.testing.assert_array_equal(inverse_blocks(A._with_data(blocks), True).toarray(), np.diag([0, 0, 1, 1, 0.5, 0.5]))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("beside", [0.0, 1.0], ids=["singular", "regular"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_diagonal_blocks_that_are_not_finite_are_told(fake: Any, size: int, beside: float, number: float) -> None:
+    """Also where pseudo-inverses are allowed: that of infinity would be 0 or NaN."""
+    blocks = np.stack([beside * np.eye(size), np.eye(size), np.eye(size)])
+    blocks[1:, 0, 0] = number
+    host = bg.bsr_array((blocks, np.arange(3), np.arange(4)), shape=(3 * size, 3 * size))
+    fine = bg.eye(3 * size, blocksize=(size, size))
+    words = "A: wanted finite numbers, got NaN or infinity in diagonal block 1"
+    for A, B in ((host, fine), (host.to_device(fake.name), fine.to_device(fake.name))):
+        with pytest.raises(ValueError, match=words):
+            inverse_blocks(A, singular=True)
+        if beside:
+            for make in (linalg.block_jacobi, linalg.chebyshev, linalg.block_ssor):
+                with pytest.raises(ValueError, match=words):
+                    make(A)
+            with pytest.raises(ValueError, match=f"{words} of matrix 1"):
+                linalg.block_jacobi(bg.bsr_batch([B, A]))

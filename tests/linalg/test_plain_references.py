@@ -333,17 +333,18 @@ def test_minres_shows_the_largest_residual(capsys: pytest.CaptureFixture[str]) -
 def test_lobpcg_hands_its_arguments_over(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(spla, "lobpcg", lambda *args, **options: given.append((args, options)))
-    X = np.ones((4, 1))
-    wanted = ("A", X, "B", "M", "Y", 1e-3, 7, False, 2, True, "norms")
+    A, B, M = hermitian(4), hermitian(4), np.eye(4)
+    X, Y = np.ones((4, 1)), np.ones((4, 2))
+    wanted = (A, X, B, M, Y, 1e-3, 7, False, 2, True, "norms")
     linalg.lobpcg(*wanted)
     linalg.lobpcg(*wanted, restartControl=3)
-    linalg.lobpcg("A", X)
+    linalg.lobpcg(A, X)
     assert [g[1] for g in given] == [{}, {"restartControl": 3}, {}]
     assert all(one is other for one, other in zip(given[0][0], wanted, strict=True))
     assert given[2][0][2:] == (None, None, None, None, None, True, 0, False, False)
     for wrong in ([[1.0]], "X", None):
         with pytest.raises(TypeError, match="X: wanted a NumPy or CuPy array, got "):
-            linalg.lobpcg("A", wrong)
+            linalg.lobpcg(A, wrong)
 
 
 # ------------------------------------------------------------------------------------------------- dtypes

@@ -170,6 +170,13 @@ WAYS: dict[tuple[bool, str, tuple[int, int], int], list[str]] = {
     (True, "d", (2, 16), 17): ["csc"],
     (True, "d", (1, 2), 1): ["csc"],
     (True, "d", (2, 1), 1): ["csc"],
+    (True, "d", (3, 1), 1): ["product"],
+    (True, "d", (3, 3), 3): ["product"],
+    (True, "f", (3, 3), 1): ["product"],
+    (True, "d", (8, 8), 2): ["product"],
+    (True, "d", (3, 3), 4): ["csc"],
+    (True, "d", (9, 9), 1): ["rows"],
+    (True, "d", (3, 4), 1): ["rows"],
 }
 
 
@@ -180,7 +187,7 @@ def test_each_product_takes_its_loop_and_all_of_them_are_right(case: Any) -> Non
     whole = A.toarray().astype("d").T if transposed else A.toarray().astype("d")
     B, out = numbers((whole.shape[1], width)), np.zeros((whole.shape[0], width))
     used: list[str] = []
-    loop, rows = host._loop, host._add_transposed
+    loop, rows, product = host._loop, host._add_transposed, host._add_transposed_product
     R, C = block
     shapes = {"bsr": (4, 3), "csr": (4 * R, 3 * C), "csc": (3 * C, 4 * R)}
 
@@ -192,6 +199,7 @@ def test_each_product_takes_its_loop_and_all_of_them_are_right(case: Any) -> Non
     with (
         patch.object(host, "_loop", noting),
         patch.object(host, "_add_transposed", lambda *args: (used.append("rows"), rows(*args))),
+        patch.object(host, "_add_transposed_product", lambda *args: (used.append("product"), product(*args))),
     ):
         host._multiply_loops(A._blocks, B.ravel(), out.reshape(-1), width, transposed, lambda x: x.astype("d"))
     np.testing.assert_array_equal(out, whole @ B)
@@ -409,3 +417,26 @@ def test_sampled_products_are_those_of_the_whole_product(dtype: str, panel: int,
     assert found.dtype == np.dtype(dtype) and found.shape == (5, 2, 3)
     nothing = ENGINE.sampled(X[:, :0], Y[:0], indices, indptr, (2, 3), np.dtype(dtype))
     assert nothing.shape == (5, 2, 3) and not nothing.any()
+
+
+@pytest.mark.parametrize("dtype", ["?", "b", "l", "f", "d", "g", "F", "D"])
+@pytest.mark.parametrize("index", [(np.int32, np.int32), (np.int64, np.int64), (np.int32, np.int64)])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("block", [(3, 1), (3, 3), (8, 4)])
+def test_transposes_by_a_sparse_product_take_any_order_of_blocks(
+    block: tuple[int, int], width: int, index: tuple[Any, Any], dtype: str
+) -> None:
+    """Columns without order, twice in a row and never; a row without blocks; sums that go on from what is in y."""
+    pattern = np.array([0, 3, 3, 5], index[1]), np.array([3, 0, 3, 1, 3], index[0])
+    values = (numbers((5, *block)) > 0).astype("?") if dtype == "?" else numbers((5, *block)).astype(dtype)
+    x, y = (numbers((n, width), seed=n).astype(dtype) for n in (3 * block[0], 5 * block[1]))
+    whole = np.zeros((3 * block[0], 5 * block[1]), values.dtype)
+    for b, (i, j) in enumerate(zip([0, 0, 0, 2, 2], pattern[1].tolist(), strict=True)):
+        whole[i * block[0] : (i + 1) * block[0], j * block[1] : (j + 1) * block[1]] += values[b]
+    want = y + whole.T @ x
+    host._add_transposed_product(pattern, values, x.reshape(-1), y.reshape(-1), width)
+    np.testing.assert_array_equal(y, want)
+    before = y.copy()
+    nothing = np.zeros(4, index[1]), np.zeros(0, index[0])
+    host._add_transposed_product(nothing, values[:0], x.reshape(-1), y.reshape(-1), width)
+    np.testing.assert_array_equal(y, before)
