@@ -265,11 +265,10 @@ class _Messages:
         requests, self._requests = self._requests, []
         if requests:
             statuses = [comm._MPI.Status() for _ in self._wanted]
-            for request, status in zip(requests, statuses, strict=False):
-                request.Wait(status)
+            longer = [_is_longer(comm._MPI, *pair) for pair in zip(requests, statuses, strict=False)]
             comm._MPI.Request.Waitall(requests[len(statuses) :])
-            for (rank, wanted), status in zip(self._wanted, statuses, strict=True):
-                got = status.Get_count(comm._MPI.BYTE)
+            for (rank, wanted), status, more in zip(self._wanted, statuses, longer, strict=True):
+                got = "more" if more else status.Get_count(comm._MPI.BYTE)
                 if got != wanted:
                     raise RuntimeError(
                         f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
@@ -285,6 +284,26 @@ class _Messages:
             self._arriving = []
 
 
+def _is_longer(MPI: Any, request: Any, status: Any) -> bool:
+    """Wait for a message; tell whether it had more bytes than there is room for."""
+    try:
+        request.Wait(status)
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        return True
+    return False
+
+
+class _Freed:
+    """Takes the place of a communicator of mpi4py that was freed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(
+            "comm: the communicator was freed, and what was made with it sends nothing any more; free it last"
+        )
+
+
 class MpiCommunicator(Communicator):
     """The ranks of a communicator of mpi4py.
 
@@ -292,7 +311,7 @@ class MpiCommunicator(Communicator):
     ----------
     comm : mpi4py.MPI.Intracomm
         The communicator. It is duplicated, which all its ranks do together: messages of this package never meet those
-        of the user. `as_communicator` does this once for a communicator.
+        of the user. `as_communicator` does this once for a communicator, and frees the duplicate with it.
     cuda_aware : bool, optional
         Whether the MPI library reads and writes the memory of the GPU. By default it is asked, by the key
         ``mpi_memory_alloc_kinds`` that MPI 4.1 defines. If it is not, CuPy arrays go through pinned memory.
@@ -365,6 +384,23 @@ class MpiCommunicator(Communicator):
         """Wait for all ranks."""
         self._mpi.Barrier()
 
+    def free(self) -> None:
+        """Free the duplicate; all ranks call this together. What was made with it can send nothing any more.
+
+        Returns
+        -------
+        None
+        """
+        if not isinstance(self._mpi, _Freed):
+            duplicate, self._mpi = self._mpi, _Freed()
+            duplicate.Free()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a communicator cannot be pickled, and nor can what was made with it; of a DistributedMatrix, pickle "
+            "D.panel() on each rank, and from_local makes the matrix of it again"
+        )
+
     def _hold(self, places: list[Array], copied: Any) -> None:
         """Keep pinned memory until it has been copied: the host goes on, and the next message may not overwrite it."""
         self._held = [(memory, event) for memory, event in self._held if not event.done]
@@ -418,6 +454,16 @@ def _abort_on_uncaught_errors(MPI: Any) -> None:
 _KEY: list[int] = []
 
 
+def _free_with(comm: Any, key: int, found: MpiCommunicator) -> None:
+    """Free the duplicate of a communicator that the user frees: a library has room for some thousands of them.
+
+    Those that MPI made itself end with MPI, when there is nothing to be saved.
+    """
+    MPI = found._MPI
+    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        found.free()
+
+
 def as_communicator(comm: object) -> Communicator:
     """Return a communicator for whatever describes one.
 
@@ -453,7 +499,7 @@ def as_communicator(comm: object) -> Communicator:
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm: wanted an intracommunicator, got {type(comm).__name__}; its Merge makes one")
         if not _KEY:
-            _KEY.append(MPI.Comm.Create_keyval())
+            _KEY.append(MPI.Comm.Create_keyval(delete_fn=_free_with))
         found = comm.Get_attr(_KEY[0])
         if found is None:
             found = MpiCommunicator(comm)
@@ -507,3 +553,25 @@ def same(comm: Communicator, name: str, value: str) -> None:
             raise ValueError(
                 f"{name}: wanted the same on all ranks, got {texts[0]} on rank 0 and {text} on rank {rank}"
             )
+
+
+def summed(comm: Communicator, name: str, part: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """Return the sum over the ranks, in their order, of arrays on the host; None is a rank that refuses.
+
+    Ranks also tell each other dtypes and shapes, which `Communicator.allreduce` does not: it would read wrong bytes.
+    """
+    own = b"" if part is None else f"{part.dtype} of shape {part.shape}\n".encode() + part.tobytes()
+    others = [bytes(message) for message in comm.allgather(np.frombuffer(own, np.uint8))]
+    if b"" in others:
+        raise RuntimeError(f"{name}: rank {others.index(b'')} has refused its part")
+    kinds, numbers = zip(*(message.split(b"\n", 1) for message in others), strict=True)
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(
+                f"{name}: wanted the same on all ranks, got {kinds[0].decode()} on rank 0 and {kind.decode()} on rank "
+                f"{rank}"
+            )
+    assert part is not None
+    parts = np.stack([np.frombuffer(x, part.dtype).reshape(part.shape) for x in numbers])
+    found: np.ndarray[Any, Any] = _reduced(parts, "sum")
+    return found
