@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import signal
 import time
 from collections.abc import Sequence
@@ -138,6 +139,8 @@ def equality() -> None:
     np.testing.assert_allclose(2 * on_host(half), before, rtol=1e-9, atol=1e-12 * abs(before).max())
 
 
+#: Communicators that `freed` makes. MPICH has room for about 2,000 at a time.
+FREED = 2200
 #: What queries see in `attention_ring`: name and options of the call.
 RULES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -189,8 +192,42 @@ def bad_input() -> None:
         raises(RuntimeError, "from rank 1, which has sent 0", lambda: D @ wrong)
     else:
         D @ wrong  # needs nothing of rank 1
+    # Rank 1 sends too many bytes and gets too few: all that wait for it raise, and the next product is right.
+    for other in (np.ones(len(D.rows), np.complex128), np.ones((len(D.rows), 3))):
+        if WORLD.rank == 1 or 1 in D._halo.receives:
+            raises(
+                RuntimeError,
+                "was given an array of another dtype",
+                lambda x=other: D @ placed(x if WORLD.rank == 1 else np.ones(len(D.rows))),
+            )
+        else:
+            D @ placed(np.ones(len(D.rows)))
     y = D @ placed(np.ones(len(D.rows)))
+    want = A @ np.ones(A.shape[0])
+    np.testing.assert_allclose(on_host(y), want[D.rows.start : D.rows.stop], rtol=1e-13, atol=1e-10)
     assert D.gather(y) is None or WORLD.rank == 0
+    for kind, u in ((np.float32, placed(np.ones(len(D.rows), np.float32))), (None, placed(np.ones(1)))):
+        mine = u if WORLD.rank == 1 else placed(np.ones(len(D.rows)))
+        error = ValueError if kind or WORLD.rank == 1 else RuntimeError
+        raises(error, "u", lambda x=mine: D.vdot(x, x))
+    raises(TypeError, "a communicator cannot be pickled", lambda: pickle.dumps(D))
+
+
+def freed() -> None:
+    """A communicator is freed with that of the user, so that no number of them is too large."""
+    A, _ = plate(4)
+    kept = []
+    for _ in range(FREED):
+        comm = WORLD.Dup()
+        kept = [mpi.partition(A, comm)]
+        comm.Free()
+    raises(ValueError, "comm: the communicator was freed", lambda: kept[0] @ np.ones(len(kept[0].rows)))
+    own = MpiCommunicator(WORLD)
+    D = mpi.partition(A, own)
+    D @ np.ones(len(D.rows))
+    own.free()
+    own.free()
+    raises(ValueError, "comm: the communicator was freed", lambda: mpi.partition(A, own))
 
 
 def dies(how: str) -> None:
@@ -216,6 +253,7 @@ PROGRAMS = {
     "equality": equality,
     "attention_ring": attention_ring,
     "bad_input": bad_input,
+    "freed": freed,
     "raise": lambda: dies("raise"),
     "kill": lambda: dies("kill"),
 }
