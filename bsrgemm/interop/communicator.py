@@ -6,6 +6,8 @@ Everything above this module (matrices in panels, the ring of attention) is writ
 from __future__ import annotations
 
 import builtins
+import itertools
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +22,8 @@ from .._backend.base import Array
 #: The tag of all messages. The communicator is a duplicate, so that no message of the user has it.
 _TAG = 23
 _OPERATIONS = ("sum", "max", "min")
+#: Bytes of an array that travel with its length: a second call of MPI takes longer than 15 numbers.
+_SMALL = 120
 
 
 class Exchange(Protocol):
@@ -150,10 +154,10 @@ def _check_operation(operation: str) -> None:
         raise ValueError(f"operation: wanted 'sum', 'max' or 'min', got {operation!r}")
 
 
-def _reduced(parts: Array, operation: str) -> Array:
+def _reduced(parts: Any, operation: str) -> Array:
     """Reduce over the first axis, one after the other, so that the order is that of the ranks."""
     xp: Any = np
-    if not is_host(parts):
+    if not is_host(parts[0]):
         import cupy
 
         xp = cupy
@@ -366,15 +370,29 @@ class MpiCommunicator(Communicator):
             import cupy
 
             return [cupy.asarray(part) for part in self.allgather(array.get())]  # synchronize!
-        lengths = np.empty(self.size, np.int64)
-        self._mpi.Allgather(np.array([len(array)], np.int64), lengths)
-        row = int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize
-        whole = np.empty((int(lengths.sum()), *array.shape[1:]), array.dtype)
-        counts = lengths * row
-        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        target = [whole.reshape(-1).view(np.uint8), counts.tolist(), starts.tolist(), self._MPI.BYTE]
-        self._mpi.Allgatherv(self._message(np.ascontiguousarray(array)), target)
+        array = np.ascontiguousarray(array)
+        row = math.prod(array.shape[1:]) * array.itemsize
+        lengths, small = self._small(array)
+        if row * max(lengths) <= _SMALL:
+            return [
+                np.frombuffer(part[: n * row], array.dtype).reshape(n, *array.shape[1:])
+                for part, n in zip(small, lengths, strict=True)
+            ]
+        counts = [n * row for n in lengths]
+        whole = np.empty((sum(lengths), *array.shape[1:]), array.dtype)
+        starts = [0, *itertools.accumulate(counts[:-1])]
+        target = [whole.reshape(-1).view(np.uint8), counts, starts, self._MPI.BYTE]
+        self._mpi.Allgatherv(self._message(array), target)
         return [part.copy() for part in np.split(whole, np.cumsum(lengths)[:-1])]
+
+    def _small(self, array: np.ndarray[Any, Any]) -> tuple[list[int], list[bytearray]]:
+        """The lengths of the arrays of all ranks, and the bytes of those that are small, in one call of MPI."""
+        own = array.tobytes() if array.nbytes <= _SMALL else b""
+        record = len(array).to_bytes(8, "little") + own.ljust(_SMALL, b"\0")
+        found = bytearray(self.size * len(record))
+        self._mpi.Allgather([record, self._MPI.BYTE], [found, self._MPI.BYTE])
+        records = [found[i : i + len(record)] for i in range(0, len(found), len(record))]
+        return [int.from_bytes(x[:8], "little") for x in records], [x[8:] for x in records]
 
     def broadcast(self, value: object, root: int = 0) -> Any:
         """Return the object of rank `root`, which is pickled."""
@@ -572,6 +590,4 @@ def summed(comm: Communicator, name: str, part: np.ndarray[Any, Any] | None) -> 
                 f"{rank}"
             )
     assert part is not None
-    parts = np.stack([np.frombuffer(x, part.dtype).reshape(part.shape) for x in numbers])
-    found: np.ndarray[Any, Any] = _reduced(parts, "sum")
-    return found
+    return _reduced([np.frombuffer(x, part.dtype).reshape(part.shape) for x in numbers], "sum")

@@ -65,6 +65,11 @@ def communicator() -> None:
     parts = comm.allgather(placed(np.arange(3.0 * rank).reshape(rank, 3)))
     assert [part.shape for part in parts] == [(r, 3) for r in range(size)]
     assert all((on_host(part) == np.arange(3.0 * r).reshape(r, 3)).all() for r, part in enumerate(parts))
+    for last in (14, 15, 16, 1000):  # up to 15 numbers travel with their length
+        parts = comm.allgather(placed(np.arange(float(last if rank == size - 1 else 15))))
+        assert [len(part) for part in parts] == [15] * (size - 1) + [last]
+        assert all((on_host(part) == np.arange(len(part))).all() for part in parts)
+    assert [part.shape for part in comm.allgather(placed(np.zeros((2, 0))))] == [(2, 0)] * size
     values = placed(np.array([0.1, 1e16, -1e16][rank % 3]))
     in_order = [np.array([0.1, 1e16, -1e16][r % 3]) for r in range(size)]
     want = in_order[0]
@@ -216,12 +221,14 @@ def bad_input() -> None:
 def freed() -> None:
     """A communicator is freed with that of the user, so that no number of them is too large."""
     A, _ = plate(4)
-    kept = []
     for _ in range(FREED):
         comm = WORLD.Dup()
-        kept = [mpi.partition(A, comm)]
+        as_communicator(comm)
         comm.Free()
-    raises(ValueError, "comm: the communicator was freed", lambda: kept[0] @ np.ones(len(kept[0].rows)))
+    comm = WORLD.Dup()
+    old = mpi.partition(A, comm)
+    comm.Free()
+    raises(ValueError, "comm: the communicator was freed", lambda: old @ np.ones(len(old.rows)))
     own = MpiCommunicator(WORLD)
     D = mpi.partition(A, own)
     D @ np.ones(len(D.rows))
