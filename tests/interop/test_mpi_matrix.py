@@ -194,12 +194,15 @@ def test_the_array_code_runs_on_a_device() -> None:
         D = mpi.partition(A, comm, device=device.name)
         y, Y = D.scatter(device.from_host(x)), D.scatter(device.from_host(X))
         found = [D.gather(v) for v in (D @ y, D @ Y, D.T @ y)]
+        assert device.is_dense(D.vdot(Y, Y)) and device.is_dense(D.norm(y))
+        found += [D.vdot(Y, Y), D.norm(y)]
         panel = D.panel()
         both = [Gathering()(multiply()(D, panel), comm) for multiply in (Product, TransposedProduct)]
         return [device.to_host(v) for v in (*found, *(B.toarray() for B in both))] if comm.rank == 0 else None
 
     S = A.toarray()
-    for found, want in zip(run(3, program)[0], (A @ x, A @ X, A.T @ x, S @ S, S.T @ S), strict=True):
+    dots = (X * X).sum(axis=0), (x @ x) ** 0.5
+    for found, want in zip(run(3, program)[0], (A @ x, A @ X, A.T @ x, *dots, S @ S, S.T @ S), strict=True):
         np.testing.assert_array_equal(found, want)
 
 
