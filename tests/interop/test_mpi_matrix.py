@@ -415,6 +415,29 @@ def test_columns_may_lie_in_any_order_in_memory(order: str) -> None:
     np.testing.assert_array_equal(whole[0], X)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "sums"),
+    [
+        *((np.float16, 100, np.float32), (ml_dtypes.bfloat16, 1, np.float32), (np.float32, 1, np.float32)),
+        *((np.int8, 100, np.int64), (np.uint8, 200, np.uint64), (bool, 1, np.int64)),
+    ],
+)
+def test_inner_products_of_narrow_numbers_are_summed_in_wide_ones(dtype: Any, value: int, sums: Any) -> None:
+    """1,000 products of 100 by 100 are more than float16 holds, and bfloat16 does not count beyond 256."""
+    u = np.full((1000, 2), value, dtype)
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(bg.eye(1000, blocksize=(2, 2)), comm)
+        mine = D.scatter(u)
+        return D.vdot(mine, mine), D.norm(mine)
+
+    for size in (1, 2):
+        for dots, norms in run(size, program):
+            assert dots.dtype == sums
+            np.testing.assert_array_equal(dots, np.full(2, 1000 * value**2))
+            np.testing.assert_allclose(norms, np.full(2, value * 1000**0.5), rtol=1e-6)
+
+
 def test_inner_products_that_one_rank_refuses_leave_no_rank_waiting() -> None:
     A = matrix((12, 12), (3, 3))
     wrong = [np.ones(5), np.ones((2, 2, 2)), np.ones((6, 2)), [1.0] * 6, np.array(["a"] * 6), np.array([None] * 6)]

@@ -16,6 +16,7 @@ from ..._array.base import BsrBase
 from ..._backend import structure
 from ..._backend.base import Array, Blocks
 from ..._products.matmul import matmul
+from ...dtypes import accumulator_dtype
 from ...linalg.operators import DistributedOperator, inner_products
 from ...linalg.smoothers import inverse_blocks
 from ..communicator import Communicator, same, summed, together
@@ -194,7 +195,7 @@ class DistributedMatrix(DistributedOperator):
         Returns
         -------
         array () or (k,)
-            The same bits on every rank.
+            The same bits on every rank: in float32 for 16-bit floats, in 64 bits for integers.
 
         Raises
         ------
@@ -212,7 +213,7 @@ class DistributedMatrix(DistributedOperator):
         """
         try:
             self._check_parts(u, v)
-            part = inner_products(u, v)
+            part = inner_products(*(x.astype(_summed_in(x.dtype), copy=False) for x in (u, v)))
         except (TypeError, ValueError):
             with suppress(RuntimeError):
                 summed(self.comm, "u, v", None)
@@ -540,6 +541,11 @@ class Transpose:
         if self.dtype.kind == "c" and not self._conjugate:
             raise TypeError("D.T.H: products with the conjugate of a complex matrix are not offered; take D or D.H")
         return self._matrix
+
+
+def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which products of such numbers are added up; a sum of NumPy says it for integers."""
+    return np.zeros(0, dtype).sum().dtype if dtype.kind in "biu" else accumulator_dtype(dtype)
 
 
 def _axis(axis: int) -> int:
