@@ -356,6 +356,19 @@ def attention_dtypes() -> tuple[Any, ...]:
     return tuple(dtype for dtype in HOST_DTYPES if accepted(dtype))
 
 
+def products_over_ranks() -> tuple[Any, ...]:
+    """The largest difference of a product over ranks from that of one process; the page says that bits repeat."""
+    found = [r for r in results("scale_mpi_cpu") if r["what"] == "product" and r["ranks"] > 1]
+    assert {r["ranks"] for r in found} == {2, 4} and all(r["repeats"] for r in found)
+    return (f"{max(r['error'] for r in found):.0e}",)
+
+
+def above_the_panel() -> tuple[Any, ...]:
+    """Microseconds that a small product over two ranks takes above its panel alone, and what was wanted at most."""
+    found = row("scale_mpi_cpu", what="above")
+    return us(found["seconds"]), f"{found['most'] * 1e6:.0f}"
+
+
 #: The schedulers of Dask that take least and most time for a task.
 _SCHEDULERS = ("synchronous", "distributed")
 
@@ -398,6 +411,8 @@ SENTENCES: list[Fact] = [
         "docs/several-machines.md", "an exchange between two ranks took {} us",
         lambda: (us(row("scale_mpi_cpu", what="product", timed=True, ranks=2)["exchange"]),),
     ),
+    Fact("docs/several-machines.md", "by at most {} of its largest number", products_over_ranks),
+    Fact("docs/several-machines.md", "it takes {} us above its panel alone, where at most {} us", above_the_panel),
     Fact(
         "docs/several-machines.md", "a task takes {} to {} ms",
         lambda: tuple(f"{row('dask_cpu', what='task', scheduler=name)['each'] * 1e3:.2f}" for name in _SCHEDULERS),

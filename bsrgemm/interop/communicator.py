@@ -6,6 +6,8 @@ Everything above this module (matrices in panels, the ring of attention) is writ
 from __future__ import annotations
 
 import builtins
+import itertools
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +22,8 @@ from .._backend.base import Array
 #: The tag of all messages. The communicator is a duplicate, so that no message of the user has it.
 _TAG = 23
 _OPERATIONS = ("sum", "max", "min")
+#: Bytes of an array that travel with its length: a second call of MPI takes longer than 15 numbers.
+_SMALL = 120
 
 
 class Exchange(Protocol):
@@ -150,10 +154,10 @@ def _check_operation(operation: str) -> None:
         raise ValueError(f"operation: wanted 'sum', 'max' or 'min', got {operation!r}")
 
 
-def _reduced(parts: Array, operation: str) -> Array:
+def _reduced(parts: Any, operation: str) -> Array:
     """Reduce over the first axis, one after the other, so that the order is that of the ranks."""
     xp: Any = np
-    if not is_host(parts):
+    if not is_host(parts[0]):
         import cupy
 
         xp = cupy
@@ -265,11 +269,10 @@ class _Messages:
         requests, self._requests = self._requests, []
         if requests:
             statuses = [comm._MPI.Status() for _ in self._wanted]
-            for request, status in zip(requests, statuses, strict=False):
-                request.Wait(status)
+            longer = [_is_longer(comm._MPI, *pair) for pair in zip(requests, statuses, strict=False)]
             comm._MPI.Request.Waitall(requests[len(statuses) :])
-            for (rank, wanted), status in zip(self._wanted, statuses, strict=True):
-                got = status.Get_count(comm._MPI.BYTE)
+            for (rank, wanted), status, more in zip(self._wanted, statuses, longer, strict=True):
+                got = "more" if more else status.Get_count(comm._MPI.BYTE)
                 if got != wanted:
                     raise RuntimeError(
                         f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
@@ -285,6 +288,26 @@ class _Messages:
             self._arriving = []
 
 
+def _is_longer(MPI: Any, request: Any, status: Any) -> bool:
+    """Wait for a message; tell whether it had more bytes than there is room for."""
+    try:
+        request.Wait(status)
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        return True
+    return False
+
+
+class _Freed:
+    """Takes the place of a communicator of mpi4py that was freed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(
+            "comm: the communicator was freed, and what was made with it sends nothing any more; free it last"
+        )
+
+
 class MpiCommunicator(Communicator):
     """The ranks of a communicator of mpi4py.
 
@@ -292,7 +315,7 @@ class MpiCommunicator(Communicator):
     ----------
     comm : mpi4py.MPI.Intracomm
         The communicator. It is duplicated, which all its ranks do together: messages of this package never meet those
-        of the user. `as_communicator` does this once for a communicator.
+        of the user. `as_communicator` does this once for a communicator, and frees the duplicate with it.
     cuda_aware : bool, optional
         Whether the MPI library reads and writes the memory of the GPU. By default it is asked, by the key
         ``mpi_memory_alloc_kinds`` that MPI 4.1 defines. If it is not, CuPy arrays go through pinned memory.
@@ -347,15 +370,29 @@ class MpiCommunicator(Communicator):
             import cupy
 
             return [cupy.asarray(part) for part in self.allgather(array.get())]  # synchronize!
-        lengths = np.empty(self.size, np.int64)
-        self._mpi.Allgather(np.array([len(array)], np.int64), lengths)
-        row = int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize
-        whole = np.empty((int(lengths.sum()), *array.shape[1:]), array.dtype)
-        counts = lengths * row
-        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        target = [whole.reshape(-1).view(np.uint8), counts.tolist(), starts.tolist(), self._MPI.BYTE]
-        self._mpi.Allgatherv(self._message(np.ascontiguousarray(array)), target)
+        array = np.ascontiguousarray(array)
+        row = math.prod(array.shape[1:]) * array.itemsize
+        lengths, small = self._small(array)
+        if row * max(lengths) <= _SMALL:
+            return [
+                np.frombuffer(part[: n * row], array.dtype).reshape(n, *array.shape[1:])
+                for part, n in zip(small, lengths, strict=True)
+            ]
+        counts = [n * row for n in lengths]
+        whole = np.empty((sum(lengths), *array.shape[1:]), array.dtype)
+        starts = [0, *itertools.accumulate(counts[:-1])]
+        target = [whole.reshape(-1).view(np.uint8), counts, starts, self._MPI.BYTE]
+        self._mpi.Allgatherv(self._message(array), target)
         return [part.copy() for part in np.split(whole, np.cumsum(lengths)[:-1])]
+
+    def _small(self, array: np.ndarray[Any, Any]) -> tuple[list[int], list[bytearray]]:
+        """The lengths of the arrays of all ranks, and the bytes of those that are small, in one call of MPI."""
+        own = array.tobytes() if array.nbytes <= _SMALL else b""
+        record = len(array).to_bytes(8, "little") + own.ljust(_SMALL, b"\0")
+        found = bytearray(self.size * len(record))
+        self._mpi.Allgather([record, self._MPI.BYTE], [found, self._MPI.BYTE])
+        records = [found[i : i + len(record)] for i in range(0, len(found), len(record))]
+        return [int.from_bytes(x[:8], "little") for x in records], [x[8:] for x in records]
 
     def broadcast(self, value: object, root: int = 0) -> Any:
         """Return the object of rank `root`, which is pickled."""
@@ -364,6 +401,23 @@ class MpiCommunicator(Communicator):
     def barrier(self) -> None:
         """Wait for all ranks."""
         self._mpi.Barrier()
+
+    def free(self) -> None:
+        """Free the duplicate; all ranks call this together. What was made with it can send nothing any more.
+
+        Returns
+        -------
+        None
+        """
+        if not isinstance(self._mpi, _Freed):
+            duplicate, self._mpi = self._mpi, _Freed()
+            duplicate.Free()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a communicator cannot be pickled, and nor can what was made with it; of a DistributedMatrix, pickle "
+            "D.panel() on each rank, and from_local makes the matrix of it again"
+        )
 
     def _hold(self, places: list[Array], copied: Any) -> None:
         """Keep pinned memory until it has been copied: the host goes on, and the next message may not overwrite it."""
@@ -418,6 +472,16 @@ def _abort_on_uncaught_errors(MPI: Any) -> None:
 _KEY: list[int] = []
 
 
+def _free_with(comm: Any, key: int, found: MpiCommunicator) -> None:
+    """Free the duplicate of a communicator that the user frees: a library has room for some thousands of them.
+
+    Those that MPI made itself end with MPI, when there is nothing to be saved.
+    """
+    MPI = found._MPI
+    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        found.free()
+
+
 def as_communicator(comm: object) -> Communicator:
     """Return a communicator for whatever describes one.
 
@@ -453,7 +517,7 @@ def as_communicator(comm: object) -> Communicator:
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm: wanted an intracommunicator, got {type(comm).__name__}; its Merge makes one")
         if not _KEY:
-            _KEY.append(MPI.Comm.Create_keyval())
+            _KEY.append(MPI.Comm.Create_keyval(delete_fn=_free_with))
         found = comm.Get_attr(_KEY[0])
         if found is None:
             found = MpiCommunicator(comm)
@@ -507,3 +571,23 @@ def same(comm: Communicator, name: str, value: str) -> None:
             raise ValueError(
                 f"{name}: wanted the same on all ranks, got {texts[0]} on rank 0 and {text} on rank {rank}"
             )
+
+
+def summed(comm: Communicator, name: str, part: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """Return the sum over the ranks, in their order, of arrays on the host; None is a rank that refuses.
+
+    Ranks also tell each other dtypes and shapes, which `Communicator.allreduce` does not: it would read wrong bytes.
+    """
+    own = b"" if part is None else f"{part.dtype} of shape {part.shape}\n".encode() + part.tobytes()
+    others = [bytes(message) for message in comm.allgather(np.frombuffer(own, np.uint8))]
+    if b"" in others:
+        raise RuntimeError(f"{name}: rank {others.index(b'')} has refused its part")
+    kinds, numbers = zip(*(message.split(b"\n", 1) for message in others), strict=True)
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(
+                f"{name}: wanted the same on all ranks, got {kinds[0].decode()} on rank 0 and {kind.decode()} on rank "
+                f"{rank}"
+            )
+    assert part is not None
+    return _reduced([np.frombuffer(x, part.dtype).reshape(part.shape) for x in numbers], "sum")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import signal
 import time
 from collections.abc import Sequence
@@ -64,6 +65,11 @@ def communicator() -> None:
     parts = comm.allgather(placed(np.arange(3.0 * rank).reshape(rank, 3)))
     assert [part.shape for part in parts] == [(r, 3) for r in range(size)]
     assert all((on_host(part) == np.arange(3.0 * r).reshape(r, 3)).all() for r, part in enumerate(parts))
+    for last in (14, 15, 16, 1000):  # up to 15 numbers travel with their length
+        parts = comm.allgather(placed(np.arange(float(last if rank == size - 1 else 15))))
+        assert [len(part) for part in parts] == [15] * (size - 1) + [last]
+        assert all((on_host(part) == np.arange(len(part))).all() for part in parts)
+    assert [part.shape for part in comm.allgather(placed(np.zeros((2, 0))))] == [(2, 0)] * size
     values = placed(np.array([0.1, 1e16, -1e16][rank % 3]))
     in_order = [np.array([0.1, 1e16, -1e16][r % 3]) for r in range(size)]
     want = in_order[0]
@@ -138,6 +144,8 @@ def equality() -> None:
     np.testing.assert_allclose(2 * on_host(half), before, rtol=1e-9, atol=1e-12 * abs(before).max())
 
 
+#: Communicators that `freed` makes. MPICH has room for about 2,000 at a time.
+FREED = 2200
 #: What queries see in `attention_ring`: name and options of the call.
 RULES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -189,8 +197,44 @@ def bad_input() -> None:
         raises(RuntimeError, "from rank 1, which has sent 0", lambda: D @ wrong)
     else:
         D @ wrong  # needs nothing of rank 1
+    # Rank 1 sends too many bytes and gets too few: all that wait for it raise, and the next product is right.
+    for other in (np.ones(len(D.rows), np.complex128), np.ones((len(D.rows), 3))):
+        if WORLD.rank == 1 or 1 in D._halo.receives:
+            raises(
+                RuntimeError,
+                "was given an array of another dtype",
+                lambda x=other: D @ placed(x if WORLD.rank == 1 else np.ones(len(D.rows))),
+            )
+        else:
+            D @ placed(np.ones(len(D.rows)))
     y = D @ placed(np.ones(len(D.rows)))
+    want = A @ np.ones(A.shape[0])
+    np.testing.assert_allclose(on_host(y), want[D.rows.start : D.rows.stop], rtol=1e-13, atol=1e-10)
     assert D.gather(y) is None or WORLD.rank == 0
+    for kind, u in ((np.float32, placed(np.ones(len(D.rows), np.float32))), (None, placed(np.ones(1)))):
+        mine = u if WORLD.rank == 1 else placed(np.ones(len(D.rows)))
+        error = ValueError if kind or WORLD.rank == 1 else RuntimeError
+        raises(error, "u", lambda x=mine: D.vdot(x, x))
+    raises(TypeError, "a communicator cannot be pickled", lambda: pickle.dumps(D))
+
+
+def freed() -> None:
+    """A communicator is freed with that of the user, so that no number of them is too large."""
+    A, _ = plate(4)
+    for _ in range(FREED):
+        comm = WORLD.Dup()
+        as_communicator(comm)
+        comm.Free()
+    comm = WORLD.Dup()
+    old = mpi.partition(A, comm)
+    comm.Free()
+    raises(ValueError, "comm: the communicator was freed", lambda: old @ np.ones(len(old.rows)))
+    own = MpiCommunicator(WORLD)
+    D = mpi.partition(A, own)
+    D @ np.ones(len(D.rows))
+    own.free()
+    own.free()
+    raises(ValueError, "comm: the communicator was freed", lambda: mpi.partition(A, own))
 
 
 def dies(how: str) -> None:
@@ -216,6 +260,7 @@ PROGRAMS = {
     "equality": equality,
     "attention_ring": attention_ring,
     "bad_input": bad_input,
+    "freed": freed,
     "raise": lambda: dies("raise"),
     "kill": lambda: dies("kill"),
 }

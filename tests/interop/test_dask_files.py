@@ -200,6 +200,16 @@ def test_what_is_refused_and_the_words_for_it(name: str, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+def test_a_url_holds_zarr_and_no_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zarr")
+    monkeypatch.chdir(tmp_path)
+    url = f"memory://{tmp_path.name}"
+    np.testing.assert_array_equal(panels.to_panels(S, url, rows_per_chunk=20, format="zarr").compute().toarray(), D)
+    with pytest.raises(ValueError, match=r"folder: wanted a folder for format='npz', got 'memory://.*format='zarr'"):
+        panels.to_panels(S, url, rows_per_chunk=20)
+    assert not list(tmp_path.iterdir())
+
+
 def test_panels_are_not_overwritten(tmp_path: Path, format: str) -> None:
     panels.to_panels(S, tmp_path, rows_per_chunk=16, format=format)
     for other in FORMATS:

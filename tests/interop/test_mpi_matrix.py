@@ -194,12 +194,15 @@ def test_the_array_code_runs_on_a_device() -> None:
         D = mpi.partition(A, comm, device=device.name)
         y, Y = D.scatter(device.from_host(x)), D.scatter(device.from_host(X))
         found = [D.gather(v) for v in (D @ y, D @ Y, D.T @ y)]
+        assert device.is_dense(D.vdot(Y, Y)) and device.is_dense(D.norm(y))
+        found += [D.vdot(Y, Y), D.norm(y)]
         panel = D.panel()
         both = [Gathering()(multiply()(D, panel), comm) for multiply in (Product, TransposedProduct)]
         return [device.to_host(v) for v in (*found, *(B.toarray() for B in both))] if comm.rank == 0 else None
 
     S = A.toarray()
-    for found, want in zip(run(3, program)[0], (A @ x, A @ X, A.T @ x, S @ S, S.T @ S), strict=True):
+    dots = (X * X).sum(axis=0), (x @ x) ** 0.5
+    for found, want in zip(run(3, program)[0], (A @ x, A @ X, A.T @ x, *dots, S @ S, S.T @ S), strict=True):
         np.testing.assert_array_equal(found, want)
 
 
@@ -292,7 +295,8 @@ def test_a_communicator_of_another_size_is_refused_by_all() -> None:
 
 
 def test_rank_0_without_a_matrix_is_refused_by_all() -> None:
-    refused(2, lambda comm: mpi.partition(None, comm), TypeError, "A: wanted a bsr_array or bsr_matrix on rank 0")
+    words = "A: wanted a bsr_array or bsr_matrix on rank 0, got NoneType; rank 0 of comm passes the matrix"
+    refused(2, lambda comm: mpi.partition(matrix((6, 6), (3, 3)) if comm.rank else None, comm), TypeError, words)
 
 
 def test_vectors_that_do_not_fit_are_refused_by_all() -> None:
@@ -333,6 +337,158 @@ def test_a_product_that_one_rank_refuses_leaves_no_rank_waiting() -> None:
         zero, one = run(2, lambda comm, x=x: program(comm, x))
         assert zero == [RuntimeError, RuntimeError]
         assert len(one) == 2 and set(one) <= {TypeError, ValueError}
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_rank_that_refuses_tells_those_that_wait_for_it_and_nobody_else(refusing: int) -> None:
+    """Rank 0 needs numbers of rank 1 and not the other way round; in a product with the transpose it is reversed."""
+    A = bg.bsr_array(np.triu(np.ones((12, 12))), blocksize=(3, 3))
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(A, comm, rows=[2, 2])
+        good, found = np.ones(6), []
+        for operator in (D, D.T, D.H):
+            try:
+                operator @ (np.ones(5) if comm.rank == refusing else good)
+                found.append("right")
+            except (ValueError, RuntimeError) as error:
+                found.append(type(error).__name__)
+            whole = np.ones(12)
+            want = A @ whole if operator is D else A.T @ whole
+            np.testing.assert_array_equal(operator @ good, want[D.rows.start : D.rows.stop])
+        return found
+
+    found = run(2, program)
+    assert found[refusing] == ["ValueError"] * 3
+    waits = [refusing == 1, refusing == 0, refusing == 0]
+    assert found[1 - refusing] == ["RuntimeError" if wait else "right" for wait in waits]
+
+
+def test_a_complex_adjoint_refuses_what_is_no_array_on_one_rank() -> None:
+    A = bg.bsr_array(1j * np.ones((12, 12)), blocksize=(3, 3))
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(A, comm)
+        with pytest.raises(TypeError if comm.rank else RuntimeError, match="wanted"):
+            D.H @ ([1.0] * 6 if comm.rank else np.ones(6))
+        return D.H @ np.ones(6)
+
+    np.testing.assert_array_equal(np.concatenate(run(2, program)), np.full(12, -12j))
+
+
+def test_a_product_that_fails_while_messages_travel_takes_them() -> None:
+    A = matrix((12, 12), (3, 3))
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(A, comm)
+        for k in range(3):
+            x = D.scatter(vector((12,), seed=k))
+            if comm.rank:
+                with pytest.raises(ValueError, match="out: wanted float64 of shape"):
+                    D.multiply(x, out=np.empty(1))
+            else:
+                D.multiply(x)
+        return D @ D.scatter(vector((12,), seed=9))
+
+    np.testing.assert_allclose(np.concatenate(run(2, program)), A @ vector((12,), seed=9), rtol=1e-13)
+
+
+@pytest.mark.parametrize("order", ["F", "every second"])
+def test_columns_may_lie_in_any_order_in_memory(order: str) -> None:
+    A, X = matrix((30, 30), (3, 3)), vector((30, 4))
+
+    def laid(x: Any) -> Any:
+        if order == "F":
+            return np.asfortranarray(x)
+        wide = np.zeros((2 * len(x), 2 * x.shape[1]))
+        wide[::2, ::2] = x
+        return wide[::2, ::2]
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(A, comm)
+        x = D.scatter(laid(X))
+        return D @ laid(x), D.T @ laid(x), D.gather(laid(x))
+
+    ahead, back, whole = zip(*run(3, program), strict=True)
+    np.testing.assert_allclose(np.concatenate(ahead), A @ X, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(np.concatenate(back), A.T @ X, rtol=1e-13, atol=1e-13)
+    np.testing.assert_array_equal(whole[0], X)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "sums"),
+    [
+        *((np.float16, 100, np.float32), (ml_dtypes.bfloat16, 1, np.float32), (np.float32, 1, np.float32)),
+        *((np.int8, 100, np.int64), (np.uint8, 200, np.uint64), (bool, 1, np.int64)),
+    ],
+)
+def test_inner_products_of_narrow_numbers_are_summed_in_wide_ones(dtype: Any, value: int, sums: Any) -> None:
+    """1,000 products of 100 by 100 are more than float16 holds, and bfloat16 does not count beyond 256."""
+    u = np.full((1000, 2), value, dtype)
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(bg.eye(1000, blocksize=(2, 2)), comm)
+        mine = D.scatter(u)
+        return D.vdot(mine, mine), D.norm(mine)
+
+    for size in (1, 2):
+        for dots, norms in run(size, program):
+            assert dots.dtype == sums
+            np.testing.assert_array_equal(dots, np.full(2, 1000 * value**2))
+            np.testing.assert_allclose(norms, np.full(2, value * 1000**0.5), rtol=1e-6)
+
+
+def test_inner_products_that_one_rank_refuses_leave_no_rank_waiting() -> None:
+    A = matrix((12, 12), (3, 3))
+    wrong = [np.ones(5), np.ones((2, 2, 2)), np.ones((6, 2)), [1.0] * 6, np.array(["a"] * 6), np.array([None] * 6)]
+
+    def program(comm: Any, x: Any) -> Any:
+        D, good, found = mpi.partition(A, comm), np.ones(6), []
+        for call in (lambda v: D.vdot(good, v), lambda v: D.vdot(v, good), D.norm):
+            try:
+                call(x if comm.rank == 1 else good)
+            except (TypeError, ValueError, RuntimeError) as error:
+                found.append(type(error))
+            assert D.vdot(good, 2 * good) == 24 and D.norm(good) == 12**0.5
+        return found
+
+    for x in wrong:
+        zero, one = run(2, lambda comm, x=x: program(comm, x))
+        if np.shape(x) == (6, 2):  # norms of two columns are no error by themselves, and those of one on rank 0 neither
+            assert zero == [RuntimeError, RuntimeError, ValueError] and one == [ValueError] * 3
+        else:
+            assert zero == [RuntimeError] * 3 and len(one) == 3 and set(one) <= {TypeError, ValueError}
+
+
+@pytest.mark.parametrize("other", [np.ones(6, np.float32), np.ones((6, 1))])
+def test_inner_products_of_other_dtypes_or_columns_are_refused_by_all(other: Any) -> None:
+    def program(comm: Any) -> Any:
+        u = other if comm.rank else np.ones(6)
+        return mpi.partition(matrix((12, 12), (3, 3)), comm).vdot(u, u)
+
+    refused(2, program, ValueError, "u, v: wanted the same on all ranks, got float64 of shape () on rank 0 and")
+
+
+def test_what_other_ranks_pass_to_scatter_is_not_looked_at() -> None:
+    A, b = matrix((12, 12), (3, 3)), np.arange(12.0)
+    for other in (None, [1.0], "text", np.ones((2, 2, 2))):
+        parts = run(2, lambda comm, other=other: mpi.partition(A, comm).scatter(other if comm.rank else b))
+        np.testing.assert_array_equal(np.concatenate(parts), b)
+
+
+def test_objects_are_neither_scattered_nor_gathered() -> None:
+    A, things = matrix((12, 12), (3, 3)), np.array([None] * 12)
+    refused(2, lambda comm: mpi.partition(A, comm).scatter(things), TypeError, "b: wanted numbers, got object")
+    refused(2, lambda comm: mpi.partition(A, comm).gather(things[:6]), TypeError, "y: wanted numbers, got object")
+
+
+def test_the_transpose_of_the_transpose_is_the_matrix() -> None:
+    D = mpi.partition(matrix((6, 12), (3, 3)))
+    assert D.T.T is D and D.H.T is D and D.T.H is D
+    Z = mpi.partition(bg.bsr_array(1j * np.eye(4), blocksize=(2, 2)))
+    assert Z.T.T is Z and Z.H.H is Z
+    with pytest.raises(TypeError, match=r"D\.H\.T: products with the conjugate of a complex matrix"):
+        _ = Z.H.T
 
 
 def test_files_that_hold_no_such_matrix_are_refused_by_all(tmp_path: Path) -> None:

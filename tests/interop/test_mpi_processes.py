@@ -66,6 +66,12 @@ def test_more_ranks_than_cores_compute_what_one_process_does(size: int) -> None:
 
 
 @pytest.mark.long
+def test_communicators_that_the_user_frees_are_freed() -> None:
+    found = ranks(2, "freed")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "message"), [("raise", "this rank has failed"), ("kill", "BAD TERMINATION")])
 def test_a_rank_that_dies_ends_all_with_a_message(how: str, message: str) -> None:
     start = time.monotonic()

@@ -62,6 +62,13 @@ class Status:
         return self.bytes
 
 
+class Failure(Exception):
+    """What mpi4py raises; 15 stands for a message that is longer than its room."""
+
+    def Get_error_class(self) -> Any:
+        return self.args[0]
+
+
 class Loop:
     """Rank 0 of a world in which it sends to itself."""
 
@@ -79,6 +86,8 @@ class Loop:
 
         def done(status: Any) -> None:
             source = self.sent.pop(0)
+            if source.nbytes > message[0].nbytes:
+                raise Failure(15)
             if isinstance(source, Device):
                 message[0]._values[...] = source._values
                 status.bytes = source.nbytes - self.loses
@@ -115,7 +124,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def communicator(cuda_aware: bool, loses: int = 0) -> Any:
     comm = object.__new__(MpiCommunicator)
-    comm._MPI = SimpleNamespace(BYTE=None, Status=Status, Request=Request)
+    comm._MPI = SimpleNamespace(BYTE=None, Status=Status, Request=Request, Exception=Failure, ERR_TRUNCATE=15)
     comm._mpi, comm.rank, comm.size, comm.cuda_aware, comm._held = Loop(loses), 0, 1, cuda_aware, []
     return comm
 
@@ -163,6 +172,23 @@ def test_arrays_on_the_host_are_sent_at_once() -> None:
 def test_a_message_of_another_length_is_refused() -> None:
     with pytest.raises(RuntimeError, match="wanted 16 bytes from rank 0, which has sent 15"):
         communicator(False, loses=1).exchange({0: np.ones(2)}, {0: np.zeros(2)}).wait()
+
+
+def test_a_message_that_is_too_long_is_refused_after_all_have_come() -> None:
+    comm = communicator(False)
+    comm.size = 2
+    target = np.zeros(2)
+    under_way = comm.exchange({0: np.ones(3), 1: np.ones(2)}, {0: np.zeros(2), 1: target})
+    with pytest.raises(RuntimeError, match="wanted 16 bytes from rank 0, which has sent more: it has failed"):
+        under_way.wait()
+    np.testing.assert_array_equal(target, 1)
+
+
+def test_another_error_of_the_library_is_raised_as_it_is() -> None:
+    comm = communicator(False)
+    comm._MPI.ERR_TRUNCATE = 16
+    with pytest.raises(Failure):
+        comm.exchange({0: np.ones(3)}, {0: np.zeros(2)}).wait()
 
 
 def test_messages_without_bytes_are_not_sent() -> None:

@@ -62,8 +62,8 @@ def to_panels(
     TypeError
         If `A` is not one of these.
     ValueError
-        If `rows_per_chunk` is missing or does not fit, if `format` is unknown or cannot hold the dtype, or if `A` is
-        cut along its columns.
+        If `rows_per_chunk` is missing or does not fit, if `format` is unknown, cannot hold the dtype or cannot be
+        written to a URL, or if `A` is cut along its columns.
     FileExistsError
         If the folder holds panels already.
     ImportError
@@ -96,6 +96,8 @@ def to_panels(
     if format == "zarr" and layout.dtype.char in "gG":
         raise ValueError(f"format: zarr cannot hold {layout.dtype}; format='npz' can")
     where = _place(folder)
+    if format == "npz" and "://" in where:
+        raise ValueError(f"folder: wanted a folder for format='npz', got {where!r}; format='zarr' writes to URLs")
     store = storage.STORES[format](where, compressed)
     store.make()
     name = f"bsr-to-panels-{uuid4().hex}"

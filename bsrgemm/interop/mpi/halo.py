@@ -80,7 +80,8 @@ class Halo:
     def fetch(self, x: Array, width: int | None = None) -> tuple[Exchange, Array]:
         """Start to bring the ghosts of x, (n * width,) or (n * width, k); the second array is filled after a wait."""
         width, xp = width or self.width, self.backend.xp
-        packed = x.reshape(len(x) // width, width, *x.shape[1:])[self.index]
+        # NumPy keeps the order of x in memory, which may be that of Fortran.
+        packed = xp.ascontiguousarray(x.reshape(len(x) // width, width, *x.shape[1:])[self.index])
         ghosts = xp.empty((self.count, width, *x.shape[1:]), x.dtype)
         under_way = self.comm.exchange(
             {rank: packed[part] for rank, part in self.sends.items()},
@@ -99,9 +100,9 @@ class Halo:
         )
         return under_way, coming
 
-    def refuse(self) -> None:
-        """Let the ranks that wait for this one know that nothing will come."""
-        self.comm.refuse(self.sends, self.receives)
+    def refuse(self, back: bool = False) -> None:
+        """Let the ranks that wait for this one know that nothing will come: no `fetch`, or no `give_back`."""
+        self.comm.refuse(*((self.receives, self.sends) if back else (self.sends, self.receives)))
 
     def bytes(self, itemsize: int, columns: int = 1) -> int:
         """What this rank receives for one product with so many columns."""

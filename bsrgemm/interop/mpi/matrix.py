@@ -7,7 +7,7 @@ numbered anew from 0 on. The first product runs while the ghosts travel, the sec
 from __future__ import annotations
 
 import itertools
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from ..._array.base import BsrBase
 from ..._backend import structure
 from ..._backend.base import Array, Blocks
 from ..._products.matmul import matmul
+from ...dtypes import accumulator_dtype
 from ...linalg.operators import DistributedOperator, inner_products
 from ...linalg.smoothers import inverse_blocks
-from ..communicator import Communicator, same, together
+from ..communicator import Communicator, same, summed, together
 from .halo import Halo
 from .multigrid import set_up
 
@@ -125,7 +126,12 @@ class DistributedMatrix(DistributedOperator):
         """
         self._check(x, self.local_shape[1])
         under_way, ghosts = self._halo.fetch(x)
-        y = matmul(self.interior, x, out=out, alpha=alpha, beta=beta)
+        try:
+            y = matmul(self.interior, x, out=out, alpha=alpha, beta=beta)
+        except Exception:
+            with suppress(RuntimeError):  # the memory of messages may not be freed while they travel
+                under_way.wait()
+            raise
         under_way.wait()
         if self._halo.count:
             if self._ghost_rows is None:
@@ -134,9 +140,13 @@ class DistributedMatrix(DistributedOperator):
                 y[self._ghost_rows] += matmul(self._ghost, ghosts, alpha=alpha)
         return y
 
-    def _transposed(self, x: Array) -> Array:
-        """The elements of this rank of ``A.T @ x``: what others have for them is added in the order of the ranks."""
-        self._check(x, self.local_shape[0])
+    def _transposed(self, x: Array, conjugate: bool) -> Array:
+        """The elements of this rank of ``A.T @ x``: what others have for them is added in the order of the ranks.
+
+        With `conjugate`, those of the conjugate of A, for the conjugate of x.
+        """
+        self._check(x, self.local_shape[0], back=True)
+        x = x.conj() if conjugate else x
         halo = self._halo
         boundary = x if self._ghost_rows is None else x[self._ghost_rows]
         under_way, coming = halo.give_back(matmul(self._ghost.T, boundary))
@@ -148,7 +158,7 @@ class DistributedMatrix(DistributedOperator):
             blocks[halo.index[part]] += coming[part]
         return y
 
-    def _check(self, x: Any, length: int) -> None:
+    def _check(self, x: Any, length: int, back: bool = False) -> None:
         backend = self._backend
         try:
             if not backend.is_dense(x):
@@ -161,7 +171,7 @@ class DistributedMatrix(DistributedOperator):
             if x.dtype not in backend.dtypes:
                 raise TypeError(f"x: wanted numbers, got {x.dtype}")
         except (TypeError, ValueError):
-            self._halo.refuse()
+            self._halo.refuse(back)
             raise
 
     @property
@@ -185,7 +195,13 @@ class DistributedMatrix(DistributedOperator):
         Returns
         -------
         array () or (k,)
-            The same bits on every rank.
+            The same bits on every rank: in float32 for 16-bit floats, in 64 bits for integers.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `u` or `v` does not fit on this rank; the others raise RuntimeError. On all ranks, if dtypes or numbers
+            of columns differ between them.
 
         Examples
         --------
@@ -195,7 +211,32 @@ class DistributedMatrix(DistributedOperator):
         >>> float(D.vdot(np.array([1.0, 2.0]), np.array([3.0, 4.0])))
         11.0
         """
-        return self.total(inner_products(u, v))
+        try:
+            self._check_parts(u, v)
+            part = inner_products(*(x.astype(_summed_in(x.dtype), copy=False) for x in (u, v)))
+        except (TypeError, ValueError):
+            with suppress(RuntimeError):
+                summed(self.comm, "u, v", None)
+            raise
+        if self.comm.size == 1:
+            return part
+        backend = self._backend
+        found = summed(self.comm, "u, v", np.asarray(backend.to_host(part)))  # synchronize!
+        return found if backend.xp is np else backend.from_host(np.asarray(found))
+
+    def _check_parts(self, u: Any, v: Any) -> None:
+        for name, x in (("u", u), ("v", v)):
+            if not self._backend.is_dense(x):
+                raise TypeError(f"{name}: wanted a dense array on {self._backend.name!r}, got {type(x).__name__}")
+            if x.dtype not in self._backend.dtypes:
+                raise TypeError(f"{name}: wanted numbers, got {x.dtype}")
+            if x.ndim not in (1, 2) or len(x) not in self.local_shape:
+                n = self.local_shape[0]
+                raise ValueError(
+                    f"{name}: wanted the part of rank {self.comm.rank}, ({n},) or ({n}, k), got {tuple(x.shape)}"
+                )
+        if u.ndim != v.ndim or len(u) != len(v):
+            raise ValueError(f"u, v: wanted parts of one shape, got {tuple(u.shape)} and {tuple(v.shape)}")
 
     def norm(self, u: Array) -> Array:
         """Return the Euclidean norms of columns, over all ranks: the square roots of ``vdot(u, u)``.
@@ -252,10 +293,12 @@ class DistributedMatrix(DistributedOperator):
             if comm.rank == 0:
                 if not backend.is_dense(b):
                     raise TypeError(f"b: wanted a dense array on {backend.name!r}, got {type(b).__name__}")
-                if b is None or b.ndim not in (1, 2) or len(b) != n:
-                    raise ValueError(f"b: wanted shape ({n},) or ({n}, k), got {b if b is None else tuple(b.shape)}")
-        described = comm.broadcast(None if b is None else (b.dtype, tuple(b.shape[1:])))
-        dtype, rest = described
+                assert b is not None
+                if b.ndim not in (1, 2) or len(b) != n:
+                    raise ValueError(f"b: wanted shape ({n},) or ({n}, k), got {tuple(b.shape)}")
+                if b.dtype.hasobject:
+                    raise TypeError(f"b: wanted numbers, got {b.dtype}")
+        dtype, rest = comm.broadcast((b.dtype, tuple(b.shape[1:])) if comm.rank == 0 and b is not None else None)
         parts = [slice(*(int(s) * self.blocksize[axis] for s in pair)) for pair in self._pairs(axis)]
         mine = backend.xp.empty((parts[comm.rank].stop - parts[comm.rank].start, *rest), dtype)
         sends = {}
@@ -301,6 +344,8 @@ class DistributedMatrix(DistributedOperator):
                 raise TypeError(f"y: wanted a dense array on {backend.name!r}, got {type(y).__name__}")
             if y.ndim not in (1, 2) or len(y) != n:
                 raise ValueError(f"y: wanted shape ({n},) or ({n}, k), got {tuple(y.shape)}")
+            if y.dtype.hasobject:
+                raise TypeError(f"y: wanted numbers, got {y.dtype}")
         self.agree("y", f"{y.dtype} with columns {tuple(y.shape[1:])}")
         y = backend.xp.ascontiguousarray(y)
         if comm.rank:
@@ -480,9 +525,15 @@ class Transpose:
 
     def __matmul__(self, x: Any) -> Any:
         """Return the elements ``D.columns`` of ``A.T @ x`` for the elements ``D.rows`` of x."""
-        if not self._conjugate:
-            return self._matrix._transposed(x)
-        return self._matrix._transposed(x.conj()).conj()
+        found = self._matrix._transposed(x, self._conjugate)
+        return found.conj() if self._conjugate else found
+
+    @property
+    def T(self) -> DistributedMatrix:
+        """The transpose of this one: the matrix itself, for real numbers and for ``D.T``."""
+        if self._conjugate:
+            raise TypeError("D.H.T: products with the conjugate of a complex matrix are not offered; take D or D.T")
+        return self._matrix
 
     @property
     def H(self) -> DistributedMatrix:
@@ -490,6 +541,11 @@ class Transpose:
         if self.dtype.kind == "c" and not self._conjugate:
             raise TypeError("D.T.H: products with the conjugate of a complex matrix are not offered; take D or D.H")
         return self._matrix
+
+
+def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which products of such numbers are added up; a sum of NumPy says it for integers."""
+    return np.zeros(0, dtype).sum().dtype if dtype.kind in "biu" else accumulator_dtype(dtype)
 
 
 def _axis(axis: int) -> int:

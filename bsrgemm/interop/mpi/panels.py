@@ -68,9 +68,8 @@ def partition(
     with together(comm):
         if comm.rank == 0:
             if not isinstance(A, BsrBase):
-                raise TypeError(
-                    f"A: wanted a bsr_array or bsr_matrix on rank 0, got {type(A).__name__}; bsr_array(A) makes one"
-                )
+                way_out = "rank 0 of comm passes the matrix" if A is None else "bsr_array(A) makes one"
+                raise TypeError(f"A: wanted a bsr_array or bsr_matrix on rank 0, got {type(A).__name__}; {way_out}")
             A.check_format(full_check=True)
             pointers = A._backend.to_host(A._blocks.indptr)  # synchronize!
             starts = _row_starts(pointers, comm.size, rows)
