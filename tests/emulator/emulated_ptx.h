@@ -9,7 +9,7 @@ using u32 = unsigned;
 using u64 = unsigned long long;
 
 // ------------------------------------------------------------------------------- numbers
-inline float from_f16(u32 x) {
+RUNTIME float from_f16(u32 x) {
   const u32 sign = (x & 0x8000) << 16, exponent = x >> 10 & 31, mantissa = x & 0x3ff;
   if (exponent == 0) {
     const float size = float(mantissa) * 0x1p-24f;
@@ -17,9 +17,9 @@ inline float from_f16(u32 x) {
   }
   return __builtin_bit_cast(float, sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13);
 }
-inline float from_bf16(u32 x) { return __builtin_bit_cast(float, x << 16); }
-inline float from_tf32(u32 x) { return __builtin_bit_cast(float, x & 0xffffe000u); }  // low bits are not looked at
-inline float from_e4m3(u32 x) {
+RUNTIME float from_bf16(u32 x) { return __builtin_bit_cast(float, x << 16); }
+RUNTIME float from_tf32(u32 x) { return __builtin_bit_cast(float, x & 0xffffe000u); }  // low bits are not looked at
+RUNTIME float from_e4m3(u32 x) {
   const u32 exponent = x >> 3 & 15, mantissa = x & 7;
   const float size = (x & 0x7f) == 0x7f ? __builtin_nanf("")
                    : exponent ? __builtin_bit_cast(float, (exponent + 120) << 23 | mantissa << 20)
@@ -27,7 +27,7 @@ inline float from_e4m3(u32 x) {
   return x & 0x80 ? -size : size;
 }
 // The nearest number, ties to even.
-inline u16 to_f16(double x) {
+RUNTIME u16 to_f16(double x) {
   const unsigned long all = __builtin_bit_cast(unsigned long, x), bits = all & ~(1ul << 63);
   const u16 sign = u16(all >> 63 << 15);
   const double size = __builtin_bit_cast(double, bits);
@@ -36,12 +36,12 @@ inline u16 to_f16(double x) {
   if (size < 0x1p-14) return sign | u16(__builtin_bit_cast(unsigned long, size + 0x1p28) - 0x41b0000000000000ul);
   return sign | u16(((bits + 0x1fffffffffful + (bits >> 42 & 1)) >> 42) - (1008ul << 10));
 }
-inline u32 to_bf16(float x) {
+RUNTIME u32 to_bf16(float x) {
   const u32 bits = __builtin_bit_cast(u32, x);
   return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 // 448 for all that is larger.
-inline u32 to_e4m3(float x) {
+RUNTIME u32 to_e4m3(float x) {
   const u32 sign = __builtin_bit_cast(u32, x) >> 31 << 7;
   if (x != x) return 0x7f | sign;
   const float size = __builtin_fabsf(x);
@@ -50,29 +50,29 @@ inline u32 to_e4m3(float x) {
   const u32 bits = __builtin_bit_cast(u32, size);
   return sign | min(0x7eu, ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3));
 }
-inline void cvt_f32_f16(float& y, u16 x) { y = from_f16(x); }
-inline void cvt_rn_f16_f32(u16& y, float x) { y = to_f16(x); }
-inline void cvt_rn_f16_f64(u16& y, double x) { y = to_f16(x); }
-inline void cvt_rn_f16x2_f32(u32& y, float high, float low) { y = to_f16(low) | u32(to_f16(high)) << 16; }
-inline void cvt_rn_bf16x2_f32(u32& y, float high, float low) { y = to_bf16(low) | to_bf16(high) << 16; }
-inline void cvt_rn_satfinite_e4m3x2_f32(u16& y, float high, float low) { y = to_e4m3(low) | to_e4m3(high) << 8; }
-inline void ex2_approx_ftz_f32(float& y, float x) { y = exp2f(x); }
-inline void shl_b32(float& y, u32 x, int by) { y = __builtin_bit_cast(float, x << by); }
-inline void and_b32(float& y, u32 x, u32 mask) { y = __builtin_bit_cast(float, x & mask); }
-inline void mov_b32(u32& y, u32 x) { y = x; }
-inline void mov_b32(u32& y, u16 low, u16 high) { y = low | u32(high) << 16; }
-inline void mov_b32(u16& low, u16& high, u32 x) { low = u16(x), high = u16(x >> 16); }
-inline void mov_u32(u32& y, u32 x) { y = x; }
-inline void mov_f64(double& y, double x) { y = x; }
-inline void setp_ne_b32(bool& p, u32 x, u32 y) { p = x != y; }
-inline void selp_u32(u32& y, u32 yes, u32 no, bool p) { y = p ? yes : no; }
-inline void fma_rn_f16x2(u32& y, u32 a, u32 b, u32 c) {
+RUNTIME void cvt_f32_f16(float& y, u16 x) { y = from_f16(x); }
+RUNTIME void cvt_rn_f16_f32(u16& y, float x) { y = to_f16(x); }
+RUNTIME void cvt_rn_f16_f64(u16& y, double x) { y = to_f16(x); }
+RUNTIME void cvt_rn_f16x2_f32(u32& y, float high, float low) { y = to_f16(low) | u32(to_f16(high)) << 16; }
+RUNTIME void cvt_rn_bf16x2_f32(u32& y, float high, float low) { y = to_bf16(low) | to_bf16(high) << 16; }
+RUNTIME void cvt_rn_satfinite_e4m3x2_f32(u16& y, float high, float low) { y = to_e4m3(low) | to_e4m3(high) << 8; }
+RUNTIME void ex2_approx_ftz_f32(float& y, float x) { y = exp2f(x); }
+RUNTIME void shl_b32(float& y, u32 x, int by) { y = __builtin_bit_cast(float, x << by); }
+RUNTIME void and_b32(float& y, u32 x, u32 mask) { y = __builtin_bit_cast(float, x & mask); }
+RUNTIME void mov_b32(u32& y, u32 x) { y = x; }
+RUNTIME void mov_b32(u32& y, u16 low, u16 high) { y = low | u32(high) << 16; }
+RUNTIME void mov_b32(u16& low, u16& high, u32 x) { low = u16(x), high = u16(x >> 16); }
+RUNTIME void mov_u32(u32& y, u32 x) { y = x; }
+RUNTIME void mov_f64(double& y, double x) { y = x; }
+RUNTIME void setp_ne_b32(bool& p, u32 x, u32 y) { p = x != y; }
+RUNTIME void selp_u32(u32& y, u32 yes, u32 no, bool p) { y = p ? yes : no; }
+RUNTIME void fma_rn_f16x2(u32& y, u32 a, u32 b, u32 c) {
   const auto part = [&](int shift) {
     return to_f16(double(from_f16(a >> shift & 0xffff)) * from_f16(b >> shift & 0xffff) + from_f16(c >> shift & 0xffff));
   };
   y = part(0) | u32(part(16)) << 16;
 }
-inline void fma_rn_bf16x2(u32& y, u32 a, u32 b, u32 c) {
+RUNTIME void fma_rn_bf16x2(u32& y, u32 a, u32 b, u32 c) {
   const auto part = [&](int shift) {
     return to_bf16(fmaf(from_bf16(a >> shift & 0xffff), from_bf16(b >> shift & 0xffff), from_bf16(c >> shift & 0xffff)));
   };
@@ -84,34 +84,34 @@ template <class T> T* at(u32 address, u32 multiple = sizeof(T)) {
   if (address % multiple) fail("an address of shared memory that is not aligned");
   return reinterpret_cast<T*>(origin + int(address));
 }
-inline void ld_shared_u16(u16& y, u32 from) { y = *at<u16>(from); }
-inline void st_shared_u16(u32 to, u16 x) { *at<u16>(to) = x; }
-inline void st_shared_v4_f32(u32 to, float x, float y, float z, float w) {
+RUNTIME void ld_shared_u16(u16& y, u32 from) { y = *at<u16>(from); }
+RUNTIME void st_shared_u16(u32 to, u16 x) { *at<u16>(to) = x; }
+RUNTIME void st_shared_v4_f32(u32 to, float x, float y, float z, float w) {
   float* place = at<float>(to, 16);
   place[0] = x, place[1] = y, place[2] = z, place[3] = w;
 }
-inline void ld_shared_v4_f32(float& x, float& y, float& z, float& w, u32 from) {
+RUNTIME void ld_shared_v4_f32(float& x, float& y, float& z, float& w, u32 from) {
   const float* place = at<float>(from, 16);
   x = place[0], y = place[1], z = place[2], w = place[3];
 }
-inline void ld_shared_v2_b32(u32& x, u32& y, u32 from) { x = *at<u32>(from, 8), y = at<u32>(from)[1]; }
-inline void ld_shared_v4_b32(u32& x, u32& y, u32& z, u32& w, u32 from) {
+RUNTIME void ld_shared_v2_b32(u32& x, u32& y, u32 from) { x = *at<u32>(from, 8), y = at<u32>(from)[1]; }
+RUNTIME void ld_shared_v4_b32(u32& x, u32& y, u32& z, u32& w, u32 from) {
   const u32* words = at<u32>(from, 16);
   x = words[0], y = words[1], z = words[2], w = words[3];
 }
-inline void ld_global_nc_v2_f64(double& x, double& y, const void* from) {
+RUNTIME void ld_global_nc_v2_f64(double& x, double& y, const void* from) {
   x = static_cast<const double*>(from)[0], y = static_cast<const double*>(from)[1];
 }
 
 // ------------------------------------------------------------------------------- copies of a thread
 struct Copy { void* to; const void* from; u32 bytes, all; bool done; };
 inline Queue<Copy> copies[kMostThreads];
-UNWATCHED inline void do_copy(const Copy& x) {
+UNWATCHED RUNTIME void do_copy(const Copy& x) {
   if (!x.done) memset(x.to, 0, x.all), memcpy(x.to, x.from, x.bytes);
   races::end_copy(x.to, x.all, true, now);
 }
 // At once, while others may still read what was there, or not before it is waited for.
-inline void copy_some(u32 to, const void* from, u32 all, u32 bytes) {
+RUNTIME void copy_some(u32 to, const void* from, u32 all, u32 bytes) {
   if (reinterpret_cast<unsigned long>(from) % all) fail("a copy from an address that is not aligned");
   if (bytes > all) fail("a copy of more bytes than it has");
   Copy copy = {at<u8>(to, all), from, bytes, all};
@@ -120,12 +120,12 @@ inline void copy_some(u32 to, const void* from, u32 all, u32 bytes) {
   if (at_once) memset(copy.to, 0, all), memcpy(copy.to, from, bytes), copy.done = true;
   if (!at_once || races::kOn) copies[now].add(copy);
 }
-inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
-inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all, u32 bytes) { copy_some(to, from, all, bytes); }
-inline void cp_async_cg_shared_global(u32 to, const void* from, u32 all, bool blank) { copy_some(to, from, all, blank ? 0 : all); }
-inline void cp_async_ca_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
-inline void cp_async_commit_group() { ++copies[now].group; }
-inline void cp_async_wait_group(u32 pending) { copies[now].wait(pending, do_copy); }
+RUNTIME void cp_async_cg_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
+RUNTIME void cp_async_cg_shared_global(u32 to, const void* from, u32 all, u32 bytes) { copy_some(to, from, all, bytes); }
+RUNTIME void cp_async_cg_shared_global(u32 to, const void* from, u32 all, bool blank) { copy_some(to, from, all, blank ? 0 : all); }
+RUNTIME void cp_async_ca_shared_global(u32 to, const void* from, u32 all) { copy_some(to, from, all, all); }
+RUNTIME void cp_async_commit_group() { ++copies[now].group; }
+RUNTIME void cp_async_wait_group(u32 pending) { copies[now].wait(pending, do_copy); }
 
 // ------------------------------------------------------------------------------- mbarrier
 struct Barrier {
@@ -134,7 +134,7 @@ struct Barrier {
 };
 static_assert(sizeof(Barrier) == 8, "as the card's");
 // Some arrivals, and bytes that are still to come (or have come, if less than 0).
-UNWATCHED inline void change(u32 barrier, int arrivals, int bytes) {
+UNWATCHED RUNTIME void change(u32 barrier, int arrivals, int bytes) {
   Barrier& x = *at<Barrier>(barrier, 8);
   x.pending -= arrivals;
   if (x.pending < 0) fail("more arrivals than a barrier expects");
@@ -144,19 +144,19 @@ UNWATCHED inline void change(u32 barrier, int arrivals, int bytes) {
   x.phase_and_bytes ^= 1;
   races::complete(barrier);
 }
-UNWATCHED inline void mbarrier_init_shared_cta_b64(u32 barrier, int arrivals) {
+UNWATCHED RUNTIME void mbarrier_init_shared_cta_b64(u32 barrier, int arrivals) {
   races::access(at<Barrier>(barrier, 8), 8, true, __builtin_return_address(0));
   *at<Barrier>(barrier, 8) = {short(arrivals), short(arrivals), 0};
 }
-inline void fence_mbarrier_init_release_cluster() {}
+RUNTIME void fence_mbarrier_init_release_cluster() {}
 // Those who wait may go on before the other lanes of this warp do.
-inline void mbarrier_arrive_shared_cta_b64(u32 barrier) {
+RUNTIME void mbarrier_arrive_shared_cta_b64(u32 barrier) {
   races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
   races::arrive(barrier);
   change(barrier, 1, 0);
   leave();
 }
-inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) {
+RUNTIME void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) {
   races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
   races::arrive(barrier);
   change(barrier, 1, int(bytes));
@@ -165,7 +165,7 @@ inline void mbarrier_arrive_expect_tx_shared_cta_b64(u32 barrier, u32 bytes) {
 // passes as the others did, whatever has become of the barrier since.
 constexpr u32 kBarriers = 256;
 inline u16 passed_by[kMostThreads][kBarriers], passed_by_any[kMostThreads / 32][kBarriers];
-UNWATCHED inline void wait_for_phase(u32 barrier, u32 parity) {
+UNWATCHED RUNTIME void wait_for_phase(u32 barrier, u32 parity) {
   const u32& word = at<Barrier>(barrier, 8)->phase_and_bytes;
   const u16 turn = ++passed_by[now][barrier / 8 % kBarriers];
   u16& of_warp = passed_by_any[now / 32][barrier / 8 % kBarriers];
@@ -176,13 +176,13 @@ UNWATCHED inline void wait_for_phase(u32 barrier, u32 parity) {
   for (u32 i = now / 32 * 32; i < now / 32 * 32 + 32; ++i)
     if (fibers[i].watched == &word) fibers[i].watched = nullptr;
 }
-inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
+RUNTIME void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 barrier, u32 parity) {
   races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));
   wait_for_phase(barrier, parity);
   races::acquire(barrier);
   done = true;
 }
-inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
+RUNTIME void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
   ++copies[now].group;
   copies[now].wait(0, do_copy);
   races::access(at<Barrier>(barrier, 8), 8, false, __builtin_return_address(0));  // it was made before
@@ -201,7 +201,7 @@ struct alignas(64) Map {
 };
 static_assert(sizeof(Map) == 128, "as the card's");
 // The 16 bytes at an address lie in another place of its 128, 64 or 32 bytes.
-inline u32 swizzled(u32 address, u32 row) {
+RUNTIME u32 swizzled(u32 address, u32 row) {
   return row == 128 ? address ^ (address >> 7 & 7) << 4 : row == 64 ? address ^ (address >> 7 & 3) << 4
        : row == 32 ? address ^ (address >> 7 & 1) << 4 : address;
 }
@@ -233,7 +233,7 @@ template <class Move> u32 walk(const Box& x, const Move& move) {
   }
   return place - x.place;
 }
-inline Box box_of(const void* map, int x, int y, int z, int w, u32 place, u32 barrier = 0) {
+RUNTIME Box box_of(const void* map, int x, int y, int z, int w, u32 place, u32 barrier = 0) {
   const Box box = {static_cast<const Map*>(map), {x, y, z, w}, place, barrier};
   if (reinterpret_cast<unsigned long>(map) % 64) fail("a tensor map that does not lie at a multiple of 64 bytes");
   if (place % 128) fail("a tile that does not lie at a multiple of 128 bytes");
@@ -243,7 +243,7 @@ inline Box box_of(const void* map, int x, int y, int z, int w, u32 place, u32 ba
 constexpr u32 kMostBoxes = 4096;
 inline Box boxes[kMostBoxes];
 inline u32 first_box;
-inline void bring(const Box& x) {
+RUNTIME void bring(const Box& x) {
   const u32 bytes = walk(x, [](const u8* from, u8* to, u32 bytes, long first, long last) UNWATCHED {
     memset(to, 0, bytes);
     memcpy(to + first, from + first, last - first);
@@ -252,13 +252,13 @@ inline void bring(const Box& x) {
   races::bytes_came(x.barrier);
   change(x.barrier, 0, -int(bytes));
 }
-inline void bring_first() {
+RUNTIME void bring_first() {
   const Box x = boxes[first_box++ % kMostBoxes];
   --engine.pending;
   bring(x);
 }
 // At once, or some time later.
-inline void ask_for(const Box& x) {
+RUNTIME void ask_for(const Box& x) {
   engine.step = bring_first;
   if constexpr (races::kOn)
     walk(x, [](const u8*, u8* to, u32 bytes, long, long) { races::begin_copy(to, bytes, true, races::engine_actor()); });
@@ -266,23 +266,23 @@ inline void ask_for(const Box& x) {
   if (engine.pending == 0 && random() % 2) return bring(x);
   boxes[(first_box + engine.pending++) % kMostBoxes] = x;
 }
-inline void cp_async_bulk_tensor_2d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(
+RUNTIME void cp_async_bulk_tensor_2d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(
     u32 to, const void* map, int x, int y, u32 barrier, u64 = 0) {
   ask_for(box_of(map, x, y, 0, 0, to, barrier));
 }
-inline void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(
+RUNTIME void cp_async_bulk_tensor_4d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(
     u32 to, const void* map, int x, int y, int z, int w, u32 barrier, u64 = 0) {
   ask_for(box_of(map, x, y, z, w, to, barrier));
 }
 // A store reads shared memory when it is waited for, or when its thread ends.
 inline Queue<Box> stores[kMostThreads];
-inline void send(const Box& x) {
+RUNTIME void send(const Box& x) {
   walk(x, [](u8* to, const u8* from, u32, long first, long last) UNWATCHED {
     memcpy(to + first, from + first, last - first);
     races::end_copy(from + first, last - first, false, now);
   });
 }
-inline void cp_async_bulk_tensor_4d_global_shared_cta_tile_bulk_group(
+RUNTIME void cp_async_bulk_tensor_4d_global_shared_cta_tile_bulk_group(
     const void* map, int x, int y, int z, int w, u32 from, u64 = 0) {
   const Box box = box_of(map, x, y, z, w, from);
   if constexpr (races::kOn)
@@ -291,47 +291,47 @@ inline void cp_async_bulk_tensor_4d_global_shared_cta_tile_bulk_group(
     });
   stores[now].add(box);
 }
-inline void cp_async_bulk_commit_group() { ++stores[now].group; }
-inline void cp_async_bulk_wait_group_read(u32 pending) { stores[now].wait(pending, send); }
-inline void cp_async_bulk_wait_group(u32 pending) { stores[now].wait(pending, send); }
+RUNTIME void cp_async_bulk_commit_group() { ++stores[now].group; }
+RUNTIME void cp_async_bulk_wait_group_read(u32 pending) { stores[now].wait(pending, send); }
+RUNTIME void cp_async_bulk_wait_group(u32 pending) { stores[now].wait(pending, send); }
 // Lines of bytes, copied or added at once.
-inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+RUNTIME void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
   if (to % 16 || bytes % 16 || reinterpret_cast<unsigned long>(from) % 16) fail("a line that is not aligned to 16 bytes");
   memcpy(at<u8>(to, 16), from, bytes);
   races::bytes_came(barrier);
   change(barrier, 0, -int(bytes));
 }
-inline void cp_async_bulk_global_shared_cta_bulk_group(float* to, u32 from, u32 bytes) {
+RUNTIME void cp_async_bulk_global_shared_cta_bulk_group(float* to, u32 from, u32 bytes) {
   if (from % 16 || bytes % 16 || reinterpret_cast<unsigned long>(to) % 16) fail("a line that is not aligned to 16 bytes");
   memcpy(to, at<u8>(from, 16), bytes);
 }
-inline void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(float* to, u32 from, u32 bytes) {
+RUNTIME void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(float* to, u32 from, u32 bytes) {
   if (from % 16 || bytes % 16 || reinterpret_cast<unsigned long>(to) % 16) fail("a line that is not aligned to 16 bytes");
   for (u32 i = 0; i < bytes / 4; ++i) to[i] += at<float>(from, 16)[i];
 }
-inline void fence_proxy_async_global() {}
+RUNTIME void fence_proxy_async_global() {}
 // A thread that asks again and again lets others run.
-inline void ld_acquire_gpu_global_s32(int& x, const int* from) {
+RUNTIME void ld_acquire_gpu_global_s32(int& x, const int* from) {
   leave();
   races::count(from);
   const races::Atomic atomic;
   x = *from;
 }
-inline void red_release_gpu_global_add_s32(int* to, int x) {
+RUNTIME void red_release_gpu_global_add_s32(int* to, int x) {
   races::count(to);
   const races::Atomic atomic;
   *to += x;
 }
-inline void prefetch_tensormap(const void*) {}
-inline void fence_proxy_async_shared_cta() {}
-inline void createpolicy_fractional_L2_evict_first_b64(u64&, double) {}
-inline void createpolicy_fractional_L2_evict_last_b64(u64&, double) {}
-inline void begin_thread(u32 number) {
+RUNTIME void prefetch_tensormap(const void*) {}
+RUNTIME void fence_proxy_async_shared_cta() {}
+RUNTIME void createpolicy_fractional_L2_evict_first_b64(u64&, double) {}
+RUNTIME void createpolicy_fractional_L2_evict_last_b64(u64&, double) {}
+RUNTIME void begin_thread(u32 number) {
   copies[number].begin(), stores[number].begin();
   memset(passed_by[number], 0, sizeof(passed_by[number]));
   if (number % 32 == 0) memset(passed_by_any[number / 32], 0, sizeof(passed_by_any[number / 32]));
 }
-inline void end_thread() {
+RUNTIME void end_thread() {
   races::end_thread();
   ++stores[now].group;
   stores[now].wait(0, send);
@@ -349,7 +349,7 @@ template <class Act> void for_state(const Act& act) {
   act(&shared, sizeof(shared)), act(&origin, sizeof(origin)), act(__start_cta_memory, u32(__stop_cta_memory - __start_cta_memory));
 }
 inline bool is_overtaken;  // does a CTA wait that has begun?
-inline void others_run() {
+RUNTIME void others_run() {
   if (races::kOn || is_overtaken || started == ctas || engine.pending || 2 * threads_of_cta > kMostThreads || random() % 4) return;
   unsigned long bytes = 0;
   for_state([&](void*, unsigned long size) { bytes += size; });
@@ -367,13 +367,13 @@ inline void others_run() {
 }
 
 // ------------------------------------------------------------------------------- warps
-inline void elect_sync(bool& p, u32) {
+RUNTIME void elect_sync(bool& p, u32) {
   own_warp().together.meet("a warp");
   p = thread.x % 32 == 0;
 }
-inline void setmaxnreg_dec_sync_aligned_u32(int) {}
-inline void setmaxnreg_inc_sync_aligned_u32(int) {}
-inline void bar_sync(u32 id, u32 threads) {
+RUNTIME void setmaxnreg_dec_sync_aligned_u32(int) {}
+RUNTIME void setmaxnreg_inc_sync_aligned_u32(int) {}
+RUNTIME void bar_sync(u32 id, u32 threads) {
   if (threads % 128 || (named[id].expected != threads && named[id].expected != 128)) fail("a barrier of part of a warpgroup");
   named[id].expected = threads;
   const u32 generation = named[id].generation;
@@ -381,7 +381,7 @@ inline void bar_sync(u32 id, u32 threads) {
   named[id].meet("a warpgroup");
   races::go(kMostThreads / 32 + id, generation);
 }
-inline void barrier_sync(u32 id, u32 threads) { bar_sync(id, threads); }
+RUNTIME void barrier_sync(u32 id, u32 threads) { bar_sync(id, threads); }
 // Lane l names row l % 8 of matrix l / 8. Of each matrix a lane has two neighbours of row l / 4, transposed of column l / 4.
 // A lane reads its row when it comes: what others have not written by then is not there.
 template <bool kTransposed> void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 from) {
@@ -410,74 +410,16 @@ template <bool kTransposed> void store_matrices(u32 to, u32 a, u32 b, u32 c, u32
       }
   });
 }
-inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 from) {
+RUNTIME void ldmatrix_sync_aligned_m8n8_x4_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 from) {
   load_matrices<false>(a, b, c, d, from);
 }
-inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 from) {
+RUNTIME void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 from) {
   load_matrices<true>(a, b, c, d, from);
 }
-inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+RUNTIME void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   store_matrices<false>(to, a, b, c, d);
 }
-inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+RUNTIME void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   store_matrices<true>(to, a, b, c, d);
-}
-
-// ------------------------------------------------------------------------------- products of a warp
-// d[16, 8] = a * b + c, both 32 bytes deep, an element widened by kDecode. Lane l has of rows l / 4 and 8 + l / 4 of a, and of
-// column l / 4 of b, word l % 4 of both halves; of d and c columns 2 (l % 4) and the next of its rows.
-template <int kBits, class Number, Number (*kDecode)(u32)> struct Product {
-  static constexpr int kEach = 32 / kBits;
-  static void multiply(Number& d0, Number& d1, Number& d2, Number& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1,
-                       Number c0, Number c1, Number c2, Number c3) {
-    const u32 words[] = {a0, a2, a1, a3, b0, b1};  // both halves of the upper rows, of the lower ones, of the columns
-    u32 own[6 * kEach];
-    for (int i = 0; i < 6 * kEach; ++i)
-      own[i] = __builtin_bit_cast(u32, kDecode(words[i / kEach] >> i % kEach * (kBits % 32) & (~0u >> (32 - kBits))));
-    const int lane = thread.x % 32;
-    Number sums[] = {c0, c1, c2, c3};
-    show(own, [&](const auto& all) {
-      for (int half = 0; half < 2; ++half)
-        for (int k = 0; k < 4; ++k) {
-          const u32* rows = all[lane / 4 * 4 + k] + half * kEach;
-          const u32* column = all[lane % 4 * 8 + k] + (4 + half) * kEach;
-          const u32* next = all[lane % 4 * 8 + 4 + k] + (4 + half) * kEach;
-          const auto number = [](u32 x) { return __builtin_bit_cast(Number, x); };
-          for (int e = 0; e < kEach; ++e) {
-            sums[0] += number(rows[e]) * number(column[e]), sums[1] += number(rows[e]) * number(next[e]);
-            sums[2] += number(rows[2 * kEach + e]) * number(column[e]), sums[3] += number(rows[2 * kEach + e]) * number(next[e]);
-          }
-        }
-    });
-    d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
-  }
-};
-inline int from_s8(u32 x) { return static_cast<signed char>(x); }
-#define EMULATED_PRODUCT(name, ...) \
-  template <class... Operands> void name(Operands&&... x) { Product<__VA_ARGS__>::multiply(static_cast<Operands&&>(x)...); }
-EMULATED_PRODUCT(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, 16, float, from_f16)
-EMULATED_PRODUCT(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 16, float, from_bf16)
-EMULATED_PRODUCT(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 32, float, from_tf32)
-EMULATED_PRODUCT(mma_sync_aligned_m16n8k32_row_col_f32_e4m3_e4m3_f32, 8, float, from_e4m3)
-EMULATED_PRODUCT(mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32, 8, int, from_s8)
-
-// d[8, 8] = a[8, 4] * b[4, 8] + c: a lane has an element of row, or column, lane / 4.
-inline void mma_sync_aligned_m8n8k4_row_col_f64_f64_f64_f64(double& d0, double& d1, double a, double b, double c0, double c1) {
-  const int lane = thread.x % 32;
-  u32 own[4];
-  memcpy(own, &a, 8), memcpy(own + 2, &b, 8);
-  show(own, [&](const auto& all) {
-    const auto number = [&](int from, int first) {
-      double x;
-      memcpy(&x, &all[from][first], 8);
-      return x;
-    };
-    for (int k = 0; k < 4; ++k) {
-      const double row = number(lane / 4 * 4 + k, 0);
-      c0 = fma(row, number(lane % 4 * 8 + k, 2), c0);
-      c1 = fma(row, number(lane % 4 * 8 + 4 + k, 2), c1);
-    }
-  });
-  d0 = c0, d1 = c1;
 }
 }  // namespace emulator

@@ -13,24 +13,24 @@
 namespace emulator {
 namespace races {  // nothing is watched
 constexpr bool kOn = false;
-inline void begin() {}
+RUNTIME void begin() {}
 template <class M> void come(M&, unsigned) {}
-inline void go(unsigned, unsigned) {}
+RUNTIME void go(unsigned, unsigned) {}
 template <class M> void show(M&) {}
-inline void look(unsigned) {}
-inline void end_thread() {}
-inline void fence() {}
-inline void count(const void*) {}
-inline void arrive(unsigned) {}
-inline void complete(unsigned) {}
-inline void acquire(unsigned) {}
-inline void bytes_came(unsigned) {}
-inline void access(const void*, unsigned long, bool, const void*) {}
-inline void begin_copy(const void*, unsigned long, bool, unsigned) {}
-inline void end_copy(const void*, unsigned long, bool, unsigned) {}
-inline unsigned engine_actor() { return 0; }
-inline void commit_products() {}
-inline void wait_products(unsigned) {}
+RUNTIME void look(unsigned) {}
+RUNTIME void end_thread() {}
+RUNTIME void fence() {}
+RUNTIME void count(const void*) {}
+RUNTIME void arrive(unsigned) {}
+RUNTIME void complete(unsigned) {}
+RUNTIME void acquire(unsigned) {}
+RUNTIME void bytes_came(unsigned) {}
+RUNTIME void access(const void*, unsigned long, bool, const void*) {}
+RUNTIME void begin_copy(const void*, unsigned long, bool, unsigned) {}
+RUNTIME void end_copy(const void*, unsigned long, bool, unsigned) {}
+RUNTIME unsigned engine_actor() { return 0; }
+RUNTIME void commit_products() {}
+RUNTIME void wait_products(unsigned) {}
 struct Products { Products() {} };
 struct Atomic { Atomic() {} };
 }  // namespace races

@@ -13,10 +13,10 @@ inline Clock clocks[kMostActors];  // what an actor knows of all: accesses up to
 inline unsigned actors, cta;       // cta: a number that no other CTA of this process has
 inline bool by_products, atomically;
 
-UNWATCHED inline unsigned engine_actor() { return actors - 1; }
-UNWATCHED inline unsigned products_actor() { return threads_of_cta + now / 32; }
-UNWATCHED inline void look_at_writes();
-UNWATCHED inline void join(unsigned* to, const unsigned* from) {
+UNWATCHED RUNTIME unsigned engine_actor() { return actors - 1; }
+UNWATCHED RUNTIME unsigned products_actor() { return threads_of_cta + now / 32; }
+UNWATCHED RUNTIME void look_at_writes();
+UNWATCHED RUNTIME void join(unsigned* to, const unsigned* from) {
   for (unsigned i = 0; i < actors; ++i) to[i] = to[i] < from[i] ? from[i] : to[i];
 }
 
@@ -32,7 +32,7 @@ struct Cell {
 constexpr unsigned kPage = 4096, kPages = 1 << 16;
 struct Page { uintptr_t number; Cell* cells; };
 inline Page pages[kPages];
-UNWATCHED inline Cell& cell_of(uintptr_t address) {
+UNWATCHED RUNTIME Cell& cell_of(uintptr_t address) {
   static Page* last = pages;
   const uintptr_t number = address / kPage;
   if (last->number != number) {
@@ -52,12 +52,12 @@ UNWATCHED inline Cell& cell_of(uintptr_t address) {
 }
 
 extern "C" char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
-UNWATCHED inline void name(unsigned actor) {
+UNWATCHED RUNTIME void name(unsigned actor) {
   if (actor < threads_of_cta) fprintf(stderr, "thread %u", actor);
   else if (actor == engine_actor()) fprintf(stderr, "the copy engine");
   else fprintf(stderr, "a product of warp %u", actor - threads_of_cta);
 }
-[[noreturn]] UNWATCHED inline void report(uintptr_t address, bool write, unsigned other, bool other_writes,
+[[noreturn]] UNWATCHED RUNTIME void report(uintptr_t address, bool write, unsigned other, bool other_writes,
                                           const void* other_code) {
   const auto* place = reinterpret_cast<const unsigned char*>(address);
   const bool in_shared = place >= shared && place < shared + shared_bytes;
@@ -81,7 +81,7 @@ UNWATCHED inline void name(unsigned actor) {
 }
 
 // ------------------------------------------------------------------------------- accesses
-UNWATCHED inline bool is_watched(uintptr_t address) {
+UNWATCHED RUNTIME bool is_watched(uintptr_t address) {
   const auto* place = reinterpret_cast<const unsigned char*>(address);
   if (place >= __start_cta_memory && place < __stop_cta_memory) return true;
   const auto* library = reinterpret_cast<const unsigned char*>(__ehdr_start);
@@ -92,7 +92,7 @@ UNWATCHED inline bool is_watched(uintptr_t address) {
 struct Again { uintptr_t address; unsigned char value; unsigned other; const void* code; };
 inline Again again[64];
 inline unsigned agains, again_by;
-UNWATCHED inline void look_at_writes() {
+UNWATCHED RUNTIME void look_at_writes() {
   const unsigned count = agains;
   agains = 0;
   for (unsigned i = 0; i < count; ++i)
@@ -100,7 +100,7 @@ UNWATCHED inline void look_at_writes() {
       report(again[i].address, true, again[i].other, true, again[i].code);
 }
 // The thread that runs touches some bytes, itself or for another actor. time: of the access, or kPending.
-UNWATCHED inline void touch(const void* from, unsigned long bytes, bool write, unsigned actor, unsigned time, const void* code) {
+UNWATCHED RUNTIME void touch(const void* from, unsigned long bytes, bool write, unsigned actor, unsigned time, const void* code) {
   const unsigned* known = clocks[now];
   if (write || now != again_by) look_at_writes();  // a statement says what it writes before it says what it reads
   for (uintptr_t address = reinterpret_cast<uintptr_t>(from), end = address + bytes; address < end; ++address) {
@@ -128,16 +128,16 @@ UNWATCHED inline void touch(const void* from, unsigned long bytes, bool write, u
     cell.count = kept;
   }
 }
-UNWATCHED __attribute__((noinline)) inline void access(const void* from, unsigned long bytes, bool write, const void* code) {
+UNWATCHED __attribute__((noinline)) RUNTIME void access(const void* from, unsigned long bytes, bool write, const void* code) {
   if (!body || !is_watched(reinterpret_cast<uintptr_t>(from))) return;
   const unsigned actor = by_products ? products_actor() : now;
   touch(from, bytes, write, actor, clocks[actor][actor], code);
 }
 // A copy that was asked for writes, or reads, from now until it has ended: then it was done at that time of an actor.
-UNWATCHED __attribute__((noinline)) inline void begin_copy(const void* at, unsigned long bytes, bool write, unsigned actor) {
+UNWATCHED __attribute__((noinline)) RUNTIME void begin_copy(const void* at, unsigned long bytes, bool write, unsigned actor) {
   touch(at, bytes, write, actor, kPending, __builtin_return_address(0));
 }
-UNWATCHED inline void end_copy(const void* at, unsigned long bytes, bool write, unsigned actor) {
+UNWATCHED RUNTIME void end_copy(const void* at, unsigned long bytes, bool write, unsigned actor) {
   const auto first = reinterpret_cast<uintptr_t>(at);
   for (uintptr_t address = first; address < first + bytes; ++address) {
     Cell& cell = cell_of(address);
@@ -173,7 +173,7 @@ inline Clock counted[64];  // of places of atomic additions, some together
 // Of mbarriers: all that has arrived, and what had when the last phase ended.
 inline Clock arrived[256], completed[256];
 
-UNWATCHED inline void begin() {
+UNWATCHED RUNTIME void begin() {
   agains = 0;
   ++cta, actors = threads_of_cta + threads_of_cta / 32 + 1, by_products = atomically = false;
   for (unsigned i = 0; i < actors; ++i) {
@@ -190,7 +190,7 @@ template <class M> UNWATCHED void come(M& meeting, unsigned which) {
   join(all, clocks[now]);
   ++clocks[now][now];
 }
-UNWATCHED inline void go(unsigned which, unsigned generation) { join(clocks[now], met[which][generation & 1]); }
+UNWATCHED RUNTIME void go(unsigned which, unsigned generation) { join(clocks[now], met[which][generation & 1]); }
 template <class M> UNWATCHED void show(M& meeting) {
   look_at_writes();
   unsigned* all = told[now / 32][meeting.generation & 1];
@@ -198,34 +198,34 @@ template <class M> UNWATCHED void show(M& meeting) {
   join(all, clocks[now]);
   ++clocks[now][now];
 }
-UNWATCHED inline void look(unsigned generation) {
+UNWATCHED RUNTIME void look(unsigned generation) {
   memcpy(heard[now], told[now / 32][generation & 1], actors * sizeof(unsigned));
 }
-UNWATCHED inline void end_thread() { look_at_writes(); }
-UNWATCHED inline void fence() { join(clocks[now], heard[now]); }
-UNWATCHED inline void count(const void* at) {
+UNWATCHED RUNTIME void end_thread() { look_at_writes(); }
+UNWATCHED RUNTIME void fence() { join(clocks[now], heard[now]); }
+UNWATCHED RUNTIME void count(const void* at) {
   unsigned* known = counted[reinterpret_cast<uintptr_t>(at) / 4 % 64];
   join(clocks[now], known);
   join(known, clocks[now]);
   ++clocks[now][now];
 }
-UNWATCHED inline void arrive(unsigned barrier) {
+UNWATCHED RUNTIME void arrive(unsigned barrier) {
   look_at_writes();
   join(arrived[barrier / 8 % 256], clocks[now]);
   ++clocks[now][now];
 }
-UNWATCHED inline void complete(unsigned barrier) {
+UNWATCHED RUNTIME void complete(unsigned barrier) {
   memcpy(completed[barrier / 8 % 256], arrived[barrier / 8 % 256], actors * sizeof(unsigned));
 }
-UNWATCHED inline void acquire(unsigned barrier) { join(clocks[now], completed[barrier / 8 % 256]); }
+UNWATCHED RUNTIME void acquire(unsigned barrier) { join(clocks[now], completed[barrier / 8 % 256]); }
 // The copy engine's bytes have come.
-UNWATCHED inline void bytes_came(unsigned barrier) {
+UNWATCHED RUNTIME void bytes_came(unsigned barrier) {
   const unsigned engine = engine_actor();
   arrived[barrier / 8 % 256][engine] = clocks[engine][engine]++;
 }
 // The time of a warp's products is the number of groups, and 1.
-UNWATCHED inline void commit_products() { ++clocks[products_actor()][products_actor()]; }
-UNWATCHED inline void wait_products(unsigned pending) {
+UNWATCHED RUNTIME void commit_products() { ++clocks[products_actor()][products_actor()]; }
+UNWATCHED RUNTIME void wait_products(unsigned pending) {
   const unsigned actor = products_actor(), done = clocks[actor][actor] - 1;
   if (done > pending && clocks[now][actor] < done - pending) clocks[now][actor] = done - pending;
 }
@@ -233,15 +233,15 @@ UNWATCHED inline void wait_products(unsigned pending) {
 }  // namespace emulator
 
 extern "C" {
-UNWATCHED inline __attribute__((used)) void __tsan_init() {}
-UNWATCHED inline __attribute__((used)) void __tsan_func_entry(void*) {}
-UNWATCHED inline __attribute__((used)) void __tsan_func_exit() {}
-UNWATCHED inline __attribute__((used)) void __tsan_vptr_update(void*, void*) {}
+UNWATCHED RUNTIME void __tsan_init() {}
+UNWATCHED RUNTIME void __tsan_func_entry(void*) {}
+UNWATCHED RUNTIME void __tsan_func_exit() {}
+UNWATCHED RUNTIME void __tsan_vptr_update(void*, void*) {}
 #define EMULATED_ACCESS(name, bytes, write) \
-  UNWATCHED inline __attribute__((used)) void __tsan_##name(void* at) { \
+  UNWATCHED RUNTIME void __tsan_##name(void* at) { \
     emulator::races::access(at, bytes, write, __builtin_return_address(0)); \
   } \
-  UNWATCHED inline __attribute__((used)) void __tsan_volatile_##name(void* at) { /* as relaxed atomics are */ \
+  UNWATCHED RUNTIME void __tsan_volatile_##name(void* at) { /* as relaxed atomics are */ \
     const emulator::races::Atomic atomic; \
     emulator::races::access(at, bytes, write, __builtin_return_address(0)); \
   }
@@ -249,10 +249,10 @@ UNWATCHED inline __attribute__((used)) void __tsan_vptr_update(void*, void*) {}
   EMULATED_ACCESS(read##bytes, bytes, false) EMULATED_ACCESS(write##bytes, bytes, true) \
   EMULATED_ACCESS(unaligned_read##bytes, bytes, false) EMULATED_ACCESS(unaligned_write##bytes, bytes, true)
 EMULATED_ACCESSES(1) EMULATED_ACCESSES(2) EMULATED_ACCESSES(4) EMULATED_ACCESSES(8) EMULATED_ACCESSES(16)
-UNWATCHED inline __attribute__((used)) void __tsan_read_range(void* at, unsigned long bytes) {
+UNWATCHED RUNTIME void __tsan_read_range(void* at, unsigned long bytes) {
   emulator::races::access(at, bytes, false, __builtin_return_address(0));
 }
-UNWATCHED inline __attribute__((used)) void __tsan_write_range(void* at, unsigned long bytes) {
+UNWATCHED RUNTIME void __tsan_write_range(void* at, unsigned long bytes) {
   emulator::races::access(at, bytes, true, __builtin_return_address(0));
 }
 }

@@ -1,7 +1,7 @@
 // As much of CUDA as our kernels need, on the CPU. The threads of a CTA are fibers of one thread of the machine: one runs
 // until it has to wait for others, then another one that need not wait. CTAs run one after the other, but for some that
 // run while another one has come to an atomic operation. Which lane and which warp comes next, and what shared memory holds at first, follow from a seed. If all wait, the process ends and says so.
-// Assembly becomes calls of the functions in emulated_ptx.h (emulator.py). Few headers: they are compiled each time.
+// Assembly becomes calls of the functions in emulated_ptx.h (emulator.py). Few headers: they are read each time.
 #pragma once
 
 #include <setjmp.h>
@@ -11,9 +11,13 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-// Kernels are compiled as they are, what every kernel calls with some optimization: the least time in all.
-#pragma GCC push_options
-#pragma GCC optimize("O1")
+// What kernels call is compiled once, with optimization (emulated_runtime.cpp), and linked to each of them. Kernels, and the
+// templates that are made for them, are compiled as they are: the least time in all.
+#ifdef EMULATED_RUNTIME
+#define RUNTIME inline __attribute__((used))
+#else
+#define RUNTIME inline __attribute__((gnu_inline))  // not compiled here, and not inlined without optimization
+#endif
 #define __device__
 #define __shared__ static __attribute__((section("cta_memory")))
 #define __global__
@@ -35,9 +39,9 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+RUNTIME uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+RUNTIME float2 make_float2(float x, float y) { return {x, y}; }
+RUNTIME float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 extern "C" {  // of the machine's library
 float fmaf(float, float, float) noexcept;
@@ -77,21 +81,21 @@ inline void (*body)();
 inline unsigned char* stacks;
 inline unsigned long stack_bytes;
 
-inline unsigned random() {
+RUNTIME unsigned random() {
   noise ^= noise << 13, noise ^= noise >> 7, noise ^= noise << 17;
   return unsigned(noise >> 32);
 }
-[[noreturn]] inline void fail(const char* what) {
+[[noreturn]] RUNTIME void fail(const char* what) {
   fprintf(stderr, "emulator: %s (CTA %u, %u, %u, thread %u; seed %lu)\n", what, block.x, block.y, block.z, now, seed);
   abort();
 }
-UNWATCHED inline bool is_ready(const Fiber& x) { return !x.done && (!x.watched || (*x.watched & x.mask) != x.value); }
+UNWATCHED RUNTIME bool is_ready(const Fiber& x) { return !x.done && (!x.watched || (*x.watched & x.mask) != x.value); }
 
 // Copies of the copy engine that are still under way; they are done in order, some time.
 struct Engine { void (*step)(); unsigned pending; };
 inline Engine engine;
 
-[[noreturn]] inline void stand_still() {
+[[noreturn]] RUNTIME void stand_still() {
   fprintf(stderr, "emulator: all threads of CTA %u, %u, %u wait (seed %lu):\n", block.x, block.y, block.z, seed);
   for (unsigned first = 0; first < threads_of_cta;) {
     const auto same = [&](unsigned i) {
@@ -109,7 +113,7 @@ inline Engine engine;
 // then others overtake the lanes that are left. In many CTAs one lane of every warp, or of one of them, goes on only when
 // no other can, so that what it must not read late, or must write in time, is found.
 inline unsigned cursor, twist, slow_lane, slow_warp;
-inline unsigned next_fiber() {
+RUNTIME unsigned next_fiber() {
   const unsigned warps = threads_of_cta / 32, chance = random();
   if (engine.pending && chance % 4 == 0) engine.step();
   while (true) {
@@ -135,8 +139,8 @@ inline unsigned next_fiber() {
     engine.step();
   }
 }
-inline void enter();
-[[noreturn]] inline void run(unsigned next) {
+RUNTIME void enter();
+[[noreturn]] RUNTIME void run(unsigned next) {
   if (next == kNobody) _longjmp(home, 1);
   now = next, thread.x = next;
   if (fibers[next].started) _longjmp(fibers[next].place, 1);
@@ -151,12 +155,12 @@ inline void enter();
   abort();
 }
 // Others run until this fiber is ready; a jump of setjmp makes no call of the system, swapcontext makes one.
-__attribute__((noinline)) inline void leave() {
+__attribute__((noinline)) RUNTIME void leave() {
   const unsigned next = next_fiber();
   if (next == now) return;
   if (!_setjmp(fibers[now].place)) run(next);
 }
-UNWATCHED inline void wait_while(const unsigned& at, unsigned mask, unsigned value, const char* what) {
+UNWATCHED RUNTIME void wait_while(const unsigned& at, unsigned mask, unsigned value, const char* what) {
   if ((at & mask) != value) return;
   Fiber& mine = fibers[now];
   mine.watched = &at, mine.mask = mask, mine.value = value, mine.what = what;
@@ -187,7 +191,7 @@ struct Warp {
   float columns[256 * 32];  // the second operand of a product of a warpgroup
 };
 inline Warp warps[kMostThreads / 32];
-inline Warp& own_warp() { return warps[now / 32]; }
+RUNTIME Warp& own_warp() { return warps[now / 32]; }
 inline Meeting named[16];                // 0: all threads; others: a warpgroup
 inline unsigned any_of_all[2];           // of __syncthreads_or
 inline unsigned char* shared;            // of the CTA that runs
@@ -211,7 +215,7 @@ template <int kWords, class Look> void show(const unsigned (&own)[kWords], const
   races::look(generation);
   look(all);
 }
-inline unsigned exchange(unsigned word, int lane) {
+RUNTIME unsigned exchange(unsigned word, int lane) {
   unsigned found;
   show({word}, [&](const auto& all) { found = all[lane & 31][0]; });
   return found;
@@ -233,12 +237,12 @@ template <class T> struct Queue {
     if (first == last) first = last = 0;
   }
 };
-void begin_thread(unsigned number);
-void end_thread();
-void others_run();  // perhaps, when a thread has counted something in global memory
+RUNTIME void begin_thread(unsigned number);
+RUNTIME void end_thread();
+RUNTIME void others_run();  // perhaps, when a thread has counted something in global memory
 
 // ------------------------------------------------------------------------------- a launch
-inline void enter() {
+RUNTIME void enter() {
   body();
   end_thread();
   own_warp().together.drop();
@@ -254,14 +258,14 @@ template <class... Parameters, int... I>
 void call(void (*kernel)(Parameters...), void** arguments, Indices<I...>) {
   kernel(*static_cast<typename Pointee<Parameters>::Type*>(arguments[I])...);
 }
-UNWATCHED inline void fill(unsigned char* first, unsigned char* last) {
+UNWATCHED RUNTIME void fill(unsigned char* first, unsigned char* last) {
   for (; first + 4 <= last; first += 4) {
     const unsigned word = random();
     memcpy(first, &word, 4);
   }
   while (first < last) *first++ = random();
 }
-inline void run_cta(unsigned threads) {
+RUNTIME void run_cta(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) {
     fibers[i].started = fibers[i].done = false, fibers[i].watched = nullptr;
     begin_thread(i);
@@ -275,7 +279,7 @@ inline void run_cta(unsigned threads) {
   if (!_setjmp(home)) run(next_fiber());
 }
 inline unsigned long started, ctas;  // of a launch
-inline void run_next() {
+RUNTIME void run_next() {
   const unsigned long number = started++;
   block = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y), unsigned(number / grid.x / grid.y)};
   noise = (seed + 1) * 0x9e3779b97f4a7c15ul ^ (block.x + 1) * 0xbf58476d1ce4e5b9ul ^ (block.y + 77 * block.z) * 0x94d049bb133111ebul;
@@ -316,7 +320,7 @@ void launch(void (*kernel)(Parameters...), void** arguments, dim3 size, unsigned
 #define blockDim emulator::size_of_block
 
 // ------------------------------------------------------------------------------- functions of CUDA
-inline int __syncthreads_or(int x) {
+RUNTIME int __syncthreads_or(int x) {
   emulator::Meeting& all = emulator::named[0];
   unsigned& any = emulator::any_of_all[all.generation & 1];  // the other one was read by all before the last one is here
   any |= x != 0;
@@ -326,26 +330,38 @@ inline int __syncthreads_or(int x) {
   emulator::races::go(emulator::kMostThreads / 32, generation);
   return any != 0;
 }
-inline void __syncthreads() { __syncthreads_or(0); }
-inline void __syncwarp() {
+RUNTIME void __syncthreads() { __syncthreads_or(0); }
+RUNTIME void __syncwarp() {
   emulator::Meeting& warp = emulator::own_warp().together;
   const unsigned generation = warp.generation;
   emulator::races::come(warp, emulator::now / 32);
   warp.meet("a warp");
   emulator::races::go(emulator::now / 32, generation);
 }
-inline long clock() { return emulator::random(); }
-inline void __nanosleep(unsigned) { emulator::leave(); }
+RUNTIME long clock() { return emulator::random(); }
+RUNTIME void __nanosleep(unsigned) { emulator::leave(); }
 namespace emulator {
-inline void want_all(unsigned lanes) {
+RUNTIME void want_all(unsigned lanes) {
   if (lanes != ~0u) fail("a shuffle or a vote without some lanes of a warp");
+}
+template <int kWords> void exchange_words(unsigned* words, int lane) {
+  unsigned own[kWords];
+  memcpy(own, words, sizeof(own));
+  show(own, [&](const auto& all) { memcpy(words, all[lane & 31], sizeof(own)); });
+}
+RUNTIME void exchange(unsigned* words, int count, int lane) {
+  if (count == 1) exchange_words<1>(words, lane);
+  else if (count == 2) exchange_words<2>(words, lane);
+  else if (count == 4) exchange_words<4>(words, lane);
+  else fail("a shuffle of a number that has neither 4, 8 nor 16 bytes");
 }
 template <class T> T exchange_number(T x, int lane) {
   if constexpr (sizeof(T) < 4) return T(exchange(unsigned(x), lane));
   else {
     unsigned words[sizeof(T) / 4];
     memcpy(words, &x, sizeof(T));
-    show(words, [&](const auto& all) { memcpy(&x, all[lane & 31], sizeof(T)); });
+    exchange(words, sizeof(T) / 4, lane);
+    memcpy(&x, words, sizeof(T));
     return x;
   }
 }
@@ -358,7 +374,7 @@ template <class T> T __shfl_xor_sync(unsigned lanes, T x, int mask) {
   emulator::want_all(lanes);
   return emulator::exchange_number(x, int(threadIdx.x % 32) ^ mask);
 }
-inline unsigned __reduce_add_sync(unsigned lanes, unsigned x) {
+RUNTIME unsigned __reduce_add_sync(unsigned lanes, unsigned x) {
   for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(lanes, x, i);
   return x;
 }
@@ -389,8 +405,8 @@ template <class T> T atomicAdd(T* to, T x) {
     emulator::others_run();
   return old;
 }
-inline int atomicSub(int* to, int x) { return atomicAdd(to, -x); }
-inline unsigned atomicOr(unsigned* to, unsigned x) {
+RUNTIME int atomicSub(int* to, int x) { return atomicAdd(to, -x); }
+RUNTIME unsigned atomicOr(unsigned* to, unsigned x) {
   const emulator::races::Atomic atomic;
   const unsigned old = *to;
   return *to = old | x, old;
@@ -400,14 +416,14 @@ template <class T> T atomicMax(T* to, T x) {
   const T old = *to;
   return *to = max(old, x), old;
 }
-inline unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
+RUNTIME unsigned atomicCAS(unsigned* at, unsigned wanted, unsigned x) {
   const emulator::races::Atomic atomic;
   const unsigned old = *at;
   if (old == wanted) *at = x;
   return old;
 }
-inline void __threadfence() { emulator::races::fence(); }
-inline unsigned __ballot_sync(unsigned lanes, bool x) {
+RUNTIME void __threadfence() { emulator::races::fence(); }
+RUNTIME unsigned __ballot_sync(unsigned lanes, bool x) {
   emulator::want_all(lanes);
   unsigned bits = 0;
   emulator::show({unsigned(x)}, [&](const auto& all) {
@@ -415,7 +431,7 @@ inline unsigned __ballot_sync(unsigned lanes, bool x) {
   });
   return bits;
 }
-inline unsigned __match_any_sync(unsigned lanes, unsigned x) {
+RUNTIME unsigned __match_any_sync(unsigned lanes, unsigned x) {
   emulator::want_all(lanes);
   unsigned bits = 0;
   emulator::show({x}, [&](const auto& all) {
@@ -423,32 +439,31 @@ inline unsigned __match_any_sync(unsigned lanes, unsigned x) {
   });
   return bits;
 }
-inline bool __any_sync(unsigned lanes, bool x) { return __ballot_sync(lanes, x) != 0; }
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+RUNTIME bool __any_sync(unsigned lanes, bool x) { return __ballot_sync(lanes, x) != 0; }
+RUNTIME unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
   const unsigned long all = x | (unsigned long)(y) << 32;
   unsigned out = 0;
   for (int i = 0; i < 4; ++i) out |= unsigned(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return out;
 }
-inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline float __log2f(float x) { return log2f(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
-inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
-inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
-inline double __hiloint2double(int high, int low) {
+RUNTIME int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+RUNTIME int __popc(unsigned x) { return __builtin_popcount(x); }
+RUNTIME int __ffs(int x) { return __builtin_ffs(x); }
+RUNTIME float __log2f(float x) { return log2f(x); }
+RUNTIME float __fdividef(float x, float y) { return x / y; }
+RUNTIME float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+RUNTIME unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+RUNTIME float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
+RUNTIME double __hiloint2double(int high, int low) {
   return __builtin_bit_cast(double, (unsigned long)(unsigned(high)) << 32 | unsigned(low));
 }
-inline float __double2float_rz(double x) {
+RUNTIME float __double2float_rz(double x) {
   const float y = float(x);
   return __builtin_fabs(double(y)) > __builtin_fabs(x) ? nextafterf(y, 0.f) : y;
 }
-inline float log2(float x) { return log2f(x); }
-inline float exp2(float x) { return exp2f(x); }
-inline unsigned long __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }
+RUNTIME float log2(float x) { return log2f(x); }
+RUNTIME float exp2(float x) { return exp2f(x); }
+RUNTIME unsigned long __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }
 
 #include "emulated_ptx.h"
-
-#pragma GCC pop_options
+#include "emulated_products.h"

@@ -55,7 +55,7 @@ from bsrgemm._products import cuda as products_cuda
 from bsrgemm._products.call import ProductCall
 
 HERE = Path(__file__).parent
-HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_races.h", "emulated_races_on.h")
+HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -443,8 +443,9 @@ def _sources(source: str) -> dict[str, str]:
 # ---------------------------------------------------------------------------------- builds
 _MAIN = """#include "emulator.h"
 #include "{source}"
-extern "C" void emulate(void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned bytes,
-                        unsigned char* stacks, unsigned long stack_bytes, unsigned long seed) {{
+extern "C" __attribute__((visibility("default"))) void emulate(
+    void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned bytes, unsigned char* stacks,
+    unsigned long stack_bytes, unsigned long seed) {{
   emulator::launch({entry}, arguments, {{x, y, z}}, threads, bytes, stacks, stack_bytes, seed);
 }}
 """
@@ -462,6 +463,8 @@ def builds() -> Path:
 
 #: Not the library of C++, of which nothing is used; that of C is there.
 _LINKED = ["-nostdlib", "-lgcc"]
+#: How the functions that all kernels call are compiled, once for all of them.
+_RUNTIME = ["-DEMULATED_RUNTIME", "-O2", "-c"]
 #: The compiler calls a function before each access; lines and frames are for the report.
 _WATCHING = ["-DEMULATED_RACES", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
 _WATCHING += ["-fno-omit-frame-pointer", "-g1"]
@@ -482,6 +485,7 @@ def _compiler() -> tuple[str, ...]:
         "-fno-exceptions",
         "-fno-rtti",
         "-fno-threadsafe-statics",
+        "-fvisibility=hidden",
     ]
     flags += ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]  # jumps from stack to stack are what they look for
     # Vectors that do not lie at a multiple of their size end the process, as they end a kernel on a card. So do places
@@ -492,6 +496,12 @@ def _compiler() -> tuple[str, ...]:
     else:
         flags += ["-fsanitize=alignment,bounds", "-fsanitize-trap=alignment,bounds"]
     return (COMPILER, *flags, platform.machine(), said)
+
+
+def _command(races: bool) -> list[str]:
+    """How the compiler is called, for kernels that end the process at a race or that do not."""
+    command = list(_compiler()[:-2])
+    return [x for x in command if "-fsanitize" not in x] + _WATCHING if races else command
 
 
 def _with_plain_stores(text: str) -> str:
@@ -512,10 +522,8 @@ def compiled(spec: KernelSpec, folder: Path, call: str = "", races: bool = False
 
     It ends the process at some call, or at the first race of two threads, if told to.
     """
-    *command, machine, version = _compiler()
-    texts = dict(_sources(spec.source))
+    command, texts = _command(races), dict(_sources(spec.source))
     if races:
-        command = [x for x in command if "-fsanitize" not in x] + _WATCHING
         texts = {name: _with_plain_stores(text) for name, text in texts.items()}
         if spec.source in _LOOKED_AT_IN_LANE_0:
             before, read = _LOOKED_AT_IN_LANE_0[spec.source]
@@ -524,18 +532,33 @@ def compiled(spec: KernelSpec, folder: Path, call: str = "", races: bool = False
     if call:
         texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
     texts |= {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
-    command += [f"-D{key}={value}" for key, value in spec.all_defines()]
-    key = hashlib.sha256(repr((sorted(texts.items()), command, _LINKED, machine, version)).encode()).hexdigest()[:32]
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"{spec.entry}-{key}.so"
-    if not library.is_file():
-        with open(library.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not library.is_file():
-                _build(command, texts, library)
-        _forget_old(folder)
-    os.utime(library)
+    runtime = _runtime(folder, races)
+    definitions = [f"-D{key}={value}" for key, value in spec.all_defines()]
+    command += [*definitions, "-I.", "main.cpp", str(runtime), *_LINKED]
+    library = _built(command, texts, folder, spec.entry, ".so")
     return Kernel(ctypes.CDLL(str(library)), spec.entry)
+
+
+@cache
+def _runtime(folder: Path, races: bool) -> Path:
+    """What all kernels call, compiled into that folder unless it is there."""
+    texts = {name: (HERE / name).read_text() for name in (*HEADERS, "emulated_runtime.cpp")}
+    return _built([*_command(races), *_RUNTIME, "emulated_runtime.cpp"], texts, folder, "runtime", ".o")
+
+
+def _built(command: list[str], texts: dict[str, str], folder: Path, name: str, suffix: str) -> Path:
+    """What a command makes of some files: it lies in `folder` under a digest of both, the compiler and the machine."""
+    key = hashlib.sha256(repr((sorted(texts.items()), command, _compiler()[-2:])).encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{name}-{key}{suffix}"
+    if not made.is_file():
+        with open(made.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.is_file():
+                _build(command, texts, made)
+        _forget_old(folder)
+    os.utime(made)
+    return made
 
 
 load = cache(compiled)
@@ -548,15 +571,15 @@ def forbidden(call: str, folder: Path) -> Iterator[None]:
         yield
 
 
-def _build(command: list[str], texts: dict[str, str], library: Path) -> None:
-    """Compile in a folder of its own; others see the whole library or none."""
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as name:
+def _build(command: list[str], texts: dict[str, str], made: Path) -> None:
+    """Compile in a folder of its own; others see the whole result or none."""
+    with tempfile.TemporaryDirectory(dir=made.parent, prefix=".build-") as name:
         where = Path(name)
         for path, text in texts.items():
             (where / path).parent.mkdir(parents=True, exist_ok=True)
             (where / path).write_text(text)
-        subprocess.run([*command, "-I.", "main.cpp", *_LINKED, "-o", "built.so"], cwd=where, check=True)
-        os.replace(where / "built.so", library)
+        subprocess.run([*command, "-o", "built"], cwd=where, check=True)
+        os.replace(where / "built", made)
 
 
 def _forget_old(folder: Path, days: int = 14) -> None:

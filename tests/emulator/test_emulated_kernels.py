@@ -6,8 +6,6 @@ Kernels of the tensor cores have files of their own.
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from bsrgemm.dtypes import BFLOAT16, FP8_VALUES, accumulator_dtype
 
 from . import emulator
 from .emulator import Array, guarded, put
+from .forked import forked
 
 DTYPES = [*(np.dtype(c) for c in ("?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16")), BFLOAT16]
 F32 = np.dtype(np.float32)
@@ -251,7 +250,7 @@ def test_nothing_is_written_beside_the_result(rng: np.random.Generator) -> None:
         assert (room == 7).all()
 
 
-def read_nothing_else(folder: str) -> None:
+def read_nothing_else(folder: Path) -> None:
     """Products of operands at whose ends, or beginnings, the process would end."""
     rng = np.random.default_rng(8)
     for before in (False, True):
@@ -259,20 +258,17 @@ def read_nothing_else(folder: str) -> None:
         def put(x: Any, before: bool = before) -> Array:
             return emulator.guarded(x, before)
 
-        with emulator.emulated(Path(folder), put):
+        with emulator.emulated(folder, put):
             for block, N, transposed in itertools.product(((3, 2), (9, 4), (16, 16)), (1, 5, 40), (False, True)):
                 dtype = np.dtype(np.float64)
                 A = Matrix(rng, *block, dtype, put=put)
                 K, M = A._shape if transposed else A._shape[::-1]
                 assert_product(A, put(numbers(rng, (K, N), dtype)), put(np.zeros((M, N))), 1, 0, transposed)
-    print("as it should be")
 
 
 def test_nothing_is_read_beside_the_operands(folder: Path) -> None:
-    code = f"from tests.emulator.test_emulated_kernels import read_nothing_else; read_nothing_else({str(folder)!r})"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    assert done.stdout == "as it should be\n", f"ended with {done.returncode}\n{done.stderr}"
+    status, said = forked(lambda: read_nothing_else(folder))
+    assert status == 0, f"ended with {status}\n{said}"
 
 
 def believed(A: Matrix, R: int, K: int) -> np.ndarray[Any, Any]:

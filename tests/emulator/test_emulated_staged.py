@@ -6,8 +6,6 @@ A copy of the emulator is there only when it has been waited for, so that a wait
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 
 from . import emulator
 from .emulator import Array, put
+from .forked import forked
 from .test_emulated_kernels import Matrix, assert_product, multiply, numbers
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -142,7 +141,7 @@ def test_nan_reaches_the_rows_that_meet_it_and_no_others(block: tuple[int, int],
         assert np.isfinite(out.get()[~np.repeat(blocks[:, 1], R)]).all()
 
 
-def read_nothing_else(folder: str) -> None:
+def read_nothing_else(folder: Path) -> None:
     """Products of operands at whose ends, or beginnings, the process would end."""
     rng = np.random.default_rng(8)
     for before in (False, True):
@@ -152,17 +151,14 @@ def read_nothing_else(folder: str) -> None:
             x = np.asarray(x)
             return emulator.put(x) if not before and x.nbytes % 16 else emulator.guarded(x, before)
 
-        with emulator.emulated(Path(folder), put, arch="sm_80"):
+        with emulator.emulated(folder, put, arch="sm_80"):
             for block, N in itertools.product(((3, 3), (5, 7), (9, 4)), (4, 20)):
                 for dtype in (F32, F64):
                     A = Matrix(rng, *block, dtype, put=put)
                     M, K = A._shape
                     assert_product(A, put(numbers(rng, (K, N), dtype)), put(np.zeros((M, N), dtype)))
-    print("as it should be")
 
 
 def test_nothing_is_read_beside_the_operands(folder: Path) -> None:
-    code = f"from tests.emulator.test_emulated_staged import read_nothing_else; read_nothing_else({str(folder)!r})"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    assert done.stdout == "as it should be\n", f"ended with {done.returncode}\n{done.stderr}"
+    status, said = forked(lambda: read_nothing_else(folder))
+    assert status == 0, f"ended with {status}\n{said}"

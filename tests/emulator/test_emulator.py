@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +15,7 @@ from bsrgemm._kernels.jit import KernelSpec
 
 from . import emulator
 from .emulator import put
+from .forked import forked
 
 
 def kernel(text: str, folder: Path, races: bool = False) -> emulator.Kernel:
@@ -28,14 +27,9 @@ def kernel(text: str, folder: Path, races: bool = False) -> emulator.Kernel:
 
 def ended(text: str, folder: Path, shared: int = 0, races: bool = False) -> str:
     """What a process says that launches 64 threads of a kernel and ends early."""
-    code = (
-        "from pathlib import Path; from tests.emulator.test_emulator import kernel\n"
-        f"kernel({text!r}, Path({str(folder)!r}), {races})((1,), (64,), (), {shared})"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    return done.stderr
+    status, said = forked(lambda: kernel(text, folder, races)((1,), (64,), (), shared))
+    assert status != 0
+    return said
 
 
 def test_threads_that_all_wait_are_named(folder: Path) -> None:

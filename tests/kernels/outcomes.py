@@ -53,8 +53,8 @@ def outcome(spec: jit.KernelSpec, arch: str) -> Outcome:
 
 
 def key_of(spec: jit.KernelSpec, arch: str) -> str:
-    """A digest of all that the outcome depends on."""
-    parts = (digest(gather(spec.source)), spec.source, spec.entry, jit.options(spec, arch), compiler())
+    """A digest of all that the outcome depends on. Kernels of one source are compiled together: the log names them."""
+    parts = (digest(gather(spec.source)), spec.source, jit.options(spec, arch), compiler())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -109,6 +109,9 @@ def check(spec: jit.KernelSpec, arch: str) -> None:
     found = outcomes.outcome(spec, arch)
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", found.log)]
     assert spills, f"no resource report in the log:\n{found.log}"
+    assert f"entry function '{spec.entry}'" in found.log, (
+        f"{spec.entry} is not among the kernels of the log:\n{found.log}"
+    )
     assert max(spills) <= _known(spec, arch), f"{spec} for {arch}\n{found.log}"
     assert "warning" not in found.log.lower(), f"{spec} for {arch}\n{found.log}"
     assert not re.search(r"C75\d\d", found.log), f"{spec} for {arch}\n{found.log}"
@@ -205,13 +208,23 @@ def test_an_outcome_is_compiled_once(tiny: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_spill_fails_from_the_cache_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "ptxas info: 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
+    said = "ptxas info: Compiling entry function 'tiny' for 'sm_80'\n"
+    said += "ptxas info: 0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads"
     monkeypatch.setattr(jit, "compile_cubin", lambda *args: jit.Compiled(b"", said, 0.0))
     with pytest.raises(AssertionError, match="8 bytes spill"):
         check(TINY, "sm_80")
     monkeypatch.setattr(jit, "compile_cubin", lambda *args: pytest.fail("compiled again"))
     with pytest.raises(AssertionError, match="8 bytes spill"):
         check(TINY, "sm_80")
+
+
+def test_kernels_of_one_source_share_an_outcome_that_names_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.write_text(tiny.read_text() + tiny.read_text().replace("tiny", "other"))
+    check(TINY, "sm_80")
+    monkeypatch.setattr(jit, "compile_cubin", lambda *args: pytest.fail("compiled again"))
+    check(replace(TINY, entry="other"), "sm_80")
+    with pytest.raises(AssertionError, match="third is not among the kernels"):
+        check(replace(TINY, entry="third"), "sm_80")
 
 
 @pytest.mark.parametrize("change", ["source", "target", "define", "options", "compiler", "damage"])

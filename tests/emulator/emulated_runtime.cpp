@@ -1,0 +1,2 @@
+// What every kernel calls, compiled once.
+#include "emulator.h"
