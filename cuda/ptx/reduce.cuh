@@ -18,7 +18,7 @@ __device__ __forceinline__ void add_line(f32* to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-// Orders accesses of this thread and those of the copy engine, to global memory too.
+// Orders accesses of this thread and those of the copy engine to global memory.
 __device__ __forceinline__ void proxy_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 __device__ __forceinline__ int load_acquire(const int* from) {
   int x;
