@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from draw_shapes import Box, Lanes, Picture
 
@@ -269,6 +269,63 @@ def attention_backward_end() -> Picture:
     return p
 
 
+def turn_order() -> Picture:
+    p = Picture(59.2, "turn_order: in which order tiles of queries pass by each tile of keys")
+    p.prose(
+        4,
+        "Three CTAs of attention_backward_sm90 have three tiles of keys of a pattern with 8 tiles of queries. Keys 2 "
+        "are claimed first. In turn 3, tile 3 of the queries passes by. dQ of a tile of queries is added to in the "
+        "order of the claims: a turn ends when the addition before it to the same tile of queries has ended.",
+    )
+    seen = ((0, 1, 2, 3, 4), (3, 4, 5, 6, 7), (0, 3, 5, 6, 7))
+    for top, title, in_turn in ((11.2, "In the order of the queries", False), (24.8, "In turn", True)):
+        p.text(1, top, title, bold=True)
+        lanes = Lanes(p, top + 1.4, [f"keys {2 - i}" for i in range(3)], step=3.4, left=9)
+        for lane, turns in enumerate(_turns(seen, (0, 6, 13), in_turn)):
+            for tile, begin, done, end in turns:
+                lanes.do(lane, begin * 2.3, done * 2.3, f"turn {tile}", "multiply", size=8)
+                if end > done:
+                    text = "wait" if end - done > 2 else ""
+                    lanes.do(lane, done * 2.3, end * 2.3, text, "wait", size=8)
+    p.prose(
+        38.6,
+        "The kernel computes these times, in quarters of a turn (kTurn = 4, kAddition = 4), and so finds the order. A "
+        "CTA has a pattern, and walks over its tiles of keys in the order of the claims:",
+    )
+    entries = p.box(1, 43.4, 15, 5.2, "columns: the tiles\nof queries of a\ntile of keys", "load", size=8)
+    keys = p.box(20, 43.4, 15.5, 5.2, "keys: time (21 bits)\nand place (11 bits)\nof each entry", "look", size=8)
+    ordered = p.box(39.5, 43.4, 14, 5.2, "sort_keys:\n256 threads, in\nshared memory", "look", size=8)
+    written = p.box(
+        57.5, 43.4, 16, 5.2, "write_turns: a warp,\n32 entries at a time;\nto_columns, to_parts", "store", size=8
+    )
+    ends = p.box(20, 51.4, 33.5, 2.4, "ends: when the last addition to a tile of queries ends", "sum", size=8)
+    starts = p.box(57.5, 51.4, 16, 2.4, "starts of the CTAs", "sum", size=8)
+    for before, after in ((entries, keys), (keys, ordered), (ordered, written)):
+        p.arrow(before.right, after.left)
+    p.arrow((keys.bottom[0], ends.y), keys.bottom)
+    p.arrow(written.below(0.2), (ends.x + ends.w, ends.y + 0.4))
+    p.arrow(written.below(0.6), starts.above(0.6))
+    p.arrow(starts.above(0.8), written.below(0.8))
+    p.legend(57.2)
+    return p
+
+
+def _turns(
+    seen: Sequence[Sequence[int]], starts: Sequence[int], in_turn: bool
+) -> list[list[tuple[int, float, float, float]]]:
+    """For each tile of keys its tiles of queries: when a turn begins, when it is computed, and when it ends."""
+    ends = dict.fromkeys(range(8), 0)
+    found: list[list[tuple[int, float, float, float]]] = []
+    for tiles, start in zip(seen, starts, strict=True):
+        now = start + 2
+        found.append([])
+        for tile in sorted(tiles, key=lambda tile: (ends[tile] if in_turn else 0, tile)):
+            end = max(now + 4, ends[tile])
+            found[-1].append((tile, now, now + 4, end))
+            ends[tile], now = end + 4, end
+    return found
+
+
 def attention_backward_sm80() -> Picture:
     p = Picture(57.7, "attention_backward_sm80: dQ in one launch, dK and dV in another")
     p.prose(4, "A CTA has a tile of rows, a warp 16 of them; tiles of the others pass by. Both roles do the same:")
@@ -459,6 +516,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "attention_backward_queries_sm90": attention_backward_queries_sm90,
     "attention_backward_begin": attention_backward_begin,
     "attention_backward_end": attention_backward_end,
+    "turn_order": turn_order,
     "attention_backward_sm80": attention_backward_sm80,
     "attention_backward_fused": attention_backward_fused,
     "attention_backward_simt": attention_backward_simt,
