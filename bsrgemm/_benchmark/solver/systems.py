@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,30 +18,14 @@ import numpy as np
 from ... import bsr_array, get_array_module, linalg
 from .. import machine, provenance
 from ..table import Table, writing
-from . import problems
+from . import problems, whole_job
+from .timing import RTOL, timed
 
 #: How often each step is measured; the least counts.
 ROUNDS = 3
-RTOL = 1e-8
 #: Unknowns of the largest problem that pyamg is given, which needs tens of seconds for it.
 _MOST_OF_PYAMG = 1_000_000
 SMOOTHING = ("chebyshev", {"degree": 2})
-
-
-def timed(function: Callable[[], Any], xp: Any, rounds: int, wall: bool = False) -> tuple[Any, float]:
-    """Return what a function returns, and the least time of some calls, on the host their CPU time unless `wall`."""
-    on_card = hasattr(xp, "cuda")
-    clock = time.perf_counter if on_card or wall else time.process_time
-    found, best = None, float("inf")
-    for _ in range(rounds):
-        if on_card:
-            xp.cuda.get_current_stream().synchronize()
-        start = clock()
-        found = function()
-        if on_card:
-            xp.cuda.get_current_stream().synchronize()
-        best = min(best, clock() - start)
-    return found, best
 
 
 def ours(problem: problems.Problem, device: str, dtype: str, rounds: int) -> dict[str, Any]:
@@ -130,8 +113,6 @@ def measure(table: Table, name: str, unknowns: int, device: str, who: Sequence[s
 
 def measure_jobs(table: Table, name: str, unknowns: int, device: str, rounds: int) -> None:
     """Add the rows of whole jobs, from block-COO to x, and of solves with incomplete decompositions."""
-    from . import whole_job
-
     problem = {"cube": problems.cube, "plate": problems.plate}[name](unknowns)
     n = problem.A.shape[0]
     library = "cupyx" if device == "cuda" else "scipy"

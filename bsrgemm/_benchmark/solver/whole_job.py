@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import bsr_array, get_array_module, linalg
 from . import problems
-from .systems import RTOL, timed
+from .timing import RTOL, timed
 
 
 def block_coo(problem: problems.Problem, xp: Any) -> tuple[Any, Any]:
