@@ -400,8 +400,9 @@ def _add_transposed_product(pattern: tuple[Array, Array], values: Array, x: Arra
         np.array([0, rows], index), np.arange(rows, dtype=index), left, indptr, indices, values.reshape(-1),
         ends, columns, sums.reshape(-1),
     )  # fmt: skip
-    found = int(ends[1])
-    y.reshape(cols, C, width)[columns[:found]] += sums[:found].swapaxes(1, 2)
+    columns, sums, to = columns[: ends[1]], sums[: ends[1]].swapaxes(1, 2), y.reshape(cols, C, width)
+    if not HOST.loops.add_at(to, sums, columns):  # faster than NumPy
+        to[columns] += sums
 
 
 def _as_csr(indptr: Array, indices: Array, values: Array, block_cols: int) -> tuple[Array, Array, Array]:
