@@ -144,6 +144,11 @@ def test_sums_of_16_bit_floats_over_chunks_are_rounded_once() -> None:
     assert (panels.from_bsr(s, 2) @ chunked(x, 2)).compute().tolist() == want.tolist()
     tall = panels.from_bsr(bg.bsr_array(s.T), 2)
     assert (tall.T @ x).compute().tolist() == want.tolist()
+    many = bg.bsr_array(np.repeat(x, 2)[:, None] * np.ones(2, np.float16), blocksize=(2, 2))
+    assert panels.from_bsr(many, 2).sum(axis=0).compute().tolist() == (2 * want).tolist() == many.sum(axis=0).tolist()
+    large = bg.bsr_array(np.array([[4e4], [4e4], [-4e4]], np.float16), blocksize=(1, 1))
+    total = panels.from_bsr(large, 1).sum()
+    assert total.compute() == large.sum() == np.float16(4e4) and total.dtype == total.compute().dtype == np.float16
 
 
 def test_a_sum_of_many_panels_is_a_tree_with_the_same_bits_under_every_scheduler() -> None:

@@ -17,7 +17,7 @@ from dask.tokenize import tokenize
 from ..._array.construct import check_blocksize
 from ..._backend.registry import host_scalar
 from ...bsr import bsr_array
-from ...dtypes import result_dtype, scalar_result_dtype
+from ...dtypes import accumulator_dtype, result_dtype, scalar_result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
 from .layout import Layout, bounds_of, check_sides, shortened
@@ -444,15 +444,16 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
         dtype = bsr_array(layout.blocksize, dtype=layout.dtype, blocksize=layout.blocksize).sum(axis=axis).dtype
         name = f"bsr-sum-{tokenize(self.name, axis)}"
         apart = axis is not None and axis != layout.axis  # each panel has sums of its own
+        inner = dtype if apart or layout.count == 1 else accumulator_dtype(dtype)
         layer: dict[Any, Any] = {}
         parts = []
         for i, panel in enumerate(self._refs()):
             key = (name, i) if apart else (f"{name}-part", i)
-            layer[key] = Task(key, tasks.panel_sum, panel, axis=axis)
+            layer[key] = Task(key, tasks.panel_sum, panel, axis=axis, dtype=None if inner == dtype else inner)
             parts.append(TaskRef(key))
         chunks: tuple[tuple[int, ...], ...] = () if axis is None else (layout.chunks[1 - axis],)
         if not apart:
-            layer |= tree_sum(name, (name,) if axis is None else (name, 0), parts, (dtype, dtype))
+            layer |= tree_sum(name, (name,) if axis is None else (name, 0), parts, (inner, dtype))
         graph = HighLevelGraph.from_collections(name, layer, dependencies=[self])
         return da.Array(graph, name, chunks, meta=empty_dense(layout.device, len(chunks), dtype))
 

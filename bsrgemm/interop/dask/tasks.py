@@ -140,8 +140,8 @@ def _cast(x: Any, dtype: np.dtype[Any]) -> Any:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def panel_sum(panel: Any, axis: int | None) -> Any:
-    return panel.sum(axis=axis)
+def panel_sum(panel: Any, axis: int | None, dtype: np.dtype[Any] | None) -> Any:
+    return panel.sum(axis=axis, dtype=dtype)
 
 
 # ------------------------------------------------------------------------------- what Dask is told
