@@ -18,6 +18,8 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 MEASURED = "sm_90a"
 #: The oldest target of the kernels whose source asks for the architecture.
 AMPERE = "sm_80"
+#: Targets between others: by default a kernel is compiled for one of these, in turn; in the long profile for all.
+BETWEEN = ("sm_86", "sm_89", "sm_100")
 #: In the long profile, constants with at most this many values (a layout, a type) are tried together with each other.
 _CHOICES = 6
 
@@ -101,13 +103,21 @@ def spanning(specs: list[KernelSpec], choices: int = 0, largest: bool = True, ty
     return chosen
 
 
+def turn_of(kernel: str) -> str:
+    """The one of the targets between others that the quick profile compiles `kernel` and others of its source for."""
+    return BETWEEN[sorted(set(kernels().values())).index(kernels()[kernel]) % len(BETWEEN)]
+
+
 @cache
 def quick(kernel: str, target: str) -> list[KernelSpec]:
     """The variants of `kernel` that the quick profile compiles for `target`: none where the kernel does not run.
 
     They give every constant every value on the measured card. A kernel whose source differs between architectures does
-    so on Ampere, and has every type on the measured card. Every other target has one variant, and not the same one.
+    so on Ampere, and has every type on the measured card. The oldest target, the newest and one of those between have
+    one variant each, and not the same one.
     """
+    if target in BETWEEN and target != turn_of(kernel):
+        return []
     specs, differs = every(kernel, target), "__CUDA_ARCH__" in text_of(kernel)
     if target == MEASURED:
         return spanning(specs, types=differs)
