@@ -51,10 +51,17 @@ def seen_in(mask: BlockMask, kind: int, rows: np.ndarray, keys: np.ndarray) -> n
     return elements[np.ix_(rows % mask.block[0], keys % mask.block[1])]
 
 
+def parts_of(backend: Backend, found: Tiles) -> np.ndarray:
+    """The parts of all entries: none if all of every tile is seen."""
+    return np.full(len(found.columns), -1, np.int32) if found.parts is None else backend.to_host(found.parts)
+
+
 def dense(mask: BlockMask, found: Tiles, tile: tuple[int, int]) -> np.ndarray:
     """What the entries say, read as a kernel reads them, as booleans (patterns, queries, keys)."""
     (S_q, S_k), (bq, bk) = mask.shape, mask.block
-    first, columns, parts, kinds, order = (mask._backend.to_host(x) for x in found[:5])
+    arrays = (found.first, found.columns, found.kinds, found.order)
+    first, columns, kinds, order = map(mask._backend.to_host, arrays)
+    parts = parts_of(mask._backend, found)
     patterns, count = mask.heads[0] * mask.heads[1], -(-S_q // tile[0])
     assert len(first) == patterns * count + 1
     assert len(columns) == len(parts) and len(kinds) == len(parts) * found.parts_q * found.parts_k
@@ -124,7 +131,7 @@ def test_whole_tiles_need_no_bits_and_nothing_needs_no_entry(
     whole = mask_tiles.tiles(backend, BlockMask.full(S, block=block, device=backend.name), *tile)
     stored = int(whole.first[-1])
     assert stored == -(-S // tile[0]) * -(-S // tile[1])
-    assert (backend.to_host(whole.parts)[:stored] == -1).all()
+    assert (parts_of(backend, whole)[:stored] == -1).all()
     nothing = mask_tiles.tiles(backend, ~BlockMask.full(S, block=block, device=backend.name), *tile)
     assert not backend.to_host(nothing.first).any()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("dask")
+
 from bsrgemm.interop.dask import layout
 
 
