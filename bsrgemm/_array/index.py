@@ -423,6 +423,8 @@ class Indexing(Conversions):
         Notes
         -----
         The values are cast to the dtype of this matrix. Duplicates of this matrix are added up. Waits for the GPU.
+        On the CPU the values are written into `data`, if all blocks of the diagonal are stored; otherwise the matrix
+        gets new arrays.
 
         Examples
         --------
@@ -456,9 +458,12 @@ class Indexing(Conversions):
             at = backend.loops.positions(blocks, self._block_shape[1], row[crossed] // R, col[crossed] // C)
             if bool((at >= 0).all()):  # all blocks on the diagonal are stored
                 block = np.repeat(at, np.diff(crossed, append=n))
-                data = blocks.data.copy()
-                data[block, row % R, col % C] = values
-                self._replace(blocks._replace(data=data))
+                if blocks.data is not self.data or not self.data.flags.writeable:
+                    self._replace(blocks._replace(data=blocks.data.copy()))
+                elif np.may_share_memory(values, self.data):
+                    values = values.copy()
+                self._before_writing()
+                self.data[block, row % R, col % C] = values
                 self.has_canonical_format = True
                 return
         touched = structure.from_coo(

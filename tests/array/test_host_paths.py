@@ -199,3 +199,24 @@ def test_columns_are_those_of_scipy_however_they_are_found(block: tuple[int, int
             np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
         found.data[:] = 0
         assert matrix.data.any()
+
+
+def test_a_diagonal_whose_blocks_are_stored_is_written_into_the_data() -> None:
+    blocks = np.arange(12.0).reshape(3, 2, 2)
+    A = bg.bsr_array((blocks, np.arange(3), np.arange(4)), shape=(6, 6))
+    data, T = A.data, A.T
+    before = A.toarray()
+    A.setdiag(A.data.reshape(-1)[:6])  # a view of what is written to
+    assert A.data is data
+    np.testing.assert_array_equal(A.diagonal(), np.arange(6.0))
+    np.testing.assert_array_equal(T.toarray(), before.T)
+    read_only = np.arange(12.0).reshape(3, 2, 2)
+    read_only.flags.writeable = False
+    B = bg.bsr_array((read_only, np.arange(3), np.arange(4)), shape=(6, 6))
+    B.setdiag(7.0)
+    np.testing.assert_array_equal(B.diagonal(), np.full(6, 7.0))
+    np.testing.assert_array_equal(read_only.reshape(-1), np.arange(12.0))
+    twice = bg.bsr_array((np.ones((4, 2, 2)), [0, 0, 1, 2], [0, 2, 3, 4]), shape=(6, 6))
+    twice.setdiag(5.0)
+    assert twice.has_canonical_format and len(twice.data) == 3
+    np.testing.assert_array_equal(twice.toarray()[:2, :2], [[5.0, 2.0], [2.0, 5.0]])
