@@ -178,15 +178,25 @@ def test_the_long_profile_compiles_every_kernel_for_every_target_that_it_runs_on
 
 
 @pytest.mark.parametrize("kernel", variants.kernels())
-def test_the_span_gives_every_constant_every_value(kernel: str) -> None:
-    def defines(specs: list[jit.KernelSpec], kind: type = object) -> set[tuple[str, str | int]]:
-        return {(name, value) for spec in specs for name, value in spec.defines if isinstance(value, kind)}
+def test_the_span_gives_every_constant_every_value_and_the_quick_one_some_of_them(kernel: str) -> None:
+    def values(specs: list[jit.KernelSpec], kind: type = object) -> dict[str, set[str | int]]:
+        found: dict[str, set[str | int]] = {}
+        for name, value in (d for spec in specs for d in spec.defines if isinstance(d[1], kind)):
+            found.setdefault(name, set()).add(value)
+        return found
 
     own = variants.MEASURED
     if "__CUDA_ARCH__" in variants.text_of(kernel):  # every path on Ampere, every type on the measured card
-        assert defines(variants.quick(kernel, own), str) == defines(variants.every(kernel, own), str)
+        assert values(variants.quick(kernel, own), str) == values(variants.every(kernel, own), str)
         own = variants.AMPERE
-    assert defines(variants.quick(kernel, own)) == defines(variants.every(kernel, own))
+    every, quick = values(variants.every(kernel, own)), values(variants.quick(kernel, own))
+    assert values(variants.span(kernel, own)) == every
+    assert quick.keys() == every.keys() and all(variants.some_of(every[name]) <= quick[name] for name in every)
+
+
+def test_of_many_numbers_the_smallest_the_middle_one_and_the_largest_are_some() -> None:
+    assert variants.some_of({"f32", "f16", 64, 80, 96, 128, 192, 256}) == {"f32", "f16", 64, 96, 256}
+    assert variants.some_of({1, 2}) == {1, 2} and variants.some_of({"u32"}) == {"u32"}
 
 
 def test_the_span_compiles_every_element_type_in_a_product() -> None:

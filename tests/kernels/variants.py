@@ -75,22 +75,26 @@ def _runs_on(spec: KernelSpec, target: str) -> bool:
     return module.runs_on(config, target)
 
 
-def spanning(specs: list[KernelSpec], choices: int = 0, largest: bool = True, types: bool = False) -> list[KernelSpec]:
+def spanning(
+    specs: list[KernelSpec], choices: int = 0, largest: bool = True, types: bool = False, few: bool = False
+) -> list[KernelSpec]:
     """A few of `specs`, such that every definition (name and value) that one of them has is in one of the few.
 
     Two definitions that one of `specs` has are together in one of the few, if both have at most `choices` values. With
-    `types` only definitions that are names count, not numbers. The one with the most that is still missing comes next;
-    among equals it is the one with the largest numbers, which needs the most registers, or the smallest, which is
-    compiled in the least time.
+    `types` only definitions that are names count, not numbers; with `few` three values of a number. The one with the
+    most that is still missing comes next; among equals it is the one with the largest numbers, which needs the most
+    registers, or the smallest, which is compiled in the least time.
     """
     values: dict[str, set[str | int]] = {}
     for spec in specs:
         for name, value in spec.defines:
             values.setdefault(name, set()).add(value)
+    counting = {name: some_of(found) if few else found for name, found in values.items()}
     bits: dict[Any, int] = {}
     masks = []
     for spec in specs:
         wanted: list[Any] = [spec.entry, *(d for d in spec.defines if isinstance(d[1], str) or not types)]
+        wanted = [d for d in wanted if d == spec.entry or d[1] in counting[d[0]]]
         wanted += itertools.combinations([d for d in spec.defines if 2 <= len(values[d[0]]) <= choices], 2)
         masks.append(sum(1 << bits.setdefault(item, len(bits)) for item in wanted))
     sign = 1 if largest else -1
@@ -108,24 +112,33 @@ def turn_of(kernel: str) -> str:
     return BETWEEN[sorted(set(kernels().values())).index(kernels()[kernel]) % len(BETWEEN)]
 
 
-@cache
-def quick(kernel: str, target: str) -> list[KernelSpec]:
-    """The variants of `kernel` that the quick profile compiles for `target`: none where the kernel does not run.
+def some_of(values: set[str | int]) -> set[str | int]:
+    """All that are names; of numbers the smallest, the one in the middle and the largest."""
+    names, numbers = {x for x in values if isinstance(x, str)}, sorted(x for x in values if isinstance(x, int))
+    return names | {numbers[i] for i in (0, (len(numbers) - 1) // 2, -1) if numbers}
 
-    They give every constant every value on the measured card. A kernel whose source differs between architectures does
-    so on Ampere, and has every type on the measured card. The oldest target, the newest and one of those between have
-    one variant each, and not the same one.
+
+@cache
+def span(kernel: str, target: str, few: bool = False) -> list[KernelSpec]:
+    """A few variants of `kernel` for `target`: none where the kernel does not run.
+
+    They give every constant every value on the measured card, or some of its values (`few`). A kernel whose source
+    differs between architectures does so on Ampere, and has every type on the measured card. Every other target has one
+    variant, and not the same one.
     """
-    if target in BETWEEN and target != turn_of(kernel):
-        return []
     specs, differs = every(kernel, target), "__CUDA_ARCH__" in text_of(kernel)
     if target == MEASURED:
-        return spanning(specs, types=differs)
+        return spanning(specs, types=differs, few=few)
     if target == AMPERE and differs:
-        return spanning(specs, largest=False)
-    few = spanning(specs, largest=False, types=True)
-    turn = TARGETS.index(target) % max(1, len(few))
-    return few[turn : turn + 1]
+        return spanning(specs, largest=False, few=few)
+    one = spanning(specs, largest=False, types=True)
+    turn = TARGETS.index(target) % max(1, len(one))
+    return one[turn : turn + 1]
+
+
+def quick(kernel: str, target: str) -> list[KernelSpec]:
+    """The variants of `kernel` that the quick profile compiles for `target`."""
+    return [] if target in BETWEEN and target != turn_of(kernel) else span(kernel, target, few=True)
 
 
 @cache

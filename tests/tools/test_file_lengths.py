@@ -1,14 +1,18 @@
-"""No file of code is longer than one can read through: 700 lines."""
+"""No file of code is longer than one can read through: 700 lines. No function of the package has more than 80."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES = 700
+#: Without its docstring.
+MOST_LINES_OF_A_FUNCTION = 80
 
 
 def too_long(root: Path, names: list[str]) -> dict[str, int]:
@@ -31,3 +35,26 @@ def test_a_file_that_is_too_long_is_told(tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text("pass\n" * MOST_LINES)
     (tmp_path / "long.py").write_text("pass\n" * (MOST_LINES + 1))
     assert too_long(tmp_path, ["short.py", "long.py", "gone.py"]) == {"long.py": MOST_LINES + 1}
+
+
+def long_functions(tree: ast.Module) -> Iterator[str]:
+    """The functions with more lines than `MOST_LINES_OF_A_FUNCTION`, docstrings aside."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            described = ast.get_docstring(node) is not None
+            lines = node.end_lineno - node.lineno + 1 - described * (first.end_lineno - first.lineno + 1)
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                yield f"{node.name} has {lines} lines"
+
+
+def test_no_function_of_the_package_is_too_long() -> None:
+    package = ROOT / "bsrgemm"
+    found = {path: [*long_functions(ast.parse(path.read_text(encoding="utf-8")))] for path in package.rglob("*.py")}
+    assert found and {str(path.relative_to(ROOT)): names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("lines", [MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FUNCTION + 1])
+def test_a_function_that_is_too_long_is_told(lines: int) -> None:
+    text = 'def f():\n    """Some\n\n    more."""\n' + "    pass\n" * (lines - 1)
+    assert [*long_functions(ast.parse(text))] == [f"f has {lines} lines"] * (lines > MOST_LINES_OF_A_FUNCTION)

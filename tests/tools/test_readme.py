@@ -39,6 +39,13 @@ def test_ci_runs_the_test_command_of_the_readme_in_an_environment_of_its_own() -
     assert "set -euo pipefail" in script
 
 
+def test_the_long_profile_installs_what_builds_the_site() -> None:
+    """Without it the test of the site would be skipped there, and run nowhere."""
+    script = (ROOT / ".ci" / "long").read_text(encoding="utf-8")
+    assert '".[test,long$' in script and "BSRGEMM_LONG" in script
+    assert "bsrgemm[docs]" in _extras()["long"]
+
+
 def test_the_commands_of_the_readme_name_extras_that_exist() -> None:
     extras = _extras()
     for extra, command in (("test", _command("pytest")), ("bench", _command("bench --quick"))):

@@ -117,7 +117,7 @@ def compiled(what: str, arch: str) -> Row:
     if int(re.sub(r"\D", "", arch)) not in jit.supported_archs():
         return row | {"seconds": 0.0, "unknown": True}
     start = time.process_time()  # the machine may have other work
-    span = [spec for kernel in variants.kernels() for spec in variants.quick(kernel, arch)] if what == "span" else []
+    span = [spec for kernel in variants.kernels() for spec in variants.span(kernel, arch)] if what == "span" else []
     for spec in span or common_specs(arch):
         row["kernels"] += 1
         try:
