@@ -168,7 +168,7 @@ def test_the_span_compiles_every_kernel_for_every_target_that_it_runs_on_but_two
         mine = target not in variants.BETWEEN or target == variants.turn_of(kernel)
         assert bool(variants.quick(kernel, target)) == (mine and bool(variants.every(kernel, target))), (kernel, target)
     for target in variants.BETWEEN:
-        assert sum(bool(variants.quick(kernel, target)) for kernel in variants.kernels()) > 5
+        assert sum(bool(variants.quick(kernel, target)) for kernel in variants.kernels()) >= 5
 
 
 def test_the_long_profile_compiles_every_kernel_for_every_target_that_it_runs_on() -> None:

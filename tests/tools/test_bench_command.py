@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import html.parser
 import json
 import re
@@ -42,16 +41,13 @@ TINY: dict[str, list[Any]] = {
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command on the CPU, on problems of no size."""
     monkeypatch.setattr(machine, "has_gpu", lambda: False)
     monkeypatch.setattr(suite, "_on_cpu", lambda group, quick: iter(TINY[group][:2] if quick else TINY[group]))
     monkeypatch.setattr(place, "_COPIED", {"cpu": 1 << 16})
     monkeypatch.setattr(place, "_DENSE", {"cpu": 32})
     monkeypatch.setattr(timing, "_BUDGET", 0.0)
-    gc.freeze()  # each measurement collects garbage; thousands of tests that were collected are none
-    yield
-    gc.unfreeze()
 
 
 def row(name: str = "a", seconds: float | None = 1e-3, noise: float = 0.01, **peers: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import ast
 import importlib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,14 +52,21 @@ class Arrow(NamedTuple):
         return f"{self.source} line {self.line} -> {self.target}" + (f": {self.name}" if self.name else "")
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the package by its name below it, parsed."""
     paths = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
     return {name: ast.parse(path.read_text()) for name, path in paths.items()}
 
 
-def arrows(trees: dict[str, ast.Module]) -> Iterator[Arrow]:
+@cache
+def arrows() -> list[Arrow]:
     """All imports from one module of the package to another."""
+    return [arrow for arrow in imports(modules()) if arrow.source != arrow.target]
+
+
+def imports(trees: dict[str, ast.Module]) -> Iterator[Arrow]:
+    """All imports from a module of the package to a module of it."""
     for source, tree in trees.items():
         room = source.split(".")[:-1]
         for node in ast.walk(tree):
@@ -85,21 +93,17 @@ def arrows(trees: dict[str, ast.Module]) -> Iterator[Arrow]:
                         yield Arrow(source, f"{module}.__init__".lstrip("."), alias.name, node.lineno)
 
 
-TREES = modules()
-ARROWS = [arrow for arrow in arrows(TREES) if arrow.source != arrow.target]
-
-
 def room_of(module: str) -> str:
     return module.split(".")[0]
 
 
 def test_every_module_has_a_floor() -> None:
-    assert {room_of(module) for module in TREES} == set(FLOOR)
+    assert {room_of(module) for module in modules()} == set(FLOOR)
 
 
 def test_imports_point_down() -> None:
     wrong = []
-    for arrow in ARROWS:
+    for arrow in arrows():
         here, there = room_of(arrow.source), room_of(arrow.target)
         if here != there and FLOOR[there] >= FLOOR[here]:
             wrong.append(str(arrow))
@@ -108,7 +112,7 @@ def test_imports_point_down() -> None:
 
 def test_imports_make_no_circle() -> None:
     below = defaultdict(set)
-    for arrow in ARROWS:
+    for arrow in arrows():
         below[arrow.source].add(arrow.target)
     done: set[str] = set()
 
@@ -119,21 +123,21 @@ def test_imports_make_no_circle() -> None:
                 visit(other, (*path, module))
             done.add(module)
 
-    for module in TREES:
+    for module in modules():
         visit(module, ())
 
 
 def test_no_private_name_is_imported_across_rooms() -> None:
-    taken = [a for a in ARROWS if a.name and a.name.startswith("_") and not a.name.startswith("__")]
+    taken = [a for a in arrows() if a.name and a.name.startswith("_") and not a.name.startswith("__")]
     assert not [str(a) for a in taken if room_of(a.source) != room_of(a.target)]
 
 
 def test_no_private_name_of_another_room_is_reached_through_its_module() -> None:
     """``from .._kernels import jit`` and then ``jit._kernels`` would be the same by another way."""
     wrong = []
-    for source, tree in TREES.items():
+    for source, tree in modules().items():
         bound: dict[str, str] = {}
-        for arrow in ARROWS:
+        for arrow in arrows():
             if arrow.source == source and arrow.name is None:
                 bound[arrow.target.split(".")[-1]] = arrow.target
         for node in ast.walk(tree):
@@ -146,7 +150,7 @@ def test_no_private_name_of_another_room_is_reached_through_its_module() -> None
 
 
 def test_no_module_is_shadowed_by_what_has_its_name() -> None:
-    for name in TREES:
+    for name in modules():
         room, _, module = name.rpartition(".")
         if module in ("__init__", "__main__"):
             continue
@@ -158,7 +162,7 @@ def test_no_module_is_shadowed_by_what_has_its_name() -> None:
 def test_no_inner_function_takes_more_than_eight_parameters() -> None:
     public = {*bsrgemm.__all__, *bsrgemm.linalg.__all__, *mpi.__all__}
     wrong = []
-    for module, tree in TREES.items():
+    for module, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
