@@ -12,6 +12,7 @@ import subprocess
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,11 @@ _LAUNCH_FIELDS = ("grid", "block", "shared", "shared_allowed", "captured", "args
 # -------------------------------------------------------------------------------------------------- digests
 def file_digest(path: Path) -> str:
     """A digest of a Python file's code: it does not change with comments, docstrings and layout."""
-    text = path.read_text()
+    return _code_digest(path.read_text())
+
+
+@cache
+def _code_digest(text: str) -> str:
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
