@@ -29,7 +29,7 @@ from .backward_config import (
     TurnOrder,
 )  # fmt: skip
 from .call import BackwardCall
-from .launch import mask_fields, readable, share_of_blocks, strides_of, tensor_map_of
+from .launch import mask_fields, pointer_of, readable, share_of_blocks, strides_of, tensor_map_of
 from .mask import BlockMask
 
 #: Operands that the tensor cores read in rows of multiples of 16 bytes, and sums that are read in order.
@@ -108,8 +108,8 @@ def _statistics(call: BackwardCall) -> Array:
         for axis, step in zip(("batch", "head", "row", "column"), x.strides, strict=True)
     }
     packed = arguments.ATTENTION_DELTA.pack(
-        dout=call.dout.data.ptr, out=out.data.ptr, lse=call.lse.data.ptr, dlse=_pointer(call.dlse),
-        delta=_pointer(call.delta), to=found.data.ptr, rows=batches * heads * queries, heads=heads, queries=queries,
+        dout=call.dout.data.ptr, out=out.data.ptr, lse=call.lse.data.ptr, dlse=pointer_of(call.dlse),
+        delta=pointer_of(call.delta), to=found.data.ptr, rows=batches * heads * queries, heads=heads, queries=queries,
         columns=columns, **steps,
     )  # fmt: skip
     _run(config, config.grid(batches * heads * queries, device.multiprocessors()), packed)
@@ -147,9 +147,10 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
 
     def packed(lists: _Lists) -> bytearray:
         return arguments.backward_rows().pack(
-            backward=_packed(call, lists, "f32", statistics=0), out=_pointer(call.out), lse=call.lse.data.ptr,
-            dlse=_pointer(call.dlse), delta=_pointer(call.delta), out_strides=strides_of(out), logarithms=logarithms,
-            deltas=deltas, sums=sums, turns=turns, row_first=rows.fields["first"] if masked else 0,
+            backward=_packed(call, lists, "f32", statistics=0), out=pointer_of(call.out), lse=call.lse.data.ptr,
+            dlse=pointer_of(call.dlse), delta=pointer_of(call.delta), out_strides=strides_of(out),
+            logarithms=logarithms, deltas=deltas, sums=sums, turns=turns,
+            row_first=rows.fields["first"] if masked else 0,
             row_columns=rows.fields["columns"] if masked else 0, padded=padded,
         )  # fmt: skip
 
@@ -179,9 +180,9 @@ def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> Non
 
     def packed(lists: _Lists) -> bytearray:
         return arguments.backward_rows().pack(
-            backward=_packed(call, lists, "f32", statistics=0), out=_pointer(call.out), lse=call.lse.data.ptr,
-            dlse=_pointer(call.dlse), delta=_pointer(call.delta), out_strides=strides_of(out), logarithms=logarithms,
-            deltas=deltas, sums=0, turns=turns, row_first=0, row_columns=0, padded=pieces,
+            backward=_packed(call, lists, "f32", statistics=0), out=pointer_of(call.out), lse=call.lse.data.ptr,
+            dlse=pointer_of(call.dlse), delta=pointer_of(call.delta), out_strides=strides_of(out),
+            logarithms=logarithms, deltas=deltas, sums=0, turns=turns, row_first=0, row_columns=0, padded=pieces,
         )  # fmt: skip
 
     by_keys, by_queries = _Lists(backend, call, keys), _Lists(backend, call, queries)
@@ -312,7 +313,3 @@ def _run(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: in
     if shared_bytes:
         kernel.max_dynamic_shared_size_bytes = shared_bytes
     kernel(grid, (config.threads,), (jit.argument(packed),), shared_mem=shared_bytes)
-
-
-def _pointer(x: Array | None) -> int:
-    return 0 if x is None else x.data.ptr

@@ -399,6 +399,11 @@ def _is_fine(mask: BlockMask) -> bool:
     return min(mask.block) < _SMALL_BLOCK and share_of_blocks(mask) <= _FEW_BLOCKS
 
 
+def pointer_of(x: Array | None) -> int:
+    """The address of an array; 0 for none."""
+    return 0 if x is None else x.data.ptr
+
+
 def share_of_blocks(mask: BlockMask) -> float:
     """The blocks that a mask stores, of all blocks of its patterns."""
     rows, cols = (-(-n // b) for n, b in zip(mask.shape, mask.block, strict=True))
@@ -421,4 +426,4 @@ def mask_fields(found: Any, mask: BlockMask, heads: int) -> tuple[tuple[int, ...
     B, H = mask.heads
     shared = (H, int(B > 1), 0 if H == 1 else heads // H)
     sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
-    return tuple(0 if x is None else x.data.ptr for x in arrays), found.order.data.ptr, (*sizes, *shared)
+    return tuple(map(pointer_of, arrays)), found.order.data.ptr, (*sizes, *shared)

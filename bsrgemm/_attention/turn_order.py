@@ -14,17 +14,17 @@ import cupy
 from .._kernels import jit
 from . import arguments
 from .backward_config import TurnOrder
-from .launch import share_of_blocks
+from .launch import pointer_of, share_of_blocks
 from .mask import BlockMask
 from .mask_tiles import Tiles
 
 #: The share of blocks up to which the order matters: of more blocks, the tiles of keys follow each other anyway.
-_MANY_BLOCKS = 0.75
+_LARGEST_SHARE = 0.75
 
 
 def is_worthwhile(mask: BlockMask, tile_q: int) -> bool:
     """Whether to order the entries of a mask by `in_turn`, judged by numbers that the host knows."""
-    return -(-mask.shape[0] // tile_q) <= TurnOrder.most and share_of_blocks(mask) <= _MANY_BLOCKS
+    return -(-mask.shape[0] // tile_q) <= TurnOrder.most and share_of_blocks(mask) <= _LARGEST_SHARE
 
 
 def in_turn(found: Tiles, config: TurnOrder, tiles: int, rows: int, walkers: int) -> Tiles:
@@ -36,14 +36,10 @@ def in_turn(found: Tiles, config: TurnOrder, tiles: int, rows: int, walkers: int
     columns = cupy.empty_like(found.columns)
     parts = None if found.parts is None else cupy.empty_like(found.parts)
     packed = arguments.TURN_ORDER.pack(
-        first=found.first.data.ptr, columns=found.columns.data.ptr, parts=_pointer(found.parts),
-        to_columns=columns.data.ptr, to_parts=_pointer(parts), tiles=tiles, rows=rows, entries=len(columns),
+        first=found.first.data.ptr, columns=found.columns.data.ptr, parts=pointer_of(found.parts),
+        to_columns=columns.data.ptr, to_parts=pointer_of(parts), tiles=tiles, rows=rows, entries=len(columns),
         walkers=max(1, min(walkers, config.walkers)),
     )  # fmt: skip
     kernel: Any = jit.load(config.spec(), jit.device_target())
     kernel(((len(found.first) - 1) // max(1, tiles),), (config.threads,), (jit.argument(packed),))
     return found._replace(columns=columns, parts=parts)
-
-
-def _pointer(x: Any) -> int:
-    return 0 if x is None else x.data.ptr
