@@ -68,6 +68,7 @@ __device__ __forceinline__ void write_turns(const TurnOrder& p, Shared& shared, 
     }
     latest = __shfl_sync(0xffffffffu, latest, 31);
   }
+  __syncwarp();  // all lanes have read the start of this walker
   if (lane == 0 && count) shared.starts[walker] = latest + (count - 1) * kTurn;
 }
 

@@ -1,14 +1,17 @@
 """What every test may ask for: a backend to run in, hypothesis profiles, and no GPU test without a GPU.
 
-Tests that need a GPU that is not there, or a longer profile than the one that runs, are not selected. One line at the
-end says how many wait for what.
+Tests that need a GPU that is not there, or a longer profile than the one that runs, are not selected. Of a test with
+many cases, a run of everything takes a third; a run of the files or tests that are named takes all. One line at the end
+says how many wait for what.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -26,7 +29,7 @@ PROFILE = os.environ.get("BSRGEMM_LONG", "")
 LONG = PROFILE in ("1", "all")
 
 # The quick profile draws the same examples every time, so that a change is judged by what it changed.
-settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile("long" if LONG else "quick")
 
@@ -56,9 +59,47 @@ def waits_for(item: pytest.Item) -> str | None:
     return None
 
 
+#: A test with at least so many cases is sampled: one case in so many runs.
+_MANY, _ONE_IN = 6, 3
+
+
+def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The cases that a run of everything leaves to the long profile, drawn by their names: the same ones every time.
+
+    Tests on a GPU are not sampled, because the record of a card counts every one of them.
+    """
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left: set[pytest.Item] = set()
+    for several in cases.values():
+        if len(several) >= _MANY:
+            drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
+            left.update(drawn[-(-len(drawn) // _ONE_IN) :])
+    return left
+
+
+def runs_everything(config: pytest.Config) -> bool:
+    """Were neither files nor tests named? A process of pytest-xdist is told by the one that started it."""
+    if hasattr(config, "workerinput"):
+        return bool(config.workerinput["everything"])
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return not (named or config.option.keyword or config.option.markexpr)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["everything"] = runs_everything(node.config)
+
+
 @pytest.hookimpl(trylast=True)  # what -k and -m have left out waits for nothing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reasons = [waits_for(item) for item in items]
+    if runs_everything(config) and not LONG:
+        able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+        beyond = beyond_the_sample(able)
+        reasons = ["BSRGEMM_LONG=1" if item in beyond else why for item, why in zip(items, reasons, strict=True)]
     config.stash[_WAITING] = Counter(reason for reason in reasons if reason)
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]

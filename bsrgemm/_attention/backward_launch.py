@@ -12,7 +12,7 @@ from .._backend.base import Array, Backend
 from .._kernels import device, forced_kernel, jit
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous
-from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
+from .._kernels.workspace import StreamOrdered, counters, kept_in, retain_for_graph
 from . import arguments, backward_config, heuristics, mask_tiles, turn_order
 from .backward_config import (
     OF_QUERIES,
@@ -294,17 +294,17 @@ def _tiled(backend: Backend, mask: BlockMask, config: Backward | BackwardEnd, wa
     are given, the entries of a tile of keys are in an order in which few additions wait.
     """
     by_queries = config.role == OF_QUERIES
-    kept = mask.__dict__.setdefault("_tiles", {})
     shape = (config.tile_q, config.tile_k)
     key = shape if by_queries else (*shape, "by keys", walkers)
-    found: StreamOrdered | None = kept.get(key)
-    if found is None:
+
+    def make() -> mask_tiles.Tiles:
         lists = mask_tiles.tiles(backend, mask, *shape) if by_queries else mask_tiles.by_keys(backend, mask, *shape)
         if walkers:
             rows, tiles = (-(-n // size) for n, size in zip(mask.shape, shape, strict=True))
             lists = turn_order.in_turn(lists, TurnOrder(config.dtype), tiles, rows, walkers)
-        found = kept.setdefault(key, StreamOrdered(lists))
-    return found
+        return lists
+
+    return kept_in(mask.__dict__.setdefault("_tiles", {}), key, make)
 
 
 def _run(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:

@@ -13,7 +13,7 @@ from .._kernels import device, forced_kernel, jit, tensor_map
 from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
-from .._kernels.workspace import StreamOrdered, counters, retain_for_graph
+from .._kernels.workspace import StreamOrdered, counters, kept_in, retain_for_graph
 from . import arguments, heuristics, mask_tiles
 from .call import AttentionCall
 from .heuristics import AttentionShort, AttentionSm80, AttentionSm90, AttentionValues
@@ -148,7 +148,8 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     """Start attention on CuPy's current stream.
 
     The result starts the same again. It is None for an empty problem, for sequences of different lengths, for fp8 and
-    where operands are copied first: these calls allocate memory of their own.
+    where operands are copied first: these calls allocate memory of their own. It is None too if the lists of the mask
+    are computed in the graph that is being captured.
     """
     q, k, v, out, lse, mask, bounds = call.q, call.k, call.v, call.out, call.lse, call.mask, call.bounds
     if not out.size and (lse is None or not lse.size):
@@ -197,7 +198,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     grid = (min(tiles * plan.all_heads, plan.ctas),)
     argument = jit.argument(packed)
     plan.kernel(grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
-    if bounds is not None or call.fp8:
+    if bounds is not None or call.fp8 or (tiled is not None and tiled.in_graph):
         return None
     made_for = (cupy.cuda.runtime.getDevice(), forced_kernel.name)
     layouts = None if plan.maps is None else _layouts(plan, q, k, v, out)
@@ -412,12 +413,8 @@ def share_of_blocks(mask: BlockMask) -> float:
 
 def _tiled(backend: Backend, mask: BlockMask, plan: Plan) -> StreamOrdered:
     """The lists of the mask by tiles, computed once and cached on the mask."""
-    kept = mask.__dict__.setdefault("_tiles", {})
     shape = (plan.config.tile_q, plan.config.tile_k)
-    found: StreamOrdered | None = kept.get(shape)
-    if found is None:
-        found = kept.setdefault(shape, StreamOrdered(mask_tiles.tiles(backend, mask, *shape)))
-    return found
+    return kept_in(mask.__dict__.setdefault("_tiles", {}), shape, lambda: mask_tiles.tiles(backend, mask, *shape))
 
 
 def mask_fields(found: Any, mask: BlockMask, heads: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:

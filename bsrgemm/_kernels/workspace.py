@@ -31,13 +31,17 @@ PER_THREAD = 2
 
 
 class StreamOrdered:
-    """A value that was computed on one stream. Another stream that asks for it waits until it is complete."""
+    """A value that was computed on one stream. Another stream that asks for it waits until it is complete.
 
-    __slots__ = ("__weakref__", "_event", "value")
+    One that is `in_graph` is computed only when the graph runs that is being captured, before what follows in it.
+    """
 
-    def __init__(self, value: Any) -> None:
+    __slots__ = ("__weakref__", "_event", "in_graph", "value")
+
+    def __init__(self, value: Any, in_graph: bool = False) -> None:
         self.value = value
-        self._event = cupy.cuda.get_current_stream().record()
+        self.in_graph = in_graph
+        self._event = None if in_graph else cupy.cuda.get_current_stream().record()
 
     def get(self) -> Any:
         """Return the value, after making CuPy's current stream (not the host) wait for it."""
@@ -177,6 +181,21 @@ def keep_for_graph(x: Any) -> None:
     """Keep an object, with the memory that it will allocate, if a graph is being captured."""
     if is_capturing():
         (_held if _owner.stream is None else _owner.held).append(x)
+
+
+def kept_in(cache: dict[Any, StreamOrdered], key: Any, make: Callable[[], Any]) -> StreamOrdered:
+    """Return the value of a key in a cache, and make it when it is first requested.
+
+    What is made during a capture is computed only when the graph runs, so that nothing else can use it. It is kept for
+    the graph, and does not come into the cache.
+    """
+    found = cache.get(key)
+    if found is None and is_capturing():
+        found = StreamOrdered(retain_for_graph(make), in_graph=True)
+        keep_for_graph(found.value)
+    elif found is None:
+        found = cache.setdefault(key, StreamOrdered(make()))
+    return found
 
 
 def _reserved(device: int, count: int) -> Array:

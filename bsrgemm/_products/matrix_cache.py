@@ -139,7 +139,7 @@ class MatrixCache:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
             workspace.keep_for_graph(self)  # a write into the index arrays makes the matrix drop its cache
-            plan = self.plans.setdefault(key, StreamOrdered(make()))
+            plan = workspace.kept_in(self.plans, key, make)
         return plan
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
@@ -201,10 +201,7 @@ class MatrixCache:
 
         The key must contain everything on which the result of `make` depends.
         """
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries.setdefault(key, StreamOrdered(make()))
-        return entry.get()
+        return workspace.kept_in(self._entries, key, make).get()
 
 
 class PreparedLaunches(Prepared):

@@ -78,7 +78,7 @@ def test_wide_matrices_convert(place: Place) -> None:
 
 @each_place
 def test_a_matrix_of_two_to_the_62_elements_transposes(place: Place) -> None:
-    side, block = 2**31, 2**10
+    side, block = 2**31, 2**9
     data = np.zeros((2, block, block), np.int8)
     data[0, 3, 5], data[1, 7, 9] = 1, 2
     last = side // block - 1

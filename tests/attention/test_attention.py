@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bsrgemm import BlockMask
@@ -43,7 +43,6 @@ def test_masks_meet_bands_in_their_intersection(problem: Problem) -> None:
     problem.check()
 
 
-@settings(max_examples=20)
 @given(problem=problems())
 def test_the_same_call_gives_the_same_bits_in_any_memory_layout(problem: Problem) -> None:
     with tiles(problem.tile):
@@ -317,7 +316,6 @@ def test_out_with_return_lse_and_variable_lengths() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- on a device
-@settings(max_examples=40)
 @given(problem=problems(), how=st.sampled_from(("plain", "turned", "every second", "reversed")))
 def test_arrays_on_a_device_stay_there_and_give_the_same_bits(problem: Problem, how: str) -> None:
     fake = install()

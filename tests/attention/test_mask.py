@@ -16,7 +16,7 @@ from bsrgemm._backend.registry import Backend
 
 from ..conftest import BACKENDS, LONG
 
-quickly = settings(max_examples=200 if LONG else 25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quickly = settings(max_examples=200 if LONG else 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 lengths = st.integers(1, 150)
 sides = st.sampled_from([16, 32, 48, 80])
 blocks = st.one_of(st.sampled_from([16, 64, 256]), st.tuples(sides, sides))

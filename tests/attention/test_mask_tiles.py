@@ -26,7 +26,7 @@ from bsrgemm.dtypes import BFLOAT16
 
 from ..conftest import BACKENDS, LONG
 
-quickly = settings(max_examples=200 if LONG else 20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quickly = settings(max_examples=200 if LONG else 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: Tiles of the kernels.
 CONFIGS = [config for config in attention_heuristics.every_config() if not isinstance(config, AttentionValues)]
 TILES = sorted({(config.tile_q, config.tile_k) for config in CONFIGS})

@@ -56,9 +56,6 @@ from bsrgemm._products.call import ProductCall
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
-#: Kernels in which a lane writes what other lanes of its warp have read before a shuffle of these values. The shuffle
-#: waits for them, but PTX does not call that an order, and neither does emulated_races.h. racecheck reports nothing.
-ORDERED_BY_DATA = ("turn_order",)
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -183,11 +180,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(measured, "choice", lambda problem: None),
         patch.object(jit, "device_target", lambda: arch),
         patch.object(tensor_map.Layout, "write", write_map),
-        patch.object(
-            jit,
-            "load",
-            lambda spec, arch: load(spec, folder, races=watches_races() and spec.entry not in ORDERED_BY_DATA),
-        ),
+        patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
         patch.object(
             matrix_cache.MatrixCache, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
         ),

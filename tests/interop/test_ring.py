@@ -495,6 +495,7 @@ print(f"rank {rank} of {size} is right", flush=True)
 """
 
 
+@pytest.mark.long
 def test_two_ranks_of_mpi() -> None:
     pytest.importorskip("mpi4py")
     command = Path(sys.executable).with_name("mpiexec")

@@ -230,6 +230,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_errors_in_tested_lines_are_noticed_and_others_survive(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tree / "out.json"
     code = run.main(["--room", "array", "--kind", "rule", "--count", "30", "--json", str(kept), "--least", "0.99"])

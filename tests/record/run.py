@@ -39,7 +39,7 @@ RACES_EXPLAINED = {
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
 #: Seconds of tests that the stand-in runs by default; everything else runs in the long profile.
-_SAMPLE_SECONDS = 30.0
+_SAMPLE_SECONDS = 12.0
 #: Many workers share the cores: threads of BLAS in each would wait for those of the others.
 _ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Under racecheck a test takes many times as long: one or two for each kernel with shared memory.

@@ -280,6 +280,7 @@ def test_the_sample_meets_as_much_as_it_can_in_its_time(record: dict[str, Any]) 
 
 
 # ------------------------------------------------------------------------------------------- the stand-in
+@pytest.mark.long
 def test_the_same_tests_leave_the_same_log_in_any_order(tmp_path: Path) -> None:
     names = [
         "tests/gpu/test_memory.py::test_two_captures_on_one_stream_run_in_any_order[64-float16-40]",

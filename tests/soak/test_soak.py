@@ -125,6 +125,7 @@ def test_an_operation_that_does_nothing_is_found(where: type, name: str, monkeyp
     raise AssertionError("not found")
 
 
+@pytest.mark.long
 def test_processes_share_the_cases_and_report_one_that_breaks_down() -> None:
     outcome = run.run_processes(run.Plan(1, "cpu", threads=2, cases=11), 2, silent)
     assert not outcome.wrong and outcome.total == 11

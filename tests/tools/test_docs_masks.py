@@ -61,6 +61,7 @@ def test_a_picture_shows_its_mask(name: str, pictures: dict[str, Any]) -> None:
             assert (drawn["block in part"][block] == (some and not whole)).all()
 
 
+@pytest.mark.long
 def test_drawing_gives_the_same_files_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw_masks.main(["--folder", str(tmp_path / "first")])
     assert {path.stem for path in (tmp_path / "first").glob("*.svg")} == set(MARKED)

@@ -49,7 +49,7 @@ def test_a_test_waits_for_what_the_run_lacks(
     assert conftest.waits_for(Item(*marks)) == reason  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_one_line_says_how_many_tests_wait_for_a_device(workers: str) -> None:
     paths = ["tests/kernels/test_workspace.py", "tests/gpu/test_solver.py"]
     done = subprocess.run(
@@ -63,3 +63,50 @@ def test_one_line_says_how_many_tests_wait_for_a_device(workers: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^\d+ tests wait for a CUDA device$", done.stdout, re.MULTILINE)) == 1
     assert "SKIPPED" not in done.stdout
+
+
+class Case(Item):
+    """A case of a test, with its name."""
+
+    def __init__(self, nodeid: str, *marks: str) -> None:
+        super().__init__(*marks)
+        self.nodeid = nodeid
+
+
+@pytest.mark.parametrize(("cases", "kept"), [(1, 1), (5, 5), (6, 2), (7, 3), (600, 200)])
+def test_a_third_of_many_cases_is_the_sample(cases: int, kept: int) -> None:
+    some = [Case(f"tests/x.py::test_some[{n}]") for n in range(cases)]
+    others = [Case(f"tests/x.py::test_other[{n}]") for n in range(5)]
+    on_a_card = [Case(f"tests/x.py::test_card[{n}]", "gpu") for n in range(9)]
+    items: list[Any] = [*some, *others, *on_a_card]
+    left = conftest.beyond_the_sample(items)
+    assert left == conftest.beyond_the_sample(items[::-1]) and left <= set(some)
+    assert cases - len(left) == kept
+
+
+def test_only_a_run_of_everything_is_sampled() -> None:
+    def selected(*arguments: str, **environment: str) -> int:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "0",
+            "--collect-only",
+            "-vv",
+            *arguments,
+        ]
+        options = ["-o", "testpaths=tests/kernels/test_structs.py"]
+        done = subprocess.run(
+            command + options,
+            cwd=ROOT,
+            env=os.environ | {"BSRGEMM_LONG": ""} | environment,
+            capture_output=True,
+            text=True,
+        )
+        return len(re.findall(r"::test_", done.stdout))
+
+    everything = selected("tests/kernels/test_structs.py")
+    assert 0 < selected() < everything == selected(BSRGEMM_LONG="1")
