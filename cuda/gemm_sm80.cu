@@ -186,6 +186,12 @@ struct GemmSm80 {  // one argument, since it costs the caller less time than two
 CHECK_LAYOUT(GemmSm80, GEMM_SM80, (product)(schedule))
 #endif
 
+// Whether the runs of a tile can be stored as vectors.
+__device__ __forceinline__ bool is_whole(const Problem& problem, int columns) {
+  return columns == kTileN && problem.c_col == 1 &&
+         (reinterpret_cast<u64>(problem.c) | (problem.c_row | problem.c_batch) * sizeof(C)) % sizeof(Vector) == 0;
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ GemmSm80 argument) {
   const Problem& problem = argument.product;
   const Schedule& schedule = argument.schedule;
@@ -247,9 +253,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     settle();
     if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
     const u32 lane = opaque(threadIdx.x) % 32;
-    const bool whole =
-        columns == kTileN && problem.c_col == 1 &&
-        (reinterpret_cast<u64>(problem.c) | (problem.c_row | problem.c_batch) * sizeof(C)) % sizeof(Vector) == 0;
+    const bool whole = is_whole(problem, columns);
 #pragma unroll
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
       const int place = places[slice * 8 / kRowTileHeight];

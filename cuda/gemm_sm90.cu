@@ -296,23 +296,25 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
   }
 }
 
+// The offset of the 16 bytes whose address a lane gives to ldmatrix for the 16 rows of a row tile from m on: 8 elements of
+// row y of the stored piece, from x on.
+__device__ __forceinline__ u32 fragment_offset(int row_tile, int m, int step, int lane) {
+  const int y = kATransposed ? step * 16 + lane / 16 * 8 + lane % 8 : m + lane % 16;
+  const int x = kATransposed ? m + lane / 8 % 2 * 8 : step * 16 + lane / 16 * 8;
+  constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
+  const u32 line = row_tile * kPieceA + (y * kWidth + x) * 2;
+  return kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / 8 * kHigh + y) * 16;
+}
+
 __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                                Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
   constexpr int kSteps = kChunk / 16;
   constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
-  // The offset of the 16 bytes whose address this lane gives to ldmatrix: 8 elements of row y of the stored piece, from
-  // x on.
   u32 fragment[kSteps];
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int y = kATransposed ? step * 16 + lane / 16 * 8 + lane % 8 : m + lane % 16;
-    const int x = kATransposed ? m + lane / 8 % 2 * 8 : step * 16 + lane / 16 * 8;
-    constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
-    const u32 line = row_tile * kPieceA + (y * kWidth + x) * 2;
-    fragment[step] = kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / 8 * kHigh + y) * 16;
-  }
+  for (int step = 0; step < kSteps; ++step) fragment[step] = fragment_offset(row_tile, m, step, lane);
   // A stage's part of A in registers, and which chunks have any blocks.
   struct Fragments {
     u32 present;

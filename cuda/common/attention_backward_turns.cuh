@@ -63,6 +63,44 @@ __device__ __forceinline__ int rank_of(const BackwardRows& p, const KeyTile& y, 
   return after(high) - after(y.number);
 }
 
+// Describes the turn of one entry of a tile of keys.
+__device__ __forceinline__ void describe(const BackwardRows& p, const KeyTile& y, int head, int entry, u32 item,
+                                         Turn& turn) {
+  const Attention& a = p.backward.attention;
+  const Tile& x = y.tile;
+  const int row = row_of(a, y, entry), part = part_of(a, entry);
+  const int last_key = y.key + kTileK - 1, last_row = min(x.rows, row + kTileQ) - 1;
+  turn.row = row;
+  turn.head = head;
+  turn.part = part;
+  turn.whole = part < 0 && last_key < x.keys && y.key >= last_row + x.low && last_key <= row + x.high;
+  turn.item = item & 1;
+  turn.piece = (i64(x.batch) * a.heads + head) * p.padded + piece_of(a, p.padded, y.begin, row);
+  turn.rank = kOrdered ? rank_of(p, y, row, head) : 0;
+}
+
+// Copies the queries of a turn and the logarithms of their sums, and publishes the turn. One lane calls it.
+template <class Shared>
+__device__ __forceinline__ void copy_queries(const BackwardSm90& problem, Shared& shared, const Turn& turn, int head,
+                                             int batch, u32 n) {
+  const u32 slot = n % kSlots, full = shared_address(&shared.q_full[slot]);
+  shared.turns[n % kTurns] = turn;
+  arrive(shared.turn_full[n % kTurns]);
+  barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
+  copy_slabs(shared.q[slot], kSlabQ, problem.q, turn.row, head, batch, full);
+  copy_line(shared_address(shared.lse[slot]), problem.rows.logarithms + turn.piece * 64, kTileQ * 4, full);
+}
+
+// Copies their gradients and what is subtracted from these. One lane calls it.
+template <class Shared>
+__device__ __forceinline__ void copy_gradients(const BackwardSm90& problem, Shared& shared, const Turn& turn, int head,
+                                               int batch, u32 one) {
+  const u32 full = shared_address(&shared.dout_full[one]);
+  barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
+  copy_slabs(shared.dout[one], kSlabQ, problem.dout, turn.row, head, batch, full);
+  copy_line(shared_address(shared.delta[one]), problem.rows.deltas + turn.piece * 64, kTileQ * 4, full);
+}
+
 // Claims tiles of keys, describes their turns, and starts the copies. One warp calls it.
 template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared) {
   constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
@@ -105,16 +143,7 @@ template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90&
       const Entries entries = entries_of(a, y, head);
       for (int e0 = entries.first; e0 < entries.last; e0 += 32) {
         if (e0 + lane < entries.last) {
-          Turn& mine = shared.batch[lane];
-          const int row = row_of(a, y, e0 + lane), part = part_of(a, e0 + lane);
-          const int last_key = y.key + kTileK - 1, last_row = min(x.rows, row + kTileQ) - 1;
-          mine.row = row;
-          mine.head = head;
-          mine.part = part;
-          mine.whole = part < 0 && last_key < x.keys && y.key >= last_row + x.low && last_key <= row + x.high;
-          mine.item = item & 1;
-          mine.piece = (i64(x.batch) * a.heads + head) * p.padded + piece_of(a, p.padded, y.begin, row);
-          mine.rank = kOrdered ? rank_of(p, y, row, head) : 0;
+          describe(p, y, head, e0 + lane, item, shared.batch[lane]);
         }
         __syncwarp();
         for (int i = 0; i < min(32, entries.last - e0); ++i, ++n) {
@@ -122,14 +151,7 @@ template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90&
           const Turn& turn = shared.batch[i];
           wait(shared.q_empty[slot], phase);
           wait(shared.shade_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
-          if (lane == 0) {
-            shared.turns[n % kTurns] = turn;
-            arrive(shared.turn_full[n % kTurns]);
-            const u32 full = shared_address(&shared.q_full[slot]);
-            barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
-            copy_slabs(shared.q[slot], kSlabQ, problem.q, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.lse[slot]), p.logarithms + turn.piece * 64, kTileQ * 4, full);
-          }
+          if (lane == 0) copy_queries(problem, shared, turn, head, x.batch, n);
           __syncwarp();
           if (first) {
             first = false;
@@ -144,12 +166,7 @@ template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90&
           }
           const u32 one = n % kSlotsOfOne;
           wait(shared.dout_empty[one], parity<kSlotsOfOne>(n) ^ 1);
-          if (lane == 0) {
-            const u32 full = shared_address(&shared.dout_full[one]);
-            barrier_expect(full, kSlabs * kSlabQ + kTileQ * 4);
-            copy_slabs(shared.dout[one], kSlabQ, problem.dout, turn.row, head, x.batch, full);
-            copy_line(shared_address(shared.delta[one]), p.deltas + turn.piece * 64, kTileQ * 4, full);
-          }
+          if (lane == 0) copy_gradients(problem, shared, turn, head, x.batch, one);
           __syncwarp();
         }
         __syncwarp();

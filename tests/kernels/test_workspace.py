@@ -131,3 +131,30 @@ def test_streams_within_one_capture_share_nothing(card) -> None:
 def test_without_the_word_of_a_driver_every_launch_counts_as_a_capture(ask, monkeypatch) -> None:
     monkeypatch.setattr(workspace, "_capture_info", lambda: ask)
     assert workspace._capture_number(7) != workspace._capture_number(7)
+
+
+def test_what_is_made_in_a_capture_is_kept_for_the_graph_alone(card: Card) -> None:
+    card.stream.record = lambda: SimpleNamespace(done=True)  # type: ignore[attr-defined]
+    cache: dict[Any, workspace.StreamOrdered] = {}
+    made = []
+
+    def make() -> Any:
+        made.append(card.empty(8, np.int32))
+        return made[-1]
+
+    card.stream.capture = 3
+    for _ in range(2):
+        found = workspace.kept_in(cache, "lists", make)
+        assert found.in_graph and found.get() is made[-1]
+    assert not cache and len(made) == 2 and [pool for pool, _ in card.arrays] == ["own", "own"]
+    assert all(any(x is array for x in held_values()) for array in made)
+    card.stream.capture = 0
+    found = workspace.kept_in(cache, "lists", make)
+    assert not found.in_graph and len(made) == 3 and cache == {"lists": found}
+    card.stream.capture = 4
+    assert workspace.kept_in(cache, "lists", make) is found and len(made) == 3
+
+
+def held_values() -> list[Any]:
+    """What is kept for graphs, with the pools that it came from or without."""
+    return [x[1] if isinstance(x, tuple) else x for x in workspace._held]

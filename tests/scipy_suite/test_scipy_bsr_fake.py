@@ -12,7 +12,9 @@ from .point import FEW_DTYPES
 
 HOME = install()
 
-globals().update(point_at(HOME, "TestFake", __name__, dtypes=FEW_DTYPES))
+_suites = point_at(HOME, "TestFake", __name__, dtypes=FEW_DTYPES)
+#: By default, matrices that are not canonical are those of the host alone.
+globals().update({name: pytest.mark.long(x) if "NonCanonical" in name else x for name, x in _suites.items()})
 
 
 @pytest.fixture(autouse=True)

@@ -131,9 +131,9 @@ def test_info_on_a_gpu_misses_nothing() -> None:
 
 # -------------------------------------------------------------------------------------- verify
 def test_every_check_of_verify_passes(backend: Backend) -> None:
-    # The fake device is the host's arithmetic behind another interface, which one dtype of each kind goes through.
+    # Without a card, one dtype of each kind is enough by default.
     few = ("bool", "uint8", "int64", "bfloat16", "float32", "float64", "complex64")
-    dtypes = [d for d in backend.dtypes if backend.name != "fake" or LONG or str(d) in few]
+    dtypes = [d for d in backend.dtypes if backend.name == "cuda" or LONG or str(d) in few]
     outcomes = list(verify_command.run(backend=backend, dtypes=dtypes, seed=5))
     assert [str(outcome) for outcome in outcomes if not outcome.ok] == []
     assert {outcome.dtype for outcome in outcomes} == {str(dtype) for dtype in dtypes}

@@ -1,4 +1,6 @@
-"""No file of code is longer than one can read through: 700 lines. No function of the package has more than 80."""
+"""No file of code is longer than one can read through: 700 lines. No function of the package or of a kernel has more
+than 80.
+"""
 
 from __future__ import annotations
 
@@ -58,3 +60,29 @@ def test_no_function_of_the_package_is_too_long() -> None:
 def test_a_function_that_is_too_long_is_told(lines: int) -> None:
     text = 'def f():\n    """Some\n\n    more."""\n' + "    pass\n" * (lines - 1)
     assert [*long_functions(ast.parse(text))] == [f"f has {lines} lines"] * (lines > MOST_LINES_OF_A_FUNCTION)
+
+
+def long_cuda_functions(text: str) -> Iterator[str]:
+    """The functions of a CUDA source, outside of structs, with more lines than `MOST_LINES_OF_A_FUNCTION`."""
+    lines = text.splitlines()
+    for end, line in enumerate(lines):
+        if line != "}":
+            continue
+        begin = max(n for n in range(end) if lines[n] and not lines[n][0].isspace() and not lines[n].startswith("#"))
+        while lines[begin - 1].rstrip().endswith((",", ")")) and begin:  # a signature of several lines
+            begin -= 1
+        if end - begin + 1 > MOST_LINES_OF_A_FUNCTION:
+            yield f"line {begin + 1} has {end - begin + 1} lines"
+
+
+def test_no_function_of_a_kernel_is_too_long() -> None:
+    sources = [path for path in (ROOT / "cuda").rglob("*") if path.suffix in (".cu", ".cuh")]
+    found = {path.name: [*long_cuda_functions(path.read_text(encoding="utf-8"))] for path in sources}
+    assert len(found) > 30 and {name: places for name, places in found.items() if places} == {}
+
+
+@pytest.mark.parametrize("lines", [MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FUNCTION + 1])
+def test_a_function_of_a_kernel_that_is_too_long_is_told(lines: int) -> None:
+    text = "struct Of {\n};\n\nvoid f(int a,\n       int b) {\n#pragma unroll\n" + "  a += b;\n" * (lines - 4) + "}\n"
+    found = [*long_cuda_functions(text)]
+    assert found == [f"line 4 has {lines} lines"] * (lines > MOST_LINES_OF_A_FUNCTION)
