@@ -1,4 +1,4 @@
-"""A matrix or a mask whose first call is captured in a graph: the graph computes its lists, and nobody else uses them."""
+"""A matrix or a mask whose first call is captured: the graph computes its lists, and nothing else uses them."""
 
 from __future__ import annotations
 
