@@ -6,9 +6,11 @@ end says how many wait for what.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections import Counter
+from collections.abc import Generator
 from functools import cache
 from typing import Any
 
@@ -39,6 +41,18 @@ def has_cuda() -> bool:
     import cupy
 
     return cupy.cuda.is_available()
+
+
+# --------------------------------------------------------------------------------- collection
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector out of the collection: it walks thousands of tests again and again, for nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # what there is now stays until the end
+        gc.enable()
 
 
 # --------------------------------------------------------------------------------- tests that wait
