@@ -7,11 +7,12 @@ says how many wait for what.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any
 
@@ -42,6 +43,18 @@ def has_cuda() -> bool:
     import cupy
 
     return cupy.cuda.is_available()
+
+
+# --------------------------------------------------------------------------------- collection
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector out of the collection: it walks thousands of tests again and again, for nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # what there is now stays until the end
+        gc.enable()
 
 
 # --------------------------------------------------------------------------------- tests that wait

@@ -246,7 +246,7 @@ def test_other_formats_and_dense_arrays_are_converted_to_our_blocks(place: Place
         other = place.put(np.ascontiguousarray(x.T)).T
     else:
         other = place.put(np.repeat(x, 2, axis=1))[:, ::2]
-    for first in (0, 1):  # ours before or behind the other
+    for first in (0, 1):  # ours before or after the other
         given_ = [place.bsr(s) for s in parts]
         given_[first] = other
         expected = [s.dense for s in parts]

@@ -6,6 +6,8 @@ Values are those of dense NumPy, formats those of scipy, as tests/strategies.py 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,27 @@ SCALARS = (
 )
 
 
+@dataclass
+class Pair:
+    """Two samples as matrices at a place, and their elements in the dtype of a result."""
+
+    place: Place
+    a: Sample
+    b: Sample
+    flavour: type
+
+    def __post_init__(self) -> None:
+        self.dtype = result_dtype(self.a.dtype, self.b.dtype)
+        self.A, self.B = (self.place.bsr(x, self.flavour) for x in (self.a, self.b))
+        self.x, self.y = in_common_dtype(self.a.dense, self.b.dense, self.dtype)
+
+    def assert_result(self, result: Any, theirs: Callable[[Any, Any], Any]) -> None:
+        """It has the dtype of a result, the blocks of the first matrix, and the form that scipy's result has."""
+        assert result.dtype == self.dtype and result.blocksize == self.a.blocksize
+        if 0 not in self.a.shape:
+            assert_form(result, theirs(self.a.scipy(self.flavour), self.b.scipy(self.flavour)))
+
+
 # ------------------------------------------------------------------------------------ sums and products
 @each_place
 @given(case=twins(spreads=("small", "wide")), flavour=flavours)
@@ -69,9 +92,8 @@ def test_sum_and_difference_are_bsr_in_the_first_blocks(
     place: Place, case: tuple[Sample, Sample], flavour: type
 ) -> None:
     a, b = case
-    dtype = result_dtype(a.dtype, b.dtype)
-    A, B = place.bsr(a, flavour), place.bsr(b, flavour)
-    x, y = in_common_dtype(a.dense, b.dense, dtype)
+    pair = Pair(place, a, b, flavour)
+    dtype, A, B = pair.dtype, pair.A, pair.B
     additions = a.layers + b.layers + 4
     weight = np.maximum(a.weight, 0) + b.weight
     # A float that came from an integer or a narrower float is rounded once more.
@@ -80,12 +102,10 @@ def test_sum_and_difference_are_bsr_in_the_first_blocks(
         if op is operator.sub and dtype == BOOL:
             continue  # NumPy has no difference of booleans either
         result = op(A, B)
-        assert result.dtype == dtype and result.blocksize == a.blocksize
-        if 0 not in a.shape:
-            assert_form(result, op(a.scipy(flavour), b.scipy(flavour)))
+        pair.assert_result(result, op)
         blocks = place.blocks(result, flavour)
         assert blocks.is_canonical
-        assert_values(blocks.dense, op(x, y), bound)
+        assert_values(blocks.dense, op(pair.x, pair.y), bound)
     assert_values(place.blocks(A, flavour).dense, a.dense, a.bound)
     assert_values(place.blocks(B, flavour).dense, b.dense, b.bound)
 
@@ -124,20 +144,15 @@ def product_of_elements_bound(a: Sample, b: Sample, dtype: np.dtype[Any]) -> Any
 def test_the_element_wise_product_is_bsr_in_the_first_blocks(
     place: Place, case: tuple[Sample, Sample], flavour: type
 ) -> None:
-    a, b = case
-    dtype = result_dtype(a.dtype, b.dtype)
-    A, B = place.bsr(a, flavour), place.bsr(b, flavour)
-    x, y = in_common_dtype(a.dense, b.dense, dtype)
+    pair = Pair(place, *case, flavour)
     with quietly():
-        expected = x * y
-        bound = product_of_elements_bound(a, b, dtype)
-        result = A.multiply(B)
-        if 0 not in a.shape:
-            assert_form(result, a.scipy(flavour).multiply(b.scipy(flavour)))
-        assert result.dtype == dtype and result.blocksize == a.blocksize
+        expected = pair.x * pair.y
+        bound = product_of_elements_bound(*case, pair.dtype)
+        result = pair.A.multiply(pair.B)
+        pair.assert_result(result, lambda a, b: a.multiply(b))
         assert_values(place.blocks(result, flavour).dense, expected, bound)
         if flavour is bg.bsr_array:
-            assert_values(place.blocks(A * B, flavour).dense, expected, bound)
+            assert_values(place.blocks(pair.A * pair.B, flavour).dense, expected, bound)
 
 
 @each_place
@@ -178,21 +193,19 @@ def test_the_element_wise_product_with_a_sparse_row_or_column(
     assume(M > 1 and N > 1)
     grid = (1, N) if along == 0 else (M, 1)
     b = data.draw(samples(blocksize=(1, 1), grid=grid, spreads=("small",)))
-    dtype = result_dtype(a.dtype, b.dtype)
-    x, y = in_common_dtype(a.dense, b.dense, dtype)
-    bound = product_of_elements_bound(a, b, dtype)
+    pair = Pair(place, a, b, flavour)
+    expected, bound = pair.x * pair.y, product_of_elements_bound(a, b, pair.dtype)
     theirs = a.scipy(flavour).multiply(b.scipy(flavour))
-    A, B = place.bsr(a, flavour), place.bsr(b, flavour)
     if theirs.format == "bsr":
-        result = A.multiply(B)
-        assert_values(place.blocks(result, flavour).dense, x * y, bound)
+        result = pair.A.multiply(pair.B)
+        assert_values(place.blocks(result, flavour).dense, expected, bound)
         assert_form(result, theirs)
-        assert result.dtype == dtype
+        assert result.dtype == pair.dtype
         return
-    with place.refuses(dtype):
-        result = A.multiply(B)
-        assert result.dtype == dtype
-        assert_values(place.foreign(result, theirs.format, flavour).toarray(), x * y, bound)
+    with place.refuses(pair.dtype):
+        result = pair.A.multiply(pair.B)
+        assert result.dtype == pair.dtype
+        assert_values(place.foreign(result, theirs.format, flavour).toarray(), expected, bound)
 
 
 @each_place
@@ -295,11 +308,9 @@ def test_the_quotient_by_a_dense_array_is_coo(place: Place, data: st.DataObject,
 def test_comparing_two_matrices_gives_csr_of_booleans(
     place: Place, case: tuple[Sample, Sample], flavour: type, op: Any
 ) -> None:
-    a, b = (x.merged() for x in case)
-    A, B = place.bsr(a, flavour), place.bsr(b, flavour)
+    pair = Pair(place, *(x.merged() for x in case), flavour)
     with quietly():
-        result = op(A, B)
-        expected = op(*in_common_dtype(a.dense, b.dense, result_dtype(a.dtype, b.dtype)))
+        result, expected = op(pair.A, pair.B), op(pair.x, pair.y)
     H = place.foreign(result, "csr", flavour)
     assert H.dtype == np.bool_
     assert_values(H.toarray(), expected)
@@ -349,13 +360,11 @@ def test_comparing_with_a_dense_array_is_dense(place: Place, data: st.DataObject
     name=st.sampled_from(("maximum", "minimum")),
 )
 def test_extremes_of_two_matrices_are_csr(place: Place, case: tuple[Sample, Sample], flavour: type, name: str) -> None:
-    a, b = (x.merged() for x in case)
-    A, B = place.bsr(a, flavour), place.bsr(b, flavour)
-    dtype = result_dtype(a.dtype, b.dtype)
-    expected = getattr(np, name)(*in_common_dtype(a.dense, b.dense, dtype))
-    with quietly(), place.refuses(dtype):
-        result = getattr(A, name)(B)
-        assert result.dtype == dtype
+    pair = Pair(place, *(x.merged() for x in case), flavour)
+    expected = getattr(np, name)(pair.x, pair.y)
+    with quietly(), place.refuses(pair.dtype):
+        result = getattr(pair.A, name)(pair.B)
+        assert result.dtype == pair.dtype
         assert_values(place.foreign(result, "csr", flavour).toarray(), expected)
 
 

@@ -43,12 +43,26 @@ UFUNCS = (  # noqa: SIM905
 
 
 # ------------------------------------------------------------------------------------------ reductions
-def line_shape(flavour: type, shape: tuple[int, int], axis: int) -> tuple[int, ...]:
-    """The shape of a reduction over an axis: a vector, or a row or column for matrices."""
+def line_shape(flavour: type, shape: tuple[int, int], axis: int | None) -> tuple[int, ...]:
+    """The shape of a reduction over an axis: a vector, or a row or column for matrices. Over both: one element."""
     M, N = shape
+    if axis is None:
+        return () if flavour is bg.bsr_array else (1, 1)
     if flavour is bg.bsr_array:
         return (N,) if axis % 2 == 0 else (M,)
     return (1, N) if axis % 2 == 0 else (M, 1)
+
+
+def assert_line(
+    place: Place, a: Sample, flavour: type, axis: int | None, result: Any, expected: Any, bound: Any
+) -> None:
+    """A reduction of `a` over an axis, or over both to a number, has these values."""
+    if axis is None:
+        assert_values(place.number(result), expected, bound)
+        return
+    shape = line_shape(flavour, a.shape, axis)
+    values = place.dense(result, matrix=flavour is bg.bsr_matrix)
+    assert_values(values, expected.reshape(shape), np.reshape(bound, shape) if np.ndim(bound) else bound)
 
 
 @each_place
@@ -63,13 +77,8 @@ def test_sum_adds_the_elements_in_numpys_dtype(place: Place, a: Sample, flavour:
         weight, additions = a.weight.sum(axis=line), a.layers.sum(axis=line) + 8
         bound = rounding(dtype, weight, additions) if dtype in INEXACT else 0.0
         assert result.dtype == dtype
-        if line is None:
-            assert_values(place.number(result), expected, bound)
-        else:
-            shape = line_shape(flavour, a.shape, line)
-            values = place.dense(result, matrix=flavour is bg.bsr_matrix)
-            assert_values(values, expected.reshape(shape), np.reshape(bound, shape) if np.ndim(bound) else bound)
-        out = place.put(np.zeros(shape if line is not None else () if flavour is bg.bsr_array else (1, 1), dtype))
+        assert_line(place, a, flavour, line, result, expected, bound)
+        out = place.put(np.zeros(line_shape(flavour, a.shape, line), dtype))
         assert A.sum(axis=axis, out=out) is out
         assert_values(place.dense(out).reshape(np.shape(expected)), expected, bound)
 
@@ -101,12 +110,7 @@ def test_mean_divides_by_all_elements(place: Place, a: Sample, flavour: type, ax
         expected = a.dense.astype(wide(dtype)).sum(axis=axis) / count
         bound = rounding(dtype, a.weight.sum(axis=axis) / count, a.layers.sum(axis=axis) + 8)
     assert result.dtype == dtype
-    if axis is None:
-        assert_values(place.number(result), expected, bound)
-    else:
-        shape = line_shape(flavour, a.shape, axis)
-        values = place.dense(result, matrix=flavour is bg.bsr_matrix)
-        assert_values(values, expected.reshape(shape), bound.reshape(shape))
+    assert_line(place, a, flavour, axis, result, expected, bound)
 
 
 @each_place

@@ -187,7 +187,7 @@ def test_rows_of_a_transpose_are_in_order_whatever_the_number_of_blocks(backend:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32"])
 def test_a_complex_factor_in_place_is_refused_by_a_real_matrix(dtype: str) -> None:
-    """bfloat16 as the other dtypes: its imaginary part would be lost."""
+    """The imaginary part of the products would be lost; bfloat16 refuses as the other dtypes do."""
     from bsrgemm.dtypes import BFLOAT16
 
     A = bg.bsr_array(np.eye(4), blocksize=(2, 2)).astype(BFLOAT16 if dtype == "bfloat16" else dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,27 +10,31 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import FLOAT8
 
-from .attention_cases import F32, SIMT, SM90, Expected, assert_near, poisoned, seen_keys, turned
+from .attention_cases import (
+    F32,
+    SIMT,
+    SM90,
+    Expected,
+    assert_near,
+    attend,
+    kernels_used,
+    operand_shapes,
+    seen_by,
+    softmax,
+)
+from .marks import on_hopper
 
 VALUES = "attention_values"
 on_tensor_cores = pytest.mark.kernel(SM90, VALUES)
 on_plain_cores = pytest.mark.kernel(SIMT)
-U8 = np.dtype(np.uint8)
-NAN = 0x7F
 SOME_BANDS = [{}, {"causal": True}, {"window": (100, 3)}]
 
 
 def served_by(name: str) -> bool:
-    """Did all calls so far run on that kernel? Cards that are no Hopper cannot tell."""
-    import cupy
-
-    from bsrgemm._attention import launch as attention_launch
-
-    names = {plan.config.spec().entry for plan in attention_launch._plans.values()}
-    return names == {name} or cupy.cuda.Device().compute_capability != "90"
+    """Did all calls so far run on that kernel? On other cards than Hopper it is not asked."""
+    return kernels_used() == {name} or not on_hopper()
 
 
 # ------------------------------------------------------------------------------------------------- operands
@@ -46,19 +49,9 @@ def normal(rng: np.random.Generator, sizes: tuple[int, ...]) -> Any:
     return fp8(rng.standard_normal(sizes, np.float32))
 
 
-def operands(
-    rng: np.random.Generator,
-    S_q: int,
-    S_k: int,
-    D: int = 128,
-    D_v: int | None = None,
-    *,
-    B: int = 1,
-    heads: tuple[int, int] = (2, 1),
-) -> list[Any]:
-    """q, k and v in "bhsd"."""
-    shapes = ((B, heads[0], S_q, D), (B, heads[1], S_k, D), (B, heads[1], S_k, D if D_v is None else D_v))
-    return [normal(rng, sizes) for sizes in shapes]
+def operands(rng: np.random.Generator, *sizes: int, **how: Any) -> list[Any]:
+    """q, k and v in "bhsd", of the sizes of `operand_shapes`."""
+    return [normal(rng, shape) for shape in operand_shapes(*sizes, **how)]
 
 
 @cache
@@ -101,28 +94,18 @@ def exact(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None, softcap
     """Attention of float64 operands in "bhsd"."""
     import cupy
 
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     k, v = (cupy.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
-    scores = scale * (q @ k.swapaxes(2, 3))
-    size = abs(scale) * (cupy.abs(q) @ cupy.abs(k).swapaxes(2, 3))
-    if softcap is not None:
-        scores = softcap * cupy.tanh(scores / softcap)
-    seen = cupy.broadcast_to(seen, scores.shape)
-    scores = cupy.where(seen, scores, -np.inf)
-    some = seen.any(axis=3, keepdims=True)
-    top = cupy.where(some, scores.max(axis=3, keepdims=True), 0)
-    weights = cupy.where(seen, cupy.exp(scores - top), 0)
-    total = cupy.where(some, weights.sum(axis=3, keepdims=True), 1)
-    weights = weights / total
+    found = softmax(q, k, seen, scale, softcap)
+    weights = found.weights
     return Exact(
         out=weights @ v,
-        lse=cupy.where(some, cupy.log(total) + top, -np.inf)[..., 0],
+        lse=found.lse,
         spread=weights @ cupy.abs(v),
         sigma=cupy.sqrt((weights * weights) @ (v * v)),
         top=weights.max(axis=3, keepdims=True),
-        count=seen.sum(axis=3, keepdims=True),
-        reach=seen.astype(np.float64) @ cupy.abs(v),
-        size=cupy.where(seen, size, 0).max(axis=3),
+        count=found.seen.sum(axis=3, keepdims=True),
+        reach=found.seen.astype(np.float64) @ cupy.abs(v),
+        size=cupy.where(found.seen, found.size, 0).max(axis=3),
     )
 
 
@@ -201,32 +184,23 @@ def check(
     on: str = SM90,
     scales: dict[str, Any] | None = None,
     out: Any = None,
-    out_dtype: Any = None,
+    out_dtype: Any = F32,
     independent: bool = True,
     varied: bool = True,
     **options: Any,
 ) -> Any:
     """Attention of bytes in "bhsd" into a poisoned result, compared with float64; the result in "bhsd"."""
     scales = SCALES if scales is None else scales
-    layout = options.get("layout", "bhsd")
-    if out is None:
-        out = turned(poisoned((*q.shape[:3], v.shape[3]), F32 if out_dtype is None else out_dtype), layout)
-    given = (turned(x, layout) for x in (q, k, v))
-    got, lse = attention(*given, out=out, return_lse=True, **scales, **options)
-    assert got is out and lse.dtype == F32
+    out, lse = attend(q, k, v, checksum, out, out_dtype, **scales, **options)
+    assert lse.dtype == F32
     assert served_by(on)
-    if checksum is not None:
-        checksum(out)
-        checksum(lse)
-    band = {name: options[name] for name in ("causal", "window", "align", "mask") if name in options}
-    seen = seen_keys(q.shape[2], k.shape[2], H_q=q.shape[1], **band)
     wide = [widened(x, scales.get(f"{name}_scale")) for name, x in zip("qkv", (q, k, v), strict=True)]
-    want = exact(*wide, seen, options.get("scale"), options.get("softcap"))
+    want = exact(*wide, seen_by(q, k, **options), options.get("scale"), options.get("softcap"))
     if on == SIMT:
-        assert_plain(turned(out, layout), lse, want, wide[2], q.shape[3])
+        assert_plain(out, lse, want, wide[2], q.shape[3])
     else:
-        assert_close(turned(out, layout), lse, want, independent=independent, varied=varied)
-    return turned(out, layout)
+        assert_close(out, lse, want, independent=independent, varied=varied)
+    return out
 
 
 def assert_plain(out: Any, lse: Any, want: Exact, v: Any, D: int) -> None:

@@ -5,7 +5,7 @@ Seeds are fixed so that each test's outputs have a checksum in gpu_record.json; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,9 @@ import pytest
 import bsrgemm as bg
 from bsrgemm.dtypes import BOOL, HALF_DTYPES, result_dtype
 
+from .marks import on_hopper
+
 Matrix = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]
-
-
-def kernel(*names: str) -> Any:
-    return pytest.mark.kernel(*names)
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -64,11 +62,6 @@ def dense(matrix: Matrix, dtype: Any) -> np.ndarray:
         else:
             out[i, j] += data[k].astype(dtype)
     return out.transpose(0, 2, 1, 3).reshape(M, N)
-
-
-def sanitized(values: Iterable[Any], *chosen: str) -> list[Any]:
-    """Parameters, of which those with a chosen name are also run under compute-sanitizer."""
-    return [pytest.param(x, id=str(x), marks=pytest.mark.sanitizer if str(x) in chosen else ()) for x in values]
 
 
 def exact_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
@@ -126,14 +119,12 @@ HALF = np.dtype(np.float16)
 
 
 def served_by(A: Any, name: str = "gemm_sm90") -> bool:
-    """Did all products of this matrix run on that kernel? Cards that are no Hopper cannot tell."""
-    import cupy
-
+    """Did all products of this matrix run on that kernel? On other cards than Hopper it is not asked."""
     from bsrgemm._kernels.workspace import StreamOrdered
 
     plans = [made.value if isinstance(made, StreamOrdered) else made for made in A._matrix_cache.plans.values()]
     names = {plan.config.spec().entry for plan in plans}
-    return names == {name} or cupy.cuda.Device().compute_capability != "90"
+    return names == {name} or not on_hopper()
 
 
 def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -144,12 +135,8 @@ def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[n
     return D @ wide, np.abs(D) @ np.abs(wide)
 
 
-#: Under memcheck a test takes ten times as long: one block of each way through the kernel.
+#: One block of each way through the kernel, for compute-sanitizer.
 MEMCHECKED = [(128, 64), (64, 112), (32, 32), (48, 80)]
-
-
-def some_under_memcheck(blocks: list[tuple[int, int]]) -> list[Any]:
-    return [pytest.param(b, id=str(b), marks=pytest.mark.sanitizer if b in MEMCHECKED else ()) for b in blocks]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,21 +13,24 @@ from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16
 
 from .attention_cases import (  # noqa: F401  (fixtures)
+    BAD_STRIDES,
     BANDS,
     CLIMBS,
     F16,
     F32,
     F64,
-    GUARD,
     LENGTHS,
     MASKS,
     SIMT,
     SM90,
+    Refusal,
+    assert_refused,
     both_shapes,
     by_rule,
     check,
+    check_nothing_beyond_out_is_written,
+    each_refusal,
     eps,
-    kernel,
     normal,
     operands,
     plans,
@@ -37,9 +39,9 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     seen_keys,
     served_by,
     shape,
-    some_under_memcheck,
-    untouched,
+    spoiled_strides,
 )
+from .marks import kernel, some_under_memcheck
 
 pytestmark = pytest.mark.gpu
 
@@ -142,36 +144,13 @@ def test_layouts_and_views_that_the_copy_engine_can_read(layout, D, rng, checksu
         [x[..., 8 : 8 + D] for x in operands(rng, 129, 200, D + 16)],
     ):
         check(q, k, v, checksum, layout=layout, causal=True)
-    for q, k, v in ([x.swapaxes(0, 1) for x in operands(rng, 130, 140, D, B=3, heads=(2, 2))],):
-        check(q, k, v, checksum, layout=layout)
-
-
-def spoiled_strides(x: Any, how: str) -> Any:
-    """The same values where the copy engine cannot read them; the gaps are poisoned."""
-    import cupy
-
-    B, H, S, D = x.shape
-    if how == "shifted":
-        room = poisoned((x.size + 1,), x.dtype)
-        view = room[1:].reshape(x.shape)
-    elif how == "columns":
-        return cupy.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3)
-    elif how == "every second column":
-        view = poisoned((B, H, S, 2 * D), x.dtype)[..., ::2]
-    elif how == "backwards":
-        view = poisoned((B, H, S, D), x.dtype)[:, :, ::-1]
-    else:
-        view = poisoned((B, H, S, D + 3), x.dtype)[..., :D]
-    view[...] = x
-    return view
+    q, k, v = (x.swapaxes(0, 1) for x in operands(rng, 130, 140, D, B=3, heads=(2, 2)))
+    check(q, k, v, checksum, layout=layout)
 
 
 @kernel(SIMT)
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)
-@pytest.mark.parametrize(
-    "how",
-    ["shifted", "columns", "every second column", "backwards", "odd rows"],
-)
+@pytest.mark.parametrize("how", BAD_STRIDES)
 def test_strides_that_nothing_but_the_plain_kernel_can_read(how, dtype, rng, checksum) -> None:
     q, k, v = operands(rng, 70, 90, 40, 24, dtype=dtype)
     for name in "qkv":
@@ -212,24 +191,7 @@ def test_more_than_2_to_31_elements_between_heads(rng) -> None:
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("D", some_under_memcheck([64, 72, 128, 256], [72]))
 def test_nothing_beyond_out_is_written(D, layout, rng, plans) -> None:  # noqa: F811
-    import cupy
-
-    S = 190
-    q, k, v = operands(rng, S, 200, D, B=2)
-    for dtype, column in ((F16, 8), (F16, 1), (F32, 8), (BFLOAT16, 8)):
-        shape = (2, 2, S + 70, D + 16) if layout == "bhsd" else (2, S + 70, 2, D + 16)  # noqa: F811
-        room = cupy.full(shape, GUARD, np.float32).astype(dtype)
-        rows = (slice(None),) * (2 if layout == "bhsd" else 1)
-        for column_step in (1, -1):
-            view = room[(*rows, slice(32, 32 + S), ..., slice(column, column + D))][..., ::column_step]
-            view[...] = np.nan
-            plans.clear()
-            check(q, k, v, layout=layout, out=view, causal=True)
-            (plan,) = plans.values()
-            if hasattr(plan.config, "tiles"):
-                assert plan.config.tiles == (dtype == F16 and column == 8 and column_step == 1)
-            view[...] = GUARD
-            assert untouched(room)
+    check_nothing_beyond_out_is_written(operands(rng, 190, 200, D, B=2), layout, check, plans, in_tiles=(F16,))
 
 
 # ------------------------------------------------------------------------------------------------- scores
@@ -380,7 +342,7 @@ def small_mask(q: int = 5, k: int = 7, heads: tuple[int, int] = (1, 1), device: 
     return BlockMask.random(q, k, per_row=1, heads=heads, block=16, device=device)
 
 
-REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
+REFUSED: list[Refusal] = [
     (
         lambda: attempt(k=np.zeros((2, 2, 7, 64), F16)),
         TypeError,
@@ -418,17 +380,9 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @kernel(SM90, SIMT)
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED, ids=[f"{n}: {r[2]}" for n, r in enumerate(REFUSED)])
+@each_refusal(REFUSED)
 def test_bad_input_is_refused_before_anything_is_launched(call, error, text, monkeypatch) -> None:
-    from bsrgemm._attention import launch as attention_launch
-
-    def launched(*call: Any) -> None:
-        raise AssertionError("a kernel would have run")
-
-    monkeypatch.setattr(attention_launch, "forward", launched)
-    with pytest.raises(error) as raised:
-        call()
-    assert text in str(raised.value)
+    assert_refused(call, error, text, monkeypatch)
 
 
 @kernel(SM90)

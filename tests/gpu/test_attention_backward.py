@@ -14,18 +14,18 @@ from bsrgemm import BlockMask
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm.dtypes import BFLOAT16
 
+from .attention_cases import F16, F32, F64
+from .backward_cases import NAMES, check, operands
+from .repeats import captured
+
 pytestmark = pytest.mark.gpu
 
-F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
-#: By how much weights and their gradients are rounded, of the largest gradient.
-ROUNDING = {F16: 3e-3, BFLOAT16: 2.4e-2, F32: 2e-5, F64: 1e-11}
 BANDS: tuple[dict[str, Any], ...] = (
     {},
     {"causal": True},
     {"window": (100, 30)},
     {"window": (60, 0), "align": "top-left"},
 )
-NAMES = ("dq", "dk", "dv")
 
 
 @pytest.fixture(params=["by rule", "BackwardSm80"], autouse=True)
@@ -36,36 +36,6 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     with force_kernel(request.param):
         yield request.param
-
-
-def operands(
-    rng: np.random.Generator, S_q: int, S_k: int, D: int = 64, D_v: int = 0, B: int = 1,
-    heads: tuple[int, int] = (2, 1), dtype: Any = F16,
-) -> list[Any]:  # fmt: skip
-    """q, k, v and dout on the host."""
-    D_v = D_v or D
-    shapes = ((heads[0], S_q, D), (heads[1], S_k, D), (heads[1], S_k, D_v), (heads[0], S_q, D_v))
-    return [rng.standard_normal((B, *shape)).astype(dtype) for shape in shapes]
-
-
-def check(some: list[Any], checksum: Any, **options: Any) -> None:
-    """The gradients on the card against those of the host in float64; written over what was there."""
-    import cupy
-
-    mask = options.pop("mask", None)
-    wide = [x.astype(np.float64) for x in some]
-    out, lse = bg.attention(*wide[:3], return_lse=True, mask=mask, **options)
-    want = bg.attention_backward(wide[3], *wide[:3], out, lse, mask=mask, **options)
-    there = [cupy.asarray(x) for x in some]
-    if mask is not None:
-        options["mask"] = mask.to_device("cuda")
-    o, e = bg.attention(*there[:3], return_lse=True, **options)
-    results = [cupy.full_like(x, 113) for x in there[:3]]
-    got = bg.attention_backward(there[3], *there[:3], o, e, **options, **dict(zip(NAMES, results, strict=True)))
-    for name, x, y in zip(NAMES, got, want, strict=True):
-        bound = ROUNDING[some[0].dtype] * max(1.0, np.abs(y).max(initial=0))
-        np.testing.assert_allclose(x.get().astype(np.float64), y, rtol=0, atol=bound, err_msg=name)
-        checksum(x)
 
 
 @pytest.mark.parametrize("D", [64, 128, 192, 256])
@@ -183,7 +153,7 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(D: int, name:
 
 
 def test_strides_parts_and_given_sums(kernel: str, rng: Any, checksum: Any) -> None:
-    """Rows between heads, rows that are no multiple of 16 bytes, results with gaps, delta, and dout in float32."""
+    """Rows between heads, rows that are not a multiple of 16 bytes, results with gaps, delta, and dout in float32."""
     import cupy
 
     some = operands(rng, 200, 300, 100, heads=(4, 2), B=2)
@@ -215,9 +185,7 @@ def test_a_captured_backward_can_be_replayed(rng: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        stream.begin_capture()
-        bg.attention_backward(dout, q, k, v, out, lse, causal=True, **results)
-        graph = stream.end_capture()
+        graph = captured(stream, lambda: bg.attention_backward(dout, q, k, v, out, lse, causal=True, **results))
         for x in results.values():
             x.fill(7)
         graph.launch(stream)

@@ -12,11 +12,10 @@ import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm.dtypes import BFLOAT16
 
-pytestmark = pytest.mark.gpu
+from . import backward_cases
+from .attention_cases import F16
 
-F16 = np.dtype(np.float16)
-#: By how much weights and their gradients are rounded, of the largest gradient.
-ROUNDING = {F16: 3e-3, BFLOAT16: 2.4e-2}
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
@@ -25,33 +24,12 @@ def _fused() -> Iterator[None]:
         yield
 
 
-def operands(
-    rng: np.random.Generator, S_q: int, S_k: int, D: int = 128, heads: tuple[int, int] = (2, 1), dtype: Any = F16,
-    batch: int = 1,
-) -> list[Any]:  # fmt: skip
-    """q, k, v and dout on the host."""
-    shapes = ((heads[0], S_q, D), (heads[1], S_k, D), (heads[1], S_k, D), (heads[0], S_q, D))
-    return [rng.standard_normal((batch, *shape)).astype(dtype) for shape in shapes]
+def operands(rng: np.random.Generator, S_q: int, S_k: int, D: int = 128, **how: Any) -> list[Any]:
+    return backward_cases.operands(rng, S_q, S_k, D, **how)
 
 
-def check(some: list[Any], checksum: Any, mask: Any = None, **options: Any) -> None:
-    """The gradients on the card against those of the host in float64; written over what was there."""
-    import cupy
-
-    wide = [x.astype(np.float64) for x in some]
-    out, lse = bg.attention(*wide[:3], return_lse=True, mask=mask, **options)
-    want = bg.attention_backward(wide[3], *wide[:3], out, lse, mask=mask, **options)
-    q, k, v, dout = (cupy.asarray(x) for x in some)
-    if mask is not None:
-        options["mask"] = mask.to_device("cuda")
-    o, e = bg.attention(q, k, v, return_lse=True, **options)
-    results = {name: cupy.full_like(x, 113) for name, x in (("dq", q), ("dk", k), ("dv", v))}
-    got = bg.attention_backward(dout, q, k, v, o, e, deterministic=False, **options, **results)
-    for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
-        bound = ROUNDING[some[0].dtype] * max(1.0, np.abs(y).max(initial=0))
-        np.testing.assert_allclose(x.get().astype(np.float64), y, rtol=0, atol=bound, err_msg=name)
-        if name != "dq":  # its sums are made in an order that changes
-            checksum(x)
+def check(some: list[Any], checksum: Any, **options: Any) -> None:
+    backward_cases.check(some, checksum, deterministic=False, **options)
 
 
 @pytest.mark.parametrize("S", [1, 63, pytest.param(129, marks=pytest.mark.sanitizer), 515])
@@ -59,13 +37,13 @@ def check(some: list[Any], checksum: Any, mask: Any = None, **options: Any) -> N
 def test_bands_at_odd_lengths(S: int, dtype: Any, rng: Any, checksum: Any) -> None:
     for band in ({}, {"causal": True}, {"window": (S, 30)}):
         check(operands(rng, S, S, dtype=dtype), checksum, **band)
-    check(operands(rng, S, 2 * S, 100, heads=(4, 2), batch=2, dtype=dtype), checksum, causal=True, scale=-0.1)
+    check(operands(rng, S, 2 * S, 100, heads=(4, 2), B=2, dtype=dtype), checksum, causal=True, scale=-0.1)
     check(operands(rng, 2 * S, S, heads=(3, 3), dtype=dtype), checksum, causal=True)  # the first rows see nothing
 
 
 @pytest.mark.parametrize("block", [16, 64, 128])
 def test_random_blocks_and_elements(block: int, rng: Any, checksum: Any) -> None:
-    some = operands(rng, 500, 700, heads=(4, 2), batch=2)
+    some = operands(rng, 500, 700, heads=(4, 2), B=2)
     check(
         some, checksum, mask=bg.BlockMask.random(500, 700, per_row=2, block=block, heads=(2, 4), seed=1, device="cpu")
     )

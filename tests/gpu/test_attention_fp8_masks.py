@@ -14,23 +14,25 @@ from bsrgemm._attention.attention import attention
 from .attention_cases import (  # noqa: F401  (fixtures)
     F16,
     F32,
-    GUARD,
     MASKS,
+    NAN,
     SEQUENCES,
     SM90,
+    U8,
+    attend_between_guards,
     both_shapes,
+    bounds_of,
     by_rule,
+    check_rows_that_see_nothing,
     plans,
+    poisoned,
     random_mask,
     seen_keys,
     sequences_seen,
     shape,
-    some_under_memcheck,
-    untouched,
+    some_keys,
 )
 from .attention_fp8_cases import (
-    NAN,
-    U8,
     assert_close,
     check,
     exact,
@@ -45,6 +47,7 @@ from .attention_fp8_cases import (
     served_by,
     widened,
 )
+from .marks import some_under_memcheck
 
 pytestmark = pytest.mark.gpu
 
@@ -121,16 +124,9 @@ def test_fp8_masks_spoiled_after_construction_touch_no_foreign_memory(rng) -> No
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("D", [64, 256, 33])
 def test_fp8_rows_that_see_nothing_are_zero_whatever_the_operands_hold(D) -> None:
-    import cupy
-
-    q, k, v = (cupy.full((1, 2, n, D), NAN, U8) for n in (300, 100, 100))
+    q, k, v = (poisoned((1, 2, n, D), U8) for n in (300, 100, 100))
     for options in ({}, {"scale": -1.0}, {"softcap": 2.0}):
-        out, lse = attention(q, k, v, causal=True, return_lse=True, q_scale=1.0, **options)
-        assert bool((out[:, :, :200] == 0).all()) and bool((lse[:, :, :200] == -np.inf).all())
-        assert bool(cupy.isnan(out[:, :, 200:]).all()) and bool(cupy.isnan(lse[:, :, 200:]).all())
-    nobody = ~BlockMask.full(300, 100, device="cuda")
-    out, lse = attention(q, k, v, mask=nobody, return_lse=True, q_scale=1.0)
-    assert bool((out == 0).all()) and bool((lse == -np.inf).all())
+        check_rows_that_see_nothing(q, k, v, q_scale=1.0, **options)
 
 
 @on_plain_cores
@@ -161,12 +157,7 @@ def test_fp8_nan_reaches_the_queries_that_see_it_and_no_others(how, D, rng) -> N
     import cupy
 
     S_q, S_k = 200, 260
-    mask = {
-        "mask": lambda: BlockMask.from_dense(cupy.asarray(rng.random((S_q, S_k)) < 0.3), block=64),
-        "blocks": lambda: BlockMask.random(S_q, S_k, per_row=3, block=32, device="cuda"),
-    }.get(how, lambda: None)()
-    options = {"causal": how == "causal", "window": (20, 30) if how == "window" else None, "mask": mask}
-    seen = seen_keys(S_q, S_k, **options)
+    options, seen = some_keys(how, rng, S_q, S_k)
     q, k, v = operands(rng, S_q, S_k, D)
     want = exact(*map(widened, (q, k, v)), seen)
     places = [int(x) for x in rng.integers(0, S_q, 3)]
@@ -223,8 +214,7 @@ def test_fp8_garbage_behind_the_diagonal_changes_nothing_before_it(rng) -> None:
 def test_fp8_each_sequence_sees_its_own_keys(name, rng, checksum) -> None:
     import cupy
 
-    lengths_q, lengths_k = SEQUENCES[name]
-    q_bounds, k_bounds = (np.cumsum([0, *x]).tolist() for x in (lengths_q, lengths_k or lengths_q))
+    q_bounds, k_bounds = bounds_of(name)
     scales = {"q_scale": scale_array(rng, (4,)), "k_scale": 0.5, "v_scale": scale_array(rng, (1, 2))}
     for D, D_v in ((64, 64), (192, 128)):
         q = normal(rng, (q_bounds[-1], 4, D))
@@ -234,12 +224,8 @@ def test_fp8_each_sequence_sees_its_own_keys(name, rng, checksum) -> None:
         for band in ({}, {"causal": True}, {"window": (30, 9)}):
             want = exact(*wide, sequences_seen(q_bounds, k_bounds, **band))
             for where in (list, lambda x: cupy.asarray(x, dtype=np.int32)):
-                room = cupy.full((q_bounds[-1] + 150, 4, D_v), GUARD, np.float32)
-                out = room[70 : 70 + q_bounds[-1]]
-                out[...] = np.nan
                 bounds = {"cu_seqlens_q": where(q_bounds), "cu_seqlens_k": where(k_bounds)}
-                _, lse = attention(q, k, v, out=out, return_lse=True, **bounds, **scales, **band)
+                out, lse = attend_between_guards(q, k, v, F32, **bounds, **scales, **band)
                 assert served_by(SM90)
                 checksum(out)
                 assert_close(out[None].swapaxes(1, 2), lse[None], want, varied=False)
-                assert untouched(room[:70]) and untouched(room[70 + q_bounds[-1] :])

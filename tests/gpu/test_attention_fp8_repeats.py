@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,20 +9,20 @@ import pytest
 
 from bsrgemm._attention.attention import attention
 
-from .attention_cases import F16, SM90, both_shapes, by_rule, plans, random_mask, shape  # noqa: F401  (fixtures)
-from .attention_fp8_cases import NAN, fp8, normal, on_tensor_cores, operands, scale_array, served_by
+from .attention_cases import (  # noqa: F401  (fixtures)
+    F16,
+    NAN,
+    SM90,
+    both_shapes,
+    by_rule,
+    plans,
+    seen_in_part,
+    shape,
+)
+from .attention_fp8_cases import fp8, normal, on_tensor_cores, operands, scale_array, served_by
+from .repeats import bystanders, captured, delay, differing, intact, on_streams
 
 pytestmark = pytest.mark.gpu
-
-
-def differing(call: Callable[[], Any], first: Any, times: int) -> int:
-    """In how many bytes the results of so many calls differ from the first one."""
-    import cupy
-
-    count = cupy.zeros((), np.int64)
-    for _ in range(times):
-        count += (call().view(np.uint8) != first.view(np.uint8)).sum()
-    return int(count)
 
 
 @on_tensor_cores
@@ -35,8 +34,7 @@ def test_fp8_results_repeat_bit_by_bit(out_dtype, how, D, rng) -> None:
     q, k, v = operands(rng, 1000, 1000, D, B=2, heads=(8, 4))
     options: dict[str, Any] = {"causal": how in ("causal", "nan"), "out_dtype": out_dtype}
     options |= {"q_scale": scale_array(rng, (2, 8)), "k_scale": 0.5, "v_scale": scale_array(rng, (4,))}
-    if how == "mask":
-        options["mask"] = random_mask(rng, (1, 8), (1000, 1000), (64, 64))
+    options |= seen_in_part(how, rng, [q, k, v], [])[1]
     if how == "nan":  # rows that are done again, by chance before this tile or that
         v[:, ::3, 900] = NAN
         k[:, 1::3, 950] = NAN
@@ -59,25 +57,17 @@ def test_fp8_the_result_is_the_same_with_and_without_lse(rng) -> None:
 def test_fp8_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
     from bsrgemm._attention import heuristics as attention_heuristics
     from bsrgemm._attention import launch as attention_launch
-    from bsrgemm._kernels import jit
 
     q, k, v = operands(rng, 700, 700, D, B=2, heads=(40, 8))
     options: dict[str, Any] = {"causal": how in ("causal", "nan"), "q_scale": scale_array(rng, (2, 40))}
     if how == "climbing":
         climbs = rng.standard_normal(k.shape, np.float32) * np.linspace(0, 20, 700, dtype=np.float32)[:, None]
         k = fp8(climbs)
-    if how == "mask":
-        options["mask"] = random_mask(rng, (1, 40), (700, 700), (64, 64))
+    options |= seen_in_part(how, rng, [q, k, v], [])[1]
     if how == "nan":
         v[:, ::3, 333] = NAN
     calm = attention(q, k, v, **options)
-    plain = attention_heuristics.AttentionSm90.spec
-
-    def stressed(config: Any) -> Any:
-        spec = plain(config)
-        return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
-
-    monkeypatch.setattr(attention_heuristics.AttentionSm90, "spec", stressed)
+    delay(attention_heuristics.AttentionSm90, monkeypatch)
     monkeypatch.setattr(attention_launch, "_plans", {})
     assert differing(lambda: attention(q, k, v, **options), calm, 10) == 0
 
@@ -85,20 +75,10 @@ def test_fp8_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
 @on_tensor_cores
 @by_rule
 def test_fp8_several_streams_at_once(rng) -> None:
-    import cupy
-
-    q, k, v = operands(rng, 1000, 1000, heads=(8, 8))
-    others = operands(rng, 1000, 1000, heads=(8, 8))
+    both = [operands(rng, 1000, 1000, heads=(8, 8)) for _ in range(2)]
     scales = {"q_scale": scale_array(rng, (8,)), "v_scale": 2.0}
-    want = [attention(*x, causal=True, **scales) for x in ((q, k, v), others)]
-    cupy.cuda.Device().synchronize()
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    results: list[Any] = []
-    for _ in range(40):
-        for stream in streams:
-            with stream:
-                results.append([attention(*x, causal=True, **scales) for x in ((q, k, v), others)])
-    cupy.cuda.Device().synchronize()
+    want = [attention(*x, causal=True, **scales) for x in both]
+    results = on_streams(lambda: [attention(*x, causal=True, **scales) for x in both], 40)
     assert all(bool((x == y).all()) for pair in results for x, y in zip(pair, want, strict=True))
 
 
@@ -108,13 +88,10 @@ def test_fp8_several_streams_at_once(rng) -> None:
 def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, rng) -> None:
     import cupy
 
-    q, k, v = operands(rng, 500, 500, heads=(4, 2))
+    some = operands(rng, 500, 500, heads=(4, 2))
     options: dict[str, Any] = {"causal": True, "q_scale": scale_array(rng, (4,)), "v_scale": scale_array(rng, (2,))}
-    if how == "mask":
-        options["mask"] = random_mask(rng, (1, 4), (500, 500), (64, 64))
-    if how == "sequences":
-        q, k, v = (cupy.ascontiguousarray(x[0].swapaxes(0, 1)) for x in (q, k, v))
-        options |= {name: cupy.asarray([0, 100, 100, 500], np.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    (q, k, v), part = seen_in_part(how, rng, some, [100, 100, 500], np.int32)
+    options |= part
     want = attention(q, k, v, **options)
     out = cupy.empty_like(want)
     again = [normal(rng, x.shape) for x in (q, k, v)]
@@ -123,12 +100,8 @@ def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, r
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         attention(q, k, v, out=out, **options)
-        stream.synchronize()
-        stream.begin_capture()
-        attention(q, k, v, out=out, **options)
-        graph = stream.end_capture()
-        # What the call took and gave back during the capture now belongs to others, and the graph must not write there.
-        others = [cupy.full(n, 7, np.int8) for n in (64, 600, 1100, 5000, 128 * 512, 2 * 128 * 512) for _ in range(40)]
+        graph = captured(stream, lambda: attention(q, k, v, out=out, **options))
+        others = bystanders(n for n in (64, 600, 1100, 5000, 128 * 512, 2 * 128 * 512) for _ in range(40))
         for _ in range(3):
             out.fill(np.nan)
             graph.launch()
@@ -140,4 +113,4 @@ def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, r
         graph.launch()
         stream.synchronize()
         assert bool((out == want_again).all())
-        assert all(bool((x == 7).all()) for x in others)
+        assert intact(others)

@@ -22,24 +22,27 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     SEQUENCES,
     SIMT,
     SM90,
-    Expected,
     assert_near,
+    attend_between_guards,
     both_shapes,
+    bounds_of,
     check,
+    check_garbage_behind_the_diagonal,
+    check_rows_that_see_nothing,
     eps,
-    kernel,
     normal,
     operands,
     plans,
+    poisoned,
     random_mask,
     reference,
-    seen_keys,
     sequences_seen,
     served_by,
     shape,
-    some_under_memcheck,
+    some_keys,
     untouched,
 )
+from .marks import kernel, some_under_memcheck
 
 pytestmark = pytest.mark.gpu
 
@@ -142,16 +145,8 @@ def test_masks_spoiled_after_construction_touch_no_foreign_memory(dtype, D, bloc
 @both_shapes
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
-def test_rows_that_see_nothing_are_zero_whatever_the_operands_hold(dtype, rng) -> None:
-    import cupy
-
-    q, k, v = (cupy.full((1, 2, n, 64), np.nan, dtype) for n in (300, 100, 100))
-    out, lse = attention(q, k, v, causal=True, return_lse=True)
-    assert bool((out[:, :, :200] == 0).all()) and bool((lse[:, :, :200] == -np.inf).all())
-    assert bool(cupy.isnan(out[:, :, 200:]).all()) and bool(cupy.isnan(lse[:, :, 200:]).all())
-    nobody = ~BlockMask.full(300, 100, device="cuda")
-    out, lse = attention(q, k, v, mask=nobody, return_lse=True)
-    assert bool((out == 0).all()) and bool((lse == -np.inf).all())
+def test_rows_that_see_nothing_are_zero_whatever_the_operands_hold(dtype) -> None:
+    check_rows_that_see_nothing(*(poisoned((1, 2, n, 64), dtype) for n in (300, 100, 100)))
 
 
 @kernel(SIMT)
@@ -196,12 +191,7 @@ def test_nan_and_infinity_reach_the_queries_that_see_them_and_no_others(how, dty
     import cupy
 
     S_q, S_k = 200, 260
-    mask = {
-        "mask": lambda: BlockMask.from_dense(cupy.asarray(rng.random((S_q, S_k)) < 0.3), block=64),
-        "blocks": lambda: BlockMask.random(S_q, S_k, per_row=3, block=32, device="cuda"),
-    }.get(how, lambda: None)()
-    options = {"causal": how == "causal", "window": (20, 30) if how == "window" else None, "mask": mask}
-    seen = seen_keys(S_q, S_k, **options)
+    options, seen = some_keys(how, rng, S_q, S_k)
     for values, bad in itertools.product(("k", "v", "q", "all of k", "all of v"), (np.nan, np.inf, -np.inf)):
         q, k, v = operands(rng, S_q, S_k, D, dtype=dtype)
         if values == "all of k":
@@ -228,15 +218,7 @@ def test_nan_and_infinity_reach_the_queries_that_see_them_and_no_others(how, dty
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_garbage_behind_the_diagonal_changes_nothing_before_it(bad, rng) -> None:
-    import cupy
-
-    q, k, v = operands(rng, 300, 300, 64)
-    want = reference(q, k, v, seen_keys(300, 300, causal=True))
-    k[:, :, 171:] = v[:, :, 171:] = bad
-    out, lse = attention(q, k, v, causal=True, return_lse=True)
-    head = Expected(*(x[:, :, :171] for x in (want.out, want.lse, want.spread, want.size)))
-    assert_near(out[:, :, :171], lse[:, :, :171], head, v[:, :, :171], 64, F16, SM90)
-    assert not bool(cupy.isfinite(out[:, :, 171:]).any())
+    check_garbage_behind_the_diagonal(rng, bad, SM90)
 
 
 @kernel(SM90)
@@ -263,24 +245,19 @@ def test_each_sequence_sees_its_own_keys(name, dtype, rng, checksum) -> None:
     import cupy
 
     on = SIMT if dtype == F32 else SM90
-    lengths_q, lengths_k = SEQUENCES[name]
-    q_bounds, k_bounds = (np.cumsum([0, *x]).tolist() for x in (lengths_q, lengths_k or lengths_q))
+    q_bounds, k_bounds = bounds_of(name)
     for D, D_v in ((64, 64), (128, 128), (192, 128)) if dtype == F16 else ((64, 64),):
         q = normal(rng, (q_bounds[-1], 4, D), dtype)
         k, v = (normal(rng, (k_bounds[-1], 2, d), dtype) for d in (D, D_v))
         for band in ({}, {"causal": True}, {"window": (30, 9)}, {"causal": True, "align": "top-left"}):
             want = reference(*(x[None].swapaxes(1, 2) for x in (q, k, v)), sequences_seen(q_bounds, k_bounds, **band))
             for where in (list, np.array, cupy.asarray, lambda x: cupy.asarray(x, dtype=np.int32)):
-                room = cupy.full((q_bounds[-1] + 150, 4, D_v), GUARD, np.float32).astype(dtype)
-                out = room[70 : 70 + q_bounds[-1]]
-                out[...] = np.nan
                 bounds = {"cu_seqlens_q": where(q_bounds), "cu_seqlens_k": where(k_bounds)}
-                _, lse = attention(q, k, v, out=out, return_lse=True, **bounds, **band)
+                out, lse = attend_between_guards(q, k, v, dtype, **bounds, **band)
                 assert served_by(on)
                 checksum(out)
                 turned_v = v[None].swapaxes(1, 2)
                 assert_near(out[None].swapaxes(1, 2), lse[None], want, turned_v, D, dtype, on)
-                assert untouched(room[:70]) and untouched(room[70 + q_bounds[-1] :])
 
 
 @kernel(SM90, SIMT)

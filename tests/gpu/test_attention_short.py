@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bsrgemm import attention
 from bsrgemm.dtypes import BFLOAT16
 
-from .attention_cases import (  # noqa: F401  (fixtures)
-    BANDS,
-    F16,
-    check,
-    operands,
-    plans,
-    shape,
-    some_under_memcheck,
-)
+from .attention_cases import BANDS, F16, check, operands, plans, shape  # noqa: F401  (fixtures)
+from .marks import some_under_memcheck
+from .repeats import differing
 
 SHORT = "attention_short_sm90"
-pytestmark = [pytest.mark.gpu, pytest.mark.kernel(SHORT)]
-
-
-@pytest.fixture(autouse=True)
-def _hopper(plans) -> None:  # noqa: F811
-    import cupy
-
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("this kernel is for Hopper")
+pytestmark = [pytest.mark.gpu, pytest.mark.kernel(SHORT), pytest.mark.usefixtures("hopper")]
 
 
 @pytest.fixture(autouse=True, params=[64, 128])
@@ -68,5 +53,4 @@ def test_groups_of_heads_and_different_lengths_on_a_card(lengths, dtype, D, rng,
 def test_results_are_the_same_bits_every_time_on_a_card(D, rng) -> None:
     q, k, v = operands(rng, 500, 500, D, heads=(64, 64))
     first = attention(q, k, v, causal=True)
-    for _ in range(50):
-        assert bool((attention(q, k, v, causal=True).view(np.uint16) == first.view(np.uint16)).all())
+    assert differing(lambda: attention(q, k, v, causal=True), first, 50) == 0

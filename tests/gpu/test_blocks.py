@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,9 @@ from bsrgemm._products import heuristics, spgemm_pattern
 from bsrgemm._products.engine import ENGINES, ProductEngine
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
-from .product_cases import Matrix, dense, kernel, pattern, sanitized
+from .marks import kernel, some_under_memcheck
+from .product_cases import dense, device, pattern
+from .repeats import differing
 
 pytestmark = pytest.mark.gpu
 F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
@@ -34,7 +37,7 @@ SHAPES = [
 
 @pytest.fixture
 def on_tensor_cores(monkeypatch) -> list[str]:
-    """What was launched."""
+    """The names of the kernels that the test loads."""
     launched: list[str] = []
     load = jit.load
 
@@ -65,13 +68,6 @@ def engine() -> ProductEngine:
     return ENGINES.of(registry.cuda())
 
 
-def device(matrix: Matrix) -> Any:
-    import cupy
-
-    data, indices, indptr, shape = matrix
-    return bg.bsr_array(tuple(map(cupy.asarray, (data, indices, indptr))), shape=shape)
-
-
 def assert_close(got: Any, want: np.ndarray, size: np.ndarray, terms: int, dtype: Any) -> None:
     """Rounded once, and sums as tensor cores make them."""
     if np.dtype(dtype) == F64:
@@ -99,8 +95,8 @@ def rows_of(rng: Any, rows: int, cols: int, most: int, index: Any = np.int32) ->
     ("rows", "inner", "cols", "most"),
     [
         pytest.param(50, 40, 60, 5, marks=pytest.mark.sanitizer),
-        (1000, 800, 70_000, 40),  # of a table for each warp
-        (7, 2000, 100_000, 90),  # of one for the whole CTA
+        (1000, 800, 70_000, 40),  # found with a table for each warp
+        (7, 2000, 100_000, 90),  # found with one table for the whole CTA
         (3000, 3000, 3000, 70),
         (300, 300, 300, 200),
     ],
@@ -110,7 +106,7 @@ def test_blocks_that_meet_are_those_of_a_sort(rows, inner, cols, most, rng, chec
         a, b = rows_of(rng, rows, inner, most, index[0]), rows_of(rng, inner, cols, most, index[1])
         got, want = (
             spgemm_pattern.product_pattern(a, b, cols),
-            ProductEngine.product_pattern(ENGINES.of(registry.cuda()), a, b, cols),
+            ProductEngine.product_pattern(engine(), a, b, cols),
         )
         assert got is not None
         for name, mine, theirs in zip(got._fields, got, want, strict=True):
@@ -169,11 +165,9 @@ def test_indices_out_of_range_meet_nothing(rng) -> None:
     for spoiled in (-1, 70, 2**31 - 1, -(2**31)):
         a.indices[3] = b.indices[5] = spoiled
         found = engine().product_pattern(a, b, 70)
-        assert (
-            len(found.indices) <= len(want.indices) and int(found.indices.max()) < 70 and int(found.indptr[-1]) <= 2**20
-        )
-        ones = (cupy.ones((len(x.indices), 2, 2)) for x in (a, b))
-        left, right = ones
+        assert len(found.indices) <= len(want.indices) and int(found.indptr[-1]) == len(found.indices)
+        assert int(found.indices.min()) >= 0 and int(found.indices.max()) < 70
+        left, right = (cupy.ones((len(x.indices), 2, 2)) for x in (a, b))
         data = engine().pair_products(left, found.left, right, found.right, found.starts, F64)
         assert bool(cupy.isfinite(data).all())
 
@@ -181,7 +175,7 @@ def test_indices_out_of_range_meet_nothing(rng) -> None:
 # ------------------------------------------------------------------------------------------------- BSR @ BSR
 @kernel("block_products_sm90")
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(128, 128, 128)"))
+@pytest.mark.parametrize("shape", some_under_memcheck(SHAPES, [(48, 80, 112), (128, 128, 128)]))
 def test_sparse_product_on_the_tensor_cores(shape, dtype, rng, checksum, on_tensor_cores) -> None:
     check_sparse_product(shape, dtype, rng, checksum)
     assert_served(on_tensor_cores)
@@ -200,7 +194,7 @@ def check_sparse_product(shape: tuple[int, int, int], dtype: Any, rng: Any, chec
 
 @kernel("block_products_sm80")
 @pytest.mark.parametrize("dtype", [*HALF_DTYPES, F32, F64], ids=str)
-@pytest.mark.parametrize("shape", sanitized(SHAPES, "(48, 80, 112)", "(16, 8, 16)"))
+@pytest.mark.parametrize("shape", some_under_memcheck(SHAPES, [(48, 80, 112), (16, 8, 16)]))
 def test_sparse_product_on_the_tensor_cores_since_ampere(
     shape, dtype, rng, checksum, on_tensor_cores, without_sm90
 ) -> None:
@@ -279,7 +273,7 @@ def check_sampled(case: Any, orders: Any, out: Any, checksum: Any, **how: Any) -
 
 @kernel("block_products_sm90")
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
-@pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
+@pytest.mark.parametrize("block", some_under_memcheck([(r, n) for r, _, n in SHAPES], [(48, 112), (128, 128)]))
 def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_tensor_cores) -> None:
     for K, dtype, out in ((64, F16, None), (200, BFLOAT16, None), (8, F16, F32), (1000, F16, None)):
         check_sampled(sampled_case(rng, block, K, dtype), orders, out, checksum)
@@ -288,7 +282,7 @@ def test_sampled_product_on_the_tensor_cores(block, orders, rng, checksum, on_te
 
 @kernel("block_products_sm90")
 @pytest.mark.parametrize("orders", ["CC", "CF"])
-@pytest.mark.parametrize("block", sanitized([(128, 128), (128, 64), (256, 192), (128, 16)], "(128, 64)"))
+@pytest.mark.parametrize("block", some_under_memcheck([(128, 128), (128, 64), (256, 192), (128, 16)], [(128, 64)]))
 def test_sampled_products_of_long_rows(block, orders, rng, checksum, on_tensor_cores) -> None:
     """All numbers of blocks in a row, and more tiles than multiprocessors: wide ones, then narrow ones."""
     for K, rows, cols, density in ((64, 5, 70, 0.9), (72, 40, 33, 0.7), (1000, 12, 90, 0.6)):
@@ -300,7 +294,7 @@ def test_sampled_products_of_long_rows(block, orders, rng, checksum, on_tensor_c
 @kernel("block_products_sm80")
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32, F64], ids=str)
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", ("gaps", "gaps")], ids=str)
-@pytest.mark.parametrize("block", sanitized([(r, n) for r, _, n in SHAPES], "(48, 112)", "(128, 128)"))
+@pytest.mark.parametrize("block", some_under_memcheck([(r, n) for r, _, n in SHAPES], [(48, 112), (128, 128)]))
 def test_sampled_product_since_ampere(block, orders, dtype, rng, checksum, on_tensor_cores, without_sm90) -> None:
     for K in (64, 200, 8, 1000):
         case = sampled_case(rng, block, K, dtype)
@@ -310,20 +304,24 @@ def test_sampled_product_since_ampere(block, orders, dtype, rng, checksum, on_te
     assert_served(on_tensor_cores, "block_products_sm80")
 
 
+def check_repeats(rng: Any, block: tuple[int, int], dtype: Any, times: int) -> tuple[Any, Any, Any]:
+    """Sampled and sparse products have the same bits each time; the pattern and the operands of the sampled one."""
+    P, X, Y = sampled_case(rng, block, 512, dtype, 30, 30)
+    on_card, x, y = device(P), laid_out(X, "C"), laid_out(Y, "C")
+    on_card.sum_duplicates()
+    square = device(pattern(rng, 30, 30, block[1], block[1], dtype))
+    square.sum_duplicates()
+    assert differing(lambda: bg.sddmm(x, y, on_card).data, bg.sddmm(x, y, on_card).data, times) == 0
+    assert differing(lambda: (square @ square).data, (square @ square).data, times) == 0
+    return on_card, x, y
+
+
 @kernel("block_products_sm80")
 @pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
 def test_blocks_since_ampere_take_garbage_and_repeat_bit_by_bit(dtype, rng, without_sm90) -> None:
     import cupy
 
-    P, X, Y = sampled_case(rng, (32, 48), 512, dtype, 30, 30)
-    on_card, x, y = device(P), laid_out(X, "C"), laid_out(Y, "C")
-    on_card.sum_duplicates()
-    square = device(pattern(rng, 30, 30, 48, 48, dtype))
-    square.sum_duplicates()
-    first = bg.sddmm(x, y, on_card).data, (square @ square).data
-    for _ in range(30):
-        again = bg.sddmm(x, y, on_card).data, (square @ square).data
-        assert all(bool((p == q).all()) for p, q in zip(first, again, strict=True))
+    on_card, x, y = check_repeats(rng, (32, 48), dtype, 30)
     for name, damage in (("indices", -1), ("indices", 2**31 - 1), ("indptr", -7), ("indptr", 2**31 - 1)):
         spoiled = on_card.copy()
         getattr(spoiled, name)[1:3] = damage
@@ -368,15 +366,7 @@ def test_indices_overwritten_after_construction_read_nothing_outside(rng) -> Non
 @kernel("block_products_sm90")
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32)], ids=str)
 def test_blocks_repeat_bit_by_bit(block, rng) -> None:
-    P, X, Y = sampled_case(rng, block, 512, F16, 30, 30)
-    on_card, x, y = device(P), laid_out(X, "C"), laid_out(Y, "C")
-    on_card.sum_duplicates()
-    square = device(pattern(rng, 30, 30, *block, F16))
-    square.sum_duplicates()
-    first = bg.sddmm(x, y, on_card).data, (square @ square).data
-    for _ in range(100):
-        again = bg.sddmm(x, y, on_card).data, (square @ square).data
-        assert all(bool((p == q).all()) for p, q in zip(first, again, strict=True))
+    check_repeats(rng, block, F16, 100)
 
 
 @kernel("block_products_sm90")
@@ -393,11 +383,10 @@ def test_more_tiles_than_multiprocessors(rows, rng) -> None:
 
 
 def test_every_config_is_listed() -> None:
-    listed = set(heuristics.every_config((F16, BFLOAT16)))
-    for R, K, N in SHAPES:
-        for dtype in (F16, BFLOAT16):
-            for order in (None, "C", "F"):
-                config = heuristics.block_products_sm90(
-                    heuristics.BlockProblem("sm_90a", dtype, dtype, dtype, R, K, N, order)
-                )
-                assert config is None or config in listed
+    """Without one, block_products_sm90 leaves a product to another kernel."""
+    problems = [
+        heuristics.BlockProblem("sm_90a", dtype, dtype, dtype, R, K, N, order)
+        for (R, K, N), dtype, order in itertools.product(SHAPES, (F16, BFLOAT16), (None, "C", "F"))
+    ]
+    chosen = {heuristics.block_products_sm90(problem) for problem in problems} - {None}
+    assert chosen and chosen <= set(heuristics.every_config((F16, BFLOAT16)))

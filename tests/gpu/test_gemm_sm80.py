@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,22 @@ import bsrgemm as bg
 from bsrgemm._kernels import forced_kernel
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
+from .marks import kernel, some_under_memcheck
 from .product_cases import (  # noqa: F401  (fixtures)
+    MEMCHECKED,
     acc_of,
     assert_close,
     dense,
     device,
     exact_dtype,
     exact_product,
-    kernel,
     nothing_is_small,
     pattern,
     served_by,
-    some_under_memcheck,
     strided,
     values,
 )
+from .repeats import differing
 
 pytestmark = pytest.mark.gpu
 
@@ -42,13 +44,14 @@ SM80 = [
 
 def on_sm80() -> Any:
     """Inside, products run on gemm_sm80, also where gemm_sm90 would be faster."""
-
     return forced_kernel.force_kernel("GemmSm80")
 
 
 @kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
-@pytest.mark.parametrize("block", some_under_memcheck([(128, 128), (64, 96), (32, 32), (16, 64), (48, 160)]))
+@pytest.mark.parametrize(
+    "block", some_under_memcheck([(128, 128), (64, 96), (32, 32), (16, 64), (48, 160)], MEMCHECKED)
+)
 def test_portable_product_is_right_for_dtypes_blocks_and_layouts(
     dtype, out_dtype, precision, block, rng, checksum
 ) -> None:
@@ -94,7 +97,7 @@ def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checks
     A = pattern(rng, 5, 4, 32, 32, np.dtype(dtype))
     B = values(rng, (A[3][1], N), np.dtype(dtype))
     want, size = exact_product(A, B)
-    with forced_kernel.force_kernel("GemmSm80"):
+    with on_sm80():
         dA = device(A)
         out = dA @ cupy.asarray(B)
         assert served_by(dA, "gemm_sm80")
@@ -116,12 +119,9 @@ def test_portable_product_repeats_and_keeps_nan_to_stored_blocks(dtype, out_dtyp
             B[block[1] + 3, 9] = np.nan
         dA, X = device(A), cupy.asarray(B)
         with on_sm80():
-            first = bg.matmul(dA, X, out_dtype=np.dtype(out_dtype), precision=precision)
-            differing = cupy.zeros((), np.int64)
-            for _ in range(300):
-                again = bg.matmul(dA, X, out_dtype=np.dtype(out_dtype), precision=precision)
-                differing += (first.view(np.uint8) != again.view(np.uint8)).sum()
-        assert int(differing) == 0
+            product = partial(bg.matmul, dA, X, out_dtype=np.dtype(out_dtype), precision=precision)
+            first = product()
+            assert differing(product, first, 300) == 0
         touched = np.zeros(20, bool)
         rows = np.repeat(np.arange(20), np.diff(A[2]))
         touched[rows[A[1] == 1]] = dtype.kind != "i"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,23 @@ import bsrgemm as bg
 from bsrgemm._kernels import forced_kernel
 from bsrgemm.dtypes import BFLOAT16
 
+from .marks import kernel, some_under_memcheck
 from .product_cases import (  # noqa: F401  (fixtures)
     HALF,
     LAYOUTS,
+    MEMCHECKED,
     Matrix,
     assert_close,
     dense,
     device,
     exact_product,
-    kernel,
     nothing_is_small,
     pattern,
-    sanitized,
     served_by,
-    some_under_memcheck,
     strided,
     values,
 )
+from .repeats import delay, differing, on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +42,7 @@ SM90_BLOCKS = [
 
 @kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16], ids=str)
-@pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS))
+@pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS, MEMCHECKED))
 def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block, rng, checksum) -> None:
     import cupy
 
@@ -60,7 +61,7 @@ def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block
 
 
 @kernel("gemm_sm90", "row_matching")
-@pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS))
+@pytest.mark.parametrize("block", some_under_memcheck(SM90_BLOCKS, MEMCHECKED))
 def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
     import cupy
 
@@ -80,7 +81,7 @@ def test_tensor_core_product_with_the_transpose(block, rng, checksum) -> None:
 
 
 @kernel("gemm_sm90", "row_matching")
-@pytest.mark.parametrize("N", sanitized([2, 3, 7, 8, 15, 17, 33, 101, 260, 1001], "7", "33"))
+@pytest.mark.parametrize("N", some_under_memcheck([2, 3, 7, 8, 15, 17, 33, 101, 260, 1001], [7, 33]))
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32), (48, 80), (16, 16)], ids=str)
 def test_any_number_of_columns_runs_on_the_tensor_cores(block, N, rng, checksum, nothing_is_small) -> None:  # noqa: F811
     import cupy
@@ -150,7 +151,9 @@ def test_tensor_core_product_reads_nothing_outside_with_spoiled_indices(block, r
 
 
 @kernel("gemm_sm90", "row_matching")
-@pytest.mark.parametrize("block", some_under_memcheck([(64, 48), (128, 128), (64, 64), (32, 32), (16, 16), (48, 80)]))
+@pytest.mark.parametrize(
+    "block", some_under_memcheck([(64, 48), (128, 128), (64, 64), (32, 32), (16, 16), (48, 80)], MEMCHECKED)
+)
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_tensor_core_product_spreads_nan_only_through_stored_blocks(block, bad, rng) -> None:
     import cupy
@@ -207,20 +210,20 @@ def uneven(rng: np.random.Generator, kind: str, rows: int, cols: int, block: tup
 def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, checksum) -> None:
     import cupy
 
+    def product(A: Any, B: np.ndarray) -> Any:
+        return A @ cupy.asarray(B)
+
     A = uneven(rng, kind, 12, 4096 // block[1], block)
     cut = False
     for N in (64, 256, 1000):
         B = values(rng, (A[3][1], N), np.dtype(np.float16))
         dA = device(A)
-        got = dA @ cupy.asarray(B)
+        got = product(dA, B)
         cut |= any(made.value.scratch.floats > 0 for made in dA._matrix_cache.plans.values())
         checksum(got)
         want, size = exact_product(A, B)
         assert_close(got.get(), want, size, 2 * A[3][1], np.float32)
-        differing = cupy.zeros((), np.int64)
-        for _ in range(100):
-            differing += (got != dA @ cupy.asarray(B)).sum()
-        assert int(differing) == 0
+        assert differing(partial(product, dA, B), got, 100) == 0
     assert cut
 
 
@@ -231,11 +234,7 @@ def test_tensor_core_product_repeats_bit_by_bit(block, rng) -> None:
 
     A = device(pattern(rng, 30, 20, *block, "float16"))
     B = cupy.asarray(values(rng, (A.shape[1], 1000), np.dtype("float16")))
-    first = A @ B
-    differing = cupy.zeros((), np.int64)
-    for _ in range(1000):
-        differing += (first != A @ B).sum()
-    assert int(differing) == 0
+    assert differing(lambda: A @ B, A @ B, 1000) == 0
 
 
 @kernel("gemm_sm90")
@@ -245,15 +244,7 @@ def test_two_streams_share_a_matrix(rng) -> None:
     A = device(pattern(rng, 40, 30, 64, 64, "float16"))
     B = cupy.asarray(values(rng, (A.shape[1], 512), np.dtype("float16")))
     want = device((A.data.get(), A.indices.get(), A.indptr.get(), A.shape)) @ B
-    cupy.cuda.Device().synchronize()
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    results: list[Any] = []
-    for _ in range(50):
-        for stream in streams:
-            with stream:
-                results.append(A @ B)
-    cupy.cuda.Device().synchronize()
-    assert all(bool((x == want).all()) for x in results)
+    assert all(bool((x == want).all()) for x in on_streams(lambda: A @ B, 50))
 
 
 @kernel("gemm_sm90", "row_matching")
@@ -262,22 +253,14 @@ def test_two_streams_share_a_matrix(rng) -> None:
 def test_tensor_core_pipeline_survives_delays_and_poisoned_slots(block, N, rng, monkeypatch) -> None:
     import cupy
 
-    from bsrgemm._kernels import jit
     from bsrgemm._products import configs
 
     A = pattern(rng, 30, 20, *block, "float16")
     B = cupy.asarray(values(rng, (A[3][1], N), np.dtype("float16")))
     calm = device(A) @ B
-    plain = configs.GemmSm90.spec
-
-    def stressed(config: Any) -> Any:
-        spec = plain(config)
-        return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
-
-    monkeypatch.setattr(configs.GemmSm90, "spec", stressed)
+    delay(configs.GemmSm90, monkeypatch)
     dA = device(A)
-    for _ in range(20):
-        assert bool((dA @ B == calm).all())
+    assert differing(lambda: dA @ B, calm, 20) == 0
 
 
 @kernel("gemm_sm90")

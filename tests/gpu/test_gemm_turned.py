@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from operator import matmul
 from typing import Any
 
 import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._kernels import forced_kernel, jit
+from bsrgemm._kernels import forced_kernel
 from bsrgemm._products import configs
 from bsrgemm.dtypes import BFLOAT16
 
-from .product_cases import assert_close, device, exact_product, kernel, pattern, served_by, values
+from .marks import kernel
+from .product_cases import assert_close, device, exact_product, pattern, served_by, values
+from .repeats import delay, differing
 
 pytestmark = pytest.mark.gpu
 
@@ -23,12 +27,8 @@ BLOCKS = [(96, 96), (160, 160), (80, 80), (80, 16), (48, 48), (96, 32), (240, 11
 
 
 @pytest.fixture(autouse=True)
-def turned() -> Iterator[None]:
+def turned(hopper: None) -> Iterator[None]:
     """By the rules, small products have another kernel."""
-    import cupy
-
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("this kernel is for Hopper")
     with forced_kernel.force_kernel("GemmTurnedSm90"):
         yield
 
@@ -91,16 +91,9 @@ def test_the_pipeline_survives_delays_and_poisoned_stages(block, rng: Any, monke
     A = pattern(rng, 30, 20, *block, F16)
     B = cupy.asarray(values(rng, (A[3][1], 1528), F16))
     calm = device(A) @ B
-    plain = configs.GemmTurnedSm90.spec
-
-    def stressed(config: Any) -> Any:
-        spec = plain(config)
-        return jit.KernelSpec(spec.source, spec.entry, (*spec.defines, ("STRESS", 1)))
-
-    monkeypatch.setattr(configs.GemmTurnedSm90, "spec", stressed)
+    delay(configs.GemmTurnedSm90, monkeypatch)
     dA = device(A)
-    for _ in range(20):
-        assert bool((dA @ B == calm).all())
+    assert differing(lambda: dA @ B, calm, 20) == 0
 
 
 @kernel(TURNED)
@@ -110,8 +103,4 @@ def test_repeats_are_equal_bit_by_bit(rng: Any) -> None:
     for block in ((48, 80), (160, 160)):
         A = device(pattern(rng, 40, 30, *block, F16))
         B = cupy.asarray(values(rng, (A.shape[1], 1528), F16))
-        first = A @ B
-        differing = cupy.zeros((), np.int64)
-        for _ in range(200):
-            differing += (first != A @ B).sum()
-        assert int(differing) == 0
+        assert differing(partial(matmul, A, B), A @ B, 200) == 0

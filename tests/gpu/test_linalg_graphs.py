@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bsrgemm import linalg
-from bsrgemm._benchmark.solver.problems import cube, plate
-from bsrgemm.bsr import bsr_array
 from bsrgemm.linalg import graphs, krylov
 
+from .linalg_graph_cases import (  # noqa: F401  (a fixture)
+    PRECONDITIONERS,
+    check_new_numbers,
+    check_on_streams,
+    graphs_on_a_card,
+    problem,
+    several,
+    times,
+)
+
 pytestmark = pytest.mark.gpu
-
-PRECONDITIONERS: dict[str, Callable[[Any, Any], Any]] = {
-    "none": lambda A, modes: None,
-    "matrix": lambda A, modes: A.inverse_block_diagonal(),
-    "block_jacobi": lambda A, modes: linalg.block_jacobi(A),
-    "chebyshev": lambda A, modes: linalg.chebyshev(A),
-    "V-cycle": lambda A, modes: linalg.smoothed_aggregation(A, modes),
-    "W-cycle": lambda A, modes: linalg.smoothed_aggregation(A, modes, cycle="W", smoother="jacobi"),
-    "float32": lambda A, modes: linalg.smoothed_aggregation(A.astype("float32"), modes),
-}
-
-
-def problem(name: str, unknowns: int, dtype: str = "float64") -> tuple[Any, Any, Any]:
-    """A matrix on the card, its near-nullspace modes and a load."""
-    import cupy
-
-    made = {"plate": plate, "cube": cube}[name](unknowns)
-    A = bsr_array(made.A).astype(dtype).to_device("cuda")
-    return A, cupy.asarray(made.modes.astype(dtype)), cupy.asarray(made.b.astype(dtype))
 
 
 class Solves:
@@ -64,11 +52,7 @@ class Solves:
 
 
 @pytest.fixture
-def solve(monkeypatch: pytest.MonkeyPatch) -> Solves:
-    import cupy
-
-    if not hasattr(cupy.cuda.runtime, "graphLaunch"):
-        pytest.skip("only on a card: CUDA graphs")
+def solve(graphs_on_a_card: None, monkeypatch: pytest.MonkeyPatch) -> Solves:  # noqa: F811
     return Solves(monkeypatch)
 
 
@@ -76,12 +60,8 @@ def solve(monkeypatch: pytest.MonkeyPatch) -> Solves:
 @pytest.mark.parametrize("name", ["plate", "cube"])
 @pytest.mark.parametrize("columns", [None, 3])
 def test_a_graph_finds_the_bits_of_the_plain_loop(solve: Solves, kind: str, name: str, columns: int | None) -> None:
-    import cupy
-
     A, modes, b = problem(name, 12_000)
-    if columns is not None:
-        b = cupy.stack([b, cupy.asarray(np.random.default_rng(0).standard_normal(len(b))), b * 1e-3], axis=1)
-    M = PRECONDITIONERS[kind](A, modes)
+    b, M = several(b, columns), PRECONDITIONERS[kind](A, modes)
     x, info = solve(A, b, graph=True, M=M, rtol=1e-8)
     assert solve.replay.refusal is None and solve.replay.graph is not None
     assert solve.looks < solve.made
@@ -157,52 +137,26 @@ def test_solves_on_streams_and_after_each_other_keep_their_memory_apart(solve: S
     pool = cupy.get_default_memory_pool()
     solve(A, b, graph=True, M=M, rtol=1e-8)
     used = pool.used_bytes()
-    for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
-        cupy.cuda.get_current_stream().synchronize()
-        with stream:
-            for _ in range(3):
-                others = [cupy.full(1 << k, 7.0) for k in range(4, 18)]
-                x, info = solve(A, b, graph=True, M=M, rtol=1e-8)
-                assert info == 0 and solve.replay.graph is not None
-                np.testing.assert_array_equal(x, want)
-                assert all(bool((x == 7).all()) for x in others)
-            stream.synchronize()
-    del others
+    again = partial(solve, A, b, graph=True, M=M, rtol=1e-8)
+    check_on_streams(again, want, captured=lambda: solve.replay.graph is not None)
     solve.replay = None
     assert pool.used_bytes() <= used + (1 << 20), "a solve leaves no memory of its graph"
 
 
 def test_new_numbers_in_the_hierarchy_and_the_matrix_are_used(solve: Solves) -> None:
-    A, modes, b = problem("plate", 3000)
-    M = linalg.smoothed_aggregation(A, modes)
-    x, _ = solve(A, b, graph=True, M=M, rtol=1e-10)
-    A.data *= 2
-    M.refresh(A)
-    y, info = solve(A, b, graph=True, M=M, rtol=1e-10)
+    check_new_numbers(partial(solve, graph=True))
+
+
+def converge(solve: Solves, A: Any, b: Any, **options: Any) -> None:
+    _, info = solve(A, b, **options)
     assert info == 0
-    np.testing.assert_allclose(2 * y, x, rtol=1e-6, atol=1e-8 * abs(x).max())
 
 
 def test_times_with_and_without_a_graph(solve: Solves) -> None:
-    """A solve with a graph, its capture included, beside one with a launch for each kernel: printed, not judged."""
-    import cupy
-
+    """A solve with a graph beside one with a launch for each kernel: the times are printed, not judged."""
     lines = []
     for name, unknowns in (("plate", 30_000), ("cube", 30_000), ("cube", 250_000)):
         A, modes, b = problem(name, unknowns)
-        M = linalg.smoothed_aggregation(A, modes)
-        taken = {}
-        for graph in (True, False):
-            times = []
-            for _ in range(4):
-                cupy.cuda.get_current_stream().synchronize()
-                start = time.perf_counter()
-                _, info = solve(A, b, graph=graph, M=M, rtol=1e-8)
-                times.append(time.perf_counter() - start)
-                assert info == 0
-            taken[graph] = min(times)
-        lines.append(
-            f"{name:6} {len(b):9,} unknowns, {solve.made:3} iterations: graph {taken[True] * 1e3:8.2f} ms, "
-            f"plain {taken[False] * 1e3:8.2f} ms, {taken[False] / taken[True]:.2f} x"
-        )
+        taken = times(partial(converge, solve, A, b, M=linalg.smoothed_aggregation(A, modes), rtol=1e-8))
+        lines.append(f"{name:6} {len(b):9,} unknowns, {solve.made:3} iterations: {taken}")
     print("\n" + "\n".join(lines))

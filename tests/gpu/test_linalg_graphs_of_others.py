@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,15 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.linalg import batched, graphs, restarted
 
-from .test_linalg_graphs import PRECONDITIONERS, problem
+from .linalg_graph_cases import (  # noqa: F401  (a fixture)
+    PRECONDITIONERS,
+    check_new_numbers,
+    check_on_streams,
+    graphs_on_a_card,
+    problem,
+    several,
+    times,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -50,11 +58,7 @@ class Solves:
 
 
 @pytest.fixture
-def solve(monkeypatch: pytest.MonkeyPatch) -> Solves:
-    import cupy
-
-    if not hasattr(cupy.cuda.runtime, "graphLaunch"):
-        pytest.skip("only on a card: CUDA graphs")
+def solve(graphs_on_a_card: None, monkeypatch: pytest.MonkeyPatch) -> Solves:  # noqa: F811
     return Solves(monkeypatch)
 
 
@@ -69,15 +73,6 @@ def quietly(solve: Solves, *args: Any, **options: Any) -> tuple[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", linalg.SolverWarning)
         return solve(*args, **options)
-
-
-def several(b: Any, columns: int | None) -> Any:
-    """A load, or several."""
-    import cupy
-
-    if columns is None:
-        return b
-    return cupy.stack([b, cupy.asarray(np.random.default_rng(0).standard_normal(len(b))), b * 1e-3], axis=1)
 
 
 @pytest.mark.parametrize("kind", PRECONDITIONERS)
@@ -150,38 +145,18 @@ def test_graphs_of_a_batch_find_the_bits_of_the_plain_loop(
 
 
 def test_solves_on_streams_keep_their_memory_apart(solve: Solves) -> None:
-    import cupy
-
     A, modes, b = problem("plate", 3000)
-    M = linalg.smoothed_aggregation(A, modes)
-    want, _ = solve("gmres", A, b, graph=False, M=M, rtol=1e-8, restart=5)
-    for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
-        cupy.cuda.get_current_stream().synchronize()
-        with stream:
-            for _ in range(3):
-                others = [cupy.full(1 << k, 7.0) for k in range(4, 18)]
-                x, info = solve("gmres", A, b, graph=True, M=M, rtol=1e-8, restart=5)
-                assert info == 0 and any(solve.captured)
-                np.testing.assert_array_equal(x, want)
-                assert all(bool((x == 7).all()) for x in others)
-            stream.synchronize()
+    gmres = partial(solve, "gmres", A, b, M=linalg.smoothed_aggregation(A, modes), rtol=1e-8, restart=5)
+    want, _ = gmres(graph=False)
+    check_on_streams(partial(gmres, graph=True), want, captured=lambda: any(solve.captured))
 
 
 def test_new_numbers_in_the_hierarchy_and_the_matrix_are_used(solve: Solves) -> None:
-    A, modes, b = problem("plate", 3000)
-    M = linalg.smoothed_aggregation(A, modes)
-    x, _ = solve("gmres", A, b, graph=True, M=M, rtol=1e-10)
-    A.data *= 2
-    M.refresh(A)
-    y, info = solve("gmres", A, b, graph=True, M=M, rtol=1e-10)
-    assert info == 0
-    np.testing.assert_allclose(2 * y, x, rtol=1e-6, atol=1e-8 * abs(x).max())
+    check_new_numbers(partial(solve, "gmres", graph=True))
 
 
 def test_times_with_and_without_a_graph(solve: Solves) -> None:
-    """The best of four solves, the first of which captures, beside a launch for each kernel: printed, not judged."""
-    import cupy
-
+    """A solve with a graph beside one with a launch for each kernel: the times are printed, not judged."""
     cases: list[tuple[str, str, Any, Any, Any]] = []
     for name, unknowns in (("plate", 30_000), ("cube", 30_000), ("cube", 250_000)):
         A, modes, b = problem(name, unknowns)
@@ -191,17 +166,6 @@ def test_times_with_and_without_a_graph(solve: Solves) -> None:
     cases.append(("batch", "cg", A, linalg.block_jacobi(A), b))
     lines = []
     for name, method, A, M, b in cases:
-        taken = {}
-        for graph in (True, False):
-            times = []
-            for _ in range(4):
-                cupy.cuda.get_current_stream().synchronize()
-                start = time.perf_counter()
-                quietly(solve, method, A, b, graph=graph, M=M, rtol=1e-8, maxiter=200)
-                times.append(time.perf_counter() - start)
-            taken[graph] = min(times)
-        lines.append(
-            f"{name:6} {method:6} {b.size:9,} unknowns: graph {taken[True] * 1e3:8.2f} ms, "
-            f"plain {taken[False] * 1e3:8.2f} ms, {taken[False] / taken[True]:.2f} x"
-        )
+        call = partial(quietly, solve, method, A, b, M=M, rtol=1e-8, maxiter=200)
+        lines.append(f"{name:6} {method:6} {b.size:9,} unknowns: {times(call)}")
     print("\n" + "\n".join(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import bsrgemm as bg
 
 from .product_cases import acc_of, assert_close, dense, pattern, values
+from .repeats import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -27,12 +29,9 @@ def test_two_captures_on_one_stream_run_in_any_order(side: int, dtype: str, colu
     with stream:
         want = [A @ x for x in B]
         out = [cupy.empty_like(x) for x in want]
-        stream.synchronize()
         graphs = []
         for x, y in zip(B, out, strict=True):
-            stream.begin_capture()
-            bg.matmul(A, x, out=y)
-            graphs.append(stream.end_capture())
+            graphs.append(captured(stream, partial(bg.matmul, A, x, out=y)))
         for order in ((0, 1), (1, 0), (1, 1)):
             for y in out:
                 y.fill(np.nan)
@@ -83,5 +82,5 @@ def test_batches_of_fp8_are_read_in_rows_and_in_columns(block: tuple[int, int], 
     want, size = stored @ B.astype(np.float64), np.abs(stored) @ np.abs(B.astype(np.float64))
     for x in (rows, in_columns):
         got = bg.matmul(A, x, scale_a=1.0).get()
-        # The tensor cores keep some 13 bits of each product when they add fp8.
+        # The tensor cores keep about 13 bits of each product when they add fp8.
         assert (np.abs(got - want) <= 2**-10 * size + 1e-6).all()

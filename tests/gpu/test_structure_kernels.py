@@ -10,14 +10,17 @@ import pytest
 from bsrgemm._backend import registry
 from bsrgemm.dtypes import BOOL, DEVICE_DTYPES
 
-from .product_cases import acc_of, assert_close, exact_dtype, kernel, sanitized, values
+from .marks import kernel, some_under_memcheck
+from .product_cases import acc_of, assert_close, exact_dtype, values
 
 pytestmark = pytest.mark.gpu
+
+SANITIZED_DTYPES = [np.dtype(name) for name in ("bool", "int8", "float16", "complex128")]
 
 
 # ------------------------------------------------------------------------------------- segments and rows
 @kernel("segment")
-@pytest.mark.parametrize("dtype", sanitized(DEVICE_DTYPES, "bool", "int8", "float16", "complex128"))
+@pytest.mark.parametrize("dtype", some_under_memcheck(DEVICE_DTYPES, SANITIZED_DTYPES))
 @pytest.mark.parametrize("op", ["add", "maximum", "minimum", "fmax", "fmin"])
 def test_segments_reduce_like_numpy(dtype, op, rng, checksum) -> None:
     import cupy

@@ -13,17 +13,9 @@ from bsrgemm._attention import mask_tiles, turn_order
 from bsrgemm._attention.backward_config import TurnOrder
 
 from ..attention.turn_orders import turns_of
-from .product_cases import kernel
+from .marks import kernel
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    import cupy
-
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("this kernel is for Hopper")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 
 @kernel("turn_order")

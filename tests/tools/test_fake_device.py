@@ -121,7 +121,7 @@ ANSWERS = {
     "xp.asarray([a[0], 1])": "TypeError",
     "a.get()": "host int64 [0, 1, 2]",
     "a[1].get()": "host int64 1",
-    # NumPy arrays are no operands, 0-d ones only of comparisons; NumPy's numbers are.
+    # NumPy arrays are refused as operands, but for 0-d ones in comparisons; NumPy's numbers are taken.
     "a + host": "TypeError",
     "host + a": "TypeError",
     "a == host": "TypeError",
