@@ -142,8 +142,18 @@ class bsr_batch:
 
     @property
     def data(self) -> Array:
-        """The stored blocks, of shape (batch, blocks, R, C). They may be changed in place."""
+        """The stored blocks, of shape (batch, blocks, R, C). They may be changed in place.
+
+        Setting them replaces all numbers, as `with_data` does: ``A.data *= 2`` and ``A.data = other`` work. Matrices
+        that were taken from the batch before keep the numbers that it had.
+        """
         return self._data
+
+    @data.setter
+    def data(self, data: Array) -> None:
+        if data is not self._data:
+            other = self.with_data(data)
+            self._set(other._pattern, other._data, other._whole)
 
     @property
     def indices(self) -> Array:

@@ -66,13 +66,14 @@ class Elements(BsrBase):
 
     @property
     def real(self) -> Self:
-        """The real part, as a matrix with the same pattern."""
-        return self._with_data(self.data.real if self.dtype.kind == "c" else self.data.copy())
+        """The real part, as a matrix with the same pattern and arrays of its own."""
+        return self._with_data(self.data.real.copy() if self.dtype.kind == "c" else self.data.copy())
 
     @property
     def imag(self) -> Self:
-        """The imaginary part, as a matrix with the same pattern; all elements are 0 if the dtype is real."""
-        return self._with_data(self.data.imag if self.dtype.kind == "c" else self._backend.xp.zeros_like(self.data))
+        """The imaginary part, as a matrix with the same pattern and arrays of its own; zeros if the dtype is real."""
+        xp = self._backend.xp
+        return self._with_data(self.data.imag.copy() if self.dtype.kind == "c" else xp.zeros_like(self.data))
 
     def conjugate(self, copy: bool = True) -> Self:
         """Return the complex conjugate.

@@ -76,6 +76,8 @@ def lobpcg(
     -----
     `scipy.sparse.linalg.eigsh` and `svds`, and those of cupyx, take a BSR matrix as it is.
 
+    Whether A is Hermitian is not checked; for another matrix no iteration reaches the tolerance, of which scipy warns.
+
     Examples
     --------
     >>> import numpy as np, bsrgemm as bg

@@ -14,6 +14,7 @@ from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
 from .arguments import (
+    BREAKDOWNS,
     RESTARTS,
     SolverWarning,
     check_callback,
@@ -28,6 +29,8 @@ from .operators import DistributedOperator, column_sums, inner_products, product
 from .restarted import restarted
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step
 
+#: Methods for Hermitian matrices.
+_HERMITIAN = ("cg", "minres")
 #: What overflows or becomes NaN is told by `info`, not by NumPy.
 _quietly = np.errstate(all="ignore")
 
@@ -63,8 +66,8 @@ class _System:
         self.maxiter = 10 * self.rows if maxiter is None else int(maxiter)
         size = self.host(self.norm(self.b))
         check_norms(size, self.b, float(atol), self._counts)
-        #: what the norm of the residual of each column must come down to
-        self.enough = np.maximum(float(rtol) * size, float(atol))
+        #: the norm of each column, and what that of its residual must come down to
+        self.size, self.enough = size, np.maximum(float(rtol) * size, float(atol))
         zero = np.asarray(size) == 0
         if x0 is not None and zero.any():  # the solution for zeros is 0, as in scipy
             self.x = self.xp.where(self.backend.from_host(zero), self.b, self.x)
@@ -113,7 +116,8 @@ class _System:
 
     def finish(self, steps: int, broken: str | None = None, more: str = "") -> tuple[Array, int]:
         """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too."""
-        size = self.host(self.norm(self.residual()))
+        r = self.residual()
+        size = self.host(self.norm(r))
         if (size <= self.enough).all():
             return self.x, 0
         worst = int(np.argmax(np.where(np.isfinite(size), size - self.enough, math.inf)))
@@ -123,8 +127,24 @@ class _System:
             message = f"{self.method}: not converged after {steps} iterations{more}{where}: {left}"
         else:
             message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
+        if self.method in _HERMITIAN and steps and (broken in BREAKDOWNS[2:] or (size > self.size).any()):
+            message += self._hint(r)
         warnings.warn(message, SolverWarning, stacklevel=5)  # the line that called the solver
         return self.x, max(1, steps) if broken is None else -1
+
+    def _hint(self, r: Array) -> str:
+        """What to say of A, after a failure that is not for lack of iterations, by two products more.
+
+        For a Hermitian F, ``|F r|^2`` and ``r F F r`` differ by rounding alone, which ``|r| |F F r|`` bounds also
+        where F nearly maps r to 0.
+        """
+        once = self.multiply(r)
+        twice = self.multiply(once)
+        scale = self.host(self.norm(r) * self.norm(twice))
+        apart = abs(self.host(self.norm(once)) ** 2 - self.host(self.dot(r, twice)))
+        if not (apart > np.cbrt(np.finfo(self.b.dtype).eps) * scale).any():  # NaN tells nothing
+            return ""
+        return f". A is not Hermitian, and {self.method} is for matrices that are; try gmres or bicgstab"
 
 
 def _right_hand_side(b: Any, least: int) -> tuple[Backend, Array]:
@@ -204,7 +224,9 @@ def cg(
     Notes
     -----
     When the recurrence says that all columns are solved, the true residual is computed. If it is too large, the method
-    starts again from it, three times at most.
+    starts again from it, three times at most. A is not checked before: for a matrix that is not Hermitian the method
+    does not converge as a rule, which `info` tells, and the warning names the reason after a breakdown and where x is
+    worse than 0.
 
     On a GPU, iterations are replayed as a CUDA graph if A is a matrix of this package, M is None, such a matrix,
     `block_jacobi`, `chebyshev` or multigrid, there is no callback, and at least four more iterations are expected. Up

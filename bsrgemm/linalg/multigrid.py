@@ -291,6 +291,11 @@ def smoothed_aggregation(
     on the pattern alone: the CPU and the GPU make the same aggregates, and the same call gives the same hierarchy.
     Nodes that are not connected with others, such as those that `constrain` has fixed, are left to the smoother.
 
+    Whether A is Hermitian is not checked. If it is not, such as a complex symmetric matrix, the hierarchy is made of it
+    all the same, with the Hermitian part of the coarsest matrix. It is no preconditioner for `cg` then. It may be one
+    for `gmres`, if the Hermitian part of A is definite and outweighs the rest. A solver tells by `info` and by the true
+    residual if it is not.
+
     Examples
     --------
     >>> import numpy as np, bsrgemm as bg

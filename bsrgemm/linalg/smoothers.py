@@ -232,7 +232,8 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     Returns
     -------
     Preconditioner
-        It is Hermitian positive definite if A is.
+        It is Hermitian positive definite if A is, which is not checked; for other matrices the estimate of the largest
+        eigenvalue, and with it the polynomial, may be of no use.
 
     Raises
     ------
