@@ -13,7 +13,7 @@ from bsrgemm import linalg
 from bsrgemm._benchmark.solver.problems import cube, plate
 from bsrgemm.bsr import bsr_array
 
-from .repeats import bystanders, intact
+from .repeats import bystanders, intact, new_stream
 
 PRECONDITIONERS: dict[str, Callable[[Any, Any], Any]] = {
     "none": lambda A, modes: None,
@@ -56,7 +56,7 @@ def check_on_streams(solve: Callable[[], tuple[Any, int]], want: Any, captured: 
     """Solves on streams and after each other have the wanted bits, and write to no arrays that were made between."""
     import cupy
 
-    for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
+    for stream in (new_stream(), cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
         cupy.cuda.get_current_stream().synchronize()
         with stream:
             for _ in range(3):

@@ -16,7 +16,7 @@ from bsrgemm.dtypes import BFLOAT16
 
 from .attention_cases import F16, F32, F64
 from .backward_cases import NAMES, check, operands
-from .repeats import captured
+from .repeats import captured, new_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -182,8 +182,7 @@ def test_a_captured_backward_can_be_replayed(rng: Any) -> None:
     out, lse = bg.attention(q, k, v, causal=True, return_lse=True)
     results = {name: cupy.empty_like(x) for name, x in zip(NAMES, (q, k, v), strict=True)}
     want = [x.copy() for x in bg.attention_backward(dout, q, k, v, out, lse, causal=True)]
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
+    stream = new_stream()
     with stream:
         graph = captured(stream, lambda: bg.attention_backward(dout, q, k, v, out, lse, causal=True, **results))
         for x in results.values():

@@ -20,7 +20,7 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     shape,
 )
 from .attention_fp8_cases import fp8, normal, on_tensor_cores, operands, scale_array, served_by
-from .repeats import bystanders, captured, delay, differing, intact, on_streams
+from .repeats import bystanders, captured, delay, differing, intact, new_stream, on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -96,8 +96,7 @@ def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, r
     out = cupy.empty_like(want)
     again = [normal(rng, x.shape) for x in (q, k, v)]
     want_again = attention(*again, **options)
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = new_stream()
     with stream:
         attention(q, k, v, out=out, **options)
         graph = captured(stream, lambda: attention(q, k, v, out=out, **options))

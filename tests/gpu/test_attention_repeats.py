@@ -23,7 +23,7 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     shape,
 )
 from .marks import kernel
-from .repeats import bystanders, captured, delay, differing, intact, on_streams
+from .repeats import bystanders, captured, delay, differing, intact, new_stream, on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -106,8 +106,7 @@ def test_a_call_can_be_captured_in_a_graph_and_runs_on_the_current_stream(how, r
     options["causal"] = True
     want = attention(q, k, v, **options)
     out = cupy.empty_like(want)
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = new_stream()
     with stream:
         attention(q, k, v, out=out, **options)
         graph = captured(stream, lambda: attention(q, k, v, out=out, **options))

@@ -15,6 +15,8 @@ from bsrgemm._attention.decode import attention_decode
 from bsrgemm._attention.kv_cache import KVCache
 from bsrgemm.dtypes import BFLOAT16
 
+from .repeats import new_stream
+
 pytestmark = [pytest.mark.gpu, pytest.mark.kernel("decode")]
 
 F16 = np.dtype(np.float16)
@@ -224,8 +226,7 @@ def test_a_captured_launch_follows_the_lengths(rng) -> None:
 
     case = Case(rng, [3000, 2000], capacity=3100)
     out = cupy.empty_like(case.q)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.get_current_stream().synchronize()
+    stream = new_stream()
     with stream:
         attention_decode(case.q, case.cache, out=out)  # warm
         stream.begin_capture()

@@ -11,6 +11,7 @@ import pytest
 import bsrgemm as bg
 
 from .product_cases import device, pattern, values
+from .repeats import new_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -20,9 +21,8 @@ def check(first: Callable[[Any], Any], call: Callable[[Any], Any], spoil: Callab
     import cupy
 
     want = first(None)  # of an equal object: kernels are loaded, and nothing is kept on the other one
-    stream = cupy.cuda.Stream(non_blocking=True)
     out = [cupy.empty_like(x) for x in want]
-    cupy.cuda.Device().synchronize()
+    stream = new_stream()
     with stream:
         stream.begin_capture()
         call(out)

@@ -10,6 +10,8 @@ import pytest
 import bsrgemm as bg
 from bsrgemm.dtypes import BFLOAT16
 
+from .repeats import captured, new_stream
+
 pytestmark = [pytest.mark.gpu, pytest.mark.kernel("kv_append")]
 
 F16 = np.dtype(np.float16)
@@ -90,16 +92,16 @@ class Graph:
         self.k, self.v = (cupy.zeros((cache.batch, cache.kv_heads, 1, d), cache.dtype) for d in (64, 64))
         self.q = cupy.zeros((cache.batch, 4 * cache.kv_heads, 1, 64), cache.dtype)
         self.out = cupy.zeros_like(self.q)
-        self.stream = cupy.cuda.Stream(non_blocking=True)
         warm = bg.KVCache(cache.batch, cache.kv_heads, 16, 64, dtype=cache.dtype, device="cuda")
-        cupy.cuda.get_current_stream().synchronize()
+        self.stream = new_stream()
         with self.stream:
             warm.append(self.k, self.v)
             bg.attention_decode(self.q, warm, out=self.out)
-            self.stream.begin_capture()
-            cache.append(self.k, self.v, takes)
-            bg.attention_decode(self.q, cache, out=self.out)
-            self.graph = self.stream.end_capture()
+            self.graph = captured(self.stream, self.step)  # after the stream has done what needs the other cache
+
+    def step(self) -> None:
+        self.cache.append(self.k, self.v, self.takes)
+        bg.attention_decode(self.q, self.cache, out=self.out)
 
     def replay(self, k: Any, v: Any, q: Any) -> Any:
         import cupy

@@ -11,7 +11,7 @@ import pytest
 import bsrgemm as bg
 
 from .product_cases import acc_of, assert_close, dense, pattern, values
-from .repeats import captured
+from .repeats import captured, new_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +25,7 @@ def test_two_captures_on_one_stream_run_in_any_order(side: int, dtype: str, colu
     arrays = tuple(map(cupy.asarray, (blocks, *index)))
     A = bg.bsr_array(arrays, shape=(2 * side, len(blocks) * side))
     B = [cupy.asarray(rng.standard_normal((A.shape[1], columns)).astype(dtype)) for _ in range(2)]
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = new_stream()
     with stream:
         want = [A @ x for x in B]
         out = [cupy.empty_like(x) for x in want]

@@ -26,7 +26,7 @@ from .product_cases import (
     strided,
     values,
 )
-from .repeats import bystanders, captured, differing, intact
+from .repeats import bystanders, captured, differing, intact, new_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -181,7 +181,7 @@ def test_a_product_can_be_captured_in_a_graph_and_runs_on_the_current_stream(rng
         B = cupy.asarray(values(rng, (8 * C, N), np.dtype(dtype)))
         want = A @ B
         out = cupy.empty_like(want)
-        stream = cupy.cuda.Stream(non_blocking=True)
+        stream = new_stream()
         with stream:
             bg.matmul(A, B, out=out)
             graph = captured(stream, partial(bg.matmul, A, B, out=out))
@@ -213,7 +213,7 @@ def test_a_graph_keeps_the_memory_in_which_it_adds_pieces_of_rows(side, dtype, N
     index = np.arange(columns, dtype=np.int32), np.array([0, 0, columns], np.int32)
     A = device((blocks, *index, (2 * side, columns * side)))
     B = cupy.asarray(values(rng, (columns * side, N), np.dtype(dtype)))
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = new_stream()
     with stream:
         want = A @ B
         out = cupy.empty_like(want)
@@ -239,7 +239,7 @@ def test_a_graph_keeps_the_copies_that_it_makes_of_operands(what, rng) -> None:
     def call() -> None:
         bg.matmul(A, B, out=out, **({"scale_a": 0.5} if what == "fp8" else {}))
 
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = new_stream()
     with stream:
         call()
         want = out.copy()
