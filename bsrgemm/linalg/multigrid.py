@@ -12,7 +12,7 @@ import numpy as np
 
 from .._backend.base import Array, Blocks
 from .._products.sddmm import check_structure
-from .._products.spgemm import ProductPlan, plan
+from .._products.spgemm import FactorPlan, ProductPlan, plan
 from ..bsr import bsr_array
 from . import aggregation
 from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, multiply
@@ -410,7 +410,7 @@ class _Plans:
         P = self._prolongator(A, D, smoothing.rho)
         R = self._restriction(P)
         if self._second is None:
-            self._second = plan(A, P)
+            self._second = FactorPlan(A, P)
         AP = self._second(A, P)
         if self._third is None:
             self._third = plan(R, AP)
