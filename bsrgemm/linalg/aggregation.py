@@ -155,6 +155,7 @@ class _Places:
 
     def __init__(self, place: Array, lengths: Array) -> None:
         self._place, self._lengths = place, lengths
+        self._chosen: tuple[Array, Array, _Places] | None = None
 
     def __call__(self, x: Array) -> Array:
         n = self._place.shape[1]
@@ -170,19 +171,26 @@ class _Places:
 
     def where(self, chosen: Array, x: Array, otherwise: Array) -> Array:
         """Return the maximum of x where a node is chosen, and what it has otherwise elsewhere."""
-        nodes, found = np.flatnonzero(chosen), otherwise.copy()
-        found[nodes] = self.of(nodes)(x)
+        nodes, some = self.at(chosen)
+        found = otherwise.copy()
+        found[nodes] = some(x)
         return found
 
     def count(self, marked: Array) -> Array:
         """Return how many connections of each node that is marked are marked, too; elsewhere any number."""
-        nodes, found = np.flatnonzero(marked), np.zeros(len(marked), np.int32)
-        some = self.of(nodes)
-        counts = np.zeros(len(nodes), np.int32)
+        nodes, some = self.at(marked)
+        counts, found = np.zeros(len(nodes), np.int32), np.zeros(len(marked), np.int32)
         for k, connections in enumerate(some._place):
             counts += marked.take(connections) & (some._lengths > k)
         found[nodes] = counts
         return found
+
+    def at(self, chosen: Array) -> tuple[Array, _Places]:
+        """Return the nodes that are chosen, and the same for them alone; the last answer is kept for the same array."""
+        if self._chosen is None or self._chosen[0] is not chosen:
+            nodes = np.flatnonzero(chosen)
+            self._chosen = chosen, nodes, self.of(nodes)
+        return self._chosen[1:]
 
     def of(self, nodes: Array) -> _Places:
         """Return the same for these nodes alone."""
@@ -237,27 +245,30 @@ def _roots_by_places(highest: _Places, state: Array, inside: Array | None) -> Ar
     near them, for which bytes do in place of keys. So the result is the same.
     """
     state, n = state.copy(), len(state)
-    near, marked, first, second = np.zeros(n, state.dtype), np.zeros(n, np.uint8), highest, highest
+    near, marked = np.zeros(n, state.dtype), np.zeros(n, np.uint8)
     asked: Any = slice(None)
-    for _ in range(_MOST_ROUNDS // 2):
+    first = second = highest
+    if inside is not None:  # what others see is 0, and stays so
+        asked, first = highest.at(inside)
+    for done in range(_MOST_ROUNDS // 2):
         # without a sign, the states of roots and of those that are out are the largest
         open_: Any = np.flatnonzero(state.view(np.uint64) < _ROOT)
         if not len(open_):
             break
-        if len(open_) < _FEW * n:
+        few = len(open_) < _FEW * n
+        if few or inside is not None:
             second = highest.of(open_)
-            asked = second.reached(n)
-            first = highest.of(asked)
         else:
             open_ = slice(None)
-        within = None if inside is None else inside[asked]
-        found = first(state)
-        near[asked] = found if within is None else np.where(within, found, 0)
+        if few and (done or inside is None):
+            asked = second.reached(n)
+            asked = asked if inside is None else asked[inside[asked]]
+            first = highest.of(asked)
+        near[asked] = first(state)
         own = state[open_]
         own = np.where(second(near) == own, own | _ROOT, own)
         state[open_] = own
-        found = first((state >= _ROOT).view(np.uint8))
-        marked[asked] = found if within is None else np.where(within, found, 0)
+        marked[asked] = first((state >= _ROOT).view(np.uint8))
         state[open_] = np.where((second(marked) == 0) | (own >= _ROOT), own, _OUT)
     return state >= 0
 
