@@ -17,7 +17,7 @@ from .._backend.registry import backend_of
 from .._batch import bsr_batch
 from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .graphs import Iterations, capturable
-from .operators import Preconditioner, as_array, holds_numbers, solution_dtype
+from .operators import Preconditioner, holds_numbers, plain, solution_dtype
 from .steps import Step
 
 
@@ -29,8 +29,7 @@ class _Systems:
         self.A, self.backend, self.xp = A, A._backend, A._backend.xp
         if rows != columns:
             raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
-        if self.xp is np:
-            b, x0 = as_array(b, "b"), as_array(x0, "x0")
+        b, x0 = plain(b, "b"), plain(x0, "x0")
         if not self.backend.is_dense(b):
             raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {type(b).__name__}")
         if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows):

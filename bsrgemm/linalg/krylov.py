@@ -196,7 +196,7 @@ def cg(
         each with its rows of `b` and `x0`, and get their rows of `x`.
     b : array (n,) or (n, k)
         One right-hand side, or several that are solved together: one product for all, and each with its own steps. For
-        a batch (batch, n) or (batch, n, k). On the CPU a list will do.
+        a batch (batch, n) or (batch, n, k). On the CPU a list will do, except for a batch.
     x0 : array like `b`, optional
         Where to start; 0 by default.
     rtol, atol : float

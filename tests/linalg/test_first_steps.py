@@ -117,10 +117,13 @@ def test_the_smallest_matrices_are_solved(solve: Any, size: int) -> None:
             assert info == 0 and x.shape == shape and (abs(x - 0.5) < 1e-12).all()
 
 
-def test_a_batch_takes_lists_and_may_have_no_rows() -> None:
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_a_batch_takes_plain_arrays_and_may_have_no_rows() -> None:
     A = hermitian(N)
     batch = bg.bsr_batch([A, 2 * A])
-    x, info = linalg.cg(batch, [[1.0] * N, [2.0] * N], x0=[[0.0] * N] * 2, rtol=1e-12)
+    b = np.ma.array([[1.0] * N, [2.0] * N])  # nothing is masked
+    x, info = linalg.cg(batch, b, x0=np.asmatrix(0 * b), rtol=1e-12)
+    assert type(x) is np.ndarray
     assert (info == 0).all()
     np.testing.assert_allclose(x[0], np.linalg.solve(A.toarray(), np.ones(N)))
     np.testing.assert_allclose(x[1], x[0])
