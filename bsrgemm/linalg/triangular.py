@@ -111,9 +111,10 @@ def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Precond
     check_matrix(A)
     if isinstance(omega, bool) or not isinstance(omega, numbers.Real) or not 0 < float(omega) < 2:
         raise ValueError(f"omega: wanted a number above 0 and below 2, got {omega!r}")
+    number, count = _ordered(A, order)
     inverse = inverse_blocks(A).data
     _check_finite(A, A._source()[0].data)
-    return _Sweeps(A, *_ordered(A, order), inverse, float(omega))
+    return _Sweeps(A, number, count, inverse, float(omega))
 
 
 def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
