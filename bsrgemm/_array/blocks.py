@@ -56,12 +56,19 @@ class BlockTools(Conversions):
         A, transposed = self._source()
         backend, xp = self._backend, self._backend.xp
         data, indices, indptr = A._validated
+        n = min(self._block_shape)
+        if backend.loops is not None and n:
+            every = np.arange(n, dtype=indices.dtype)
+            place = backend.loops.unique_positions(Blocks(data, indices, indptr), A._block_shape[1], every, every)
+            if place is not None:
+                stored, out = place >= 0, np.zeros((n, R, R), data.dtype)
+                out[stored] = data[place[stored]]
+                return (np.ascontiguousarray(out.transpose(0, 2, 1)) if transposed else out), stored
         rows = backend.expand(indptr, len(indices))
         on = xp.flatnonzero(rows == indices)  # synchronize!
         rows = rows[on]
         starts = structure.first_of_runs(backend, rows)
         rows = rows[starts]
-        n = min(self._block_shape)
         out, stored = xp.zeros((n, R, R), data.dtype), xp.zeros(n, np.bool_)
         out[rows] = backend.segment_reduce("add", data, on, starts)
         stored[rows] = True

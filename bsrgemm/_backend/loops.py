@@ -149,12 +149,20 @@ class HostLoops:
 
     def positions(self, blocks: Blocks, block_cols: int, row: Array, col: Array) -> Array:
         """Return the position of each block (row, col) in a matrix in canonical format; -1 if it is not stored."""
+        return self._sampled(blocks, block_cols, row, col)[0]
+
+    def unique_positions(self, blocks: Blocks, block_cols: int, row: Array, col: Array) -> Array | None:
+        """Return the same for any matrix, or None if one of these blocks is stored twice."""
+        found, twice = self._sampled(blocks, block_cols, row, col)
+        return None if twice else found
+
+    def _sampled(self, blocks: Blocks, block_cols: int, row: Array, col: Array) -> tuple[Array, bool]:
         rows, n = len(blocks.indptr) - 1, len(row)
         index = _index(max(n, rows, block_cols), blocks.indices)
         found = np.full(n, -1, index)
         arrays = _as(index, blocks.indptr, blocks.indices, row, col)
-        _sparsetools.csr_sample_offsets(rows, block_cols, *arrays[:2], n, *arrays[2:], found)
-        return found
+        twice = _sparsetools.csr_sample_offsets(rows, block_cols, *arrays[:2], n, *arrays[2:], found)
+        return found, bool(twice)
 
     def add_at(self, data: Array, blocks: Array, position: Array) -> bool:
         """Compute ``data[position[k]] += blocks[k]`` for each k in order; False if no loop supports the arrays."""

@@ -84,12 +84,13 @@ class UnlistedPattern:
         The number of pairs.
     listed : callable
         ``listed()`` returns the whole pattern.
-    order : array
-        The position of each block in the order in which a loop over single elements finds them.
+    order : array, optional
+        The position of each block in the order in which a loop over single elements finds them; None if the blocks are
+        in that order.
     """
 
     def __init__(
-        self, indices: Array, indptr: Array, pairs: int, listed: Callable[[], ProductPattern], order: Array
+        self, indices: Array, indptr: Array, pairs: int, listed: Callable[[], ProductPattern], order: Array | None
     ) -> None:
         self.indices, self.indptr, self.pairs, self._listed, self.order = indices, indptr, pairs, listed, order
 

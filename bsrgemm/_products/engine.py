@@ -145,8 +145,13 @@ class ProductEngine(ABC):
         found = structure.keys_to_index(backend, keys[starts], len(a.indptr) - 1, block_cols, index)
         return ProductPattern(left[order], right[order], starts, *found)
 
-    def planned_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | UnlistedPattern:
-        """Return what `multiply_planned` needs of `product_pattern`."""
+    def planned_pattern(
+        self, a: Blocks, b: Blocks, block_cols: int, in_order: bool = True
+    ) -> ProductPattern | UnlistedPattern:
+        """Return what `multiply_planned` needs of `product_pattern`.
+
+        Unless the blocks of a block row have to be `in_order`, they may have any order that is the same each time.
+        """
         return self.product_pattern(a, b, block_cols)
 
     def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:

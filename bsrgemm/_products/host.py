@@ -55,6 +55,8 @@ _PAIR_BYTES = 1 << 26
 _PAIR_FLOPS = 32_768
 #: From this many products of numbers per pair of blocks on, one call of BLAS for each block of the result is faster.
 _SINGLE_FLOPS = 16_384
+#: Indices of blocks that are looked at at a time: what is read for them stays in the cache.
+_INDICES_AT_A_TIME = 1 << 16
 
 _Cast = Callable[[Array], Array]
 
@@ -177,11 +179,13 @@ class HostProducts(ProductEngine):
         threads.share(rows_of, indptr, most=_MOST_THREADS, worthwhile=worthwhile, blas=True)
         return out
 
-    def planned_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> UnlistedPattern:
-        """Find the blocks of the result by SciPy's loop; listing and sorting all pairs takes four times as long."""
+    def planned_pattern(self, a: Blocks, b: Blocks, block_cols: int, in_order: bool = True) -> UnlistedPattern:
+        """Find the blocks of the result by SciPy's loop; listing and sorting all pairs takes four times as long.
+
+        The pattern keeps the index arrays, to which nobody may write.
+        """
         rows = len(a.indptr) - 1
-        a, b = (Blocks(np.empty(0), x.indices.copy(), x.indptr.copy()) for x in (a, b))  # a user may write into them
-        pairs = int(np.diff(b.indptr).take(a.indices).sum(dtype=np.int64))
+        pairs = _pair_count(a.indices, np.diff(b.indptr))
         most = min(pairs, rows * block_cols)
         arrays = _as_one_index(a, b, most)
         indptr, indices, found = (
@@ -195,8 +199,10 @@ class HostProducts(ProductEngine):
         )
         count = int(indptr[-1])
         indices = indices[:count].copy()
-        order = np.arange(count, dtype=indices.dtype)
-        _sparsetools.csr_sort_indices(rows, indptr, indices, order)
+        order = None
+        if in_order or self._by_pairs(a, b, a.data.dtype):
+            order = np.arange(count, dtype=indices.dtype)
+            _sparsetools.csr_sort_indices(rows, indptr, indices, order)
         index = structure.index_dtype(count, a.indices, b.indices)
         indices, indptr = (x.astype(index, copy=False) for x in (indices, indptr))
         return UnlistedPattern(indices, indptr, pairs, lambda: self.product_pattern(a, b, block_cols), order)
@@ -206,10 +212,10 @@ class HostProducts(ProductEngine):
             return super().multiply_planned(a, b, pattern, cols, dtype)
         # SciPy's loop for the whole product is faster than pairs, and its blocks are put into the order of the pattern.
         found = self._multiply_by_loop(a, b, cols, dtype, len(pattern.indices))
-        order = pattern.order if isinstance(pattern, UnlistedPattern) else found.indices[:0]
-        single = a.data.shape[1:] == b.data.shape[1:] == (1, 1) and len(found.indices) == len(order)
-        if single and np.array_equal(found.indices.take(order), pattern.indices):  # no sum was zero
-            return found.data.reshape(-1).take(order).reshape(-1, 1, 1)
+        if isinstance(pattern, UnlistedPattern) and len(found.indices) == len(pattern.indices):  # no sum was zero
+            order = pattern.order
+            if np.array_equal(found.indices if order is None else found.indices.take(order), pattern.indices):
+                return found.data if order is None else found.data.take(order, axis=0)
         out = np.zeros((len(pattern.indices), *found.data.shape[1:]), dtype)
         rows = self.backend.expand(found.indptr, len(found.indices))
         planned = Blocks(out, pattern.indices, pattern.indptr)
@@ -245,6 +251,14 @@ class HostProducts(ProductEngine):
         )  # fmt: skip
         used = int(indptr[-1])  # SciPy drops 1 x 1 blocks whose sum is zero
         return Blocks(data[:used], indices[:used], indptr)
+
+
+def _pair_count(columns: Array, lengths: Array) -> int:
+    """The sum of the lengths of the rows of B at these columns of A, some at a time, which stay in the cache."""
+    if len(lengths) and (lengths == lengths[0]).all():
+        return len(columns) * int(lengths[0])
+    parts = (columns[k : k + _INDICES_AT_A_TIME] for k in range(0, len(columns), _INDICES_AT_A_TIME))
+    return sum(int(lengths.take(part).sum(dtype=np.int64)) for part in parts)
 
 
 def _as_one_index(a: Blocks, b: Blocks, most: int = 0) -> list[Array]:

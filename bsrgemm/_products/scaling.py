@@ -133,6 +133,11 @@ class BlockScaling(Conversions):
         A = for_product(self, dtype)
         data, indices, indptr = A._validated
         line = backend.expand(indptr, len(indices)) if rows else indices
+        single = factor.ndim == 3 and data.shape[1:] == (1, 1) and data.dtype == factor.dtype
+        if single and xp is np and dtype.char in "fdFD":
+            products = factor.reshape(-1).take(line) * data.reshape(-1)
+            products += 0  # a sum of products has no -0
+            return A._with_data(products.reshape(-1, 1, 1))
         if factor.ndim == 3:
             block = xp.arange(len(data), dtype=np.int64)
             line = line.astype(np.int64, copy=False)

@@ -8,6 +8,7 @@ from .._array.base import BsrBase
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten
 from ..dtypes import result_dtype
+from .call import UnlistedPattern
 from .engine import ENGINES
 from .matmul import for_product
 
@@ -58,10 +59,15 @@ class ProductPlan:
     array([3., 0., 3., 0.])
     """
 
+    #: Whether the blocks of a block row of the result are sorted.
+    _in_order = True
+
     def __init__(self, A: BsrBase, B: BsrBase) -> None:
         self._backend, self._structures = A._backend, tuple(_structure(x) for x in (A, B))
         a, b = A._validated, B._validated
-        self._pattern = ENGINES.of(self._backend).planned_pattern(a, b, B._block_shape[1])
+        if not _counts_writes(self._backend):  # a user may write into the arrays of A and B
+            a, b = (Blocks(x.data, *kept.copies) for x, kept in zip((a, b), self._structures, strict=True))
+        self._pattern = ENGINES.of(self._backend).planned_pattern(a, b, B._block_shape[1], self._in_order)
         self._share_index()
         self.shape, self.blocksize = (A._shape[0], B._shape[1]), (A.blocksize[0], B.blocksize[1])
         self.blocks, self.pairs = len(self._pattern.indices), self._pattern.pairs
@@ -122,7 +128,18 @@ class ProductPlan:
         data = ENGINES.of(self._backend).multiply_planned(A._blocks, B._blocks, pattern, cols, dtype)
         if not _same(self._backend, self._shared, (pattern.indices, pattern.indptr), self._shared_unwritten):
             self._share_index()
-        return A._new(Blocks(data, *self._shared), self.shape, canonical=True)
+        canonical = None if isinstance(pattern, UnlistedPattern) and pattern.order is None else True
+        return A._new(Blocks(data, *self._shared), self.shape, canonical=canonical)
+
+
+class FactorPlan(ProductPlan):
+    """A plan for a product that is the right factor of another one, which does not depend on the order of its blocks.
+
+    On the CPU, results have the blocks of a block row in the order in which a loop finds them; the sort would take as
+    long as half of the product. Values are float32, float64, complex64 or complex128.
+    """
+
+    _in_order = False
 
 
 def plan(A: Any, B: Any) -> ProductPlan:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of, foreign_backend
+from .operators import plain
 
 #: A mode is dropped in an aggregate if so small a share of it is left beside the other modes.
 _DEPENDENT = 1e-10
@@ -24,6 +25,8 @@ _OUT = -1
 _MOST_ROUNDS = 200
 #: Connections of nodes, filled up to the most that a node has, over those that there are: more are not worth it.
 _MOST_REPEATED = 2
+#: Nodes of which the host looks at all connections before it goes on: what it reads and writes stays in the cache.
+_NODES_AT_A_TIME = 1 << 14
 #: The share of nodes below which those that are undecided are looked at alone.
 _FEW = 0.3
 #: Rounds before the host asks whether all nodes are decided; what is decided stays so.
@@ -39,6 +42,8 @@ def strong_connections(A: Any, theta: float) -> tuple[Array, Array, Array]:
     backend: Backend = A._backend
     xp = backend.xp
     data, indices, indptr = A._canonical()
+    if xp is np and theta == 0 and data.size == len(data) == np.count_nonzero(data):
+        return indices, indptr.astype(np.int64), _with_others(indices, indptr)
     row = backend.expand(indptr, len(indices))
     own = row == indices
     filled = (data.reshape(len(data), data.shape[1] * data.shape[2]) != 0).any(axis=1)
@@ -53,6 +58,15 @@ def strong_connections(A: Any, theta: float) -> tuple[Array, Array, Array]:
         root = xp.sqrt(diagonal)
         keep = own | (size > theta * root[row] * root[indices])
     return indices[keep], _counts(xp, keep)[indptr], rows_with(xp, filled & ~own, indptr)
+
+
+def _with_others(indices: Array, indptr: Array) -> Array:
+    """Whether each block row has a block beside that on the diagonal; none is stored twice."""
+    lengths = np.diff(indptr)
+    found = lengths > 1
+    single = np.flatnonzero(lengths == 1)
+    found[single] = indices[indptr[single]] != single
+    return found
 
 
 def _counts(xp: Any, chosen: Array) -> Array:
@@ -87,56 +101,100 @@ def aggregates(backend: Backend, indices: Array, indptr: Array, coupled: Array |
     be the root of another one. All other nodes join the aggregate of a neighbour.
     """
     xp = backend.xp
-    others, starts = indices.astype(np.int64), indptr[:-1].astype(np.int64)
-
-    def segments(x: Array) -> Array:
-        return backend.segment_reduce("maximum", x, others, starts)
-
-    #: the maximum over a node's connections, among them the node itself
-    highest = (_highest_by_places(others, indptr) if xp is np else None) or segments
-
-    key = hashed(xp, len(starts))
+    highest = (_highest_by_places(indices, indptr) if xp is np else None) or _Segments(backend, indices, indptr)
+    key = hashed(xp, len(indptr) - 1)
     if coupled is None:
-        coupled = xp.ones(len(starts), bool)
+        coupled = xp.ones(len(key), bool)
     root = _roots(xp, highest, xp.where(coupled, key, _OUT))
     number = xp.cumsum(root)  # from 1 on
     found = highest(xp.where(root, number, 0))
     free = (found == 0) & coupled
-    around = backend.segment_reduce("add", free.astype(np.int32), others, starts)
+    around = highest.count(free)
     root = _roots(xp, highest, xp.where(free & (2 * around >= xp.diff(indptr)), key, _OUT), free)
     number = xp.where(root, number[-1] + xp.cumsum(root), 0)
-    found = xp.where(free, highest(number), found)
-    found = xp.where(found > 0, found, highest(found))
+    found = highest.where(free, number, found)
+    found = highest.where(found <= 0, found, found)
     last = xp.maximum(found.max(), 0)
     alone = (found == 0) & coupled
     found = xp.where(alone, last + xp.cumsum(alone), found)
     return found - 1, int(found.max())  # synchronize!
 
 
-class _Places:
-    """The maximum over the connections of nodes on the host.
+class _Segments:
+    """The maximum over the connections of each node, among them the node itself: ``highest(x)``."""
 
-    The first connections of all nodes, then the second ones, and so on: three times as fast as NumPy's reduction of
+    def __init__(self, backend: Backend, indices: Array, indptr: Array) -> None:
+        self._backend, self._others, self._starts = backend, indices.astype(np.int64), indptr[:-1].astype(np.int64)
+
+    def __call__(self, x: Array) -> Array:
+        return self._backend.segment_reduce("maximum", x, self._others, self._starts)
+
+    def where(self, chosen: Array, x: Array, otherwise: Array) -> Array:
+        """Return the maximum of x where a node is chosen, and what it has otherwise elsewhere."""
+        found: Array = self._backend.xp.where(chosen, self(x), otherwise)
+        return found
+
+    def count(self, marked: Array) -> Array:
+        """Return how many connections of each node that is marked are marked, too; elsewhere any number."""
+        return self._backend.segment_reduce("add", marked.astype(np.int32), self._others, self._starts)
+
+
+class _Places:
+    """What `_Segments` does, on the host.
+
+    The first connections of some nodes, then the second ones, and so on: five times as fast as NumPy's reduction of
     segments, which are short. A node with fewer connections repeats its last one.
 
     Parameters
     ----------
     place : array (most, nodes)
         The connections of each node, in a column.
+    lengths : array (nodes,)
+        How many connections each node has.
     """
 
-    def __init__(self, place: Array) -> None:
-        self._place = place
+    def __init__(self, place: Array, lengths: Array) -> None:
+        self._place, self._lengths = place, lengths
+        self._chosen: tuple[Array, Array, _Places] | None = None
 
     def __call__(self, x: Array) -> Array:
-        found, other = x.take(self._place[0]), np.empty(self._place.shape[1], x.dtype)
-        for connections in self._place[1:]:
-            np.maximum(found, x.take(connections, out=other, mode="clip"), out=found)
+        n = self._place.shape[1]
+        found, spare = np.empty(n, x.dtype), np.empty(min(n, _NODES_AT_A_TIME), x.dtype)
+        for first in range(0, n, _NODES_AT_A_TIME):
+            some = slice(first, first + _NODES_AT_A_TIME)
+            here = found[some]
+            x.take(self._place[0, some], out=here, mode="clip")
+            other = spare[: len(here)]
+            for connections in self._place[1:, some]:
+                np.maximum(here, x.take(connections, out=other, mode="clip"), out=here)
         return found
 
+    def where(self, chosen: Array, x: Array, otherwise: Array) -> Array:
+        """Return the maximum of x where a node is chosen, and what it has otherwise elsewhere."""
+        nodes, some = self.at(chosen)
+        found = otherwise.copy()
+        found[nodes] = some(x)
+        return found
+
+    def count(self, marked: Array) -> Array:
+        """Return how many connections of each node that is marked are marked, too; elsewhere any number."""
+        nodes, some = self.at(marked)
+        counts, found = np.zeros(len(nodes), np.int32), np.zeros(len(marked), np.int32)
+        for k, connections in enumerate(some._place):
+            counts += marked.take(connections) & (some._lengths > k)
+        found[nodes] = counts
+        return found
+
+    def at(self, chosen: Array) -> tuple[Array, _Places]:
+        """Return the nodes that are chosen, and the same for them alone; the last answer is kept for the same array."""
+        if self._chosen is None or self._chosen[0] is not chosen:
+            nodes = np.flatnonzero(chosen)
+            self._chosen = chosen, nodes, self.of(nodes)
+        return self._chosen[1:]
+
     def of(self, nodes: Array) -> _Places:
-        """Return the maximum over the connections of these nodes alone."""
-        return _Places(self._place.take(nodes, axis=1))
+        """Return the same for these nodes alone."""
+        return _Places(self._place.take(nodes, axis=1), self._lengths.take(nodes))
 
     def reached(self, n: int) -> Array:
         """Return the nodes, of n, that are connections."""
@@ -145,16 +203,20 @@ class _Places:
         return np.flatnonzero(found)
 
 
-def _highest_by_places(others: Array, indptr: Array) -> _Places | None:
+def _highest_by_places(indices: Array, indptr: Array) -> _Places | None:
     """The maximum over the connections of each node, or None if nodes have very different numbers of them."""
     lengths = np.diff(indptr)
-    most = int(lengths.max())
-    if most * len(lengths) > _MOST_REPEATED * len(others):
+    n, most = len(lengths), int(lengths.max())
+    if most * n > _MOST_REPEATED * len(indices):
         return None
-    place = indptr[:-1] + np.arange(most)[:, None]
-    if most * len(lengths) > len(others):
-        np.minimum(place, indptr[1:] - 1, out=place)
-    return _Places(others.take(place))
+    place = np.empty((most, n), indices.dtype)
+    for first in range(0, n, _NODES_AT_A_TIME):
+        some = slice(first, first + _NODES_AT_A_TIME)
+        at, last = indptr[:-1][some].astype(np.intp), indptr[1:][some] - 1
+        for connections in place[:, some]:
+            indices.take(np.minimum(at, last), out=connections, mode="clip")
+            at += 1
+    return _Places(place, lengths)
 
 
 def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Array | None = None) -> Array:
@@ -177,30 +239,37 @@ def _roots(xp: Any, highest: Callable[[Array], Array], state: Array, inside: Arr
 
 
 def _roots_by_places(highest: _Places, state: Array, inside: Array | None) -> Array:
-    """`_roots` on the host, where the nodes that are undecided are looked at alone as soon as they are few.
+    """`_roots` on the host: two rounds are one, and undecided nodes are looked at alone as soon as they are few.
 
-    What is decided stays so, so that the result is the same.
+    What is decided stays so, and after a round that has found roots the next one finds none: it takes out the nodes
+    near them, for which bytes do in place of keys. So the result is the same.
     """
-    state, near, n = state.copy(), np.zeros(len(state), state.dtype), len(state)
-    for done in range(_MOST_ROUNDS):
-        if done % _ROUNDS_AT_A_TIME == 0:
-            # without a sign, the states of roots and of those that are out are the largest
-            open_, asked = np.flatnonzero(state.view(np.uint64) < _ROOT), None
-            if not len(open_):
-                break
-            if len(open_) < _FEW * n:
-                second = highest.of(open_)
-                asked = second.reached(n)
-                first = highest.of(asked)
-        if asked is None:
-            near = highest(state)
-            top, own = highest(near if inside is None else np.where(inside, near, 0)), state
-            state = np.where(top == own, own | _ROOT, np.where(top < _ROOT, own, _OUT))
+    state, n = state.copy(), len(state)
+    near, marked = np.zeros(n, state.dtype), np.zeros(n, np.uint8)
+    asked: Any = slice(None)
+    first = second = highest
+    if inside is not None:  # what others see is 0, and stays so
+        asked, first = highest.at(inside)
+    for done in range(_MOST_ROUNDS // 2):
+        # without a sign, the states of roots and of those that are out are the largest
+        open_: Any = np.flatnonzero(state.view(np.uint64) < _ROOT)
+        if not len(open_):
+            break
+        few = len(open_) < _FEW * n
+        if few or inside is not None:
+            second = highest.of(open_)
         else:
-            found = first(state)
-            near[asked] = found if inside is None else np.where(inside[asked], found, 0)
-            top, own = second(near), state[open_]
-            state[open_] = np.where(top == own, own | _ROOT, np.where(top < _ROOT, own, _OUT))
+            open_ = slice(None)
+        if few and (done or inside is None):
+            asked = second.reached(n)
+            asked = asked if inside is None else asked[inside[asked]]
+            first = highest.of(asked)
+        near[asked] = first(state)
+        own = state[open_]
+        own = np.where(second(near) == own, own | _ROOT, own)
+        state[open_] = own
+        marked[asked] = first((state >= _ROOT).view(np.uint8))
+        state[open_] = np.where((second(marked) == 0) | (own >= _ROOT), own, _OUT)
     return state >= 0
 
 
@@ -285,8 +354,11 @@ def rigid_body_modes(coordinates: Any) -> Array:
            [ 0.,  1.,  1.]])
     """
     backend = backend_of(coordinates) or foreign_backend(coordinates)
-    if backend is None or not backend.is_dense(coordinates) or coordinates.dtype.kind not in "fiu":
+    if backend is None or not backend.is_dense(coordinates):
         raise TypeError(f"coordinates: wanted a NumPy or CuPy array of real numbers, got {type(coordinates).__name__}")
+    if coordinates.dtype.kind not in "fiu":
+        raise TypeError(f"coordinates: wanted a NumPy or CuPy array of real numbers, got {coordinates.dtype}")
+    coordinates = plain(coordinates, "coordinates")
     if coordinates.ndim != 2 or coordinates.shape[1] not in (2, 3):
         raise ValueError(f"coordinates: wanted shape (n, 2) or (n, 3), got {tuple(coordinates.shape)}")
     xp = backend.xp

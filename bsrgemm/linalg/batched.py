@@ -17,7 +17,7 @@ from .._backend.registry import backend_of
 from .._batch import bsr_batch
 from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .graphs import Iterations, capturable
-from .operators import Preconditioner
+from .operators import Preconditioner, holds_numbers, plain, solution_dtype
 from .steps import Step
 
 
@@ -29,11 +29,14 @@ class _Systems:
         self.A, self.backend, self.xp = A, A._backend, A._backend.xp
         if rows != columns:
             raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
+        b, x0 = plain(b, "b"), plain(x0, "x0")
         if not self.backend.is_dense(b):
             raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {type(b).__name__}")
-        if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows) or not rows:
+        if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows):
             raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
-        dtype = np.result_type(b.dtype, A.dtype, np.float32)
+        if not holds_numbers(b):
+            raise TypeError(f"b: wanted numbers, got {b.dtype}")
+        dtype = solution_dtype(b.dtype, A.dtype)
         if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
             dtype = np.result_type(dtype, np.complex64)
         if dtype.char not in "fdFD":

@@ -58,7 +58,7 @@ def constrain(A: Any, b: Any, dofs: Any, values: Any = 0) -> tuple[Any, Array]:
     check_matrix(A)
     backend = A._backend
     xp, n, R = backend.xp, A.shape[0], A.blocksize[0]
-    check_right_hand_side(b, A)
+    b = check_right_hand_side(b, A)
     places = _places(A, dofs)
     given = values if backend.is_dense(values) else backend.from_host(np.asarray(values))
     if given.dtype.kind not in "fciub":

@@ -11,7 +11,7 @@ from .._array.convert import Conversions
 from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._backend.registry import host
-from .operators import check_right_hand_side, column_sums, way_out
+from .operators import check_right_hand_side, column_sums, solution_dtype, way_out
 
 _MISSING = (
     'A: spsolve on the GPU needs cuDSS through nvmath-python: pip install "bsrgemm[cudss12]" for CUDA 12, '
@@ -76,9 +76,9 @@ def spsolve(A: Any, b: Any) -> Array:
             "A: spsolve works on the CPU, and nothing is moved, if b is there: "
             f"got A on {A._backend.name!r}; take A.get(), or b on {A._backend.name!r}"
         )
-    check_right_hand_side(b, A)
+    b = check_right_hand_side(b, A)
     assert isinstance(A, Conversions)
-    dtype = np.result_type(A.dtype, b.dtype, np.float32)
+    dtype = solution_dtype(A.dtype, b.dtype)
     if dtype.char not in "fdFD":
         raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
     A = A.astype(dtype, copy=False)

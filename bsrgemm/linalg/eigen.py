@@ -112,7 +112,7 @@ def _checked(A: Any, X: Any, B: Any, M: Any, Y: Any) -> Backend:
     backend = backend_of(X)
     if backend is None or not backend.is_dense(X):
         raise TypeError(f"X: wanted a NumPy or CuPy array, got {type(X).__name__}")
-    if X.ndim != 2 or X.dtype.kind not in "fciub":
+    if X.ndim != 2 or not X.shape[1] or X.dtype.kind not in "fciub":
         raise ValueError(f"X: wanted an array (n, k) of numbers, got {X.dtype} of shape {tuple(X.shape)}")
     n = len(X)
     for name, operand in operands.items():

@@ -25,7 +25,16 @@ from .arguments import (
 )
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
-from .operators import DistributedOperator, column_sums, inner_products, product_with, together
+from .operators import (
+    DistributedOperator,
+    as_array,
+    column_sums,
+    holds_numbers,
+    inner_products,
+    product_with,
+    solution_dtype,
+    together,
+)
 from .restarted import restarted
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step
 
@@ -43,14 +52,14 @@ class _System:
         #: the matrix if its rows are on several processes; inner products are summed over them
         self._spread = A if isinstance(A, DistributedOperator) else None
         with together(A):
-            self.backend, b = _right_hand_side(b, 0 if self._spread is not None else 1)
+            self.backend, b = _right_hand_side(b)
             self.xp = self.backend.xp
             n = b.shape[0]
             self.multiply = product_with(A, "A", self.backend, n)
             self.precondition = (lambda r: r) if M is None else product_with(M, "M", self.backend, n)
             if self._spread is not None and getattr(M, "_comm", None) not in (None, self._spread.comm):
                 raise ValueError("M: wanted one that was made with the communicator of A, got one of another")
-            dtype = np.result_type(b.dtype, getattr(A, "dtype", None) or np.float64, np.float32)
+            dtype = solution_dtype(b.dtype, getattr(A, "dtype", None) or np.float64)
             if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
                 dtype = np.result_type(dtype, np.complex64)
             if dtype.char not in "fdFD":
@@ -75,9 +84,12 @@ class _System:
     def _start(self, x0: Any, b: Array, dtype: np.dtype[Any]) -> Array:
         if x0 is None:
             return self.xp.zeros(b.shape, dtype)
+        x0 = as_array(x0, "x0") if self.xp is np else x0
         if not self.backend.is_dense(x0) or tuple(x0.shape) != tuple(b.shape):
             got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
             raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
+        if not holds_numbers(x0):
+            raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
         return x0.astype(dtype, copy=True)
 
     def _counts(self, chosen: Array) -> Any:
@@ -147,19 +159,20 @@ class _System:
         return f". A is not Hermitian, and {self.method} is for matrices that are; try gmres or bicgstab"
 
 
-def _right_hand_side(b: Any, least: int) -> tuple[Backend, Array]:
-    """The backend of b, and b as an array with at least so many rows."""
+def _right_hand_side(b: Any) -> tuple[Backend, Array]:
+    """The backend of b, and b as an array; a list is one on the CPU."""
+    b = as_array(b, "b")
     backend = backend_of(b) or foreign_backend(b)
     if backend is None:
         raise TypeError(f"b: wanted a NumPy or CuPy array, got {type(b).__name__}")
     found = b if backend.is_dense(b) else adopted(backend, b, "b")
     if backend.is_sparse(b) or found is None:
         raise TypeError(f"b: wanted a dense array, got {type(b).__name__}")
-    if found.ndim not in (1, 2) or found.shape[0] < least:
+    if found.ndim not in (1, 2):
         raise ValueError(f"b: wanted shape (n,) or (n, k), got {tuple(found.shape)}")
-    if found.dtype.kind not in "fciu":
+    if not holds_numbers(found):
         raise TypeError(f"b: wanted numbers, got {found.dtype}")
-    return backend, np.asarray(found) if isinstance(found, np.matrix) else found
+    return backend, found
 
 
 @_quietly
@@ -183,7 +196,7 @@ def cg(
         each with its rows of `b` and `x0`, and get their rows of `x`.
     b : array (n,) or (n, k)
         One right-hand side, or several that are solved together: one product for all, and each with its own steps. For
-        a batch (batch, n) or (batch, n, k).
+        a batch (batch, n) or (batch, n, k). On the CPU a list will do, except for a batch.
     x0 : array like `b`, optional
         Where to start; 0 by default.
     rtol, atol : float

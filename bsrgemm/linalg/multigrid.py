@@ -12,10 +12,10 @@ import numpy as np
 
 from .._backend.base import Array, Blocks
 from .._products.sddmm import check_structure
-from .._products.spgemm import ProductPlan, plan
+from .._products.spgemm import FactorPlan, ProductPlan, plan
 from ..bsr import bsr_array
 from . import aggregation
-from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, multiply
+from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, holds_numbers, multiply, plain
 from .smoothers import Chebyshev, Jacobi, inverse_blocks
 
 #: Eigenvalues of the coarsest matrix that count as zero, over the largest.
@@ -376,10 +376,13 @@ def near_nullspace_of(A: Any, given: Any) -> Array:
         raise TypeError(
             f"near_nullspace: wanted a dense array on {A._backend.name!r}, where A is, got {type(given).__name__}"
         )
+    given = plain(given, "near_nullspace")
     if given.ndim == 1:
         given = given[:, None]
     if given.ndim != 2 or given.shape[0] != n or not given.shape[1]:
         raise ValueError(f"near_nullspace: wanted shape ({n}, m), got {tuple(given.shape)}")
+    if not holds_numbers(given):
+        raise TypeError(f"near_nullspace: wanted numbers, got {given.dtype}")
     if given.dtype.kind == "c" and A.dtype.kind != "c":
         raise TypeError(f"near_nullspace: wanted real numbers, as A has, got {given.dtype}")
     if not bool(xp.isfinite(given).all()):  # synchronize!
@@ -410,7 +413,7 @@ class _Plans:
         P = self._prolongator(A, D, smoothing.rho)
         R = self._restriction(P)
         if self._second is None:
-            self._second = plan(A, P)
+            self._second = FactorPlan(A, P)
         AP = self._second(A, P)
         if self._third is None:
             self._third = plan(R, AP)

@@ -11,9 +11,10 @@ import numpy as np
 
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend
-from .._backend.registry import backend_of
+from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
 from .._products.matmul import matmul
+from ..dtypes import is_float
 
 #: Parts of long columns that are summed side by side on a GPU, and the fewest rows of a part. CuPy's reduction has a
 #: CTA for some columns, whatever their length, and a large card runs hundreds of CTAs at a time.
@@ -191,6 +192,7 @@ class Preconditioner(ABC):
 
     def _through(self, apply: Callable[[Array], Array], r: Any) -> Any:
         """``apply(r)`` in the dtype of the preconditioner; the result has that of `r` if it can hold it."""
+        r = plain(r, "r")
         if not self._backend.is_dense(r):
             raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {type(r).__name__}")
         if r.ndim not in (1, 2) or r.shape[0] != self.shape[1]:
@@ -307,26 +309,67 @@ def refuse_several(A: Any, name: str, function: str) -> None:
         )
 
 
-def check_right_hand_side(b: Any, A: Any) -> None:
-    """Raise TypeError unless b is a dense array on the device of A, and ValueError unless it is (n,) or (n, k)."""
+def as_array(x: Any, name: str) -> Any:
+    """Return a list or a tuple of numbers as an array of NumPy, as scipy takes it; see `plain` for anything else."""
+    if not isinstance(x, list | tuple):
+        return plain(x, name)
+    try:
+        return np.asarray(x)
+    except ValueError:
+        raise ValueError(f"{name}: wanted numbers in rows of one length, got a {type(x).__name__} of others") from None
+
+
+def plain(x: Any, name: str) -> Any:
+    """Return a `numpy.matrix` or a masked array as a plain one; ValueError if elements are masked.
+
+    Sums and norms would leave masked elements out, so that a solver would call its x a solution.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        if np.ma.is_masked(x):
+            raise ValueError(
+                f"{name}: wanted a number everywhere, got masked elements; {name}.filled(0) has zeros there"
+            )
+        return np.asarray(x.data)
+    return np.asarray(x) if isinstance(x, np.matrix) else x
+
+
+def holds_numbers(x: Any) -> bool:
+    """Whether the dtype of an array is one of numbers or booleans."""
+    return x.dtype.kind in "fciub" or is_float(x.dtype)
+
+
+def solution_dtype(*dtypes: Any) -> np.dtype[Any]:
+    """Return what dtypes are promoted to, float32 at least; NumPy has no promotion of float16 with bfloat16."""
+    return np.result_type(*(np.result_type(dtype, np.float32) for dtype in dtypes))
+
+
+def check_right_hand_side(b: Any, A: Any) -> Any:
+    """Return b as a plain array on the device of A, of shape (n,) or (n, k); raise TypeError or ValueError otherwise.
+
+    On the CPU, b may be a list.
+    """
     backend, n = A._backend, A.shape[0]
+    b = as_array(b, "b") if backend is host() else b
     wanted = f"b: wanted a dense array ({n},) or ({n}, k) on {backend.name!r}"
     if not backend.is_dense(b):
         raise TypeError(f"{wanted}, where A is, got {type(b).__module__} {type(b).__name__}")
     if b.ndim not in (1, 2) or b.shape[0] != n:
         raise ValueError(f"{wanted}, got {tuple(b.shape)}")
-    if b.dtype.kind not in "fciub":
+    if not holds_numbers(b):
         raise TypeError(f"b: wanted numbers, got {b.dtype}")
+    return b
 
 
 def product_with(A: Any, name: str, backend: Backend, n: int, beside: str = "b") -> Callable[[Array], Array]:
     """Return the function ``x -> A @ x`` for a matrix or an operator of shape (n, n), where the array `beside` is."""
     shape = local_shape(A) if isinstance(A, DistributedOperator) else getattr(A, "shape", None)
-    if shape is None or tuple(shape) != (n, n):
+    if shape is None:
+        made = f"; bsr_array({name}) makes one" if isinstance(A, list | tuple) else ""
+        made = "; scipy.sparse.linalg.LinearOperator makes one of a function" if callable(A) else made
+        raise TypeError(f"{name}: wanted a matrix or a linear operator, got {type(A).__name__}{made}")
+    if tuple(shape) != (n, n):
         batch = way_out(A, name) if isinstance(A, bsr_batch) else ""
-        raise ValueError(
-            f"{name}: wanted shape {(n, n)}, as {beside} has {n} rows, got {shape and tuple(shape)}{batch}"
-        )
+        raise ValueError(f"{name}: wanted shape {(n, n)}, as {beside} has {n} rows, got {tuple(shape)}{batch}")
     found = backend_of(A)
     if found is None and isinstance(A, Preconditioner | DistributedOperator):
         found = A._backend

@@ -111,7 +111,10 @@ def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Precond
     check_matrix(A)
     if isinstance(omega, bool) or not isinstance(omega, numbers.Real) or not 0 < float(omega) < 2:
         raise ValueError(f"omega: wanted a number above 0 and below 2, got {omega!r}")
-    return _Sweeps(A, *_ordered(A, order), inverse_blocks(A).data, float(omega))
+    number, count = _ordered(A, order)
+    inverse = inverse_blocks(A).data
+    _check_finite(A, A._source()[0].data)
+    return _Sweeps(A, number, count, inverse, float(omega))
 
 
 def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
@@ -157,6 +160,7 @@ def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
     0
     """
     check_matrix(A)
+    _check_finite(A, A._source()[0].data)
     number, count = _ordered(A, order)
     factored, inverse = _factored(A, number, count)
     return _Sweeps(factored, number, count, inverse)
@@ -204,6 +208,7 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     0
     """
     check_matrix(A)
+    _check_finite(A, A._source()[0].data)
     apart = abs(A - A.conj().T).max() if A.shape[0] else 0
     if A.shape[0] and not float(apart) <= 64 * np.finfo(A.dtype).eps * float(abs(A).max()):  # synchronize!
         raise ValueError(f"A: wanted a Hermitian matrix, got one that differs from its transpose by {float(apart):.3g}")
@@ -217,6 +222,12 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     if len(wrong):
         raise ValueError(f"A: pivot block {int(wrong[0])} is not positive definite; shift the diagonal, or try ilu0")
     return _Sweeps(factored, number, count, inverse)
+
+
+def _check_finite(A: Any, data: Array) -> None:
+    """Raise ValueError if blocks of A hold NaN or infinity, which would spread through all that depends on them."""
+    if not bool(A._backend.xp.isfinite(data).all()):  # synchronize!
+        raise ValueError("A: wanted finite numbers, got NaN or infinity")
 
 
 def _ordered(A: Any, order: str) -> tuple[Array, int]:
@@ -328,10 +339,9 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool =
     check_matrix(A)
     backend: Backend = A._backend
     xp = backend.xp
-    check_right_hand_side(b, A)
+    b = check_right_hand_side(b, A)
     data, indices, indptr = A._canonical()
-    if not bool(xp.isfinite(data).all()):  # synchronize!
-        raise ValueError("A: wanted finite numbers, got NaN or infinity")
+    _check_finite(A, data)
     row = backend.expand(indptr, len(indices))
     if bool((indices > row).any() if lower else (indices < row).any()):  # synchronize!
         side = "above" if lower else "below"

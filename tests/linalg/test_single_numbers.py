@@ -214,8 +214,11 @@ def test_right_hand_sides_of_a_batch_have_a_vector_of_the_length_for_each_system
         linalg.cg(A, np.ones(shape))
 
 
-def test_batches_of_systems_without_unknowns_are_refused() -> None:
+def test_batches_of_systems_without_unknowns_are_solved() -> None:
     A = bg.bsr_batch([bg.bsr_array((0, 0), blocksize=(2, 2))] * 2)
     for shape in ((2, 0), (2, 0, 3)):
+        x, info = linalg.cg(A, np.ones(shape))
+        assert x.shape == shape and info.shape == (shape[0], *shape[2:]) and not info.any()
+    for wrong in ((2,), (1, 0), (2, 1), (2, 1, 3)):
         with pytest.raises(ValueError, match="b: wanted shape "):
-            linalg.cg(A, np.ones(shape))
+            linalg.cg(A, np.ones(wrong))

@@ -327,9 +327,14 @@ def test_files_and_dtypes_are_named() -> None:
 def test_operands_of_lobpcg_are_named() -> None:
     A, X = matrix(), tokens(8, 1).astype(float)
     for name in ("A", "B", "M"):
-        for operand in (3, "a", np.ones((2, 2)), np.ones(8), {}):
+        for operand in (np.ones((2, 2)), np.ones(8)):
             with pytest.raises(ValueError, match=rf"{name}: wanted shape \(8, 8\), as X has 8 rows"):
                 linalg.lobpcg(**({"A": A, "X": X} | {name: operand}))
+        for odd in (3, "a", {}, [[1.0]]):
+            with pytest.raises(
+                TypeError, match=rf"{name}: wanted a matrix or a linear operator, got {type(odd).__name__}"
+            ):
+                linalg.lobpcg(**({"A": A, "X": X} | {name: odd}))
     for Y in (3, "a", [[1.0]], np.ones(8), np.ones((2, 2)), np.array([["a"]] * 8)):
         with pytest.raises(ValueError, match=r"Y: wanted an array \(8, j\) of numbers on 'cpu', got "):
             linalg.lobpcg(A, X, Y=Y)
