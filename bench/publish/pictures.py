@@ -181,6 +181,26 @@ def headline(gemm: dict[str, Any], attended: dict[str, Any]) -> Figure:
     return figure
 
 
+def jobs(whole: dict[str, Any], steps: dict[str, Any]) -> Figure:
+    """Unknowns a second from block-COO on the card to x; those of pyamg from the matrix on the host."""
+    series: dict[str, figures.Points] = {}
+    for row in whole["rows"]:
+        if "rate" in row:
+            series.setdefault(row["what"], []).append((row["unknowns"], row["rate"]))
+    for row in steps["rows"]:
+        if row["what"].startswith("pyamg") and row["problem"] == "cube":
+            seconds = row["setup"] + row["solution"]
+            series.setdefault("pyamg on the host, set-up and solution", []).append(
+                (row["unknowns"], row["unknowns"] / seconds)
+            )
+    figure, axes = figures.new_axes("Elasticity of a cube, 3 x 3 float64, to 1e-8", whole)
+    for place, (label, points) in enumerate(series.items()):
+        figures.add_line(axes, place, sorted(points), label)
+    axes.set(xscale="log", yscale="log", xlabel="unknowns", ylabel="unknowns a second")
+    figures.legend_below(axes, 2)
+    return figure
+
+
 @dataclass(frozen=True)
 class Picture:
     """What is drawn from which files of results."""
@@ -210,6 +230,7 @@ ALL = {
     "attention": Picture(attention, ("attention_table_cuda",)),
     "long": Picture(long, ("attention_long_cuda",)),
     "small_blocks": Picture(small_blocks, ("spmv_blocks_cuda", "spmv_table_cuda")),
+    "solver_jobs": Picture(jobs, ("solver_jobs_cuda", "solvers_cuda")),
 }
 
 

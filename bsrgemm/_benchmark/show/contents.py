@@ -80,6 +80,10 @@ GROUPS: dict[str, list[Contents]] = {
          product_rows.solvers),
         ("solvers_cuda", "`bg.linalg`: set-up of smoothed aggregation, new numbers for it, and CG to 1e-8",
          product_rows.systems),
+        ("solver_jobs_cuda", "whole jobs, elasticity of a cube: from block-COO on the card to x at 1e-8",
+         product_rows.whole_jobs),
+        ("solver_jobs_cuda", "incomplete decompositions and SSOR on the same matrices, colour by colour",
+         product_rows.decompositions),
     ),
     "llama": _all(("llama_cuda", "a model of the shape of Llama 3.1 8B, random weights", attention_rows.llama)),
 }  # fmt: skip

@@ -276,3 +276,28 @@ def systems(found: list[Row]) -> str:
         return [*(number(seconds and seconds * 1e3, 1) for seconds in times), str(row["iterations"])]
 
     return listed(found, header, lambda row: f"{row['problem']}, {row['unknowns']:,} unknowns, {row['what']}", cells)
+
+
+def whole_jobs(found: list[Row]) -> str:
+    """From block-COO on the card to x at 1e-8."""
+    header = ["", "seconds", "unknowns a second", "iterations"]
+
+    def cells(row: Row) -> list[str]:
+        if row["info"]:
+            return ["**WRONG**", *[""] * (len(header) - 2)]
+        return [number(row["seconds"], 3), f"{row['rate']:,.0f}", str(row["iterations"])]
+
+    rows = [row for row in found if "rate" in row]
+    return listed(rows, header, lambda row: f"{row['problem']}, {row['unknowns']:,} unknowns, {row['what']}", cells)
+
+
+def decompositions(found: list[Row]) -> str:
+    """What ``M @ r`` takes, beside one product with the matrix."""
+    header = ["", "set-up, ms", "M @ r, ms", "over A @ x"]
+
+    def cells(row: Row) -> list[str]:
+        times = [number(row[name] * 1e3, digits) for name, digits in (("setup", 1), ("seconds", 2))]
+        return [*times, number(row["multiple"], 1)]
+
+    rows = [row for row in found if "multiple" in row]
+    return listed(rows, header, lambda row: f"{row['problem']}, {row['unknowns']:,} unknowns, {row['what']}", cells)
