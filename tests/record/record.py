@@ -216,6 +216,8 @@ def problems(record: dict[str, Any]) -> list[str]:
     if counted(record["tests"].values()) != {outcome: suite[outcome] for outcome in OUTCOMES}:
         found.append("the outcomes of the tests are not those that were counted")
     found += [f"{name} has changed since" for name in stale_files(record)]
+    reports = {tool: part["errors"] for tool, part in record.get("sanitizer", {}).items()}
+    found += [f"{tool} has {count} reports that are not explained" for tool, count in reports.items() if count]
     excused = record.get("stand_in", {})
     if len(excused) > MOST_EXCUSED * outcomes:
         found.append(f"the stand-in leaves out {len(excused)} of {outcomes} tests")

@@ -35,6 +35,7 @@ RACES_EXPLAINED = {
     "attention_backward_sm90": 26,
     "attention_backward_keys_sm90": 57,
     "attention_backward_queries_sm90": 5,
+    "block_products_sm90": 3,
 }
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
@@ -111,6 +112,23 @@ def sanitize(tool: str, folder: Path, workers: str, only: str) -> dict[str, Any]
     found, table, said = run_tests(
         *("-n", workers, "-m", "sanitizer", "-k", only, "tests/gpu"), prefix=prefix, report=folder / f"{tool}.json"
     )
+    head, dirty = records.commit()
+    return judged(tool, found, table, said) | {"commit": head, "dirty": dirty}
+
+
+def judged_again(tool: str, folder: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the record from the logs of its run, whose reports were explained since."""
+    report = folder / f"{tool}.json"
+    found, said = json.loads(report.read_text()), report.with_suffix(".log").read_text()
+    return {
+        **judged(tool, found, records.read_table(report), said),
+        "commit": before["commit"],
+        "dirty": before["dirty"],
+    }
+
+
+def judged(tool: str, found: dict[str, Any], table: dict[str, dict[str, Any]], said: str) -> dict[str, Any]:
+    """What a run under a tool has found."""
     summaries = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", said)]
     # Races in kernels whose reports are explained are counted apart.
     races = re.findall(r"Race reported between \w+ access at (\w+)\+", said)
@@ -119,15 +137,12 @@ def sanitize(tool: str, folder: Path, workers: str, only: str) -> dict[str, Any]
     summaries += [n - sum(explained.values()) for n in totals]
     if not summaries:
         raise SystemExit(f"compute-sanitizer --tool {tool} gave no summary")
-    head, dirty = records.commit()
     passed = [test for test in found["tests"] if test["outcome"] == "passed" and test.get("launches")]
     names = {name for test in passed for name, _ in records._runs(test["launches"]["names"])}
     kernels = sorted({(table[name]["entry"], table[name]["source"]) for name in names})
     return {
         "collected": found["collected"],
         **records.counted(found["tests"]),
-        "commit": head,
-        "dirty": dirty,
         "errors": sum(summaries),
         "explained": explained,
         "kernels": [list(kernel) for kernel in kernels],
@@ -162,6 +177,11 @@ def main() -> int:
         default=[],
         help="with stand-in: tests that are not in the suite any more",
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="run nothing: judge the logs of sanitizers that --logs has kept, whose reports were explained since",
+    )
     parser.add_argument("-k", dest="keyword", help="as that of pytest: the record says that it is partial")
     parser.add_argument(
         "--card", choices=("real", "stand-in"), default="real", help="stand-in: a rehearsal of the suite"
@@ -171,6 +191,13 @@ def main() -> int:
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     before = records.load(options.out) if options.out.exists() else {}
+    if options.again:
+        if not options.logs or not set(options.parts) <= set(TOOLS):
+            parser.error(f"--again: wanted --logs and --parts among {', '.join(TOOLS)}")
+        found = {tool: judged_again(tool, options.logs, before["sanitizer"][tool]) for tool in options.parts}
+        record = before | {"sanitizer": before["sanitizer"] | found}
+        records.write(options.out, record)
+        return _summary(before, record)
     keep = nullcontext(options.logs) if options.logs else tempfile.TemporaryDirectory()
     with keep as name, ThreadPoolExecutor() as pool:
         folder = Path(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from ..conftest import LONG
 from . import record as records
+from . import run
 from .kernels import ENTRIES, KERNELS, uses_shared_memory
 from .log import source_digest
 from .run import RACES_EXPLAINED, TOOLS, run_tests
@@ -60,6 +62,26 @@ def test_kernels_were_clean_under_the_sanitizer(tool: str) -> None:
     }
     missing = wanted - seen
     assert not missing, f"not seen by {tool} as they are now: {sorted(missing)}. {AGAIN}"
+
+
+def test_logs_of_a_sanitizer_are_judged_by_what_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"names": ["k*2"]}
+    tests = [{"name": "a", "outcome": "passed", "launches": launched}, {"name": "b", "outcome": "skipped"}]
+    (tmp_path / "racecheck.json").write_text(json.dumps({"collected": 2, "tests": tests}))
+    (tmp_path / "racecheck.table-main.json").write_text(json.dumps({"k": {"entry": "mine", "source": "0123"}}))
+    race = "========= Error: Race reported between Write access at mine+0x10\n"
+    said = 2 * race + "========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)\n"
+    (tmp_path / "racecheck.log").write_text(said)
+    before = {"commit": "c0", "dirty": False, "errors": 7}
+    monkeypatch.setattr(run, "RACES_EXPLAINED", {})
+    found = run.judged_again("racecheck", tmp_path, before)
+    assert found["errors"] == 2 and found["explained"] == {} and found["commit"] == "c0" and not found["dirty"]
+    assert found["kernels"] == [["mine", "0123"]] and (found["passed"], found["skipped"]) == (1, 1)
+    told = records.problems(RECORD | {"sanitizer": {"racecheck": found}})
+    assert "racecheck has 2 reports that are not explained" in told
+    monkeypatch.setattr(run, "RACES_EXPLAINED", {"mine": 2})
+    found = run.judged_again("racecheck", tmp_path, before)
+    assert found["errors"] == 0 and found["explained"] == {"mine": 2}
 
 
 @pytest.mark.parametrize("part", ["sample", pytest.param("everything", marks=pytest.mark.long)])

@@ -242,6 +242,13 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
          "| cube, 1,000 unknowns, pyamg, host | 4,000.0 | - | 2,000.0 | 16 |",
          "| plate, 1,000 unknowns, bsrgemm | **WRONG** |  |  |  |"],
     ),
+    "solver_jobs_cuda": (
+        [{"problem": "cube", "unknowns": 1000, "what": "whole", "seconds": 0.25, "rate": 4e3, "iterations": 7, "info": 0},
+         {"problem": "cube", "unknowns": 1000, "what": "worse", "seconds": 0.5, "rate": 2e3, "iterations": 9, "info": 9},
+         {"problem": "cube", "unknowns": 1000, "what": "ilu0", "setup": 0.0125, "seconds": 0.003, "multiple": 11.96}],
+        ["| cube, 1,000 unknowns, whole | 0.250 | 4,000 | 7 |", "| cube, 1,000 unknowns, worse | **WRONG** |  |  |",
+         "| cube, 1,000 unknowns, ilu0 | 12.5 | 3.00 | 12.0 |"],
+    ),
     "llama_cuda": (
         [
             {"what": "decode", "tokens": 248, "tokens_per_second": 101.5, "attention_share": 0.25},
