@@ -243,10 +243,10 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
          "| plate, 1,000 unknowns, bsrgemm | **WRONG** |  |  |  |"],
     ),
     "solver_jobs_cuda": (
-        [{"problem": "cube", "unknowns": 1000, "what": "whole", "seconds": 0.25, "rate": 4e3, "iterations": 7, "info": 0},
-         {"problem": "cube", "unknowns": 1000, "what": "worse", "seconds": 0.5, "rate": 2e3, "iterations": 9, "info": 9},
+        [{"problem": "cube", "unknowns": 1000, "what": "job", "seconds": 0.25, "rate": 4e3, "iterations": 7, "info": 0},
+         {"problem": "cube", "unknowns": 1000, "what": "bad", "seconds": 0.5, "rate": 2e3, "iterations": 9, "info": 9},
          {"problem": "cube", "unknowns": 1000, "what": "ilu0", "setup": 0.0125, "seconds": 0.003, "multiple": 11.96}],
-        ["| cube, 1,000 unknowns, whole | 0.250 | 4,000 | 7 |", "| cube, 1,000 unknowns, worse | **WRONG** |  |  |",
+        ["| cube, 1,000 unknowns, job | 0.250 | 4,000 | 7 |", "| cube, 1,000 unknowns, bad | **WRONG** |  |  |",
          "| cube, 1,000 unknowns, ilu0 | 12.5 | 3.00 | 12.0 |"],
     ),
     "llama_cuda": (
