@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ._array.base import BsrBase
+from ._array.base import BsrBase, kind_of
 from ._array.construct import check_cast
 from ._backend.base import Array, Backend, Blocks
 from ._backend.registry import backend_of, host
@@ -100,7 +100,7 @@ class bsr_batch:
                 raise ValueError(f"shape: wanted {pattern.shape}, that of the matrices, got {tuple(shape)}")
         else:
             raise TypeError(
-                f"arg1: wanted (data, indices, indptr) or a sequence of bsr_array, got {type(arg1).__name__}; a batch "
+                f"arg1: wanted (data, indices, indptr) or a sequence of bsr_array, got {_no_matrices(arg1)}; a batch "
                 "has one pattern for all its matrices"
             )
         backend = pattern._backend
@@ -407,6 +407,16 @@ class bsr_batch:
         product = matmul(self._whole, X.reshape(batch * N, *X.shape[2:]))
         found: Array = product.reshape(batch, M, *X.shape[2:])
         return found
+
+
+def _no_matrices(arg1: Any) -> str:
+    """What came in place of matrices, for a message: the entry that is none of ours, if it is a list or a tuple."""
+    if not isinstance(arg1, list | tuple):
+        return kind_of(arg1)
+    if not arg1:
+        return f"an empty {type(arg1).__name__}"
+    k, entry = next((k, x) for k, x in enumerate(arg1) if not isinstance(x, BsrBase))
+    return f"a {type(arg1).__name__} with {kind_of(entry)} in arg1[{k}]"
 
 
 def _stacked(matrices: Sequence[Any]) -> tuple[Any, Array]:

@@ -16,7 +16,7 @@ from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of
 from ..dtypes import check_dtype, common_dtype
-from .base import BsrBase, check_shape
+from .base import BsrBase, check_shape, kind_of
 from .construct import parse
 from .leaves import leaf
 
@@ -237,7 +237,7 @@ def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype
     """Assemble the operands at their positions in the grid; `places` are in order, row by row from left to right."""
     first = next((place for place in places if isinstance(place.value, BsrBase)), None)
     if first is None:
-        got = ", ".join(type(place.value).__name__ for place in places) or "nothing"
+        got = ", ".join(kind_of(place.value) for place in places) or "nothing"
         raise TypeError(f"{what}: wanted at least one bsr_array or bsr_matrix, got {got}")
     backend, blocksize = first.value._backend, first.value.blocksize
     places = [place._replace(value=_operand(first.value, place.value, place.name)) for place in places]
@@ -410,9 +410,7 @@ def kron(A: Any, B: Any) -> Any:
     """
     ours = A if isinstance(A, BsrBase) else B
     if not isinstance(ours, BsrBase):
-        raise TypeError(
-            f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
-        )
+        raise TypeError(f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {kind_of(A)} and {kind_of(B)}")
     backend = ours._backend
     places = [_Place(name, _operand(ours, x, name), 0, 0) for name, x in (("A", A), ("B", B))]
     A, B = (place.value for place in places)

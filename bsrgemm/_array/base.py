@@ -15,10 +15,22 @@ from ..dtypes import BFLOAT16, check_dtype, result_dtype
 from .arrays import BlockArrays
 
 INT64_MAX = np.iinfo(np.int64).max
+_OUR_NAMES = ("bsr_array", "bsr_matrix")
 #: The attributes that define a matrix and are pickled. Data cached for kernels and references to transposes are not.
 _STATE = frozenset(
     (*Blocks._fields, "_shape", "maxprint", "_has_sorted_indices", "_has_canonical_format", "_canonical_indices")
 )
+
+
+def kind_of(x: Any) -> str:
+    """The class of an operand, for a message; that of another library that has a name of ours with its library."""
+    kind = type(x)
+    return f"{kind.__module__.partition('.')[0]} {kind.__name__}" if kind.__name__ in _OUR_NAMES else kind.__name__
+
+
+def no_bsr(x: Any, name: str) -> str:
+    """The class of an operand that is no BSR matrix, and how to make one of it, as the end of a message."""
+    return f"{kind_of(x)}; bsrgemm.bsr_array({name}) makes one" if getattr(x, "ndim", None) == 2 else kind_of(x)
 
 
 class BsrBase(BlockArrays):

@@ -16,6 +16,7 @@ from .base import BsrBase, check_integer, check_shape
 
 #: A block size is guessed only if the elements fill more than this share of the blocks that it would store.
 _FILL = 0.7
+_MISMATCH = "mismatching blocksize={} vs {} of the blocks in data; leave blocksize out, and convert the matrix by tobsr"
 
 
 class Parts(NamedTuple):
@@ -382,7 +383,7 @@ def _from_block_coo(backend: Backend, data: Array, row: Array, col: Array, shape
     """Return the blocks given at (block_row, block_col) in any order; duplicates are kept, as in the BSR form."""
     R, C = check_blocksize(data.shape[1:])
     if blocksize is not None and check_blocksize(blocksize) != (R, C):
-        raise ValueError(f"mismatching blocksize={blocksize} vs {(R, C)}")
+        raise ValueError(_MISMATCH.format(blocksize, (R, C)))
     shape = _coo_shape(backend, row, col, len(data), shape, (R, C))
     check_blocksize((R, C), shape)
     index = structure.index_dtype(max(shape[0] // R, shape[1] // C, len(data)), row, col)
@@ -411,7 +412,8 @@ def _coo_shape(
         return ((high_row + 1) * R, (high_col + 1) * C)
     for name, high, side, block in (("row", high_row, shape[0], R), ("column", high_col, shape[1], C)):
         if high >= side // block:
-            raise ValueError(f"{name} index {high} exceeds matrix dimension {side // block} (shape={shape})")
+            of = "" if blocksize == (1, 1) else f"; blocks of {R} x {C} are counted, not single {name}s"
+            raise ValueError(f"{name} index {high} exceeds matrix dimension {side // block} (shape={shape}){of}")
     return shape
 
 
@@ -437,7 +439,7 @@ def _from_bsr_arrays(
     if data.ndim != 3:
         raise ValueError(f"data: BSR data must be 3-dimensional, got shape={tuple(data.shape)}")
     if blocksize is not None and check_blocksize(blocksize) != tuple(data.shape[1:]):
-        raise ValueError(f"mismatching blocksize={blocksize} vs {tuple(data.shape[1:])}")
+        raise ValueError(_MISMATCH.format(blocksize, tuple(data.shape[1:])))
     indices, indptr = _index_array(indices, "indices"), _index_array(indptr, "indptr")
     if copy:
         data, indices, indptr = data.copy(), indices.copy(), indptr.copy()

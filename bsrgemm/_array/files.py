@@ -19,7 +19,7 @@ from .._backend import structure
 from .._backend.base import Blocks
 from .._backend.registry import host
 from ..dtypes import BFLOAT16
-from .base import BsrBase, check_shape
+from .base import BsrBase, check_shape, kind_of
 from .leaves import leaf
 
 #: How NumPy describes bfloat16 in a file: two bytes without a meaning. No matrix of scipy has this dtype.
@@ -93,7 +93,7 @@ def save_npz(file: Any, A: Any, compressed: bool = True) -> None:
     """
     if not isinstance(A, BsrBase):
         way_out = "; scipy.sparse.save_npz takes it" if scipy.sparse.issparse(A) else ""
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}{way_out}")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out}")
     blocks = A._blocks
     if A._backend is not host():
         blocks = Blocks(*(A._backend.to_host(x) for x in blocks))  # synchronize!

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, no_bsr
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
 from .call import ProductCall
@@ -71,7 +71,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     TypeError: A: wanted a BSR matrix on the GPU, got one on 'cpu': there is one kernel there and nothing to choose
     """
     if not isinstance(A, BsrBase):
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {no_bsr(A, 'A')}")
     if A._backend.name != "cuda":
         raise TypeError(
             f"A: wanted a BSR matrix on the GPU, got one on {A._backend.name!r}: there is one kernel "

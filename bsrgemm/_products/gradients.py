@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, kind_of, no_bsr
 from .._array.convert import Conversions
 from .._backend.base import Array, Blocks
 from ..dtypes import accumulator_dtype, result_dtype
@@ -85,8 +85,7 @@ def matmul_backward(dC: Any, A: Any, B: Any, *, alpha: Any = 1) -> tuple[Any, An
     if isinstance(B, BsrBase):
         return _of_one(dC, B, A, alpha, left=True)
     raise TypeError(
-        f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}, and B is no such matrix either, but "
-        f"{type(B).__name__}"
+        f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}, and B is no such matrix either, but {kind_of(B)}"
     )
 
 
@@ -140,7 +139,7 @@ def sddmm_backward(dS: Any, X: Any, Y: Any, pattern: Any, *, alpha: Any = 1) -> 
     """
     for x, name in ((pattern, "pattern"), (dS, "dS")):
         if not isinstance(x, BsrBase):
-            raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {type(x).__name__}")
+            raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {no_bsr(x, name)}")
     if dS._backend is not pattern._backend:
         raise TypeError(
             f"dS: wanted a matrix on {pattern._backend.name!r}, where the pattern is, got {dS._backend.name!r}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, kind_of
 from .._array.construct import from_sparse
 from .._array.convert import Conversions
 from .._backend.base import Array, Backend, Blocks
@@ -151,9 +151,7 @@ def matmul(
             return _sparse_product(A, B, options)
         return _product(A, B, options, names=("A", "B"))
     if not isinstance(B, BsrBase):
-        raise TypeError(
-            f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {type(A).__name__} and {type(B).__name__}"
-        )
+        raise TypeError(f"A, B: wanted a bsr_array or bsr_matrix among the operands, got {kind_of(A)} and {kind_of(B)}")
     if not B._backend.is_dense(A) and _is_sparse(A):
         return _sparse_product(A, B, options)
     return _product(B, A, options, left=True, names=("B", "A"))

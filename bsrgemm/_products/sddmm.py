@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, kind_of, no_bsr
 from .._backend.base import Array
 from ..dtypes import check_dtype, number_of
 from .engine import ENGINES
@@ -94,7 +94,7 @@ def sddmm(
            [13., 13., 13., 13.]])
     """
     if not isinstance(pattern, BsrBase):
-        raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {type(pattern).__name__}")
+        raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {no_bsr(pattern, 'pattern')}")
     backend, ready = pattern._backend, getattr(pattern, "_matrix_cache", None)
     simple = out_dtype is None and type(alpha) is type(beta) is int and (alpha, beta) == (1, 0)
     if ready is not None and simple and (precision is None or type(precision) is str):
@@ -107,7 +107,7 @@ def sddmm(
             f"sddmm: dimension mismatch: X is {tuple(X.shape)}, Y is {tuple(Y.shape)}, pattern is {pattern._shape}"
         )
     if out is not None and (not isinstance(out, BsrBase) or out._backend is not backend):
-        raise TypeError(f"out: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {type(out).__name__}")
+        raise TypeError(f"out: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {kind_of(out)}")
     wanted = None if out is None else out.dtype
     if out_dtype is not None:
         wanted = check_dtype(out_dtype, backend.dtypes, "out_dtype")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, kind_of, no_bsr
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten
 from ..dtypes import result_dtype
@@ -185,7 +185,7 @@ def plan(A: Any, B: Any) -> ProductPlan:
     """
     for name, x in zip(_NAMES, (A, B), strict=True):
         if not isinstance(x, BsrBase):
-            raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {type(x).__name__}")
+            raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {no_bsr(x, name)}")
     if A._backend is not B._backend:
         raise TypeError(f"B: wanted a matrix on {A._backend.name!r}, as A is, got one on {B._backend.name!r}")
     if A._shape[1] != B._shape[0]:
@@ -207,7 +207,7 @@ def _structure(x: BsrBase) -> _Structure:
 def _check(name: str, x: Any, backend: Backend, wanted: _Structure) -> None:
     """Raise TypeError or ValueError unless `x` has the structure of the plan."""
     if not isinstance(x, BsrBase) or x._backend is not backend:
-        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {type(x).__name__}")
+        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix on {backend.name!r}, got {kind_of(x)}")
     for what, mine, theirs in (("shape", x._shape, wanted.shape), ("blocksize", x.blocksize, wanted.blocksize)):
         if mine != theirs:
             raise ValueError(f"{name}: wanted the {what} of the plan, {theirs}, got {mine}")

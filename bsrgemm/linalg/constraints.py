@@ -107,7 +107,9 @@ def _places(A: Any, dofs: Any) -> Array:
     if not places.size:
         return places.astype(np.int64)
     if places.ndim != 1 or places.dtype.kind not in "iu":
-        raise TypeError(f"dofs: wanted integers or booleans in one dimension, got {places.dtype} of {places.ndim}")
+        raise TypeError(
+            f"dofs: wanted integers or booleans in one dimension, got {places.dtype} of shape {tuple(places.shape)}"
+        )
     low, high = int(places.min()), int(places.max())  # synchronize!
     if low < 0 or high >= n:
         raise ValueError(f"dofs: wanted indices from 0 to {n - 1}, got {low if low < 0 else high}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, kind_of
 from .._array.convert import Conversions
 from .._backend import structure
 from .._backend.base import Array, Blocks
@@ -68,7 +68,7 @@ def spsolve(A: Any, b: Any) -> Array:
     array([1., 2.])
     """
     if not isinstance(A, BsrBase):
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}{way_out(A, 'A')}")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out(A, 'A')}")
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: wanted a square matrix, got shape {A.shape}")
     if host().is_dense(b) and A._backend is not host():

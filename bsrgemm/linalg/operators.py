@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, kind_of
 from .._backend.base import Array, Backend
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
@@ -282,7 +282,7 @@ def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
     With `spread` it may be one of which each process has some rows.
     """
     if not isinstance(A, BsrBase) and not (spread and isinstance(A, DistributedOperator)):
-        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {type(A).__name__}{way_out(A, name)}")
+        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out(A, name)}")
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{name}: wanted a square matrix, got shape {A.shape}")
     if A.blocksize[0] != A.blocksize[1]:
@@ -298,7 +298,7 @@ def way_out(A: Any, name: str) -> str:
         return f" with rows on several processes; {name}.interior is what this process has of its own rows and columns"
     if isinstance(A, bsr_batch):
         return f"; {name}[k] is one of its matrices, and cg and block_jacobi take a batch"
-    return f"; bsr_array({name}) makes one"
+    return f"; bsrgemm.bsr_array({name}) makes one"
 
 
 def refuse_several(A: Any, name: str, function: str) -> None:

@@ -151,9 +151,20 @@ def test_a_sparse_vector_is_refused() -> None:
 
 def test_blocks_of_another_size_than_was_asked_for_are_refused() -> None:
     data, row, col = np.ones((2, 2, 3)), np.array([0, 1]), np.array([0, 0])
-    with pytest.raises(ValueError, match=r"mismatching blocksize=\(1, 3\) vs \(2, 3\)"):
-        bg.bsr_array((data, (row, col)), blocksize=(1, 3))
-    assert bg.bsr_array((data, (row, col)), blocksize=(2, 3)).shape == (4, 3)
+    message = r"mismatching blocksize=\(1, 3\) vs \(2, 3\) of the blocks in data; leave blocksize out, and convert"
+    for arrays in ((data, (row, col)), (data, col, [0, 1, 2])):
+        with pytest.raises(ValueError, match=message):
+            bg.bsr_array(arrays, blocksize=(1, 3))
+        assert bg.bsr_array(arrays, blocksize=(2, 3)).shape == (4, 3)
+
+
+def test_indices_of_elements_in_place_of_those_of_blocks_are_refused_with_the_reason() -> None:
+    data, zero = np.ones((1, 2, 3)), np.array([0])
+    for row, col, name in ((zero + 2, zero, "row"), (zero, zero + 3, "column")):
+        with pytest.raises(ValueError, match=rf"\(shape=\(4, 6\)\); blocks of 2 x 3 are counted, not single {name}s$"):
+            bg.bsr_array((data, (row, col)), shape=(4, 6))
+        with pytest.raises(ValueError, match=r"\(shape=\(2, 3\)\)$"):
+            bg.bsr_array((data.ravel()[:1], (row, col)), shape=(2, 3))
 
 
 def test_a_shape_that_was_given_fits_the_indices_of_another_matrix() -> None:

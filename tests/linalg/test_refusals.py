@@ -82,6 +82,31 @@ def test_other_tuples_are_no_batches() -> None:
             bg.bsr_batch(wrong)
 
 
+def test_what_is_no_matrix_in_a_batch_is_named_with_its_place() -> None:
+    theirs = scipy.sparse.bsr_array(A.toarray(), blocksize=(2, 2))
+    for wrong, got in (
+        ([], "an empty list"),
+        ([A, A.toarray()], r"a list with ndarray in arg1\[1\]"),
+        ((theirs, A), r"a tuple with scipy bsr_array in arg1\[0\]"),
+        (theirs, "scipy bsr_array"),
+    ):
+        with pytest.raises(TypeError, match=f"^arg1: wanted .* sequence of bsr_array, got {got}; a batch has one"):
+            bg.bsr_batch(wrong)
+
+
+def test_a_class_of_scipy_with_a_name_of_ours_is_told_from_ours() -> None:
+    theirs = scipy.sparse.bsr_array(A.toarray(), blocksize=(2, 2))
+    for call in (linalg.block_jacobi, linalg.smoothed_aggregation, lambda S: linalg.spsolve(S, B)):
+        with pytest.raises(TypeError, match=r"got scipy bsr_array; bsrgemm.bsr_array\(A\) makes one"):
+            call(theirs)
+
+
+def test_unknowns_that_are_no_indices_are_refused_with_their_dtype_and_shape() -> None:
+    for dofs, got in (([0.5], r"float64 of shape \(1,\)"), ([[0, 1]], r"int64 of shape \(1, 2\)")):
+        with pytest.raises(TypeError, match=f"^dofs: wanted integers or booleans in one dimension, got {got}"):
+            linalg.constrain(A, B, dofs, 0.0)
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "float32", "float64"])
 def test_a_cast_of_a_batch_keeps_imaginary_parts_where_there_is_room(dtype: str) -> None:
     batch = bg.bsr_batch([hermitian(8, np.complex128), hermitian(8, np.complex128)])

@@ -27,6 +27,7 @@ TWICE = bg.bsr_array((np.ones((2, 2, 3)), [0, 0], [0, 2, 2]), shape=(4, 6))
 TWICE_BYTES = bg.bsr_array((np.ones((2, 2, 3), np.int8), [0, 0], [0, 2, 2]), shape=(4, 6))
 B = np.ones((6, 2))
 OUT = np.zeros((4, 2))
+SCIPY = scipy.sparse.bsr_array(A.toarray(), blocksize=(2, 3))
 
 
 def made(Class: Any = bg.bsr_array, **how: Any) -> Any:
@@ -284,6 +285,39 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         lambda: bg.sddmm(np.ones((4, 2)), np.ones((2, 6)), TWICE, out=TWICE.copy()),
     ),
     "sampled precision": (ValueError, "precision: wanted", lambda: sampled(precision="tf16")),
+    # classes of scipy, which have our names
+    "a pattern of scipy": (
+        TypeError,
+        r"pattern: wanted a bsr_array or bsr_matrix, got scipy bsr_array; bsrgemm.bsr_array\(pattern\) makes one",
+        lambda: bg.sddmm(np.ones((4, 2)), np.ones((2, 6)), SCIPY),
+    ),
+    "an out of scipy": (TypeError, "out: .* on 'cpu', got scipy bsr_array", lambda: sampled(out=SCIPY)),
+    "a product of scipy": (
+        TypeError,
+        "among the operands, got scipy bsr_array and ndarray",
+        lambda: bg.matmul(SCIPY, B),
+    ),
+    "gradients of scipy": (
+        TypeError,
+        "A: wanted a bsr_array or bsr_matrix, got scipy bsr_array, and B .* but ndarray",
+        lambda: bg.matmul_backward(OUT, SCIPY, B),
+    ),
+    "a gradient of scipy": (
+        TypeError,
+        r"dS: wanted a bsr_array or bsr_matrix, got scipy bsr_array; bsrgemm.bsr_array\(dS\) makes one",
+        lambda: bg.sddmm_backward(SCIPY, np.ones((4, 2)), np.ones((2, 6)), A),
+    ),
+    "a plan of scipy": (
+        TypeError,
+        r"A: wanted a bsr_array or bsr_matrix, got scipy bsr_array; bsrgemm.bsr_array\(A\) makes one",
+        lambda: bg.plan(SCIPY, A.T),
+    ),
+    "a matrix of scipy for a plan": (TypeError, "got scipy bsr_array", lambda: bg.plan(A, A.T)(SCIPY, A.T)),
+    "tuning of scipy": (TypeError, r"got scipy bsr_array; bsrgemm.bsr_array\(A\)", lambda: bg.tune(SCIPY, 8)),
+    "stacking of scipy": (TypeError, "got scipy bsr_array, scipy bsr_array", lambda: bg.vstack([SCIPY, SCIPY])),
+    "kron of scipy": (TypeError, "got scipy bsr_array and scipy bsr_array", lambda: bg.kron(SCIPY, SCIPY)),
+    "a norm of scipy": (TypeError, "got scipy bsr_matrix; for other", lambda: bg.norm(scipy.sparse.bsr_matrix(B))),
+    "no kind of matrix": (TypeError, "B: wanted a bsr_array or bsr_matrix, got NoneType$", lambda: bg.plan(A, None)),
     # plans
     "a plan of no matrix": (TypeError, "A: wanted a bsr_array or bsr_matrix, got ndarray", lambda: bg.plan(B, A)),
     "a plan with no matrix": (TypeError, "B: wanted a bsr_array or bsr_matrix, got ndarray", lambda: bg.plan(A, B)),
