@@ -199,7 +199,8 @@ def _product(
     sides = X.shape
     ndim = len(sides)
     if sides[-1 if left or ndim == 1 else -2] != K:
-        raise ValueError(f"matmul: dimension mismatch: {names[0]} is {A._shape}, {names[1]} is {tuple(sides)}")
+        shapes = f"{names[0]} is {A._shape}", f"{names[1]} is {tuple(sides)}"
+        raise ValueError("matmul: dimension mismatch: " + ", ".join(shapes[::-1] if left else shapes))
     A, transposed = source, left ^ lazy
     if out is not None and not backend.is_dense(out):
         raise TypeError(f"out: wanted an array on {backend.name!r}, got {type(out).__name__}")

@@ -68,10 +68,11 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "a vector": (ValueError, r"dimension mismatch: A is \(4, 6\), B is \(5,\)", lambda: bg.matmul(A, B[:5, 0])),
     "columns of A": (
         ValueError,
-        r"dimension mismatch: B is \(4, 6\), A is \(2, 5\)",
+        r"dimension mismatch: A is \(2, 5\), B is \(4, 6\)",
         lambda: bg.matmul(np.ones((2, 5)), A),
     ),
     "rows of a batch": (ValueError, "dimension mismatch", lambda: bg.matmul(A, np.ones((2, 5, 6)))),
+    "columns by the operator": (ValueError, r"mismatch: other is \(6, 2\), self is \(4, 6\)", lambda: B @ A),
     "rows by the operator": (ValueError, r"dimension mismatch: self is \(4, 6\), other is \(5, 2\)", lambda: A @ B[:5]),
     "no array": (TypeError, "B: wanted a dense array on 'cpu', got object", lambda: bg.matmul(A, object())),
     "a dtype": (TypeError, "B: does not support dtype", lambda: bg.matmul(A, np.array(["x"] * 6))),
