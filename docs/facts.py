@@ -394,7 +394,7 @@ SENTENCES: list[Fact] = [
     ),
     Fact(
         "docs/gradients.md",
-        "on Hopper: by {} % (full attention), {} % (causal), {} % (random blocks of 128 keys) and {} % (of 64 keys)",
+        "the rate by {} % (full attention), {} % (causal), {} % (random blocks of 128 keys) and {} % (of 64 keys)",
         unordered_gradients,
     ),
     Fact(
