@@ -100,7 +100,8 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
          product(n=4096, columns=256, seconds=None, tflops=None)],
         ["| float16, 128 x 128, density 0.22 | 711 | 780 | 0.91 | 14 | 224 | - | 0.94 x cuBLAS | **no** |",
          "| e4m3, 128 x 128, density 0.22, cuBLAS in float16 | 711 | 780 | 0.91 |  |  |  | 1.5 x float16 | yes |",
-         "| this one | **failed** |", "n = 4096, 256 columns | **failed** |", "128 x 128 480 of 640"],
+         "| this one | **failed** |", "n = 4096, 256 columns | **failed** |",
+         "Back to back, at the power limit: 128 x 128 bsrgemm 480, dense cuBLAS 640; "],
     ),
     "gemm_density_cuda": (
         [{"block": 64, "density": 0.1, "seconds": 1e-4, "dense_seconds": 1e-3, "ratio": 0.11},

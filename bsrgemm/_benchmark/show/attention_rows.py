@@ -50,7 +50,7 @@ def sustained_attention(found: list[Row]) -> str:
     def rates(row: Row) -> str:
         return ", ".join(f"{name} {x:.0f}" for name, x in row["sustained"].items())
 
-    return back_to_back([f"{row['mask']} {rates(row)}" for row in found if row.get("sustained")], "; ")
+    return back_to_back([f"{row['mask']} {rates(row)}" for row in found if row.get("sustained")])
 
 
 def small(found: list[Row]) -> str:

@@ -93,9 +93,9 @@ def best(peers: dict[str, float | None], without: Sequence[str] = ()) -> float |
     return max((x for name, x in peers.items() if x is not None and name not in without), default=None)
 
 
-def back_to_back(parts: Sequence[str], separator: str = ", ") -> str:
+def back_to_back(parts: Sequence[str]) -> str:
     """Sustained rates as a line after a table; nothing where there are none."""
-    return f"\n\nBack to back, at the power limit: {separator.join(parts)}." if parts else ""
+    return f"\n\nBack to back, at the power limit: {'; '.join(parts)}." if parts else ""
 
 
 def peer_names(found: Iterable[Row]) -> list[str]:

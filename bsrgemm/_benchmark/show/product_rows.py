@@ -59,7 +59,7 @@ def sustained_products(found: list[Row]) -> str:
     """The sustained rates (calls back to back) as a line after a table."""
     rows = [row for row in found if row.get("sustained")]
     sides = ("{} x {}".format(*row["block"]) for row in rows)
-    rates = (f"{row['sustained']:.0f} of {number(row['dense_sustained'])}" for row in rows)
+    rates = (f"bsrgemm {row['sustained']:.0f}, dense cuBLAS {number(row['dense_sustained'])}" for row in rows)
     return back_to_back([f"{side} {rate}" for side, rate in zip(sides, rates, strict=True)])
 
 
