@@ -58,7 +58,8 @@ def _check_dtype(dtype: np.dtype[Any], supported: tuple[np.dtype[Any], ...], wha
     for known in supported:  # equal dtypes with different names, such as "long long" and "long", become one
         if known == native:
             return known
-    raise TypeError(f"{what}: does not support dtype {dtype}; wanted one of {', '.join(str(d) for d in supported)}")
+    fp8 = "; matmul takes fp8 as bytes, x.view('uint8'), with a scale" if dtype == FLOAT8 else ""
+    raise TypeError(f"{what}: does not support dtype {dtype}; wanted one of {', '.join(map(str, supported))}{fp8}")
 
 
 @lru_cache(maxsize=1024)

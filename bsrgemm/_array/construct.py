@@ -116,6 +116,8 @@ def parse(backend: Backend, arg1: Any, shape: Any, dtype: Any, copy: bool, block
     else:
         parts = _from_dense(backend, arg1, dtype, blocksize, is_array)
     if shape is not None and shape != parts.shape:
+        if shape[0] != parts.shape[0]:
+            raise ValueError(f"shape: wanted {parts.shape[0]} rows, as arg1 has, got {shape}")
         parts = parts._replace(shape=shape)
         structure.check_arrays(*parts.blocks, shape)
         structure.check_values(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16, float8_e4m3fn
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 
 from bsrgemm import dtypes
 from bsrgemm.dtypes import BFLOAT16, FLOAT8, FLOAT16
@@ -49,6 +49,14 @@ def test_a_dtype_is_taken_in_the_byte_order_of_the_machine() -> None:
             dtypes.check_dtype(wrong, dtypes.DEVICE_DTYPES, "factor")
     with pytest.raises(TypeError, match=r"^dtype: does not support dtype float64; wanted one of float32, bfloat16$"):
         dtypes.check_dtype("d", (np.dtype("f"), BFLOAT16))
+
+
+def test_fp8_in_place_of_a_dtype_is_refused_with_what_takes_it() -> None:
+    message = r"^data: does not support dtype float8_e4m3fn; wanted .*; matmul takes fp8 as bytes, .* with a scale$"
+    with pytest.raises(TypeError, match=message):
+        dtypes.check_dtype(float8_e4m3fn, dtypes.HOST_DTYPES, "data")
+    with pytest.raises(TypeError, match=r"complex256$|complex128$|clongdouble$"):
+        dtypes.check_dtype(float8_e5m2, dtypes.HOST_DTYPES, "data")
 
 
 def test_bfloat16_is_promoted_as_float16_is() -> None:
