@@ -11,7 +11,7 @@ import numpy as np
 from .._backend import structure
 from .._backend.base import Array, Blocks
 from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
-from .base import BsrBase, kind_of
+from .base import BsrBase
 from .reduce import _sum_dtype
 
 _FROBENIUS = (None, "fro", "f")
@@ -75,7 +75,7 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
     """
     if not isinstance(A, BsrBase):
         raise TypeError(
-            f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}; for other matrices use the norm of scipy, "
+            f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; for other matrices use the norm of scipy, "
             "cupyx, NumPy or CuPy"
         )
     if isinstance(ord, bool):
