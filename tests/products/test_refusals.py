@@ -317,7 +317,6 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "tuning of scipy": (TypeError, r"got scipy bsr_array; bsrgemm.bsr_array\(A\)", lambda: bg.tune(SCIPY, 8)),
     "stacking of scipy": (TypeError, "got scipy bsr_array, scipy bsr_array", lambda: bg.vstack([SCIPY, SCIPY])),
     "kron of scipy": (TypeError, "got scipy bsr_array and scipy bsr_array", lambda: bg.kron(SCIPY, SCIPY)),
-    "a norm of scipy": (TypeError, "got scipy bsr_matrix; for other", lambda: bg.norm(scipy.sparse.bsr_matrix(B))),
     "no kind of matrix": (TypeError, "B: wanted a bsr_array or bsr_matrix, got NoneType$", lambda: bg.plan(A, None)),
     # plans
     "a plan of no matrix": (TypeError, "A: wanted a bsr_array or bsr_matrix, got ndarray", lambda: bg.plan(B, A)),
