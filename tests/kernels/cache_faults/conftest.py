@@ -10,7 +10,7 @@ import pytest
 
 from bsrgemm._kernels import disk_cache, jit
 
-from .planting import kernel, write_source
+from .planting import OTHER, SPEC, kernel, write_source
 
 
 @pytest.fixture
@@ -27,6 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(disk_cache, "_memory", {})
     monkeypatch.setattr(disk_cache, "_folders", {})
     monkeypatch.setattr(jit, "_compile", lambda spec, *rest: kernel(spec))
+    for spec in (SPEC, OTHER):  # before the disk fails
+        kernel(spec)
     before = os.umask(0o022)
     yield tmp_path / "cache" / "bsrgemm"
     os.umask(before)
