@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 import bsrgemm as bg
 
@@ -14,6 +15,12 @@ def laplacian(n: int, block: int = 1, dtype: Any = np.float64) -> Any:
     chain = 2 * np.eye(n) - np.eye(n, k=1) - np.eye(n, k=-1)
     inner = np.eye(block) + 0.3 * np.ones((block, block))
     return bg.bsr_array(np.kron(chain, inner).astype(dtype), blocksize=(block, block))
+
+
+def connections(rng: np.random.Generator, n: int, density: float, symmetric: bool) -> Any:
+    """Random connections of n nodes in CSR; each node has one with itself."""
+    S: Any = sp.eye_array(n) + sp.random_array((n, n), density=density, rng=rng)
+    return sp.csr_array(S + S.T if symmetric else S)
 
 
 def plate(n: int) -> tuple[Any, Any]:

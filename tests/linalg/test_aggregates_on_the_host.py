@@ -14,6 +14,8 @@ from bsrgemm import linalg
 from bsrgemm._backend.registry import host
 from bsrgemm.linalg import aggregation
 
+from .problems import connections
+
 
 @pytest.mark.parametrize("kind", ["grid", "star", "random", "one-sided", "single"])
 def test_the_highest_neighbour_is_found_place_by_place(kind: str) -> None:
@@ -56,8 +58,7 @@ def test_aggregates_are_the_same_by_segments_and_by_places() -> None:
 def test_roots_are_the_same_if_undecided_nodes_are_looked_at_alone(symmetric: bool, seed: int) -> None:
     """Looked at alone from the first round on, never, and as it is, also where some nodes are outside."""
     rng = np.random.default_rng(seed)
-    S: Any = sp.eye_array(400) + sp.random_array((400, 400), density=0.012, rng=rng)
-    S = sp.csr_array(S + S.T if symmetric else S)
+    S = connections(rng, 400, 0.012, symmetric)
     with patch.object(aggregation, "_MOST_REPEATED", 100):
         places = aggregation._highest_by_places(S.indices.astype(np.int64), S.indptr)
     assert places is not None

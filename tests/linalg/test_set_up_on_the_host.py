@@ -16,7 +16,7 @@ from bsrgemm._products.spgemm import FactorPlan
 from bsrgemm.linalg import aggregation
 
 from .. import fake_device
-from .problems import plate
+from .problems import connections, plate
 
 
 def stencil(n: int, points: int) -> Any:
@@ -38,8 +38,7 @@ def equal(A: Any, B: Any) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_places_do_what_segments_do(symmetric: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    S: Any = sp.eye_array(500) + sp.random_array((500, 500), density=0.01, rng=rng)
-    S = sp.csr_array(S + S.T if symmetric else S)
+    S = connections(rng, 500, 0.01, symmetric)
     with patch.object(aggregation, "_MOST_REPEATED", 100), patch.object(aggregation, "_NODES_AT_A_TIME", 64):
         places = aggregation._highest_by_places(S.indices, S.indptr)
         segments = aggregation._Segments(host(), S.indices, S.indptr)
