@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
+from .._products.matmul import matmul
 from .aggregation import hashed
 
 
 def colours(A: Any) -> tuple[Array, int]:
     """Return a colour for each node, such that connected nodes have different ones, and the number of colours.
 
-    Round by round, the nodes whose mixed index is the largest among their neighbours without a colour get the next one.
-    The choice depends on the pattern alone.
+    Round by round, the nodes whose mixed index is the largest among those of their neighbours that are left have their
+    turn. They get the first colour that none of their neighbours has. The choice depends on the pattern alone.
     """
     backend: Backend = A._backend
     xp = backend.xp
@@ -31,13 +32,35 @@ def colours(A: Any) -> tuple[Array, int]:
     starts = xp.searchsorted(ends[0][order], xp.arange(n))
     other = ends[1][order]
     key = hashed(xp, n)
-    colour = xp.full(n, -1, np.int64)
+    turn = xp.full(n, -1, np.int64)
     count = 0
-    while bool((colour < 0).any()):  # synchronize!
-        waiting = xp.where(colour < 0, key, -1)
+    while bool((turn < 0).any()):  # synchronize!
+        waiting = xp.where(turn < 0, key, -1)
         highest = backend.segment_reduce("maximum", waiting[other], None, starts)
-        colour = xp.where((colour < 0) & (highest == key), count, colour)
+        turn = xp.where((turn < 0) & (highest == key), count, turn)
         count += 1
+    return _first_fit(backend, turn, count, other, starts)
+
+
+def _first_fit(backend: Backend, turn: Array, turns: int, other: Array, starts: Array) -> tuple[Array, int]:
+    """Return the first colour of each node that no neighbour has, one turn after the other, and the number of colours.
+
+    Nodes of a turn are not connected. The neighbours of node i are in `other` from ``starts[i]`` on.
+    """
+    xp = backend.xp
+    colour = xp.full(len(turn), -1, np.int64)
+    length = xp.concatenate([starts[1:], xp.full(1, len(other), starts.dtype)]) - starts
+    count = 0
+    for nodes in by_number(backend, turn, turns):
+        ends = xp.cumsum(length[nodes])
+        total = int(ends[-1])  # synchronize!
+        line = xp.searchsorted(ends, xp.arange(total), side="right")
+        near = other[starts[nodes][line] + xp.arange(total) - (ends - length[nodes])[line]]
+        taken = xp.zeros((len(nodes), count + 2), bool)  # the last column stands for neighbours without a colour
+        taken[line, xp.where(colour[near] < 0, count + 1, colour[near])] = True
+        taken[:, -1] = False
+        colour[nodes] = xp.argmin(taken, axis=1)
+        count = max(count, int(colour[nodes].max()) + 1)  # synchronize!
     return colour, count
 
 
@@ -95,42 +118,92 @@ def by_number(backend: Backend, number: Array, count: int) -> list[Array]:
 
 
 class Group(NamedTuple):
-    """Nodes that are solved for together."""
+    """Unknowns that are solved for together. In the order of the groups they are neighbours."""
 
-    #: the unknowns of the nodes, (nodes, R)
-    unknowns: Array
-    #: their rows of the matrix without the diagonal blocks, for the nodes before them and those after them
+    first: int
+    last: int
+    #: their rows of ``D^-1 A`` for the unknowns before them and for those after them; None where there are no blocks
     before: Any
     after: Any
-    #: the inverses of their diagonal blocks, (nodes, R, R)
-    inverse: Array
 
 
-def groups(A: Any, number: Array, count: int, inverse: Array) -> list[Group]:
-    """Return the nodes by the number of their group, with the rows of A that couple them to other groups."""
+class Groups(NamedTuple):
+    """A matrix whose nodes are in the order of their groups."""
+
+    #: ``D^-1``, whose columns are in the old order
+    inverse: Any
+    #: where each unknown of the old order is
+    place: Array
+    several: list[Group]
+
+    def forwards(self, x: Array) -> None:
+        """``x = (1 + L)^-1 x``, group by group, with L from ``D^-1 A = 1 + L + U``."""
+        for group in self.several:
+            if group.before is not None:
+                matmul(group.before, x[: group.first], out=x[group.first : group.last], alpha=-1, beta=1)
+
+    def backwards(self, x: Array) -> None:
+        """``x = (1 + U)^-1 x``."""
+        for group in reversed(self.several):
+            if group.after is not None:
+                matmul(group.after, x[group.last :], out=x[group.first : group.last], alpha=-1, beta=1)
+
+    def adjoint_backwards(self, x: Array) -> None:
+        """``x = (1 + U)^-H x``."""
+        for group in self.several:
+            if group.after is not None:
+                _subtract_adjoint(group.after, x[group.first : group.last], x[group.last :])
+
+    def adjoint_forwards(self, x: Array) -> None:
+        """``x = (1 + L)^-H x``."""
+        for group in reversed(self.several):
+            if group.before is not None:
+                _subtract_adjoint(group.before, x[group.first : group.last], x[: group.first])
+
+
+def _subtract_adjoint(side: Any, x: Array, out: Array) -> None:
+    """``out -= side^H x``; no transpose is made."""
+    if x.dtype.kind == "c":
+        out -= (side.T @ x.conj()).conj()
+    else:
+        matmul(side.T, x, out=out, alpha=-1, beta=1)
+
+
+def groups(A: Any, number: Array, count: int, inverse: Array) -> Groups:
+    """Return the rows of A in the order of the numbers of their groups, multiplied by the inverses of its diagonal."""
     backend: Backend = A._backend
     xp, R = backend.xp, A.blocksize[0]
     data, indices, indptr = A._canonical()
+    n, kind = len(indptr) - 1, indptr.dtype
     row = backend.expand(indptr, len(indices))
-    sides = (number[indices] < number[row], number[indices] > number[row])
-    nodes_of = by_number(backend, number, count)
-    blocks_of = by_number(backend, number[row], count)
-    place = xp.zeros(len(number), np.int64)
-    found = []
-    for nodes, own in zip(nodes_of, blocks_of, strict=True):
-        place[nodes] = xp.arange(len(nodes))
-        parts = []
-        for side in sides:
-            chosen = own[side[own]]  # synchronize!
-            bounds = xp.searchsorted(place[row[chosen]], xp.arange(len(nodes) + 1)).astype(indptr.dtype)
-            blocks = Blocks(data[chosen], indices[chosen], bounds)
-            parts.append(A._new(blocks, (len(nodes) * R, A.shape[1]), canonical=True))
-        found.append(Group(nodes[:, None] * R + xp.arange(R), parts[0], parts[1], inverse[nodes]))
-    return found
+    order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+    place = xp.empty(n, np.int64)
+    place[order] = xp.arange(n)
+    bounds = xp.searchsorted(number[order], xp.arange(count + 1))
+    sides = []
+    for chosen in (number[indices] < number[row], number[indices] > number[row]):
+        own = xp.flatnonzero(chosen)  # synchronize!
+        own = own[xp.argsort(place[row[own]] * np.int64(n) + place[indices[own]])]
+        begin = xp.searchsorted(place[row[own]], xp.arange(n + 1)).astype(kind)
+        blocks = Blocks(inverse[row[own]] @ data[own], place[indices[own]].astype(kind), begin)
+        sides.append((blocks, backend.to_host(begin[bounds]).tolist()))  # synchronize!
+    edges = backend.to_host(bounds).tolist()  # synchronize!
+    several = []
+    for k, nodes in enumerate(itertools.pairwise(edges)):
+        before, after = (
+            _rows(A, side, nodes, (starts[k], starts[k + 1]), columns)
+            for (side, starts), columns in zip(sides, ((0, nodes[0]), (nodes[1], n)), strict=True)
+        )
+        several.append(Group(nodes[0] * R, nodes[1] * R, before, after))
+    diagonal = Blocks(inverse[order], order.astype(kind), xp.arange(n + 1, dtype=kind))
+    unknowns = (place[:, None] * R + xp.arange(R)).reshape(-1)
+    return Groups(A._new(diagonal, canonical=True), unknowns, several)
 
 
-def solve(group: Group, r: Array, x: Array, side: Any) -> None:
-    """``x = inverse @ (r - side @ x)`` for the unknowns of a group, in place; r and x are (n, k)."""
-    nodes, R = group.unknowns.shape
-    rest = (r[group.unknowns.reshape(-1)] - side @ x).reshape(nodes, R, -1)
-    x[group.unknowns.reshape(-1)] = (group.inverse @ rest).reshape(nodes * R, -1)
+def _rows(A: Any, side: Blocks, nodes: tuple[int, int], blocks: tuple[int, int], columns: tuple[int, int]) -> Any:
+    """Some block rows of one side of a matrix with some of its block columns; None if they have no blocks."""
+    (first, last), (begin, end), R = nodes, blocks, A.blocksize[0]
+    if begin == end:
+        return None
+    own = Blocks(side.data[begin:end], side.indices[begin:end] - columns[0], side.indptr[first : last + 1] - begin)
+    return A._new(own, ((last - first) * R, (columns[1] - columns[0]) * R), canonical=True)

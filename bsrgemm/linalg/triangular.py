@@ -14,56 +14,40 @@ from .smoothers import inverse_blocks
 
 
 class _Sweeps(Preconditioner):
-    """A sweep over groups of nodes forwards, and one backwards: ``w (2 - w) (D + w U)^-1 D (D + w L)^-1``."""
+    """A sweep over groups of nodes forwards, and one backwards: ``w (2 - w) (D + w U)^-1 D (D + w L)^-1``.
+
+    Nodes are in the order of their groups, and the rows of a group are multiplied by the inverses of its diagonal
+    blocks: a step of a sweep is one product.
+    """
+
+    _capturable = True
 
     def __init__(self, A: Any, number: Array, count: int, inverse: Array, weight: float = 1.0) -> None:
         self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
-        self._weight = weight
+        self._factor = 2 - weight
         self._groups = ordering.groups(A, number, count, inverse * A.dtype.type(weight))
         #: how many groups of nodes are solved for one after the other
         self.groups = count
 
     def _apply(self, r: Array) -> Array:
-        wide = r[:, None] if r.ndim == 1 else r
-        x = self._backend.xp.zeros(wide.shape, self.dtype)
-        for group in self._groups:
-            ordering.solve(group, wide, x, group.before)
-        # Backwards, x becomes x - D^-1 U x: the residual of the sweep before is D x on the groups that are left.
-        for group in reversed(self._groups):
-            lines = group.unknowns.reshape(-1)
-            nodes, R = group.unknowns.shape
-            x[lines] -= (group.inverse @ (group.after @ x).reshape(nodes, R, -1)).reshape(nodes * R, -1)
-        x *= self.dtype.type(2 - self._weight)
-        return x[:, 0] if r.ndim == 1 else x
+        x = self._groups.inverse @ r
+        self._groups.forwards(x)
+        self._groups.backwards(x)
+        return self._times_factor(x[self._groups.place])
 
     def _apply_adjoint(self, r: Array) -> Array:
-        """The factors of `_apply` in reverse, transposed: what a group was multiplied with goes to other groups."""
-        left = (r[:, None] if r.ndim == 1 else r).copy()
-        x = self._backend.xp.zeros(left.shape, self.dtype)
-        for group in self._groups:
-            lines = group.unknowns.reshape(-1)
-            x[lines] = _times_adjoint_inverse(group, left[lines])
-            left -= _times_adjoint(group.after, x[lines])
-        left = self._backend.xp.zeros(left.shape, self.dtype)
-        for group in reversed(self._groups):
-            lines = group.unknowns.reshape(-1)
-            x[lines] -= _times_adjoint_inverse(group, left[lines])
-            left += _times_adjoint(group.before, x[lines])
-        x *= self.dtype.type(2 - self._weight)
-        return x[:, 0] if r.ndim == 1 else x
+        """The factors of `_apply` in reverse, transposed."""
+        x = self._backend.xp.empty_like(r)
+        x[self._groups.place] = r
+        self._groups.adjoint_backwards(x)
+        self._groups.adjoint_forwards(x)
+        inverse = self._groups.inverse.T
+        return self._times_factor(inverse @ x if x.dtype.kind != "c" else (inverse @ x.conj()).conj())
 
-
-def _times_adjoint(side: Any, x: Array) -> Array:
-    """``side^H @ x``; no transpose is made."""
-    found: Array = side.T @ x if x.dtype.kind != "c" else (side.T @ x.conj()).conj()
-    return found
-
-
-def _times_adjoint_inverse(group: ordering.Group, x: Array) -> Array:
-    nodes, R = group.unknowns.shape
-    turned = group.inverse.transpose(0, 2, 1)
-    found: Array = (turned.conj() @ x.reshape(nodes, R, -1)).reshape(nodes * R, -1)
-    return found
+    def _times_factor(self, x: Array) -> Array:
+        if self._factor != 1:
+            x *= self.dtype.type(self._factor)
+        return x
 
 
 def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Preconditioner:
@@ -354,8 +338,8 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool =
     else:
         inverse = inverse_blocks(A).data
     number, count = ordering.levels(A, lower)
-    wide = (b[:, None] if b.ndim == 1 else b).astype(np.result_type(A.dtype, b.dtype))
-    x = xp.zeros(wide.shape, wide.dtype)
-    for group in ordering.groups(A, number, count, inverse):
-        ordering.solve(group, wide, x, group.before)
-    return x[:, 0] if b.ndim == 1 else x
+    wide = b.astype(np.result_type(A.dtype, b.dtype), copy=False)
+    found = ordering.groups(A, number, count, inverse)
+    x = found.inverse @ wide
+    found.forwards(x)
+    return x[found.place]

@@ -90,12 +90,13 @@ def test_colours_are_those_of_loops_over_nodes(symmetric: bool) -> None:
     A = random_pattern(40, 3, symmetric)
     near = neighbours(A)
     both = [{k for k in range(40) if k in near[i] or i in near[k]} for i in range(40)]
-    want, count = [-1] * 40, 0
-    while -1 in want:
-        waiting = [i for i in range(40) if want[i] < 0]
-        for i in [i for i in waiting if all(mixed(k) <= mixed(i) for k in both[i] if k in waiting)]:
-            want[i] = count
-        count += 1
+    want, waiting = [-1] * 40, set(range(40))
+    while waiting:
+        turn = {i for i in waiting if all(mixed(k) <= mixed(i) for k in both[i] if k in waiting)}
+        for i in turn:
+            want[i] = min(set(range(41)) - {want[k] for k in both[i]})
+        waiting -= turn
+    count = max(want) + 1
     found, colours = ordering.colours(A)
     assert found.tolist() == want and colours == count and found.dtype == np.int64
     for lower in (True, False):
