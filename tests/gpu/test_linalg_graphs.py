@@ -104,10 +104,26 @@ def test_batches_end_in_the_right_iteration(solve: Solves, monkeypatch: pytest.M
         np.testing.assert_array_equal(x, want)
 
 
+@pytest.mark.parametrize("make", [linalg.ilu0, linalg.ic0, linalg.block_ssor])
+def test_decompositions_are_captured(solve: Solves, make: Any) -> None:
+    A, _, b = problem("plate", 3000)
+    x, info = solve(A, b, graph=True, M=make(A), rtol=1e-8)
+    want, _ = solve(A, b, graph=False, M=make(A), rtol=1e-8)
+    assert info == 0 and solve.replay.graph is not None
+    np.testing.assert_array_equal(x, want)
+
+
 def test_a_preconditioner_that_cannot_be_captured_is_called(solve: Solves) -> None:
     A, _, b = problem("plate", 3000)
-    x, info = solve(A, b, graph=True, M=linalg.ilu0(A), rtol=1e-8)
-    want, _ = solve(A, b, graph=False, M=linalg.ilu0(A), rtol=1e-8)
+
+    class Users(linalg.Preconditioner):
+        _backend, shape, dtype = A._backend, A.shape, A.dtype
+
+        def _apply(self, r: Any) -> Any:
+            return 0.5 * r
+
+    x, info = solve(A, b, graph=True, M=Users(), rtol=1e-8)
+    want, _ = solve(A, b, graph=False, M=Users(), rtol=1e-8)
     assert info == 0 and solve.replay.graph is None
     np.testing.assert_array_equal(x, want)
 

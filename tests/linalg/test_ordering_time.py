@@ -22,7 +22,7 @@ def chain(n: int) -> Any:
 def seconds(n: int) -> float:
     """Processor time of this thread for the groups of a chain."""
     L = chain(n)
-    inverse = L.block_diagonal()
+    inverse = L.inverse_block_diagonal().data
     start = time.thread_time()
     number, count = ordering.levels(L)
     ordering.groups(L, number, count, inverse)
@@ -42,6 +42,9 @@ def test_the_groups_of_a_chain_are_its_nodes() -> None:
     number, count = ordering.levels(L)
     assert count == n and (number == place).all()
     assert (ordering.levels(L.T.copy(), lower=False)[0] == place[::-1]).all()
-    groups = ordering.groups(L, number, count, L.block_diagonal())
-    assert [g.before.nnz for g in groups] == [0, *[1] * (n - 1)] and not any(g.after.nnz for g in groups)
-    assert [g.unknowns.ravel().tolist() for g in groups] == [[i] for i in range(n)]
+    groups = ordering.groups(L, number, count, L.inverse_block_diagonal().data)
+    first, *others = groups.several
+    assert first.before is None and all(g.before.nnz == 1 for g in others)
+    assert all(g.after is None for g in groups.several)
+    assert [(g.first, g.last) for g in groups.several] == [(i, i + 1) for i in range(n)]
+    assert groups.place.tolist() == list(range(n))

@@ -87,9 +87,10 @@ def test_groups_and_pivots_have_places_of_64_bits(wide: Any) -> None:
     for order in (ordering.colours, ordering.levels, lambda A: ordering.levels(A, False)):
         number, count = order(A)
         assert number.dtype == np.int64
-        for group in ordering.groups(A, number, count, inverse):
-            for side in (group.before, group.after):
-                assert side.indices.dtype == side.indptr.dtype == np.int64
+        found = ordering.groups(A, number, count, inverse)
+        sides = [side for group in found.several for side in (group.before, group.after) if side is not None]
+        for side in (found.inverse, *sides):
+            assert side.indices.dtype == side.indptr.dtype == np.int64
         factored, _ = triangular._factored(A, number, count)
         assert factored.indices.dtype == factored.indptr.dtype == np.int64
     b = numbers(24)
