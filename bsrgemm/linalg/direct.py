@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,8 +59,8 @@ def spsolve(A: Any, b: Any) -> Array:
     -----
     SuperLU is called through scipy, and cuDSS through nvmath-python. Both read a copy of A in another format. Nothing
     is moved between the CPU and the GPU. cuDSS replaces pivots that are too small. The residual is computed for that
-    reason, and the call waits for the GPU. The way through cuDSS was tested with a stand-in for nvmath-python, and has
-    not run on a card yet.
+    reason, and the call waits for the GPU. cuDSS plans on several threads of the CPU if its library for that lies
+    beside it, as in the wheels.
 
     Examples
     --------
@@ -113,7 +115,7 @@ def _on_the_card(A: Any, b: Array) -> Array:
     index = structure.index_dtype(A.nnz)
     A = A._new(Blocks(data, *(i.astype(index, copy=False) for i in pattern)), canonical=True)
     try:
-        x: Array = direct_solver(A.tocsr(), columns)
+        x: Array = direct_solver(A.tocsr(), columns, options={"multithreading_lib": _threading_layer()})
     except Exception as error:
         if type(error).__name__ != _NOT_FOUND:
             raise
@@ -127,6 +129,23 @@ def _on_the_card(A: Any, b: Array) -> Array:
             f"that of b {np.max(size):.3g}"
         )
     return x
+
+
+def _threading_layer() -> str | None:
+    """The library beside cuDSS by which it plans on several threads, or None for that of the environment, if any."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        folder = Path(load_nvidia_dynamic_lib("cudss").abs_path).parent
+    except (ImportError, RuntimeError):  # an old nvmath-python, or no cuDSS: then the solver says so
+        return None
+    for found in sorted(folder.glob("libcudss_mtlayer_gomp.so*")):
+        try:
+            ctypes.CDLL(str(found))
+        except OSError:  # a machine without the library of OpenMP
+            continue
+        return str(found)
+    return None
 
 
 def _norms(xp: Any, v: Array) -> Array:

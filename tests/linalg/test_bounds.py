@@ -455,7 +455,7 @@ def test_places_of_blocks_are_counted_in_64_bits(order: str) -> None:
 def test_a_column_with_nan_is_told_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_device.install()
     modules = {name: types.ModuleType(name) for name in ("nvmath", "nvmath.sparse", "nvmath.sparse.advanced")}
-    modules["nvmath.sparse.advanced"].direct_solver = lambda a, b: b  # type: ignore[attr-defined]
+    modules["nvmath.sparse.advanced"].direct_solver = lambda a, b, **_: b  # type: ignore[attr-defined]
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     A, b = bg.eye(4, blocksize=(2, 2)).to_device("fake"), np.ones((4, 2))
@@ -467,7 +467,7 @@ def test_a_column_with_nan_is_told_on_a_device(monkeypatch: pytest.MonkeyPatch) 
     bound = math.sqrt(np.finfo(float).eps)
     for factor, right in ((0.9, True), (1.1, False)):
         modules["nvmath.sparse.advanced"].direct_solver = (  # type: ignore[attr-defined]
-            lambda a, b, change=1 + factor * bound: b * fake.from_host(np.array([1.0, change]))
+            lambda a, b, change=1 + factor * bound, **_: b * fake.from_host(np.array([1.0, change]))
         )
         if right:
             linalg.spsolve(A, fake.from_host(b))

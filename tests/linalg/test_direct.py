@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.registry import by_name
 from bsrgemm._benchmark.solver.problems import cube
+from bsrgemm.linalg import direct
 
 from .problems import hermitian, lopsided, numbers
 
@@ -28,7 +30,7 @@ def calls(fake: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     made: list[tuple[Any, Any]] = []
 
     def direct_solver(a: Any, b: Any, /, **options: Any) -> Any:
-        assert not options
+        assert options == {"options": {"multithreading_lib": None}}
         made.append((a, b))
         assert fake.is_sparse(a) and a.format == "csr" and fake.is_dense(b)
         matrix = a.get()
@@ -95,7 +97,7 @@ def test_without_cudss_the_extra_is_named(fake: Any, calls: Any, monkeypatch: py
     """nvmath-python can be installed without the libraries that it calls."""
     failure: Any = type("DynamicLibNotFoundError", (RuntimeError,), {})("libcudss.so.0")
 
-    def direct_solver(*_: Any) -> None:
+    def direct_solver(*_: Any, **options: Any) -> None:
         raise failure
 
     monkeypatch.setattr(sys.modules["nvmath.sparse.advanced"], "direct_solver", direct_solver)
@@ -105,6 +107,28 @@ def test_without_cudss_the_extra_is_named(fake: Any, calls: Any, monkeypatch: py
     failure = ArithmeticError("another one")
     with pytest.raises(ArithmeticError, match="another one"):
         linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+
+
+def test_cudss_plans_by_the_library_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDSS warns in every call that it was not given one. A library that cannot be loaded is left out."""
+    module: Any = types.ModuleType("cuda.pathfinder")
+    asked = []
+
+    def load_nvidia_dynamic_lib(name: str) -> Any:
+        asked.append(name)
+        return types.SimpleNamespace(abs_path=str(tmp_path / "libcudss.so.0"))
+
+    module.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", module)
+    assert direct._threading_layer() is None
+    (tmp_path / "libcudss_mtlayer_gomp.so.0").write_bytes(b"no library")
+    assert direct._threading_layer() is None
+    (tmp_path / "libcudss_mtlayer_gomp.so.1").symlink_to(sp._sparsetools.__file__)
+    assert direct._threading_layer() == str(tmp_path / "libcudss_mtlayer_gomp.so.1")
+    assert asked == ["cudss"] * 3
+    del module.load_nvidia_dynamic_lib
+    assert direct._threading_layer() is None
 
 
 def test_what_is_wrong_on_a_device_is_told(fake: Any, calls: Any) -> None:
