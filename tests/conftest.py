@@ -72,8 +72,8 @@ def waits_for(item: pytest.Item) -> str | None:
     return None
 
 
-#: A test with at least so many cases is sampled: one case in so many runs.
-_MANY, _ONE_IN = 6, 3
+#: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
+_MANY, _MANY_ON_THE_EMULATOR, _ONE_IN = 6, 3, 3
 
 
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
@@ -86,8 +86,8 @@ def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         if not item.get_closest_marker("gpu"):
             cases[item.nodeid.partition("[")[0]].append(item)
     left: set[pytest.Item] = set()
-    for several in cases.values():
-        if len(several) >= _MANY:
+    for test, several in cases.items():
+        if len(several) >= (_MANY_ON_THE_EMULATOR if test.startswith("tests/emulator/") else _MANY):
             drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
             left.update(drawn[-(-len(drawn) // _ONE_IN) :])
     return left

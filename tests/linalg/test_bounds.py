@@ -507,7 +507,7 @@ def test_matrices_of_this_room_are_said_to_be_canonical_and_are(monkeypatch: pyt
     for order in ("colours", "natural"):
         linalg.ilu0(A, order=order)
     linalg.constrain(A, np.ones(24), [3])
-    assert {name for name, _ in made} == {"tentative", "groups", "_factored", "constrain"}
+    assert {name for name, _ in made} == {"tentative", "groups", "_rows", "_factored", "constrain"}
     for _, found in made:
         row = np.repeat(np.arange(len(found.indptr) - 1), np.diff(found.indptr)).astype(np.int64)
         assert (np.diff(row * found._block_shape[1] + found.indices) > 0).all()

@@ -26,7 +26,7 @@ PRECONDITIONERS: dict[str, Callable[[Any], Any]] = {
     "matrix": lambda A: A.inverse_block_diagonal(),
     "block_jacobi": linalg.block_jacobi,
     "chebyshev": linalg.chebyshev,
-    "ic0": linalg.ic0,
+    "ilu0": linalg.ilu0,
     "block_ssor": lambda A: linalg.block_ssor(A, 1.3),
     "V": lambda A: linalg.smoothed_aggregation(A, max_coarse=20),
     "W": lambda A: linalg.smoothed_aggregation(A, max_coarse=20, cycle="W", smoother="jacobi"),

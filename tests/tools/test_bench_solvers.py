@@ -6,12 +6,13 @@ import json
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bsrgemm._benchmark import table
-from bsrgemm._benchmark.solver import problems, systems, timing
+from bsrgemm._benchmark.solver import problems, systems, timing, whole_job
 
 pytest.importorskip("pyamg")
 
@@ -94,11 +95,26 @@ def test_whole_jobs_and_decompositions_are_rows_of_a_file_of_their_own(
     monkeypatch.setattr(table, "RESULTS", tmp_path)
     systems.main(["--jobs", "--unknowns", "2500", "--device", "cpu", "--rounds", "1", "--keep"])
     rows = json.loads((tmp_path / "solver_jobs_cpu.json").read_text())["rows"]
-    ours, peer, *others = rows
-    assert [row["what"] for row in rows][:2] == ["bsrgemm, block-COO to x", "scipy cg, Jacobi"]
-    for row in (ours, peer):
+    ours, peer, direct, *others = rows
+    assert [row["what"] for row in rows][:3] == ["bsrgemm, block-COO to x", "scipy cg, Jacobi", "bsrgemm, spsolve"]
+    assert direct["iterations"] is None and direct["residual"] < 1e-11
+    for row in (ours, peer, direct):
         assert row["info"] == 0 and row["residual"] <= 1.01 * systems.RTOL
         assert row["rate"] == pytest.approx(row["unknowns"] / row["seconds"])
     assert ours["iterations"] < 25 < peer["iterations"]
     assert [row["what"] for row in others] == ["ilu0", "ic0", "block_ssor"]
     assert all(row["multiple"] == pytest.approx(row["seconds"] / row["product"]) for row in others)
+
+
+def test_a_direct_solver_that_is_missing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_: Any) -> None:
+        raise ImportError("A: spsolve on the GPU needs cuDSS")
+
+    monkeypatch.setattr(whole_job, "direct", missing)
+    monkeypatch.setattr(whole_job, "decompositions", lambda *_: {})
+    found = table.Table("solver_jobs_test", "")
+    systems.measure_jobs(found, "cube", 800, "cpu", 1)
+    assert [row["what"] for row in found.rows] == ["bsrgemm, block-COO to x", "scipy cg, Jacobi"]
+    assert "bsrgemm, spsolve was left out: A: spsolve on the GPU needs cuDSS" in capsys.readouterr().out

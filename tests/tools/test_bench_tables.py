@@ -246,9 +246,15 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "solver_jobs_cuda": (
         [{"problem": "cube", "unknowns": 1000, "what": "job", "seconds": 0.25, "rate": 4e3, "iterations": 7, "info": 0},
          {"problem": "cube", "unknowns": 1000, "what": "bad", "seconds": 0.5, "rate": 2e3, "iterations": 9, "info": 9},
-         {"problem": "cube", "unknowns": 1000, "what": "ilu0", "setup": 0.0125, "seconds": 0.003, "multiple": 11.96}],
+         {"problem": "cube", "unknowns": 1000, "what": "ilu0", "setup": 0.0125, "seconds": 0.003, "multiple": 11.96},
+         {"problem": "cube", "unknowns": 2000, "what": "ilu0", "setup": 0.0125, "seconds": 0.003, "multiple": 11.96,
+          "replayed": 0.001, "multiple_replayed": 4.04},
+         {"problem": "cube", "unknowns": 1000, "what": "spsolve", "seconds": 0.5, "rate": 2e3, "iterations": None,
+          "info": 0}],
         ["| cube, 1,000 unknowns, job | 0.250 | 4,000 | 7 |", "| cube, 1,000 unknowns, bad | **WRONG** |  |  |",
-         "| cube, 1,000 unknowns, ilu0 | 12.5 | 3.00 | 12.0 |"],
+         "| cube, 1,000 unknowns, ilu0 | 12.5 | 3.00 | 12.0 | - | - |",
+         "| cube, 2,000 unknowns, ilu0 | 12.5 | 3.00 | 12.0 | 1.00 | 4.0 |",
+         "| cube, 1,000 unknowns, spsolve | 0.500 | 2,000 | - |"],
     ),
     "llama_cuda": (
         [

@@ -73,9 +73,21 @@ class Case(Item):
         self.nodeid = nodeid
 
 
-@pytest.mark.parametrize(("cases", "kept"), [(1, 1), (5, 5), (6, 2), (7, 3), (600, 200)])
-def test_a_third_of_many_cases_is_the_sample(cases: int, kept: int) -> None:
-    some = [Case(f"tests/x.py::test_some[{n}]") for n in range(cases)]
+@pytest.mark.parametrize(
+    ("room", "cases", "kept"),
+    [
+        ("", 1, 1),
+        ("", 5, 5),
+        ("", 6, 2),
+        ("", 7, 3),
+        ("", 600, 200),
+        ("emulator/", 2, 2),
+        ("emulator/", 3, 1),
+        ("emulator/", 4, 2),
+    ],
+)
+def test_a_third_of_many_cases_is_the_sample(room: str, cases: int, kept: int) -> None:
+    some = [Case(f"tests/{room}x.py::test_some[{n}]") for n in range(cases)]
     others = [Case(f"tests/x.py::test_other[{n}]") for n in range(5)]
     on_a_card = [Case(f"tests/x.py::test_card[{n}]", "gpu") for n in range(9)]
     items: list[Any] = [*some, *others, *on_a_card]

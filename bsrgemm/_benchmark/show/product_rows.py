@@ -285,7 +285,7 @@ def whole_jobs(found: list[Row]) -> str:
     def cells(row: Row) -> list[str]:
         if row["info"]:
             return ["**WRONG**", *[""] * (len(header) - 2)]
-        return [number(row["seconds"], 3), f"{row['rate']:,.0f}", str(row["iterations"])]
+        return [number(row["seconds"], 3), f"{row['rate']:,.0f}", str(row["iterations"] or "-")]
 
     rows = [row for row in found if "rate" in row]
     return listed(rows, header, lambda row: f"{row['problem']}, {row['unknowns']:,} unknowns, {row['what']}", cells)
@@ -293,11 +293,12 @@ def whole_jobs(found: list[Row]) -> str:
 
 def decompositions(found: list[Row]) -> str:
     """What ``M @ r`` takes, beside one product with the matrix."""
-    header = ["", "set-up, ms", "M @ r, ms", "over A @ x"]
+    header = ["", "set-up, ms", "M @ r, ms", "over A @ x", "in a graph, ms", "over A @ x in a graph"]
 
     def cells(row: Row) -> list[str]:
         times = [number(row[name] * 1e3, digits) for name, digits in (("setup", 1), ("seconds", 2))]
-        return [*times, number(row["multiple"], 1)]
+        replayed = [number(row["replayed"] * 1e3, 2), number(row["multiple_replayed"], 1)] if "replayed" in row else []
+        return [*times, number(row["multiple"], 1), *(replayed or ["-", "-"])]
 
     rows = [row for row in found if "multiple" in row]
     return listed(rows, header, lambda row: f"{row['problem']}, {row['unknowns']:,} unknowns, {row['what']}", cells)

@@ -25,6 +25,8 @@ from .timing import RTOL, timed
 ROUNDS = 3
 #: Unknowns of the largest problem that pyamg is given, which needs tens of seconds for it.
 _MOST_OF_PYAMG = 1_000_000
+#: A cube with more unknowns fills memory, or takes minutes, if it is solved directly.
+_MOST_DIRECT = {"cuda": 300_000, "cpu": 10_000}
 SMOOTHING = ("chebyshev", {"degree": 2})
 
 
@@ -116,16 +118,22 @@ def measure_jobs(table: Table, name: str, unknowns: int, device: str, rounds: in
     problem = {"cube": problems.cube, "plate": problems.plate}[name](unknowns)
     n = problem.A.shape[0]
     library = "cupyx" if device == "cuda" else "scipy"
-    for what, run in (
-        ("bsrgemm, block-COO to x", whole_job.whole),
-        (f"{library} cg, Jacobi", whole_job.with_jacobi),
-    ):
-        row = run(problem, device, rounds)
+    runs = {"bsrgemm, block-COO to x": whole_job.whole, f"{library} cg, Jacobi": whole_job.with_jacobi}
+    if n <= _MOST_DIRECT[device]:
+        runs["bsrgemm, spsolve"] = whole_job.direct
+    for what, run in runs.items():
+        try:
+            row = run(problem, device, rounds)
+        except ImportError as error:
+            print(f"{name:<7}{n:>10,}  {what} was left out: {error}")
+            continue
         row |= {"problem": name, "unknowns": n, "what": what, "device": device, "rate": n / row["seconds"]}
-        text = f"{row['seconds']:>9.3f} s{row['rate']:>14,.0f} unknowns a second{row['iterations']:>7}"
+        text = f"{row['seconds']:>9.3f} s{row['rate']:>14,.0f} unknowns a second{row['iterations'] or '-':>7}"
         table.add(f"{name:<7}{n:>10,}  {what:<24}{text}", **row)
     for what, numbers in whole_job.decompositions(problem, device, rounds).items():
         text = f"{numbers['seconds'] * 1e3:>9.3f} ms{numbers['multiple']:>9.2f} times A @ x"
+        if "replayed" in numbers:
+            text += f", as graphs {numbers['replayed'] * 1e3:.3f} ms, {numbers['multiple_replayed']:.2f} times"
         table.add(f"{name:<7}{n:>10,}  {what:<24}{text}", problem=name, unknowns=n, what=what, device=device, **numbers)
 
 
