@@ -154,6 +154,25 @@ class Backend(ABC):
         float32 and rounded once.
         """
 
+    def safe_ratio(self, a: Array, b: Array) -> Array:
+        """Return ``a / b``, and 0 where b is 0."""
+        zero = b == 0
+        found: Array = self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
+        return found
+
+    def add_multiple(self, y: Array, factor: Array, x: Array, work: Array) -> None:
+        """Compute ``y += factor * x``; `work` is a vector like x that may be written to."""
+        y += self.xp.multiply(x, factor, out=work)
+
+    def subtract_multiple(self, y: Array, factor: Array, x: Array, work: Array) -> None:
+        """Compute ``y -= factor * x``; `work` is a vector like x that may be written to."""
+        y -= self.xp.multiply(x, factor, out=work)
+
+    def multiply_and_add(self, y: Array, factor: Array, x: Array) -> None:
+        """Compute ``y = factor * y + x`` in place."""
+        y *= factor
+        y += x
+
     @abstractmethod
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         """Return the blocks after a check of their index arrays, to which a user may have written.

@@ -1,4 +1,4 @@
-"""The GPU backend: CuPy arrays, the sparse classes of cupyx, and two array primitives as kernels of this package."""
+"""The GPU backend: CuPy arrays, the sparse classes of cupyx, and a few array primitives as kernels of their own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from .index_arrays import plain_array, watched_class
 
 #: A null pointer tells the kernel of `segment_reduce` to take the rows in the order in which they are stored.
 _NO_ORDER = np.uintp(0)
+#: What a solver does with its vectors and factors in each iteration, in one launch each.
+_SAFE_RATIO = cupy.ElementwiseKernel("T a, T b", "T c", "c = b == T(0) ? T(0) : a / b", "bsrgemm_safe_ratio")
+_ADD_MULTIPLE = cupy.ElementwiseKernel("F f, X x", "Y y", "y += Y(f) * Y(x)", "bsrgemm_add_multiple")
+_SUBTRACT_MULTIPLE = cupy.ElementwiseKernel("F f, X x", "Y y", "y -= Y(f) * Y(x)", "bsrgemm_subtract_multiple")
+_MULTIPLY_AND_ADD = cupy.ElementwiseKernel("F f, X x", "Y y", "y = Y(f) * y + Y(x)", "bsrgemm_multiply_and_add")
 
 
 def _allocation(x: Array) -> tuple[int, int] | None:
@@ -105,6 +110,18 @@ class CupyBackend(Backend):
         )
         run(config, config.grid(segments), args)
         return out
+
+    def safe_ratio(self, a: Array, b: Array) -> Array:
+        return _SAFE_RATIO(a, b) if a.dtype == b.dtype else super().safe_ratio(a, b)
+
+    def add_multiple(self, y: Array, factor: Array, x: Array, work: Array) -> None:
+        _ADD_MULTIPLE(factor, x, y)
+
+    def subtract_multiple(self, y: Array, factor: Array, x: Array, work: Array) -> None:
+        _SUBTRACT_MULTIPLE(factor, x, y)
+
+    def multiply_and_add(self, y: Array, factor: Array, x: Array) -> None:
+        _MULTIPLY_AND_ADD(factor, x, y)
 
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks  # reading the values would wait for the GPU; the kernels clamp indices instead

@@ -71,8 +71,7 @@ class _Systems:
 
     def ratio(self, a: Array, b: Array) -> Array:
         """``a / b`` for vectors, and 0 where b is 0."""
-        zero = b == 0
-        return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))[:, None]
+        return self.backend.safe_ratio(a, b)[:, None]
 
 
 class BatchConjugate(Step):
@@ -114,14 +113,13 @@ class BatchConjugate(Step):
         s, r, p = self._s, self._r, self._p
         z = s.precondition(r)
         rz = s.dot(r, z)
-        p *= s.ratio(rz, self._before)
-        p += z
+        s.backend.multiply_and_add(p, s.ratio(rz, self._before), z)
         q = s.A @ p
         pq = s.dot(p, q)
         alpha = s.ratio(rz, pq)
         # a system that has broken down may have NaN in p
         self.x += s.xp.where(self._going[:, None], s.xp.multiply(p, alpha, out=self._work), 0)
-        r -= s.xp.multiply(q, alpha, out=self._work)
+        s.backend.subtract_multiple(r, alpha, q, self._work)
         self._before[...] = rz
         size = s.xp.sqrt(s.dot(r, r).real)
         self.numbers[0], self.numbers[1], self.numbers[2] = size, pq.real, rz.real

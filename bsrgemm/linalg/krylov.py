@@ -123,8 +123,7 @@ class _System:
 
     def safe_ratio(self, a: Array, b: Array) -> Array:
         """``a / b``, and 0 where b is 0: a column that is solved stays as it is."""
-        zero = b == 0
-        return self.xp.where(zero, 0, a / self.xp.where(zero, 1, b))
+        return self.backend.safe_ratio(a, b)
 
     def finish(self, steps: int, broken: str | None = None, more: str = "") -> tuple[Array, int]:
         """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too."""

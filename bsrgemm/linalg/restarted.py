@@ -84,7 +84,7 @@ class Space:
             self.turned[j][...] = self._z
         for i, v in enumerate(self.basis[: j + 1]):
             h = s.dot(v, w, work)
-            w -= s.xp.multiply(v, h, out=work)
+            s.backend.subtract_multiple(w, h, v, work)
             column[i] = h
         last = s.norm(w, work)
         column[j + 1] = last

@@ -118,13 +118,12 @@ class Conjugate(Step):
         s, r, p = self._s, self._r, self._p
         z = s.precondition(r)
         rz = s.dot(r, z)
-        p *= s.safe_ratio(rz, self._before)
-        p += z
+        s.backend.multiply_and_add(p, s.safe_ratio(rz, self._before), z)
         q = s.multiply(p)
         pq = s.dot(p, q)
         alpha = self._unsolved(s.safe_ratio(rz, pq))
-        self.x += s.xp.multiply(p, alpha, out=self._work)
-        r -= s.xp.multiply(q, alpha, out=self._work)
+        s.backend.add_multiple(self.x, alpha, p, self._work)
+        s.backend.subtract_multiple(r, alpha, q, self._work)
         self._before[...] = rz
         self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(r), pq.real, rz.real
 
