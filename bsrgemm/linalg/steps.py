@@ -125,7 +125,8 @@ class Conjugate(Step):
         s.backend.add_multiple(self.x, alpha, p, self._work)
         s.backend.subtract_multiple(r, alpha, q, self._work)
         self._before[...] = rz
-        self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(r), pq.real, rz.real
+        s.xp.sqrt(s.dot(r, r).real, out=self.numbers[0, ...])
+        self.numbers[1], self.numbers[2] = pq.real, rz.real
 
     @staticmethod
     def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:

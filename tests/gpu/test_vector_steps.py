@@ -44,7 +44,7 @@ def test_vectors_of_a_narrower_dtype_are_widened() -> None:
     x, y = numbers((100,), "float32"), numbers((100,), "complex128")
     there = card.from_host(y.copy())
     card.add_multiple(there, card.from_host(np.array(1.5)), card.from_host(x), there)
-    np.testing.assert_allclose(card.to_host(there), y + 1.5 * x, rtol=1e-14)
+    np.testing.assert_allclose(card.to_host(there), y + 1.5 * x.astype("float64"), rtol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
