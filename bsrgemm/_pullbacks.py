@@ -70,7 +70,10 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
     """
     for known, make in _PULLBACKS.items():
         if function is known:
-            return make(*args, **kwargs)
+            _check_operands(known.__name__, make, args, kwargs)
+            result, pullback = make(*args, **kwargs)
+            pullback.__name__ = pullback.__qualname__ = "pullback"  # the name in messages of Python
+            return result, pullback
     name = getattr(function, "__name__", type(function).__name__)
     raise TypeError(f"function: wanted matmul, sddmm, attention or merge_states of bsrgemm, got {name}")
 
@@ -115,6 +118,16 @@ _PULLBACKS: dict[Callable[..., Any], Callable[..., tuple[Any, Pullback]]] = {
     attention: _attention,
     merge_states: _merge_states,
 }
+
+
+def _check_operands(name: str, make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise TypeError unless the function of this name can be called with these arguments."""
+    taken = inspect.signature(make)
+    try:
+        taken.bind(*args, **kwargs)
+    except TypeError as error:
+        operands = ", ".join(x.name for x in taken.parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD)
+        raise TypeError(f"{name}: {error}; wanted vjp({name}, {operands}), and options by their names") from None
 
 
 def _refuse(function: Callable[..., Any], options: dict[str, Any]) -> None:

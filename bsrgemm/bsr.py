@@ -120,6 +120,8 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         if isinstance(arg1, _BSR) and arg1.data is self.data:
             self._transposes = arg1._readers()
 
+    __init__.__qualname__ = "bsr_array.__init__"  # the name in messages of Python
+
     @property
     def nbytes(self) -> int:
         """The bytes of `data`, `indices` and `indptr`; for a transpose, those that they have when they are built."""

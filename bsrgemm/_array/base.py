@@ -9,6 +9,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
+from .._backend.names import class_of, public_class
 from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from .._plotting import spy as spy_picture
 from ..dtypes import BFLOAT16, check_dtype, result_dtype
@@ -24,13 +25,14 @@ _STATE = frozenset(
 
 def kind_of(x: Any) -> str:
     """The class of an operand, for a message; that of another library that has a name of ours with its library."""
-    kind = type(x)
-    return f"{kind.__module__.partition('.')[0]} {kind.__name__}" if kind.__name__ in _OUR_NAMES else kind.__name__
+    name = public_class(x).__name__
+    return class_of(x) if name in _OUR_NAMES and not isinstance(x, BsrBase) else name
 
 
 def no_bsr(x: Any, name: str) -> str:
     """The class of an operand that is no BSR matrix, and how to make one of it, as the end of a message."""
-    return f"{kind_of(x)}; bsrgemm.bsr_array({name}) makes one" if getattr(x, "ndim", None) == 2 else kind_of(x)
+    made = getattr(x, "ndim", None) == 2 or isinstance(x, list)
+    return f"{kind_of(x)}; bsrgemm.bsr_array({name}) makes one" if made else kind_of(x)
 
 
 class BsrBase(BlockArrays):

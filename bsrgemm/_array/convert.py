@@ -33,8 +33,8 @@ class Conversions(Elements):
             )
         return cls
 
-    def _foreign(self, format: str, arrays: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Create a matrix of another format from `arrays`; raise TypeError if that format cannot have this dtype."""
+    def _check_foreign(self, format: str, dtype: np.dtype[Any]) -> None:
+        """Raise TypeError if matrices of another format cannot have this dtype."""
         if dtype not in self._backend.foreign_dtypes:
             wider = "float32" if dtype.itemsize <= 2 else "float64"
             elsewhere = "" if self._backend is host() else ", or copy to the host: A.get()"
@@ -42,6 +42,10 @@ class Conversions(Elements):
                 f"{format}: {self._backend.sparse.__name__} does not hold {dtype}; "
                 f"cast first, for example A.astype('{wider}'){elsewhere}"
             )
+
+    def _foreign(self, format: str, arrays: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Create a matrix of another format from `arrays`; raise TypeError if that format cannot have this dtype."""
+        self._check_foreign(format, dtype)
         return self._other_class(format)(arrays, shape=shape)
 
     def _element_index(self, *maxvals: int) -> np.dtype[Any]:
@@ -151,7 +155,8 @@ class Conversions(Elements):
         ('csc', [0, 1, 2, 3, 4], [0, 0, 1, 1])
         """
         backend, dtype = self._backend, self.dtype
-        if backend.loops is not None and dtype in backend.foreign_dtypes:
+        self._check_foreign("csc", dtype)
+        if backend.loops is not None:
             blocks = self._validated
             (M, N), (_, R, C) = self._shape, blocks.data.shape
             if R * C >= _TURNED and self._is_canonical(blocks):
@@ -226,6 +231,7 @@ class Conversions(Elements):
         [[0, 1], [2, 3]]
         """
         self._other_class("lil")
+        self._check_foreign("lil", self.dtype)
         return self.tocsr().tolil()
 
     def todok(self, copy: bool = False) -> Any:
@@ -255,6 +261,7 @@ class Conversions(Elements):
         3.0
         """
         self._other_class("dok")
+        self._check_foreign("dok", self.dtype)
         return self.tocoo(copy=False).todok()
 
     def tobsr(self, blocksize: tuple[int, int] | None = None, copy: bool = False) -> Self:

@@ -11,7 +11,7 @@ import numpy as np
 from .._backend import structure
 from .._backend.base import Array, Blocks
 from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
-from .base import BsrBase
+from .base import BsrBase, no_bsr
 from .reduce import _sum_dtype
 
 _FROBENIUS = (None, "fro", "f")
@@ -74,10 +74,7 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
     (array([ 5., 12.]), array([ 3.,  4.,  0., 12.]))
     """
     if not isinstance(A, BsrBase):
-        raise TypeError(
-            f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; for other matrices use the norm of scipy, "
-            "cupyx, NumPy or CuPy"
-        )
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {no_bsr(A, 'A')}")
     if isinstance(ord, bool):
         raise ValueError(f"ord: wanted a number, None or 'fro', got {ord!r}")
     axes = _axes(axis)

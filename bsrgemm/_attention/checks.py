@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._backend.names import named
 from .._backend.registry import adopted, backend_of, foreign_backend
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
 from .given import host_array
@@ -70,10 +71,6 @@ def operands(q: Any, k: Any, v: Any, layout: str, variable: bool) -> tuple[Backe
         return found.view(np.ndarray) if isinstance(found, np.ndarray) else found
 
     return backend, array(q, "q"), array(k, "k"), array(v, "v")
-
-
-def named(x: Any) -> str:
-    return f"{type(x).__module__.partition('.')[0]} {type(x).__name__}"
 
 
 def adopted_array(backend: Backend, x: Any, name: str, first: str = "q") -> Array:

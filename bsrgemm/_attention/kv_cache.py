@@ -14,6 +14,7 @@ import numpy as np
 
 from .._backend import registry
 from .._backend.base import Array, Backend
+from .._backend.names import class_of
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
 from .append import APPEND_ENGINES, AppendCall, AppendEngine
 from .given import host_array
@@ -540,10 +541,7 @@ def dense_of(backend: Backend, x: Any, name: str) -> Array:
         way_out = "wanted a dense array there"
         if registry.backend_of(x) or registry.foreign_backend(x):
             way_out = "nothing is moved silently. cupy.asarray(x) brings it to the GPU, x.get() to the CPU"
-        raise TypeError(
-            f"{name}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a cache on "
-            f"{backend.name!r}: {way_out}"
-        )
+        raise TypeError(f"{name}: a {class_of(x)} cannot meet a cache on {backend.name!r}: {way_out}")
     return found
 
 

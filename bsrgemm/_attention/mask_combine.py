@@ -9,6 +9,7 @@ import numpy as np
 
 from .._backend import registry, structure
 from .._backend.base import Array
+from .._backend.names import named
 from .mask_base import MaskBase
 from .mask_bits import FULL, with_whole
 from .mask_grid import check_stored
@@ -193,8 +194,7 @@ def _no_mask(other: Any, sign: str) -> Any:
     """NotImplemented, so that Python asks the other operand; TypeError for arrays, which could be made masks."""
     if registry.backend_of(other) is None:
         return NotImplemented
-    kind = f"{type(other).__module__.partition('.')[0]} {type(other).__name__}"
     raise TypeError(
-        f"{sign}: wanted a BlockMask, got {kind}; BlockMask.from_dense makes one of booleans, BlockMask.from_bsr of a "
-        "BSR matrix"
+        f"{sign}: wanted a BlockMask, got {named(other)}; BlockMask.from_dense makes one of booleans, "
+        "BlockMask.from_bsr of a BSR matrix"
     )

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .._array.base import BsrBase
+from .._array.base import BsrBase, no_bsr
 from .._array.construct import from_sparse
 from .._array.leaves import leaf
 from .._backend import registry, structure
@@ -111,7 +111,7 @@ class Conversions(MaskBase):
         <BlockMask 32 x 32, blocks 16 x 16, 2 stored (2 whole), density 0.500>
         """
         if getattr(A, "format", None) != "bsr":
-            raise TypeError(f"A: wanted a BSR matrix, got {type(A).__name__}; BlockMask.from_dense takes booleans")
+            raise TypeError(f"A: wanted a BSR matrix, got {no_bsr(A, 'A')}; BlockMask.from_dense takes booleans")
         backend = registry.backend_of(A)
         assert backend is not None
         try:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._backend.names import named
 from .._backend.registry import backend_of, foreign_backend
 from ..dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
 from . import checks
@@ -85,7 +86,7 @@ def merge_states(
     parts = _parts(outs, lses, layout)
     backend, xp = parts.backend, parts.backend.xp
     if out is not None and not backend.is_dense(out):
-        raise TypeError(f"out: wanted a dense array on {backend.name!r}, where outs are, got {checks.named(out)}")
+        raise TypeError(f"out: wanted a dense array on {backend.name!r}, where outs are, got {named(out)}")
     own = reduce(result_dtype, (x.dtype for x in parts.outs))
     wanted = own if out is None else out.dtype
     dtype = check_dtype(
@@ -94,8 +95,8 @@ def merge_states(
     acc = np.result_type(parts.acc, accumulator_dtype(dtype))
     shape = tuple(parts.outs[0].shape)
     if out is not None:
-        named = [(f"{name}[{i}]", x) for name in ("outs", "lses") for i, x in enumerate(getattr(parts, name))]
-        checks.check_out(backend, out, shape, dtype, dict(named))
+        given = [(f"{name}[{i}]", x) for name in ("outs", "lses") for i, x in enumerate(getattr(parts, name))]
+        checks.check_out(backend, out, shape, dtype, dict(given))
     with np.errstate(all="ignore"):
         weights, lse = _weights(xp, parts.lses, acc)
         total = None
@@ -221,14 +222,14 @@ def _parts(outs: Sequence[Any], lses: Sequence[Any], layout: str) -> _Parts:
     for name, given in (("outs", outs), ("lses", lses)):
         listed = hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, Mapping)
         if not listed or not getattr(given, "ndim", 1):
-            raise TypeError(f"{name}: wanted a sequence of arrays, got {checks.named(given)}")
+            raise TypeError(f"{name}: wanted a sequence of arrays, got {named(given)}")
     if not len(outs):
         raise ValueError("outs: wanted at least one part, got none")
     if len(outs) != len(lses):
         raise ValueError(f"lses: wanted {len(outs)} arrays, one for each of outs, got {len(lses)}")
     backend = backend_of(outs[0]) or foreign_backend(outs[0])
     if backend is None:
-        raise TypeError(f"outs[0]: wanted a NumPy or CuPy array, got {checks.named(outs[0])}")
+        raise TypeError(f"outs[0]: wanted a NumPy or CuPy array, got {named(outs[0])}")
     found = _Parts(backend, [], [], _WIDE[0], False)
     for i in range(len(outs)):
         x = outs[i] if backend.is_dense(outs[i]) else checks.adopted_array(backend, outs[i], f"outs[{i}]", "outs[0]")

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..dtypes import BFLOAT16
 from .base import Array
+from .names import class_of
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ON_HOST, ON_DEVICE = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)
@@ -82,7 +83,7 @@ def raise_if_cuda(error: BaseException) -> None:
 
 def unreadable(x: Any, error: BaseException) -> Unreadable:
     """The error for `x`, with the reason that its library or the array module gave."""
-    name = f"a {type(x).__module__.partition('.')[0]} {type(x).__name__}"
+    name = f"a {class_of(x)}"
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if getattr(x, "requires_grad", False) is True:
         hint = "Nothing here is recorded for autograd: pass x.detach()."

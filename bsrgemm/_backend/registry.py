@@ -13,6 +13,7 @@ import scipy.sparse
 from .._kernels.jit import remedy
 from . import dlpack
 from .base import Array, Backend
+from .names import class_of
 
 
 def host_scalar(x: Any) -> bool:
@@ -174,8 +175,7 @@ def by_name(device: str) -> Backend:
 def elsewhere(x: Any, what: str, backend: Backend) -> TypeError:
     """Return the TypeError for an operand `x` that belongs to another backend than the matrix."""
     return TypeError(
-        f"{what}: a {type(x).__module__.partition('.')[0]} {type(x).__name__} cannot meet a matrix on "
-        f"{backend.name!r}: nothing is moved silently. {backend.bring}"
+        f"{what}: a {class_of(x)} cannot meet a matrix on {backend.name!r}: nothing is moved silently. {backend.bring}"
     )
 
 

@@ -205,8 +205,8 @@ def _of_two(dC: Any, A: Any, B: Any, alpha: Any) -> tuple[Any, Any]:
     """Return the gradients of the product of two BSR matrices, at their blocks."""
     if not isinstance(dC, BsrBase):
         raise TypeError(
-            f"dC: wanted a bsr_array or bsr_matrix, since A and B are, got {type(dC).__name__}; "
-            "bsr_array(dC, blocksize=...) makes one"
+            f"dC: wanted a bsr_array or bsr_matrix, since A and B are, got {kind_of(dC)}; "
+            "bsrgemm.bsr_array(dC, blocksize=...) makes one"
         )
     for x, name in ((B, "B"), (dC, "dC")):
         if x._backend is not A._backend:

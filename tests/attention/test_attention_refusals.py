@@ -103,10 +103,10 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     # operands
     (lambda: attempt(q=zeros(4, 5, 8)), ValueError, ("q: wanted 4 dimensions", "bhsd", "(4, 5, 8)")),
     (lambda: attempt(v=zeros(2, 2, 7, 3, 1)), ValueError, ("v: wanted 4 dimensions", "(2, 2, 7, 3, 1)")),
-    (lambda: attempt(q=[[[[1.0]]]]), TypeError, ("q: wanted a NumPy or CuPy array, got builtins list",)),
-    (lambda: attempt(q=None), TypeError, ("q: wanted a NumPy or CuPy array, got builtins NoneType",)),
-    (lambda: attempt(k=None), TypeError, ("k: wanted a dense array on 'cpu', where q is, got builtins NoneType",)),
-    (lambda: attempt(v=[[[[1.0]]]]), TypeError, ("v: wanted a dense array on 'cpu'", "got builtins list")),
+    (lambda: attempt(q=[[[[1.0]]]]), TypeError, ("q: wanted a NumPy or CuPy array, got a list",)),
+    (lambda: attempt(q=None), TypeError, ("q: wanted a NumPy or CuPy array, got None",)),
+    (lambda: attempt(k=None), TypeError, ("k: wanted a dense array on 'cpu', where q is, got None",)),
+    (lambda: attempt(v=[[[[1.0]]]]), TypeError, ("v: wanted a dense array on 'cpu'", "got a list")),
     (lambda: attempt(k=zeros(3, 2, 7, 8)), ValueError, ("k: wanted a batch of 2", "got 3")),
     (lambda: attempt(v=zeros(1, 2, 7, 3)), ValueError, ("v: wanted a batch of 2", "got 1")),
     (lambda: attempt(k=zeros(2, 3, 7, 8), v=zeros(2, 3, 7, 3)), ValueError, ("k: wanted a number of heads", "4", "3")),
@@ -201,7 +201,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (lambda: packed(cu_seqlens_q=[[0, 2, 5]]), ValueError, ("cu_seqlens_q: wanted", "one dimension", "(1, 3)")),
     (lambda: packed(cu_seqlens_q=[]), ValueError, ("cu_seqlens_q: wanted", "(0,)")),
     (lambda: packed(cu_seqlens_q=[0.0, 2.0, 5.0]), TypeError, ("cu_seqlens_q: wanted integers", "float64")),
-    (lambda: packed(cu_seqlens_q=5), TypeError, ("cu_seqlens_q: wanted", "got builtins int")),
+    (lambda: packed(cu_seqlens_q=5), TypeError, ("cu_seqlens_q: wanted", "got an int")),
     (lambda: packed(cu_seqlens_q=Foreign([0, 6, 5])), ValueError, ("cu_seqlens_q: wanted bounds that climb from 0",)),
     (lambda: packed(cu_seqlens_k=Foreign([0, 3, 8])), ValueError, ("cu_seqlens_k: wanted 7, the length of k", "8")),
     (
@@ -221,7 +221,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (lambda: attempt(out=zeros(2, 4, 5, 8)), ValueError, ("out: wanted float32 of shape (2, 4, 5, 3)", "(2, 4, 5, 8)")),
     (lambda: attempt(out=zeros(2, 4, 5, 3), out_dtype=F16), ValueError, ("out: wanted float16", "got float32")),
     (lambda: attempt(out=zeros(2, 4, 5, 3, dtype=int)), TypeError, ("out: does not support dtype int64",)),
-    (lambda: attempt(out=[0.0]), TypeError, ("out: wanted a dense array on 'cpu', where q is, got builtins list",)),
+    (lambda: attempt(out=[0.0]), TypeError, ("out: wanted a dense array on 'cpu', where q is, got a list",)),
     (lambda: attempt(out=read_only()), ValueError, ("out: array is read-only",)),
     (lambda: attempt(out_dtype=int), TypeError, ("out_dtype: does not support dtype int64",)),
     (lambda: overlapping("q"), ValueError, ("out: overlaps q",)),
@@ -278,7 +278,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (lambda: fp8(out=zeros(2, 4, 5, 3, dtype=F64)), TypeError, ("out: does not support dtype float64",)),
     (lambda: fp8(out=zeros(2, 4, 5, 3), out_dtype=F16), ValueError, ("out: wanted float16", "got float32")),
     (lambda: fp8(out=zeros(2, 4, 5, 8)), ValueError, ("out: wanted float32 of shape (2, 4, 5, 3)", "(2, 4, 5, 8)")),
-    (lambda: fp8(out=[0.0]), TypeError, ("out: wanted a dense array on 'cpu', where q is, got builtins list",)),
+    (lambda: fp8(out=[0.0]), TypeError, ("out: wanted a dense array on 'cpu', where q is, got a list",)),
 ]
 
 

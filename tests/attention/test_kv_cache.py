@@ -160,7 +160,7 @@ def test_bad_tokens_are_told_before_anything_is_written() -> None:
     cache = KVCache(2, 2, 32, 8, value_dim=4, device="cpu")
     k, v = np.ones((2, 2, 3, 8), F16), np.ones((2, 2, 3, 4), F16)
     for args, error, message in (
-        (([1], v), TypeError, "k: a builtins list cannot meet a cache on 'cpu'"),
+        (([1], v), TypeError, "k: a list cannot meet a cache on 'cpu'"),
         ((install().from_host(k), v), TypeError, "nothing is moved silently"),
         ((k[0], v), ValueError, r"k: wanted 4 dimensions, \(batch, KV heads, length, head dim\)"),
         ((k.astype(F32), v), TypeError, "k: wanted float16 as the cache has, got float32"),
@@ -269,7 +269,7 @@ def test_bad_arguments_of_decode_are_told() -> None:
     cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         (q, {"cache": None}, TypeError, "cache: wanted a KVCache, got NoneType"),
         (q[0], {}, ValueError, "q: wanted 4 dimensions"),
-        ([q], {}, TypeError, "q: a builtins list cannot meet a cache on 'cpu'"),
+        ([q], {}, TypeError, "q: a list cannot meet a cache on 'cpu'"),
         (q.astype(F32), {}, TypeError, "q: wanted float16 as the cache has, got float32"),
         (q[:1], {}, ValueError, "q: wanted a batch of 2 as the cache has, got 1"),
         (q[..., :4], {}, ValueError, "q: wanted head dim 8 as the cache has, got 4"),

@@ -438,7 +438,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         (lambda: mpi.zigzag_positions(-1, 0, 1), ValueError, "length: wanted an integer from 0 on, got -1"),
         (lambda: mpi.zigzag_positions(4, 2, 2), ValueError, "rank: wanted 0 to 1, got 2"),
         (lambda: mpi.zigzag_positions(4, 0, True), ValueError, "size: wanted an integer from 1 on, got True"),
-        (lambda: mpi.zigzag_split([1, 2], 0, 1), TypeError, "x: wanted a NumPy or CuPy array, got builtins list"),
+        (lambda: mpi.zigzag_split([1, 2], 0, 1), TypeError, "x: wanted a NumPy or CuPy array, got a list"),
         (lambda: mpi.zigzag_split(np.ones(3), 0, 1), ValueError, "axis: wanted an integer from -1 to 0, got -2"),
         (lambda: mpi.zigzag_join([]), ValueError, "parts: wanted those of at least one rank, got none"),
         (

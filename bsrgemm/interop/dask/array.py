@@ -14,6 +14,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.tokenize import tokenize
 
+from ..._array.base import kind_of
 from ..._array.construct import check_blocksize
 from ..._backend.registry import host_scalar
 from ...bsr import bsr_array
@@ -300,7 +301,7 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
 
     def _combined(self, other: Any, operation: Callable[[Any, Any], Any], what: str) -> PanelArray:
         if not isinstance(other, PanelArray):
-            raise TypeError(f"{what}: wanted a PanelArray, got {type(other).__name__}; {_WAY_OUT}")
+            raise TypeError(f"{what}: wanted a PanelArray, got {kind_of(other)}; {_WAY_OUT}")
         one, two = self._layout, other._layout
         same = replace(two, dtype=one.dtype)
         if one != same:

@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.tokenize import tokenize
 
-from ..._array.base import BsrBase, check_shape
+from ..._array.base import BsrBase, check_shape, no_bsr
 from ..._array.construct import check_blocksize
 from ...dtypes import BFLOAT16, HOST_DTYPES, check_dtype
 from . import storage, tasks
@@ -87,7 +87,7 @@ def to_panels(
             raise ValueError("rows_per_chunk: wanted the rows of a panel, since A is a matrix in memory")
         A = from_bsr(A, rows_per_chunk)
     elif not isinstance(A, PanelArray):
-        raise TypeError(f"A: wanted a PanelArray, a bsr_array or a bsr_matrix, got {type(A).__name__}")
+        raise TypeError(f"A: wanted a PanelArray, a bsr_array or a bsr_matrix, got {no_bsr(A, 'A')}")
     elif rows_per_chunk is not None:
         raise ValueError("rows_per_chunk: is for a matrix in memory; A.rechunk({0: rows}) cuts a PanelArray anew")
     layout = A._layout

@@ -11,7 +11,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.tokenize import tokenize
 
-from ..._array.base import BsrBase
+from ..._array.base import BsrBase, kind_of
 from ..._backend.registry import adopted, backend_of, foreign_backend
 from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype, check_dtype, result_dtype
@@ -70,7 +70,7 @@ def matmul(A: Any, B: Any) -> Any:
             return _sparse(_columns_like(bsr_array(A), B), B)
         return _dense(B, A, left=True, what="A")
     raise TypeError(
-        f"A, B: wanted a PanelArray among the operands, got {type(A).__name__} and {type(B).__name__}; "
+        f"A, B: wanted a PanelArray among the operands, got {kind_of(A)} and {kind_of(B)}; "
         "from_bsr(A, rows_per_chunk) makes one"
     )
 
@@ -148,7 +148,7 @@ def _operand(x: Any, layout: Layout, left: bool, what: str) -> da.Array:
     if backend is None or backend.is_sparse(known):
         raise TypeError(
             f"{what}: wanted a PanelArray, a bsr_array, or a dense array of NumPy, CuPy or Dask, "
-            f"got {type(x).__name__}; bsrgemm.bsr_array makes a bsr_array of a matrix of scipy"
+            f"got {kind_of(x)}; bsrgemm.bsr_array makes a bsr_array of a matrix of scipy"
         )
     check_dtype(x.dtype, backend.dtypes, what)
     if backend.name != layout.device:

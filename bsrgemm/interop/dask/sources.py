@@ -11,7 +11,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import Task, TaskRef
 from dask.tokenize import tokenize
 
-from ..._array.base import BsrBase, check_shape
+from ..._array.base import BsrBase, check_shape, kind_of
 from ..._array.construct import check_blocksize
 from ...bsr import bsr_array
 from ...dtypes import HOST_DTYPES, check_dtype
@@ -56,7 +56,7 @@ def from_bsr(A: Any, rows_per_chunk: int) -> PanelArray:
     ((4, 4, 2), (10,))
     """
     if not isinstance(A, BsrBase):
-        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {type(A).__name__}; bsrgemm.bsr_array(A) makes one")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}; bsrgemm.bsr_array(A) makes one")
     matrix: Any = bsr_array(A)
     (M, N), (R, C) = matrix.shape, matrix.blocksize
     rows = _positive(rows_per_chunk, "rows_per_chunk")

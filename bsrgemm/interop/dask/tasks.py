@@ -14,7 +14,7 @@ from dask.array.dispatch import concatenate_lookup, tensordot_lookup
 from dask.sizeof import sizeof
 
 from ..._array.assemble import hstack, vstack
-from ..._array.base import BsrBase
+from ..._array.base import BsrBase, kind_of
 from ..._products.matmul import matmul
 from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype
@@ -36,7 +36,7 @@ def checked(panel: Any, number: int, layout: Layout) -> Any:
     """Return `panel`; raise unless it is the matrix that the layout says."""
     where = f"panel {number}"
     if not isinstance(panel, bsr_array):
-        raise TypeError(f"{where}: wanted a bsr_array, got {type(panel).__name__}; bsrgemm.bsr_array converts it")
+        raise TypeError(f"{where}: wanted a bsr_array, got {kind_of(panel)}; bsrgemm.bsr_array converts it")
     found = (panel.shape, panel.blocksize, panel.dtype, device_of(panel))
     wanted = (layout.shape_of(number), layout.blocksize, layout.dtype, layout.device)
     for what, one, other in zip(("shape", "block size", "dtype", "device"), found, wanted, strict=True):

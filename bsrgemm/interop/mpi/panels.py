@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._array.base import BsrBase
+from ..._array.base import BsrBase, kind_of
 from ..._array.leaves import leaf
 from ..._backend.registry import by_name, host
 from ..communicator import Communicator, as_communicator, same, together
@@ -68,8 +68,8 @@ def partition(
     with together(comm):
         if comm.rank == 0:
             if not isinstance(A, BsrBase):
-                way_out = "rank 0 of comm passes the matrix" if A is None else "bsr_array(A) makes one"
-                raise TypeError(f"A: wanted a bsr_array or bsr_matrix on rank 0, got {type(A).__name__}; {way_out}")
+                way_out = "rank 0 of comm passes the matrix" if A is None else "bsrgemm.bsr_array(A) makes one"
+                raise TypeError(f"A: wanted a bsr_array or bsr_matrix on rank 0, got {kind_of(A)}; {way_out}")
             A.check_format(full_check=True)
             pointers = A._backend.to_host(A._blocks.indptr)  # synchronize!
             starts = _row_starts(pointers, comm.size, rows)
@@ -143,7 +143,7 @@ def from_local(
     with together(comm):
         if not isinstance(panel, BsrBase):
             raise TypeError(
-                f"panel: wanted a bsr_array or bsr_matrix, got {type(panel).__name__}; bsr_array(panel, "
+                f"panel: wanted a bsr_array or bsr_matrix, got {kind_of(panel)}; bsrgemm.bsr_array(panel, "
                 "blocksize=(R, C)) makes one if its rows are whole blocks"
             )
         panel.check_format(full_check=True)

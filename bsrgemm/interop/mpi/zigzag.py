@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._attention import checks
 from ..._backend.base import Array, Backend
+from ..._backend.names import named
 from ..._backend.registry import backend_of
 from .ring_plan import local_length, ranges
 
@@ -160,7 +160,7 @@ def check_split(length: Any, rank: Any, size: Any, multiple: Any) -> None:
 def _module(x: Any, name: str) -> Any:
     backend: Backend | None = backend_of(x)
     if backend is None or not backend.is_dense(x):
-        raise TypeError(f"{name}: wanted a NumPy or CuPy array, got {checks.named(x)}")
+        raise TypeError(f"{name}: wanted a NumPy or CuPy array, got {named(x)}")
     return backend.xp
 
 
