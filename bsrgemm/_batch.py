@@ -425,7 +425,7 @@ def _stacked(matrices: Sequence[Any]) -> tuple[Any, Array]:
     for k, A in enumerate(matrices[1:], 1):
         if A._backend is not first._backend:
             raise TypeError(f"arg1: wanted all on {first._backend.name!r}, got matrix {k} on {A._backend.name!r}")
-        check_structure(A, first, f"arg1[{k}]")
+        check_structure(A, first, f"arg1[{k}]", "arg1[0]", "; a batch has one pattern for all")
     dtype = common_dtype(A.dtype for A in matrices)
     if any(A.dtype != dtype for A in matrices) and first._has_duplicates:  # a cast may change their sum
         matrices = [A._new(A._canonical()) for A in matrices]

@@ -200,17 +200,22 @@ def _check_out(out: BsrBase, pattern: BsrBase, dtype: Any) -> None:
         check_structure(out, pattern, "out")
 
 
-def check_structure(matrix: BsrBase, pattern: BsrBase, name: str) -> None:
-    """Raise ValueError unless a matrix has the shape, the block size and the blocks of a pattern, in the same order."""
+def check_structure(
+    matrix: BsrBase, pattern: BsrBase, name: str, owner: str = "the pattern", way_out: str = ""
+) -> None:
+    """Raise ValueError unless a matrix has the shape, the block size and the blocks of a pattern, in the same order.
+
+    Messages call the pattern `owner`, and end with `way_out`.
+    """
     theirs: Any
     for what in ("_shape", "blocksize"):
         mine, theirs = getattr(matrix, what), getattr(pattern, what)
         if mine != theirs:
-            raise ValueError(f"{name}: wanted the {what.lstrip('_')} of the pattern, {theirs}, got {mine}")
+            raise ValueError(f"{name}: wanted the {what.lstrip('_')} of {owner}, {theirs}, got {mine}{way_out}")
     cache = getattr(pattern, "_matrix_cache", None)
     if cache is not None and cache.made(pattern, matrix):
         return
     for array in ("indices", "indptr"):
         x, y = (getattr(A._blocks, array) for A in (matrix, pattern))
         if x is not y and (len(x) != len(y) or not bool((x == y).all())):  # synchronize!
-            raise ValueError(f"{name}: wanted the blocks of the pattern, got other {array}")
+            raise ValueError(f"{name}: wanted the blocks of {owner}, got other {array}{way_out}")

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .._backend.registry import backend_of
+from .._backend.names import named
+from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
 from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .graphs import Iterations, capturable
-from .operators import Preconditioner, holds_numbers, plain, solution_dtype
+from .operators import Preconditioner, as_array, holds_numbers, plain, solution_dtype
 from .steps import Step
 
 
@@ -29,9 +30,10 @@ class _Systems:
         self.A, self.backend, self.xp = A, A._backend, A._backend.xp
         if rows != columns:
             raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
-        b, x0 = plain(b, "b"), plain(x0, "x0")
+        take = as_array if self.backend is host() else plain
+        b, x0 = take(b, "b"), take(x0, "x0")
         if not self.backend.is_dense(b):
-            raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {type(b).__name__}")
+            raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {named(b)}")
         if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows):
             raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
         if not holds_numbers(b):

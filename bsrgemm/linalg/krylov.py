@@ -32,6 +32,7 @@ from .operators import (
     holds_numbers,
     inner_products,
     product_with,
+    refuse_several,
     solution_dtype,
     together,
 )
@@ -52,6 +53,8 @@ class _System:
         #: the matrix if its rows are on several processes; inner products are summed over them
         self._spread = A if isinstance(A, DistributedOperator) else None
         with together(A):
+            for name, given in (("A", A), ("M", M)):
+                refuse_several(given, name, method, spread=True)
             self.backend, b = _right_hand_side(b)
             self.xp = self.backend.xp
             n = b.shape[0]
@@ -195,7 +198,7 @@ def cg(
         each with its rows of `b` and `x0`, and get their rows of `x`.
     b : array (n,) or (n, k)
         One right-hand side, or several that are solved together: one product for all, and each with its own steps. For
-        a batch (batch, n) or (batch, n, k). On the CPU a list will do, except for a batch.
+        a batch (batch, n) or (batch, n, k). On the CPU a list will do.
     x0 : array like `b`, optional
         Where to start; 0 by default.
     rtol, atol : float

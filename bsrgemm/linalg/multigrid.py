@@ -28,6 +28,8 @@ _COARSE_BLOCK = 8
 _MOST_DENSE = 4096
 #: Factor of the step that smooths the prolongator, over the largest eigenvalue of D A.
 _OMEGA = 4 / 3
+#: What messages of `refresh` call the matrix that a hierarchy was made of, and the way out for another one.
+OWNER, ANOTHER = "the matrix of the hierarchy", "; smoothed_aggregation(A) makes a new hierarchy"
 _SMOOTHERS = ("chebyshev", "jacobi")
 
 
@@ -165,10 +167,12 @@ class Multigrid(Preconditioner):
         """
         check_matrix(A)
         if A._backend is not self._backend or A.dtype != self.dtype:
-            raise TypeError(f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}")
+            raise TypeError(
+                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{ANOTHER}"
+            )
         if any(level.plans is None for level in self._levels):
-            raise ValueError("A: a hierarchy from pyamg has no plans to refresh; make one by smoothed_aggregation(A)")
-        check_structure(A, self.levels[0], "A")
+            raise ValueError(f"A: a hierarchy from pyamg has no plans to refresh{ANOTHER}")
+        check_structure(A, self.levels[0], "A", OWNER, ANOTHER)
         levels = []
         for k, level in enumerate(self._levels):
             made, A = level.plans(A, inverse_blocks(A, singular=self._coarse or k > 0), self._options)

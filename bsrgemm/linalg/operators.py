@@ -11,6 +11,7 @@ import numpy as np
 
 from .._array.base import BsrBase, kind_of
 from .._backend.base import Array, Backend
+from .._backend.names import named
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
 from .._products.matmul import matmul
@@ -166,6 +167,20 @@ class Preconditioner(ABC):
         self._backend, self.shape, self.dtype = A._backend, local_shape(A), A.dtype
         self._comm = A.comm if isinstance(A, DistributedOperator) else None
 
+    #: What makes such preconditioners, for `repr`; the name of the class by default.
+    _kind: str | None = None
+
+    def _detail(self) -> str:
+        """The number that matters, as the end of `repr`."""
+        return ""
+
+    def __repr__(self) -> str:
+        """What it is, where, in which dtype, of which shape, and the number that matters, in one line."""
+        detail = self._detail()
+        sides = " x ".join(f"{n:,}" for n in self.shape)
+        where = f"on {self._backend.name!r}, {self.dtype}, {sides}"
+        return f"<{self._kind or type(self).__name__} {where}{', ' if detail else ''}{detail}>"
+
     @abstractmethod
     def _apply(self, r: Array) -> Array:
         """Apply the preconditioner to `r`, which has its dtype; the result may be overwritten by the next call."""
@@ -192,9 +207,9 @@ class Preconditioner(ABC):
 
     def _through(self, apply: Callable[[Array], Array], r: Any) -> Any:
         """``apply(r)`` in the dtype of the preconditioner; the result has that of `r` if it can hold it."""
-        r = plain(r, "r")
+        r = as_array(r, "r") if self._backend is host() else plain(r, "r")
         if not self._backend.is_dense(r):
-            raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {type(r).__name__}")
+            raise TypeError(f"r: wanted a dense array on {self._backend.name!r}, got {named(r)}")
         if r.ndim not in (1, 2) or r.shape[0] != self.shape[1]:
             raise ValueError(f"r: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {tuple(r.shape)}")
         if r.dtype.kind in "OSUmM":
@@ -297,13 +312,16 @@ def way_out(A: Any, name: str) -> str:
     if isinstance(A, DistributedOperator):
         return f" with rows on several processes; {name}.interior is what this process has of its own rows and columns"
     if isinstance(A, bsr_batch):
-        return f"; {name}[k] is one of its matrices, and cg and block_jacobi take a batch"
-    return f"; bsrgemm.bsr_array({name}) makes one"
+        return (
+            f"; cg and block_jacobi take a batch, {name}[k] is one of its matrices, and {name}.tobsr() has all of them "
+            "on its diagonal"
+        )
+    return f"; bsrgemm.bsr_array({name}) makes one" if getattr(A, "ndim", 2 * isinstance(A, list)) == 2 else ""
 
 
-def refuse_several(A: Any, name: str, function: str) -> None:
-    """Raise TypeError for a batch, and for a matrix with rows on several processes, of which scipy knows nothing."""
-    if isinstance(A, bsr_batch | DistributedOperator):
+def refuse_several(A: Any, name: str, function: str, *, spread: bool = False) -> None:
+    """Raise TypeError for a batch, and, unless `spread` is allowed, for a matrix with rows on several processes."""
+    if isinstance(A, bsr_batch) or (isinstance(A, DistributedOperator) and not spread):
         raise TypeError(
             f"{name}: wanted a matrix or a linear operator for {function}, got {type(A).__name__}{way_out(A, name)}"
         )
@@ -352,7 +370,7 @@ def check_right_hand_side(b: Any, A: Any) -> Any:
     b = as_array(b, "b") if backend is host() else b
     wanted = f"b: wanted a dense array ({n},) or ({n}, k) on {backend.name!r}"
     if not backend.is_dense(b):
-        raise TypeError(f"{wanted}, where A is, got {type(b).__module__} {type(b).__name__}")
+        raise TypeError(f"{wanted}, where A is, got {named(b)}")
     if b.ndim not in (1, 2) or b.shape[0] != n:
         raise ValueError(f"{wanted}, got {tuple(b.shape)}")
     if not holds_numbers(b):
@@ -368,8 +386,7 @@ def product_with(A: Any, name: str, backend: Backend, n: int, beside: str = "b")
         made = "; scipy.sparse.linalg.LinearOperator makes one of a function" if callable(A) else made
         raise TypeError(f"{name}: wanted a matrix or a linear operator, got {type(A).__name__}{made}")
     if tuple(shape) != (n, n):
-        batch = way_out(A, name) if isinstance(A, bsr_batch) else ""
-        raise ValueError(f"{name}: wanted shape {(n, n)}, as {beside} has {n} rows, got {tuple(shape)}{batch}")
+        raise ValueError(f"{name}: wanted shape {(n, n)}, as {beside} has {n} rows, got {tuple(shape)}")
     found = backend_of(A)
     if found is None and isinstance(A, Preconditioner | DistributedOperator):
         found = A._backend

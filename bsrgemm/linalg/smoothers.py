@@ -74,12 +74,15 @@ def _mixed_vector(A: Any) -> Array:
     return (mixed / (1 << 28) - 1).astype(A.dtype)
 
 
-class _Jacobi(Preconditioner):
-    _capturable = True
+class BlockJacobi(Preconditioner):
+    _capturable, _kind = True, "block_jacobi"
 
     def __init__(self, A: Any) -> None:
         self._made_of(A)
         self._inverse = inverse_blocks(A)
+
+    def _detail(self) -> str:
+        return "blocks of {} x {}".format(*self._inverse.blocksize)
 
     def _apply(self, r: Array) -> Array:
         found: Array = self._inverse @ r
@@ -125,7 +128,7 @@ def block_jacobi(A: Any) -> Any:
     """
     if isinstance(A, bsr_batch):
         return _inverse_batch(A)
-    return _Jacobi(check_matrix(A, spread=True))
+    return BlockJacobi(check_matrix(A, spread=True))
 
 
 def _inverse_batch(A: bsr_batch) -> bsr_batch:
@@ -203,12 +206,15 @@ def _adjoint_smoother(smoother: Any) -> Any:
     return found
 
 
-class _Polynomial(Preconditioner):
-    _capturable = True
+class Polynomial(Preconditioner):
+    _capturable, _kind = True, "chebyshev"
 
     def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
         self._made_of(A)
         self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)
+
+    def _detail(self) -> str:
+        return f"degree {self._chebyshev.degree}"
 
     def _apply(self, r: Array) -> Array:
         return self._chebyshev.improve(r, None)
@@ -260,4 +266,4 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     numeric = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (low, high))
     if not numeric or not 0 < low < high < math.inf:
         raise ValueError(f"low, high: wanted 0 < low < high, both finite, got {low!r} and {high!r}")
-    return _Polynomial(A, int(degree), float(low), float(high))
+    return Polynomial(A, int(degree), float(low), float(high))

@@ -13,7 +13,7 @@ from .operators import Preconditioner, check_matrix, check_right_hand_side
 from .smoothers import inverse_blocks
 
 
-class _Sweeps(Preconditioner):
+class Sweeps(Preconditioner):
     """A sweep over groups of nodes forwards, and one backwards: ``w (2 - w) (D + w U)^-1 D (D + w L)^-1``.
 
     Nodes are in the order of their groups, and the rows of a group are multiplied by the inverses of its diagonal
@@ -22,12 +22,15 @@ class _Sweeps(Preconditioner):
 
     _capturable = True
 
-    def __init__(self, A: Any, number: Array, count: int, inverse: Array, weight: float = 1.0) -> None:
+    def __init__(self, kind: str, A: Any, number: Array, count: int, inverse: Array, weight: float = 1.0) -> None:
         self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
-        self._factor = 2 - weight
+        self._kind, self._factor = kind, 2 - weight
         self._groups = ordering.groups(A, number, count, inverse * A.dtype.type(weight))
         #: how many groups of nodes are solved for one after the other
         self.groups = count
+
+    def _detail(self) -> str:
+        return f"{self.groups:,} group{'' if self.groups == 1 else 's'}"
 
     def _apply(self, r: Array) -> Array:
         x = self._groups.inverse @ r
@@ -98,7 +101,7 @@ def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Precond
     number, count = _ordered(A, order)
     inverse = inverse_blocks(A).data
     _check_finite(A, A._source()[0].data)
-    return _Sweeps(A, number, count, inverse, float(omega))
+    return Sweeps("block_ssor", A, number, count, inverse, float(omega))
 
 
 def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
@@ -147,7 +150,7 @@ def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
     _check_finite(A, A._source()[0].data)
     number, count = _ordered(A, order)
     factored, inverse = _factored(A, number, count)
-    return _Sweeps(factored, number, count, inverse)
+    return Sweeps("ilu0", factored, number, count, inverse)
 
 
 def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
@@ -205,7 +208,7 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     wrong = xp.flatnonzero(~positive)  # synchronize!
     if len(wrong):
         raise ValueError(f"A: pivot block {int(wrong[0])} is not positive definite; shift the diagonal, or try ilu0")
-    return _Sweeps(factored, number, count, inverse)
+    return Sweeps("ic0", factored, number, count, inverse)
 
 
 def _check_finite(A: Any, data: Array) -> None:

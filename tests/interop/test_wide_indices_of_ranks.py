@@ -95,7 +95,7 @@ def test_a_hierarchy_refuses_blocks_that_it_was_not_made_of(place: str) -> None:
 
     for error in outcomes_of(2, program):
         assert isinstance(error, ValueError)
-        assert str(error).startswith("A: wanted the blocks of the pattern, got other ind")
+        assert str(error).startswith("A: wanted the blocks of the matrix of the hierarchy, got other ind")
         assert str(error).endswith("[on rank 1]")
 
 

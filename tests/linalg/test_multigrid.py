@@ -361,7 +361,7 @@ BROKEN.data[-1] = 0
         (lambda: linalg.smoothed_aggregation(BROKEN, max_coarse=1), ValueError, "A: diagonal block 1 is singular"),
         (lambda: linalg.smoothed_aggregation(A).refresh(A.astype("float32")), TypeError, "A: wanted float64 on 'cpu'"),
         (lambda: linalg.smoothed_aggregation(A).refresh(laplacian(20, 2)), ValueError, "A: wanted the shape of the"),
-        (lambda: linalg.smoothed_aggregation(A).refresh(SHIFTED), ValueError, "A: wanted the blocks of the pattern"),
+        (lambda: linalg.smoothed_aggregation(A).refresh(SHIFTED), ValueError, "A: wanted the blocks of the matrix of"),
         (lambda: linalg.from_pyamg(A), TypeError, "ml: wanted a MultilevelSolver of pyamg, got "),
         (lambda: linalg.rigid_body_modes([[0.0, 0.0]]), TypeError, "coordinates: wanted a NumPy or CuPy array"),
         (lambda: linalg.rigid_body_modes(np.ones((4, 1))), ValueError, r"coordinates: wanted shape \(n, 2\) or"),

@@ -18,19 +18,48 @@ A = bg.bsr_array(np.diag(np.arange(1.0, 9)), blocksize=(2, 2))
 BATCH = bg.bsr_batch([A, 2 * A])
 b = np.ones((2, 8))
 METHODS = (linalg.minres, linalg.gmres, linalg.fgmres, linalg.bicgstab, linalg.lobpcg, linalg.spsolve)
+WAY_OUT = (
+    r"cg and block_jacobi take a batch, A\[k\] is one of its matrices, and A\.tobsr\(\) has all of them on its diagonal"
+)
 MAKERS = (linalg.ilu0, linalg.ic0, linalg.block_ssor, linalg.chebyshev, linalg.smoothed_aggregation)
 
 
 @pytest.mark.parametrize("solve", METHODS)
 def test_other_methods_say_that_cg_takes_a_batch(solve: Callable[..., Any]) -> None:
-    message = r"A: wanted .*, got (bsr_batch|\(2, 8, 8\)); A\[k\] is one of its matrices, and cg and block_jacobi"
-    with pytest.raises((TypeError, ValueError), match=message):
-        solve(BATCH, b)
+    for right in (b, b[0], np.ones((2, 8, 3)), None):
+        with pytest.raises(TypeError, match=rf"^A: wanted .*, got bsr_batch; {WAY_OUT}$"):
+            solve(BATCH, right)
+
+
+@pytest.mark.parametrize("solve", [linalg.cg, *METHODS[:4]])
+def test_a_batch_is_no_preconditioner_of_one_matrix(solve: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"^M: wanted .*, got bsr_batch; .*, M\[k\] is one of its matrices"):
+        solve(A, b[0], M=linalg.block_jacobi(BATCH))
+
+
+def test_the_ways_out_of_a_batch_lead_there() -> None:
+    want = np.stack([np.linalg.solve(x.toarray(), y) for x, y in zip((A, 2 * A), b, strict=True)])
+    np.testing.assert_allclose(linalg.cg(BATCH, b, rtol=1e-10)[0], want)
+    np.testing.assert_allclose(linalg.gmres(BATCH[1], b[1], rtol=1e-10)[0], want[1])
+    np.testing.assert_allclose(linalg.gmres(BATCH.tobsr(), b.ravel(), rtol=1e-10)[0], want.ravel())
+
+
+def test_right_hand_sides_of_batches_may_be_lists() -> None:
+    x0 = np.full((2, 8), 0.5)
+    want, _ = linalg.cg(BATCH, b, x0)
+    for found, info in (linalg.cg(BATCH, b.tolist(), x0.tolist()), linalg.cg(BATCH, tuple(map(tuple, b)), x0)):
+        np.testing.assert_array_equal(found, want)
+        assert not info.any()
+    with pytest.raises(ValueError, match=r"^b: wanted shape \(2, 8\) or \(2, 8, k\), got \(1, 1\)"):
+        linalg.cg(BATCH, [[1.0]])
+    with pytest.raises(ValueError, match=r"^b: wanted numbers in rows of one length, got a list of others"):
+        linalg.cg(BATCH, [[1.0], [1.0, 2.0]])
+    np.testing.assert_array_equal(linalg.ilu0(A) @ ([1.0] * 8), linalg.ilu0(A) @ np.ones(8))
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_other_preconditioners_say_that_block_jacobi_takes_a_batch(make: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"A: wanted a bsr_array or bsr_matrix, got bsr_batch; A\[k\] is one of"):
+    with pytest.raises(TypeError, match=r"A: wanted a bsr_array or bsr_matrix, got bsr_batch; " + WAY_OUT):
         make(BATCH)
 
 

@@ -11,11 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from ..._array.base import kind_of
 from ..._backend.base import Array, Blocks
 from ..._products.sddmm import check_structure
 from ...linalg import aggregation
 from ...linalg import multigrid as linalg_multigrid
-from ...linalg.multigrid import STALLED, Level, Multigrid, Options, near_nullspace_of, prolongator_step
+from ...linalg.multigrid import (
+    ANOTHER,
+    OWNER,
+    STALLED,
+    Level,
+    Multigrid,
+    Options,
+    near_nullspace_of,
+    prolongator_step,
+)
 from ..communicator import Communicator, together
 from .sparse import Gathering, Product, Sum, TransposedProduct, keys_of
 
@@ -107,17 +117,23 @@ class DistributedMultigrid(Multigrid):
         """Raise TypeError or ValueError unless A has the pattern of the matrix that the hierarchy was made of."""
         old = self._finest
         if type(A) is not type(old):
-            raise TypeError(f"A: wanted a DistributedMatrix, got {type(A).__name__}")
+            raise TypeError(f"A: wanted a DistributedMatrix, got {kind_of(A)}")
         if A.comm is not self._comm:
-            raise ValueError("A: wanted a matrix with the communicator of the hierarchy, got one with another")
+            raise ValueError(
+                "A: wanted a matrix with the communicator of the hierarchy, got one with another" + ANOTHER
+            )
         if A._backend is not self._backend or A.dtype != self.dtype:
-            raise TypeError(f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}")
+            raise TypeError(
+                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{ANOTHER}"
+            )
         if A.shape != old.shape or A.rows != old.rows:
-            raise ValueError(f"A: wanted rows {old.rows} of {old.shape} on this rank, got {A.rows} of {A.shape}")
-        check_structure(A.interior, old.interior, "A")
+            raise ValueError(
+                f"A: wanted rows {old.rows} of {old.shape} on this rank, got {A.rows} of {A.shape}{ANOTHER}"
+            )
+        check_structure(A.interior, old.interior, "A", OWNER, ANOTHER)
         if not np.array_equal(A._ghost_columns, old._ghost_columns):
-            raise ValueError("A: wanted the blocks of the pattern, got others in columns of other ranks")
-        check_structure(A.ghost_panel(), old.ghost_panel(), "A")
+            raise ValueError(f"A: wanted the blocks of {OWNER}, got others in columns of other ranks{ANOTHER}")
+        check_structure(A.ghost_panel(), old.ghost_panel(), "A", OWNER, ANOTHER)
 
     def report(self) -> str:
         """Return a table of the levels, as `Multigrid.report`, with the ranks of each."""
