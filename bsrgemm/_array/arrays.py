@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
+from .._backend.names import named
+from .._backend.registry import backend_of, host
+from ..dtypes import check_dtype
+
+_FIELDS = frozenset(Blocks._fields)
+_INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 class Origin(NamedTuple):
@@ -51,6 +59,34 @@ class _Stored:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}") from None
 
 
+def assigned(backend: Backend, name: str, value: Any) -> Array:
+    """Return what a user assigns to `data`, `indices` or `indptr` as an array that a matrix of `backend` can have.
+
+    Whether the three fit each other is seen when they are used: they are assigned one after the other.
+    """
+    if backend is host() and isinstance(value, list | tuple):
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ValueError(f"{name}: wanted numbers in rows of one length, got {named(value)} of others") from None
+        if not value.size and name != "data":
+            value = value.astype(np.int32)
+    if not backend.is_dense(value):
+        way_out = f"; {backend.bring}" if backend_of(value) is not None else ""
+        raise TypeError(f"{name}: wanted an array on {backend.name!r}, got {named(value)}{way_out}")
+    wanted = "(blocks, R, C)" if name == "data" else f"({'blocks' if name == 'indices' else 'block rows + 1'},)"
+    if value.ndim != (3 if name == "data" else 1):
+        raise ValueError(f"{name}: wanted shape {wanted}, got {tuple(value.shape)}")
+    if name == "data":
+        return value.astype(check_dtype(value.dtype, backend.dtypes, "data"), copy=False)
+    if value.dtype.kind not in "iu":
+        raise TypeError(f"{name}: wanted integers, got {value.dtype}")
+    if value.dtype in _INDEX_DTYPES:
+        return value
+    small = np.can_cast(value.dtype, np.int32)
+    return value.astype(np.int32 if small else np.int64)
+
+
 class BlockArrays:
     """The arrays of a matrix, written once for all backends over ``self._backend.xp``.
 
@@ -89,11 +125,11 @@ class BlockArrays:
         maxprint: int = 50,
     ) -> Self:
         self._replace(blocks)
-        self._shape = shape
-        self.maxprint = maxprint
-        self._has_canonical_format = None if canonical else canonical
-        self._has_sorted_indices = sorted_
-        self._canonical_indices = self.indices if canonical else None
+        own = self.__dict__  # `__setattr__` would take longer
+        own["_shape"], own["maxprint"] = shape, maxprint
+        own["_has_canonical_format"] = None if canonical else canonical
+        own["_has_sorted_indices"] = sorted_
+        own["_canonical_indices"] = self.indices if canonical else None
         if canonical:
             self._note_canonical()
         return self
@@ -102,13 +138,26 @@ class BlockArrays:
         """Set the three arrays without a copy; arrays that others may write to do not belong here."""
         backend = self._backend
         if backend.index_class is None:
-            self.data, self.indices, self.indptr = blocks
+            own = self.__dict__
+            own["data"], own["indices"], own["indptr"] = blocks
         else:
             known = self._canonical_since is not None and self._canonical_since.holds_for(self)
-            self.data, indices, indptr = blocks
-            self.indices, self.indptr = backend.watched(indices), backend.watched(indptr)
+            data, indices, indptr = blocks
+            self._store(data, backend.watched(indices), backend.watched(indptr))
             if known:
                 self._note_canonical()
+
+    def _store(self, data: Array, indices: Array, indptr: Array) -> None:
+        """Set the three arrays, which are known to be of the right kind."""
+        own = self.__dict__
+        own["data"], own["indices"], own["indptr"] = data, indices, indptr
+
+    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in _FIELDS and value is not self.__dict__.get(name, self):
+                value = assigned(self._backend, name, value)
+            object.__setattr__(self, name, value)
 
     def _note_canonical(self) -> None:
         """Take down that the index arrays are in canonical format now."""
@@ -122,7 +171,7 @@ class BlockArrays:
         cls = backend.index_class
         if cls is None or (type(self.indices) is cls and type(self.indptr) is cls):
             return
-        self.indices, self.indptr = (backend.watched(backend.own(x)) for x in (self.indices, self.indptr))
+        self._store(self.data, *(backend.watched(backend.own(x)) for x in (self.indices, self.indptr)))
 
     def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
         """Create a matrix of the same class from arrays that are known to be valid, without copying them."""
@@ -192,14 +241,13 @@ class BlockArrays:
                 back._transposes = A._transposes
                 return back
         T = object.__new__(type(self))
-        M, N = self._shape
-        T._shape = (N, M)
-        T.maxprint = 50
-        T._has_canonical_format = T._canonical_indices = None
-        T._has_sorted_indices = True
+        own = T.__dict__
+        own["_shape"], own["maxprint"] = self._shape[::-1], 50
+        own["_has_canonical_format"] = own["_canonical_indices"] = None
+        own["_has_sorted_indices"] = True
         self._take_over()
         flags = self._known_canonical or None, self._has_sorted_indices, self._canonical_since
-        T._origin = Origin(self, Blocks(self.data, self.indices, self.indptr), self._shape, *flags)
+        own["_origin"] = Origin(self, Blocks(self.data, self.indices, self.indptr), self._shape, *flags)
         self._readers()[id(T)] = T
         return T
 
