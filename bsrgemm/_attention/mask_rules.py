@@ -133,7 +133,8 @@ class IntervalMasks(MaskBase):
         keys : int, optional
             Number of keys, S_k; `queries` by default.
         left, right : int
-            Keys that are seen before and after the position of the query; -1 means no bound.
+            Keys that are seen before and after the position of the query; -1 means no bound. They are given by name:
+            the second number of ``window(128, 31)`` is `keys`, and without bounds all of these keys are seen.
         align : {"bottom-right", "top-left"}
             Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
         block : int or (int, int)
@@ -157,6 +158,9 @@ class IntervalMasks(MaskBase):
 
         Notes
         -----
+        The window is exact to the key for any block size. One that is narrower than a block is stored as blocks in
+        part, and the work is that of whole blocks: take a smaller `block` for it.
+
         The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
 
         Examples

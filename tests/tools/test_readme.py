@@ -106,3 +106,10 @@ def test_the_changelog_has_an_entry_for_this_version() -> None:
     import bsrgemm
 
     assert f"## {bsrgemm.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_names_of_peers_in_the_table_of_attention_are_explained() -> None:
+    prose, _, tables = README.partition("## Measured")[2].partition("<!-- results")
+    (heads,) = re.findall(r"^\| B, H, S, D, mask \| bsrgemm \| (.*) \| over the best peer \|$", tables, re.MULTILINE)
+    for name in heads.split(" | "):
+        assert re.search(rf"\b{name}\b", prose), name
