@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
+from .._backend.names import named
 from .._backend.registry import backend_of, foreign_backend
-from .operators import plain
+from .operators import as_array
 
 #: A mode is dropped in an aggregate if so small a share of it is left beside the other modes.
 _DEPENDENT = 1e-10
@@ -353,12 +354,12 @@ def rigid_body_modes(coordinates: Any) -> Array:
            [ 1.,  0., -1.],
            [ 0.,  1.,  1.]])
     """
+    coordinates = as_array(coordinates, "coordinates")
     backend = backend_of(coordinates) or foreign_backend(coordinates)
     if backend is None or not backend.is_dense(coordinates):
-        raise TypeError(f"coordinates: wanted a NumPy or CuPy array of real numbers, got {type(coordinates).__name__}")
+        raise TypeError(f"coordinates: wanted a NumPy or CuPy array of real numbers, got {named(coordinates)}")
     if coordinates.dtype.kind not in "fiu":
         raise TypeError(f"coordinates: wanted a NumPy or CuPy array of real numbers, got {coordinates.dtype}")
-    coordinates = plain(coordinates, "coordinates")
     if coordinates.ndim != 2 or coordinates.shape[1] not in (2, 3):
         raise ValueError(f"coordinates: wanted shape (n, 2) or (n, 3), got {tuple(coordinates.shape)}")
     xp = backend.xp

@@ -11,11 +11,21 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Blocks
+from .._backend.names import named
 from .._products.sddmm import check_structure
 from .._products.spgemm import FactorPlan, ProductPlan, plan
 from ..bsr import bsr_array
 from . import aggregation
-from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, holds_numbers, multiply, plain
+from .operators import (
+    DistributedOperator,
+    Preconditioner,
+    adjoint,
+    as_array,
+    check_matrix,
+    holds_numbers,
+    multiply,
+    plain,
+)
 from .smoothers import Chebyshev, Jacobi, inverse_blocks
 
 #: Eigenvalues of the coarsest matrix that count as zero, over the largest.
@@ -376,11 +386,9 @@ def near_nullspace_of(A: Any, given: Any) -> Array:
         for i in range(R):
             constants[:, i, i] = 1
         return constants.reshape(n, R)
+    given = as_array(given, "near_nullspace") if xp is np else plain(given, "near_nullspace")
     if not A._backend.is_dense(given):
-        raise TypeError(
-            f"near_nullspace: wanted a dense array on {A._backend.name!r}, where A is, got {type(given).__name__}"
-        )
-    given = plain(given, "near_nullspace")
+        raise TypeError(f"near_nullspace: wanted a dense array on {A._backend.name!r}, where A is, got {named(given)}")
     if given.ndim == 1:
         given = given[:, None]
     if given.ndim != 2 or given.shape[0] != n or not given.shape[1]:

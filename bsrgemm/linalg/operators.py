@@ -385,6 +385,11 @@ def product_with(A: Any, name: str, backend: Backend, n: int, beside: str = "b")
         made = f"; bsr_array({name}) makes one" if isinstance(A, list | tuple) else ""
         made = "; scipy.sparse.linalg.LinearOperator makes one of a function" if callable(A) else made
         raise TypeError(f"{name}: wanted a matrix or a linear operator, got {type(A).__name__}{made}")
+    if hasattr(A, "__dask_graph__"):
+        raise TypeError(
+            f"{name}: wanted a matrix or a linear operator whose products are arrays, got {type(A).__name__}: its "
+            f"products wait for compute(); {name}.compute() is a matrix"
+        )
     if tuple(shape) != (n, n):
         raise ValueError(f"{name}: wanted shape {(n, n)}, as {beside} has {n} rows, got {tuple(shape)}")
     found = backend_of(A)

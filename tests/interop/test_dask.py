@@ -523,3 +523,19 @@ def test_the_reference_lists_every_name() -> None:
     own = {f"PanelArray.{name}" for name in SERVED - panels.PanelArray._KEPT}
     assert sorted(listed) == sorted({*panels.__all__, *own})
     assert all(f"``{name}``" in text for name in panels.PanelArray._KEPT)
+
+
+def test_operations_that_panels_do_not_have_name_the_way_out() -> None:
+    A = bg.eye(8, blocksize=(2, 2))
+    D = panels.from_bsr(A, 4)
+    with pytest.raises(TypeError, match=r"^func: wanted a function of a panel, got None"):
+        D.map_panels(None)
+    with pytest.raises(
+        TypeError, match=r"wanted a PanelArray, got host_bsr_array; from_bsr\(B, rows_per_chunk\) makes"
+    ):
+        D + A
+    for solve in (bg.linalg.cg, bg.linalg.gmres):
+        with pytest.raises(
+            TypeError, match=r"^A: wanted .*, got PanelArray: its products wait .*; A\.compute\(\) is a"
+        ):
+            solve(D, np.ones(8))

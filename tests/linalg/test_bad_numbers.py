@@ -56,7 +56,7 @@ def test_a_singular_matrix_is_named_by_spsolve() -> None:
 def test_right_hand_sides_elsewhere_have_a_wrong_type_and_others_a_wrong_value() -> None:
     A = hermitian(8)
     for solve in (linalg.spsolve, linalg.spsolve_triangular, lambda A, b: linalg.constrain(A, b, [0])):
-        with pytest.raises(TypeError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'cpu', where A is, got b"):
+        with pytest.raises(TypeError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'cpu', where A is, got a"):
             solve(A, {1.0})
         with pytest.raises(ValueError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'cpu', got \(7,\)"):
             solve(A, np.ones(7))

@@ -166,7 +166,7 @@ def test_nothing_is_moved(device: Any) -> None:
         linalg.cg(B, b)
     with pytest.raises(TypeError, match=f"M: wanted it on 'cpu', where b is, got one on {name}"):
         linalg.cg(A, b, M=linalg.block_jacobi(B))
-    with pytest.raises(TypeError, match=f"r: wanted a dense array on {name}, got ndarray"):
+    with pytest.raises(TypeError, match=f"r: wanted a dense array on {name}, got numpy ndarray"):
         linalg.block_jacobi(B) @ b
     with pytest.raises(TypeError, match=f"near_nullspace: wanted a dense array on {name}"):
         linalg.smoothed_aggregation(B, np.ones((8, 1)))

@@ -368,7 +368,7 @@ def test_chebyshev_of_a_higher_degree_needs_fewer_iterations() -> None:
         (lambda: linalg.chebyshev(A, 0), ValueError, "degree: wanted an integer from 1 on, got 0"),
         (lambda: linalg.chebyshev(A, low=2), ValueError, "low, high: wanted 0 < low < high"),
         (lambda: linalg.block_jacobi(A) @ np.ones(7), ValueError, r"r: wanted shape \(8,\) or \(8, k\), got \(7,\)"),
-        (lambda: linalg.block_jacobi(A) @ [1.0] * 8, TypeError, "r: wanted a dense array on 'cpu', got list"),
+        (lambda: linalg.block_jacobi(A) @ {1.0}, TypeError, "r: wanted a dense array on 'cpu', got a set"),
     ],
 )  # fmt: skip
 def test_bad_matrices_are_named(call: Any, error: type[Exception], text: str) -> None:

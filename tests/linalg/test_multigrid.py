@@ -352,7 +352,7 @@ BROKEN.data[-1] = 0
         (lambda: linalg.smoothed_aggregation(A, B[:, :0]), ValueError, "near_nullspace: wanted shape"),
         (lambda: linalg.smoothed_aggregation(A, B * 1j), TypeError, "near_nullspace: wanted real numbers"),
         (lambda: linalg.smoothed_aggregation(A, B * np.nan), ValueError, "near_nullspace: wanted finite numbers"),
-        (lambda: linalg.smoothed_aggregation(A, [[1.0]]), TypeError, "near_nullspace: wanted a dense array on 'cpu'"),
+        (lambda: linalg.smoothed_aggregation(A, {1.0}), TypeError, "near_nullspace: wanted a dense array on 'cpu'"),
         (lambda: linalg.smoothed_aggregation(A, theta=1), ValueError, "theta: wanted a number from 0 to 1, got 1"),
         (lambda: linalg.smoothed_aggregation(A, max_coarse=0), ValueError, "max_coarse: wanted an integer from 1 on"),
         (lambda: linalg.smoothed_aggregation(A, degree=True), ValueError, "degree: wanted an integer from 1 on"),
@@ -363,7 +363,7 @@ BROKEN.data[-1] = 0
         (lambda: linalg.smoothed_aggregation(A).refresh(laplacian(20, 2)), ValueError, "A: wanted the shape of the"),
         (lambda: linalg.smoothed_aggregation(A).refresh(SHIFTED), ValueError, "A: wanted the blocks of the matrix of"),
         (lambda: linalg.from_pyamg(A), TypeError, "ml: wanted a MultilevelSolver of pyamg, got "),
-        (lambda: linalg.rigid_body_modes([[0.0, 0.0]]), TypeError, "coordinates: wanted a NumPy or CuPy array"),
+        (lambda: linalg.rigid_body_modes({0.0}), TypeError, "coordinates: wanted a NumPy or CuPy array"),
         (lambda: linalg.rigid_body_modes(np.ones((4, 1))), ValueError, r"coordinates: wanted shape \(n, 2\) or"),
     ],
 )  # fmt: skip

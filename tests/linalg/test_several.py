@@ -85,3 +85,12 @@ def test_a_batch_says_where_it_is_and_what_it_takes() -> None:
     copy = BATCH.get()
     assert copy.device == "cpu" and not np.shares_memory(copy.data, BATCH.data)
     np.testing.assert_array_equal(copy.toarray(), BATCH.toarray())
+
+
+def test_vectors_and_positions_may_be_lists() -> None:
+    M, N = (linalg.smoothed_aggregation(A, x, max_coarse=2) for x in ([[1.0]] * 8, np.ones((8, 1))))
+    np.testing.assert_array_equal(M @ b[0], N @ b[0])
+    places = [[0, 0], [1, 0], [0, 1]]
+    np.testing.assert_array_equal(linalg.rigid_body_modes(places), linalg.rigid_body_modes(np.array(places)))
+    with pytest.raises(ValueError, match=r"^coordinates: wanted numbers in rows of one length, got a list of others"):
+        linalg.rigid_body_modes([[0], [1, 2]])

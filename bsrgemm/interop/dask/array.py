@@ -14,8 +14,9 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.task_spec import List, Task, TaskRef
 from dask.tokenize import tokenize
 
-from ..._array.base import kind_of
+from ..._array.base import BsrBase, kind_of
 from ..._array.construct import check_blocksize
+from ..._backend.names import named
 from ..._backend.registry import host_scalar
 from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype, result_dtype, scalar_result_dtype
@@ -151,6 +152,8 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
         >>> A.map_panels(lambda panel: panel.power(2) * 3).compute().diagonal()
         array([3., 3., 3., 3.])
         """
+        if not callable(func):
+            raise TypeError(f"func: wanted a function of a panel, got {named(func)}")
         layout = replace(
             self._layout,
             blocksize=self.blocksize if blocksize is None else check_blocksize(blocksize, self.shape),
@@ -301,7 +304,8 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
 
     def _combined(self, other: Any, operation: Callable[[Any, Any], Any], what: str) -> PanelArray:
         if not isinstance(other, PanelArray):
-            raise TypeError(f"{what}: wanted a PanelArray, got {kind_of(other)}; {_WAY_OUT}")
+            way_out = "from_bsr(B, rows_per_chunk) makes one" if isinstance(other, BsrBase) else _WAY_OUT
+            raise TypeError(f"{what}: wanted a PanelArray, got {kind_of(other)}; {way_out}")
         one, two = self._layout, other._layout
         same = replace(two, dtype=one.dtype)
         if one != same:
