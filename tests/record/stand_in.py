@@ -17,13 +17,14 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import fake_device
-from . import log
+from . import elementwise, log
 
 _ALIGNMENT = 512
 #: Larger allocations are left to a card.
@@ -457,36 +458,10 @@ def _module(name: str, **contents: Any) -> types.ModuleType:
     return made
 
 
-def _safe_ratio(a: Any, b: Any) -> Any:
-    return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), a.dtype), where=b != 0)
-
-
-def _into(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel whose last operand is also its result."""
-
-    def run(*operands: Any) -> Any:
-        *_, y = operands
-        y[...] = compute(*operands)
-        return y
-
-    return run
-
-
-class _Elementwise:
-    """cupy.ElementwiseKernel: those of the package, by their names."""
-
-    kinds: ClassVar[dict[str, Callable[..., Any]]] = {
-        "bsrgemm_safe_ratio": lambda a, b: _call(_safe_ratio, a, b),
-        "bsrgemm_add_multiple": _into(lambda f, x, y: y + f * x),
-        "bsrgemm_subtract_multiple": _into(lambda f, x, y: y - f * x),
-        "bsrgemm_multiply_and_add": _into(lambda f, x, y: f * y + x),
-    }
-
-    def __init__(self, operands: str, results: str, operation: str, name: str = "kernel") -> None:
-        self._run = self.kinds.get(name, _unable(f"kernels of elements such as {name}"))
-
-    def __call__(self, *operands: Any) -> Any:
-        return self._run(*operands)
+def _elementwise(operands: str, results: str, operation: str, name: str = "kernel") -> Callable[..., Any]:
+    """cupy.ElementwiseKernel for those of the package."""
+    compute = elementwise.KERNELS.get(name)
+    return _unable(f"the kernel {name}") if compute is None else partial(_call, compute)
 
 
 class _Fallback(types.ModuleType):
@@ -639,7 +614,7 @@ def install(record: dict[str, Any] | None = None) -> types.ModuleType:
         "clear_memo": lambda: None,
         "copyto": _copyto,
         "from_dlpack": _from_dlpack,
-        "ElementwiseKernel": _Elementwise,
+        "ElementwiseKernel": _elementwise,
         "RawModule": _unable("kernels that are compiled"),
         "RawKernel": _unable("kernels that are compiled"),
         "newaxis": None,
