@@ -244,7 +244,7 @@ OUT, LSE = np.zeros((1, 2, 9, 5)), np.zeros((1, 2, 9))
     [
         (lambda: bg.merge_states([], []), ValueError, "outs: wanted at least one part, got none"),
         (lambda: bg.merge_states([OUT], []), ValueError, "lses: wanted 1 arrays, one for each of outs, got 0"),
-        (lambda: bg.merge_states(3, [LSE]), TypeError, "outs: wanted a sequence of arrays, got builtins int"),
+        (lambda: bg.merge_states(3, [LSE]), TypeError, "outs: wanted a sequence of arrays, got an int"),
         (lambda: bg.merge_states([OUT], iter([LSE])), TypeError, "lses: wanted a sequence of arrays"),
         (lambda: bg.merge_states(["a"], [LSE]), TypeError, r"outs\[0\]: wanted a NumPy or CuPy array, got"),
         (lambda: bg.merge_states([OUT, "a"], [LSE] * 2), TypeError, r"outs\[1\]: wanted a dense array on 'cpu'"),
