@@ -108,8 +108,8 @@ def test_batches_end_in_the_right_iteration(solve: Solves, monkeypatch: pytest.M
 def test_decompositions_are_captured(solve: Solves, make: Any) -> None:
     A, _, b = problem("plate", 3000)
     x, info = solve(A, b, graph=True, M=make(A), rtol=1e-8)
-    want, _ = solve(A, b, graph=False, M=make(A), rtol=1e-8)
     assert info == 0 and solve.replay.graph is not None
+    want, _ = solve(A, b, graph=False, M=make(A), rtol=1e-8)
     np.testing.assert_array_equal(x, want)
 
 
