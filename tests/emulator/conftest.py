@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from . import emulator
+from ..conftest import runs_everything
+from . import emulator, races
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,6 +35,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that are marked `races` run twice."""
     if metafunc.definition.get_closest_marker("races"):
         metafunc.parametrize("watched", [False, True], ids=["plain", "races"], indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run of everything takes one half of a test that runs twice, always the same."""
+    if runs_everything(config):
+        for item in items:
+            if item.get_closest_marker("races"):
+                watches = item.callspec.params["watched"]  # type: ignore[attr-defined]
+                if races.left_out(item.nodeid.partition("[")[0], watches):
+                    item.add_marker("long")
 
 
 @pytest.fixture(autouse=True)

@@ -171,6 +171,7 @@ def test_the_span_compiles_every_kernel_for_every_target_that_it_runs_on_but_two
         assert sum(bool(variants.quick(kernel, target)) for kernel in variants.kernels()) >= 5
 
 
+@pytest.mark.long
 def test_the_long_profile_compiles_every_kernel_for_every_target_that_it_runs_on() -> None:
     for target in TARGETS:
         met = {spec.entry for spec in variants.long(target)}
