@@ -70,8 +70,11 @@ def vjp(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any
     """
     for known, make in _PULLBACKS.items():
         if function is known:
-            _check_operands(known.__name__, make, args, kwargs)
-            result, pullback = make(*args, **kwargs)
+            try:
+                result, pullback = make(*args, **kwargs)
+            except TypeError:
+                _check_operands(known.__name__, make, args, kwargs)
+                raise
             pullback.__name__ = pullback.__qualname__ = "pullback"  # the name in messages of Python
             return result, pullback
     name = getattr(function, "__name__", type(function).__name__)

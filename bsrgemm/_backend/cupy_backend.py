@@ -33,6 +33,12 @@ def _allocation(x: Array) -> tuple[int, int] | None:
     return (memory.device_id, memory.ptr) if memory.ptr else None
 
 
+def _check_real(y: Array, factor: Array, x: Array) -> None:
+    """Raise TypeError where a sum would lose imaginary parts, as NumPy does; the kernels would not compile."""
+    if y.dtype.kind != "c" and "c" in (factor.dtype.kind, x.dtype.kind):
+        raise TypeError(f"A, M: wanted products of real numbers for real vectors, got {x.dtype} for {y.dtype}")
+
+
 class CupyBackend(Backend):
     """The backend for arrays in the memory of a GPU."""
 
@@ -115,12 +121,15 @@ class CupyBackend(Backend):
         return _SAFE_RATIO(a, b) if a.dtype == b.dtype else super().safe_ratio(a, b)
 
     def add_multiple(self, y: Array, factor: Array, x: Array, work: Array) -> None:
+        _check_real(y, factor, x)
         _ADD_MULTIPLE(factor, x, y)
 
     def subtract_multiple(self, y: Array, factor: Array, x: Array, work: Array) -> None:
+        _check_real(y, factor, x)
         _SUBTRACT_MULTIPLE(factor, x, y)
 
     def multiply_and_add(self, y: Array, factor: Array, x: Array) -> None:
+        _check_real(y, factor, x)
         _MULTIPLY_AND_ADD(factor, x, y)
 
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:

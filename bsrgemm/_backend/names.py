@@ -8,7 +8,7 @@ from typing import Any
 def public_class(x: Any) -> type:
     """The class of `x`, or the nearest of its bases whose name is not private."""
     found = next(kind for kind in type(x).__mro__ if not kind.__name__.startswith("_"))
-    return type(x) if found is object else found
+    return type(x) if found is object or found.__module__ in ("abc", "typing") else found
 
 
 def class_of(x: Any) -> str:

@@ -50,6 +50,8 @@ class _Systems:
         if x0 is None:
             self.x = self.xp.zeros(b.shape, dtype)
         elif self.backend.is_dense(x0) and tuple(x0.shape) == tuple(b.shape):
+            if not holds_numbers(x0):
+                raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
             self.x = x0.astype(dtype, copy=True)
         else:
             got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__

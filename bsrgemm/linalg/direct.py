@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def _on_the_card(A: Any, b: Array) -> Array:
 
 def _threading_layer() -> str | None:
     """The library beside cuDSS by which it plans on several threads, or None for that of the environment, if any."""
+    if "CUDSS_THREADING_LIB" in os.environ:
+        return None
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 

@@ -176,6 +176,8 @@ class Preconditioner(ABC):
 
     def __repr__(self) -> str:
         """What it is, where, in which dtype, of which shape, and the number that matters, in one line."""
+        if not all(hasattr(self, name) for name in ("_backend", "shape", "dtype")):  # a class of a user, half made
+            return object.__repr__(self)
         detail = self._detail()
         sides = " x ".join(f"{n:,}" for n in self.shape)
         where = f"on {self._backend.name!r}, {self.dtype}, {sides}"

@@ -125,6 +125,8 @@ class Group(NamedTuple):
     #: their rows of ``D^-1 A`` for the unknowns before them and for those after them; None where there are no blocks
     before: Any
     after: Any
+    #: the inverses of their diagonal blocks, unless they were multiplied into the rows
+    inverse: Any = None
 
 
 class Groups(NamedTuple):
@@ -140,13 +142,28 @@ class Groups(NamedTuple):
         """``x = (1 + L)^-1 x``, group by group, with L from ``D^-1 A = 1 + L + U``."""
         for group in self.several:
             if group.before is not None:
-                matmul(group.before, x[: group.first], out=x[group.first : group.last], alpha=-1, beta=1)
+                _subtract(group.before, x[: group.first], x[group.first : group.last])
+
+    def solve(self, b: Array) -> Array:
+        """Return ``(D + L)^-1 b``; rows that were not multiplied ahead are divided after everything is subtracted."""
+        if not self.several or self.several[0].inverse is None:
+            x: Array = self.inverse @ b
+            self.forwards(x)
+            return x[self.place]
+        x = b.copy()
+        x[self.place] = b
+        for group in self.several:
+            own = x[group.first : group.last]
+            if group.before is not None:
+                own -= group.before @ x[: group.first]
+            own[...] = group.inverse @ own
+        return x[self.place]
 
     def backwards(self, x: Array) -> None:
         """``x = (1 + U)^-1 x``."""
         for group in reversed(self.several):
             if group.after is not None:
-                matmul(group.after, x[group.last :], out=x[group.first : group.last], alpha=-1, beta=1)
+                _subtract(group.after, x[group.last :], x[group.first : group.last])
 
     def adjoint_backwards(self, x: Array) -> None:
         """``x = (1 + U)^-H x``."""
@@ -161,6 +178,14 @@ class Groups(NamedTuple):
                 _subtract_adjoint(group.before, x[group.first : group.last], x[: group.first])
 
 
+def _subtract(side: Any, x: Array, out: Array) -> None:
+    """``out -= side x``; on the host a result of its own costs less than the checks of `out`."""
+    if isinstance(x, np.ndarray):
+        out -= side @ x
+    else:
+        matmul(side, x, out=out, alpha=-1, beta=1)
+
+
 def _subtract_adjoint(side: Any, x: Array, out: Array) -> None:
     """``out -= side^H x``; no transpose is made."""
     if x.dtype.kind == "c":
@@ -169,8 +194,11 @@ def _subtract_adjoint(side: Any, x: Array, out: Array) -> None:
         matmul(side.T, x, out=out, alpha=-1, beta=1)
 
 
-def groups(A: Any, number: Array, count: int, inverse: Array) -> Groups:
-    """Return the rows of A in the order of the numbers of their groups, multiplied by the inverses of its diagonal."""
+def groups(A: Any, number: Array, count: int, inverse: Array, ahead: bool = True) -> Groups:
+    """Return the rows of A in the order of the numbers of their groups, multiplied by the inverses of its diagonal.
+
+    With ``ahead=False`` the inverses stay beside the rows.
+    """
     backend: Backend = A._backend
     xp, R = backend.xp, A.blocksize[0]
     data, indices, indptr = A._canonical()
@@ -185,7 +213,8 @@ def groups(A: Any, number: Array, count: int, inverse: Array) -> Groups:
         own = xp.flatnonzero(chosen)  # synchronize!
         own = own[xp.argsort(place[row[own]] * np.int64(n) + place[indices[own]])]
         begin = xp.searchsorted(place[row[own]], xp.arange(n + 1)).astype(kind)
-        blocks = Blocks(inverse[row[own]] @ data[own], place[indices[own]].astype(kind), begin)
+        values = inverse[row[own]] @ data[own] if ahead else data[own]
+        blocks = Blocks(values, place[indices[own]].astype(kind), begin)
         sides.append((blocks, backend.to_host(begin[bounds]).tolist()))  # synchronize!
     edges = backend.to_host(bounds).tolist()  # synchronize!
     several = []
@@ -194,7 +223,8 @@ def groups(A: Any, number: Array, count: int, inverse: Array) -> Groups:
             _rows(A, side, nodes, (starts[k], starts[k + 1]), columns)
             for (side, starts), columns in zip(sides, ((0, nodes[0]), (nodes[1], n)), strict=True)
         )
-        several.append(Group(nodes[0] * R, nodes[1] * R, before, after))
+        pivots = None if ahead else _pivots(A, inverse[order[nodes[0] : nodes[1]]])
+        several.append(Group(nodes[0] * R, nodes[1] * R, before, after, pivots))
     diagonal = Blocks(inverse[order], order.astype(kind), xp.arange(n + 1, dtype=kind))
     unknowns = (place[:, None] * R + xp.arange(R)).reshape(-1)
     return Groups(A._new(diagonal, canonical=True), unknowns, several)
@@ -207,3 +237,10 @@ def _rows(A: Any, side: Blocks, nodes: tuple[int, int], blocks: tuple[int, int],
         return None
     own = Blocks(side.data[begin:end], side.indices[begin:end] - columns[0], side.indptr[first : last + 1] - begin)
     return A._new(own, ((last - first) * R, (columns[1] - columns[0]) * R), canonical=True)
+
+
+def _pivots(A: Any, inverse: Array) -> Any:
+    """A block-diagonal matrix of these inverses."""
+    n, kind = len(inverse), A.indptr.dtype
+    own = Blocks(inverse, A._backend.xp.arange(n, dtype=kind), A._backend.xp.arange(n + 1, dtype=kind))
+    return A._new(own, (n * A.blocksize[0], n * A.blocksize[0]), canonical=True)

@@ -12,6 +12,9 @@ from . import ordering
 from .operators import Preconditioner, check_matrix, check_right_hand_side
 from .smoothers import inverse_blocks
 
+#: The largest condition of diagonal blocks by which a triangle is divided before its solution.
+_MOST_AHEAD = 100.0
+
 
 class Sweeps(Preconditioner):
     """A sweep over groups of nodes forwards, and one backwards: ``w (2 - w) (D + w U)^-1 D (D + w L)^-1``.
@@ -342,7 +345,20 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool =
         inverse = inverse_blocks(A).data
     number, count = ordering.levels(A, lower)
     wide = b.astype(np.result_type(A.dtype, b.dtype), copy=False)
-    found = ordering.groups(A, number, count, inverse)
-    x = found.inverse @ wide
-    found.forwards(x)
-    return x[found.place]
+    ahead = wide.dtype == A.dtype and (unit_diagonal or _may_divide_ahead(A, data, inverse, row == indices))
+    return ordering.groups(A, number, count, inverse, ahead).solve(wide)
+
+
+def _may_divide_ahead(A: Any, data: Array, inverse: Array, own: Array) -> bool:
+    """Whether rows may be multiplied by the inverses of their diagonal blocks before anything is subtracted from b.
+
+    Errors of rounding grow with the condition of these blocks then, and numbers may overflow; `own` tells which blocks
+    are on the diagonal.
+    """
+    xp = A._backend.xp
+    if not len(inverse):
+        return True
+    sizes = [abs(x).sum(axis=2).max(axis=1) for x in (data[own], inverse)]
+    with np.errstate(over="ignore"):
+        condition, largest = (sizes[0] * sizes[1]).max(), sizes[1].max() * abs(data).max() * A.blocksize[0]
+    return bool((condition <= _MOST_AHEAD) & xp.isfinite(largest))  # synchronize!
