@@ -122,7 +122,8 @@ class Group(NamedTuple):
 
     first: int
     last: int
-    #: their rows of ``D^-1 A`` for the unknowns before them and for those after them; None where there are no blocks
+    #: their rows of ``D^-1 A`` for the unknowns before them and for those after them, or of A if there is an `inverse`;
+    #: None where there are no blocks
     before: Any
     after: Any
     #: the inverses of their diagonal blocks, unless they were multiplied into the rows
@@ -191,7 +192,7 @@ def _subtract_adjoint(side: Any, x: Array, out: Array) -> None:
     if x.dtype.kind == "c":
         out -= (side.T @ x.conj()).conj()
     else:
-        matmul(side.T, x, out=out, alpha=-1, beta=1)
+        _subtract(side.T, x, out)
 
 
 def groups(A: Any, number: Array, count: int, inverse: Array, ahead: bool = True) -> Groups:
