@@ -133,7 +133,7 @@ struct OfValues : Multiplier {
   }
 
   __device__ __forceinline__ void loop(int count) {
-    const f32 scale = b().attention.scale;
+    const Weighing weighing{b()};
     u32 kept[kKept][4];
     keep(kept, shared.k);
 #pragma unroll 1
@@ -152,14 +152,23 @@ struct OfValues : Multiplier {
       wgmma_wait<0>();
       settle(s);
 #pragma unroll
-      for (int j = 0; j < kParts; ++j) weigh(s + 8 * j, scale, statistics[j]);
+      for (int j = 0; j < kParts; ++j) weighing.weigh(s + 8 * j, statistics[j]);
       if (!whole) hide(s, slot);
+      if constexpr (kScores == kCapped) {
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) {
+          pack_weights(weights[j], s + 8 * j);
+          weighing.bend(s + 8 * j, statistics[j]);
+        }
+      }
       release(shared.q_empty[slot]);
       wait(shared.weights_empty, (n & 1) ^ 1);
       put(shared.weights, s);
       release(shared.weights_full);
+      if constexpr (kScores != kCapped) {
 #pragma unroll
-      for (int j = 0; j < kScoresOfThread / 2; ++j) weights[j / 4][j % 4] = pack<Element>(s[2 * j], s[2 * j + 1]);
+        for (int j = 0; j < kParts; ++j) pack_weights(weights[j], s + 8 * j);
+      }
       wait(shared.dout_full[one], parity<kSlotsOfOne>(n));
       issue_sums(weights, shared.dout[one]);
       ++n;

@@ -109,7 +109,7 @@ struct Multiplier : Member {
   }
 
   __device__ __forceinline__ void run() {
-    const f32 scale = b().attention.scale;
+    const Attention& a = b().attention;
     const int count = x.last - x.first;
     clear(dq);
 #pragma unroll
@@ -131,7 +131,11 @@ struct Multiplier : Member {
       settle(dq);  // of the turn before
       if (n > 0) release(shared.k_empty[slot ^ 1]);
 #pragma unroll
-      for (int i = 0; i < kScoresOfThread; ++i) s[i] = exp2_of(fmaf(s[i], scale, -own[i / 2 % 2].lse));
+      for (int i = 0; i < kScoresOfThread; ++i) {
+        f32 slope;
+        s[i] = weight_of(a, s[i], own[i / 2 % 2].lse, slope);
+        if constexpr (kScores == kCapped) s[i] *= slope;
+      }
       if (!whole) hide(s, shared.entries[slot]);
       wgmma_wait<0>();
       settle(dp);

@@ -176,7 +176,7 @@ struct Multiplier : Member {
   }
 
   __device__ __forceinline__ void loop(int count) {
-    const f32 scale = b().attention.scale;
+    const Weighing weighing{b()};
     u32 first[4];
     {
       const int row = group * 64 + warp() * 16 + lane() % 16;
@@ -196,7 +196,7 @@ struct Multiplier : Member {
       wait(shared.q_full[slot], parity<kSlots>(n));
       load_statistics(statistics, shared.lse[slot], lane());
       const int whole = uniform(shared.turns[n % kTurns].whole);
-      issue_scores<kGroups == 2>(s, first, shared.k, shared.q[slot]);
+      issue_scores<kGroups == 2 && kScores != kCapped>(s, first, shared.k, shared.q[slot]);
       wait(shared.dout_full[one], phase);
       if constexpr (kTight) {
         wgmma_wait<1>();
@@ -212,14 +212,14 @@ struct Multiplier : Member {
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
         if (j == 4) load_statistics(statistics, shared.lse[slot] + 64, lane());
-        weigh(s + 8 * j, scale, statistics[j % 4]);
+        weighing.weigh(s + 8 * j, statistics[j % 4]);
       }
       if (!whole) hide(s, slot);
       load_statistics(statistics, shared.delta[one], lane());
       pin(s);
       if constexpr (!kTight) {
 #pragma unroll
-        for (int j = 0; j < kScoresOfThread / 2; ++j) weights[j / 4][j % 4] = pack<Element>(s[2 * j], s[2 * j + 1]);
+        for (int j = 0; j < kParts; ++j) pack_weights(weights[j], s + 8 * j);
       }
       wgmma_wait<0>();
       settle(dp);
@@ -227,10 +227,9 @@ struct Multiplier : Member {
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
         if (j == 4) load_statistics(statistics, shared.delta[one] + 64, lane());
-        if constexpr (kTight) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) weights[j][i] = pack<Element>(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
-        }
+        if constexpr (kTight) pack_weights(weights[j], s + 8 * j);
+        if constexpr (kScores == kCapped)
+          weighing.bend(s + 8 * j, statistics_at(shared.lse[slot] + j / 4 * 64, lane(), j % 4));
         derive(ds[j], s + 8 * j, dp + 8 * j, statistics[j % 4]);
         store_matrix_x4<true>(shared_address(shared.ds[one]) + place + j * 2048, ds[j][0], ds[j][1], ds[j][2], ds[j][3]);
       }

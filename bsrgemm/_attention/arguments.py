@@ -93,7 +93,7 @@ def backward(acc: str) -> Struct:
             ("attention", attention(acc)),
             *fields("P", "dout statistics dq dk dv"),
             *fields(STRIDES, "dout_strides dq_strides dk_strides dv_strides"),
-            *fields({"f32": "f", "f64": "d"}[acc], "factor"),
+            *fields({"f32": "f", "f64": "d"}[acc], "factor inverse_cap"),
         ),
     )
 

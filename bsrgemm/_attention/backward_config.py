@@ -17,6 +17,9 @@ from .heuristics import CAPPED, DIMS, SIGNED, has_large_shared
 
 #: What a launch computes: dq, dk and dv, dk alone, dv alone; as cuda/common/attention_backward.cuh numbers them.
 OF_QUERIES, OF_KEYS_AND_VALUES, OF_KEYS, OF_VALUES = range(4)
+#: The smallest softcap for the kernels for Hopper. They recover the slope of a score from the logarithm of its weight,
+#: with an error of about 1e-6 / softcap.
+LEAST_SOFTCAP = 0.5
 #: Columns that the kernels for Hopper are compiled for.
 WIDTHS = (64, 128, 192, 256)
 
@@ -39,6 +42,8 @@ class BackwardProblem:
     heads: int = 1
     #: whether a mask is sparse in blocks of 64 keys
     narrow: bool = False
+    #: whether there is a softcap, and it is less than `LEAST_SOFTCAP`
+    steep: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,7 @@ class BackwardSm90(_OnHopper):
     """Gradients on Hopper's tensor cores in one pass; `ordered` sums repeat bit by bit."""
 
     ordered: bool
+    scores: int = SIGNED
 
     role = OF_KEYS_AND_VALUES
 
@@ -196,6 +202,8 @@ class BackwardSm90(_OnHopper):
 class BackwardKeysSm90(_OnHopper):
     """dk and dv of wide heads on Hopper's tensor cores: a warpgroup has the sums of one of them."""
 
+    scores: int = SIGNED
+
     role, threads, ctas = OF_KEYS_AND_VALUES, 384, 1
 
     @property
@@ -213,6 +221,8 @@ class BackwardKeysSm90(_OnHopper):
 @dataclass(frozen=True)
 class BackwardQueriesSm90(_OnHopper):
     """dq of wide heads on Hopper's tensor cores: a warpgroup has 64 queries."""
+
+    scores: int = SIGNED
 
     role, threads, ctas = OF_QUERIES, 384, 1
 
@@ -329,12 +339,15 @@ def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
         D, D_v = (next(d for d in DIMS if d >= x) for x in sizes)
         large = has_large_shared(problem.arch)
         few = problem.heads <= MAX_GRID_YZ  # BackwardBegin has a row of its grid for each head
-        if problem.arch == "sm_90a" and problem.scores == SIGNED and few:
+        if problem.arch == "sm_90a" and few and not problem.steep:
             width = next(width for width in WIDTHS if width >= max(D, D_v))
             if width > 128:
-                yield (BackwardKeysSm90(dtype, width, 64), BackwardQueriesSm90(dtype, width, 64))
+                shape = (dtype, width, 64, problem.scores)
+                yield (BackwardKeysSm90(*shape), BackwardQueriesSm90(*shape))
             else:
-                yield (BackwardSm90(dtype, width, 64 if problem.narrow else 128, problem.ordered),)
+                # A softcap takes registers, which 128 queries do not leave (see `_OnHopper.tile_q`).
+                few_keys = problem.narrow or (width == 64 and problem.scores == CAPPED)
+                yield (BackwardSm90(dtype, width, 64 if few_keys else 128, problem.ordered, problem.scores),)
         if large and D == D_v == 128 and problem.scores == SIGNED and few and not problem.ordered:
             yield (BackwardFused(dtype, 128, 128),)
         yield tuple(BackwardSm80(dtype, D, D_v, problem.scores, large, role) for role in _roles(max(D, D_v)))
@@ -364,8 +377,9 @@ def backward(problem: BackwardProblem, wanted: str | None = None) -> tuple[Backw
 def every_backward_config() -> Iterator[Config]:
     """Every config that `backward` can return (BackwardSimt at a few sizes only), and those that go with them."""
     for dtype, width in itertools.product(("f16", "bf16"), (x for x in WIDTHS if x > 128)):
-        yield BackwardKeysSm90(dtype, width, 64)
-        yield BackwardQueriesSm90(dtype, width, 64)
+        for scores in (SIGNED, CAPPED):
+            yield BackwardKeysSm90(dtype, width, 64, scores)
+            yield BackwardQueriesSm90(dtype, width, 64, scores)
         for out in (dtype, "f32"):
             yield BackwardBegin(dtype, width, 64, out, True)
     yield from (TurnOrder(dtype) for dtype in ("f16", "bf16"))
@@ -373,7 +387,9 @@ def every_backward_config() -> Iterator[Config]:
     for dtype, (width, tile_k) in itertools.product(("f16", "bf16"), itertools.product(narrow, (128, 64))):
         yield BackwardEnd(dtype, width, tile_k)
         for ordered in (True, False):
-            yield BackwardSm90(dtype, width, tile_k, ordered)
+            for scores in (SIGNED, CAPPED):
+                if scores == SIGNED or (width, tile_k) != (64, 128):
+                    yield BackwardSm90(dtype, width, tile_k, ordered, scores)
             for out in (dtype, "f32"):
                 yield BackwardBegin(dtype, width, tile_k, out, ordered)
     for dtype in ("f16", "bf16"):

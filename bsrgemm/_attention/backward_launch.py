@@ -86,6 +86,7 @@ def _configs(call: BackwardCall) -> tuple[Backward, ...]:
         ordered=call.deterministic or (call.mask is None and call.left + call.right < call.k.shape[2] // 2),
         heads=call.q.shape[0] * call.q.shape[1],
         narrow=call.mask is not None and _is_narrow(call.mask),
+        steep=call.softcap is not None and call.softcap < backward_config.LEAST_SOFTCAP,
     )
     return backward_config.backward(problem, forced_kernel.name)
 
@@ -169,7 +170,7 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
 
 def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> None:
     """Start the three kernels for wide heads on Hopper: statistics, dk and dv, dq."""
-    queries = BackwardQueriesSm90(keys.dtype, keys.head_dim, keys.tile_k)
+    queries = BackwardQueriesSm90(keys.dtype, keys.head_dim, keys.tile_k, keys.scores)
     batches, heads, rows = call.q.shape[:3]
     pieces = -(-rows // 64) if call.bounds is None else rows // 64 + len(call.bounds[0])
     # Two statistics of each query and a counter, which nobody reads here, for each piece of 64 queries.
@@ -274,6 +275,7 @@ def _packed(call: BackwardCall, lists: _Lists, acc: str, statistics: int) -> byt
         attention=attention, dout=call.dout.data.ptr, statistics=statistics, dq=call.dq.data.ptr, dk=call.dk.data.ptr,
         dv=call.dv.data.ptr, dout_strides=strides_of(call.dout), dq_strides=strides_of(call.dq),
         dk_strides=strides_of(call.dk), dv_strides=strides_of(call.dv), factor=call.scale,
+        inverse_cap=1 / cap if call.softcap is not None else 0.0,
     )  # fmt: skip
 
 

@@ -26,11 +26,11 @@ struct Backward {
   const Statistic* statistics;  // (batches, heads, queries)
   Element *dq, *dk, *dv;
   Strides dout_strides, dq_strides, dk_strides, dv_strides;
-  Sum factor;                   // of dQ and dK
+  Sum factor, inverse_cap;      // of dQ and dK; 1 / attention.cap for kCapped
 };
 #ifdef BACKWARD_BYTES
 CHECK_LAYOUT(Backward, BACKWARD, (attention)(dout)(statistics)(dq)(dk)(dv)(dout_strides)(dq_strides)(dk_strides)
-             (dv_strides)(factor))
+             (dv_strides)(factor)(inverse_cap))
 #endif
 
 template <class T> __device__ __forceinline__ T* at(T* from, const Strides& strides, i64 batch, i64 head, i64 row) {

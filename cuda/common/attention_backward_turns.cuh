@@ -214,18 +214,45 @@ __device__ __forceinline__ void shade(const BackwardSm90& problem, Shared& share
 
 
 // ------------------------------------------------------------------------------------------------------- statistics
-// The statistics of 64 queries.
-__device__ __forceinline__ void load_statistics(float4 (&x)[4], const f32* from, int lane) {
+// The statistics of queries 16 i to 16 i + 15 of 64 that a thread has, and all of the 64.
+__device__ __forceinline__ float4 statistics_at(const f32* from, int lane, int i) {
   const u32 place = shared_address(from) + lane % 4 * 64, turned = lane % 4 / 2 * 16;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = load_floats(place + (turned ^ (i * 16)));
+  return load_floats(place + (turned ^ (i * 16)));
 }
-// Weights of 16 queries from their scores.
-__device__ __forceinline__ void weigh(f32* x, f32 scale, const float4& l) {
-  x[0] = exp2_of(fmaf(x[0], scale, -l.x)), x[1] = exp2_of(fmaf(x[1], scale, -l.y));
-  x[2] = exp2_of(fmaf(x[2], scale, -l.x)), x[3] = exp2_of(fmaf(x[3], scale, -l.y));
-  x[4] = exp2_of(fmaf(x[4], scale, -l.z)), x[5] = exp2_of(fmaf(x[5], scale, -l.w));
-  x[6] = exp2_of(fmaf(x[6], scale, -l.z)), x[7] = exp2_of(fmaf(x[7], scale, -l.w));
+__device__ __forceinline__ void load_statistics(float4 (&x)[4], const f32* from, int lane) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = statistics_at(from, lane, i);
+}
+// How scores become weights, as `weight_of` does it: exp2(scale * score - lse), or with a softcap, whose tanh(x) is
+// 1 - 2 / (exp(2 x) + 1), exp2(cap - lse - 2 cap / (exp2(scale * score) + 1)).
+struct Weighing {
+  const Backward& b;
+
+  __device__ __forceinline__ f32 weight(f32 score, f32 lse) const {
+    const Attention& a = b.attention;
+    if constexpr (kScores == kCapped)
+      return exp2_of(fmaf(reciprocal_of(exp2_of(score * a.scale) + 1.f), -2.f * a.cap, a.cap - lse));
+    else return exp2_of(fmaf(score, a.scale, -lse));
+  }
+  // A weight times the slope of its score. The slope is recovered from the weight, whose logarithm is cap * tanh - lse: to
+  // keep it until dO . V is there would take as many registers as the weights do.
+  __device__ __forceinline__ f32 bent(f32 weight, f32 lse) const {
+    const f32 x = fmaxf((log2_of(weight) + lse) * b.inverse_cap, -1.f);  // a weight of 0 stays 0
+    return weight * fmaf(-x, x, 1.f);
+  }
+  // Weights of 16 queries from their scores.
+  __device__ __forceinline__ void weigh(f32* x, const float4& l) const {
+    x[0] = weight(x[0], l.x), x[1] = weight(x[1], l.y), x[2] = weight(x[2], l.x), x[3] = weight(x[3], l.y);
+    x[4] = weight(x[4], l.z), x[5] = weight(x[5], l.w), x[6] = weight(x[6], l.z), x[7] = weight(x[7], l.w);
+  }
+  __device__ __forceinline__ void bend(f32* x, const float4& l) const {
+    x[0] = bent(x[0], l.x), x[1] = bent(x[1], l.y), x[2] = bent(x[2], l.x), x[3] = bent(x[3], l.y);
+    x[4] = bent(x[4], l.z), x[5] = bent(x[5], l.w), x[6] = bent(x[6], l.z), x[7] = bent(x[7], l.w);
+  }
+};
+__device__ __forceinline__ void pack_weights(u32 (&weights)[4], const f32* x) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) weights[i] = pack<Element>(x[2 * i], x[2 * i + 1]);
 }
 // ds of 16 queries from their weights and dO . V.
 __device__ __forceinline__ void derive(u32 (&ds)[4], const f32* x, const f32* y, const float4& l) {

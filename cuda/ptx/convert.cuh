@@ -37,3 +37,9 @@ __device__ __forceinline__ f32 exp2_of(f32 x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 / x with an error of one unit in the last place; 0 for infinity.
+__device__ __forceinline__ f32 reciprocal_of(f32 x) {
+  f32 y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}

@@ -93,8 +93,12 @@ def problem(**changes: Any) -> BackwardProblem:
     [
         ({}, "BackwardSm90", 1),
         ({"head_dim": 40, "value_dim": 64, "dtype": BFLOAT16, "dout_dtype": BFLOAT16}, "BackwardSm90", 1),
-        ({"scores": CAPPED}, "BackwardSm80", 2),
-        ({"head_dim": 129, "scores": CAPPED}, "BackwardSm80", 3),
+        ({"scores": CAPPED}, "BackwardSm90", 1),
+        ({"scores": CAPPED, "head_dim": 64, "value_dim": 33, "ordered": False}, "BackwardSm90", 1),
+        ({"scores": CAPPED, "narrow": True}, "BackwardSm90", 1),
+        ({"scores": CAPPED, "steep": True}, "BackwardSm80", 2),
+        ({"scores": CAPPED, "arch": "sm_80"}, "BackwardSm80", 2),
+        ({"scores": CAPPED, "arch": "sm_80", "head_dim": 129}, "BackwardSm80", 3),
         ({"heads": 65535}, "BackwardSm90", 1),
         ({"heads": 65536}, "BackwardSm80", 2),  # more than a grid has rows
         ({"arch": "sm_80"}, "BackwardSm80", 2),

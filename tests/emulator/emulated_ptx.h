@@ -57,6 +57,7 @@ RUNTIME void cvt_rn_f16x2_f32(u32& y, float high, float low) { y = to_f16(low) |
 RUNTIME void cvt_rn_bf16x2_f32(u32& y, float high, float low) { y = to_bf16(low) | to_bf16(high) << 16; }
 RUNTIME void cvt_rn_satfinite_e4m3x2_f32(u16& y, float high, float low) { y = to_e4m3(low) | to_e4m3(high) << 8; }
 RUNTIME void ex2_approx_ftz_f32(float& y, float x) { y = exp2f(x); }
+RUNTIME void rcp_approx_ftz_f32(float& y, float x) { y = 1 / x; }
 RUNTIME void shl_b32(float& y, u32 x, int by) { y = __builtin_bit_cast(float, x << by); }
 RUNTIME void and_b32(float& y, u32 x, u32 mask) { y = __builtin_bit_cast(float, x & mask); }
 RUNTIME void mov_b32(u32& y, u32 x) { y = x; }

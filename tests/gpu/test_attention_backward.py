@@ -75,6 +75,34 @@ def test_softcap_and_any_scale(D: int, options: dict[str, Any], rng: Any, checks
     check(operands(rng, 140, 300, D), checksum, causal=True, **options)
 
 
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("D", [40, 64, 80, 128, 192, 256])
+def test_softcap_with_bands_and_masks(D: int, dtype: Any, rng: Any, checksum: Any) -> None:
+    some = operands(rng, 333, 515, D, heads=(4, 2), dtype=dtype)
+    for softcap, band in itertools.product((0.6, 30.0), ({}, {"window": (150, 60)})):
+        check(some, checksum, softcap=softcap, **band)
+    for block, deterministic in itertools.product((32, 64, 128), (True, False)):
+        mask = BlockMask.random(333, 515, per_row=2, block=block, heads=(1, 4), seed=block, device="cpu")
+        check(some, checksum, mask=mask, softcap=3.0, deterministic=deterministic)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_weights_that_are_zero_have_no_slope_under_a_softcap(D: int, rng: Any, checksum: Any) -> None:
+    q, k, v, dout = operands(rng, 129, 200, D)
+    q *= 40  # the scores of a query are up to 800 apart
+    check([q, k, v, dout], checksum, softcap=400.0)
+    for softcap in (0.5, 1e-3):
+        check([q, k, v, dout], checksum, softcap=softcap)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_softcap_in_sequences_of_different_lengths(D: int, rng: Any, checksum: Any) -> None:
+    some = [rng.standard_normal((n, h, D)).astype(F16) for n, h in ((500, 4), (640, 2), (640, 2), (500, 4))]
+    bounds = {"cu_seqlens_q": [0, 130, 130, 300, 500], "cu_seqlens_k": [0, 270, 290, 640, 640]}
+    check(some, checksum, causal=True, softcap=4.0, **bounds)
+
+
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("D", [64, 128, 192])
 def test_random_blocks(block: int, D: int, rng: Any, checksum: Any) -> None:

@@ -77,8 +77,14 @@ KNOWN_SPILLS = (
         for dtype, width, keys, ordered in itertools.product(("f16", "bf16"), (64, 128), (64, 128), (True, False))
     }
     | {
-        ("sm_90a", str(BackwardKeysSm90(dtype, width, 64).spec())): 188
+        ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered, attention_heuristics.CAPPED).spec())): 316
+        for dtype, ordered in itertools.product(("f16", "bf16"), (True, False))
+        for width, keys in ((64, 64), (128, 64), (128, 128))
+    }
+    | {
+        ("sm_90a", str(BackwardKeysSm90(dtype, width, 64, scores).spec())): bytes_
         for dtype, width in itertools.product(("f16", "bf16"), (192, 256))
+        for scores, bytes_ in ((attention_heuristics.SIGNED, 188), (attention_heuristics.CAPPED, 288))
     }
     | {
         (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8

@@ -32,6 +32,7 @@ class Case:
     window: int | None = None
     #: (block, density) of a random mask for each head
     blocks: tuple[int, float] | None = None
+    softcap: float | None = None
 
     def pairs(self, mask: BlockMask | None) -> float:
         """Pairs of a query and a key that it sees, over all heads."""
@@ -57,6 +58,7 @@ CASES = (
     Case("full 16K D 64", 1, 32, 32, 16384, 64),
     Case("causal 16K D 64", 1, 32, 32, 16384, 64, causal=True),
     Case("causal 8192 D 256", 1, 16, 16, 8192, 256, causal=True),
+    Case("causal 16K softcap", 1, 16, 16, 16384, 128, causal=True, softcap=30.0),
 )
 
 
@@ -95,6 +97,8 @@ def operands(case: Case, seed: int = 0) -> Operands:
             case.length, case.length, per_row=per_row, block=block, heads=(1, case.heads), seed=seed
         ).to_device("cuda")
         options = {"mask": mask}
+    if case.softcap is not None:
+        options["softcap"] = case.softcap
     out, lse = attention(q, k, v, return_lse=True, **options)
     return Operands(q, k, v, dout, out, lse, options)
 
@@ -135,8 +139,8 @@ def _sdpa(backend: str, x: Operands, case: Case) -> Call:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if case.window is not None or case.blocks is not None:
-        raise NotImplementedError("this peer supports neither windows nor block masks")
+    if case.window is not None or case.blocks is not None or case.softcap is not None:
+        raise NotImplementedError("this peer supports neither windows nor block masks nor a softcap")
     leaves = [tensor(y).detach().requires_grad_(True) for y in (x.q, x.k, x.v)]
     gqa = {"enable_gqa": True} if case.heads != case.kv_heads else {}
     with sdpa_kernel(getattr(SDPBackend, backend)):
@@ -156,6 +160,8 @@ def fa4(x: Operands, case: Case, deterministic: bool = False) -> Call:
     options: dict[str, Any] = {"causal": case.causal}
     if case.window is not None:
         options = {"window_size_left": case.window, "window_size_right": 0}
+    if case.softcap is not None:
+        options["softcap"] = case.softcap
     with torch.no_grad():
         out, lse = _flash_attn_fwd(q, k, v, return_lse=True, **options)[:2]
 
