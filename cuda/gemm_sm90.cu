@@ -160,6 +160,13 @@ __device__ __forceinline__ void feed_large(const GemmSm90& problem, Shared& shar
   }
 }
 
+// NVRTC before 12.9 runs the products one after the other (C7515) if the first one is the first to write to the sums.
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1209
+constexpr bool kClearsFirst = true;
+#else
+constexpr bool kClearsFirst = false;
+#endif
+
 // Starts the products of one stage: kSteps times 32 bytes of K. The fence belongs to the branch in which this is
 // called.
 template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSums], u32 a, u32 b, bool& any) {
@@ -175,10 +182,10 @@ template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSu
   wgmma_commit();
 }
 
-// Returns whether anything was multiplied; if so, the first product wrote to the sums without reading them.
+// Returns whether the sums are set; the first product writes to them without reading them unless they were cleared.
 __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                               Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
-  bool any = false;
+  bool any = kClearsFirst;
   const int K = problem.product.K;
   const bool signals = threadIdx.x % 32 == 0;
   const u32 a_rows = warpgroup * (kATransposed ? kDepth * 128 : 64 * 128);
@@ -526,6 +533,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         clear(sums);
         multiply_small(problem, shared, now, warpgroup, ring, sums, leaving);
       } else {
+        if constexpr (kClearsFirst) clear(sums);
         if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
       }
       let_go(shared, tiles);
