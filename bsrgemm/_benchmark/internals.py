@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,33 @@ def square_products(A: Any, device: str) -> tuple[Call, int]:
 def mask_listing(mask: BlockMask) -> Call:
     """Listing the tiles of 128 x 128 of a mask."""
     return partial(mask_tiles.tiles, mask._backend, mask, 128, 128)
+
+
+def launches_of_gradients(call: Call) -> list[float]:
+    """Seconds of each kernel that the gradients of attention launch, with the L2 flushed and the host hidden before."""
+    import cupy
+
+    from .._attention import backward_launch
+    from .._kernels import timing
+
+    launch, events = backward_launch._run, list[Any]()
+
+    def timed(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
+        launch(config, grid, packed, shared_bytes)
+        events.append(cupy.cuda.Event())
+        events[-1].record()
+
+    timing.flushing_array().sum()
+    timing.sleep_on_gpu(round(timing.sleep_seconds(1e-3) * 1e9))
+    events.append(cupy.cuda.Event())
+    events[0].record()
+    backward_launch._run = timed
+    try:
+        call()
+    finally:
+        backward_launch._run = launch
+    cupy.cuda.Device().synchronize()
+    return [cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in itertools.pairwise(events)]
 
 
 def work_list_maker(indices: Any, indptr: Any, side: int, per_group: int) -> Call:

@@ -39,7 +39,7 @@ def samples_gpu(call: Call, repeats: int = 20, idle: float = IDLE) -> list[float
     """Seconds of some calls between two events, after idling, the L2 flushed and the host hidden before each."""
     import cupy
 
-    flush = cupy.ones(_FLUSH_BYTES // 4, np.float32)
+    flush = flushing_array()
     nanoseconds = round(sleep_seconds(_host_once(call)) * 1e9)
     cupy.cuda.Device().synchronize()
     time.sleep(idle)
@@ -54,6 +54,13 @@ def samples_gpu(call: Call, repeats: int = 20, idle: float = IDLE) -> list[float
         events.append((start, stop))
     cupy.cuda.Device().synchronize()
     return [cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in events]
+
+
+def flushing_array() -> Any:
+    """An array whose sum reads so much memory that nothing else is left in the L2 cache."""
+    import cupy
+
+    return cupy.ones(_FLUSH_BYTES // 4, np.float32)
 
 
 def sleep_seconds(host: float) -> float:

@@ -17,6 +17,7 @@ from .. import machine, provenance
 from ..table import Table, writing
 from ..timing import Call, Clock
 from . import attention_backward_accuracy as accuracy
+from . import attention_backward_whole as whole
 from .attention_backward_cases import CASES, PEERS, Case, Operands, operands, ours, portable, portable_any_order
 
 
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", action="append", help="part of the name of a case; with --keep, other rows stay")
     parser.add_argument("--only", nargs="+", help="names of candidates; all by default")
     parser.add_argument("--accuracy", action="store_true", help="errors on hard inputs instead of rates")
+    parser.add_argument("--whole", action="store_true", help="both passes, memory and single kernels instead of rates")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--keep", action="store_true", help="write what was measured to bench/results/")
     provenance.add_option(parser)
@@ -122,6 +124,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                 accuracy.run(table, options.quick)
         return
     clock = Clock("cuda", quick=options.quick)
+    if options.whole:
+        with provenance.recording() as launched:
+            table = Table("attention_backward_whole_cuda", "Forward and backward pass of attention", launched)
+            table.merge = bool(options.case)
+            with writing(table, options.keep):
+                whole.run(table, clock, options.case)
+        return
     with provenance.recording() as launched:
         table = Table("attention_backward_cuda", "Gradients of attention, TFLOP/s", launched)
         table.merge = bool(options.case)

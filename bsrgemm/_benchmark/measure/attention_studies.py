@@ -22,8 +22,11 @@ from .attention_run import Bench
 # ------------------------------------------------------------------------------------------- long
 def peak_bytes(bench: Bench, call: Call) -> int | None:
     """The most that a call takes from CuPy's memory pool at a time; None on the CPU."""
-    if not bench.on_gpu:
-        return None
+    return peak_of(call) if bench.on_gpu else None
+
+
+def peak_of(call: Call) -> int:
+    """The same for a call that runs on the GPU."""
     import cupy
 
     class Peak(cupy.cuda.MemoryHook):
@@ -40,7 +43,7 @@ def peak_bytes(bench: Bench, call: Call) -> int | None:
     hook = Peak()
     with hook:
         call()
-    bench.synchronize()
+    cupy.cuda.Device().synchronize()
     return hook.most
 
 

@@ -137,21 +137,6 @@ def accuracy(found: list[Row]) -> str:
     return listed(found, header, lambda row: f"{row['inputs']}, {row['dtype']}", cells)
 
 
-def gradient_errors(found: list[Row]) -> str:
-    """Errors of dq, dk and dv, each beside the smallest of the peers."""
-    header = ["inputs", "dq", "dk", "dv", "dq, dk, dv over the best peer's", "at most 1.2"]
-
-    def cells(row: Row) -> list[str]:
-        ours, over = row["errors"]["bsrgemm"], row["ratios"]
-        each = [f"{ours[name]:.1e}" if name in ours else "0" for name in ("dq", "dk", "dv")]
-        return [*each, ", ".join(number(over.get(name), 2) for name in ("dq", "dk", "dv")), verdict(row["reached"])]
-
-    def name(row: Row) -> str:
-        return f"{row['inputs']}, {row['dtype']}, {'causal' if row['causal'] else 'full'}"
-
-    return listed(found, header, name, cells)
-
-
 # ------------------------------------------------------------------------------------------ calls
 #: Field of a row -> (what it is, unit, scale)
 _COSTS: dict[str, tuple[str, str, float]] = {

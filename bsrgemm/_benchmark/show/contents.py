@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import provenance
-from . import attention_rows, product_rows
+from . import attention_rows, gradient_rows, product_rows
 from .headline import HEADLINES
 from .markdown import FOOTNOTE, MARK, Row
 
@@ -51,8 +51,12 @@ GROUPS: dict[str, list[Contents]] = {
         ("attention_long_cuda", "long sequences, 8 heads of 128", attention_rows.long),
         ("attention_density_cuda", "time by density of random blocks", attention_rows.density),
         ("attention_accuracy_cuda", "hard inputs: largest error over max(1, size)", attention_rows.accuracy),
+        ("attention_backward_cuda", "gradients, TFLOP/s: all kernels of a call, in one order (the default) and in any",
+         gradient_rows.rates),
+        ("attention_backward_whole_cuda", "both passes: ms, and what the gradients take beside their products",
+         gradient_rows.whole),
         ("attention_backward_accuracy_cuda", "gradients on hard inputs: largest error over the largest value, "
-         "mean of several draws", attention_rows.gradient_errors),
+         "mean of several draws", gradient_rows.errors),
     ),
     "calls": _all(
         ("overhead_cuda", "products: host time, first call of a process, work list", attention_rows.overhead),
