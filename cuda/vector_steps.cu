@@ -129,12 +129,11 @@ __device__ __forceinline__ void visit(const VectorSteps& s, i64 first, A ratio, 
 }
 
 // --------------------------------------------------------------------------------- sums
-// The sum over all threads of a CTA, returned to all of them.
+// The sum over all threads of a CTA, returned to all of them. A barrier has to stand between two sums (arrives_last).
 __device__ __forceinline__ Sum sum_of_cta(Sum x) {
   __shared__ Sum smem_sums[kWarps];
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) x = add(x, shuffle_xor(x, lanes));
-  __syncthreads();  // the sum before may still be read
   if (lane_id() == 0) smem_sums[threadIdx.x / 32] = x;
   __syncthreads();
   Sum total = smem_sums[0];
