@@ -1,4 +1,4 @@
-"""Pictures of the kernels for products with a sparse result, and for block structures, for draw_kernels.py."""
+"""Pictures of the kernels for products with a sparse result, block structures and vectors, for draw_kernels.py."""
 
 from __future__ import annotations
 
@@ -273,6 +273,45 @@ def expand() -> Picture:
     return p
 
 
+def vector_steps() -> Picture:
+    p = Picture(34.5, "vector_steps: inner products and updates of Krylov methods")
+    p.text(1, 4.2, "A vector of n elements in chunks of kChunk; CTA c takes chunks c, c + CTAs, c + 2 CTAs...")
+    kinds = ("load", "softmax", "sum")
+    for k in range(7):
+        name = f"chunk {k}" if k < 6 else "..."
+        p.box(9 + 8 * k, 5.8, 8, 2.2, name, kinds[k % 3] if k < 6 else "plain", size=8, legend=False)
+        if k < 6:
+            p.text(13 + 8 * k, 9.1, f"CTA {k % 3}", at="center", size=8)
+    p.text(1, 11.6, "A chunk has kUnroll pieces; a thread has kPack neighbors of each, one load of 16 bytes.")
+    for j in range(4):
+        for t in range(4):
+            name = f"t {t}" if t < 3 else "..."
+            p.box(9 + 15 * j + 3.5 * t, 13.2, 3.5, 2.2, name, "load" if t == 0 else "plain", size=8, legend=False)
+        p.arrow((10.75 + 15 * j, 15.5), (10.75 + 15 * j, 17.3))
+        p.box(9 + 15 * j, 17.4, 7, 2.2, f"sums[{j}]", "multiply", size=8, legend=False)
+    p.text(1, 22, "Sums, in an order that depends on n alone:")
+    steps = (
+        ("the sums of\na thread", "multiply", 10),
+        ("shuffles, a fixed\ntree in a warp", "sum", 13),
+        ("kWarps sums\nof a CTA", "sum", 11),
+        ("partial[CTA],\nthen a ticket", "store", 11),
+        ("the last CTA adds\nall parts in order", "look", 14),
+    )
+    x = 1.0
+    for i, (text, kind, wide) in enumerate(steps):
+        box = p.box(x, 23.6, wide, 3.6, text, kind, size=8, legend=False)
+        if i:
+            p.arrow((x - 1.8, 25.4), box.left)
+        x += wide + 1.9
+    p.prose(
+        29.6,
+        "kInnerProduct reads u and v. kDirection reads a / b from device memory, then u and v, and writes u. kAdvance "
+        "reads a / b, x, p, u and v, writes x and u, and sums |u[i]|^2; its last CTA writes three numbers.",
+        size=8,
+    )
+    return p
+
+
 def row_matching() -> Picture:
     p = Picture(33, "row_matching: which row tiles share a group")
     p.text(1, 4.2, "1  row_bits", bold=True)
@@ -432,6 +471,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "block_products_sm80": block_products_sm80,
     "segment": segment,
     "expand": expand,
+    "vector_steps": vector_steps,
     "row_matching": row_matching,
     "sampled_tiles": sampled_tiles,
     "work_list": work_list,

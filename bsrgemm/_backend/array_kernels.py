@@ -1,21 +1,35 @@
-"""Configurations of the two kernels that implement array primitives on the GPU.
+"""Configurations of the kernels that implement array primitives on the GPU.
 
-`expand` finds the row of each entry of a compressed index, and `segment` reduces segments of rows.
+`expand` finds the row of each entry of a compressed index, `segment` reduces segments of rows, and `vector_steps` has
+the inner products and updates of Krylov methods.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .._kernels.element_types import accumulator, element
+from .._kernels.element_types import BYTES, accumulator, element
 from .._kernels.jit import MAX_GRID_X, KernelSpec
+from .._kernels.structs import Struct
 from ..dtypes import accumulator_dtype
 
 OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax": "kFmax", "fmin": "kFmin"}
+#: The argument of `vector_steps`.
+VECTOR_STEPS = Struct(
+    "VectorSteps",
+    (
+        *((name, "P") for name in ("x", "u", "v", "p", "a", "b", "sum", "numbers", "partial", "arrived")),
+        ("n", "q"),
+        ("aligned", "i"),
+    ),
+)
+#: The dtypes of vectors that `vector_steps` takes, each with those that the vector v may have beside it.
+VECTOR_DTYPES = {np.dtype(a): tuple(map(np.dtype, b)) for a, b in (("f", "f"), ("d", "df"), ("F", "F"), ("D", "DF"))}
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,64 @@ class Expand:
 
     def grid(self, entries: int) -> tuple[int]:
         return (min(MAX_GRID_X, -(-entries // (self.threads * self.entries))),)
+
+
+@dataclass(frozen=True)
+class VectorSteps:
+    """Configuration of the kernel with the steps of Krylov methods; `narrow` is the element type of the vector v."""
+
+    operation: str
+    element: str
+    narrow: str
+
+    threads = 256
+    #: The most CTAs: as many as run at once on 128 multiprocessors. A grid follows from n and the types alone, so that
+    #: sums have the same bits on every card.
+    most_ctas = 512
+    #: Bytes of a load.
+    pack_bytes = 16
+
+    @property
+    def unroll(self) -> int:
+        """Loads of each vector that a thread has under way; an advance reads four vectors in place of two."""
+        return 2 if self.operation == "kAdvance" else 4
+
+    @property
+    def has_sum(self) -> bool:
+        """Whether there is a sum over all elements."""
+        return self.operation != "kDirection"
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec(
+            "vector_steps.cu",
+            "vector_steps",
+            (
+                ("ELEMENT_A", self.element),
+                ("ELEMENT_B", self.narrow),
+                ("OPERATION", self.operation),
+                ("UNROLL", self.unroll),
+            ),
+            (VECTOR_STEPS,),
+        )
+
+    def grid(self, n: int) -> tuple[int]:
+        """One CTA at least, which writes a sum of nothing."""
+        chunk = self.threads * self.unroll * self.pack_bytes // BYTES[self.element]
+        return (max(1, min(self.most_ctas, -(-n // chunk))),)
+
+
+def vector_steps_of(dtype: np.dtype[Any]) -> Iterator[VectorSteps]:
+    """Yield the configs of all steps with vectors of `dtype`; in an advance all vectors have it."""
+    for other in VECTOR_DTYPES.get(dtype, ()):
+        yield from (vector_step(name, dtype, other) for name in ("kInnerProduct", "kDirection"))
+    if dtype in VECTOR_DTYPES:
+        yield vector_step("kAdvance", dtype, dtype)
+
+
+@lru_cache(maxsize=64)
+def vector_step(operation: str, dtype: np.dtype[Any], other: np.dtype[Any]) -> VectorSteps:
+    """Return the kernel for vectors of `dtype`, of which v has the dtype `other`."""
+    return VectorSteps(operation, element(dtype), element(other))
 
 
 @lru_cache(maxsize=1024)

@@ -38,6 +38,15 @@ class Csr(NamedTuple):
     indptr: Any
 
 
+class ConjugateVectors(NamedTuple):
+    """The vectors (n,) of conjugate gradients: the solution, its residual, the direction, and ``q = A @ p``."""
+
+    x: Any
+    r: Any
+    p: Any
+    q: Any
+
+
 class Backend(ABC):
     """An array module together with the device on which its arrays are stored and processed."""
 
@@ -172,6 +181,34 @@ class Backend(ABC):
         """Compute ``y = factor * y + x`` in place."""
         y *= factor
         y += x
+
+    def multiply_by_ratio_and_add(self, y: Array, a: Array, b: Array, x: Array) -> None:
+        """Compute ``y = a / b * y + x`` in place, with a factor of 0 where b is 0."""
+        self.multiply_and_add(y, self.safe_ratio(a, b), x)
+
+    def inner_product(self, u: Array, v: Array, work: Array | None = None) -> Array:
+        """Return ``sum(conj(u) * v)`` of two vectors (n,); `work` is a vector like v that may be written to."""
+        if u.dtype.kind == "c":
+            u = self.xp.conj(u, out=work)
+        product = u * v if work is None else self.xp.multiply(u, v, out=work)
+        found: Array = product.sum(axis=0)
+        return found
+
+    def advance(
+        self, vectors: ConjugateVectors, rz: Array, pq: Array, before: Array, numbers: Array, work: Array
+    ) -> None:
+        """Make the step of conjugate gradients along a direction: ``x += alpha * p``, ``r -= alpha * q``.
+
+        ``alpha = rz / pq``, and 0 if pq is 0. Then ``before = rz`` and ``numbers = (norm(r), pq.real, rz.real)``. The
+        numbers rz, pq and before have shape (), and `work` is a vector like x that may be written to.
+        """
+        x, r, p, q = vectors
+        alpha = self.safe_ratio(rz, pq)
+        self.add_multiple(x, alpha, p, work)
+        self.subtract_multiple(r, alpha, q, work)
+        before[...] = rz
+        self.xp.sqrt(self.inner_product(r, r).real, out=numbers[0, ...])
+        numbers[1], numbers[2] = pq.real, rz.real
 
     @abstractmethod
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:

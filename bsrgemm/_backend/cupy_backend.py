@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
+from .._kernels import jit, workspace
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import dlpack, structure
-from .array_kernels import Expand, segment
-from .base import Array, Backend, Blocks
+from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
+from .base import Array, Backend, Blocks, ConjugateVectors
 from .index_arrays import plain_array, watched_class
 
 #: A null pointer tells the kernel of `segment_reduce` to take the rows in the order in which they are stored.
@@ -37,6 +38,52 @@ def _check_real(y: Array, factor: Array, x: Array) -> None:
     """Raise TypeError where a sum would lose imaginary parts, as NumPy does; the kernels would not compile."""
     if y.dtype.kind != "c" and "c" in (factor.dtype.kind, x.dtype.kind):
         raise TypeError(f"A, M: wanted products of real numbers for real vectors, got {x.dtype} for {y.dtype}")
+
+
+class VectorCall(NamedTuple):
+    """The arrays of a launch of `vector_steps`, by the names that they have there; None where it has none."""
+
+    operation: str
+    u: Array
+    v: Array
+    x: Array = None
+    p: Array = None
+    a: Array = None
+    b: Array = None
+    sum: Array = None
+    numbers: Array = None
+
+    def supported(self) -> bool:
+        """Whether there is a kernel for these arrays; it takes what lies together, at multiples of its elements."""
+        dtype, shape = self.u.dtype, self.u.shape
+        if len(shape) != 1 or dtype not in VECTOR_DTYPES or self.v.dtype not in VECTOR_DTYPES[dtype]:
+            return False
+        vectors = (self.u, self.v) if self.x is None else (self.u, self.v, self.x, self.p)
+        factors = [x for x in (self.a, self.b, self.sum) if x is not None]
+        if self.x is not None and self.v.dtype != dtype:
+            return False
+        return (
+            all(x.shape == shape and x.flags.c_contiguous and not x.data.ptr % x.itemsize for x in vectors)
+            and all(x.dtype == dtype for x in (*vectors[2:], *factors))
+            and all(x.shape == () for x in factors)
+        )
+
+
+def launch_vector_step(call: VectorCall) -> None:
+    """Launch `vector_steps` with arrays that it supports."""
+    dtype, n = call.u.dtype, call.u.size
+    config = vector_step(call.operation, dtype, call.v.dtype)
+    grid = config.grid(n)
+    places = {name: 0 if x is None else x.data.ptr for name, x in call._asdict().items() if name != "operation"}
+    pack = config.pack_bytes // dtype.itemsize
+    misplaced = (places["u"] | places["x"] | places["p"]) % config.pack_bytes
+    aligned = not misplaced and not places["v"] % (pack * call.v.itemsize)
+    memory, partial, arrived = None, 0, 0
+    if config.has_sum:
+        memory, partial, arrived = workspace.for_pieces(grid[0] * dtype.itemsize // 4, 1)
+    packed = VECTOR_STEPS.pack(**places, partial=partial, arrived=arrived, n=n, aligned=aligned)
+    run(config, grid, (jit.argument(packed),))
+    del memory  # later work of the stream may have it
 
 
 class CupyBackend(Backend):
@@ -131,6 +178,31 @@ class CupyBackend(Backend):
     def multiply_and_add(self, y: Array, factor: Array, x: Array) -> None:
         _check_real(y, factor, x)
         _MULTIPLY_AND_ADD(factor, x, y)
+
+    def multiply_by_ratio_and_add(self, y: Array, a: Array, b: Array, x: Array) -> None:
+        call = VectorCall("kDirection", y, x, a=a, b=b)
+        if not call.supported():
+            super().multiply_by_ratio_and_add(y, a, b, x)
+        elif y.size:
+            launch_vector_step(call)
+
+    def inner_product(self, u: Array, v: Array, work: Array | None = None) -> Array:
+        call = VectorCall("kInnerProduct", u, v)
+        if not call.supported():
+            return super().inner_product(u, v, work)
+        out = cupy.empty((), u.dtype)
+        launch_vector_step(call._replace(sum=out))
+        return out
+
+    def advance(
+        self, vectors: ConjugateVectors, rz: Array, pq: Array, before: Array, numbers: Array, work: Array
+    ) -> None:
+        x, r, p, q = vectors
+        call = VectorCall("kAdvance", r, q, x, p, rz, pq, before, numbers)
+        if not call.supported():
+            super().advance(vectors, rz, pq, before, numbers, work)
+        else:
+            launch_vector_step(call)
 
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks  # reading the values would wait for the GPU; the kernels clamp indices instead

@@ -1,4 +1,4 @@
-"""The kernels that most programs meet: `A @ x`, `A @ B`, attention and decode in common dtypes and sizes.
+"""The kernels that most programs meet: `A @ x`, `A @ B`, solvers, attention and decode in common dtypes and sizes.
 
 The rules that choose kernels for real calls make the list, from the problems below, with int32 indices, B and C in
 C order, and no scaling. Everything else is compiled when it is first used, or by ``compile --all``.
@@ -13,7 +13,7 @@ import numpy as np
 
 from .._attention import decode_config
 from .._attention import heuristics as attention_heuristics
-from .._backend.array_kernels import Expand, segment
+from .._backend.array_kernels import Expand, segment, vector_steps_of
 from .._kernels import element_types
 from .._products import heuristics
 from .._products.configs import RowMatching, SpgemmPattern, WorkListKernel
@@ -42,6 +42,7 @@ def common_configs(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any
     yield from (SpgemmPattern(entry, index) for entry in SpgemmPattern.entries)
     for dtype in dtypes:
         yield segment(dtype, "add", 1, 1)
+        yield from vector_steps_of(dtype)
         yield from _products(arch, dtype)
         yield from _attention(arch, dtype)
 

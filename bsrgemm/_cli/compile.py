@@ -100,7 +100,7 @@ def specs(
 
 
 def common_specs(arch: str, dtypes: Collection[str] = COMMON_DTYPES) -> list[jit.KernelSpec]:
-    """The kernels for `A @ x`, `A @ B`, attention and decode in common sizes on `arch`, each once."""
+    """The kernels for `A @ x`, `A @ B`, steps of solvers, attention and decode in common sizes on `arch`, each once."""
     chosen = [dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes]
     return list(dict.fromkeys(config.spec() for config in common_configs(arch, chosen)))
 
@@ -207,7 +207,7 @@ def add_command(commands: Any) -> None:
         "compile",
         help="compile kernels ahead into the cache; no GPU needed",
         description=(
-            "Compiles the kernels that A @ x, A @ B, attention and decode meet in common sizes, by default of "
+            "Compiles the kernels that A @ x, A @ B, solvers, attention and decode meet in common sizes, by default of "
             f"{', '.join(COMMON_DTYPES)}. --kernel compiles all usual variants of some kernels, --all every variant. "
             "What is missing is compiled on first use."
         ),

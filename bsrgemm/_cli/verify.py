@@ -496,8 +496,7 @@ def _through_dense(backend: Backend, rng: np.random.Generator, dtype: np.dtype[A
 def _segments(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any], op: str) -> Iterator[Case]:
     # Short segments of narrow and wide rows use one thread for an element, long ones one warp.
     for average, shape in ((3, ()), (3, (3, 3)), (3, (5, 9)), (70, (2,))):
-        starts = np.unique(np.append(0, rng.integers(1, 20 * average, 19)))
-        entries = 20 * average
+        starts, entries = np.unique(np.append(0, rng.integers(1, 20 * average, 19))), 20 * average
         values = _values(rng, dtype, (entries + 5, *shape))
         if op != "add" and (is_float(dtype) or dtype.kind == "c"):
             values[rng.random(values.shape) < 0.05] = np.nan
@@ -516,6 +515,13 @@ def _expand(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) ->
         indptr = np.append(0, np.cumsum(counts)).astype(dtype)
         got = backend.expand(backend.from_host(indptr), int(indptr[-1]))
         yield Case(f"{rows} rows", backend.to_host(got), np.repeat(np.arange(rows), counts))
+
+
+def _inner_product(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+    for n in (1, 1000, 50_001):
+        u, v = _values(rng, dtype, (n,)), _values(rng, dtype, (n,))
+        got = np.asarray(backend.to_host(backend.inner_product(backend.from_host(u), backend.from_host(v))))
+        yield Case(f"{n} elements", got, np.asarray(np.vdot(_wide(u), _wide(v))), _size(u) @ _size(v), terms=n)
 
 
 def _softmax(q: HostArray, k: HostArray, v: HostArray, seen: HostArray) -> tuple[HostArray, HostArray]:
@@ -633,6 +639,7 @@ CHECKS: tuple[Check, ...] = (
             or (backend is host() and is_float(dtype) and dtype.char != "g")
         ),
     ),
+    Check("inner products", _inner_product, lambda backend, dtype: dtype.char in "fdFD"),
     Check("expand", _expand, lambda backend, dtype: dtype.char in "il"),
 )
 

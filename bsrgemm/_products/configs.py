@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._backend.array_kernels import Expand, Segment
+from .._backend.array_kernels import Expand, Segment, VectorSteps
 from .._kernels.element_types import BYTES, Types, shared_kb
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ, KernelSpec
 from . import arguments
@@ -629,6 +629,7 @@ Config = (
     | BlockProductsSm90
     | BlockProductsSm80
     | Segment
+    | VectorSteps
     | Expand
     | RowMatching
     | SpgemmPattern

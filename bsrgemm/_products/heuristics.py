@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.array_kernels import OPERATIONS, Expand, segment
+from .._backend.array_kernels import OPERATIONS, Expand, segment, vector_steps_of
 from .._kernels.element_types import BYTES, CUDA_NAMES, Types, element, shared_kb, tensor_arch, types
 from ..dtypes import DEVICE_DTYPES, HALF_DTYPES, accumulator_dtype, result_dtype
 from .configs import (
@@ -690,3 +690,4 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
             for columns in _POWERS[:6]:
                 yield segment(dtype, operation, 1, columns)
             yield segment(dtype, operation, 32, 1)
+        yield from vector_steps_of(dtype)

@@ -28,7 +28,6 @@ from .graphs import Iterations, capturable
 from .operators import (
     DistributedOperator,
     as_array,
-    column_sums,
     holds_numbers,
     inner_products,
     product_with,
@@ -102,13 +101,14 @@ class _System:
     def _total(self, part: Array) -> Array:
         return part if self._spread is None else self._spread.total(part)
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether the rows are on several processes, so that inner products have to be summed over them."""
+        return self._spread is not None
+
     def dot(self, u: Array, v: Array, work: Array | None = None) -> Array:
         """The inner products of the columns; their products by element go to `work`, if it is given."""
-        if work is None:
-            return self._total(inner_products(u, v))
-        if u.dtype.kind == "c":
-            u = self.xp.conj(u, out=work)
-        return self._total(column_sums(self.xp.multiply(u, v, out=work)))
+        return self._total(inner_products(self.backend, u, v, work))
 
     def norm(self, u: Array, work: Array | None = None) -> Array:
         return self.xp.sqrt(self.dot(u, u, work).real)

@@ -33,9 +33,16 @@ def column_sums(x: Array) -> Array:
     return parts if whole == len(x) else parts + x[whole:].sum(axis=0)
 
 
-def inner_products(u: Array, v: Array) -> Array:
-    """Return the inner products of the columns of this process, with `u` conjugated."""
-    return column_sums((u.conj() if u.dtype.kind == "c" else u) * v)
+def inner_products(backend: Backend, u: Array, v: Array, work: Array | None = None) -> Array:
+    """Return the inner products of the columns of this process, with `u` conjugated.
+
+    Their products by element go to `work`, if it is given and the backend makes them.
+    """
+    if u.ndim == v.ndim == 1:
+        return backend.inner_product(u, v, work)
+    if u.dtype.kind == "c":
+        u = backend.xp.conj(u, out=work)
+    return column_sums(u * v if work is None else backend.xp.multiply(u, v, out=work))
 
 
 class DistributedOperator(ABC):

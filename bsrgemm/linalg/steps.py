@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.base import Array
+from .._backend.base import Array, ConjugateVectors
 from .arguments import NOT_FINITE, breakdown
 
 #: Why the stabilised method of biconjugate gradients starts again.
@@ -118,9 +118,14 @@ class Conjugate(Step):
         s, r, p = self._s, self._r, self._p
         z = s.precondition(r)
         rz = s.dot(r, z)
-        s.backend.multiply_and_add(p, s.safe_ratio(rz, self._before), z)
+        s.backend.multiply_by_ratio_and_add(p, rz, self._before, z)
         q = s.multiply(p)
         pq = s.dot(p, q)
+        if self.x.ndim == 1 and not s.is_spread:
+            s.backend.advance(
+                ConjugateVectors(self.x, r, p, q), rz, pq, before=self._before, numbers=self.numbers, work=self._work
+            )
+            return
         alpha = self._unsolved(s.safe_ratio(rz, pq))
         s.backend.add_multiple(self.x, alpha, p, self._work)
         s.backend.subtract_multiple(r, alpha, q, self._work)

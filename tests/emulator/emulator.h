@@ -56,6 +56,8 @@ double exp2(double) noexcept;
 double log2(double) noexcept;
 double tanh(double) noexcept;
 float tanhf(float) noexcept;
+double sqrt(double) noexcept;
+float sqrtf(float) noexcept;
 extern unsigned char __start_cta_memory[] __attribute__((weak)), __stop_cta_memory[] __attribute__((weak));
 }
 template <class T> inline T max(T x, T y) { return x < y ? y : x; }

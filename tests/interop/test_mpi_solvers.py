@@ -10,6 +10,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm._backend.base import Backend
 from bsrgemm.interop import mpi
 from bsrgemm.interop.mpi import matrix, multigrid, sparse
 from bsrgemm.linalg import smoothers
@@ -42,6 +43,30 @@ def test_conjugate_gradients_take_the_iterations_of_one_rank(name: str, size: in
     def program(comm: Any) -> Any:
         D = mpi.partition(A, comm)
         x, info, count = solved(D, D.scatter(b), PRECONDITIONERS[name](D))
+        return D.gather(x), info, count
+
+    results = run(size, program)
+    assert [(info, count) for _, info, count in results] == [(0, steps)] * size
+    np.testing.assert_allclose(results[0][0], want, rtol=1e-7, atol=1e-9 * abs(want).max())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_norms_of_one_right_hand_side_are_summed_over_ranks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of the backend knows the rows of one rank, so that it is not for spread systems."""
+    A, _ = plate(12)
+    b = numbers((A.shape[0],))
+    want, _, steps = solved(A, b, None)
+
+    def advance(*_: Any, **__: Any) -> None:
+        raise AssertionError("a step of one rank")
+
+    monkeypatch.setattr(Backend, "advance", advance)
+    with pytest.raises(AssertionError, match="a step of one rank"):
+        solved(A, b, None)
+
+    def program(comm: Any) -> Any:
+        D = mpi.partition(A, comm)
+        x, info, count = solved(D, D.scatter(b), None)
         return D.gather(x), info, count
 
     results = run(size, program)

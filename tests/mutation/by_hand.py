@@ -227,6 +227,24 @@ ERRORS: tuple[Error, ...] = (
         "",
     ),
     Error(
+        "the ticket of a sum is not reset",
+        "cuda/vector_steps.cu",
+        "if (smem_last) *s.arrived = 0;",
+        "",
+    ),
+    Error(
+        "an inner product conjugates nothing",
+        "cuda/vector_steps.cu",
+        "multiply_add(conjugate(mine), other",
+        "multiply_add(mine, other",
+    ),
+    Error(
+        "elements after the end are counted",
+        "cuda/vector_steps.cu",
+        "if (kWhole || i + k < s.n) sums",
+        "sums",
+    ),
+    Error(
         "the counter of pieces is not reset",
         "cuda/decode.cu",
         "if (is_last) *arrived = 0;",

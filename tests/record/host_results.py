@@ -27,7 +27,7 @@ from bsrgemm._attention import cuda as cuda_attention
 from bsrgemm._attention import host as host_attention
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._backend import cupy_backend, structure
-from bsrgemm._backend.base import Blocks
+from bsrgemm._backend.base import Blocks, ConjugateVectors
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import workspace
 from bsrgemm._products import arguments, block_products, launch, sampled_tiles, spgemm_pattern
@@ -76,6 +76,7 @@ def install() -> None:
         (products, "sampled", host_products.ENGINE.sampled),
     ):
         setattr(where, name, _returning(getattr(where, name), host))
+    cupy_backend.launch_vector_step = _vector_step(cupy_backend.launch_vector_step)
     launch.product = _product(launch.product)
     launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
     products.sampled_launch = _sampled_launch(products.sampled_launch)  # type: ignore[method-assign]
@@ -155,6 +156,28 @@ def _returning(original: Callable[..., Any], host: Callable[..., Any]) -> Callab
         return result
 
     return method
+
+
+def _vector_step(original: Callable[..., None]) -> Callable[..., None]:
+    """A step of a Krylov method, which changes its vectors and numbers in their places."""
+
+    @functools.wraps(original)
+    def launch_vector_step(call: Any) -> None:
+        original(call)
+
+        def work() -> None:
+            _, u, v, x, p, a, b, total, numbers = map(_host, call)
+            with np.errstate(all="ignore"):
+                if call.operation == "kInnerProduct":
+                    total[...] = HOST.inner_product(u, v)
+                elif call.operation == "kDirection":
+                    HOST.multiply_by_ratio_and_add(u, a, b, v)
+                else:
+                    HOST.advance(ConjugateVectors(x, u, p, v), a, b, total, numbers, np.empty_like(x))
+
+        stand_in.do(work)
+
+    return launch_vector_step
 
 
 def _pair_products(a: Any, ia: Any, b: Any, ib: Any, *args: Any) -> Any:

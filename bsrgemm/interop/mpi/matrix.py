@@ -213,7 +213,7 @@ class DistributedMatrix(DistributedOperator):
         """
         try:
             self._check_parts(u, v)
-            part = inner_products(*(x.astype(_summed_in(x.dtype), copy=False) for x in (u, v)))
+            part = inner_products(self._backend, *(x.astype(_summed_in(x.dtype), copy=False) for x in (u, v)))
         except (TypeError, ValueError):
             with suppress(RuntimeError):
                 summed(self.comm, "u, v", None)
