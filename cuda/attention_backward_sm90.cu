@@ -42,6 +42,7 @@ struct alignas(1024) Shared {
   KeyTile next;                                           // of the warp that feeds: the keys, and up to 32 turns
   Turn batch[32];
   Tile shaded[kShaders];                                  // of the warps that look up
+  int is_last;                                            // whether this CTA adds up the shares of its tile of keys
 };
 
 constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
@@ -171,7 +172,7 @@ struct Multiplier : Member {
       clear(dv);
       if (count > 0) loop(count);
       release(shared.k_empty);
-      finish(shared.items[item & 1].keys);
+      if (shared.items[item & 1].cut < 0 || gather(shared.items[item & 1])) finish(shared.items[item & 1].keys);
     }
   }
 
@@ -294,6 +295,43 @@ struct Multiplier : Member {
   }
 
   // -------------------------------------------------------------------------------- the result
+  // Leaves the sums of a share for others. The CTA that comes last adds up those of all shares in their order, so that
+  // the result does not depend on which one it is, and returns true.
+  __device__ __forceinline__ bool gather(const Item& item) {
+    constexpr int kFours = kDim / 8, kMultipliers = 128 * kGroups;  // 16 bytes of each of two sums; threads
+    const BackwardRows& p = problem.rows;
+    float4* all = reinterpret_cast<float4*>(p.partials) + i64(item.cut) * p.shares * (2 * kFours * kMultipliers) +
+                  group * 128 + thread;
+    float4* own = all + i64(item.share) * (2 * kFours * kMultipliers);
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) {
+      own[j * kMultipliers] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+      own[(kFours + j) * kMultipliers] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+    }
+    __threadfence();
+    multipliers_sync();
+    int* ticket = b().attention.counters + 2 + item.cut;
+    if (group == 0 && thread == 0) {
+      shared.is_last = atomicAdd(ticket, 1) == p.shares - 1;
+      if (shared.is_last) *ticket = 0;
+    }
+    multipliers_sync();
+    if (!shared.is_last) return false;
+    __threadfence();
+    clear(dk);
+    clear(dv);
+#pragma unroll 1
+    for (int share = 0; share < p.shares; ++share, all += 2 * kFours * kMultipliers) {
+#pragma unroll
+      for (int j = 0; j < kFours; ++j) {
+        const float4 x = __ldcg(all + j * kMultipliers), y = __ldcg(all + (kFours + j) * kMultipliers);
+        dk[4 * j] += x.x, dk[4 * j + 1] += x.y, dk[4 * j + 2] += x.z, dk[4 * j + 3] += x.w;
+        dv[4 * j] += y.x, dv[4 * j + 1] += y.y, dv[4 * j + 2] += y.z, dv[4 * j + 3] += y.w;
+      }
+    }
+    return true;
+  }
+
   // dK and dV pass through the memory of ds, which all warpgroups have read by then. A warp has its own rows.
   __device__ __forceinline__ void finish(const KeyTile& y) {
     const Tile& x = y.tile;

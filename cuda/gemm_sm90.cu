@@ -185,6 +185,7 @@ template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSu
 // Returns whether the sums are set; the first product writes to them without reading them unless they were cleared.
 __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                               Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
+  if constexpr (kClearsFirst) clear(sums);
   bool any = kClearsFirst;
   const int K = problem.product.K;
   const bool signals = threadIdx.x % 32 == 0;
@@ -533,7 +534,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         clear(sums);
         multiply_small(problem, shared, now, warpgroup, ring, sums, leaving);
       } else {
-        if constexpr (kClearsFirst) clear(sums);
         if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
       }
       let_go(shared, tiles);

@@ -107,8 +107,8 @@ def backward_rows() -> Struct:
             ("backward", backward("f32")),
             *fields("P", "out lse dlse delta"),
             *fields(STRIDES, "out_strides"),
-            *fields("P", "logarithms deltas sums turns row_first row_columns"),
-            *fields("i", "padded"),
+            *fields("P", "logarithms deltas sums turns row_first row_columns partials"),
+            *fields("i", "padded whole shares"),
         ),
     )
 

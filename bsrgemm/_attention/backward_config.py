@@ -331,6 +331,65 @@ Backward = BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardFused
 Config = Backward | BackwardBegin | BackwardEnd | TurnOrder | AttentionDelta
 
 
+#: Tiles of keys that no kernel reaches: nothing is cut.
+NOTHING_CUT = (2**31 - 1, 1)
+#: The most shares of a tile of keys, and of all tiles for each CTA, which bounds the memory for their sums (128 KB
+#: each); the fewest turns of one, and what a share costs beside its turns, in turns: K and V are copied again, and sums
+#: pass through memory.
+_MOST_SHARES, _MOST_OF_CTA, _LEAST_TURNS, _COST_OF_SHARE = 8, 4, 4, 4.0
+#: The share of the estimated time below which tiles are cut.
+_WORTHWHILE = 0.95
+
+
+def cut(tiles: int, ctas: int, turns: float, longest: float = 1.0, of: int = 0) -> tuple[int, int]:
+    """From which tile of keys on tiles are cut, and into how many shares, so that all CTAs end at about the same time.
+
+    Tiles with as many turns each (`longest` is 1) go to CTAs in rounds: those of a last round that is not full are cut.
+    If some are longer, these are claimed first in any order, so that CTAs end at about the same time unless tiles are
+    few; then all are cut. In order they are claimed last, and as many as there are CTAs are cut.
+
+    Parameters
+    ----------
+    tiles : int
+        Tiles of keys of all heads, which `ctas` CTAs claim.
+    turns : float
+        Tiles of queries that see one of them, on average.
+    longest : float
+        The most turns of a tile, over the average.
+    of : int
+        If it is not 0, sums are made in order, and the number of shares divides it: query heads of a head of keys.
+
+    Examples
+    --------
+    Of 2,048 tiles, 15 rounds of 132 leave 68; in sevenths they take four sevenths of a round.
+
+    >>> cut(2048, 132, 256.0), cut(264, 132, 128.0) == NOTHING_CUT, cut(68, 132, 4.0) == NOTHING_CUT
+    ((1980, 7), True, True)
+
+    Causal, eight query heads to one of two heads of keys:
+
+    >>> cut(64, 132, 256.0, 2.0), cut(64, 132, 256.0, 2.0, of=8), cut(64, 132, 256.0, 2.0, of=1) == NOTHING_CUT
+    ((0, 5), (0, 8), True)
+    """
+    even = longest == 1
+    rest = tiles % ctas if even else min(tiles, ctas) if of else tiles
+    if not rest or (not even and not of and tiles >= 2 * ctas):
+        return NOTHING_CUT
+    most = min(_MOST_SHARES, int(turns / _LEAST_TURNS), _MOST_OF_CTA * ctas // rest)
+
+    def rounds(shares: int) -> float:
+        """Estimated time, in that of an average tile."""
+        extra = _COST_OF_SHARE / turns if shares > 1 else 0.0
+        if even:
+            return -(-rest * shares // ctas) * (1 / shares + extra)
+        late = 0.1 + 0.6 * (longest - 1) if of else 0.2  # in order, the longest tiles are claimed last
+        return max(longest / shares + extra, (tiles + rest * shares * extra) / ctas + late / shares)
+
+    possible = [shares for shares in range(1, most + 1) if not of or of % shares == 0]
+    best = min(possible, key=rounds, default=1)
+    return (tiles - rest, best) if rounds(best) < _WORTHWHILE * rounds(1) else NOTHING_CUT
+
+
 def candidates(problem: BackwardProblem) -> Iterator[tuple[Backward, ...]]:
     """The kernels that can compute the gradients, the best first; each as the launches that it takes."""
     dtype, sizes = element(problem.dtype), (problem.head_dim, problem.value_dim)

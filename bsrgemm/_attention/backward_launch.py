@@ -113,7 +113,7 @@ def _statistics(call: BackwardCall) -> Array:
         delta=pointer_of(call.delta), to=found.data.ptr, rows=batches * heads * queries, heads=heads, queries=queries,
         columns=columns, **steps,
     )  # fmt: skip
-    _run(config, config.grid(batches * heads * queries, device.multiprocessors()), packed)
+    run(config, config.grid(batches * heads * queries, device.multiprocessors()), packed)
     return found
 
 
@@ -123,7 +123,7 @@ def _separate(backend: Backend, call: BackwardCall, config: Backward, statistics
     packed = _packed(call, lists, element(call.acc), statistics=statistics.data.ptr)
     # A CTA of the tensor-core kernel has one tile; those of the plain one walk over several.
     most = device.multiprocessors() * config.ctas if isinstance(config, BackwardSimt) else 2**31 - 1
-    _run(config, (min(lists.tiles * lists.heads, most),), packed, config.shared_bytes)
+    run(config, (min(lists.tiles * lists.heads, most),), packed, config.shared_bytes)
 
 
 # ------------------------------------------------------------------------------------------------ all in one pass
@@ -143,6 +143,9 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
     on_hopper = isinstance(config, BackwardSm90)
     by_queries = BackwardEnd(config.dtype, config.head_dim, config.tile_k, lines=not on_hopper)
     own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
+    # For each share of a tile that is cut the sums of dk and dv.
+    size = own.cut * own.shares * 2 * config.tile_k * config.head_dim
+    partials = retain_for_graph(lambda: cupy.empty(size, np.float32)) if size else None
     masked = call.mask is not None
     out = call.dout if call.out is None else call.out
 
@@ -152,20 +155,21 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
             dlse=pointer_of(call.dlse), delta=pointer_of(call.delta), out_strides=strides_of(out),
             logarithms=logarithms, deltas=deltas, sums=sums, turns=turns,
             row_first=rows.fields["first"] if masked else 0,
-            row_columns=rows.fields["columns"] if masked else 0, padded=padded,
+            row_columns=rows.fields["columns"] if masked else 0, partials=pointer_of(partials), padded=padded,
+            whole=own.whole, shares=own.shares,
         )  # fmt: skip
 
     of_queries = packed(rows)
     begin = BackwardBegin(config.dtype, config.head_dim, config.tile_k, element(out.dtype), config.ordered)
-    _run(begin, (padded, batches * heads), of_queries)
-    grid = (min(own.tiles * own.heads, config.ctas * device.multiprocessors()),)
+    run(begin, (padded, batches * heads), of_queries)
+    grid = (min(own.tiles * own.heads + own.cut * (own.shares - 1), config.ctas * device.multiprocessors()),)
     if on_hopper:
         maps = {name: tensor_map_of(x, tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
         maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
-        _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
+        run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
     else:
-        _run(config, grid, packed(own), config.shared_bytes)
-    _run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
+        run(config, grid, packed(own), config.shared_bytes)
+    run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
 
 
 def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> None:
@@ -183,19 +187,20 @@ def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> Non
         return arguments.backward_rows().pack(
             backward=_packed(call, lists, "f32", statistics=0), out=pointer_of(call.out), lse=call.lse.data.ptr,
             dlse=pointer_of(call.dlse), delta=pointer_of(call.delta), out_strides=strides_of(out),
-            logarithms=logarithms, deltas=deltas, sums=0, turns=turns, row_first=0, row_columns=0, padded=pieces,
+            logarithms=logarithms, deltas=deltas, sums=0, turns=turns, row_first=0, row_columns=0, partials=0,
+            padded=pieces, whole=lists.whole, shares=lists.shares,
         )  # fmt: skip
 
     by_keys, by_queries = _Lists(backend, call, keys), _Lists(backend, call, queries)
     begin = BackwardBegin(keys.dtype, keys.head_dim, keys.tile_k, element(out.dtype), True)
-    _run(begin, (pieces, batches * heads), packed(by_queries))
+    run(begin, (pieces, batches * heads), packed(by_queries))
     for config, lists in ((keys, by_keys), (queries, by_queries)):
         maps = {name: tensor_map_of(x, config.tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
         maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
         # CTAs of the first kernel stay and claim tiles; one of the second has one tile.
         most = device.multiprocessors() if config is keys else 2**31 - 1
         grid = (min(lists.tiles * lists.heads, most),)
-        _run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(lists)), config.shared_bytes)
+        run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(lists)), config.shared_bytes)
 
 
 # ----------------------------------------------------------------------------------------------------- arguments
@@ -228,10 +233,33 @@ class _Lists:
             self.fields["sequences"], self.fields["order"] = (x.data.ptr for x in self.held)
             self.fields["q_bounds"], self.fields["k_bounds"] = (x.data.ptr for x in bounds)
             self.fields["sequence_count"], self.tiles = len(bounds[0]) - 1, len(self.held[0])
+        #: tiles of keys from number `whole` of the walk on are cut into `shares`: so many
+        self.whole, self.shares = self._cut(call, config)
+        self.cut = max(0, self.tiles * self.heads - self.whole)
         if isinstance(config, _CLAIMING):
-            self.fields["counters"] = counters(2).data.ptr
+            self.fields["counters"] = counters(2 + self.cut).data.ptr  # one for each tile of keys that is cut
         backwards = call.right < keys if by_queries else ordered
         self.fields |= {"tiles": self.tiles, "section": section, "backwards": backwards}
+
+    def _cut(self, call: BackwardCall, config: Backward | BackwardEnd) -> tuple[int, int]:
+        """From which tile of keys on tiles are cut, and into how many shares."""
+        if not isinstance(config, BackwardSm90) or call.bounds is not None:
+            return backward_config.NOTHING_CUT
+        (_, heads, queries, _), (_, kv_heads, keys, _) = call.q.shape, call.k.shape
+        group, longest = heads // kv_heads, 1.0
+        if call.mask is not None:
+            patterns = call.mask.heads[0] * call.mask.heads[1]
+            turns, longest = self.fields["entries"] / (self.tiles * patterns), 1.2
+        elif call.left + call.right + config.tile_k < queries:
+            turns, longest = (call.left + call.right + config.tile_k) / config.tile_q, 1.1
+        elif min(call.left, call.right) < keys:
+            turns, longest = queries / config.tile_q / 2, 2.0
+        else:
+            turns = queries / config.tile_q
+        # In order, a share waits for others of its query head, unless these take as long: shares have whole heads.
+        of = group if config.ordered and longest > 1 else 0
+        places = config.ctas * device.multiprocessors()
+        return backward_config.cut(self.tiles * self.heads, places, turns * group, longest, of)
 
     def _section(self, call: BackwardCall, config: Backward | BackwardEnd) -> int:
         """Heads whose tiles are walked together."""
@@ -309,7 +337,7 @@ def _tiled(backend: Backend, mask: BlockMask, config: Backward | BackwardEnd, wa
     return kept_in(mask.__dict__.setdefault("_tiles", {}), key, make)
 
 
-def _run(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
+def run(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
     """Launch a kernel with one struct as its argument."""
     kernel = jit.load(config.spec(), jit.device_target())
     if shared_bytes:

@@ -39,7 +39,7 @@ def launches_of_gradients(call: Call) -> list[float]:
     from .._attention import backward_launch
     from .._kernels import timing
 
-    launch, events = backward_launch._run, list[Any]()
+    launch, events = backward_launch.run, list[Any]()
 
     def timed(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
         launch(config, grid, packed, shared_bytes)
@@ -50,11 +50,11 @@ def launches_of_gradients(call: Call) -> list[float]:
     timing.sleep_on_gpu(round(timing.sleep_seconds(1e-3) * 1e9))
     events.append(cupy.cuda.Event())
     events[0].record()
-    backward_launch._run = timed
+    backward_launch.run = timed
     try:
         call()
     finally:
-        backward_launch._run = launch
+        backward_launch.run = launch
     cupy.cuda.Device().synchronize()
     return [cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in itertools.pairwise(events)]
 

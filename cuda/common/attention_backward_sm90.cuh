@@ -19,11 +19,14 @@ struct BackwardRows {
   f32 *logarithms, *deltas, *sums;
   int* turns;
   const int *row_first, *row_columns;  // the mask by tiles of queries, or null
-  int padded;                        // pieces of a head
+  // Tiles of keys from number `whole` of the walk on are cut into `shares`, so that all CTAs end at about the same time: a
+  // CTA has some of the turns of a tile. The sums of the shares meet in `partials`.
+  f32* partials;
+  int padded, whole, shares;         // padded: pieces of a head
 };
 #ifdef BACKWARD_ROWS_BYTES
 CHECK_LAYOUT(BackwardRows, BACKWARD_ROWS, (backward)(out)(lse)(dlse)(delta)(out_strides)(logarithms)(deltas)(sums)(turns)
-             (row_first)(row_columns)(padded))
+             (row_first)(row_columns)(partials)(padded)(whole)(shares))
 #endif
 
 // A thread with the scores of queries 8 j + 2 c and 8 j + 2 c + 1 of a piece reads its 16 statistics as four pieces of 16

@@ -21,7 +21,9 @@ constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 colu
 
 // A tile of queries that meets the keys of a CTA. If there are no more of them, row < 0.
 struct Turn { int row, head, part, whole, rank, item; i64 piece; };  // piece: its first
-struct Item { KeyTile keys; int count; };                 // count: tiles of queries; -1: no more items
+// A tile of keys, or a share of it. count: tiles of queries; -1: no more items. cut: its number among the tiles that are
+// cut, or -1.
+struct Item { KeyTile keys; int count, cut, share; };
 
 struct alignas(64) BackwardSm90 {
   TensorMap q, k, v, dout;
@@ -101,81 +103,119 @@ __device__ __forceinline__ void copy_gradients(const BackwardSm90& problem, Shar
   copy_line(shared_address(shared.delta[one]), problem.rows.deltas + turn.piece * 64, kTileQ * 4, full);
 }
 
-// Claims tiles of keys, describes their turns, and starts the copies. One warp calls it.
-template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared) {
+// Some of the turns of a tile of keys, or all: `count` of them, from number `skipped` on of those of `heads` query heads from
+// `first_head` on. cut: the number of the tile among those that are cut, or -1. count < 0: there is no tile.
+struct Share { int cut, number, first_head, heads, skipped, count; };
+
+// The share that was claimed. In order it has whole heads where it can: it would wait for other shares of a head.
+__device__ __forceinline__ Share share_of(const BackwardRows& p, const KeyTile& y, int claimed, int cut) {
+  const Attention& a = p.backward.attention;
+  const Tile& x = y.tile;
+  Share s = {cut, cut < 0 ? 0 : claimed - p.whole - cut * p.shares, x.head * a.group, a.group, 0, x.head < 0 ? -1 : 0};
+  const bool by_heads = cut >= 0 && kOrdered && a.group % p.shares == 0;
+  if (by_heads) {
+    s.heads /= p.shares;
+    s.first_head += s.number * s.heads;
+  }
+  for (int head = s.first_head; x.head >= 0 && head < s.first_head + s.heads; ++head) {
+    const Entries entries = entries_of(a, y, head);
+    s.count += entries.last - entries.first;
+  }
+  if (cut >= 0 && !by_heads && s.count > 0) {
+    s.skipped = int(i64(s.count) * s.number / p.shares);
+    s.count = int(i64(s.count) * (s.number + 1) / p.shares) - s.skipped;
+  }
+  return s;
+}
+
+// How many turns have been fed, and values copied.
+struct Fed { u32 turns = 0, values = 0; };
+
+// Describes the turns of a share that has any, and starts their copies.
+template <class Shared>
+__device__ __forceinline__ void feed_turns(const BackwardSm90& problem, Shared& shared, Share s, u32 item, Fed& fed) {
   constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
   const BackwardRows& p = problem.rows;
   const Attention& a = p.backward.attention;
+  const KeyTile& y = shared.next;
+  const Tile& x = y.tile;
   const int lane = threadIdx.x % 32;
-  u32 n = 0, loaded = 0;
+  bool first = true;
+  for (int head = s.first_head; head < s.first_head + s.heads; ++head) {
+    Entries entries = entries_of(a, y, head);
+    const int over = min(s.skipped, entries.last - entries.first);
+    s.skipped -= over;
+    entries.first += over;
+    entries.last = min(entries.last, entries.first + s.count);
+    s.count -= entries.last - entries.first;
+    for (int e0 = entries.first; e0 < entries.last; e0 += 32) {
+      if (e0 + lane < entries.last) describe(p, y, head, e0 + lane, item, shared.batch[lane]);
+      __syncwarp();
+      for (int i = 0; i < min(32, entries.last - e0); ++i, ++fed.turns) {
+        const u32 n = fed.turns, slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
+        const Turn& turn = shared.batch[i];
+        wait(shared.q_empty[slot], phase);
+        wait(shared.shade_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
+        if (lane == 0) copy_queries(problem, shared, turn, head, x.batch, n);
+        __syncwarp();
+        if (first) {
+          first = false;
+          wait(shared.v_empty, (fed.values & 1) ^ 1);
+          if (lane == 0) {
+            const u32 full = shared_address(&shared.v_full);
+            barrier_expect(full, kSlabs * kSlabK);
+            copy_slabs(shared.v, kSlabK, problem.v, y.key, x.head, x.batch, full);
+          }
+          __syncwarp();
+          ++fed.values;
+        }
+        const u32 one = n % kSlotsOfOne;
+        wait(shared.dout_empty[one], parity<kSlotsOfOne>(n) ^ 1);
+        if (lane == 0) copy_gradients(problem, shared, turn, head, x.batch, one);
+        __syncwarp();
+      }
+      __syncwarp();
+    }
+  }
+}
+
+// Claims tiles of keys or shares of them, describes their turns, and starts the copies. One warp calls it.
+template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared) {
+  const BackwardRows& p = problem.rows;
+  const Attention& a = p.backward.attention;
+  const int lane = threadIdx.x % 32;
+  Fed fed;
   for (u32 item = 0;; ++item) {
-    int t = 0;
-    if (lane == 0) t = atomicAdd(a.counters, 1);
-    const KeyTile& y = shared.next;
-    const Tile& x = y.tile;
+    int claimed = 0;
+    if (lane == 0) claimed = atomicAdd(a.counters, 1);
+    claimed = __shfl_sync(0xffffffffu, claimed, 0);
+    const int cut = claimed < p.whole ? -1 : (claimed - p.whole) / p.shares;
     {
-      const KeyTile found = key_tile_at(a, __shfl_sync(0xffffffffu, t, 0));
+      const KeyTile found = key_tile_at(a, cut < 0 ? claimed : p.whole + cut);
       __syncwarp();  // all lanes have read the one before
       if (lane == 0) shared.next = found;
       __syncwarp();
     }
-    int count = x.head < 0 ? -1 : 0;
-    for (int head = x.head * a.group; x.head >= 0 && head < (x.head + 1) * a.group; ++head) {
-      const Entries entries = entries_of(a, y, head);
-      count += entries.last - entries.first;
-    }
+    const KeyTile& y = shared.next;
+    const Share s = share_of(p, y, claimed, cut);
     wait(shared.k_empty, (item & 1) ^ 1);
     if (lane == 0) {
-      shared.items[item & 1] = {y, count};
+      shared.items[item & 1] = {y, s.count, cut, s.number};
       const u32 full = shared_address(&shared.k_full);
-      if (count > 0) {
+      if (s.count > 0) {
         barrier_expect(full, kSlabs * kSlabK);
-        copy_slabs(shared.k, kSlabK, problem.k, y.key, x.head, x.batch, full);
+        copy_slabs(shared.k, kSlabK, problem.k, y.key, y.tile.head, y.tile.batch, full);
       } else {
         arrive(shared.k_full);
       }
     }
     __syncwarp();
-    if (count < 0) break;
-    if (count == 0) continue;
-    bool first = true;
-    for (int head = x.head * a.group; head < (x.head + 1) * a.group; ++head) {
-      const Entries entries = entries_of(a, y, head);
-      for (int e0 = entries.first; e0 < entries.last; e0 += 32) {
-        if (e0 + lane < entries.last) {
-          describe(p, y, head, e0 + lane, item, shared.batch[lane]);
-        }
-        __syncwarp();
-        for (int i = 0; i < min(32, entries.last - e0); ++i, ++n) {
-          const u32 slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
-          const Turn& turn = shared.batch[i];
-          wait(shared.q_empty[slot], phase);
-          wait(shared.shade_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
-          if (lane == 0) copy_queries(problem, shared, turn, head, x.batch, n);
-          __syncwarp();
-          if (first) {
-            first = false;
-            wait(shared.v_empty, (loaded & 1) ^ 1);
-            if (lane == 0) {
-              const u32 full = shared_address(&shared.v_full);
-              barrier_expect(full, kSlabs * kSlabK);
-              copy_slabs(shared.v, kSlabK, problem.v, y.key, x.head, x.batch, full);
-            }
-            __syncwarp();
-            ++loaded;
-          }
-          const u32 one = n % kSlotsOfOne;
-          wait(shared.dout_empty[one], parity<kSlotsOfOne>(n) ^ 1);
-          if (lane == 0) copy_gradients(problem, shared, turn, head, x.batch, one);
-          __syncwarp();
-        }
-        __syncwarp();
-      }
-    }
+    if (s.count < 0) break;
+    if (s.count > 0) feed_turns(problem, shared, s, item, fed);
   }
-  wait(shared.q_empty[n % kSlots], parity<kSlots>(n) ^ 1);
+  wait(shared.q_empty[fed.turns % kSlots], parity<kSlots>(fed.turns) ^ 1);
   if (lane == 0) {
-    for (u32 i = n; i < n + kAdders; ++i) {
+    for (u32 i = fed.turns; i < fed.turns + kAdders; ++i) {
       shared.turns[i % kTurns].row = -1;
       arrive(shared.turn_full[i % kTurns]);
     }

@@ -202,8 +202,10 @@ def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: 
     started: dict[Any, Any] = {}
     for name in ("_packed", "arguments", "retain_for_graph", "strides_of", "tensor_map_of", "element"):
         monkeypatch.setattr(backward_launch, name, MagicMock())
-    monkeypatch.setattr(backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1))
-    monkeypatch.setattr(backward_launch, "_run", lambda config, grid, *how: started.update({type(config): grid}))
+    monkeypatch.setattr(
+        backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1, whole=9, shares=1)
+    )
+    monkeypatch.setattr(backward_launch, "run", lambda config, grid, *how: started.update({type(config): grid}))
     monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 2)
     call = MagicMock()
     call.q.shape, call.bounds = (1, 1, 64, 64), None
@@ -246,3 +248,55 @@ def test_sums_are_ordered_where_it_is_asked_for_and_in_narrow_windows(
     )  # fmt: skip
     (config,) = backward_launch._configs(call)
     assert isinstance(config, BackwardSm90) and config.ordered is ordered
+
+
+# ------------------------------------------------------------------------------------------ tiles that are cut
+@pytest.mark.parametrize("ctas", [1, 2, 108, 132, 264])
+@pytest.mark.parametrize("longest", [1.0, 1.2, 2.0])
+@pytest.mark.parametrize("of", [0, 1, 4, 7])
+def test_cut_tiles_are_few_and_shares_have_turns(ctas: int, longest: float, of: int) -> None:
+    for tiles, turns in itertools.product(
+        (1, 3, 64, 96, 131, 132, 133, 200, 263, 264, 2048, 5000), (0.5, 3.0, 40.0, 500.0)
+    ):
+        whole, shares = backward_config.cut(tiles, ctas, turns, longest, of)
+        if shares == 1:
+            assert (whole, shares) == backward_config.NOTHING_CUT
+            continue
+        assert 0 <= whole < tiles and (longest > 1 or whole % ctas == 0)
+        assert (tiles - whole) * shares <= 4 * ctas and shares <= 8 and turns / shares >= 4
+        assert not of or of % shares == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "ordered", "wanted"),
+    [
+        ({}, {}, True, (1980, 7)),  # 16 heads of 128 tiles, as many turns each
+        ({}, {"right": 0}, False, None),  # causal: many tiles, the longest first
+        ({"heads": 32, "kv_heads": 8, "length": 8192}, {"right": 0}, True, (380, 4)),  # the longest last
+        ({"heads": 8, "kv_heads": 2, "length": 4096}, {"right": 0}, True, (0, 4)),
+        ({"heads": 8, "kv_heads": 2, "length": 4096}, {"right": 0}, False, (0, 4)),
+        ({"heads": 32, "kv_heads": 8, "length": 4096}, {"right": 0}, True, (124, 4)),
+        ({"heads": 32, "kv_heads": 8, "length": 4096}, {"right": 0}, False, None),
+        ({"heads": 2, "kv_heads": 2, "length": 4096}, {"right": 0}, True, None),  # a share would wait for others
+        ({"heads": 8, "kv_heads": 1}, {"left": 1024, "right": 0}, True, None),  # a window: as many turns, nearly
+    ],
+    ids=str,
+)
+def test_which_tiles_are_cut(
+    changes: dict[str, int], options: dict[str, int], ordered: bool, wanted: tuple[int, int] | None, monkeypatch: Any
+) -> None:
+    pytest.importorskip("cupy")
+    from bsrgemm._attention import backward_launch
+
+    monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(backward_launch, "counters", lambda count: SimpleNamespace(data=SimpleNamespace(ptr=0)))
+    sizes = {"heads": 16, "kv_heads": 16, "length": 16384} | changes
+    shape = [(1, sizes[name], sizes["length"], 128) for name in ("heads", "kv_heads")]
+    q, k = (SimpleNamespace(shape=x, itemsize=2) for x in shape)
+    band = {"left": 16384, "right": 16384} | options
+    call: Any = SimpleNamespace(q=q, k=k, v=k, mask=None, bounds=None, **band)
+    lists = backward_launch._Lists(host(), call, BackwardSm90("f16", 128, 128, ordered))
+    assert (lists.whole, lists.shares) == (wanted or backward_config.NOTHING_CUT)
+    assert lists.cut == (lists.tiles * lists.heads - lists.whole if wanted else 0)
+    other = backward_launch._Lists(host(), call, BackwardFused("f16", 128, 128))
+    assert (other.whole, other.shares) == backward_config.NOTHING_CUT

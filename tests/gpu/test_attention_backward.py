@@ -11,6 +11,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import BlockMask
+from bsrgemm._attention import backward_config
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm.dtypes import BFLOAT16
 
@@ -90,7 +91,7 @@ def test_softcap_with_bands_and_masks(D: int, dtype: Any, rng: Any, checksum: An
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_weights_that_are_zero_have_no_slope_under_a_softcap(D: int, rng: Any, checksum: Any) -> None:
     q, k, v, dout = operands(rng, 129, 200, D)
-    q *= 40  # the scores of a query are up to 800 apart
+    q *= 20  # the scores of a query are up to 150 apart
     check([q, k, v, dout], checksum, softcap=400.0)
     for softcap in (0.5, 1e-3):
         check([q, k, v, dout], checksum, softcap=softcap)
@@ -120,6 +121,24 @@ def test_masks_of_elements(D: int, rng: Any, checksum: Any) -> None:
     dense[7], dense[:, 9], dense[60:130] = False, False, False  # queries that see nothing, a key that nobody sees
     for block in (16, 64, 128):
         check(some, checksum, mask=BlockMask.from_dense(dense, block=block))
+
+
+@pytest.mark.parametrize("cut", [(0, 2), (3, 3), (0, 8)], ids=str)
+@pytest.mark.parametrize("D", [64, 128])
+def test_tiles_of_keys_that_are_cut(D: int, cut: tuple[int, int], rng: Any, checksum: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(backward_config, "cut", lambda *given: cut)
+    some = operands(rng, 500, 700, D, heads=(4, 1))
+    mask = BlockMask.random(500, 700, per_row=3, block=64, heads=(1, 4), seed=1, device="cpu")
+    for deterministic, options in itertools.product((True, False), ({}, {"causal": True}, {"mask": mask})):
+        check(some, checksum, deterministic=deterministic, **options)
+
+
+@pytest.mark.parametrize(
+    ("heads", "options"), [((8, 1), {"causal": True}), ((2, 2), {}), ((4, 2), {"window": (600, 0)})]
+)
+def test_few_tiles_are_cut_by_rule(heads: tuple[int, int], options: Any, rng: Any, checksum: Any) -> None:
+    check(operands(rng, 2000, 1700, 128, heads=heads), checksum, **options)
+    check(operands(rng, 2000, 1700, 64, heads=heads), checksum, deterministic=False, **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])

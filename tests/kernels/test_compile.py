@@ -73,7 +73,7 @@ KNOWN_SPILLS = (
         for dtype, D in itertools.product(("f16", "bf16"), attention_heuristics.DIMS)
     }
     | {
-        ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered).spec())): 188
+        ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered).spec())): 228
         for dtype, width, keys, ordered in itertools.product(("f16", "bf16"), (64, 128), (64, 128), (True, False))
     }
     | {

@@ -160,6 +160,21 @@ MADE_UP: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
           "ratios": {"dk": 1.3, "dv": 1.0}, "errors": {"bsrgemm": {"dk": 4e-4, "dv": 3e-4}, "cuDNN": {"dk": 3e-4}}}],
         ["| constant rows, float16, causal | 0 | 4.0e-04 | 3.0e-04 | -, 1.30, 1.00 | **no** |"],
     ),
+    "attention_backward_cuda": (
+        [{"case": "causal 16K", "rates": {"bsrgemm": 600.0, "bsrgemm, any order": 640.0, "FA4": 650.0,
+                                          "FA4, deterministic": 600.0}},
+         {"case": "window 2048 128K", "rates": {"bsrgemm": 561.0}}, {"case": "of a user", "rates": {"FA4": 1.0}}],
+        ["| causal 16K | 600 | 640 | 600 | 650 | bsrgemm 0.95 x FA4 in order, any order 0.97 x FA4 any order | "
+         "1.00, 0.98 | yes, yes |", "| window 2048 128K | 561 | - | - | - | bsrgemm 560 TFLOP/s | 561 | yes |",
+         "| of a user | - | - | - | 1 |  |  |  |"],
+    ),
+    "attention_backward_whole_cuda": (
+        [{"case": "window 2048 16K", "seconds": {"forward": 1e-3, "backward": 2e-3, "both": 3e-3}, "share": 0.08,
+          "rates": {"both": 500.0}, "parts": {"begin": 3e-5, "products": 1e-3, "end": 4e-5}, "sustained": 490.0,
+          "peak_bytes": 2_000_000, "least_bytes": 1_000_000}],
+        ["| window 2048 16K | 1.00 | 2.00 | 3.00 | 500 | 30 | 40 | 8.0 % | 7.5 % | **no** | 2.0 | 2.00 |",
+         "Back to back, at the power limit: window 2048 16K 490."],
+    ),
     "overhead_cuda": (
         [{"what": "A @ x", "host_seconds": 1e-5, "adds": 1.25, "most_adds": 1.4, "reached": True},
          {"kernel": "spmv", "call_seconds": 2.8e-5, "bound": 2.5e-5, "reached": False},
