@@ -20,14 +20,18 @@ _HEADER, _SECTION = struct.Struct("<40x Q 10x HHH"), struct.Struct("<I 20x QQ")
 
 
 def code_of(cubin: bytes) -> str:
-    """Return a digest of the instructions and constants of a binary; names, remarks and the like are left out."""
+    """Return a digest of the instructions, constants and variables of a binary.
+
+    Names, remarks and the like are left out. So is the table of the addresses of variables, constant bank 4: it has zeros
+    until the binary is loaded, and a place for each `constexpr` of the source, used or not.
+    """
     table, step, count, names = _HEADER.unpack_from(cubin)
     sections = [_SECTION.unpack_from(cubin, table + step * number) for number in range(count)]
     start = sections[names][1]
     found = hashlib.sha256()
     for name, place, size in sections:
         title = cubin[start + name : cubin.index(0, start + name)]
-        if title.startswith((b".text.", b".nv.constant")):
+        if title.startswith((b".text.", b".nv.constant", b".nv.global.init")) and title != b".nv.constant4":
             found.update(title + struct.pack("<Q", size) + cubin[place : place + size])
     return found.hexdigest()
 

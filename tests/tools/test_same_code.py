@@ -40,6 +40,8 @@ def test_other_names_give_the_same_machine_code_and_other_operations_another(tmp
     plain = machine_code.code_of(compiled(tmp_path / "a", "", ""))
     assert plain == machine_code.code_of(compiled(tmp_path / "b", "#include", "struct Unused { int x; };\n#include"))
     assert plain != machine_code.code_of(compiled(tmp_path / "c", "kEntries = 8", "kEntries = 16"))
+    more = compiled(tmp_path / "d", "#include", "constexpr int kUnused = 3;\n#include")  # a place for its address
+    assert plain == machine_code.code_of(more)
 
 
 def test_a_figure_stays_valid_while_the_machine_code_is_the_same(groups: Path) -> None:
