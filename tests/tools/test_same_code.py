@@ -40,7 +40,7 @@ def test_other_names_give_the_same_machine_code_and_other_operations_another(tmp
     plain = machine_code.code_of(compiled(tmp_path / "a", "", ""))
     assert plain == machine_code.code_of(compiled(tmp_path / "b", "#include", "struct Unused { int x; };\n#include"))
     assert plain != machine_code.code_of(compiled(tmp_path / "c", "kEntries = 8", "kEntries = 16"))
-    more = compiled(tmp_path / "d", "#include", "constexpr int kUnused = 3;\n#include")  # a place for its address
+    more = compiled(tmp_path / "d", "#include", "constexpr bool kUnused = false;\n#include")  # a place for its address
     assert plain == machine_code.code_of(more)
 
 
