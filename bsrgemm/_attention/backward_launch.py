@@ -141,7 +141,7 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
     ends = np.cumsum((0, *sizes[:-1])) * all_pieces * 4
     sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
     on_hopper = isinstance(config, BackwardSm90)
-    by_queries = BackwardEnd(config.dtype, config.head_dim, config.tile_k, lines=not on_hopper)
+    by_queries = BackwardEnd(config.dtype, config.head_dim, config.tile_k, not on_hopper, config.scores)
     own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
     # For each share of a tile that is cut the sums of dk and dv.
     size = own.cut * own.shares * 2 * config.tile_k * config.head_dim
@@ -246,6 +246,8 @@ class _Lists:
         if not isinstance(config, BackwardSm90) or call.bounds is not None:
             return backward_config.NOTHING_CUT
         (_, heads, queries, _), (_, kv_heads, keys, _) = call.q.shape, call.k.shape
+        # `longest` is the most turns of a tile over the average: twice as many if causal, and somewhat more in a window
+        # and under a mask.
         group, longest = heads // kv_heads, 1.0
         if call.mask is not None:
             patterns = call.mask.heads[0] * call.mask.heads[1]

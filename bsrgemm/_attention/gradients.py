@@ -94,10 +94,11 @@ def attention_backward(
 
     On the GPU, float16 and bfloat16 with up to 256 columns run on the tensor cores: weights and their gradients are
     rounded to the dtype of the operands before they are multiplied, sums are float32. On Hopper, up to 128 columns
-    are computed in one pass, unless there is a `softcap` below 0.5; this takes memory for dq in float32. So are 97
-    to 128 columns on an A100 with ``deterministic=False`` and without `softcap`, unless a window hides more than
-    half of the keys. Operands whose rows are no multiples of 16 bytes are copied first. Everything else runs on the
-    plain cores, much more slowly: float32, float64, `dout` in another dtype than `q`, and more than 256 columns.
+    are computed in one pass, unless there is a `softcap` below 0.5; this takes memory for dq in float32, and up to
+    70 MB for sums of dk and dv where heads of keys are few or CTAs would have nothing to do. So are 97 to 128
+    columns on an A100 with ``deterministic=False`` and without `softcap`, unless a window hides more than half of
+    the keys. Operands whose rows are no multiples of 16 bytes are copied first. Everything else runs on the plain
+    cores, much more slowly: float32, float64, `dout` in another dtype than `q`, and more than 256 columns.
 
     Examples
     --------

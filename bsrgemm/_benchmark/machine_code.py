@@ -23,7 +23,8 @@ def code_of(cubin: bytes) -> str:
     """Return a digest of the instructions, constants and variables of a binary.
 
     Names, remarks and the like are left out. So is the table of the addresses of variables, constant bank 4: it has
-    zeros until the binary is loaded, and a place for each `constexpr` of the source, used or not.
+    zeros until the binary is loaded, and a place for each `constexpr` of the source, used or not. The values of
+    these count, unless they are 0.
     """
     table, step, count, names = _HEADER.unpack_from(cubin)
     sections = [_SECTION.unpack_from(cubin, table + step * number) for number in range(count)]

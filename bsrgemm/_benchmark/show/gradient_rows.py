@@ -62,7 +62,7 @@ def rates(found: list[Row]) -> str:
 def whole(found: list[Row]) -> str:
     """Milliseconds of both passes, the share of the kernels around the products, and memory."""
     header = ["case", "forward", "backward", "both", "TFLOP/s", "begin, us", "end, us", "share of backward", "at most",
-              "reached", "MB beside the gradients", "of dq in float32"]  # fmt: skip
+              "reached", "MB beside the gradients", "of dq and statistics in float32"]  # fmt: skip
 
     def cells(row: Row) -> list[str]:
         times, parts, most = row["seconds"], row["parts"], _MOST_SHARE.get(row["case"])
