@@ -51,7 +51,9 @@ def gradients(arch: str, folder: Path, dtype: Any, dims: tuple[int, int]) -> set
     dout, lse = np.ones((1, 2, 70, dims[1]), dtype), np.ones((1, 2, 70), F32)
     masks = [{"mask": bg.BlockMask.random(70, 90, per_row=1, block=block)} for block in (64, 128)]
     found: set[KernelSpec] = set()
-    for out, deterministic, options in itertools.product((dtype, F32), (True, False), ({}, {"softcap": 2.0}, *masks)):
+    for out, deterministic, options in itertools.product(
+        (dtype, F32), (True, False), ({}, {"softcap": 2.0}, {"softcap": 0.1}, *masks)
+    ):
         more: dict[str, Any] = {"deterministic": deterministic, **options}
         found |= launched(arch, folder, dout, q, k, v, dout.astype(out), lse, **more)
     return found

@@ -245,6 +245,18 @@ ERRORS: tuple[Error, ...] = (
         "sums",
     ),
     Error(
+        "the ticket of a tile of keys is not reset",
+        "cuda/attention_backward_sm90.cu",
+        "if (shared.is_last) *ticket = 0;",
+        "",
+    ),
+    Error(
+        "a share begins with the turns of the first",
+        "cuda/common/attention_backward_turns.cuh",
+        "s.skipped = int(i64(s.count) * s.number / p.shares);",
+        "s.skipped = 0;",
+    ),
+    Error(
         "the counter of pieces is not reset",
         "cuda/decode.cu",
         "if (is_last) *arrived = 0;",
