@@ -68,6 +68,7 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
     if (kOrdered && !is_first) {
       const int rank = turn.rank;
       while (load_acquire(p.turns + piece) < rank && --patience > 0) {}
+      if (patience > 0) patience = kPatience;  // who has lost it once waits no more
     }
     f32* to = p.sums + piece * kSumsOfPiece;
     const auto put = [&](f32* place, const u8* from) {

@@ -19,6 +19,7 @@ constexpr int kStore = STORE;
 constexpr int kTileM = 128;
 constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
+constexpr int kUnit = 16 / sizeof(Element);      // elements of 16 bytes
 // From shared memory, a step of the ring has kDepth columns of A. From registers, it has several chunks of kChunk columns.
 constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
@@ -32,11 +33,13 @@ constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that are 
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C before they are stored
 // Bytes of one block for one row tile and chunk, if A goes through registers.
-constexpr u32 kPieceA = kRowTileHeight * kChunk * 2;
+constexpr u32 kPieceA = kRowTileHeight * kChunk * sizeof(Element);
 // The bytes of B that one step copies, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kSlabs;
-constexpr u32 kStepB = kBTransposed ? kTileN * (kFromRegisters ? kChunk * 2 : 128) : kDepth * kTileN * sizeof(Element);
-static_assert(!kFromRegisters || sizeof(Element) == 2, "fragments of 16-bit floats");
+constexpr u32 kBytesK = (kFromRegisters ? kChunk : kStageK) * sizeof(Element);  // of a column of B, if K is the fastest index
+constexpr u32 kStepB = kBTransposed ? kTileN * kBytesK : kDepth * kTileN * sizeof(Element);
+static_assert(!kFromRegisters || sizeof(Element) == 2 || (sizeof(Element) == 4 && !kATransposed && kBTransposed),
+              "fragments of 16-bit floats, or of tf32 along K");
 static_assert(kStore == kDirect || sizeof(C) == 2, "tiles of 16-bit results");
 
 struct alignas(1024) Shared {
@@ -269,7 +272,7 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
       const u32 full = shared_address(&shared.full[at]), a = shared_address(shared.a[at]);
       const u32 b = shared_address(shared.b[at]) + lane / kBoxes * kStepB;
       const int k0 = (c + lane / kRowTiles) % per_block * kChunk;
-      const int line = int((i64(my_block) * R * K + (kATransposed ? k0 * R : sub * K)) / 64);
+      const int line = int((i64(my_block) * R * K + (kATransposed ? k0 * R : sub * K)) / kStageK);
       wait(shared.empty[at], number / kStages % 2 ^ 1);
       if (lane == 0) {
         shared.present[at] = present;
@@ -286,10 +289,10 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
           const i64 p = __shfl_sync(0xffffffffu, my_block, pair);
           const int first = __shfl_sync(0xffffffffu, sub, pair), k = __shfl_sync(0xffffffffu, k0, pair);
           // The stored piece has kHigh rows of kPieces * 16 bytes. A lane takes every kStride-th row of one column.
-          constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kPieces = (kATransposed ? kRowTileHeight : kChunk) / 8;
+          constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kPieces = (kATransposed ? kRowTileHeight : kChunk) / kUnit;
           constexpr int kStride = 32 / kPieces;
           const int pitch = kATransposed ? R : K;
-          const int x = (kATransposed ? first : k) + lane % kPieces * 8;
+          const int x = (kATransposed ? first : k) + lane % kPieces * kUnit;
           const int y = (kATransposed ? k : first) + lane / kPieces;
           const Element* from = problem.product.data + (p * R * K + y * pitch + x);
           u32 to = a + pair * kPieceA + (lane % kPieces * kHigh + lane / kPieces) * 16;
@@ -304,21 +307,29 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
   }
 }
 
-// The offset of the 16 bytes whose address a lane gives to ldmatrix for the 16 rows of a row tile from m on: 8 elements of
-// row y of the stored piece, from x on.
+// The offset of the 16 bytes whose address a lane gives to ldmatrix for the 16 rows of a row tile from m on: of row
+// y of the stored piece, from x on.
 __device__ __forceinline__ u32 fragment_offset(int row_tile, int m, int step, int lane) {
   const int y = kATransposed ? step * 16 + lane / 16 * 8 + lane % 8 : m + lane % 16;
-  const int x = kATransposed ? m + lane / 8 % 2 * 8 : step * 16 + lane / 16 * 8;
+  const int x = kATransposed ? m + lane / 8 % 2 * 8 : (step * 2 + lane / 16) * kUnit;
   constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
-  const u32 line = row_tile * kPieceA + (y * kWidth + x) * 2;
-  return kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / 8 * kHigh + y) * 16;
+  const u32 line = row_tile * kPieceA + (y * kWidth + x) * sizeof(Element);
+  return kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / kUnit * kHigh + y) * 16;
+}
+
+__device__ __forceinline__ void load_rounded(u32 (&x)[4], u32 from) {
+  load_matrix_x4<kATransposed>(x, from);
+  if constexpr (sizeof(Element) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = rounded_tf32(x[i]);
+  }
 }
 
 __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                                Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
-  constexpr int kSteps = kChunk / 16;
+  constexpr int kSteps = kChunk / MMA_K;
   constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
   u32 fragment[kSteps];
 #pragma unroll
@@ -337,7 +348,7 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
       if (f.present >> (q * kRowTiles + row_tile) & 1) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-          load_matrix_x4<kATransposed>(f.x[q][step], a + q * (kRowTiles * kPieceA) + fragment[step]);
+          load_rounded(f.x[q][step], a + q * (kRowTiles * kPieceA) + fragment[step]);
       } else {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -349,7 +360,7 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
   };
   const auto multiply = [&](const Fragments& f) {
     const u32 b = shared_address(shared.b[ring.at]);
-    const u64 from = kBTransposed ? wgmma_descriptor(b, 16, kChunk * 16, kChunk * 2)
+    const u64 from = kBTransposed ? wgmma_descriptor(b, 16, kBytesK * 8, kBytesK)
                                   : wgmma_descriptor(b, kChunk * 128, 1024);
 #pragma unroll
     for (int q = 0; q < kChunks; ++q) {

@@ -132,6 +132,21 @@ class GemmSm90:
 
 
 @dataclass(frozen=True)
+class ColumnsTf32:
+    """A column-major copy of B, rounded to tf32, for GemmSm90; 64 x 64 elements at a time."""
+
+    threads, side = 256, 64
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec("columns_tf32.cu", "columns_tf32", (), (arguments.COLUMNS_TF32,))
+
+    def grid(self, rows: int, columns: int, batches: int) -> tuple[int, int, int]:
+        """Return the grid: tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
+        tiles_y = min(MAX_GRID_YZ, -(-rows // self.side))
+        return min(MAX_GRID_X, -(-columns // self.side)), tiles_y, min(MAX_GRID_YZ, batches)
+
+
+@dataclass(frozen=True)
 class GemmTurnedSm90:
     """``A @ B`` on Hopper's tensor cores, computed as its transpose, for row tiles of 48, 80, 96 or 160 rows.
 
@@ -635,4 +650,5 @@ Config = (
     | SpgemmPattern
     | WorkListKernel
     | SampledTiles
+    | ColumnsTf32
 )

@@ -22,6 +22,7 @@ from .configs import (
     STORES,
     BlockProductsSm80,
     BlockProductsSm90,
+    ColumnsTf32,
     Config,
     Gemm,
     GemmFew,
@@ -97,7 +98,7 @@ def gemm(problem: Problem) -> Gemm:
     """Return the kernel for a product with a dense right-hand side: a tensor-core kernel if one can compute it."""
     if few_serves(problem):
         return GemmFew(problem.types, problem.b_order == "F")
-    if _tensor_cores_serve(problem) and not _by_rows(problem):
+    if tensor_cores_serve(problem) and not by_rows(problem):
         if turned_serves(problem) and _many_turned_tiles(problem):
             return gemm_turned_sm90(problem)
         if sm90_serves(problem):
@@ -134,7 +135,7 @@ def _row(problem: Problem) -> int:
     return max(1, min(row, _USUAL_ROW))
 
 
-def _by_rows(problem: Problem) -> bool:
+def by_rows(problem: Problem) -> bool:
     """Return whether there are so few columns that the product should be computed one block row at a time.
 
     With few columns, reading A takes most of the time. The tiles of the tensor-core kernels have several block rows and
@@ -197,12 +198,12 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             other = replace(first, row_tile_height=row_tile_height, tile_n=tile_n, section=section)
             if other != first and tile_n <= section:
                 yield other
-    if _tensor_cores_serve(problem) and sm80_serves(problem):
+    if tensor_cores_serve(problem) and sm80_serves(problem):
         for row_tile_height in (128, 64, 32, 16):
             for other80 in _sm80_of(problem, row_tile_height):
                 if problem.R % row_tile_height == 0 and other80 != first:
                     yield other80
-    if _tensor_cores_serve(problem):
+    if tensor_cores_serve(problem):
         if turned_serves(problem) and not isinstance(first, GemmTurnedSm90):
             yield gemm_turned_sm90(problem)
         if sm90_serves(problem) and not isinstance(first, GemmSm90):
@@ -218,11 +219,9 @@ _FEWER_COLUMNS, _FEWEST_COLUMNS = 64, 16
 #: Products with fewer columns than the first number run on the CUDA cores, unless A has at least as many elements as
 #: the second number. A product with one vector always runs on the CUDA cores.
 _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
-#: A copy of B pays if the number of elements of A times the number of columns of B is at least this.
-_WORTH_A_COPY = 1 << 22
 
 
-def _tensor_cores_serve(problem: Problem) -> bool:
+def tensor_cores_serve(problem: Problem) -> bool:
     """Return whether the sizes of a product suit the tensor-core kernels.
 
     They number entries of work lists and tiles with 31 bits. Few columns of a small matrix are left to the CUDA cores.
@@ -238,26 +237,6 @@ def _tensor_cores_serve(problem: Problem) -> bool:
         and max(rows, cols, problem.blocks * problem.R, problem.blocks * problem.K) < 2**31
         and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31
     )
-
-
-@lru_cache(maxsize=1024)
-def wants_aligned_rows(problem: Problem) -> bool:
-    """Return whether a copy of B, with rows that start at multiples of 16 bytes, makes this product faster.
-
-    That is so if the tensor cores can compute the product only with such a B, and if the product is large enough.
-
-    >>> names = types(*[np.dtype("float16")] * 3, np.dtype("float32"), np.dtype("int32"))
-    >>> sizes = {"R": 64, "K": 64, "batches": 1, "block_rows": 128, "block_cols": 128, "blocks": 3584}
-    >>> layout = {"transposed": False, "b_order": "", "c_order": "", "overwrite": True, "aligned": True}
-    >>> odd = Problem("sm_90a", names, N=101, **sizes, **layout)
-    >>> [wants_aligned_rows(replace(odd, **x)) for x in ({}, {"b_order": "C"}, {"blocks": 9})]
-    [True, False, False]
-    """
-    work = problem.blocks * problem.R * problem.K * problem.N * problem.batches
-    if problem.b_order or problem.N == 1 or work < _WORTH_A_COPY:
-        return False
-    aligned = replace(problem, b_order="C")
-    return _tensor_cores_serve(aligned) and (sm90_serves(aligned) or sm80_serves(aligned))
 
 
 def few_serves(problem: Problem) -> bool:
@@ -288,10 +267,11 @@ def sm90_serves(problem: Problem) -> bool:
         return False
     if names.a in ("f16", "bf16"):
         return names.c in (names.a, "f32") and problem.R % 16 == 0 and problem.K % 16 == 0
-    straight = not problem.transposed and problem.b_order == "F" and problem.R % 64 == 0
+    straight = not problem.transposed and problem.b_order == "F"
     if names.a == "e4m3":
-        return straight and problem.K % 32 == 0 and names.c in ("f16", "bf16", "f32")
-    return straight and names.a == "f32" and problem.tf32 and problem.K % 8 == 0 and names.c == "f32"
+        return straight and problem.R % 64 == 0 and problem.K % 32 == 0 and names.c in ("f16", "bf16", "f32")
+    tf32 = problem.tf32 and names.a == names.c == "f32"
+    return straight and tf32 and problem.R % 16 == 0 and problem.K % 8 == 0
 
 
 #: Half of the 132 multiprocessors of an H100 or H200.
@@ -310,7 +290,7 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
     row_tile_height = next(h for h in (128, 64, 32, 16) if R % h == 0)
     full = 128 // BYTES[names.a]
     if row_tile_height < 64:
-        depth = next(d for d in (64, 32, 16) if K % d == 0)
+        depth = next(d for d in (full, full // 2, full // 4) if K % d == 0)
         tail = 0
     else:
         steps = (full, 3 * full // 4, full // 2) if names.a in ("f16", "bf16") else (full,)
@@ -569,10 +549,12 @@ def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
                 steps = [(64, 0), (32, 0), (16, 0)]
             elif half:
                 steps = [(64, 0), (48, 0), (32, 0), (16, 0), (64, 16), (64, 32), (64, 48)]
-            elif row_tile_height >= 64 and b_transposed and not a_transposed:
-                steps = [(32, tail) for tail in (0, 8, 16, 24)]
-            else:
+            elif a_transposed or not b_transposed:
                 continue
+            elif row_tile_height < 64:
+                steps = [(32, 0), (16, 0), (8, 0)]
+            else:
+                steps = [(32, tail) for tail in (0, 8, 16, 24)]
             for depth, tail in steps:
                 for wide, flat in itertools.product((False, True), (False, True)):
                     if (wide and b_transposed) or (flat and row_tile_height >= 64):
@@ -654,6 +636,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
         yield from (RowMatching("row_bits", element(index)), WorkListKernel(element(index)))
         yield from (SampledTiles(g, w, element(index)) for g, w in itertools.product((2, 4, 8), (2, 4, 8, 16)))
     yield from map(RowMatching, ("overlaps", "match_rows"))
+    if np.dtype(np.float32) in dtypes:
+        yield ColumnsTf32()
     if np.dtype(np.uint8) in dtypes:
         yield from _fp8_configs()
     for dtype in dtypes:

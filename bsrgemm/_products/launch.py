@@ -19,9 +19,9 @@ from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered
-from . import arguments, heuristics, measured
+from . import arguments, copies, heuristics, measured
 from .call import ProductCall
-from .configs import Gemm, GemmFew, GemmSm80, GemmSm90, GemmTurnedSm90, Spmm, SpmmF64, SpmvSmall
+from .configs import ColumnsTf32, Gemm, GemmFew, GemmSm80, GemmSm90, GemmTurnedSm90, Spmm, SpmmF64, SpmvSmall
 from .heuristics import Problem
 from .matrix_cache import MatrixCache, matrix_cache_of
 from .operand_order import order_of
@@ -200,11 +200,8 @@ def product(call: ProductCall) -> Launch | None:
     plan = None if launch is None else launch.plan()
     if launch is None or plan is None:
         orders = order_of(B), order_of(out)
-        if call.may_copy and not call.fp8 and not orders[0]:
-            readable = _with_aligned_rows(cache, call, orders[1])
-            if readable is not B:
-                product(replace(call, B=readable, may_copy=False))
-                return None
+        if call.may_copy and not call.fp8 and _by_copies(cache, call, orders):
+            return None
         stored = cache.plan(_plan_key(call, orders), lambda: _plan(cache, call, orders))
         maps = _operand_maps(stored.value.config, B, out)
         launch = Launch(ref(stored), _template(stored.value, call, maps), maps)
@@ -445,7 +442,8 @@ def _block_map(cache: MatrixCache, config: GemmSm90 | GemmTurnedSm90) -> bytes:
     elif height < 64:
         if not config.flat:
             return bytes(TENSOR_MAP_BYTES)
-        dims, strides, box = (64, data.size // 64), (128,), (64, height * config.depth // 64)
+        line = 128 // data.itemsize
+        dims, strides, box = (line, data.size // line), (128,), (line, height * config.depth // line)
     elif config.a_transposed:
         box = (64, config.depth)
     return Layout(name, dims, strides, box, swizzle).at(cache.pointer)
@@ -459,7 +457,7 @@ def _operand_maps(config: Gemm, B: Array, out: Array) -> tuple[Layout | None, La
     if not isinstance(config, GemmSm90):
         return None, None
     if config.b_transposed:
-        row = 2 * config.depth if config.row_tile_height < 64 else 128
+        row = B.itemsize * config.depth if config.row_tile_height < 64 else 128
         found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
     else:
         found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
@@ -485,6 +483,45 @@ def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs
     return Layout(tensor_map.dtype_name(x.dtype), (*dims, count, batches), pitches, (*box, 1), swizzle)
 
 
+def _by_copies(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> bool:
+    """Start the product with a copy of B, or with copies of its panels, if that is faster; tell whether it was."""
+    width = _tf32_panel(cache, call, orders)
+    for first in range(0, call.columns, width) if width else ():
+        B, out = (x[..., first : first + width] for x in (call.B, call.out))
+        product(replace(call, B=_columns_tf32(B), out=out, may_copy=False))
+    if width or orders[0]:
+        return width > 0
+    readable = _with_aligned_rows(cache, call, orders[1])
+    if readable is call.B:
+        return False
+    product(replace(call, B=readable, may_copy=False))
+    return True
+
+
+def _tf32_panel(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> int:
+    """Return how many columns of B are copied at a time for a product in tf32; 0 if B is not copied."""
+    if not call.tf32 or orders[0] == "F" or call.config is not None or forced_kernel.name is not None:
+        return 0
+    problem = problem_of(cache, call, orders)
+    return copies.tf32_panel(problem) if measured.choice(problem) is None else 0
+
+
+def _columns_tf32(B: Array) -> Array:
+    """Return a column-major copy of B, rounded to tf32."""
+    batches = B.shape[0] if B.ndim == 3 else 1
+    rows, columns = B.shape[-2:]
+    copy = workspace.retain_for_graph(lambda: cupy.empty((*B.shape[:-2], columns, rows), B.dtype))
+    steps = [step // B.itemsize for step in B.strides]
+    packed = arguments.COLUMNS_TF32.pack(
+        **{"from": B.data.ptr}, to=copy.data.ptr, batch=steps[0] if B.ndim == 3 else 0, row=steps[-2],
+        column=steps[-1], rows=rows, columns=columns, batches=batches,
+    )  # fmt: skip
+    config = ColumnsTf32()
+    kernel = jit.load(config.spec(), jit.device_target())
+    kernel(config.grid(rows, columns, batches), (config.threads,), (jit.argument(packed),))
+    return copy.swapaxes(-1, -2)
+
+
 def _with_aligned_rows(cache: MatrixCache, call: ProductCall, c_order: str) -> Array:
     """Return a copy of B whose rows start at multiples of 16 bytes if the product is faster with it, otherwise B.
 
@@ -493,7 +530,7 @@ def _with_aligned_rows(cache: MatrixCache, call: ProductCall, c_order: str) -> A
     B = call.B
     problem = replace(problem_of(cache, call, ("", c_order)), overwrite=True)
     few = forced_kernel.name in (None, "GemmFew") and heuristics.few_serves(problem)
-    if few or not heuristics.wants_aligned_rows(problem):
+    if few or not copies.wants_aligned_rows(problem):
         return B
     unit = 16 // B.itemsize
     padded = (*B.shape[:-1], -(-B.shape[-1] // unit) * unit)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/registers.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
 
 using A = ELEMENT_A;
@@ -37,16 +38,9 @@ template <> struct Mma<MMA_BF16> : Mma<MMA_F16> {
 template <> struct Mma<MMA_TF32> {
   using Sum = f32;
   static constexpr int kStepBytes = 32, kInterleave = 4;
-  // The tensor cores truncate operands to tf32, so half a unit of the last place is added first: multiplication by a
-  // factor adds 0.72 to 1.44 of that. The error is below 0.73 units and without bias; exact tf32 numbers, NaN and
-  // infinity do not change. Rounding to nearest takes two or three instructions at half the rate, which is more time
-  // than the products take.
-  static __device__ __forceinline__ u32 round(u32 x) {
-    return __float_as_uint(__uint_as_float(x) * (1 + 0.72134752f / 2048));
-  }
   static __device__ __forceinline__ void prepare(u32 (&words)[2]) {
-    words[0] = round(words[0]);
-    words[1] = round(words[1]);
+    words[0] = rounded_tf32(words[0]);
+    words[1] = rounded_tf32(words[1]);
   }
   static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&upper)[2], const u32 (&lower)[2],
                                                   const u32 (&b)[2]) {

@@ -7,6 +7,7 @@ the pipeline is tested, not what the hardware leaves under way. Numbers are smal
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bsrgemm._kernels import device, workspace
+from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels import device, jit, workspace
+from bsrgemm._products import copies, launch
+from bsrgemm._products.call import ProductCall
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -110,6 +114,41 @@ def test_bfloat16_and_fp8(rng) -> None:
         out = put(np.full((A._shape[0], 64), 7, F32))
         multiply(A, B, out, fp8=fp8)
         np.testing.assert_array_equal(out, A.dense @ b.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("block", "columns"), [((32, 32), 256), ((16, 16), 72), ((32, 64), 40), ((48, 24), 136), ((128, 40), 20)], ids=str
+)
+def test_tf32(block, columns, rng) -> None:
+    A = Matrix(rng, block, F32)
+    B = laid_out(rng.integers(-2, 3, (A._shape[1], columns)).astype(F32), "F")
+    out = put(rng.integers(-2, 3, (A._shape[0], columns)).astype(F32))
+    want = A.dense @ np.asarray(B) - np.asarray(out)
+    multiply(A, B, out, 1.0, -1.0, tf32=True)
+    np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize("most", [None, 1], ids=["a whole grid", "one CTA along each side"])
+def test_tf32_by_copies_of_panels(most, rng, monkeypatch) -> None:
+    for name in ("_WORTH_COLUMNS", "_USES", "_USES_OF_16"):
+        monkeypatch.setattr(copies, name, 0)
+    monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000)
+    monkeypatch.setattr(copies, "_PANEL_COLUMNS", 64)
+    copies.tf32_panel.cache_clear()
+    A = Matrix(rng, (32, 40), F32, cols=3)
+    wide = put(rng.integers(-2, 3, (2, A._shape[1], 299)).astype(F32))
+    launched: list[str] = []
+    load = jit.load
+    monkeypatch.setattr(jit, "load", lambda spec, arch: launched.append(spec.entry) or load(spec, arch))
+    for B, panels in ((wide[0, :, :296], 2), (wide[:, :, :297], 5), (wide[0, :, ::3], 1)):
+        out = put(np.full((*B.shape[:-2], A._shape[0], B.shape[-1]), 7, F32))
+        with emulator.few_ctas(most) if most else nullcontext():
+            A._backend, A._matrix_cache = HOST, None
+            launch.product(ProductCall(A, B, out, F32, 1, 1, tf32=True))
+        np.testing.assert_array_equal(out, 7 + A.dense @ np.asarray(B))
+        assert launched.count("columns_tf32") == panels and launched.count("gemm_sm90") >= 1
+        launched.clear()
+    copies.tf32_panel.cache_clear()
 
 
 def test_batches_are_one_launch(rng) -> None:

@@ -142,10 +142,10 @@ MEMCHECKED = [(128, 64), (64, 112), (32, 32), (48, 80)]
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    from bsrgemm._products import heuristics
+    from bsrgemm._products import copies, heuristics
 
     monkeypatch.setattr(heuristics, "_LARGE", 0)
-    monkeypatch.setattr(heuristics, "_WORTH_A_COPY", 0)
-    heuristics.wants_aligned_rows.cache_clear()
+    monkeypatch.setattr(copies, "_WORTH_A_COPY", 0)
+    copies.wants_aligned_rows.cache_clear()
     yield
-    heuristics.wants_aligned_rows.cache_clear()
+    copies.wants_aligned_rows.cache_clear()

@@ -183,20 +183,24 @@ def test_results_repeat_bit_by_bit(D: int, deterministic: bool, rng: Any, checks
                 checksum(x)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 @pytest.mark.parametrize("D", [128, 256])
-def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(D: int, name: str, rng: Any) -> None:
+def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(D: int, name: str, softcap: Any, rng: Any) -> None:
     import cupy
 
     some = dict(zip(("q", "k", "v", "dout"), operands(rng, 200, 300, D), strict=True))
     some[name][:, :, 133, 5] = np.nan
     wide = {key: x.astype(np.float64) for key, x in some.items()}
-    out, lse = bg.attention(wide["q"], wide["k"], wide["v"], causal=True, return_lse=True)
-    want = bg.attention_backward(wide["dout"], wide["q"], wide["k"], wide["v"], out, lse, causal=True)
+    options: dict[str, Any] = {"causal": True, "softcap": softcap}
+    out, lse = bg.attention(wide["q"], wide["k"], wide["v"], return_lse=True, **options)
+    want = bg.attention_backward(wide["dout"], wide["q"], wide["k"], wide["v"], out, lse, **options)
     q, k, v, dout = (cupy.asarray(x) for x in some.values())
-    o, e = bg.attention(q, k, v, causal=True, return_lse=True)
-    for x, y in zip(bg.attention_backward(dout, q, k, v, o, e, causal=True), want, strict=True):
-        np.testing.assert_array_equal(np.isnan(x.get().astype(np.float64)), np.isnan(y))
+    o, e = bg.attention(q, k, v, return_lse=True, **options)
+    for x, y in zip(bg.attention_backward(dout, q, k, v, o, e, **options), want, strict=True):
+        got = x.get().astype(np.float64)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(y))
+        np.testing.assert_allclose(got, y, rtol=0, atol=3e-3 * max(1.0, np.nanmax(np.abs(y))))
 
 
 def test_strides_parts_and_given_sums(kernel: str, rng: Any, checksum: Any) -> None:
@@ -222,9 +226,12 @@ def test_strides_parts_and_given_sums(kernel: str, rng: Any, checksum: Any) -> N
         assert (room[..., 100:] == 77).all()
 
 
-def test_a_captured_backward_can_be_replayed(rng: Any) -> None:
+@pytest.mark.parametrize("cut", [None, (0, 3)])
+def test_a_captured_backward_can_be_replayed(cut: Any, rng: Any, monkeypatch: Any) -> None:
     import cupy
 
+    if cut is not None:
+        monkeypatch.setattr(backward_config, "cut", lambda *given: cut)
     q, k, v, dout = (cupy.asarray(x) for x in operands(rng, 300, 300, 128, heads=(4, 2)))
     out, lse = bg.attention(q, k, v, causal=True, return_lse=True)
     results = {name: cupy.empty_like(x) for name, x in zip(NAMES, (q, k, v), strict=True)}

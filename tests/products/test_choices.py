@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._kernels.element_types import Types, number
-from bsrgemm._products import configs, heuristics, small_blocks
+from bsrgemm._products import configs, copies, heuristics, small_blocks
 from bsrgemm._products.heuristics import BlockProblem, Problem
 from bsrgemm.dtypes import BFLOAT16
 
@@ -176,14 +176,14 @@ def other_candidates() -> Iterator[tuple[str, str]]:
         yield written(one), f"{len(found)} {written_lists.digest(found)}"
 
 
-def copies() -> Iterator[tuple[str, str]]:
+def copies_of_b() -> Iterator[tuple[str, str]]:
     """Whether a copy of B with aligned rows pays."""
     for a, N, blocks, order in product(("f16", "f64", "i64"), (1, 63, 64, 65, 128), (8, 15, 16, 17, 32), ("", "C")):
         one = problem(a, N=N, blocks=blocks, b_order=order)
-        yield written(one), written(heuristics.wants_aligned_rows(one))
+        yield written(one), written(copies.wants_aligned_rows(one))
     for change in ({"batches": 8, "blocks": 2}, {"arch": "sm_75"}, {"R": 8}, {"arch": "sm_80"}, {"aligned": False}):
         one = problem(N=128, b_order="", **change)
-        yield written(one), written(heuristics.wants_aligned_rows(one))
+        yield written(one), written(copies.wants_aligned_rows(one))
 
 
 # ------------------------------------------------------------------------------------------------ kernels by themselves
@@ -293,7 +293,7 @@ def ahead_of_time() -> Iterator[tuple[str, str]]:
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "gemm": gemm_choices,
     "candidates": other_candidates,
-    "copies of B": copies,
+    "copies of B": copies_of_b,
     "any block": plain_choices,
     "vectors": spmv_small_choices,
     "few columns": spmm_small_choices,

@@ -25,6 +25,7 @@ from bsrgemm._products import (
     arguments,
     complex_gemm,
     configs,
+    copies,
     heuristics,
     launch,
     matrix_cache,
@@ -239,7 +240,7 @@ def test_each_launch_has_scratch_memory_of_its_own(started, monkeypatch) -> None
 def test_rows_are_copied_for_each_product_that_wants_it_and_for_no_other(started, monkeypatch) -> None:
     A = Matrix()
     B, out = dense(63), dense(63)
-    monkeypatch.setattr(heuristics, "wants_aligned_rows", lambda problem: True)
+    monkeypatch.setattr(copies, "wants_aligned_rows", lambda problem: True)
     made: list[Array] = []
     empty = launch.cupy.empty
     monkeypatch.setattr(launch.cupy, "empty", lambda *args: made.append(empty(*args)) or made[-1])
@@ -495,7 +496,7 @@ def test_copies_are_made_for_each_call(why: str, started, monkeypatch) -> None:
         monkeypatch.setattr(complex_gemm, "product", lambda *args, **how: made.append(args))
     elif why == "rows":
         A, B, out = matrix(), dense(63), dense(63)
-        monkeypatch.setattr(heuristics, "wants_aligned_rows", lambda problem: True)
+        monkeypatch.setattr(copies, "wants_aligned_rows", lambda problem: True)
         empty = launch.cupy.empty
         monkeypatch.setattr(launch.cupy, "empty", lambda *args: made.append(args) or empty(*args))
     elif why == "transpose":

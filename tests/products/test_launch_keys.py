@@ -117,7 +117,7 @@ def test_the_copy_engine_reads_what_it_can(layout: str, started) -> None:  # noq
     row, col, readable = LAYOUTS[layout]
     A = matrix()
     with (
-        patch("bsrgemm._products.heuristics.wants_aligned_rows", lambda problem: False),
+        patch("bsrgemm._products.copies.wants_aligned_rows", lambda problem: False),
         patch.object(CardProducts, "overlapping", lambda *operands: None),  # what is far apart is not there
     ):
         bg.matmul(A, lying(row, col), out=put(np.zeros((128, 64), F16)))

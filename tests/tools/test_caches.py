@@ -69,6 +69,7 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_products/heuristics.py": {
         "wants_aligned_rows": "the problem",
+        "tf32_panel": "the problem",
         "spmm": "types, sizes, transposed, aligned",
         "spmv": "types, sizes, transposed, aligned",
         "spgemm_simt": "types and sizes",
