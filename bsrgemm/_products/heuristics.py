@@ -636,8 +636,7 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
         yield from (RowMatching("row_bits", element(index)), WorkListKernel(element(index)))
         yield from (SampledTiles(g, w, element(index)) for g, w in itertools.product((2, 4, 8), (2, 4, 8, 16)))
     yield from map(RowMatching, ("overlaps", "match_rows"))
-    if np.dtype(np.float32) in dtypes:
-        yield ColumnsTf32()
+    yield ColumnsTf32()
     if np.dtype(np.uint8) in dtypes:
         yield from _fp8_configs()
     for dtype in dtypes:

@@ -67,9 +67,8 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/call.py": {
         "UnlistedPattern._whole": "the pattern of one plan, which refuses index arrays that were written to"
     },
+    "_products/copies.py": {"wants_aligned_rows": "the problem", "tf32_panel": "the problem"},
     "_products/heuristics.py": {
-        "wants_aligned_rows": "the problem",
-        "tf32_panel": "the problem",
         "spmm": "types, sizes, transposed, aligned",
         "spmv": "types, sizes, transposed, aligned",
         "spgemm_simt": "types and sizes",
