@@ -1,5 +1,5 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
-// Hopper's tensor cores. CTAs are persistent and claim tiles of 128 x kTileN: one group of row tiles (see Schedule) by
+// Hopper's tensor cores. CTAs are persistent and claim tiles of kTileM x kTileN: one group of row tiles (see Schedule) by
 // kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
 // ring of stages, the first two multiply 64 rows each with wgmma.
 #include "common/gemm_sm90.cuh"
@@ -16,7 +16,13 @@ constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the pro
 constexpr bool kBTransposed = B_TRANSPOSED;  // B is column-major: K is the fastest index
 constexpr bool kWide = WIDE;                 // N is a multiple of 64: one copy has all slabs of a panel
 constexpr int kStore = STORE;
-constexpr int kTileM = 128;
+#ifndef TILE_M
+#define TILE_M 128
+#endif
+constexpr int kTileM = TILE_M;
+// A tile of 64 rows: both warpgroups multiply all of them, by half of the columns each.
+constexpr bool kLow = kTileM == 64;
+constexpr int kOwn = kLow ? kTileN / 2 : kTileN;  // columns of a warpgroup
 constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
 constexpr int kUnit = 16 / sizeof(Element);      // elements of 16 bytes
@@ -25,8 +31,8 @@ constexpr bool kFromRegisters = kRowTileHeight < 64;
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
 constexpr bool kFlat = FLAT;  // the part of a block for a row tile and a chunk is contiguous in memory
 
-constexpr int kSums = kTileN / 2;                // float32 sums per thread
-constexpr int kSlabs = kTileN / 64;
+constexpr int kSums = kOwn / 2;                  // float32 sums per thread
+constexpr int kSlabs = kOwn / 64;                // slabs of 64 columns of C of a warpgroup
 // Whether fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
 constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;
 constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that are stored late, as registers allow
@@ -35,12 +41,13 @@ constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of
 // Bytes of one block for one row tile and chunk, if A goes through registers.
 constexpr u32 kPieceA = kRowTileHeight * kChunk * sizeof(Element);
 // The bytes of B that one step copies, in one box or in one box per slab.
-constexpr int kBoxes = kBTransposed || kWide ? 1 : kSlabs;
+constexpr int kBoxes = kBTransposed || kWide ? 1 : kTileN / 64;
 constexpr u32 kBytesK = (kFromRegisters ? kChunk : kStageK) * sizeof(Element);  // of a column of B, if K is the fastest index
 constexpr u32 kStepB = kBTransposed ? kTileN * kBytesK : kDepth * kTileN * sizeof(Element);
 static_assert(!kFromRegisters || sizeof(Element) == 2 || (sizeof(Element) == 4 && !kATransposed && kBTransposed),
               "fragments of 16-bit floats, or of tf32 along K");
 static_assert(kStore == kDirect || sizeof(C) == 2, "tiles of 16-bit results");
+static_assert(!kLow || (kRowTileHeight == 64 && kTileN >= 128), "one row tile by two halves");
 
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
@@ -192,12 +199,14 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
   bool any = kClearsFirst;
   const int K = problem.product.K;
   const bool signals = threadIdx.x % 32 == 0;
-  const u32 a_rows = warpgroup * (kATransposed ? kDepth * 128 : 64 * 128);
+  const u32 a_rows = kLow ? 0 : warpgroup * (kATransposed ? kDepth * 128 : 64 * 128);
+  const u32 b_columns = kLow ? warpgroup * (kBTransposed ? kOwn : kSlabs * kDepth) * 128 : 0;
   int previous = -1;  // stage whose products may still be running
   for (int e = tile.first; e < tile.last; ++e) {
     for (int k = 0; k < K; k += kDepth) {
       wait(shared.full[ring.at], ring.phase);
-      const u32 a = shared_address(shared.a[ring.at]) + a_rows, b = shared_address(shared.b[ring.at]);
+      const u32 a = shared_address(shared.a[ring.at]) + a_rows;
+      const u32 b = shared_address(shared.b[ring.at]) + b_columns;
       bool mine = true;
       if constexpr (kRowTiles > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
       if (mine) {
@@ -531,14 +540,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
   } else {
     more_registers<224>();
     // These 16 rows belong to one row tile.
-    const int warp_row = warpgroup * 64 + warp * 16, row_tile = warp_row / kRowTileHeight;
+    const int warp_row = (kLow ? 0 : warpgroup * 64) + warp * 16, row_tile = warp_row / kRowTileHeight;
     Ring<kStages> ring;
     Ring<kTiles> tiles;
     Leaving leaving;
     while (true) {
       const Tile& found = next_tile(shared, tiles);
-      const Tile now = uniform_if_large(found);
+      Tile now = uniform_if_large(found);
       if (now.group < 0) break;
+      if constexpr (kLow) now.column += warpgroup * kOwn;
       const int row_tile_number = uniform_if_large(problem.schedule.row_tiles[now.group * kRowTiles + row_tile]);
       float sums[kSums];
       if constexpr (kFromRegisters) {

@@ -62,7 +62,7 @@ class GemmSimt:
 
 @dataclass(frozen=True)
 class GemmSm90:
-    """``A @ B`` on Hopper's tensor cores, in tiles of 128 x `tile_n`."""
+    """``A @ B`` on Hopper's tensor cores, in tiles of `tile_m` x `tile_n`."""
 
     types: Types
     row_tile_height: int
@@ -79,9 +79,10 @@ class GemmSm90:
     flat: bool
     #: number of columns of B that are processed before the kernel moves on to the next ones
     section: int = 1024
+    #: 128, or 64 for products of few tiles, in row tiles of 64 rows
+    tile_m: int = 128
 
     threads = 384
-    tile_m = 128
 
     @property
     def row_tiles(self) -> int:
@@ -91,7 +92,7 @@ class GemmSm90:
     @property
     def stages(self) -> int:
         """The number of pipeline stages: as many as fit into shared memory."""
-        return {256: 4, 128: 6, 64: 8}[self.tile_n]
+        return {256: 4, 128: 6, 64: 8}[self.tile_n] if self.tile_m == 128 else {256: 4, 128: 8}[self.tile_n]
 
     def spec(self) -> KernelSpec:
         mma, k = _WGMMA[self.types.a]
@@ -113,6 +114,7 @@ class GemmSm90:
                 ("WIDE", int(self.wide)),
                 ("FLAT", int(self.flat)),
                 ("STAGES", self.stages),
+                *((("TILE_M", self.tile_m),) if self.tile_m != 128 else ()),
             ),
             (arguments.gemm_sm90(),),
         )
