@@ -40,6 +40,7 @@ from .configs import (
     SpmvSmall,
     WorkListKernel,
 )
+from .sm90_tiles import FEW_TILES, tile_shape
 from .small_blocks import (
     _DMMA_ROWS,
     _FEW_COLUMNS,
@@ -195,9 +196,11 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
     if isinstance(first, GemmSm90):
         heights = [h for h in (128, 64) if h <= first.row_tile_height] or [first.row_tile_height]
         for row_tile_height, tile_n, section in itertools.product(heights, (256, 128, 64), (512, 1024, 2048)):
-            other = replace(first, row_tile_height=row_tile_height, tile_n=tile_n, section=section)
+            other = replace(first, row_tile_height=row_tile_height, tile_n=tile_n, section=section, tile_m=128)
             if other != first and tile_n <= section:
                 yield other
+        low = (replace(first, row_tile_height=64, tile_n=n, tile_m=64) for n in (256, 128) if heights[-1] == 64)
+        yield from (other for other in low if other != first)
     if tensor_cores_serve(problem) and sm80_serves(problem):
         for row_tile_height in (128, 64, 32, 16):
             for other80 in _sm80_of(problem, row_tile_height):
@@ -274,10 +277,6 @@ def sm90_serves(problem: Problem) -> bool:
     return straight and tf32 and problem.R % 16 == 0 and problem.K % 8 == 0
 
 
-#: Half of the 132 multiprocessors of an H100 or H200.
-_FEW_TILES = 66
-
-
 def gemm_sm90(problem: Problem) -> GemmSm90:
     """Return the config of gemm_sm90 for a product.
 
@@ -296,17 +295,14 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
         steps = (full, 3 * full // 4, full // 2) if names.a in ("f16", "bf16") else (full,)
         depth = K if full > K and names.a in ("f16", "bf16") else next((d for d in steps if K % d == 0), full)
         tail = K % depth
-    tile_n = 64 if N <= 64 else 128 if N <= 128 else 256
-    if tile_n == 256 and -(-problem.block_rows * R // 128) * -(-N // 256) * problem.batches <= _FEW_TILES:
-        # Narrow tiles instead of wide ones that are cut into pieces. This rule fits one benchmark case: 265 TFLOP/s
-        # instead of 249 on an H200 for float16 blocks of 64 x 64 and 256 columns.
-        tile_n = 128
+    row_tile_height, tile_m, tile_n = tile_shape(problem.block_rows * R, N, problem.batches, row_tile_height)
     pieces = problem.overwrite and names.c in ("f16", "bf16")
     store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if pieces else "direct"
     flat = row_tile_height < 64 and (row_tile_height == R if problem.transposed else depth == K)
     wide = problem.b_order == "C" and N % 64 == 0
     return GemmSm90(
-        names, row_tile_height, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat
+        names, row_tile_height, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat,
+        tile_m=tile_m,
     )  # fmt: skip
 
 
@@ -338,7 +334,7 @@ def _many_turned_tiles(problem: Problem) -> bool:
     """
     config = gemm_turned_sm90(problem)
     rows, columns = -(-problem.block_rows * problem.R // config.tile_m), -(-problem.N // config.tile_n)
-    return problem.N > 128 and rows * columns * problem.batches > 2 * 2 * _FEW_TILES
+    return problem.N > 128 and rows * columns * problem.batches > 2 * 2 * FEW_TILES
 
 
 #: Element -> (how it is multiplied, number of columns of A that one instruction takes).
@@ -528,7 +524,9 @@ def skip_ahead_of_time(config: Config) -> bool:
     """Return whether this kernel is left out when kernels are compiled ahead of time, unless all are requested."""
     if isinstance(config, GemmSm90):
         usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
-        few_columns = config.tile_n != 256 or (config.types.a == "f32") != (config.types.c == "f32")
+        few_columns = (
+            config.tile_n != 256 or config.tile_m != 128 or (config.types.a == "f32") != (config.types.c == "f32")
+        )
         return not usual or few_columns or config.tail > 0 or config.store == "columns"
     if isinstance(config, GemmTurnedSm90):
         return not config.wide
@@ -559,9 +557,12 @@ def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
                 for wide, flat in itertools.product((False, True), (False, True)):
                     if (wide and b_transposed) or (flat and row_tile_height >= 64):
                         continue
-                    yield GemmSm90(
+                    config = GemmSm90(
                         names, row_tile_height, tile_n, depth, tail, a_transposed, b_transposed, store, wide, flat
                     )  # fmt: skip
+                    yield config
+                    if row_tile_height == 64 and tile_n > 64:
+                        yield replace(config, tile_m=64)
 
 
 def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
@@ -585,7 +586,10 @@ def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
         for store, row_tile_height, tile_n, tail in itertools.product(
             STORES if c != "f32" else ("direct",), (128, 64), (256, 128, 64), (0, 32, 64, 96)
         ):
-            yield GemmSm90(names, row_tile_height, tile_n, 128, tail, False, True, store, False, False)
+            config = GemmSm90(names, row_tile_height, tile_n, 128, tail, False, True, store, False, False)
+            yield config
+            if row_tile_height == 64 and tile_n > 64:
+                yield replace(config, tile_m=64)
         yield spmm(names, 8, 8, 128)
         yield spmm(names, 8, 8, 1)
 

@@ -18,7 +18,7 @@ import pytest
 
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, workspace
-from bsrgemm._products import copies, launch
+from bsrgemm._products import copies, launch, sm90_tiles
 from bsrgemm._products.call import ProductCall
 from bsrgemm.dtypes import BFLOAT16
 
@@ -94,7 +94,9 @@ def multiply(A: Matrix, B: Array, out: Array, alpha: float = 1.0, beta: float = 
         ((16, 32), 24, "CC", False, F16, 3.0),
     ],
 )
-def test_products_are_exact(block, columns, orders, transposed, out_dtype, beta, rng) -> None:
+@pytest.mark.parametrize("few", [0, sm90_tiles.FEW_TILES], ids=["tiles of 128 rows", "by rule"])
+def test_products_are_exact(block, columns, orders, transposed, out_dtype, beta, few, rng, monkeypatch) -> None:
+    monkeypatch.setattr(sm90_tiles, "FEW_TILES", few)
     A = Matrix(rng, block)
     dense = A.dense.T if transposed else A.dense
     B = laid_out(rng.integers(-2, 3, (dense.shape[1], columns)).astype(F16), orders[0])

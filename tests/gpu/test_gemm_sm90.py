@@ -11,6 +11,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels import forced_kernel
+from bsrgemm._products import sm90_tiles
 from bsrgemm.dtypes import BFLOAT16
 
 from .marks import kernel, some_under_memcheck
@@ -32,6 +33,14 @@ from .product_cases import (  # noqa: F401  (fixtures)
 from .repeats import delay, differing, on_streams
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(params=["by rule", "128 rows"], autouse=True)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products are computed in tiles of 64 rows, or in tiles of 128 rows as large ones are."""
+    if request.param == "128 rows":
+        monkeypatch.setattr(sm90_tiles, "FEW_TILES", 0)
+
 
 #: From shared memory with and without a tail; from registers, in one piece of memory or not.
 SM90_BLOCKS = [
