@@ -95,8 +95,8 @@ def failures(numbers: Any, enough: Any) -> Any:
 
 def breakdown(numbers: Any, enough: Any) -> str | None:
     """The first of the failures of all columns, in the order of `BREAKDOWNS`, or None."""
-    if numbers.ndim == 1:  # one column; the GPU waits meanwhile
-        size, by_matrix, by_preconditioner = numbers.tolist()
+    if np.ndim(numbers[0]) == 0:  # one column; the GPU waits meanwhile
+        size, by_matrix, by_preconditioner = map(float, numbers)
         if size <= enough and math.isfinite(size):
             return None
         order = (not math.isfinite(size), by_preconditioner <= 0, by_matrix <= 0)

@@ -64,7 +64,7 @@ def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block
             out = cupy.full(want.shape, np.nan, np.float32, order=order).astype(out_dtype, order=order)
             dA = device(A)
             bg.matmul(dA, strided(B, layout), out=out)
-            assert served_by(dA) or served_by(dA, "gemm_turned_sm90")
+            assert served_by(dA) or served_by(dA, "gemm_turned_sm90") or not len(A[1])  # nothing is stored
             checksum(cupy.ascontiguousarray(out))
             assert_close(out.get(), want, size, 2 * A[3][1], np.float32)
 
