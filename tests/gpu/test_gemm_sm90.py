@@ -35,7 +35,7 @@ from .repeats import delay, differing, on_streams
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=["by rule", "128 rows"], autouse=True)
+@pytest.fixture(params=["by rule", "128 rows"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are computed in tiles of 64 rows, or in tiles of 128 rows as large ones are."""
     if request.param == "128 rows":
@@ -67,6 +67,23 @@ def test_tensor_core_product_is_right_for_blocks_widths_and_layouts(dtype, block
             assert served_by(dA) or served_by(dA, "gemm_turned_sm90") or not len(A[1])  # nothing is stored
             checksum(cupy.ascontiguousarray(out))
             assert_close(out.get(), want, size, 2 * A[3][1], np.float32)
+
+
+@kernel("gemm_sm90", "row_matching")
+@pytest.mark.parametrize("block", [(64, 64), (128, 128), (192, 48), (256, 80), (64, 112)], ids=str)
+def test_tiles_of_128_rows_are_right_also_for_small_products(block, rng, checksum, monkeypatch) -> None:
+    import cupy
+
+    monkeypatch.setattr(sm90_tiles, "FEW_TILES", 0)
+    for N, layout, order, transposed in itertools.product((72, 256, 520), "CF", "CF", (False, True)):
+        A = pattern(rng, 5, 4, *block, HALF)
+        B = values(rng, (A[3][0 if transposed else 1], N), HALF)
+        want, size = exact_product(A, B, transposed)
+        dA, out = device(A), cupy.full(want.shape, np.nan, HALF, order=order)
+        bg.matmul(dA.T if transposed else dA, strided(B, layout), out=out)
+        assert served_by(dA) or served_by(dA, "gemm_turned_sm90") or not len(A[1])
+        checksum(cupy.ascontiguousarray(out))
+        assert_close(out.get(), want, size, 2 * sum(A[3]), np.float32)
 
 
 @kernel("gemm_sm90", "row_matching")
@@ -213,6 +230,7 @@ def uneven(rng: np.random.Generator, kind: str, rows: int, cols: int, block: tup
     return values(rng, (len(i), R, C), np.dtype(np.float16)), j.astype(np.int32), indptr, (rows * R, cols * C)
 
 
+@pytest.mark.usefixtures("tiles")
 @kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", [(128, 128), (64, 64), (32, 32), (16, 16)], ids=str)
 @pytest.mark.parametrize("kind", ["one dense row", "arrowhead", "power law", "banded", "one full row"])
@@ -236,6 +254,7 @@ def test_uneven_rows_come_in_pieces_and_repeat_bit_by_bit(kind, block, rng, chec
     assert cut
 
 
+@pytest.mark.usefixtures("tiles")
 @kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", [(64, 64), (128, 128), (32, 32), (16, 16), (48, 80)], ids=str)
 def test_tensor_core_product_repeats_bit_by_bit(block, rng) -> None:
@@ -256,6 +275,7 @@ def test_two_streams_share_a_matrix(rng) -> None:
     assert all(bool((x == want).all()) for x in on_streams(lambda: A @ B, 50))
 
 
+@pytest.mark.usefixtures("tiles")
 @kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", [(64, 64), (128, 80), (256, 128), (32, 32), (16, 16), (48, 80)], ids=str)
 @pytest.mark.parametrize("N", [64, 1000])

@@ -78,6 +78,7 @@ def install() -> None:
         setattr(where, name, _returning(getattr(where, name), host))
     cupy_backend.launch_vector_step = _vector_step(cupy_backend.launch_vector_step)
     launch.product = _product(launch.product)
+    launch._columns_tf32 = _columns_tf32(launch._columns_tf32)
     launch.Launch.start = _start(launch.Launch.start)  # type: ignore[method-assign]
     products.sampled_launch = _sampled_launch(products.sampled_launch)  # type: ignore[method-assign]
     blocks = block_products.BlockLaunch
@@ -228,6 +229,20 @@ def _product(original: Callable[..., Any]) -> Callable[..., Any]:
         stand_in.do(lambda: compute(call.alpha, call.beta))
 
     return _innermost(original, multiply, _multiplying)
+
+
+def _columns_tf32(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def columns(B: Any) -> Any:
+        result = original(B)
+
+        def work() -> None:
+            result._memory[...] = B._memory * np.float32(1 + 0.72134752 / 2048)  # as rounded_tf32 of the kernel
+
+        stand_in.do(work)
+        return result
+
+    return columns
 
 
 def _multiplication(call: Any, B: Any, out: Any) -> Callable[[Any, Any], None]:
