@@ -2,6 +2,7 @@
 // scores s[i, j] = scale * Q[i] . K[j]:
 //   dV[j] = sum_i p[i, j] dO[i]     ds[i, j] = p[i, j] (dO[i] . V[j] - delta[i])
 //   dQ[i] = scale * sum_j ds[i, j] K[j]     dK[j] = scale * sum_i ds[i, j] Q[i]
+// With a softcap c, the scores are c tanh(s / c) instead, and ds has the factor 1 - tanh(s / c)^2.
 // Here are the argument, the tiles of keys with the queries that see each, and the exact gradients of one query and of
 // one key. Out is the type of dO.
 #pragma once
