@@ -16,6 +16,11 @@ struct ColumnsTf32 {
 CHECK_LAYOUT(ColumnsTf32, COLUMNS_TF32, (from)(to)(batch)(row)(column)(rows)(columns)(batches))
 #endif
 
+// Rounded as for the tensor cores, and cut as they do it: gemm_sm90 reads some numbers without them.
+__device__ __forceinline__ f32 exact_tf32(f32 x) {
+  return __uint_as_float(rounded_tf32(__float_as_uint(x)) & 0xffffe000u);
+}
+
 // Grid: tiles of columns, tiles of rows, batches. CTAs go on where the grid ends.
 extern "C" __global__ void __launch_bounds__(kThreads) columns_tf32(const __grid_constant__ ColumnsTf32 p) {
   __shared__ f32 tile[kSide * kPitch];
@@ -33,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) columns_tf32(const __grid
 #pragma unroll
         for (int i = 0; i < kSide; i += kStep) {
           if (column + y + i < p.columns && row + x < p.rows)
-            to[i * p.rows] = __uint_as_float(rounded_tf32(__float_as_uint(tile[x * kPitch + y + i])));
+            to[i * p.rows] = exact_tf32(tile[x * kPitch + y + i]);
         }
         __syncthreads();
       }

@@ -1,7 +1,7 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
 // Hopper's tensor cores. CTAs are persistent and claim tiles of kTileM x kTileN: one group of row tiles (see Schedule) by
 // kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
-// ring of stages, the first two multiply 64 rows each with wgmma.
+// ring of stages, the first two multiply 64 rows each with wgmma, or the same 64 rows by half of the columns each.
 #include "common/gemm_sm90.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/wgmma.cuh"

@@ -9,7 +9,7 @@ from .heuristics import Problem, by_rows, sm80_serves, sm90_serves, tensor_cores
 
 #: A copy of B pays if the number of elements of A times the number of columns of B is at least this: with aligned rows,
 #: or by columns.
-_WORTH_A_COPY, _WORTH_COLUMNS = 1 << 22, 1 << 30
+_WORTH_A_COPY, _WORTH_COLUMNS = 1 << 22, 1 << 32
 #: A copy by columns pays if a column of A has at least so many stored elements, in row tiles of 16 rows and in larger
 #: ones. Each element of the copy is used as often.
 _USES_OF_16, _USES = 192, 512
@@ -25,6 +25,8 @@ def wants_aligned_rows(problem: Problem) -> bool:
 
     That is so if the tensor cores can compute the product only with such a B, and if the product is large enough.
 
+    >>> import numpy as np
+    >>> from bsrgemm._kernels.element_types import types
     >>> names = types(*[np.dtype("float16")] * 3, np.dtype("float32"), np.dtype("int32"))
     >>> sizes = {"R": 64, "K": 64, "batches": 1, "block_rows": 128, "block_cols": 128, "blocks": 3584}
     >>> layout = {"transposed": False, "b_order": "", "c_order": "", "overwrite": True, "aligned": True}
@@ -75,4 +77,7 @@ def tf32_panel(problem: Problem) -> int:
     column = problem.block_cols * problem.K * problem.batches * 4
     if problem.N * column <= _PANEL_BYTES:
         return problem.N
-    return _PANEL_BYTES // column // _PANEL_COLUMNS * _PANEL_COLUMNS
+    most = _PANEL_BYTES // column // _PANEL_COLUMNS * _PANEL_COLUMNS
+    # A last panel of few columns would be computed by a kernel of the CUDA cores.
+    widths = (n for n in range(most, 0, -_PANEL_COLUMNS) if not 0 < problem.N % n < _PANEL_COLUMNS // 4)
+    return next(widths, 0)

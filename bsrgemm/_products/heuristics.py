@@ -194,7 +194,7 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
     first = gemm(problem)
     yield first
     if isinstance(first, GemmSm90):
-        heights = [h for h in (128, 64) if h <= first.row_tile_height] or [first.row_tile_height]
+        heights = [h for h in (128, 64) if problem.R % h == 0] or [first.row_tile_height]
         for row_tile_height, tile_n, section in itertools.product(heights, (256, 128, 64), (512, 1024, 2048)):
             other = replace(first, row_tile_height=row_tile_height, tile_n=tile_n, section=section, tile_m=128)
             if other != first and tile_n <= section:

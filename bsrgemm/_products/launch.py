@@ -502,8 +502,7 @@ def _tf32_panel(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) 
     """Return how many columns of B are copied at a time for a product in tf32; 0 if B is not copied."""
     if not call.tf32 or orders[0] == "F" or call.config is not None or forced_kernel.name is not None:
         return 0
-    problem = problem_of(cache, call, orders)
-    return copies.tf32_panel(problem) if measured.choice(problem) is None else 0
+    return copies.tf32_panel(problem_of(cache, call, orders))
 
 
 def _columns_tf32(B: Array) -> Array:

@@ -153,6 +153,17 @@ def test_tf32_by_copies_of_panels(most, rng, monkeypatch) -> None:
     copies.tf32_panel.cache_clear()
 
 
+def test_the_copy_for_tf32_is_tf32(rng) -> None:
+    x = rng.standard_normal((2, 70, 65)).astype(F32)
+    x[0, 3, :4] = np.nan, np.inf, -np.inf, 0.0
+    got = np.asarray(launch._columns_tf32(put(x))).swapaxes(-1, -2)
+    words = np.ascontiguousarray(got).view(np.uint32)
+    assert not (words & 0x1FFF).any()
+    want, finite = x.swapaxes(-1, -2), np.isfinite(x.swapaxes(-1, -2))
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    assert (np.abs(got[finite] - want[finite]) <= 0.73 * 2**-10 * np.abs(want[finite])).all()
+
+
 def test_batches_are_one_launch(rng) -> None:
     A = Matrix(rng, (64, 32))
     B = put(rng.integers(-2, 3, (3, A._shape[1], 64)).astype(F16))

@@ -25,7 +25,9 @@ USUAL = Problem(
         ({}, 8192),
         ({"b_order": ""}, 8192),
         ({"overwrite": False}, 8192),
-        ({"N": 8193}, 8192),  # one column more than 256 MiB hold
+        ({"N": 8192 + 64}, 8192),  # more columns than 256 MiB hold
+        ({"N": 8193}, 7936),  # the last panel has 257 columns, and not one
+        ({"N": 8192 + 63}, 7936),
         ({"batches": 2}, 4096),
         ({"N": 300}, 300),
         ({"batches": 33}, 0),  # a panel of 256 columns would be too large

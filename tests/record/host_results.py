@@ -237,7 +237,8 @@ def _columns_tf32(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(B)
 
         def work() -> None:
-            result._memory[...] = B._memory * np.float32(1 + 0.72134752 / 2048)  # as rounded_tf32 of the kernel
+            rounded = np.ascontiguousarray(B._memory * np.float32(1 + 0.72134752 / 2048))  # as exact_tf32 of the kernel
+            result._memory[...] = (rounded.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
         stand_in.do(work)
         return result
