@@ -539,7 +539,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
   } else {
     more_registers<224>();
-    // These 16 rows belong to one row tile.
     const int warp_row = (kLow ? 0 : warpgroup * 64) + warp * 16, row_tile = warp_row / kRowTileHeight;
     Ring<kStages> ring;
     Ring<kTiles> tiles;

@@ -524,10 +524,9 @@ def skip_ahead_of_time(config: Config) -> bool:
     """Return whether this kernel is left out when kernels are compiled ahead of time, unless all are requested."""
     if isinstance(config, GemmSm90):
         usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
-        few_columns = (
-            config.tile_n != 256 or config.tile_m != 128 or (config.types.a == "f32") != (config.types.c == "f32")
-        )
-        return not usual or few_columns or config.tail > 0 or config.store == "columns"
+        narrow = config.tile_n != 256 and config.tile_m == 128
+        widened = (config.types.a == "f32") != (config.types.c == "f32")
+        return not usual or narrow or widened or config.tail > 0 or config.store == "columns"
     if isinstance(config, GemmTurnedSm90):
         return not config.wide
     return isinstance(config, GemmSimt | Spmv | GemmFew) and config.types.index == "i64"

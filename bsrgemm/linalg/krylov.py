@@ -79,6 +79,8 @@ class _System:
         check_norms(size, self.b, float(atol), self._counts)
         #: the norm of each column, and what that of its residual must come down to
         self.size, self.enough = size, np.maximum(float(rtol) * size, float(atol))
+        #: whether the first residual is b
+        self.from_zero = x0 is None
         zero = np.asarray(size) == 0
         if x0 is not None and zero.any():  # the solution for zeros is 0, as in scipy
             self.x = self.xp.where(self.backend.from_host(zero), self.b, self.x)
@@ -120,6 +122,11 @@ class _System:
     def residual(self) -> Array:
         return self.b - self.multiply(self.x)
 
+    def residual_and_norm(self) -> tuple[Array, Any]:
+        """The residual, and its norm for each column on the host."""
+        r = self.residual()
+        return r, self.host(self.norm(r))
+
     def done(self, r: Array) -> Any:
         """Which columns are solved, by the norms of these residuals; one read on the host."""
         return self.host(self.norm(r)) <= self.enough
@@ -130,8 +137,7 @@ class _System:
 
     def finish(self, steps: int, broken: str | None = None, more: str = "") -> tuple[Array, int]:
         """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too."""
-        r = self.residual()
-        size = self.host(self.norm(r))
+        r, size = self.residual_and_norm()
         if (size <= self.enough).all():
             return self.x, 0
         worst = int(np.argmax(np.where(np.isfinite(size), size - self.enough, math.inf)))
@@ -277,9 +283,8 @@ def _iterated(
     some = Iterations(kind, s, operands, graph and callback is None and capturable(s.backend, *operands))
     unit = np.finfo(s.b.dtype).eps
     steps, broken = 0, None
-    for _ in range(RESTARTS + 1):
-        r = s.residual()
-        size = s.host(s.norm(r))
+    for attempt in range(RESTARTS + 1):
+        r, size = (s.b, s.size) if attempt == 0 and s.from_zero else s.residual_and_norm()
         if (size <= s.enough).all() or steps >= s.maxiter:
             broken = None
             break

@@ -141,10 +141,12 @@ def test_tf32_by_copies_of_panels(most, rng, monkeypatch) -> None:
     wide = put(rng.integers(-2, 3, (2, A._shape[1], 299)).astype(F32))
     launched: list[str] = []
     load = jit.load
-    monkeypatch.setattr(jit, "load", lambda spec, arch: launched.append(spec.entry) or load(spec, arch))
     for B, panels in ((wide[0, :, :296], 2), (wide[:, :, :297], 5), (wide[0, :, ::3], 1)):
         out = put(np.full((*B.shape[:-2], A._shape[0], B.shape[-1]), 7, F32))
-        with emulator.few_ctas(most) if most else nullcontext():
+        with (
+            emulator.few_ctas(most) if most else nullcontext(),
+            patch.object(jit, "load", lambda spec, arch: launched.append(spec.entry) or load(spec, arch)),
+        ):
             A._backend, A._matrix_cache = HOST, None
             launch.product(ProductCall(A, B, out, F32, 1, 1, tf32=True))
         np.testing.assert_array_equal(out, 7 + A.dense @ np.asarray(B))

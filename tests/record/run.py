@@ -54,7 +54,7 @@ _RACES = (
     "or (odd_lengths and 129-256 and not BackwardSm80) or (on_a_card and 0-129) "
     "or (backward_fused and float16-129 and not bfloat16) or (blocks_and_widths and 48 and not bfloat16) "
     "or (at_once and 70-30) or (tiles_of_a_list and CF and float16 and not bfloat16) or (list_are_those and int32) "
-    "or order_is_that or (advance_is_that and 0-float64)"
+    "or order_is_that or (advance_is_that and 0-float64) or (column_major_operand and 48) or (copy_of_any and 48)"
 )
 #: Under memcheck tests take seconds too: those that go to the edges of their operands, one or two for each kernel.
 _MEMORY = (
@@ -71,12 +71,16 @@ _MEMORY = (
     "or beyond_the_capacity or (on_a_card and 129) or (backward_fused and 129 and not bfloat16) "
     "or (blocks_and_widths and 48 and not bfloat16) or (at_once and 70-30) or (what_the_host_stores and 80) "
     "or (tiles_of_a_list and CF and float16 and not bfloat16) or (list_are_those and int32) or order_is_that "
-    "or (inner_products_are and 1-) or (its_ratio_from and 1-) or (advance_is_that and 1-float64)"
+    "or (inner_products_are and 1-) or (its_ratio_from and 1-) or (advance_is_that and 1-float64) "
+    "or (column_major_operand and 48) or (copy_of_any and 64) or every_element_rounded"
 )
 #: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention, gemm_sm90
 #: and gemm_turned_sm90. It takes a copy of less than 16 bytes to shared memory (cp.async with a source size) for one of
 #: 16, as at the end of A in spmm.
-_UNSEEN = "test_attention or through_shared_memory or blocks_and_widths or reads_nothing_outside"
+_UNSEEN = (
+    "test_attention or through_shared_memory or blocks_and_widths or reads_nothing_outside or column_major_operand "
+    "or copy_of_any"
+)
 _WRITTEN = f"({_MEMORY}) and not ({_UNSEEN})"
 
 
