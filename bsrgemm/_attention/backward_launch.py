@@ -305,7 +305,7 @@ def _packed(call: BackwardCall, lists: _Lists, acc: str, statistics: int) -> byt
         attention=attention, dout=call.dout.data.ptr, statistics=statistics, dq=call.dq.data.ptr, dk=call.dk.data.ptr,
         dv=call.dv.data.ptr, dout_strides=strides_of(call.dout), dq_strides=strides_of(call.dq),
         dk_strides=strides_of(call.dk), dv_strides=strides_of(call.dv), factor=call.scale,
-        inverse_cap=1 / cap if call.softcap is not None else 0.0,
+        inverse_cap=0.0 if call.softcap is None else min(1 / cap, 1e38),  # more does not fit into float32
     )  # fmt: skip
 
 
