@@ -6,6 +6,7 @@ C order, and no scaling. Everything else is compiled when it is first used, or b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ _BLOCKS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128)
 _COLUMNS = (1, 4, 16, 64, 128, 1024, 4096)
 #: Stored blocks of a block row: a grid of finite elements, and a pruned layer.
 _ROW = 27
-_ROWS = 65536
+#: Rows of a large and of a small matrix.
+_ROWS = (65536, 8192)
 #: Sizes of heads, and of the query heads of a group, that are common in language models.
 _HEADS, _GROUPS = (64, 128), (1, 32)
 #: Queries (all heads of all sequences), and keys: a prompt, and a few tokens.
@@ -50,8 +52,8 @@ def common_configs(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any
 def _products(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
     out = result_dtype(dtype, dtype)
     names = element_types.types(dtype, dtype, out, accumulator_dtype(out), _INDEX)
-    for side in _BLOCKS:
-        rows = max(64, _ROWS // side)
+    for side, all_rows in itertools.product(_BLOCKS, _ROWS):
+        rows = max(64, all_rows // side)
         for columns in _COLUMNS:
             counts = (rows, rows, rows * min(_ROW, rows // 4))
             yield heuristics.gemm(

@@ -135,9 +135,14 @@ class _System:
         """``a / b``, and 0 where b is 0: a column that is solved stays as it is."""
         return self.backend.safe_ratio(a, b)
 
-    def finish(self, steps: int, broken: str | None = None, more: str = "") -> tuple[Array, int]:
-        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too."""
-        r, size = self.residual_and_norm()
+    def finish(
+        self, steps: int, broken: str | None = None, more: str = "", known: tuple[Array, Any] | None = None
+    ) -> tuple[Array, int]:
+        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too.
+
+        `known` is the residual of x with its norm, if it was computed before.
+        """
+        r, size = known or self.residual_and_norm()
         if (size <= self.enough).all():
             return self.x, 0
         worst = int(np.argmax(np.where(np.isfinite(size), size - self.enough, math.inf)))
@@ -282,11 +287,11 @@ def _iterated(
     check_callback(callback)
     some = Iterations(kind, s, operands, graph and callback is None and capturable(s.backend, *operands))
     unit = np.finfo(s.b.dtype).eps
-    steps, broken = 0, None
+    steps, broken, known = 0, None, None
     for attempt in range(RESTARTS + 1):
         r, size = (s.b, s.size) if attempt == 0 and s.from_zero else s.residual_and_norm()
         if (size <= s.enough).all() or steps >= s.maxiter:
-            broken = None
+            broken, known = None, (r, size)
             break
         some.step.restart(r)
         some.step.watch(size, s.enough)
@@ -310,7 +315,7 @@ def _iterated(
         if broken is not None and broken not in kind.curable:
             break
     s.x = some.end()
-    return s.finish(steps, broken)
+    return s.finish(steps, broken, known=known)
 
 
 def _largest(x: Any) -> float:
