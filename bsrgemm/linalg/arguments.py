@@ -63,8 +63,6 @@ def check_norms(size: Any, b: Any, atol: float, counts: Callable[[Any], Any]) ->
 
 def worst_ratio(size: Any, enough: Any) -> float:
     """How many times as large as wanted the residual of the worst column is; a residual of 0 is never too large."""
-    if np.ndim(size) == 0:  # the GPU waits meanwhile
-        return 0.0 if size == 0 else float(size / enough)
     return float(np.max(np.where(size == 0, 0, size / enough), initial=0))
 
 
@@ -95,12 +93,6 @@ def failures(numbers: Any, enough: Any) -> Any:
 
 def breakdown(numbers: Any, enough: Any) -> str | None:
     """The first of the failures of all columns, in the order of `BREAKDOWNS`, or None."""
-    if np.ndim(numbers[0]) == 0:  # one column; the GPU waits meanwhile
-        size, by_matrix, by_preconditioner = map(float, numbers)
-        if size <= enough and math.isfinite(size):
-            return None
-        order = (not math.isfinite(size), by_preconditioner <= 0, by_matrix <= 0)
-        return next((text for text, failed in zip(BREAKDOWNS[1:], order, strict=True) if failed), None)
     found = np.atleast_1d(failures(numbers, enough))
     found = found[found > 0]
     return BREAKDOWNS[int(found.min())] if found.size else None

@@ -304,9 +304,9 @@ def _iterated(
                 if callback is not None:
                     callback(s.x)
                 broken, solved = kind.verdict(found, s.enough)
-                left.append(_largest(found[0] / s.enough))
+                left.append(float(np.max(found[0] / s.enough)))
                 if show:
-                    print(f"{s.method}: iteration {steps}, norm of the residual {_largest(found[0]):.3e}")
+                    print(f"{s.method}: iteration {steps}, norm of the residual {float(np.max(found[0])):.3e}")
                 over.append(worst_ratio(found[0], s.enough))
                 ended = broken is not None or solved or stalled(over, unit)
                 if ended:
@@ -316,11 +316,6 @@ def _iterated(
             break
     s.x = some.end()
     return s.finish(steps, broken, known=known)
-
-
-def _largest(x: Any) -> float:
-    """The largest of the numbers of all columns. With one column it takes no call of NumPy: the GPU waits meanwhile."""
-    return float(x) if np.ndim(x) == 0 else float(np.max(x))
 
 
 @_quietly

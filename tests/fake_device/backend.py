@@ -111,11 +111,11 @@ class _Foreign(_spbase):
 
     def todia(self, copy: bool = False) -> _Foreign:
         if self.format != "dia":
-            raise NotImplementedError
+            raise NotImplementedError  # cupyx has no such conversion
         return self
 
     def tolil(self, copy: bool = False) -> NoReturn:
-        raise NotImplementedError
+        raise NotImplementedError  # cupyx has none of these formats
 
     tobsr = todok = tolil
 

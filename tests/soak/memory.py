@@ -43,7 +43,7 @@ class Allocator:
         return bool(self.failing) and self.requests >= self.failing
 
     def live(self) -> int:
-        """How much memory is in use."""
+        """How much memory is in use; each kind of allocator has its own count."""
         raise NotImplementedError
 
 
