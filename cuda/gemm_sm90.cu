@@ -10,6 +10,10 @@
 // a warpgroup whose row tile lacks a block skips the stage. Smaller row tiles share a warpgroup: A goes through
 // registers, which are zero where a row tile lacks the block. 0 x Inf is NaN, so sums that are not finite are
 // recomputed exactly.
+//
+// Float32 is multiplied as tf32 in two parts (PARTS = 2): B is a copy in two parts, one behind the other, and A is split
+// in registers. The tensor cores truncate what they add, so their sums extend over one stage only, and rounded
+// additions make the long sum.
 
 enum { kDirect, kRows, kColumns };  // how C is written: element by element, as tiles of rows, or as tiles of columns
 constexpr bool kATransposed = A_TRANSPOSED;  // a stored block is K x R: the product is with the transpose
@@ -19,6 +23,10 @@ constexpr int kStore = STORE;
 #ifndef TILE_M
 #define TILE_M 128
 #endif
+#ifndef PARTS
+#define PARTS 1
+#endif
+constexpr int kParts = PARTS;
 constexpr int kTileM = TILE_M;
 // A tile of 64 rows: both warpgroups multiply all of them, by half of the columns each.
 constexpr bool kLow = kTileM == 64;
@@ -28,22 +36,25 @@ constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
 constexpr int kUnit = 16 / sizeof(Element);      // elements of 16 bytes
 // From shared memory, a step of the ring has kDepth columns of A. From registers, it has several chunks of kChunk columns.
 constexpr bool kFromRegisters = kRowTileHeight < 64;
+static_assert(kParts == 1 || (kFromRegisters && sizeof(Element) == 4), "A is split in registers");
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
 constexpr bool kFlat = FLAT;  // the part of a block for a row tile and a chunk is contiguous in memory
+constexpr bool kLines = kParts > 1 && !kFlat && kChunk == kStageK;  // or it has rows of 128 bytes
+constexpr bool kByEngine = kFlat || kLines;  // whether the copy engine copies such parts
 
 constexpr int kSums = kOwn / 2;                  // float32 sums per thread
 constexpr int kSlabs = kOwn / 64;                // slabs of 64 columns of C of a warpgroup
 // Whether fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
-constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32;
+constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32 && kParts == 1;
 constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that are stored late, as registers allow
-constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
+constexpr u32 kBytesA = kTileM * 128, kBytesB = kParts * kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C before they are stored
 // Bytes of one block for one row tile and chunk, if A goes through registers.
 constexpr u32 kPieceA = kRowTileHeight * kChunk * sizeof(Element);
 // The bytes of B that one step copies, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kTileN / 64;
 constexpr u32 kBytesK = (kFromRegisters ? kChunk : kStageK) * sizeof(Element);  // of a column of B, if K is the fastest index
-constexpr u32 kStepB = kBTransposed ? kTileN * kBytesK : kDepth * kTileN * sizeof(Element);
+constexpr u32 kPartB = kBTransposed ? kTileN * kBytesK : kDepth * kTileN * sizeof(Element), kStepB = kParts * kPartB;
 static_assert(!kFromRegisters || sizeof(Element) == 2 || (sizeof(Element) == 4 && !kATransposed && kBTransposed),
               "fragments of 16-bit floats, or of tf32 along K");
 static_assert(kStore == kDirect || sizeof(C) == 2, "tiles of 16-bit results");
@@ -285,12 +296,14 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
       wait(shared.empty[at], number / kStages % 2 ^ 1);
       if (lane == 0) {
         shared.present[at] = present;
-        barrier_expect(full, min(kChunks, chunks - c) * kStepB + (kFlat ? __popc(present) * kPieceA : 0));
+        barrier_expect(full, min(kChunks, chunks - c) * kStepB + (kByEngine ? __popc(present) * kPieceA : 0));
       }
       __syncwarp();
       if (my_row >= 0) copy_panel(problem, b, lane % kBoxes, my_row, tile, full, again);
       if constexpr (kFlat) {
         if (my_block >= 0) copy_tile(a + lane * kPieceA, &problem.a, 0, line, full, once);
+      } else if constexpr (kLines) {
+        if (my_block >= 0) copy_tile(a + lane * kPieceA, &problem.a, k0, my_block * R + sub, full, once);
       } else {
 #pragma unroll 1
         for (u32 left = present; left; left &= left - 1) {
@@ -323,63 +336,86 @@ __device__ __forceinline__ u32 fragment_offset(int row_tile, int m, int step, in
   const int x = kATransposed ? m + lane / 8 % 2 * 8 : (step * 2 + lane / 16) * kUnit;
   constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
   const u32 line = row_tile * kPieceA + (y * kWidth + x) * sizeof(Element);
-  return kFlat ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / kUnit * kHigh + y) * 16;
+  return kByEngine ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / kUnit * kHigh + y) * 16;
 }
 
-__device__ __forceinline__ void load_rounded(u32 (&x)[4], u32 from) {
-  load_matrix_x4<kATransposed>(x, from);
-  if constexpr (sizeof(Element) == 4) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = rounded_tf32(x[i]);
-  }
+// x = high + low: `high`, which replaces x, is x rounded to nearest with 11 bits, `low` is the remainder, of whose 12
+// bits the tensor cores truncate the last. Numbers that round to infinity, and infinity itself, give infinity and NaN.
+__device__ __forceinline__ void split(u32& x, u32& low) {
+  const f32 whole = __uint_as_float(x);
+  x = (x + 0x1000u) & 0xffffe000u;
+  low = __float_as_uint(whole - __uint_as_float(x));
 }
+
+// A stage's part of A in registers, for the 16 rows of a warp: as it is, rounded to tf32, or in two parts of tf32.
+struct Fragments {
+  static constexpr int kSteps = kChunk / MMA_K;
+  u32 present;  // of all row tiles and chunks
+  u32 x[kChunks][kSteps][kParts][4];
+
+  // `offsets` are those of the 16 bytes that a lane reads for each step.
+  __device__ __forceinline__ void load(Shared& shared, Ring<kStages>& at, int row_tile, const u32 (&offsets)[kSteps]) {
+    wait(shared.full[at.at], at.phase);
+    present = __shfl_sync(0xffffffffu, shared.present[at.at], 0);
+    const u32 a = shared_address(shared.a[at.at]);
+#pragma unroll
+    for (int q = 0; q < kChunks; ++q) {
+      if (present >> (q * kRowTiles + row_tile) & 1) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) load_step(x[q][step], a + q * (kRowTiles * kPieceA) + offsets[step]);
+      } else {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+          for (int i = 0; i < 4 * kParts; ++i) x[q][step][i / 4][i % 4] = 0;
+      }
+    }
+    at.next();
+  }
+  static __device__ __forceinline__ void load_step(u32 (&y)[kParts][4], u32 from) {
+    load_matrix_x4<kATransposed>(y[0], from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kParts == 2) split(y[0][i], y[kParts - 1][i]);
+      else if constexpr (sizeof(Element) == 4) y[0][i] = rounded_tf32(y[0][i]);
+    }
+  }
+  // Starts the products with a stage's part of B, which is at b. Sums that are not set are not read; returns whether
+  // they are set.
+  __device__ __forceinline__ bool multiply(float (&sums)[kSums], u32 b, int warpgroup, bool any) const {
+    constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
+    constexpr u32 kStep = kBTransposed ? 32 : 2048;
+    const u64 start = kBTransposed ? wgmma_descriptor(b, 16, kBytesK * 8, kBytesK)
+                                   : wgmma_descriptor(b, kChunk * 128, 1024);
+#pragma unroll
+    for (int q = 0; q < kChunks; ++q) {
+      if (!(present >> (q * kRowTiles + warpgroup * kRowTiles / 2) & kMine)) continue;
+      const u64 from = start + q * kStepB / 16;
+      wgmma_fence();
+      // The two small products come first: low times high, and high times low.
+#pragma unroll
+      for (int small = 0; small < 2 * (kParts - 1); ++small)
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step, any = true)
+          wgmma<!kBTransposed>(sums, any, x[q][step][1 - small], from + (small * kPartB + step * kStep) / 16);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step, any = true)
+        wgmma<!kBTransposed>(sums, any, x[q][step][0], from + step * kStep / 16);
+      wgmma_commit();
+    }
+    return any;
+  }
+};
 
 __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                                Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
-  constexpr int kSteps = kChunk / MMA_K;
-  constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
-  u32 fragment[kSteps];
+  u32 offsets[Fragments::kSteps];
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) fragment[step] = fragment_offset(row_tile, m, step, lane);
-  // A stage's part of A in registers, and which chunks have any blocks.
-  struct Fragments {
-    u32 present;
-    u32 x[kChunks][kSteps][4];
-  };
-  const auto load = [&](Fragments& f, Ring<kStages>& at) {
-    wait(shared.full[at.at], at.phase);
-    f.present = __shfl_sync(0xffffffffu, shared.present[at.at], 0);
-    const u32 a = shared_address(shared.a[at.at]);
-#pragma unroll
-    for (int q = 0; q < kChunks; ++q) {
-      if (f.present >> (q * kRowTiles + row_tile) & 1) {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-          load_rounded(f.x[q][step], a + q * (kRowTiles * kPieceA) + fragment[step]);
-      } else {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) f.x[q][step][i] = 0;
-      }
-    }
-    at.next();
-  };
+  for (int step = 0; step < Fragments::kSteps; ++step) offsets[step] = fragment_offset(row_tile, m, step, lane);
   const auto multiply = [&](const Fragments& f) {
-    const u32 b = shared_address(shared.b[ring.at]);
-    const u64 from = kBTransposed ? wgmma_descriptor(b, 16, kBytesK * 8, kBytesK)
-                                  : wgmma_descriptor(b, kChunk * 128, 1024);
-#pragma unroll
-    for (int q = 0; q < kChunks; ++q) {
-      if (!(f.present >> (q * kRowTiles + warpgroup * kRowTiles / 2) & kMine)) continue;
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-        wgmma<!kBTransposed>(sums, true, f.x[q][step], from + (q * kStepB + step * (kBTransposed ? 32 : 2048)) / 16);
-      wgmma_commit();
-    }
+    f.multiply(sums, shared_address(shared.b[ring.at]), warpgroup, true);
   };
   const auto release = [&] {
     wgmma_wait<0>();
@@ -389,10 +425,24 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
   };
   const int stages = ((tile.last - tile.first) * (problem.product.K / kChunk) + kChunks - 1) / kChunks;
   Ring<kStages> ahead = ring;
+  if constexpr (kParts == 2) {
+    for (int s = 0; s < stages; ++s) {
+      Fragments f;
+      f.load(shared, ahead, row_tile, offsets);
+      float part[kSums];
+      if constexpr (kClearsFirst) clear(part);
+      const bool any = f.multiply(part, shared_address(shared.b[ring.at]), warpgroup, kClearsFirst);
+      release();
+      if (!any) continue;
+#pragma unroll
+      for (int e = 0; e < kSums; ++e) sums[e] += part[e];
+    }
+    return;
+  }
   if constexpr (!kAhead) {
     for (int s = 0; s < stages; ++s) {
       Fragments f;
-      load(f, ahead);
+      f.load(shared, ahead, row_tile, offsets);
       multiply(f);
       leaving.step(problem, shared);
       release();
@@ -401,15 +451,15 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
   }
   // While one stage is multiplied, the fragments of the next are loaded.
   Fragments even, odd;
-  if (stages > 0) load(even, ahead);
+  if (stages > 0) even.load(shared, ahead, row_tile, offsets);
   for (int s = 0; s < stages; s += 2) {
     multiply(even);
-    if (s + 1 < stages) load(odd, ahead);
+    if (s + 1 < stages) odd.load(shared, ahead, row_tile, offsets);
     leaving.step(problem, shared);
     release();
     if (s + 1 == stages) break;
     multiply(odd);
-    if (s + 2 < stages) load(even, ahead);
+    if (s + 2 < stages) even.load(shared, ahead, row_tile, offsets);
     release();
   }
 }
@@ -495,15 +545,18 @@ __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int 
     const i64 k0 = i64(problem.schedule.columns[e]) * K;
     if (p < 0 || k0 >= product.block_cols * K) continue;
     const Element* a = product.data + p * R * K + (kATransposed ? row : row * K);
-    for (int k = 0; k < K; ++k)
-      sum = fmaf(load<f32>(a[k * (kATransposed ? R : 1)]), load<f32>(b[(k0 + k) * product.b_row]), sum);
+    for (int k = 0; k < K; ++k) {
+      f32 factor = load<f32>(b[(k0 + k) * product.b_row]);
+      if constexpr (kParts == 2) factor += load<f32>(b[(k0 + k) * product.b_row + product.N * product.b_col]);
+      sum = fmaf(load<f32>(a[k * (kATransposed ? R : 1)]), factor, sum);
+    }
   }
   return sum;
 }
 
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int s = 0; s < kStages; ++s) {
-    barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kFlat ? 1 : 1 + 32);
+    barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kByEngine ? 1 : 1 + 32);
     barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
   }
   for (int s = 0; s < kTiles; ++s) {

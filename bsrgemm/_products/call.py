@@ -41,6 +41,8 @@ class ProductCall:
     config: Gemm | None = None
     #: whether B may be copied if the product is faster with the copy
     may_copy: bool = True
+    #: for float32: 2 if B is a copy in two parts of tf32, of which `B` is the first
+    parts: int = 1
 
     @property
     def columns(self) -> int:

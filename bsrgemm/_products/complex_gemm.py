@@ -74,7 +74,6 @@ def product(call: ProductCall) -> None:
             alpha=alpha if straight else 1,
             transposed=call.transposed,
             tf32=call.tf32,
-            may_copy=False,
         )
     )
     if not straight:

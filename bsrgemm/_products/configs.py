@@ -81,6 +81,8 @@ class GemmSm90:
     section: int = 1024
     #: 128, or 64 for products of few tiles, in row tiles of 64 rows
     tile_m: int = 128
+    #: for float32: 2 if B is given in two parts of tf32, and A is split likewise
+    parts: int = 1
 
     threads = 384
 
@@ -90,8 +92,15 @@ class GemmSm90:
         return self.tile_m // self.row_tile_height
 
     @property
+    def lines(self) -> bool:
+        """For A in two parts: whether the part of a block that a step needs has rows of 128 bytes."""
+        return self.parts == 2 and not self.flat and self.depth * BYTES[self.types.a] == 128
+
+    @property
     def stages(self) -> int:
         """The number of pipeline stages: as many as fit into shared memory."""
+        if self.parts == 2:
+            return 4
         return {256: 4, 128: 6, 64: 8}[self.tile_n] if self.tile_m == 128 else {256: 4, 128: 8}[self.tile_n]
 
     def spec(self) -> KernelSpec:
@@ -115,6 +124,7 @@ class GemmSm90:
                 ("FLAT", int(self.flat)),
                 ("STAGES", self.stages),
                 *((("TILE_M", self.tile_m),) if self.tile_m != 128 else ()),
+                *((("PARTS", self.parts),) if self.parts != 1 else ()),
             ),
             (arguments.gemm_sm90(),),
         )
@@ -122,7 +132,7 @@ class GemmSm90:
     @property
     def shared_bytes(self) -> int:
         """The size of the kernel's struct Shared plus its alignment: at most 230,912 of the 232,448 bytes of a CTA."""
-        return 1024 + self.stages * 128 * (self.tile_m + self.tile_n) + 16 * 2048 + 512
+        return 1024 + self.stages * 128 * (self.tile_m + self.parts * self.tile_n) + 16 * 2048 + 512
 
     def group(self, K: int) -> int:
         """Return how many column tiles are processed together, for a B of K rows.
@@ -130,17 +140,19 @@ class GemmSm90:
         These are the tiles of one section, or fewer if their panels of B do not fit into 20 MiB of the L2 cache. At
         K = 8192 on an H200, sections of 2048 columns instead of 1024 cost 3-7 %, and sections of 4096 cost 20 %.
         """
-        return _column_tiles(self.section, self.tile_n, K * self.tile_n * BYTES[self.types.b])
+        return _column_tiles(self.section, self.tile_n, K * self.tile_n * self.parts * BYTES[self.types.b])
 
 
 @dataclass(frozen=True)
 class ColumnsTf32:
-    """A column-major copy of B, rounded to tf32, for GemmSm90; 64 x 64 elements at a time."""
+    """A column-major copy of B, rounded to tf32 or in two parts of tf32, for GemmSm90; 64 x 64 elements at a time."""
+
+    parts: int
 
     threads, side = 256, 64
 
     def spec(self) -> KernelSpec:
-        return KernelSpec("columns_tf32.cu", "columns_tf32", (), (arguments.COLUMNS_TF32,))
+        return KernelSpec("columns_tf32.cu", "columns_tf32", (("PARTS", self.parts),), (arguments.COLUMNS_TF32,))
 
     def grid(self, rows: int, columns: int, batches: int) -> tuple[int, int, int]:
         """Return the grid: tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from .heuristics import Problem, by_rows, sm80_serves, sm90_serves, tensor_cores_serve
+from .._kernels.element_types import BYTES
+from .configs import ColumnsTf32, Gemm
+from .heuristics import Problem, by_rows, gemm, sm80_serves, sm90_serves, tensor_cores_serve
 
-#: A copy of B pays if the number of elements of A times the number of columns of B is at least this: with aligned rows,
-#: or by columns.
-_WORTH_A_COPY, _WORTH_COLUMNS = 1 << 22, 1 << 32
-#: A copy by columns pays if a column of A has at least so many stored elements, in row tiles of 16 rows and in larger
-#: ones. Each element of the copy is used as often.
-_USES_OF_16, _USES = 192, 512
+#: A copy of B with aligned rows pays if the number of elements of A times the number of columns of B is at least this.
+_WORTH_A_COPY = 1 << 22
+#: A copy by columns pays, by its number of parts, if that product is at least the first number, and if a column of A
+#: has at least so many stored elements, in blocks of 16, 32 and 64 n rows. Each element of the copy is used as often.
+_WORTH_COLUMNS = {1: (1 << 32, 192, 512, 512), 2: (1 << 29, 128, 448, 256)}
+#: It pays for no fewer columns: tiles of gemm_sm90 would be empty in part.
+_LEAST_COLUMNS = 96
 #: A copy by columns has at most so many bytes; the product is computed in panels if B has more.
 _PANEL_BYTES = 256 << 20
 #: The number of columns of a panel is a multiple of this.
@@ -41,12 +44,23 @@ def wants_aligned_rows(problem: Problem) -> bool:
     return tensor_cores_serve(aligned) and (sm90_serves(aligned) or sm80_serves(aligned))
 
 
+def column_kernels(problem: Problem) -> tuple[ColumnsTf32, Gemm]:
+    """Return the kernels of a product with copies by columns: the one that copies, and the one that multiplies."""
+    parts = _parts(problem)
+    return ColumnsTf32(parts), gemm(replace(problem, b_order="F", parts=parts))
+
+
+def _parts(problem: Problem) -> int:
+    """Return the number of parts of a copy by columns: tf32 takes one, float32 two."""
+    return 1 if problem.tf32 else 2
+
+
 @lru_cache(maxsize=1024)
-def tf32_panel(problem: Problem) -> int:
+def column_panel(problem: Problem) -> int:
     """Return how many columns of B are copied at a time, column by column, or 0 if the product is faster with B itself.
 
-    Hopper's tensor cores read tf32 along K only; with a row-major B, gemm_sm80 computes the product. TFLOP/s on an
-    H200, n = 8192, density 0.22, by gemm_sm80 / by gemm_sm90 with the time of the copy:
+    Hopper's tensor cores read tf32 along K only, and float32 in two parts of tf32; with any other B, gemm_sm80 computes
+    the product. TFLOP/s on an H200, n = 8192, density 0.22, by gemm_sm80 / by gemm_sm90 with the time of the copy:
 
     ========  =========  =========  =========
     16        32         64         128
@@ -62,19 +76,23 @@ def tf32_panel(problem: Problem) -> int:
     >>> sizes = {"R": 32, "K": 32, "N": 8192, "batches": 1, "block_rows": 256, "block_cols": 256, "blocks": 14400}
     >>> layout = {"transposed": False, "b_order": "C", "c_order": "C", "overwrite": True, "aligned": True, "tf32": True}
     >>> usual = Problem("sm_90a", names, **sizes, **layout)
-    >>> [tf32_panel(replace(usual, **x)) for x in ({}, {"b_order": "F"}, {"blocks": 3000}, {"batches": 4})]
-    [8192, 0, 0, 2048]
+    >>> [column_panel(replace(usual, **x)) for x in ({}, {"b_order": "F"}, {"blocks": 3000}, {"tf32": False})]
+    [8192, 0, 0, 4096]
     """
-    turned = replace(problem, b_order="F")
+    parts = _parts(problem)
+    turned = replace(problem, b_order="F", parts=parts)
     work = problem.blocks * problem.R * problem.K * problem.N * problem.batches
     uses = problem.blocks * problem.R / max(1, problem.block_cols)
-    if not problem.tf32 or problem.b_order == "F" or work < _WORTH_COLUMNS:
+    least, *least_uses = _WORTH_COLUMNS[parts]
+    if not problem.types.of_one("f32") or (problem.tf32 and problem.b_order == "F") or work < least:
         return 0
-    if uses < (_USES if problem.R % 32 == 0 else _USES_OF_16):
+    if problem.N < _LEAST_COLUMNS:
+        return 0
+    if uses < least_uses[(problem.R % 32 == 0) + (problem.R % 64 == 0)]:
         return 0
     if not tensor_cores_serve(turned) or by_rows(turned) or not sm90_serves(turned):
         return 0
-    column = problem.block_cols * problem.K * problem.batches * 4
+    column = problem.block_cols * problem.K * problem.batches * parts * BYTES["f32"]
     if problem.N * column <= _PANEL_BYTES:
         return problem.N
     most = _PANEL_BYTES // column // _PANEL_COLUMNS * _PANEL_COLUMNS

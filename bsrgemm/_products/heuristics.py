@@ -93,10 +93,14 @@ class Problem:
     aligned: bool
     #: for float32: whether factors may be rounded to tf32
     tf32: bool = False
+    #: for float32: 2 if B is given in two parts of tf32, for Hopper's tensor cores
+    parts: int = 1
 
 
 def gemm(problem: Problem) -> Gemm:
     """Return the kernel for a product with a dense right-hand side: a tensor-core kernel if one can compute it."""
+    if problem.parts == 2:
+        return gemm_sm90(problem)  # no other kernel reads B in parts
     if few_serves(problem):
         return GemmFew(problem.types, problem.b_order == "F")
     if tensor_cores_serve(problem) and not by_rows(problem):
@@ -273,7 +277,7 @@ def sm90_serves(problem: Problem) -> bool:
     straight = not problem.transposed and problem.b_order == "F"
     if names.a == "e4m3":
         return straight and problem.R % 64 == 0 and problem.K % 32 == 0 and names.c in ("f16", "bf16", "f32")
-    tf32 = problem.tf32 and names.a == names.c == "f32"
+    tf32 = (problem.tf32 or problem.parts == 2) and names.a == names.c == "f32"
     return straight and tf32 and problem.R % 16 == 0 and problem.K % 8 == 0
 
 
@@ -283,10 +287,10 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
     Row tiles are as high as the block size allows. From 64 rows on, A is not passed through registers. With 128 rows,
     a tile has one row tile, so that no block columns of several row tiles have to be merged. A stage of the pipeline
     holds 128 bytes along K. A block whose K is not a multiple of that is processed in equal shorter steps if possible,
-    otherwise in full steps and a shorter last one, the tail.
+    otherwise in full steps and a shorter last one, the tail. Float32 in two parts always passes A through registers.
     """
     names, R, K, N = problem.types, problem.R, problem.K, problem.N
-    row_tile_height = next(h for h in (128, 64, 32, 16) if R % h == 0)
+    row_tile_height = next(h for h in (128, 64, 32, 16) if R % h == 0 and (problem.parts == 1 or h < 64))
     full = 128 // BYTES[names.a]
     if row_tile_height < 64:
         depth = next(d for d in (full, full // 2, full // 4) if K % d == 0)
@@ -295,14 +299,16 @@ def gemm_sm90(problem: Problem) -> GemmSm90:
         steps = (full, 3 * full // 4, full // 2) if names.a in ("f16", "bf16") else (full,)
         depth = K if full > K and names.a in ("f16", "bf16") else next((d for d in steps if K % d == 0), full)
         tail = K % depth
-    row_tile_height, tile_m, tile_n = tile_shape(problem.block_rows * R, N, problem.batches, row_tile_height)
+    tile_m, tile_n = 128, 128
+    if problem.parts == 1:
+        row_tile_height, tile_m, tile_n = tile_shape(problem.block_rows * R, N, problem.batches, row_tile_height)
     pieces = problem.overwrite and names.c in ("f16", "bf16")
     store = {"C": "rows", "F": "columns"}.get(problem.c_order, "direct") if pieces else "direct"
     flat = row_tile_height < 64 and (row_tile_height == R if problem.transposed else depth == K)
     wide = problem.b_order == "C" and N % 64 == 0
     return GemmSm90(
         names, row_tile_height, tile_n, depth, tail, problem.transposed, problem.b_order == "F", store, wide, flat,
-        tile_m=tile_m,
+        tile_m=tile_m, parts=problem.parts,
     )  # fmt: skip
 
 
@@ -524,7 +530,7 @@ def skip_ahead_of_time(config: Config) -> bool:
     """Return whether this kernel is left out when kernels are compiled ahead of time, unless all are requested."""
     if isinstance(config, GemmSm90):
         usual = config.depth * BYTES[config.types.a] == 128 if config.row_tile_height >= 64 else config.flat
-        narrow = config.tile_n != 256 and config.tile_m == 128
+        narrow = config.tile_n != 256 and config.tile_m == 128 and config.parts == 1
         widened = (config.types.a == "f32") != (config.types.c == "f32")
         return not usual or narrow or widened or config.tail > 0 or config.store == "columns"
     if isinstance(config, GemmTurnedSm90):
@@ -562,6 +568,8 @@ def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
                     yield config
                     if row_tile_height == 64 and tile_n > 64:
                         yield replace(config, tile_m=64)
+                    if not half and row_tile_height < 64 and tile_n == 128:
+                        yield replace(config, parts=2)
 
 
 def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
@@ -639,7 +647,7 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
         yield from (RowMatching("row_bits", element(index)), WorkListKernel(element(index)))
         yield from (SampledTiles(g, w, element(index)) for g, w in itertools.product((2, 4, 8), (2, 4, 8, 16)))
     yield from map(RowMatching, ("overlaps", "match_rows"))
-    yield ColumnsTf32()
+    yield from map(ColumnsTf32, (1, 2))
     if np.dtype(np.uint8) in dtypes:
         yield from _fp8_configs()
     for dtype in dtypes:

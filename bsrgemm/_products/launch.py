@@ -193,7 +193,8 @@ def product(call: ProductCall) -> Launch | None:
     B, out = call.B, call.out
     key = (
         call.matrix._shape, B.data.ptr, B.shape, B.strides, B.dtype, out.data.ptr, out.shape, out.strides, out.dtype,
-        call.acc, call.beta == 0, call.transposed, call.tf32, call.fp8, call.config, call.may_copy, forced_kernel.name,
+        call.acc, call.beta == 0, call.transposed, call.tf32, call.parts, call.fp8, call.config, call.may_copy,
+        forced_kernel.name,
         cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     launch = cache.launches.get(key)
@@ -215,7 +216,8 @@ def _plan_key(call: ProductCall, orders: tuple[str, str]) -> tuple[Any, ...]:
     """Return the key of a plan: everything on which it depends except the arrays of the matrix, which owns the plan."""
     return (
         call.matrix._shape, call.B.dtype, call.out.dtype, call.acc, call.columns, call.batches, orders, call.beta == 0,
-        call.transposed, call.tf32, call.fp8, call.config, forced_kernel.name, cupy.cuda.runtime.getDevice(),
+        call.transposed, call.tf32, call.parts, call.fp8, call.config, forced_kernel.name,
+        cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
 
 
@@ -261,6 +263,7 @@ def problem_of(cache: MatrixCache, call: ProductCall, orders: tuple[str, str] = 
         overwrite=bool(call.beta == 0),
         aligned=cache.pointer % 16 == 0,
         tf32=call.tf32,
+        parts=call.parts,
     )
 
 
@@ -439,7 +442,7 @@ def _block_map(cache: MatrixCache, config: GemmSm90 | GemmTurnedSm90) -> bytes:
     dims, strides, box, swizzle = (cols, blocks * rows), (cols * data.itemsize,), (128 // data.itemsize, height), "128B"
     if isinstance(config, GemmTurnedSm90):
         box, swizzle = (config.line // data.itemsize, height), f"{config.line}B"
-    elif height < 64:
+    elif height < 64 and not config.lines:
         if not config.flat:
             return bytes(TENSOR_MAP_BYTES)
         line = 128 // data.itemsize
@@ -458,7 +461,7 @@ def _operand_maps(config: Gemm, B: Array, out: Array) -> tuple[Layout | None, La
         return None, None
     if config.b_transposed:
         row = B.itemsize * config.depth if config.row_tile_height < 64 else 128
-        found = _map(B, True, (row // B.itemsize, config.tile_n, 1), f"{row}B")
+        found = _map(B, True, (row // B.itemsize, config.tile_n, config.parts), f"{row}B", parts=config.parts)
     else:
         found = _map(B, False, (64, config.depth, config.tile_n // 64 if config.wide else 1), "128B", config.wide)
     if config.store == "rows":
@@ -468,16 +471,21 @@ def _operand_maps(config: Gemm, B: Array, out: Array) -> tuple[Layout | None, La
     return found, None
 
 
-def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False) -> Layout:
+def _map(
+    x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False, parts: int = 1
+) -> Layout:
     """Return the tensor map, in four dimensions, of a batch of row-major or column-major matrices.
 
     With `slabs`, a row-major matrix is divided into slabs of 64 columns, so that one copy can bring several of them.
+    With two `parts`, the second part of a column-major matrix lies behind the first, and one copy brings both.
     """
     rows, cols = x.shape[-2:]
     dims, pitch = ((rows, cols), x.strides[-1]) if columns else ((cols, rows), x.strides[-2])
     count, slab_pitch = 1, pitch
     if slabs:
         dims, count, slab_pitch = (64, rows), cols // 64, 64 * x.itemsize
+    elif parts == 2:
+        count, slab_pitch = 2, cols * pitch
     batches, batch_pitch = (x.shape[0], x.strides[0]) if x.ndim == 3 and x.shape[0] > 1 else (1, pitch)
     pitches = (pitch, slab_pitch, batch_pitch)
     return Layout(tensor_map.dtype_name(x.dtype), (*dims, count, batches), pitches, (*box, 1), swizzle)
@@ -485,12 +493,16 @@ def _map(x: Array, columns: bool, box: tuple[int, int, int], swizzle: str, slabs
 
 def _by_copies(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> bool:
     """Start the product with a copy of B, or with copies of its panels, if that is faster; tell whether it was."""
-    width = _tf32_panel(cache, call, orders)
-    for first in range(0, call.columns, width) if width else ():
-        B, out = (x[..., first : first + width] for x in (call.B, call.out))
-        product(replace(call, B=_columns_tf32(B), out=out, may_copy=False))
-    if width or orders[0]:
-        return width > 0
+    width, parts = _column_panel(cache, call, orders), 1 if call.tf32 else 2
+    if width:
+        size = parts * call.B[..., :width].size
+        room = workspace.retain_for_graph(lambda: cupy.empty(size, call.B.dtype))  # one panel is copied after the other
+        for first in range(0, call.columns, width):
+            B, out = (x[..., first : first + width] for x in (call.B, call.out))
+            product(replace(call, B=_columns_tf32(B, parts, room), out=out, parts=parts, may_copy=False))
+        return True
+    if orders[0]:
+        return False
     readable = _with_aligned_rows(cache, call, orders[1])
     if readable is call.B:
         return False
@@ -498,27 +510,37 @@ def _by_copies(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -
     return True
 
 
-def _tf32_panel(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> int:
-    """Return how many columns of B are copied at a time for a product in tf32; 0 if B is not copied."""
-    if not call.tf32 or orders[0] == "F" or call.config is not None or forced_kernel.name is not None:
+def _column_panel(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> int:
+    """Return how many columns of B are copied at a time for a product in float32; 0 if B is not copied by columns."""
+    if (
+        call.acc != np.float32
+        or call.B.dtype != np.float32
+        or call.config is not None
+        or forced_kernel.name is not None
+    ):
         return 0
-    return copies.tf32_panel(problem_of(cache, call, orders))
+    problem = problem_of(cache, call, orders)
+    width = copies.column_panel(problem)
+    return width if width and measured.choice(problem) is None else 0
 
 
-def _columns_tf32(B: Array) -> Array:
-    """Return a column-major copy of B, rounded to tf32."""
+def _columns_tf32(B: Array, parts: int, room: Array) -> Array:
+    """Copy B to `room` column by column and return the copy: rounded to tf32, or the first of two parts of tf32.
+
+    The second part lies behind the first.
+    """
     batches = B.shape[0] if B.ndim == 3 else 1
     rows, columns = B.shape[-2:]
-    copy = workspace.retain_for_graph(lambda: cupy.empty((*B.shape[:-2], columns, rows), B.dtype))
+    copy = room[: parts * B.size].reshape(*B.shape[:-2], parts, columns, rows)
     steps = [step // B.itemsize for step in B.strides]
     packed = arguments.COLUMNS_TF32.pack(
         **{"from": B.data.ptr}, to=copy.data.ptr, batch=steps[0] if B.ndim == 3 else 0, row=steps[-2],
         column=steps[-1], rows=rows, columns=columns, batches=batches,
     )  # fmt: skip
-    config = ColumnsTf32()
+    config = ColumnsTf32(parts)
     kernel = jit.load(config.spec(), jit.device_target())
     kernel(config.grid(rows, columns, batches), (config.threads,), (jit.argument(packed),))
-    return copy.swapaxes(-1, -2)
+    return copy[..., 0, :, :].swapaxes(-1, -2)
 
 
 def _with_aligned_rows(cache: MatrixCache, call: ProductCall, c_order: str) -> Array:

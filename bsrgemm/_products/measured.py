@@ -32,13 +32,18 @@ def choice(problem: heuristics.Problem) -> configs.Gemm | None:
     return next((c for c in heuristics.candidates(problem) if _described(c) == stored), None)
 
 
-def keep(problem: heuristics.Problem, config: configs.Gemm) -> Path:
-    """Store the kernel of a problem in this process and on disk; raise OSError if the file cannot be written."""
+def keep(problem: heuristics.Problem, config: configs.Gemm | None) -> Path:
+    """Store the kernel of a problem in this process and on disk; raise OSError if the file cannot be written.
+
+    None removes what was stored, so that the rules choose.
+    """
     where = path()
     with _lock:
         _loaded.pop(where, None)
         entries = dict(_read(where))
-        entries[signature(problem)] = _described(config)
+        entries.pop(signature(problem), None)
+        if config is not None:
+            entries[signature(problem)] = _described(config)
         disk_cache.write(where.parent, where.name, json.dumps(entries, indent=1, sort_keys=True).encode())
         _loaded[where] = entries
     return where

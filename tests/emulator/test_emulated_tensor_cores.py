@@ -130,40 +130,100 @@ def test_tf32(block, columns, rng) -> None:
     np.testing.assert_array_equal(out, want)
 
 
-@pytest.mark.parametrize("most", [None, 1], ids=["a whole grid", "one CTA along each side"])
-def test_tf32_by_copies_of_panels(most, rng, monkeypatch) -> None:
-    for name in ("_WORTH_COLUMNS", "_USES", "_USES_OF_16"):
-        monkeypatch.setattr(copies, name, 0)
+@pytest.fixture
+def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Copies by columns pay for every matrix; with more than 100,000 bytes they come in panels."""
+    monkeypatch.setattr(copies, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
+    monkeypatch.setattr(copies, "_LEAST_COLUMNS", 1)
     monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000)
     monkeypatch.setattr(copies, "_PANEL_COLUMNS", 64)
-    copies.tf32_panel.cache_clear()
-    A = Matrix(rng, (32, 40), F32, cols=3)
-    wide = put(rng.integers(-2, 3, (2, A._shape[1], 299)).astype(F32))
+    copies.column_panel.cache_clear()
+    yield
+    copies.column_panel.cache_clear()
+
+
+def by_copies(A: Matrix, B: Array, out: Array, beta: float = 0.0, tf32: bool = False) -> list[str]:
+    """out = A @ B + beta * out by copies of B; the kernels that were launched."""
     launched: list[str] = []
     load = jit.load
+    with patch.object(jit, "load", lambda spec, arch: launched.append(spec.entry) or load(spec, arch)):
+        A._backend, A._matrix_cache = HOST, None
+        launch.product(ProductCall(A, B, out, F32, 1, beta, tf32=tf32))
+    return launched
+
+
+@pytest.mark.parametrize("most", [None, 1], ids=["a whole grid", "one CTA along each side"])
+@pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "float32"])
+def test_products_by_copies_of_panels(most, tf32, rng, every_copy_pays, monkeypatch) -> None:
+    monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000 if tf32 else 200_000)
+    A = Matrix(rng, (32, 40), F32, cols=3)
+    wide = put(rng.integers(-2, 3, (2, A._shape[1], 299)).astype(F32))
     for B, panels in ((wide[0, :, :296], 2), (wide[:, :, :297], 5), (wide[0, :, ::3], 1)):
         out = put(np.full((*B.shape[:-2], A._shape[0], B.shape[-1]), 7, F32))
-        with (
-            emulator.few_ctas(most) if most else nullcontext(),
-            patch.object(jit, "load", lambda spec, arch: launched.append(spec.entry) or load(spec, arch)),
-        ):
-            A._backend, A._matrix_cache = HOST, None
-            launch.product(ProductCall(A, B, out, F32, 1, 1, tf32=True))
+        with emulator.few_ctas(most) if most else nullcontext():
+            launched = by_copies(A, B, out, 1, tf32)
         np.testing.assert_array_equal(out, 7 + A.dense @ np.asarray(B))
         assert launched.count("columns_tf32") == panels and launched.count("gemm_sm90") >= 1
-        launched.clear()
-    copies.tf32_panel.cache_clear()
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("block", [(32, 32), (16, 16), (64, 64), (128, 40), (48, 24), (16, 8)], ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_float32_in_two_parts_is_as_accurate_as_float32(block, order, rng, every_copy_pays) -> None:
+    A = Matrix(rng, block, F32, rows=5, cols=3)
+    A.data[...] = rng.standard_normal(A.data.shape).astype(F32)
+    A.blocks[A.blocks.any(axis=(2, 3))] = A.data
+    B = laid_out(rng.standard_normal((A._shape[1], 96)).astype(F32), order)
+    out = put(np.full((A._shape[0], 96), 7, F32))
+    assert {"columns_tf32", "gemm_sm90"} <= set(by_copies(A, B, out))
+    b = np.asarray(B).astype(np.float64)
+    assert (np.abs(np.asarray(out) - A.dense @ b) <= 4e-7 * (np.abs(A.dense) @ np.abs(b))).all()
+
+
+def test_float32_in_two_parts_keeps_large_numbers_infinity_and_nan(rng, every_copy_pays) -> None:
+    A = Matrix(rng, (32, 32), F32, rows=4, cols=2)
+    stored = A.blocks.any(axis=(2, 3))
+    A.data[...] = rng.standard_normal(A.data.shape).astype(F32)
+    b = rng.standard_normal((A._shape[1], 80)).astype(F32)
+    b[3, :7] = np.inf, -np.inf, np.nan, 3.4028235e38, -3.4028235e38, 1e38, 1e-30
+    A.data[0, 5, 3], A.data[1, 6, 4], A.data[2, 7, 5] = 3.4e38, np.inf, np.nan
+    A.blocks[stored] = A.data
+    out = put(np.full((A._shape[0], 80), 7, F32))
+    by_copies(A, put(b), out)
+    with np.errstate(all="ignore"):
+        a = A.dense.astype(F32)
+        want = sum(np.where(a[:, [k]] == 0, F32.type(0), a[:, [k]] * b[k]) for k in range(len(b)))  # as exact_sum
+        scale = np.abs(a) @ np.abs(b)
+    got, finite = np.asarray(out), np.isfinite(want) & (scale < 1e38)
+    assert (np.abs(got[finite] - want[finite]) <= 1e-6 * scale[finite]).all()
+    lost = ~np.isfinite(want)
+    np.testing.assert_array_equal(got[lost], want[lost])
+    assert finite.mean() > 0.8 and lost.mean() > 0.02
 
 
 def test_the_copy_for_tf32_is_tf32(rng) -> None:
     x = rng.standard_normal((2, 70, 65)).astype(F32)
     x[0, 3, :4] = np.nan, np.inf, -np.inf, 0.0
-    got = np.asarray(launch._columns_tf32(put(x))).swapaxes(-1, -2)
+    got = np.asarray(launch._columns_tf32(put(x), 1, put(np.empty(x.size, F32)))).swapaxes(-1, -2)
     words = np.ascontiguousarray(got).view(np.uint32)
     assert not (words & 0x1FFF).any()
     want, finite = x.swapaxes(-1, -2), np.isfinite(x.swapaxes(-1, -2))
     np.testing.assert_array_equal(got[~finite], want[~finite])
     assert (np.abs(got[finite] - want[finite]) <= 0.73 * 2**-10 * np.abs(want[finite])).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_two_parts_of_a_copy_add_up_to_it(order, rng) -> None:
+    x = (rng.standard_normal((2, 70, 65)) * 10.0 ** rng.integers(-30, 30, (2, 70, 65))).astype(F32)
+    x[0, 3, :8] = np.nan, np.inf, -np.inf, 0.0, 3.4028235e38, -3.4028235e38, 1e-45, -1e-40
+    x.view(np.uint32)[1, 5, :3] = 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF  # any NaN
+    room = put(np.empty(2 * x.size, F32))
+    launch._columns_tf32(laid_out(x, order), 2, room)
+    both = np.asarray(room).reshape(2, 2, 65, 70)
+    assert not (np.ascontiguousarray(both[:, 0]).view(np.uint32) & 0x1FFF).any()
+    np.testing.assert_array_equal(both[:, 0] + both[:, 1], x.swapaxes(-1, -2))
+    finite = np.isfinite(x.swapaxes(-1, -2))
+    assert (np.abs(both[:, 1][finite]) <= 2.0**-10 * np.abs(x.swapaxes(-1, -2)[finite]) + 1e-38).all()
 
 
 def test_batches_are_one_launch(rng) -> None:

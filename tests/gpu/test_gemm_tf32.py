@@ -1,4 +1,4 @@
-"""Products in tf32 on Hopper's tensor cores: with a column-major B, and with a copy that columns_tf32 makes."""
+"""Products in tf32 and float32 on Hopper's tensor cores: with a column-major B, and with a copy by columns_tf32."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from .repeats import differing
 pytestmark = pytest.mark.gpu
 
 F32 = np.dtype(np.float32)
-#: The largest error of a product of two factors that are cut to 10 bits after the point, and of two that are rounded.
-CUT, ROUNDED = 2**-9, 1.5 * 2**-10
+#: The largest error of a product of two factors that are cut to 10 bits after the point, of two that are rounded, and
+#: of two in two parts.
+CUT, ROUNDED, PARTS = 2**-9, 1.5 * 2**-10, 5e-7
 BLOCKS = [(32, 32), (16, 16), (48, 24), (32, 96), (16, 8), (80, 16), (64, 40), (128, 32), (192, 64)]
 
 
 @pytest.fixture
 def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Copies by columns pay for every matrix; with more than 100,000 bytes they come in panels."""
-    for name in ("_WORTH_COLUMNS", "_USES", "_USES_OF_16"):
-        monkeypatch.setattr(copies, name, 0)
+    monkeypatch.setattr(copies, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
+    monkeypatch.setattr(copies, "_LEAST_COLUMNS", 1)
     monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000)
     monkeypatch.setattr(copies, "_PANEL_COLUMNS", 16)
-    copies.tf32_panel.cache_clear()
+    copies.column_panel.cache_clear()
     yield
-    copies.tf32_panel.cache_clear()
+    copies.column_panel.cache_clear()
 
 
 @kernel("gemm_sm90", "row_matching")
@@ -53,38 +54,39 @@ def test_a_column_major_operand(block, rng, checksum) -> None:
 
 @kernel("gemm_sm90", "columns_tf32", "row_matching")
 @pytest.mark.parametrize("block", some_under_memcheck(BLOCKS, [(32, 32), (48, 24), (64, 40)]))
-def test_a_copy_of_any_other_operand(block, rng, checksum, every_copy_pays) -> None:
+@pytest.mark.parametrize("precision", ["tf32", "float32"])
+def test_a_copy_of_any_other_operand(block, precision, rng, checksum, every_copy_pays) -> None:
     import cupy
 
-    bound = CUT if block[0] % 64 == 0 else ROUNDED
-    for N, layout in [(128, "C"), (65, "C"), (700, "C"), (320, "strided")]:
+    bound = PARTS if precision == "float32" else CUT if block[0] % 64 == 0 else ROUNDED
+    for N, layout, beta in [(128, "C", 0), (65, "C", -1), (700, "C", 0), (320, "strided", 0.5), (136, "F", 2)]:
         A = pattern(rng, 5, 4, *block, F32)
         B = values(rng, (A[3][1], N), F32)
         want, size = exact_product(A, B)
-        X = cupy.asarray(B) if layout == "C" else cupy.asarray(np.repeat(np.repeat(B, 3, 0), 2, 1))[::3, ::2]
-        dA = device(A)
-        got = bg.matmul(dA, X, precision="tf32")
+        dA, X, out = device(A), strided(B, layout), cupy.full(want.shape, 0.25, F32)
+        got = bg.matmul(dA, X, out=out, beta=beta, precision=precision)
         assert served_by(dA) or not len(A[1])  # nothing is stored
         checksum(got)
-        assert (np.abs(got.get() - want) <= bound * size + 1e-6).all()
+        assert (np.abs(got.get() - want - 0.25 * beta) <= bound * size + 1e-6 * abs(beta)).all()
         np.testing.assert_array_equal(X.get(), B)
     batch = values(rng, (3, A[3][1], 200), F32)
-    got = bg.matmul(device(A), cupy.asarray(batch), precision="tf32")
+    got = bg.matmul(device(A), cupy.asarray(batch), precision=precision)
     for one, B in zip(got.get(), batch, strict=True):
         want, size = exact_product(A, B)
-        assert (np.abs(one - want) <= bound * size + 1e-6).all()
+        assert (np.abs(one - want) <= bound * size).all()
 
 
 @kernel("gemm_sm90", "columns_tf32", "row_matching")
 @pytest.mark.parametrize("block", [(128, 64), (32, 32), (16, 16)], ids=str)
-def test_it_repeats_and_keeps_nan_to_stored_blocks(block, rng, every_copy_pays) -> None:
+@pytest.mark.parametrize("precision", ["tf32", "float32"])
+def test_it_repeats_and_keeps_nan_to_stored_blocks(block, precision, rng, every_copy_pays) -> None:
     import cupy
 
     A = pattern(rng, 20, 12, *block, F32)
     B = values(rng, (A[3][1], 400), F32)
     B[block[1] + 3, 7], B[block[1] + 3, 9] = np.inf, np.nan
     dA, X = device(A), cupy.asarray(B)
-    product = partial(bg.matmul, dA, X, precision="tf32")
+    product = partial(bg.matmul, dA, X, precision=precision)
     first = product()
     assert differing(product, first, 300) == 0
     D = dense(A, np.dtype(np.float64))
@@ -93,6 +95,22 @@ def test_it_repeats_and_keeps_nan_to_stored_blocks(block, rng, every_copy_pays) 
     for column in (7, 9):
         assert not np.isfinite(got[rows, column]).any() and np.isfinite(got[~rows, column]).all()
     assert np.isfinite(np.delete(got, (7, 9), axis=1)).all()
+
+
+@kernel("gemm_sm90", "columns_tf32")
+def test_float32_takes_large_numbers_and_long_sums_of_one_sign(rng, every_copy_pays) -> None:
+    import cupy
+
+    A = pattern(rng, 4, 200, 32, 32, F32)
+    A[0][...] = np.abs(A[0])
+    B = np.abs(values(rng, (A[3][1], 96), F32))
+    want, size = exact_product(A, B)
+    got = bg.matmul(device(A), cupy.asarray(B)).get()
+    assert (np.abs(got - want) <= 1.2e-7 * 5 * size).all()  # the tensor cores truncate sums of 32 products
+    B[3, 5], A[0][0, 4, 3] = 3.4028235e38, 3.4e38  # they round to infinity with 11 bits
+    want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
+    got, fits = bg.matmul(device(A), cupy.asarray(B)).get(), np.abs(want) < 3.4e38
+    assert (np.isfinite(got) == fits).all() and (np.abs(got - want)[fits] <= 1e-5 * want[fits]).all()
 
 
 @kernel("columns_tf32")
@@ -107,9 +125,29 @@ def test_the_copy_has_every_element_rounded(rng, checksum) -> None:
     for shape in ((64, 64), (1, 1), (8, 300), (129, 63), (3, 70, 66)):
         wide = rng.standard_normal((*shape[:-1], shape[-1] + 3)).astype(F32)
         for exact, x in [(wide[..., 2:-1], cupy.asarray(wide)[..., 2:-1]), (np.round(wide * 64),) * 2]:
-            got = launch._columns_tf32(cupy.asarray(x))
+            got = launch._columns_tf32(cupy.asarray(x), 1, cupy.empty(x.size, F32))
             checksum(cupy.ascontiguousarray(got))
             assert got.shape == exact.shape and got.strides[-2] == 4
             read = (np.ascontiguousarray(got.get()).view(np.uint32) & np.uint32(0xFFFFE000)).view(F32)
             assert (np.abs(read - exact) <= 0.73 * 2**-10 * np.abs(exact)).all()
             assert (read == exact).all() or (exact != np.round(exact)).any()
+
+
+@kernel("columns_tf32")
+@pytest.mark.sanitizer
+def test_every_element_of_a_copy_has_two_parts(rng, checksum) -> None:
+    import cupy
+
+    if not on_hopper():
+        pytest.skip("the kernel is for Hopper alone")
+    from bsrgemm._products import launch
+
+    for shape in ((64, 64), (1, 1), (8, 300), (129, 63), (3, 70, 66)):
+        x = rng.standard_normal(shape).astype(F32)
+        x.reshape(-1)[-2:] = (np.inf, 3.4028235e38)[-x.size :]
+        for exact in (x, x.swapaxes(-1, -2)):
+            first = launch._columns_tf32(cupy.asarray(exact), 2, cupy.empty(2 * x.size, F32))
+            checksum(cupy.ascontiguousarray(first))
+            both = cupy.ndarray((*exact.shape[:-2], 2, *exact.shape[:-3:-1]), F32, first.data).get().swapaxes(-1, -2)
+            np.testing.assert_array_equal(both.sum(axis=-3), exact)
+            assert not (np.ascontiguousarray(both[..., 0, :, :]).view(np.uint32) & 0x1FFF).any()

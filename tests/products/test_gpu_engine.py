@@ -89,7 +89,7 @@ def test_a_complex_product_is_one_of_real_numbers(
     def product(call: ProductCall) -> None:
         real = np.dtype("f4" if dtype == "F" else "f8")
         assert call.B.dtype == call.out.dtype == call.acc == call.matrix.data.dtype == real
-        assert call.tf32 and not call.may_copy and call.beta == 0
+        assert call.tf32 and call.may_copy and call.beta == 0
         calls.append(call)
         on_host(call)
 
@@ -367,6 +367,38 @@ def test_tuning_keeps_the_fastest_and_forgets_plans(precision: str | None, N: An
     assert kept == [(problem, candidates[-1])] and not cache.plans
     assert found[0][0] == str(candidates[-1].spec()) and [s for _, s in found] == sorted(s for _, s in found)
     assert len(found) == len(candidates)
+
+
+@pytest.mark.parametrize("copies_win", [True, False])
+def test_tuning_measures_copies_by_columns_too(copies_win: bool, monkeypatch: Any) -> None:
+    A = bg.bsr_array(np.ones((64, 32), np.float32), blocksize=(64, 32))
+    monkeypatch.setattr(type(A), "_backend", SimpleNamespace(name="cuda", dtypes=HOST.dtypes))
+    rng = SimpleNamespace(standard_normal=lambda shape, dtype: np.ones(shape, dtype))
+    stand_in = SimpleNamespace(random=SimpleNamespace(default_rng=lambda seed: rng), empty=np.empty)
+    monkeypatch.setitem(__import__("sys").modules, "cupy", stand_in)
+    problem = heuristics.Problem(
+        "sm_90a",
+        heuristics.types(*[np.dtype("f4")] * 4, np.dtype("i4")),
+        *(64, 32, 4096, 1, 128, 256, 8192, False, "C", "C", True, True),
+    )
+    asked: list[ProductCall] = []
+    kept: list[Any] = []
+    monkeypatch.setattr(launch, "problem_of", lambda cache, call: problem)
+    monkeypatch.setattr(launch, "product", asked.append)
+    monkeypatch.setattr(matrix_cache, "matrix_cache_of", lambda matrix: SimpleNamespace(plans={}))
+    monkeypatch.setattr(measured, "keep", lambda *args: kept.append(args))
+
+    def timed(call: Any, repeats: int) -> float:
+        call()
+        return float((asked[-1].config is None) != copies_win)
+
+    monkeypatch.setattr(autotune, "time_gpu", timed)
+    found = bg.tune(A, 4096)
+    candidates = list(heuristics.candidates(problem))
+    assert [x.config for x in asked] == [None, *candidates] and [x.may_copy for x in asked].count(True) == 1
+    assert kept == [(problem, None), (problem, None if copies_win else candidates[0])]
+    names = [name for name, _ in found]
+    assert ("columns_tf32" in names[0]) == copies_win and sum("-DPARTS=2" in name for name in names) == 1
 
 
 @pytest.mark.parametrize("N", [0, -1, True, 2.0, "3"])

@@ -72,7 +72,7 @@ _MEMORY = (
     "or (blocks_and_widths and 48 and not bfloat16) or (at_once and 70-30) or (what_the_host_stores and 80) "
     "or (tiles_of_a_list and CF and float16 and not bfloat16) or (list_are_those and int32) or order_is_that "
     "or (inner_products_are and 1-) or (its_ratio_from and 1-) or (advance_is_that and 1-float64) "
-    "or (column_major_operand and 48) or (copy_of_any and 64) or every_element_rounded"
+    "or (column_major_operand and 48) or (copy_of_any and 64) or every_element_"
 )
 #: initcheck does not see what the copy engine writes: for it, nobody has written the results of attention, gemm_sm90
 #: and gemm_turned_sm90. It takes a copy of less than 16 bytes to shared memory (cp.async with a source size) for one of

@@ -67,7 +67,7 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/call.py": {
         "UnlistedPattern._whole": "the pattern of one plan, which refuses index arrays that were written to"
     },
-    "_products/copies.py": {"wants_aligned_rows": "the problem", "tf32_panel": "the problem"},
+    "_products/copies.py": {"wants_aligned_rows": "the problem", "column_panel": "the problem"},
     "_products/heuristics.py": {
         "spmm": "types, sizes, transposed, aligned",
         "spmv": "types, sizes, transposed, aligned",
