@@ -26,11 +26,11 @@ BLOCKS = [(32, 32), (16, 16), (48, 24), (32, 96), (16, 8), (80, 16), (64, 40), (
 
 @pytest.fixture
 def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Copies by columns pay for every matrix; with more than 100,000 bytes they come in panels."""
+    """Copies by columns pay for every matrix; with more than 700,000 bytes they come in panels."""
     monkeypatch.setattr(copies, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
     monkeypatch.setattr(copies, "_LEAST_COLUMNS", 1)
-    monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000)
-    monkeypatch.setattr(copies, "_PANEL_COLUMNS", 16)
+    monkeypatch.setattr(copies, "_PANEL_BYTES", 700_000)
+    monkeypatch.setattr(copies, "_PANEL_COLUMNS", 64)
     copies.column_panel.cache_clear()
     yield
     copies.column_panel.cache_clear()
@@ -69,7 +69,7 @@ def test_a_copy_of_any_other_operand(block, precision, rng, checksum, every_copy
         checksum(got)
         assert (np.abs(got.get() - want - 0.25 * beta) <= bound * size + 1e-6 * abs(beta)).all()
         np.testing.assert_array_equal(X.get(), B)
-    batch = values(rng, (3, A[3][1], 200), F32)
+    batch = values(rng, (3, A[3][1], 210), F32)
     got = bg.matmul(device(A), cupy.asarray(batch), precision=precision)
     for one, B in zip(got.get(), batch, strict=True):
         want, size = exact_product(A, B)
