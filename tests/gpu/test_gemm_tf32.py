@@ -13,7 +13,7 @@ from bsrgemm._products import copies
 
 from .marks import kernel, on_hopper, some_under_memcheck
 from .product_cases import dense, device, exact_product, pattern, served_by, strided, values
-from .repeats import differing
+from .repeats import bystanders, captured, differing, intact, new_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -111,6 +111,27 @@ def test_float32_takes_large_numbers_and_long_sums_of_one_sign(rng, every_copy_p
     want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
     got, fits = bg.matmul(device(A), cupy.asarray(B)).get(), np.abs(want) < 3.4e38
     assert (np.isfinite(got) == fits).all() and (np.abs(got - want)[fits] <= 1e-5 * want[fits]).all()
+
+
+@kernel("gemm_sm90", "columns_tf32")
+@pytest.mark.parametrize("precision", ["tf32", "float32"])
+def test_a_captured_product_keeps_its_copies(precision, rng, every_copy_pays) -> None:
+    """Arrays made after the capture are not where panels of B are copied."""
+    import cupy
+
+    A = device(pattern(rng, 6, 6, 32, 32, F32))
+    B = cupy.asarray(values(rng, (A.shape[1], 1600), F32))  # two panels, or three
+    want, out, stream = bg.matmul(A, B, precision=precision), cupy.empty((A.shape[0], 1600), F32), new_stream()
+    with stream:
+        product = partial(bg.matmul, A, B, out=out, precision=precision)
+        product()
+        graph = captured(stream, product)
+        others = bystanders([700_000, 400_000, 200_000])
+        out.fill(0)
+        graph.launch()
+        graph.launch()
+        stream.synchronize()
+        assert bool((out == want).all()) and intact(others)
 
 
 @kernel("columns_tf32")
