@@ -36,6 +36,7 @@ RACES_EXPLAINED = {
     "attention_backward_keys_sm90": 57,
     "attention_backward_queries_sm90": 5,
     "block_products_sm90": 3,
+    "gemm_sm90": 8,
 }
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
