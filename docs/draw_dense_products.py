@@ -456,7 +456,7 @@ def spmm_f64() -> Picture:
 
 
 def columns_tf32() -> Picture:
-    p = Picture(22, "columns_tf32: a column-major copy of B for tf32")
+    p = Picture(22, "columns_tf32: a column-major copy of B for tf32 and float32")
     p.text(1, 4.2, "B as it lies: (K, N), any strides")
     p.box(4, 6, 14, 9, "64 rows\nx 64 columns", "load")
     p.text(11.6, 16.2, "4 bytes a thread, along the columns", at="center", size=8)
@@ -464,7 +464,7 @@ def columns_tf32() -> Picture:
     p.box(26, 6, 14, 9, "tile\n64 x 65 words", "plain")
     p.text(33, 16.2, "a column more: no bank twice", at="center", size=8)
     p.text(58, 4.2, "as gemm_sm90 wants it: (N, K)", at="center")
-    p.box(49, 6, 18, 9, "64 columns\nx 64 rows, rounded", "store")
+    p.box(49, 6, 18, 9, "64 columns x 64\nrows, rounded; the\nrest behind it", "store")
     p.text(58, 16.2, "4 bytes a thread, along K", at="center", size=8)
     p.arrow((18.4, 10.5), (25.6, 10.5))
     p.arrow((40.4, 10.5), (48.6, 10.5))
