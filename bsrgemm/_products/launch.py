@@ -12,6 +12,7 @@ from weakref import ref
 
 import cupy
 import numpy as np
+from cupy.cuda.memory import OutOfMemoryError
 
 from .._backend.base import Array
 from .._kernels import device, element_types, forced_kernel, jit, tensor_map, workspace
@@ -494,10 +495,9 @@ def _map(
 def _by_copies(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> bool:
     """Start the product with a copy of B, or with copies of its panels, if that is faster; tell whether it was."""
     width, parts = _column_panel(cache, call, orders), 1 if call.tf32 else 2
-    if width:
-        size = parts * call.B[..., :width].size
-        room = workspace.retain_for_graph(lambda: cupy.empty(size, call.B.dtype))  # one panel is copied after the other
-        for first in range(0, call.columns, width):
+    room = _room(parts * call.B[..., :width].size, call.B.dtype) if width else None
+    if room is not None:
+        for first in range(0, call.columns, width):  # one panel is copied after the other
             B, out = (x[..., first : first + width] for x in (call.B, call.out))
             product(replace(call, B=_columns_tf32(B, parts, room), out=out, parts=parts, may_copy=False))
         return True
@@ -522,6 +522,14 @@ def _column_panel(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]
     problem = problem_of(cache, call, orders)
     width = copies.column_panel(problem)
     return width if width and measured.choice(problem) is None else 0
+
+
+def _room(size: int, dtype: np.dtype[Any]) -> Array | None:
+    """Return memory for a copy, or None if there is not enough: the product is computed without the copy."""
+    try:
+        return workspace.retain_for_graph(lambda: cupy.empty(size, dtype))
+    except OutOfMemoryError:
+        return None
 
 
 def _columns_tf32(B: Array, parts: int, room: Array) -> Array:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import ml_dtypes
 import numpy as np
 import pytest
+from cupy.cuda.memory import OutOfMemoryError
 
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, workspace
@@ -164,6 +165,20 @@ def test_products_by_copies_of_panels(most, tf32, rng, every_copy_pays, monkeypa
             launched = by_copies(A, B, out, 1, tf32)
         np.testing.assert_array_equal(out, 7 + A.dense @ np.asarray(B))
         assert launched.count("columns_tf32") == panels and launched.count("gemm_sm90") >= 1
+
+
+@pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "float32"])
+def test_a_product_without_memory_for_a_copy_is_computed_without_it(tf32, rng, every_copy_pays, monkeypatch) -> None:
+    def full(allocate: Any) -> Any:
+        raise OutOfMemoryError(4, 0, 0)
+
+    A = Matrix(rng, (32, 40), F32)
+    B = put(rng.integers(-2, 3, (A._shape[1], 96)).astype(F32))
+    out = put(np.full((A._shape[0], 96), 7, F32))
+    monkeypatch.setattr(workspace, "retain_for_graph", full)
+    launched = by_copies(A, B, out, 0, tf32)
+    np.testing.assert_array_equal(out, A.dense @ np.asarray(B))
+    assert "gemm_sm80" in launched and "columns_tf32" not in launched
 
 
 @pytest.mark.races
