@@ -12,7 +12,6 @@ from weakref import ref
 
 import cupy
 import numpy as np
-from cupy.cuda.memory import OutOfMemoryError
 
 from .._backend.base import Array
 from .._kernels import device, element_types, forced_kernel, jit, tensor_map, workspace
@@ -528,7 +527,7 @@ def _room(size: int, dtype: np.dtype[Any]) -> Array | None:
     """Return memory for a copy, or None if there is not enough: the product is computed without the copy."""
     try:
         return workspace.retain_for_graph(lambda: cupy.empty(size, dtype))
-    except OutOfMemoryError:
+    except MemoryError:
         return None
 
 
