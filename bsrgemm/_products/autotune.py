@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._array.base import BsrBase, no_bsr
+from .._kernels import forced_kernel
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
 from .call import ProductCall
@@ -99,8 +100,11 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
     problem = launch.problem_of(cache, call)
     times: list[tuple[Gemm | None, float]] = []
-    if copies.column_panel(problem):
+    by_copies = ""
+    if copies.column_panel(problem) and forced_kernel.name is None:
+        by_copies = " and ".join(str(config.spec()) for config in copies.column_kernels(problem))
         measured.keep(problem, None)  # a stored kernel would be used instead
+        cache.plans.clear()
         times.append((None, time_gpu(partial(launch.product, call), _REPEATS)))
     for config in heuristics.candidates(problem):
         wanted = replace(call, config=config, may_copy=False)
@@ -108,5 +112,4 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     times.sort(key=lambda pair: pair[1])
     measured.keep(problem, times[0][0])
     cache.plans.clear()
-    by_copies = " and ".join(str(config.spec()) for config in copies.column_kernels(problem))
     return [(str(config.spec()) if config else by_copies, seconds) for config, seconds in times]

@@ -492,10 +492,16 @@ def _map(
 
 
 def _by_copies(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> bool:
-    """Start the product with a copy of B, or with copies of its panels, if that is faster; tell whether it was."""
+    """Start the product with a copy of B, or with copies of its panels, if that is faster; tell whether it was started.
+
+    Without memory for panels it is started with B itself, and the next call tries again.
+    """
     width, parts = _column_panel(cache, call, orders), 1 if call.tf32 else 2
-    room = _room(parts * call.B[..., :width].size, call.B.dtype) if width else None
-    if room is not None:
+    if width:
+        room = _room(parts * call.B[..., :width].size, call.B.dtype)
+        if room is None:
+            product(replace(call, may_copy=False))
+            return True
         for first in range(0, call.columns, width):  # one panel is copied after the other
             B, out = (x[..., first : first + width] for x in (call.B, call.out))
             product(replace(call, B=_columns_tf32(B, parts, room), out=out, parts=parts, may_copy=False))
@@ -524,10 +530,15 @@ def _column_panel(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]
 
 
 def _room(size: int, dtype: np.dtype[Any]) -> Array | None:
-    """Return memory for a copy, or None if there is not enough: the product is computed without the copy."""
+    """Return memory for a copy, or None if there is not enough: the product is then computed without the copy.
+
+    During a capture it raises: a product that was not prepared would be prepared anew whenever the graph runs.
+    """
     try:
         return workspace.retain_for_graph(lambda: cupy.empty(size, dtype))
     except MemoryError:
+        if workspace.is_capturing():
+            raise
         return None
 
 

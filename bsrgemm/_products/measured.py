@@ -55,8 +55,12 @@ def path() -> Path:
 
 
 def signature(problem: heuristics.Problem) -> str:
-    """Return a problem as text. Problems that differ in any size, even in the number of blocks, are different."""
-    return " ".join(str(x) for x in astuple(problem))
+    """Return a problem as text. Problems that differ in any size, even in the number of blocks, are different.
+
+    B in several parts is a copy of another B, for which `tune` measures; no kernel is stored for it.
+    """
+    *rest, parts = astuple(problem)
+    return " ".join(map(str, rest if parts == 1 else (*rest, parts)))
 
 
 def _described(config: configs.Gemm) -> dict[str, Any]:

@@ -174,10 +174,21 @@ def test_a_product_without_memory_for_a_copy_is_computed_without_it(tf32, rng, e
     A = Matrix(rng, (32, 40), F32)
     B = put(rng.integers(-2, 3, (A._shape[1], 96)).astype(F32))
     out = put(np.full((A._shape[0], 96), 7, F32))
-    monkeypatch.setattr(workspace, "retain_for_graph", full)
-    launched = by_copies(A, B, out, 0, tf32)
+    with monkeypatch.context() as little:
+        little.setattr(workspace, "retain_for_graph", full)
+        launched = by_copies(A, B, out, 0, tf32)
+        np.testing.assert_array_equal(out, A.dense @ np.asarray(B))
+        assert "gemm_sm80" in launched and "columns_tf32" not in launched
+        little.setattr(workspace, "is_capturing", lambda: True)
+        with pytest.raises(MemoryError):
+            by_copies(A, B, out, 0, tf32)
+    call = ProductCall(A, B, out, F32, tf32=tf32)
+    with patch.object(workspace, "retain_for_graph", full):
+        assert launch.product(call) is None  # nothing is remembered: the next call copies
+    with patch.object(launch, "_columns_tf32", wraps=launch._columns_tf32) as copied:
+        assert launch.product(call) is None
+    assert copied.call_count >= 1
     np.testing.assert_array_equal(out, A.dense @ np.asarray(B))
-    assert "gemm_sm80" in launched and "columns_tf32" not in launched
 
 
 @pytest.mark.races

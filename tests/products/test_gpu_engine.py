@@ -32,6 +32,7 @@ from bsrgemm._products import host as products_host
 from bsrgemm._products.call import ProductCall
 from bsrgemm._products.engine import ProductEngine
 from bsrgemm._products.transposed import transposed_copy
+from bsrgemm.dtypes import accumulator_dtype, result_dtype
 
 from ..emulator import emulator
 from ..emulator.emulator import put
@@ -369,6 +370,31 @@ def test_tuning_keeps_the_fastest_and_forgets_plans(precision: str | None, N: An
     assert len(found) == len(candidates)
 
 
+@pytest.mark.parametrize("block", [(3, 3), (16, 4), (16, 16), (64, 32)], ids=str)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "F", "D", "i1", "i8"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_tuning_takes_every_dtype_and_block(arch: str, dtype: str, block: tuple[int, int], monkeypatch: Any) -> None:
+    A = bg.bsr_array(np.ones(block, dtype), blocksize=block)
+    monkeypatch.setattr(type(A), "_backend", SimpleNamespace(name="cuda", dtypes=HOST.dtypes))
+    rng = SimpleNamespace(standard_normal=lambda shape, dtype: np.ones(shape, dtype))
+    stand_in = SimpleNamespace(random=SimpleNamespace(default_rng=lambda seed: rng), empty=np.empty)
+    monkeypatch.setitem(__import__("sys").modules, "cupy", stand_in)
+    result = result_dtype(np.dtype(dtype), np.dtype(dtype))
+    problem = heuristics.Problem(
+        arch,
+        heuristics.types(*[np.dtype(dtype)] * 2, result, accumulator_dtype(result), np.dtype("i4")),
+        *(*block, 4096, 1, 128, 256, 8192, False, "C", "C", True, True),
+    )
+    kept: list[Any] = []
+    monkeypatch.setattr(launch, "problem_of", lambda cache, call: problem)
+    monkeypatch.setattr(launch, "product", lambda call: None)
+    monkeypatch.setattr(matrix_cache, "matrix_cache_of", lambda matrix: SimpleNamespace(plans={}))
+    monkeypatch.setattr(measured, "keep", lambda *args: kept.append(args))
+    monkeypatch.setattr(autotune, "time_gpu", lambda call, repeats: 1.0)
+    names = [name for name, _ in bg.tune(A, 4096)]
+    assert kept and names and all(names)
+
+
 @pytest.mark.parametrize("copies_win", [True, False])
 def test_tuning_measures_copies_by_columns_too(copies_win: bool, monkeypatch: Any) -> None:
     A = bg.bsr_array(np.ones((64, 32), np.float32), blocksize=(64, 32))
@@ -385,10 +411,12 @@ def test_tuning_measures_copies_by_columns_too(copies_win: bool, monkeypatch: An
     kept: list[Any] = []
     monkeypatch.setattr(launch, "problem_of", lambda cache, call: problem)
     monkeypatch.setattr(launch, "product", asked.append)
-    monkeypatch.setattr(matrix_cache, "matrix_cache_of", lambda matrix: SimpleNamespace(plans={}))
+    cache = SimpleNamespace(plans={"of the kernel that was stored": 1})
+    monkeypatch.setattr(matrix_cache, "matrix_cache_of", lambda matrix: cache)
     monkeypatch.setattr(measured, "keep", lambda *args: kept.append(args))
 
     def timed(call: Any, repeats: int) -> float:
+        assert not cache.plans
         call()
         return float((asked[-1].config is None) != copies_win)
 
