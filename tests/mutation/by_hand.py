@@ -117,8 +117,8 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "a measured choice forgets the last field",
         "bsrgemm/_products/measured.py",
-        "for x in astuple(problem))",
-        "for x in astuple(problem)[:-1])",
+        "rest if parts == 1",
+        "rest[:-1] if parts == 1",
     ),
     # ----------------------------------------------------------------------------------------------------- launches
     Error(
