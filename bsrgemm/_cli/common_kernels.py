@@ -16,7 +16,7 @@ from .._attention import decode_config
 from .._attention import heuristics as attention_heuristics
 from .._backend.array_kernels import Expand, segment, vector_steps_of
 from .._kernels import element_types
-from .._products import heuristics
+from .._products import copies, heuristics
 from .._products.configs import RowMatching, SpgemmPattern, WorkListKernel
 from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
 
@@ -56,7 +56,7 @@ def _products(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
         rows = max(64, all_rows // side)
         for columns in _COLUMNS:
             counts = (rows, rows, rows * min(_ROW, rows // 4))
-            yield heuristics.gemm(
+            yield from copies.kernels_of(
                 heuristics.Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True)
             )
 

@@ -46,13 +46,18 @@ def wants_aligned_rows(problem: Problem) -> bool:
 
 def column_kernels(problem: Problem) -> tuple[ColumnsTf32, Gemm]:
     """Return the kernels of a product with copies by columns: the one that copies, and the one that multiplies."""
-    parts = _parts(problem)
+    parts = column_parts(problem.tf32)
     return ColumnsTf32(parts), gemm(replace(problem, b_order="F", parts=parts))
 
 
-def _parts(problem: Problem) -> int:
+def kernels_of(problem: Problem) -> tuple[ColumnsTf32 | Gemm, ...]:
+    """Return the kernels of a product: the one that multiplies, and before it the one that copies B, if that pays."""
+    return column_kernels(problem) if column_panel(problem) else (gemm(problem),)
+
+
+def column_parts(tf32: bool) -> int:
     """Return the number of parts of a copy by columns: tf32 takes one, float32 two."""
-    return 1 if problem.tf32 else 2
+    return 1 if tf32 else 2
 
 
 @lru_cache(maxsize=1024)
@@ -87,7 +92,7 @@ def column_panel(problem: Problem) -> int:
     >>> [column_panel(replace(usual, **x)) for x in ({}, {"b_order": "F"}, {"blocks": 3000}, {"tf32": False})]
     [8192, 0, 0, 4096]
     """
-    parts = _parts(problem)
+    parts = column_parts(problem.tf32)
     turned = replace(problem, b_order="F", parts=parts)
     work = problem.blocks * problem.R * problem.K * problem.N * problem.batches
     uses = problem.blocks * problem.R / max(1, problem.block_cols)

@@ -496,7 +496,7 @@ def _by_copies(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -
 
     Without memory for panels it is started with B itself, and the next call tries again.
     """
-    width, parts = _column_panel(cache, call, orders), 1 if call.tf32 else 2
+    width, parts = _column_panel(cache, call, orders), copies.column_parts(call.tf32)
     if width:
         room = _room(parts * call.B[..., :width].size, call.B.dtype)
         if room is None:

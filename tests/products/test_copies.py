@@ -10,7 +10,7 @@ import pytest
 
 from bsrgemm._kernels.element_types import types
 from bsrgemm._products.configs import GemmSm90
-from bsrgemm._products.copies import column_kernels, column_panel
+from bsrgemm._products.copies import column_kernels, column_panel, kernels_of
 from bsrgemm._products.heuristics import Problem, gemm
 
 F32 = np.dtype(np.float32)
@@ -68,6 +68,9 @@ def test_the_kernels_of_a_product_by_copies() -> None:
         copying, multiplying = column_kernels(replace(USUAL, tf32=tf32))
         assert copying.parts == parts
         assert isinstance(multiplying, GemmSm90) and multiplying.parts == parts
+        assert kernels_of(replace(USUAL, tf32=tf32)) == (copying, multiplying)
+        little = replace(USUAL, tf32=tf32, N=16)
+        assert kernels_of(little) == (gemm(little),)
 
 
 def test_b_in_two_parts_is_multiplied_by_gemm_sm90_whatever_its_size() -> None:

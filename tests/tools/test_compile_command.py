@@ -17,7 +17,7 @@ from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli.common_kernels import common_configs
 from bsrgemm._kernels import element_types
-from bsrgemm._products import heuristics
+from bsrgemm._products import copies, heuristics
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
 from ..record.kernels import ENTRIES
@@ -43,7 +43,8 @@ def test_common_products_are_in_the_default_set(arch: str, dtype: Any, block: in
     problem = heuristics.Problem(
         arch, names, block, block, columns, 1, rows, rows, 27 * rows, False, "C", "C", True, True
     )
-    assert heuristics.gemm(problem).spec() in compile_command.common_specs(arch)
+    listed = compile_command.common_specs(arch)
+    assert all(config.spec() in listed for config in (heuristics.gemm(problem), *copies.kernels_of(problem)))
 
 
 @each_arch
