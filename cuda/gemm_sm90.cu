@@ -219,23 +219,18 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
       const u32 a = shared_address(shared.a[ring.at]) + a_rows;
       const u32 b = shared_address(shared.b[ring.at]) + b_columns;
       bool mine = true;
-      if constexpr (kRowTiles > 1) mine = __shfl_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1, 0);
+      if constexpr (kRowTiles > 1) mine = __any_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1);
       if (mine) {
         if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);
         else multiply<kDepth / MMA_K>(sums, a, b, any);
-        if (previous >= 0) {
-          wgmma_wait<1>();
-          if (signals) arrive(shared.empty[previous]);
-        }
-        previous = ring.at;
+        wgmma_wait<1>();
       } else {
-        if (previous >= 0) {
-          wgmma_wait<0>();
-          if (signals) arrive(shared.empty[previous]);
-        }
-        if (signals) arrive(shared.empty[ring.at]);
-        previous = -1;
+        wgmma_wait<0>();
       }
+      // No branches here: the compiler then knows that the warp has converged, and has numbers in uniform registers.
+      arrive_if(signals && previous >= 0, shared.empty[max(previous, 0)]);
+      arrive_if(signals && !mine, shared.empty[ring.at]);
+      previous = mine ? ring.at : -1;
       leaving.step(problem, shared);
       ring.next();
     }

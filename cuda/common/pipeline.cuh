@@ -13,6 +13,7 @@ __device__ __forceinline__ void wait(u64& barrier, u32 parity) {
   barrier_wait(shared_address(&barrier), parity);
 }
 __device__ __forceinline__ void arrive(u64& barrier) { barrier_arrive(shared_address(&barrier)); }
+__device__ __forceinline__ void arrive_if(bool wanted, u64& barrier) { barrier_arrive_if(wanted, shared_address(&barrier)); }
 
 // Stage number n has index n % kSize in a ring; this is the parity of its barriers.
 template <int kSize> __device__ __forceinline__ u32 parity(u32 n) {

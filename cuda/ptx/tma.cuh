@@ -13,6 +13,10 @@ __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarr
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive_if(bool wanted, u32 barrier) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%1];\n}"
+               ::"r"(int(wanted)), "r"(barrier) : "memory");
+}
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
