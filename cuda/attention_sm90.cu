@@ -389,14 +389,18 @@ struct Multiplier {
     for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
     return full & 0x80808080u;
   }
-  // Whether the warp has used a maximum that is too low.
+  // Whether the warp has used a maximum that is too low. Weights of fp8 are full (448) from 432 on, and none of a thread
+  // is if they are less together.
   __device__ __forceinline__ bool too_low(Two added) const {
-    return __any_sync(0xffffffffu, kFp8 ? is_full() : !(fmaxf(added.x, added.y) <= kMostSum));
+    const bool large = __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= (kFp8 ? 431.f : kMostSum)));
+    return kFp8 ? large && __any_sync(0xffffffffu, is_full()) : large;
   }
   // With the exact maximum, weights are full only if rounding a huge maximum has cut them: then the queries are
-  // recomputed.
+  // recomputed. By the vote the compiler knows that the warp has converged, and has the loop in uniform registers.
   __device__ __forceinline__ void spoil_if_full() {
-    if (kFp8 && is_full()) total = {__int_as_float(0x7fffffff), __int_as_float(0x7fffffff)};
+    if constexpr (!kFp8) return;
+    const bool full = is_full();
+    if (__any_sync(0xffffffffu, full) && full) total = {__int_as_float(0x7fffffff), __int_as_float(0x7fffffff)};
   }
   // Raises the maximum; returns the factors by which earlier sums have to be scaled.
   __device__ __forceinline__ Two raise(Two to) {
