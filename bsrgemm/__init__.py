@@ -17,6 +17,7 @@ from ._attention.merge import merge_states, merge_states_backward
 from ._backend.registry import default_device
 from ._batch import bsr_batch
 from ._environment import info
+from ._kernels.overlapping import overlapping
 from ._products.autotune import tune
 from ._products.gradients import matmul_backward, sddmm_backward
 from ._products.matmul import matmul
@@ -54,6 +55,7 @@ __all__ = [
     "merge_states",
     "merge_states_backward",
     "norm",
+    "overlapping",
     "plan",
     "random",
     "save_npz",

@@ -5,6 +5,7 @@
 #include "common/layout.cuh"
 #include "common/registers.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/dependents.cuh"
 #include "ptx/mma.cuh"
 
 using Element = ELEMENT;  // f16 or bf16
@@ -480,10 +481,31 @@ __device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends,
 
 // ---------------------------------------------------------------------------------- the kernel
 // Grid: pieces, KV heads times tiles of rows, batch.
+// Adds what the pieces of a head have left, each with its weight, and writes the rows of the result.
+__device__ __forceinline__ void add_pieces(const Decode& p, const Shared& shared, const f32* sums, int pieces, int batch,
+                                           int head, int first_row, int rows) {
+#pragma unroll 1
+  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
+    const int row = item / kFours, column = item % kFours * 4;
+    const f32* from = sums + i64(row) * kDv + column;
+    f32 sum[4] = {};
+#pragma unroll 8
+    for (int i = 0; i < pieces; ++i) {
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + i64(i) * (kRows * kDv)));
+      const f32 weight = shared.join.weights[row][i];
+      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
+      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
+    }
+    finish(p, batch, head, first_row + row, column, sum, shared.join.maxima[row], shared.join.totals[row]);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  launch_dependents();
+  wait_for_prerequisites();
   const int batch = blockIdx.z, row_tiles = gridDim.y / p.kv_heads;
   const int head = blockIdx.y / row_tiles, first_row = blockIdx.y % row_tiles * kRows;
   const int rows = min(p.group * p.queries - first_row, kRows);
@@ -545,18 +567,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   if (pieces == 1 || !is_last_piece(p.arrived + tile_number, pieces)) return;
   weigh_pieces(shared, ends, pieces, rows, warp, lane);
   __syncthreads();
-#pragma unroll 1
-  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
-    const int row = item / kFours, column = item % kFours * 4;
-    const f32* from = sums + i64(row) * kDv + column;
-    f32 sum[4] = {};
-#pragma unroll 8
-    for (int i = 0; i < pieces; ++i) {
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + i64(i) * (kRows * kDv)));
-      const f32 weight = shared.join.weights[row][i];
-      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
-      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
-    }
-    finish(p, batch, head, first_row + row, column, sum, shared.join.maxima[row], shared.join.totals[row]);
-  }
+  add_pieces(p, shared, sums, pieces, batch, head, first_row, rows);
 }

@@ -2,6 +2,7 @@
 // A sequence takes all of its tokens, or none if they exceed its capacity or a page of them is missing; then they are
 // added to `refused`. A warp copies a row, the CTA of a sequence that arrives last changes the length. Grid: x, batch.
 #include "common/layout.cuh"
+#include "ptx/dependents.cuh"
 
 using Element = ELEMENT;  // f16 or bf16
 
@@ -74,6 +75,8 @@ __device__ __forceinline__ void copy_tokens(const KvAppend& p, int b, int first,
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) kv_append(const __grid_constant__ KvAppend p) {
+  launch_dependents();
+  wait_for_prerequisites();
   for (int b = blockIdx.y; b < p.batch; b += gridDim.y) {
     const int first = p.lengths[b];
     const int takes = p.takes ? min(max(p.takes[b], 0), p.tokens) : p.tokens;

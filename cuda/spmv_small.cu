@@ -17,10 +17,12 @@ constexpr int kLanes = LANES, kRowLanes = ROW_LANES, kColumnLanes = COLUMN_LANES
 constexpr int kTogether = TOGETHER;         // blocks of a lane, in each row, that are loaded before the first is used
 constexpr int kAtOnce = ROWS_TOGETHER;      // block rows that the same lanes compute at the same time
 constexpr bool kInChunks = IN_CHUNKS;       // a CTA has neighbouring block rows, so that x stays in its L1
-constexpr bool kEager = EAGER;  // a lane issues all loads at once; it loads columns a turn ahead if a CTA has many rows
+constexpr bool kEager = EAGER;  // a lane issues all loads at once, and loads columns a turn ahead; CTAs have many rows
 constexpr bool kTransposed = A_TRANSPOSED;  // stored blocks are K x R
 constexpr bool kAdjacent = X_ADJACENT;      // x is contiguous and starts at a multiple of 16 bytes
-constexpr int kLong = 256;                  // most blocks of a row that is not cut, or of a piece of a longer row
+// A lane knows the places of its blocks, in a product with the transpose, as early as their columns.
+constexpr bool kPlacesAhead = kTransposed && kEager;
+constexpr int kLong = 256;                  // most blocks of a row that is not cut into pieces
 constexpr u32 kPieceCtas = 1024;            // CTAs that compute pieces; the others end without a search for any
 constexpr int kThreads = THREADS, kGroups = kThreads / kLanes, kWarps = kThreads / 32;
 constexpr int kRows = kR / kRowLanes, kColumns = kK / kColumnLanes;  // rows and columns of a lane
@@ -72,11 +74,12 @@ struct Blocks {
   Index first;  // first block of this lane
   int left;     // blocks from there on, including those of other lanes
   Index column[kTogether];
+  int stored[kPlacesAhead ? kTogether : 1];  // blocks of `data`
 
-  // Begins with the blocks of a row; here there are none if the row has more than kLong.
-  __device__ __forceinline__ void start(const Problem& problem, const Lane& lane, const Row& row) {
+  // Begins with the blocks of a row; here there are none if the row has more than `most`.
+  __device__ __forceinline__ void start(const Problem& problem, const Lane& lane, const Row& row, int most) {
     first = row.first + lane.block;
-    left = row.count > kLong ? kElsewhere : lane.works ? row.count - lane.block : 0;
+    left = row.count > most ? kElsewhere : lane.works ? row.count - lane.block : 0;
     ask(problem);
   }
   __device__ __forceinline__ void ask(const Problem& problem) {
@@ -84,6 +87,12 @@ struct Blocks {
 #pragma unroll
     for (int u = 0; u < kTogether; ++u)
       if (asked(u)) column[u] = streamed(index + place(u));
+    if constexpr (kPlacesAhead) {
+      const int* places = opaque(problem.places + first);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u)
+        if (asked(u)) stored[u] = streamed(places + place(u));
+    }
   }
   __device__ __forceinline__ bool is_long() const { return left < kElsewhere / 2; }
   __device__ __forceinline__ bool has(int u) const { return u * kBlocks < left; }
@@ -107,13 +116,19 @@ struct Parts {
     for (int u = 0; u < kTogether; ++u) {
       there[u] = blocks.has(u);
       if (!blocks.asked(u)) continue;
-      const int place = blocks.place(u);
-      const A* block = data + (kTransposed ? i64(problem.places[blocks.first + place]) : place) * (kR * kK);
+      i64 place = blocks.place(u);
+      if constexpr (kPlacesAhead) place = blocks.stored[u];
+      else if constexpr (kTransposed) place = problem.places[blocks.first + place];
+      const A* block = data + place * (kR * kK);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if constexpr (kTransposed) {
 #pragma unroll
-          for (int k = 0; k < kColumns; ++k) values[u][r].put(k, streamed(block + k * kR + r * kRowLanes));
+          for (int k = 0; k < kColumns; ++k) {
+            const A* from = block + k * kR + r * kRowLanes;
+            // The smallest blocks share lines with those of other rows, which come soon where CTAs take turns.
+            values[u][r].put(k, kPlacesAhead ? *from : streamed(from));
+          }
         } else {
           values[u][r].stream_from(block + r * kRowLanes * kK);
         }
@@ -205,7 +220,7 @@ __device__ __forceinline__ void add_piece(const Problem& problem, const LongRows
   const int each = (last - first + 32 / kLanes - 1) / (32 / kLanes), from = first + threadIdx.x % 32 / kLanes * each;
   Acc sums[1][kRows];
   Blocks blocks[1];
-  blocks[0].start(problem, lane, Row{from, min(each, last - from)});
+  blocks[0].start(problem, lane, Row{from, min(each, last - from)}, 1 << 30);
   sum_blocks(problem, lane, blocks, sums);
   Acc (&acc)[kRows] = sums[0];
   gather(lane, acc);
@@ -266,7 +281,7 @@ spmv_small(const __grid_constant__ Problem problem, const __grid_constant__ Long
     for (int n = 0; n < kAtOnce; ++n) {
       const Index end = max(min(bounds.last[n], Index(problem.blocks)), Index(0));
       const Index begin = min(max(bounds.first[n], Index(0)), end);
-      turn.rows[n].start(problem, lane, Row{begin, int(end - begin)});
+      turn.rows[n].start(problem, lane, Row{begin, int(end - begin)}, kLong);
     }
     return turn;
   };
@@ -282,7 +297,7 @@ spmv_small(const __grid_constant__ Problem problem, const __grid_constant__ Long
     }
   };
   // Columns are loaded a turn ahead of their values, bounds a turn ahead of columns.
-  if constexpr (kEager && kInChunks) {
+  if constexpr (kEager) {
     Turn turn = start(bounds_of(0));
     Bounds next = bounds_of(step);
     for (; go_on(); left -= step, first += step) {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, jit, workspace
+from .._kernels import device, jit, overlapping, workspace
 from .._kernels.element_types import element
 from .append import AppendCall, AppendEngine
 from .arguments import KV_APPEND
@@ -22,7 +24,8 @@ class CudaAppend(AppendEngine):
         batch, heads, tokens, key_dim = call.k.shape
         value_dim = call.v.shape[3]
         config = KvAppend(element(call.to_k.dtype))
-        kernel = jit.load(config.spec(), jit.device_target())
+        spec = replace(config.spec(), overlaps=overlapping.thread.active)
+        kernel = jit.load(spec, jit.device_target())
         grid = config.grid(heads * tokens, batch, device.multiprocessors())
         # Counters are the only memory that is allocated here: if there is none, the table has not changed yet.
         arrived = workspace.counters(batch) if grid[0] > 1 else None

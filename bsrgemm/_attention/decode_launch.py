@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, jit, workspace
+from .._kernels import device, jit, overlapping, workspace
 from .arguments import DECODE
 from .call import DecodeCall
 from .decode_config import HEAD_DIMS, LEAST_TILES, decode_config, pieces_of
@@ -112,7 +112,10 @@ def _prepared(call: DecodeCall, longest: int, total: int) -> _Prepared:
     lengths: if it is the GPU alone, sequences of any length are divided into as many pieces as the grid has.
     """
     kept, table, grows = call.prepared, call.cache.table, call.cache._captured and call.blocks is None
-    key = (longest, total, 0 if table is None else table.shape[1], grows, cupy.cuda.runtime.getDevice())
+    key = (
+        longest, total, 0 if table is None else table.shape[1], grows, cupy.cuda.runtime.getDevice(),
+        overlapping.thread.active,
+    )  # fmt: skip
     found: _Prepared | None = None if kept is None else kept.get(key)
     if found is None or found.plans is not _plans:
         plan = _plan_for(call, longest, total)
@@ -186,7 +189,7 @@ def _plan_for(call: DecodeCall, longest: int, total: int) -> _Plan:
     rows = q.shape[1] // cache.kv_heads * q.shape[2]
     key = (
         cupy.cuda.runtime.getDevice(), cache.dtype.char, cache.head_dim, cache.value_dim, cache.batch, cache.kv_heads,
-        rows, longest, total,
+        rows, longest, total, overlapping.thread.active,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -211,7 +214,7 @@ def _plan(cache: KVCache, rows: int, longest: int, total: int) -> _Plan:
             f"cache: wanted at most {_MOST_GRID} sequences and heads by tiles of rows, got {batch}, {heads}"
         )
     pieces, tiles = pieces_of(longest, total, batch, heads, device.multiprocessors() * config.ctas(arch))
-    kernel = jit.load(config.spec(), arch)
+    kernel = jit.load(replace(config.spec(), overlaps=overlapping.thread.active), arch)
     kernel.max_dynamic_shared_size_bytes = config.shared_bytes
     return _Plan(
         kernel,

@@ -19,6 +19,13 @@ from .timing import Call
 force_kernel = forced_kernel.force_kernel
 
 
+def overlapping_kernel(kernel: Any) -> Any:
+    """A `cupy.RawKernel`, or where cards can do that the same with launches that may overlap with others."""
+    from .._kernels import jit, overlapping
+
+    return overlapping.OverlappingKernel(kernel) if overlapping.can_overlap(jit.device_target()) else kernel
+
+
 def square_products(A: Any, device: str) -> tuple[Call, int]:
     """The products of A @ A without the search for pairs of blocks, and the number of blocks of the result."""
     engine, rows = ENGINES.of(registry.by_name(device)), A.shape[0] // A.blocksize[0]

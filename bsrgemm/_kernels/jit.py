@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import disk_cache
+from .overlapping import OverlappingKernel, can_overlap
 from .sources import cuda_root, digest, gather
 from .structs import Struct
 
@@ -55,6 +56,8 @@ class KernelSpec:
     defines: tuple[tuple[str, str | int], ...] = ()
     #: structs that the kernel takes as arguments; the compiler asserts that Python and CUDA agree on their layout
     structs: tuple[Struct, ...] = ()
+    #: whether launches may begin before the kernels in front of them have ended (see overlapping.py)
+    overlaps: bool = False
 
     def __str__(self) -> str:
         defines = "".join(f" -D{name}={value}" for name, value in self.defines)
@@ -150,7 +153,8 @@ def load(spec: KernelSpec, arch: str, *, root: Path | None = None) -> Any:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _kernels:
-            _kernels[key] = _build_and_open(spec, arch, root)
+            opened = _build_and_open(spec, arch, root)
+            _kernels[key] = OverlappingKernel(opened) if spec.overlaps and can_overlap(arch) else opened
         return _kernels[key]
 
 
@@ -164,8 +168,9 @@ def argument(packed: bytearray | memoryview) -> Any:
     if kind is None:
         return np.ndarray((), np.dtype(f"V{len(packed)}"), packed)
     memory = ctypes.c_char.from_buffer(packed)  # the struct is not moved as long as this is there
-    found = kind(ctypes.addressof(memory))
-    found.packed, found.memory = packed, memory
+    address = ctypes.addressof(memory)
+    found = kind(address)
+    found.packed, found.memory, found.address = packed, memory, address
     return found
 
 
@@ -183,7 +188,7 @@ def _argument_class() -> Any:
     class Argument(CPointer):
         """The address of a struct in memory of the host, with the struct."""
 
-        __slots__ = ("memory", "packed")
+        __slots__ = ("address", "memory", "packed")
 
         def tobytes(self) -> bytes:
             return bytes(self.packed)

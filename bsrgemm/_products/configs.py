@@ -295,14 +295,31 @@ class GemmFew:
     types: Types
     #: whether columns of B lie side by side, aligned to 16 bytes
     by_columns: bool
+    warps: int = 4
+    #: whether A is read before the kernels in front on the stream have ended
+    read_ahead: bool = False
 
-    threads, shared_bytes = 128, 0
     rows, most_columns, chunk = 16, 8, 32
 
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the kernel's struct Shared."""
+        return 1024 * (1 if self.by_columns else self.warps) + 512 * (self.warps // 2)
+
     def spec(self) -> KernelSpec:
-        shape = (("B_BY_COLUMNS", int(self.by_columns)),)
+        shape = (
+            ("B_BY_COLUMNS", int(self.by_columns)),
+            ("WARPS", self.warps),
+            ("READ_AHEAD", int(self.read_ahead)),
+        )
         layout = arguments.product(self.types.acc)
-        return KernelSpec("gemm_few.cu", "gemm_few", (*self.types.defines(), *shape), (layout,))
+        return KernelSpec(
+            "gemm_few.cu", "gemm_few", (*self.types.defines(), *shape), (layout,), overlaps=self.read_ahead
+        )
 
     def grid(self, block_rows: int, R: int, batches: int) -> tuple[int, int]:
         """Return the grid: 16 rows each along x, batches along y."""
@@ -370,8 +387,8 @@ class SpmvSmall:
     #: number of block rows that the same lanes process at once
     rows_together: int = 1
 
-    #: kLong of the kernel: a block row with more blocks than this is cut into pieces of at most as many blocks
-    long = 256
+    #: kLong of the kernel: a block row with more blocks than this is cut into pieces, of so many blocks each
+    long, piece = 256, 512
     shared_bytes = 0
 
     def spec(self) -> KernelSpec:
@@ -396,9 +413,10 @@ class SpmvSmall:
     def ctas(self, block_rows: int, multiprocessors: int) -> int:
         """Return the number of CTAs for all block rows.
 
-        With `in_chunks` there are only as many as run at the same time, and the block rows are divided among them.
+        With `in_chunks` or `eager` there are only as many as run at the same time, and the block rows are divided among
+        them: each has neighbouring ones, or they take turns.
         """
-        if self.in_chunks:
+        if self.in_chunks or self.eager:
             return max(1, min(-(-block_rows // (32 // self.lanes)), self.at_least * multiprocessors))
         return max(1, min(MAX_GRID_X // 2, -(-block_rows // (self.threads // self.lanes * self.rows_together))))
 

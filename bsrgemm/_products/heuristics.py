@@ -102,7 +102,7 @@ def gemm(problem: Problem) -> Gemm:
     if problem.parts == 2:
         return gemm_sm90(problem)  # no other kernel reads B in parts
     if few_serves(problem):
-        return GemmFew(problem.types, problem.b_order == "F")
+        return gemm_few(problem)
     if tensor_cores_serve(problem) and not by_rows(problem):
         if turned_serves(problem) and _many_turned_tiles(problem):
             return gemm_turned_sm90(problem)
@@ -262,6 +262,16 @@ def few_serves(problem: Problem) -> bool:
         and problem.K % GemmFew.chunk == 0
         and problem.blocks * (problem.K // GemmFew.chunk) < 2**31
     )
+
+
+#: gemm_few has 8 warps where it has at most so many tiles of 16 rows: two CTAs for each of 132 multiprocessors.
+_FEW_ROW_TILES = 2 * 2 * FEW_TILES
+
+
+def gemm_few(problem: Problem) -> GemmFew:
+    """Return the config of gemm_few for a product."""
+    row_tiles = problem.block_rows * (problem.R // GemmFew.rows) * problem.batches
+    return GemmFew(problem.types, problem.b_order == "F", 8 if row_tiles <= _FEW_ROW_TILES else 4)
 
 
 def sm90_serves(problem: Problem) -> bool:
@@ -627,6 +637,8 @@ def _small_configs(names: Types) -> Iterator[SpmvSmall | Spmm | SpmmF64]:
         yield spmv_small(names, R, K, transposed, aligned and not transposed)
         if aligned and not transposed:
             yield from (spmv_small(names, R, K, False, True, True, row) for row in (1, 2, 4, 9, _USUAL_ROW))
+        if aligned and transposed and names.index == "i32":
+            yield from (spmv_small(names, R, K, True, False, True, row) for row in (1, 2, 4, 9, _USUAL_ROW))
         yield spmm_small(names, R, K, 16, transposed, aligned)
         if aligned and not transposed and names.of_one("f64") and R >= _DMMA_ROWS:
             yield from (spmm_f64(names.index, R, K, N) for N in (16, 64))
@@ -668,7 +680,8 @@ def every_config(dtypes: tuple[np.dtype[Any], ...] = DEVICE_DTYPES) -> Iterator[
         if dtype in HALF_DTYPES:
             half = element(dtype)
             for numbers, c, by_columns in itertools.product(("i32", "i64"), (half, "f32"), (False, True)):
-                yield GemmFew(Types(half, half, c, "f32", numbers), by_columns)
+                for warps, read_ahead in itertools.product((4, 8), (False, True)):
+                    yield GemmFew(Types(half, half, c, "f32", numbers), by_columns, warps, read_ahead)
         if dtype in (*HALF_DTYPES, np.dtype(np.float32)):
             yield from _sm90_configs(dtype)
         if dtype in HALF_DTYPES:

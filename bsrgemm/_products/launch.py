@@ -14,7 +14,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, element_types, forced_kernel, jit, tensor_map, workspace
+from .._kernels import device, element_types, forced_kernel, jit, overlapping, tensor_map, workspace
 from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
@@ -194,7 +194,7 @@ def product(call: ProductCall) -> Launch | None:
     key = (
         call.matrix._shape, B.data.ptr, B.shape, B.strides, B.dtype, out.data.ptr, out.shape, out.strides, out.dtype,
         call.acc, call.beta == 0, call.transposed, call.tf32, call.parts, call.fp8, call.config, call.may_copy,
-        forced_kernel.name,
+        forced_kernel.name, overlapping.thread.active,
         cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
     launch = cache.launches.get(key)
@@ -216,7 +216,7 @@ def _plan_key(call: ProductCall, orders: tuple[str, str]) -> tuple[Any, ...]:
     """Return the key of a plan: everything on which it depends except the arrays of the matrix, which owns the plan."""
     return (
         call.matrix._shape, call.B.dtype, call.out.dtype, call.acc, call.columns, call.batches, orders, call.beta == 0,
-        call.transposed, call.tf32, call.parts, call.fp8, call.config, forced_kernel.name,
+        call.transposed, call.tf32, call.parts, call.fp8, call.config, forced_kernel.name, overlapping.thread.active,
         cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
 
@@ -270,6 +270,8 @@ def problem_of(cache: MatrixCache, call: ProductCall, orders: tuple[str, str] = 
 def _plan(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> Plan:
     problem = problem_of(cache, call, orders)
     config = call.config or measured.choice(problem) or heuristics.gemm(problem)
+    if isinstance(config, GemmFew) and _reads_ahead(cache, problem):
+        config = replace(config, read_ahead=True)
     kernel = jit.load(config.spec(), problem.arch)
     if config.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = config.shared_bytes
@@ -278,6 +280,11 @@ def _plan(cache: MatrixCache, call: ProductCall, orders: tuple[str, str]) -> Pla
     if isinstance(config, GemmSm80):
         return _plan_sm80(cache, problem, config, kernel)
     return _plan_plain(cache, problem, config, kernel)
+
+
+def _reads_ahead(cache: MatrixCache, problem: Problem) -> bool:
+    """Return whether A may be read before the kernels in front have ended; one of these may still make a copy of it."""
+    return overlapping.thread.active and overlapping.can_overlap(problem.arch) and cache.whole is not None
 
 
 def _plan_plain(cache: MatrixCache, problem: Problem, config: Gemm, kernel: Any) -> Plan:
@@ -416,7 +423,7 @@ def _grid(config: Gemm, problem: Problem) -> tuple[int, ...]:
 def _long_rows(cache: MatrixCache, problem: Problem, config: SpmvSmall, ctas: int) -> tuple[LongRows, Any]:
     """Return the second argument of spmv_small, and the arrays to which it points."""
     where = (_stored_columns(problem), problem.transposed, config.long)
-    rows = cache.long_rows(*where)
+    rows = cache.long_rows(*where, config.piece)
     bounds = cache.shares(*where, ctas) if config.in_chunks else None
     template = arguments.LONG_ROWS.pack(
         pieces=rows.pieces.data.ptr,

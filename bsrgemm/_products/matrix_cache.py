@@ -15,7 +15,7 @@ import cupy
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
-from .._kernels import forced_kernel, workspace
+from .._kernels import forced_kernel, overlapping, workspace
 from .._kernels.launching import contiguous
 from .._kernels.workspace import StreamOrdered
 from . import row_matching, work_list, work_list_launch
@@ -80,7 +80,8 @@ class MatrixCache:
         """
         if type(x) is not self.array_type or not self.fits(A):
             return None
-        key = (options, x.shape, x.strides, x.dtype, forced_kernel.name, cupy.cuda.runtime.getDevice())
+        kernels = forced_kernel.name, overlapping.thread.active
+        key = (options, x.shape, x.strides, x.dtype, kernels, cupy.cuda.runtime.getDevice())
         if out is None:
             return key
         return (key, out.shape, out.strides, out.dtype) if type(out) is self.array_type else None
@@ -158,11 +159,11 @@ class MatrixCache:
         bounds = self.remembered(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
         return groups.columns, bounds, groups.blocks
 
-    def long_rows(self, block_cols: int, transposed: bool, longest: int) -> LongRows:
-        """Return the pieces of block rows with more than `longest` blocks."""
+    def long_rows(self, block_cols: int, transposed: bool, longest: int, piece: int) -> LongRows:
+        """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks."""
         indptr = self.index(block_cols, transposed)[1]
-        key = ("long rows", block_cols, transposed, longest)
-        return self.remembered(key, lambda: work_list.long_rows(self._backend, indptr, self.blocks, longest))
+        key = ("long rows", block_cols, transposed, longest, piece)
+        return self.remembered(key, lambda: work_list.long_rows(self._backend, indptr, self.blocks, longest, piece))
 
     def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
         """Return where each of `count` ranges of neighbouring block rows begins, and where the last one ends."""
@@ -209,7 +210,7 @@ class PreparedLaunches(Prepared):
 
     def __init__(self, A: Any) -> None:
         super().__init__(A)
-        self._forced = forced_kernel.name
+        self._kernels = forced_kernel.name, overlapping.thread.active
         self._plans = {place: ref(plan) for place, plan in _plans_of(A)}
 
     def plans(self) -> list[Any] | None:
@@ -217,7 +218,7 @@ class PreparedLaunches(Prepared):
         return None if None in found else found
 
     def holds_for(self, A: Any) -> bool:
-        if forced_kernel.name != self._forced or not super().holds_for(A):
+        if (forced_kernel.name, overlapping.thread.active) != self._kernels or not super().holds_for(A):
             return False
         now = dict(_plans_of(A))
         return all(plan() is not None and now.get(place) is plan() for place, plan in self._plans.items())

@@ -159,25 +159,34 @@ def _spmv_whole(
     down = 1 if bytes_of_block <= _SMALLEST_BYTES and row > 1 else next(small, shares[-1])
     # Registers for each block in flight: its values, its part of x, its column index, and either (eager) the column
     # index of a block of the next block row or the computation of addresses.
-    eager = x_adjacent and not transposed and names.index == "i32" and names.a != "boolean"
-    columns_ahead = 2 if eager else 6 if transposed or names.index == "i64" else 4
+    eager = x_adjacent and names.index == "i32" and names.a != "boolean"
+    columns_ahead = 2 + transposed if eager else 6 if transposed or names.index == "i64" else 4
     each = R // down * columns * max(1, size // 4) + columns * max(1, BYTES[names.b] // 4) + columns_ahead
     sums = R // down * max(1, number(names.acc).itemsize // 4)
     limit = max(1, min(7 if size >= 8 or R * K == 1 else 6, (_EAGER_WORDS - sums) // each))
     lanes = next(n for n in (1, 2, 4, 8, 16, 32) if n >= down * across)
-    while lanes < 32 and -(-row // (lanes // (down * across))) > limit:
+    # In a product with the transpose, twice as many blocks as fit are no reason for more lanes: what counts is how many
+    # are in flight, since neighbouring blocks of a row lie far apart.
+    while lanes < 32 and -(-row // (lanes // (down * across))) > limit * (1 + (eager and transposed)):
         lanes *= 2
     whole = -(-row // (lanes // (down * across)))
-    together = -(-whole // -(-whole // limit))
+    together = min(whole, limit) if eager and transposed else -(-whole // -(-whole // limit))
     rows = 2 if row == 1 and eager and names.of_one("f32") and R // down * columns <= 6 else 1
     # Registers that ptxas needs beyond our count, found by compiling until nothing spilled.
     words = together * each + (2 if sums <= 6 else 3) * sums
     words = rows * words + (14 if columns * size > 8 else 3 if down > 1 else 0)
+    words += (5 if size >= 4 else 13) if eager and transposed else 0
     if names.acc == "c128":
         words = rows * (together * each * 3 // 2 + 4 * sums)
     threads = next((n for most, n in ((43, 1024), (62, 768), (72, 640), (100, 512)) if words <= most), 256)
-    threads = _MEASURED_THREADS.get((R, K, threads), threads)
-    return SpmvSmall(names, R, K, lanes, down, across, together, True, transposed, threads, 1, x_adjacent, eager, rows)
+    if not transposed:
+        threads = _MEASURED_THREADS.get((R, K, threads), threads)
+    # CTAs take turns in a product with the transpose: rows that are computed at the same time have blocks in the same
+    # lines of memory, which the L2 then has for all of them.
+    chunks = not (eager and transposed)
+    return SpmvSmall(
+        names, R, K, lanes, down, across, together, chunks, transposed, threads, 1, x_adjacent, eager, rows
+    )
 
 
 @lru_cache(maxsize=4096)

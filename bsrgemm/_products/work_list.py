@@ -239,20 +239,20 @@ class LongRows:
 _ROW_COST = 16
 
 
-def long_rows(backend: Backend, indptr: Array, blocks: int, longest: int) -> LongRows:
-    """Return the block rows with more than `longest` blocks, cut into pieces of at most `longest` blocks."""
+def long_rows(backend: Backend, indptr: Array, blocks: int, longest: int, piece: int) -> LongRows:
+    """Return the block rows with more than `longest` blocks, cut into pieces of at most `piece` >= `longest` blocks."""
     xp = backend.xp
     bound = 2 * (blocks // longest)  # a row of n > longest blocks has at most n / longest + 1 pieces
     rows = len(indptr) - 1
     number = xp.arange(bound, dtype=np.int64)
     start = xp.clip(indptr.astype(np.int64), 0, blocks)
     length = xp.maximum(start[1:] - start[:-1], 0)
-    ends = xp.minimum(xp.cumsum(xp.where(length > longest, -(-length // longest), 0)), bound)
+    ends = xp.minimum(xp.cumsum(xp.where(length > longest, -(-length // piece), 0)), bound)
     count = xp.diff(ends, prepend=ends[:1] * 0)
     row = xp.minimum(xp.searchsorted(ends, number, side="right"), rows - 1)
     within = number - (ends - count)[row]
-    first = start[:-1][row] + within * longest
-    pieces = xp.stack([row, first, xp.minimum(first + longest, start[1:][row]), within], axis=1)
+    first = start[:-1][row] + within * piece
+    pieces = xp.stack([row, first, xp.minimum(first + piece, start[1:][row]), within], axis=1)
     parents = xp.stack([number - within, count[row]], axis=1)
     lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, ends[-1:])]
     return LongRows(lists[0], lists[1], lists[2], bound)

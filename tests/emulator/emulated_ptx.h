@@ -372,6 +372,9 @@ RUNTIME void elect_sync(bool& p, u32) {
   own_warp().together.meet("a warp");
   p = thread.x % 32 == 0;
 }
+// Kernels run one after the other.
+RUNTIME void griddepcontrol_launch_dependents() {}
+RUNTIME void griddepcontrol_wait() {}
 RUNTIME void setmaxnreg_dec_sync_aligned_u32(int) {}
 RUNTIME void setmaxnreg_inc_sync_aligned_u32(int) {}
 RUNTIME void bar_sync(u32 id, u32 threads) {

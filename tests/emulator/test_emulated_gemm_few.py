@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
+from bsrgemm._kernels import overlapping
+from bsrgemm._kernels.element_types import Types
+from bsrgemm._products import heuristics
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -22,6 +28,13 @@ F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 def emulated(folder: Path) -> Iterator[None]:
     with emulator.emulated(folder, guarded, arch="sm_80"):
         yield
+
+
+@pytest.fixture(params=[4, 8], ids=lambda warps: f"{warps} warps")
+def warps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Both numbers of warps, whatever the number of block rows."""
+    monkeypatch.setattr(heuristics, "_FEW_ROW_TILES", 0 if request.param == 4 else 1 << 30)
+    return int(request.param)
 
 
 @pytest.fixture
@@ -40,7 +53,7 @@ def assert_product(A: Matrix, B: Array, out: Array, alpha: Any = 1, beta: Any = 
     [((16, 32), 1, F16), ((32, 64), 3, BFLOAT16), ((48, 96), 8, F16), ((64, 160), 5, BFLOAT16)],
     ids=str,
 )
-def test_products_are_exact(block: tuple[int, int], N: int, dtype: Any, rng: np.random.Generator) -> None:
+def test_products_are_exact(block: tuple[int, int], N: int, dtype: Any, rng: np.random.Generator, warps: int) -> None:
     A = Matrix(rng, *block, dtype, put=guarded)
     for out_dtype, layout in ((dtype, "C"), (F32, "F")):
         B = guarded(numbers(rng, (A._shape[1], N), dtype))
@@ -53,8 +66,41 @@ def test_products_are_exact(block: tuple[int, int], N: int, dtype: Any, rng: np.
         )
 
 
+@pytest.mark.parametrize("N", [2, 4, 6, 8])
+def test_rows_of_b_are_read_in_pieces_of_any_width(N: int, rng: np.random.Generator, warps: int) -> None:
+    A = Matrix(rng, 16, 96, F16, put=guarded)
+    for more in (0, 1, 2, 4, 8):  # columns between the rows of B: pieces of 16, 8, 4 and 2 bytes are aligned
+        wide = guarded(numbers(rng, (A._shape[1], N + more), F16))
+        assert_product(A, wide[:, :N], guarded(np.ones((A._shape[0], N), F32)), 1, 3)
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3, 3], [3, 4, 2, 3], [0, 0, 0, 4], [1, 3, 2, 2], [0, 0, 0, 0]], ids=str)
+def test_rows_that_could_be_equally_long_are_read_where_they_are(
+    lengths: list[int], rng: np.random.Generator, warps: int
+) -> None:
+    """The kernel guesses where the blocks of a row are if the mean is a whole number; it may be wrong."""
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("i4")
+    data, col = numbers(rng, (indptr[-1], 32, 64), F16), rng.integers(0, 5, indptr[-1]).astype("i4")
+    A = SimpleNamespace(data=guarded(data), indices=guarded(col), indptr=guarded(indptr), _shape=(128, 320))
+    A.dense = scipy.sparse.bsr_array((data.astype(float), col, indptr), shape=A._shape).toarray()
+    assert_product(A, guarded(numbers(rng, (320, 3), F16)), guarded(np.ones((128, 3), F32)), 1, 2)
+
+
+def test_a_matrix_may_be_read_ahead(folder: Path, rng: np.random.Generator, warps: int) -> None:
+    A = Matrix(rng, 32, 64, F16, put=guarded)
+    B = guarded(numbers(rng, (A._shape[1], 5), F16))
+    with emulator.emulated(folder, guarded, arch="sm_90a"):
+        for active in (False, True):
+            with overlapping.overlapping() if active else contextlib.nullcontext():
+                out = guarded(np.zeros((A._shape[0], 5), F32))
+                assert emulator.run_product(A, B, out, F32).config == heuristics.GemmFew(
+                    Types("f16", "f16", "f32", "f32", "i32"), False, warps, active
+                )
+                np.testing.assert_array_equal(out.get(), A.dense @ np.asarray(B).astype(float))
+
+
 @pytest.mark.races
-def test_warps_share_a_row_without_races(rng: np.random.Generator) -> None:
+def test_warps_share_a_row_without_races(rng: np.random.Generator, warps: int) -> None:
     A = Matrix(rng, 32, 64, F16, put=guarded)
     B, out = (guarded(numbers(rng, (n, 3), F16)) for n in A._shape[::-1])
     assert_product(A, B, out, 2, -1)

@@ -187,6 +187,23 @@ def test_long_rows_are_added_up_piece_by_piece(block: tuple[int, int], rng: np.r
         assert not any(counters.any() for counters in workspace._zeroed.values())
 
 
+@pytest.mark.parametrize("block", [(3, 3), (1, 2), (5, 4)], ids=str)
+@pytest.mark.parametrize("most", [1, 3])
+def test_ctas_take_turns_at_rows_of_the_transpose(block: tuple[int, int], most: int, rng: np.random.Generator) -> None:
+    """Columns of none, of few and of more than 512 blocks; blocks of up to 100 bytes are computed by turns."""
+    f64, lengths = np.dtype(np.float64), rng.integers(0, 4, 1100)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("i4")
+    col = rng.choice(7, indptr[-1], p=[0.6, 0.1, 0, 0.1, 0.1, 0.05, 0.05]).astype("i4")
+    data = numbers(rng, (indptr[-1], *block), f64)
+    A = SimpleNamespace(data=put(data), indices=put(col), indptr=put(indptr), _shape=(1100 * block[0], 7 * block[1]))
+    x, out = numbers(rng, (A._shape[0], 1), f64), put(np.ones((A._shape[1], 1)))
+    with emulator.few_ctas(most):
+        config = emulator.run_product(A, put(x), out, f64, 2, 3, transposed=True).config
+    assert config.spec().entry == "spmv_small" and config.eager == (block != (5, 4)) and not config.in_chunks
+    want = 2 * (scipy.sparse.bsr_array((data, col, indptr), shape=A._shape).T @ x) + 3
+    np.testing.assert_array_equal(out.get(), want)
+
+
 @pytest.mark.races
 def test_pieces_of_long_rows_whose_rows_several_lanes_have(rng: np.random.Generator) -> None:
     """The warp that adds the pieces up finds what all lanes of the others wrote."""

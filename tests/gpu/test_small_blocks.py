@@ -43,6 +43,35 @@ def test_small_blocks_by_one_vector_and_by_few_columns(block, dtype, rng, checks
 
 
 @kernel("spmv_small")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "int32"])
+@pytest.mark.parametrize("block", some_under_memcheck([(1, 1), (2, 2), (3, 3), (2, 4), (5, 2), (4, 4)], [(3, 3)]))
+def test_transposes_whose_columns_differ_in_length(block, dtype, rng, checksum) -> None:
+    """Columns of none, of a few, and of more than 512 blocks, which are cut; CTAs take turns at the smallest blocks."""
+    import cupy
+
+    dtype, rows, cols = np.dtype(dtype), 3000, 2500
+    R, K = block
+    col = np.minimum((rng.pareto(0.7, 40_000) * 20).astype(np.int64), cols - 1)
+    row = np.sort(rng.integers(0, rows, len(col)))
+    indptr = np.searchsorted(row, np.arange(rows + 1)).astype(np.int32)
+    data = values(rng, (len(col), *block), dtype)
+    A = device((data, col.astype(np.int32), indptr, (rows * R, cols * K)))
+    x = values(rng, (rows * R,), dtype)
+    got = A.T @ cupy.asarray(x)
+    checksum(got)
+    exact = exact_dtype(dtype)
+    products = np.einsum("brk,br->bk", data.astype(exact), x.reshape(rows, R)[row].astype(exact))
+    sizes = np.einsum("brk,br->bk", np.abs(data).astype(float), np.abs(x.reshape(rows, R)[row]).astype(float))
+    want, size = np.zeros((cols, K), exact), np.zeros((cols, K))
+    np.add.at(want, col, products)
+    np.add.at(size, col, sizes)
+    most = R * int(np.bincount(col).max())
+    assert most > 512 * R
+    assert_close(got.get(), want.reshape(-1), size.reshape(-1), most, acc_of(dtype))
+    assert differing(lambda: A.T @ cupy.asarray(x), got, 3) == 0
+
+
+@kernel("spmv_small")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize(
     "block",

@@ -216,20 +216,22 @@ def test_a_measured_choice_is_for_one_problem_in_every_field(name: str) -> None:
     ],
     ids=str,
 )
-def test_pieces_of_long_rows_stay_inside_the_blocks_whatever_indptr_holds(indptr: list[int]) -> None:
+@pytest.mark.parametrize("piece", [8, 20])
+def test_pieces_of_long_rows_stay_inside_the_blocks_whatever_indptr_holds(indptr: list[int], piece: int) -> None:
     """A kernel reads the blocks that the pieces name; a user may have spoiled the index pointer."""
-    blocks, longest = 40, 8
-    found = work_list.long_rows(HOST, np.array(indptr, np.int32), blocks, longest)
+    blocks = 40
+    found = work_list.long_rows(HOST, np.array(indptr, np.int32), blocks, 8, piece)
     count = int(found.count[0])
     assert 0 <= count <= found.bound == len(found.pieces)
     row, first, last, _ = found.pieces[:count].T
     assert (row >= 0).all() and (row < len(indptr) - 1).all()
-    assert (first >= 0).all() and (last <= blocks).all() and (last - first <= longest).all()
+    assert (first >= 0).all() and (last <= blocks).all() and (last - first <= piece).all()
 
 
-def test_pieces_of_long_rows_cover_them_once() -> None:
+@pytest.mark.parametrize("piece", [8, 10, 20])
+def test_pieces_of_long_rows_cover_them_once(piece: int) -> None:
     indptr = np.array([0, 3, 25, 25, 33, 50], np.int32)
-    found = work_list.long_rows(HOST, indptr, 50, 8)
+    found = work_list.long_rows(HOST, indptr, 50, 8, piece)
     count = int(found.count[0])
     covered = [(int(r), list(range(a, b))) for r, a, b, _ in found.pieces[:count].tolist()]
     for row, (start, stop) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
@@ -238,7 +240,8 @@ def test_pieces_of_long_rows_cover_them_once() -> None:
     within = found.pieces[:count, 3]
     parents = found.parents[:count]
     np.testing.assert_array_equal(parents[:, 0], np.arange(count) - within)
-    np.testing.assert_array_equal(parents[:, 1], [3] * 6)  # rows of 22 and 17 blocks, three pieces each
+    counts = [-(-n // piece) for n in (22, 17)]  # pieces of the two long rows
+    np.testing.assert_array_equal(parents[:, 1], np.repeat(counts, counts))
 
 
 # ------------------------------------------------------------------------------------------------- grids

@@ -93,9 +93,9 @@ def test_split_items_are_those_of_their_own_share(cache: MatrixCache, transposed
 def test_long_rows_and_shares_are_those_of_their_own_limit(cache: MatrixCache) -> None:
     indptr = cache.index(64, False)[1]
     for longest, count in itertools.product((2, 5, 30), (1, 3, 7)):
-        for _ in range(2):
-            want = work_list.long_rows(HOST, indptr, cache.blocks, longest)
-            assert same(cache.long_rows(64, False, longest), want)
+        for piece in (longest, 2 * longest, 2 * longest):
+            want = work_list.long_rows(HOST, indptr, cache.blocks, longest, piece)
+            assert same(cache.long_rows(64, False, longest, piece), want)
             found = cache.shares(64, False, longest, count)
             assert np.array_equal(found, work_list.shares(HOST, indptr, longest, count))
 

@@ -172,7 +172,8 @@ class Kernel:
     def __init__(self, kernel: Any, spec: jit.KernelSpec, arch: str, root: Path | None) -> None:
         self.__dict__.update(kernel=kernel, shared_bytes=0)
         digest = source_digest(spec.source, root) if root is None else source_digest.__wrapped__(spec.source, root)
-        self.__dict__["about"] = {"entry": spec.entry, "source": digest, "options": " ".join(jit.options(spec, arch))}
+        options = " ".join(jit.options(spec, arch)) + (" overlapping" if spec.overlaps else "")
+        self.__dict__["about"] = {"entry": spec.entry, "source": digest, "options": options}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)

@@ -14,7 +14,7 @@ from bsrgemm.dtypes import FLOAT8, accumulator_dtype
 from ..strategies import widened
 from .case import Case, kind
 from .references import Exact, bounds, exact, fp8_bounds, seen_keys
-from .samples import here
+from .samples import at_times_overlapping, here
 
 F32 = np.dtype(np.float32)
 LENGTHS = (1, 3, 16, 17, 31, 64, 65, 100, 128, 130, 200)
@@ -242,7 +242,8 @@ def decode(case: Case) -> None:
         k, v = (normal(case, (B, H, n, D), dtype) for _ in range(2))
         takes = case.rng.integers(0, n, B, endpoint=True) if case.chance(0.6) else np.full(B, n)
         turned = [here(case, np.ascontiguousarray(x if layout == "bhsd" else x.swapaxes(1, 2))) for x in (k, v)]
-        cache.append(*turned, None if (takes == n).all() else takes.tolist(), layout=layout)
+        with at_times_overlapping(case):
+            cache.append(*turned, None if (takes == n).all() else takes.tolist(), layout=layout)
         for b in range(B):
             held[b] = [
                 np.concatenate([old, new[b, :, : takes[b]]], axis=1) for old, new in zip(held[b], (k, v), strict=True)
@@ -279,7 +280,7 @@ def decode_graph(case: Case) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     warm = bg.KVCache(B, H, 16, D, dtype=dtype, device=case.place.backend.name)
     cupy.cuda.get_current_stream().synchronize()
-    with stream:
+    with stream, at_times_overlapping(case):
         for store in (warm, cache):
             if store is cache:
                 stream.begin_capture()
@@ -325,5 +326,6 @@ def read(case: Case, cache: Any, held: list[list[Any]], group: int) -> None:
     want = exact(q, k, v, seen, None, None)
     acc = accumulator_dtype(cache.dtype)
     off = bounds(want, cache.dtype, acc, D, not case.place.is_host)
-    got = bg.attention_decode(here(case, q), cache, return_lse=True, **options)
+    with at_times_overlapping(case):
+        got = bg.attention_decode(here(case, q), cache, return_lse=True, **options)
     near(case, f"decode {cache.dtype} {D} {cache.lengths} page {cache.page} {sorted(options)}", got, want, off)

@@ -23,7 +23,7 @@ from ..strategies import (
     widened,
 )
 from .case import Case, kind
-from .samples import bsr, flavour, here, operand, sample, values
+from .samples import at_times_overlapping, bsr, flavour, here, operand, sample, values
 
 #: Relative to the sum of the absolute products: what tensor cores keep of fp8 and of tf32 factors.
 FP8, TF32 = 2**-10, 2**-9
@@ -70,12 +70,13 @@ def dense(case: Case) -> None:
     X = case.place.operand(x)
     want, bound = expected(b, x.values)
     for _ in range(2):  # the second call takes what the first has prepared
-        if side == "B @ A":
-            turned = X.T if columns else X
-            got = turned @ A if case.chance(0.5) else bg.matmul(turned, A)
-            got = got.T if columns else got
-        else:
-            got = (A.T if side == "A.T @ B" else A) @ X if side != "dot" else A.dot(X)
+        with at_times_overlapping(case):
+            if side == "B @ A":
+                turned = X.T if columns else X
+                got = turned @ A if case.chance(0.5) else bg.matmul(turned, A)
+                got = got.T if columns else got
+            else:
+                got = (A.T if side == "A.T @ B" else A) @ X if side != "dot" else A.dot(X)
         case.true("dtype", got.dtype == result_dtype(a.dtype, x.dtype))
         case.same(f"{side} {a.blocksize} {a.dtype} {dtype} N={N}", got, want, bound)
 

@@ -33,6 +33,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_device_targets": "the device: kernels/test_jit.py",
         "_argument_class": "nothing",
     },
+    "_kernels/overlapping.py": {"_driver": "the process"},
     "_kernels/structs.py": {
         "Struct.offsets": "the fields",
         "Struct._packer": "the fields",

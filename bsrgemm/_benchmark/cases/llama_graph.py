@@ -1,7 +1,8 @@
 """One token of the model of `llama` as a CUDA graph: from the last token to the next, nothing is decided by the host.
 
 Products with the weights, appending to the caches and attention are calls of bsrgemm. What lies between them, the
-embedding and the choice of the next token are six small kernels. The position is read on the GPU.
+embedding and the choice of the next token are six small kernels. The position is read on the GPU. All of these kernels
+may overlap (`bsrgemm.overlapping`): the weights do not change while the model is used.
 """
 
 from __future__ import annotations
@@ -13,12 +14,22 @@ import numpy as np
 
 import bsrgemm as bg
 
+from ..internals import overlapping_kernel
 from .llama import EPSILON, Model, Weight
 
 #: Numbers are float16, computed in float32. A row has as many elements as it likes, always an even number.
 SOURCE = f"""
 typedef unsigned short u16;
 typedef unsigned long long u64;
+
+// On Hopper a kernel may begin before the ones in front of it have ended; it waits before it reads what they write.
+#if __CUDA_ARCH__ >= 900
+#define BEGIN                                                      \\
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  \\
+  asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define BEGIN
+#endif
 
 __device__ __forceinline__ float wide(u16 x) {{
   float y;
@@ -33,12 +44,14 @@ __device__ __forceinline__ u16 narrow(float x) {{
 
 // x = embedding[tokens[place]]
 extern "C" __global__ void llama_embed(const u16* embedding, const int* tokens, const int* place, u16* x, int width) {{
+  BEGIN;
   const u16* row = embedding + (long long)tokens[*place] * width;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) x[i] = row[i];
 }}
 
 // y = x / sqrt(mean(x^2) + epsilon) * weight, by one CTA of 1024 threads
 extern "C" __global__ void llama_norm_row(const u16* x, const u16* weight, u16* y, int width) {{
+  BEGIN;
   __shared__ float sums[32];
   const ushort2* pairs = (const ushort2*)x;
   float sum = 0;
@@ -62,6 +75,7 @@ extern "C" __global__ void llama_norm_row(const u16* x, const u16* weight, u16* 
 // Turns the pairs (i, i + half) of the first heads of x by the angles of the position.
 extern "C" __global__ void llama_rotate_at(u16* x, const float* cos, const float* sin, const int* place, int heads,
                                            int half) {{
+  BEGIN;
   const int i = blockIdx.x * blockDim.x + threadIdx.x, head = i / half, j = i % half;
   if (head >= heads) return;
   const long long angle = (long long)*place * half + j;
@@ -73,6 +87,7 @@ extern "C" __global__ void llama_rotate_at(u16* x, const float* cos, const float
 
 // y = silu(gate) * up, where `both` is the row of gate followed by the row of up
 extern "C" __global__ void llama_swiglu_row(const u16* both, u16* y, int inner) {{
+  BEGIN;
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= inner) return;
   const float gate = wide(both[i]), up = wide(both[inner + i]);
@@ -81,6 +96,7 @@ extern "C" __global__ void llama_swiglu_row(const u16* both, u16* y, int inner) 
 
 // best = the largest logit and its number; the first of equal ones. CTAs of 1024 threads.
 extern "C" __global__ void llama_largest(const u16* logits, u64* best, int count) {{
+  BEGIN;
   __shared__ u64 found[32];
   u64 mine = 0;
   for (int i = blockIdx.x * 1024 + threadIdx.x; i < count; i += gridDim.x * 1024) {{
@@ -99,6 +115,7 @@ extern "C" __global__ void llama_largest(const u16* logits, u64* best, int count
 
 // The next token is the best one; its position is one further, unless there is no room for it.
 extern "C" __global__ void llama_advance(u64* best, int* tokens, int* place, int room) {{
+  BEGIN;
   if (*place + 1 < room) tokens[++*place] = int(0xffffffffu - (unsigned)*best);
   *best = 0;
 }}
@@ -112,8 +129,13 @@ def _kernels() -> Any:
     return cupy.RawModule(code=SOURCE)
 
 
+@cache
+def _kernel(name: str) -> Any:
+    return overlapping_kernel(_kernels().get_function(name))
+
+
 def _run(name: str, ctas: int, threads: int, *arguments: Any) -> None:
-    _kernels().get_function(name)((ctas,), (threads,), arguments)
+    _kernel(name)((ctas,), (threads,), arguments)
 
 
 class GraphDecoder:
@@ -145,6 +167,10 @@ class GraphDecoder:
 
     def step(self) -> None:
         """Launch all of a step on CuPy's current stream; no memory is allocated."""
+        with bg.overlapping():
+            self._launch()
+
+    def _launch(self) -> None:
         s, model = self.model.shape, self.model
         H, H_kv, half = s.heads, s.kv_heads, s.dim // 2
         _run("llama_embed", 4, 1024, model.embedding, self.tokens, self.place, self.x, np.int32(s.hidden))
