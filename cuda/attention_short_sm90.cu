@@ -34,15 +34,13 @@ struct OwnTile : Tile {
   int kv_head;
 };
 // The tile of this CTA. Tiles of a head follow each other, so that its keys stay in the L2; those with most keys come
-// first if their numbers differ.
+// first if their numbers differ. Grid: tiles, heads, batches; or heads, batches, tiles, the last tiles first.
 __device__ __forceinline__ OwnTile own_tile(const Attention& a) {
-  const int t = blockIdx.x, heads = a.batches * a.heads;
-  const int place = a.backwards ? t / heads : t % a.tiles, number = a.backwards ? t % heads : t / a.tiles;
   OwnTile x = {};
-  x.head = number % a.heads;
-  x.batch = number / a.heads;
-  x.kv_head = x.head / a.group;
-  x.row = (a.backwards ? a.tiles - 1 - place : place) * kTileQ;
+  x.head = a.backwards ? blockIdx.x : blockIdx.y;
+  x.batch = a.backwards ? blockIdx.y : blockIdx.z;
+  x.kv_head = a.group == 1 ? x.head : x.head / a.group;
+  x.row = int(a.backwards ? gridDim.z - 1 - blockIdx.z : blockIdx.x) * kTileQ;
   x.rows = a.queries;
   x.keys = a.keys;
   const int shift = a.bottom_right ? a.keys - a.queries : 0;
@@ -56,7 +54,7 @@ __device__ __forceinline__ OwnTile own_tile(const Attention& a) {
 __device__ __forceinline__ int key_of(const Tile& x, int t) { return (x.last - 1 - t) * kTileK; }
 
 // ------------------------------------------------------------------------------------------------------- the copies
-// One thread sets the barriers up and copies. Others may wait for a barrier after the CTA's first __syncthreads.
+// Sets the barriers up. Others may wait for a barrier after the CTA's first __syncthreads.
 __device__ __forceinline__ void set_up(const AttentionSm90& problem, Shared& shared) {
   prefetch_map(&problem.q);
   prefetch_map(&problem.k);
@@ -70,27 +68,28 @@ __device__ __forceinline__ void set_up(const AttentionSm90& problem, Shared& sha
   }
   barrier_init_fence();
 }
-// Copy tile t of keys, or of values, once its slot is free.
+// Copy tile t of keys, or of values; its slot is free.
 __device__ __forceinline__ void copy_keys(const AttentionSm90& problem, Shared& shared, const OwnTile& x, int t) {
-  wait(shared.k_empty[t % kSlots], parity<kSlots>(t) ^ 1);
   copy_slabs<kSlabs>(shared.k[t % kSlots], kSlabK, problem.k, key_of(x, t), x.kv_head, x.batch,
                      shared.k_full[t % kSlots]);
 }
 __device__ __forceinline__ void copy_values(const AttentionSm90& problem, Shared& shared, const OwnTile& x, int t) {
-  wait(shared.v_empty[t % kSlots], parity<kSlots>(t) ^ 1);
   copy_slabs<kSlabs>(shared.v[t % kSlots], kSlabK, problem.v, key_of(x, t), x.kv_head, x.batch,
                      shared.v_full[t % kSlots]);
 }
-// The queries, and as many tiles as there are slots. The values of a round follow its keys, in the order of their use.
-__device__ __forceinline__ void copy_first(const AttentionSm90& problem, Shared& shared, const OwnTile& x) {
-  copy_slabs<kSlabs>(shared.q, kSlabQ, problem.q, x.row, x.head, x.batch, shared.q_full);
+// The queries, and as many tiles as there are slots: the values of a round follow its keys, in the order of their use.
+// A copy takes one thread some 200 cycles to start, so that warps take turns.
+__device__ __forceinline__ void copy_first(const AttentionSm90& problem, Shared& shared, const OwnTile& x, int warp) {
+  constexpr int kWarps = kThreads / 32;
+  if (!is_elected()) return;
+  if (warp == 0) copy_slabs<kSlabs>(shared.q, kSlabQ, problem.q, x.row, x.head, x.batch, shared.q_full);
   const int end = min(x.last - x.first, kSlots);
-#pragma unroll 1
-  for (int t = 0; t < end; t += kShares) {
-#pragma unroll 1
-    for (int i = t; i < min(t + kShares, end); ++i) copy_keys(problem, shared, x, i);
-#pragma unroll 1
-    for (int i = t; i < min(t + kShares, end); ++i) copy_values(problem, shared, x, i);
+#pragma unroll
+  for (int n = 0; n < 2 * kSlots; ++n) {
+    const int t = n / (2 * kShares) * kShares + n % kShares;
+    if ((n + 1) % kWarps != warp || t >= end) continue;
+    if (n / kShares % 2 == 0) copy_keys(problem, shared, x, t);
+    else copy_values(problem, shared, x, t);
   }
 }
 
@@ -221,8 +220,14 @@ struct Multiplier {
     const int keys = t - kShares + kSlots, values = keys - kShares, count = x.last - x.first;
     if (rows == 0 && threadIdx.x % 128 < 32) {
       if (is_elected()) {
-        if (t >= share + kShares && keys < count) copy_keys(problem, shared, x, keys);
-        if (t >= share + 2 * kShares && values < count) copy_values(problem, shared, x, values);
+        if (t >= share + kShares && keys < count) {
+          wait(shared.k_empty[keys % kSlots], parity<kSlots>(keys) ^ 1);
+          copy_keys(problem, shared, x, keys);
+        }
+        if (t >= share + 2 * kShares && values < count) {
+          wait(shared.v_empty[values % kSlots], parity<kSlots>(values) ^ 1);
+          copy_values(problem, shared, x, values);
+        }
       }
       __syncwarp();
     }
@@ -362,12 +367,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
   extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = uniform(threadIdx.x / 32);
+  if (threadIdx.x == 0) set_up(problem, shared);
   const OwnTile x = own_tile(problem.attention);
-  if (threadIdx.x == 0) {
-    set_up(problem, shared);
-    copy_first(problem, shared, x);
-  }
   __syncthreads();
+  copy_first(problem, shared, x, warp);
+  __syncwarp();
   Multiplier multiplier(problem, shared, x, warp / 4);
   multiplier.attend();
   multiplier.add_shares();

@@ -3,213 +3,16 @@
 // starts the copies of its queries, one starts the copies of keys and values into rings, two compute which keys are
 // seen unless all are, and one to three warpgroups of 64 queries multiply. Operands are 16-bit floats or fp8 that the
 // copy engine can read.
-#include "common/attention_sm90.cuh"
+#include "common/attention_sm90_feeders.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"
-
-// A warpgroup has 64 queries. With one warpgroup, two CTAs fit a multiprocessor.
-constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
-// Registers of a thread that multiplies and of one that feeds: 65,536 in all.
-constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
-constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
-constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
-static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
-constexpr bool kAcross = kQueries > 1;  // the scores of the next tile are issued before this one ends
-constexpr int kBytes = sizeof(Element);
-// Queries stay in registers.
-constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);
-constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
-// A step of a product is 32 bytes deep.
-constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;
-constexpr int kScoreSums = kTileK / 2, kSums = kValueDim / 2;
-constexpr int kQuerySlabs = (kHeadDim + kSlabColumns - 1) / kSlabColumns, kOutSlabs = (kValueDim + 63) / 64;
-constexpr int kSlabs = kQuerySlabs > kOutSlabs ? kQuerySlabs : kOutSlabs;
-constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
-constexpr u32 kValueBytes = kFp8 ? kValueDim * kTileK : kOutSlabs * kSlabK;
-constexpr f32 kMostSum = 16384.f;                            // largest sum of weights before the maximum is raised
-// The highest weight of fp8, in powers of two, and by how much a later one may be above it: 448 is the largest fp8
-// number.
-constexpr f32 kHeadroom = kFp8 ? 5.f : 0.f, kRise = kFp8 ? 2.8f : 8.f;
-constexpr bool kKeep = kFp8 && kValueDim <= 128;
-constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kSums * 128 : 1;
-constexpr int kEarly = 6;  // entries before the end of a tile at which the next one is claimed
-constexpr int kHot = 4;  // tiles in which the maximum is computed first after it was raised
-
-// An entry of which not all is seen. If there are no more of them, tile < 0.
-struct Shade { int tile, key, part; };
-
-struct alignas(1024) Shared {
-  u8 q[kQueries][kSlabs * kSlabQ];  // the queries, then the result before it is stored
-  u8 k[kStages][kQuerySlabs * kSlabK];
-  u8 v[kStages][kValueBytes];
-  u64 q_full[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
-  u64 tile_full[kTiles], tile_empty[kTiles], wanted;
-  u64 shade_wanted[kStages], shade_full[kStages];
-  u32 seen[kStages][kTileQ][kWords];  // for entries that are not whole; bit i of word w: the query sees key 32 w + i
-  int shades[kStages];                // entry -> number among those that are not whole, or -1
-  Shade shaded[kStages];
-  Tile tiles[kTiles];
-  f32 kept[kKept];  // sums so far
-};
-
-// ------------------------------------------------------------------------------------------------------- the feeders
-__device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
-                                                u64& full) {
-  if constexpr (kFp8) {
-    barrier_expect(shared_address(&full), kValueBytes);
-    copy_tile(shared_address(to), &map, key, 0, head, batch, shared_address(&full));
-  } else {
-    copy_slabs<kOutSlabs>(to, kSlabK, map, key, head, batch, full);
-  }
-}
-
-// Whether the copy engine writes what a warpgroup computes. It cannot if a sequence ends within its queries, since
-// another sequence follows.
-__device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int warpgroup) {
-  return kStoreTiles && (!a.q_bounds || x.row + warpgroup * 64 + 64 <= x.rows);
-}
-
-// Stores the result of tile n from the memory of its queries, once all warps have released the tile.
-__device__ __forceinline__ void send(const AttentionSm90& problem, Shared& shared, u32 n) {
-  if constexpr (!kStoreTiles) return;
-  const Tile& x = shared.tiles[n % kTiles];
-  if (threadIdx.x % 32 == 0 && x.first < x.last) {
-    const u32 from = shared_address(shared.q[n % kQueries]);
-    for (int i = 0; i < kConsumers; ++i) {
-      const int row = x.row + i * 64;
-      if (row >= x.rows || !is_sent(problem.attention, x, i)) continue;
-#pragma unroll
-      for (int slab = 0; slab < kOutSlabs; ++slab)
-        store_tile(&problem.o, 64 * slab, row, x.head, x.batch, from + i * 8192 + slab * kSlabQ);
-    }
-    store_commit();
-    store_wait_read<0>();
-  }
-  __syncwarp();
-}
-
-// One warp claims the next tile when it is needed soon, looks it up, stores the result that occupies the memory of its
-// queries, and starts the copies of the queries.
-__device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& shared) {
-  const Attention& a = problem.attention;
-  const int lane = threadIdx.x % 32;
-  int t = blockIdx.x;
-  u32 n = 0;
-  for (;; ++n) {
-    const Tile x = tile_at(a, t);
-    wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
-    if (kQueries == kTiles && n >= kTiles) send(problem, shared, n - kTiles);
-    if (lane == 0) {
-      shared.tiles[n % kTiles] = x;
-      arrive(shared.tile_full[n % kTiles]);
-    }
-    if (x.head < 0) break;
-    if (kQueries < kTiles && n > 0) {
-      wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
-      send(problem, shared, n - 1);
-    }
-    if (lane == 0) {
-      u64& full = shared.q_full[n % kQueries];
-      if (x.first == x.last) arrive(full);
-      else copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, problem.q, x.row, x.head, x.batch, full);
-    }
-    __syncwarp();
-    wait(shared.wanted, n % 2);
-    if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
-    t = __shfl_sync(0xffffffffu, t, 0);
-  }
-  if (n > 0) {
-    wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
-    send(problem, shared, n - 1);
-  }
-  if (lane == 0) {  // the last CTA resets the counters
-    leave_counters(a.counters);
-    store_wait();
-  }
-}
-
-// One warp starts the copies of keys and values. The values of an entry follow the keys of the next one, in the order
-// of their use. Tiles and their queries have the same number, and so have the keys and values of an entry.
-__device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& shared) {
-  const Attention& a = problem.attention;
-  const int lane = threadIdx.x % 32;
-  int row = -1, head = 0, batch = 0;  // the last entry, whose values are still to be copied
-  const auto copy_values = [&](u32 n) {
-    if (row < 0) return;
-    const u32 at = n % kStages;
-    wait(shared.v_empty[at], parity<kStages>(n) ^ 1);
-    if (lane == 0) copy_value_tile(shared.v[at], problem.v, row, head, batch, shared.v_full[at]);
-    __syncwarp();
-    row = -1;
-  };
-  u32 entry = 0, shade = 0;
-  for (u32 n = 0;; ++n) {
-    wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
-    const Tile& x = shared.tiles[n % kTiles];
-    if (x.head < 0) break;
-    const int count = x.last - x.first;
-    if (count == 0 || !kAcross) copy_values(entry - 1);
-    if (count == 0 && lane == 0) arrive(shared.wanted);
-    for (int e0 = 0; e0 < count; e0 += 32) {
-      int column = 0, part = -1;
-      if (e0 + lane < count) column = column_of(a, x.last - 1 - e0 - lane), part = part_of(a, x.last - 1 - e0 - lane);
-      const Entry mine = entry_at(a, x, column, part);
-      for (int i = 0; i < min(32, count - e0); ++i, ++entry) {
-        const u32 at = entry % kStages;
-        if (lane == 0 && e0 + i == max(count - kEarly, 0)) arrive(shared.wanted);
-        const int key = __shfl_sync(0xffffffffu, mine.key, i), part = __shfl_sync(0xffffffffu, mine.part, i);
-        const bool whole = __shfl_sync(0xffffffffu, mine.whole, i);
-        wait(shared.k_empty[at], parity<kStages>(entry) ^ 1);
-        if (lane == 0) {
-          shared.shades[at] = whole ? -1 : int(shade);
-          if (!whole) {
-            shared.shaded[shade % kStages] = {int(n % kTiles), key, part};
-            arrive(shared.shade_wanted[shade % kStages]);
-          }
-          copy_slabs<kQuerySlabs>(shared.k[at], kSlabK, problem.k, key, x.head / a.group, x.batch, shared.k_full[at]);
-        }
-        __syncwarp();
-        shade += !whole;
-        copy_values(entry - 1);
-        row = key + (kFp8 ? x.shift : 0), head = x.head / a.group, batch = x.batch;
-      }
-    }
-    release(shared.tile_empty[n % kTiles]);
-  }
-  copy_values(entry - 1);
-  if (entry >= kStages) wait(shared.k_empty[entry % kStages], parity<kStages>(entry) ^ 1);
-  if (lane == 0) {  // its place is free, because the entry that had it has been consumed
-    shared.shaded[shade % kStages].tile = -1;
-    arrive(shared.shade_wanted[shade % kStages]);
-  }
-}
-
-// kShaders warps compute which query sees which key, unless all see all.
-constexpr int kShaders = 2;
-__device__ __forceinline__ void shade(const AttentionSm90& problem, Shared& shared, int thread) {
-  for (u32 n = 0;; ++n) {
-    const u32 at = n % kStages;
-    wait(shared.shade_wanted[at], parity<kStages>(n));
-    if (shared.shaded[at].tile < 0) break;
-    const Tile& x = shared.tiles[shared.shaded[at].tile];
-    const Entry entry = {shared.shaded[at].key, shared.shaded[at].part};
-#pragma unroll 1
-    for (int row = thread; row < kTileQ; row += 32 * kShaders) {
-      u32 words[kWords];
-      words_of(problem.attention, x, entry, x.row + row, words);
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) shared.seen[at][row][w] = words[w];
-    }
-    arrive(shared.shade_full[at]);
-  }
-}
 
 // ---------------------------------------------------------------------------------------------------- the multipliers
 // A warpgroup issues the scores of one tile of keys together with the weighted values of the tile before, and computes
 // the exponentials of the scores while the values are multiplied. The row maximum is exact for the first tile of keys
-// only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, the warp computes its
-// scores once more, from the keys that it has not released yet, and raises the maximum: the result is as exact as with
-// the true maximum.
+// only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, weights are scaled by
+// powers of two; if a weight is infinite, the warp computes its scores once more, from the keys in global memory, and
+// raises the maximum: the result is as exact as with the true maximum.
 // fp8: the tensor cores read bytes along K only, so values are transposed (attention_values.cu). Weights are rounded to
 // fp8 too; if one is the largest fp8 number, the maximum is too low. The tensor cores keep 13 bits of sums, which are
 // therefore added up in float32 every 1024 keys if shared memory has room for them.
@@ -241,7 +44,7 @@ struct Multiplier {
   __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? tile_scale() : 1.f; }
   // A maximum of scores in the form of `top`.
   static __device__ __forceinline__ f32 level(f32 score, f32 scale) {
-    return kFp8 ? fmaf(score, scale, -kHeadroom) : score * scale;
+    return kFp8 ? fmaf(score, scale, -f32(kHeadroom)) : score * scale;
   }
 
   // The offset of this thread's 16 bytes for ldmatrix, within the slabs of a tile of queries.
@@ -283,50 +86,77 @@ struct Multiplier {
       wgmma<!kFp8>(sums, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
     wgmma_commit();
   }
-  // Computes the scores of this warp once more, from shared memory.
-  __device__ __forceinline__ void repeat_scores() {
+  // Computes the scores of this warp once more, with keys from global memory: other keys may be in their place in shared
+  // memory. `e` is the number of the entry in the list of the tile. Lines of keys are whole words.
+  __device__ __forceinline__ void repeat_scores(int e) {
+    const Tile& x = shared.tiles[tile % kTiles];
+    const Entry found = entry_at(a(), x, column_of(a(), e), part_of(a(), e));
     const int thread = unknown_thread(), lane = thread % 32;
     const u32 from = shared_address(shared.q[tile % kQueries]);
-    const u32 keys = shared_address(shared.k[entry % kStages]) + (lane / 16 * 8 + lane % 8) * 128;
+    const Element* head = a().k + x.batch * a().k_strides.batch + x.head / a().group * a().k_strides.head;
 #pragma unroll
     for (int i = 0; i < kScoreSums; ++i) scores[i] = 0.f;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
-      u32 x[4], y[4];
-      load_matrix_x4<false>(x, from + query_place(thread, step));
-      const u32 at = keys + step / 4 * kSlabK + ((step % 4 * 2 + lane / 8 % 2) ^ (lane & 7)) * 16;
+      u32 q[4];
+      load_matrix_x4<false>(q, from + query_place(thread, step));
+      const int at = step * 32 + lane % 4 * 4, end = a().head_dim * kBytes, key = opaque(found.key) + lane / 4;
 #pragma unroll
-      for (int j = 0; j < kTileK / 16; ++j) {
-        load_matrix_x4<false>(y, at + j * 2048);
-        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + 8 * j), x, y[0], y[1]);
-        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + 8 * j + 4), x, y[2], y[3]);
+      for (int j = 0; j < kTileK / 8; ++j) {
+        const Element* line = head + i64(min(key + j * 8, a().keys - 1)) * a().k_strides.row;
+        const u8* word = reinterpret_cast<const u8*>(line) + at;
+        const u32 first = at < end ? *reinterpret_cast<const u32*>(word) : 0u;
+        const u32 second = at + 16 < end ? *reinterpret_cast<const u32*>(word + 16) : 0u;
+        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + 4 * j), q, first, second);
       }
     }
+    load_queries();  // loaded again, so that they need no registers meanwhile
+    apply_softcap();
+    if (found.whole) return;
+    // The four lanes that share two queries look up a word each.
+    const int row = x.row + thread / 32 * 16 + lane / 4;
+    u32 words[2], seen[2][kWords];
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const u32 word = lane % 4 < kWords ? word_of(a(), x, found, row + half * 8, lane % 4) : 0;
+      (half ? words[1] : words[0]) = word;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; ++i)
+      seen[i / kWords][i % kWords] = __shfl_sync(0xffffffffu, words[i / kWords], lane / 4 * 4 + i % kWords);
+    hide(thread, seen[0], seen[1]);
   }
 
-  // Applies the softcap, and hides keys that are not seen.
-  __device__ __forceinline__ void shape_scores() {
+  __device__ __forceinline__ void apply_softcap() {
     if constexpr (kScores != kPlain) {
 #pragma unroll
       for (int i = 0; i < kScoreSums; ++i) scores[i] = score_of(a(), tile_scale(), scores[i]);
     }
-    if (shade < 0) return;
-    wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
-    const int thread = unknown_thread(), row = thread / 32 * 16 + thread % 32 / 4;
+  }
+  // Hides keys that are not seen by this thread's two queries, whose words of seen keys are given.
+  __device__ __forceinline__ void hide(int thread, const u32 (&upper)[kWords], const u32 (&lower)[kWords]) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      const u32 upper = shared.seen[shade % kStages][row][w] >> thread % 4 * 2;
-      const u32 lower = shared.seen[shade % kStages][row + 8][w] >> thread % 4 * 2;
+      const u32 x = upper[w] >> thread % 4 * 2, y = lower[w] >> thread % 4 * 2;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         f32* s = scores + 16 * w + 4 * j;
-        s[0] = upper >> 8 * j & 1 ? s[0] : kHidden;
-        s[1] = upper >> 8 * j & 2 ? s[1] : kHidden;
-        s[2] = lower >> 8 * j & 1 ? s[2] : kHidden;
-        s[3] = lower >> 8 * j & 2 ? s[3] : kHidden;
+        s[0] = x >> 8 * j & 1 ? s[0] : kHidden;
+        s[1] = x >> 8 * j & 2 ? s[1] : kHidden;
+        s[2] = y >> 8 * j & 1 ? s[2] : kHidden;
+        s[3] = y >> 8 * j & 2 ? s[3] : kHidden;
       }
     }
   }
+  // Applies the softcap, and hides keys that are not seen.
+  __device__ __forceinline__ void shape_scores() {
+    apply_softcap();
+    if (shade < 0) return;
+    wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
+    const int thread = unknown_thread(), row = thread / 32 * 16 + thread % 32 / 4;
+    hide(thread, shared.seen[shade % kStages][row], shared.seen[shade % kStages][row + 8]);
+  }
+  // The largest of a row's scores, or weights.
   __device__ __forceinline__ Two highest() const {
     Two even = {scores[0], scores[2]}, odd = {scores[1], scores[3]};
 #pragma unroll
@@ -334,7 +164,11 @@ struct Multiplier {
       even.x = fmaxf(even.x, scores[4 * j]), odd.x = fmaxf(odd.x, scores[4 * j + 1]);
       even.y = fmaxf(even.y, scores[4 * j + 2]), odd.y = fmaxf(odd.y, scores[4 * j + 3]);
     }
-    const Two m = over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
+    return over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
+  }
+  // The maxima of the scores.
+  __device__ __forceinline__ Two levels() const {
+    const Two m = highest();
     return {level(m.x, scale()), level(m.y, scale())};
   }
   // Scores become weights; returns their sums over this thread's columns.
@@ -346,24 +180,41 @@ struct Multiplier {
       f32* s = scores + 4 * j;
       s[0] = exp2_of(fmaf(s[0], by, -top.x)), s[1] = exp2_of(fmaf(s[1], by, -top.x));
       s[2] = exp2_of(fmaf(s[2], by, -top.y)), s[3] = exp2_of(fmaf(s[3], by, -top.y));
-      if constexpr (kRounded) {
-        const u32 x = pack<Element>(s[0], s[1]), y = pack<Element>(s[2], s[3]);
-        s[0] = low_of<Element>(x), s[1] = high_of<Element>(x), s[2] = low_of<Element>(y), s[3] = high_of<Element>(y);
-      }
+      if constexpr (kRounded) round_four(s);
       even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
     }
     return {even.x + odd.x, even.y + odd.y};
   }
+  // Rounds four weights to the 16 bits in which they will be multiplied.
+  static __device__ __forceinline__ void round_four(f32* s) {
+    const u32 x = pack<Element>(s[0], s[1]), y = pack<Element>(s[2], s[3]);
+    s[0] = low_of<Element>(x), s[1] = high_of<Element>(x), s[2] = low_of<Element>(y), s[3] = high_of<Element>(y);
+  }
+  // Rounds the weights, and returns their sums.
+  __device__ __forceinline__ Two sum_as_rounded() {
+    Two sum = {0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < kTileK / 8; ++j) {
+      f32* s = scores + 4 * j;
+      round_four(s);
+      sum.x += s[0] + s[1], sum.y += s[2] + s[3];
+    }
+    return sum;
+  }
   // A large maximum is itself rounded, and the weight of its key is not 1. Then weights are summed as they will be
   // multiplied, in 16 bits: the error of a weight that dominates all others cancels out.
-  __device__ __forceinline__ Two weigh() {
-    if constexpr (!kFp8) {
-      const f32 nothing = level(kHidden, scale());  // of a row that has seen no key
-      const auto large = [&](f32 top) { return fabsf(top) > kLarge && top != nothing; };
-      if (__any_sync(0xffffffffu, large(top.x) | large(top.y))) return weigh_with<true>();
-    }
-    return weigh_with<false>();
+  __device__ __forceinline__ bool is_large() const {
+    if constexpr (kFp8) return false;
+    const auto large = [&](f32 top) { return fabsf(top) > kLarge && top != nothing(); };
+    return __any_sync(0xffffffffu, large(top.x) | large(top.y));
   }
+  // The maximum of a row that has seen no key, and whether the warp has such a row: by a ballot, since after a vote here
+  // the compiler assumes lanes that diverge.
+  __device__ __forceinline__ f32 nothing() const { return level(kHidden, scale()); }
+  __device__ __forceinline__ bool is_open() const {
+    return __ballot_sync(0xffffffffu, fminf(top.x, top.y) <= nothing()) != 0;
+  }
+  __device__ __forceinline__ Two weigh() { return is_large() ? weigh_with<true>() : weigh_with<false>(); }
   // Weights in fp8 are packed while the earlier ones are still multiplied. A step has 32 keys: two neighbouring scores,
   // and the two that are 8 keys later.
   __device__ __forceinline__ void pack_next() {
@@ -389,10 +240,9 @@ struct Multiplier {
     for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
     return full & 0x80808080u;
   }
-  // Whether the warp has used a maximum that is too low. Weights of fp8 are full (448) from 432 on, and none of a thread
-  // is if they are less together.
+  // Whether the warp has used a maximum that is too low.
   __device__ __forceinline__ bool too_low(Two added) const {
-    const bool large = __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= (kFp8 ? 431.f : kMostSum)));
+    const bool large = __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum));
     return kFp8 ? large && __any_sync(0xffffffffu, is_full()) : large;
   }
   // With the exact maximum, weights are full only if rounding a huge maximum has cut them: then the queries are
@@ -407,6 +257,31 @@ struct Multiplier {
     const Two fade = {exp2_of(top.x - to.x), exp2_of(top.y - to.y)};
     top = to;
     total.x *= fade.x, total.y *= fade.y;
+    return fade;
+  }
+  // The maximum was too low: raises it to that of this tile, and returns the factors of earlier sums. Weights are scaled,
+  // or computed again from the scores of entry `e` of the list if they are too large for that.
+  __device__ __forceinline__ Two lower_weights(Two& added, int e) {
+    const bool whole_words = a().head_dim * kBytes % 4 == 0;  // otherwise infinite weights spoil the query
+    if (whole_words && __any_sync(0xffffffffu, fmaxf(added.x, added.y) > kLargestSum)) {
+      repeat_scores(e);
+      const Two now = levels(), fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
+      hot = kHot;
+      added = weigh();
+      pack_next();
+      spoil_if_full();
+      return fade;
+    }
+    const Two most = highest();
+    const auto raised = [](f32 top, f32 most) {
+      return most > f32(1 << kHeadroom) ? top + (log2_of(most) - f32(kHeadroom)) : top;
+    };
+    const Two fade = raise({raised(top.x, most.x), raised(top.y, most.y)});
+    added = {added.x * fade.x, added.y * fade.y};
+#pragma unroll
+    for (int i = 0; i < kScoreSums; ++i) scores[i] *= i % 4 < 2 ? fade.x : fade.y;
+    if (is_large()) added = sum_as_rounded();
+    pack_next();
     return fade;
   }
   __device__ __forceinline__ void wait_tile() { wait(shared.tile_full[tile % kTiles], parity<kTiles>(tile)); }
@@ -466,13 +341,13 @@ struct Multiplier {
     take_scale();
     shape_scores();
     release_keys();
-    top = highest();
+    top = levels();
     total = weigh();
     pack_next();
     spoil_if_full();
     take_weights();
     clear(sums);
-    hot = 0;
+    hot = is_open() ? kHot : 0;
   }
 
   // The scores of an entry are issued with the weighted values of the entry before; those of the first entry of a tile
@@ -491,29 +366,21 @@ struct Multiplier {
         wgmma_wait<1>();
         settle(scores);
         shape_scores();
+        release_keys();
         Two fade = {1.f, 1.f};
         bool rescale = false;
-        if (hot > 0) {  // the maxima of this warp were rising: compute them first
+        if (hot > 0) {  // rows of this warp had no maximum, or infinite weights
           --hot;
-          Two now = highest();
+          Two now = levels();
           now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
           if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), rescale = true, hot = kHot;
         }
         Two added = weigh();
         pack_next();
         if (too_low(added)) {
-          repeat_scores();
-          load_queries();  // loaded again, so that they need no registers meanwhile
-          shape_scores();
-          const Two now = highest();
-          const Two again = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
-          fade = {fade.x * again.x, fade.y * again.y};
-          rescale = true, hot = kHot;
-          added = weigh();
-          pack_next();
-          spoil_if_full();
+          const Two again = lower_weights(added, shared.tiles[tile % kTiles].first + int(last_entry - entry));
+          fade = {fade.x * again.x, fade.y * again.y}, rescale = true;
         }
-        release_keys();
         total.x += added.x, total.y += added.y;
         wgmma_wait<0>();
         settle(sums);
@@ -578,9 +445,9 @@ struct Multiplier {
       if (row < x.rows) a().lse[lse_place(x, row)] = (top.x + log2_of(total.x)) * 0.6931471805599453f;
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (top.y + log2_of(total.y)) * 0.6931471805599453f;
     }
-    const f32 nothing = level(kHidden, scale()), one = value_scale_of(x);
+    const f32 one = value_scale_of(x);
     const auto factor = [&](f32 top, f32 total) {
-      const bool good = top != nothing && total >= kLeastTotal && total <= kMostTotal;
+      const bool good = top != nothing() && total >= kLeastTotal && total <= kMostTotal;
       return good ? __fdividef(one, total) : __int_as_float(0x7fffffff);
     };
     return {factor(top.x, total.x), factor(top.y, total.y)};

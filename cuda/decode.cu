@@ -461,17 +461,21 @@ __device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends,
 #pragma unroll 1
   for (int row = warp; row < rows; row += kWarps) {
     f32 maximum = minus_infinity(), total = 0;
-    for (int i = lane; i < pieces; i += 32) {
-      const float2 end = __ldcg(&ends[i * kRows + row]);
-      shared.join.weights[row][i] = end.x;
-      maximum = fmaxf(maximum, end.x);
+    float2 end[kMostPieces / 32];
+#pragma unroll
+    for (int n = 0; n < kMostPieces / 32; ++n) {
+      const int i = n * 32 + int(lane);
+      end[n] = i < pieces ? __ldcg(&ends[i * kRows + row]) : make_float2(minus_infinity(), 0);
     }
 #pragma unroll
+    for (int n = 0; n < kMostPieces / 32; ++n) maximum = fmaxf(maximum, end[n].x);
+#pragma unroll
     for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
-    for (int i = lane; i < pieces; i += 32) {
-      const f32 weight = exp2_of(shared.join.weights[row][i] - base_of(maximum));
-      total = fmaf(weight, __ldcg(&ends[i * kRows + row]).y, total);
-      shared.join.weights[row][i] = weight;
+#pragma unroll
+    for (int n = 0; n < kMostPieces / 32; ++n) {
+      const f32 weight = exp2_of(end[n].x - base_of(maximum));
+      total = fmaf(weight, end[n].y, total);
+      shared.join.weights[row][n * 32 + lane] = weight;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
@@ -480,26 +484,58 @@ __device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends,
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-// Grid: pieces, KV heads times tiles of rows, batch.
-// Adds what the pieces of a head have left, each with its weight, and writes the rows of the result.
-__device__ __forceinline__ void add_pieces(const Decode& p, const Shared& shared, const f32* sums, int pieces, int batch,
-                                           int head, int first_row, int rows) {
-#pragma unroll 1
-  for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
-    const int row = item / kFours, column = item % kFours * 4;
-    const f32* from = sums + i64(row) * kDv + column;
-    f32 sum[4] = {};
-#pragma unroll 8
-    for (int i = 0; i < pieces; ++i) {
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + i64(i) * (kRows * kDv)));
-      const f32 weight = shared.join.weights[row][i];
-      sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
-      sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
+// Four columns of a row of the result, and what some of the pieces have left for it.
+constexpr int kBatch = 16;
+struct Four {
+  int row, column;
+  const f32* from;
+  float4 x[kBatch];
+
+  __device__ __forceinline__ Four(const f32* sums, int item) : row(item / kFours), column(item % kFours * 4),
+        from(sums + i64(row) * kDv + column) {}
+  __device__ __forceinline__ void load(int first, int pieces) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (first + i < pieces) x[i] = __ldcg(reinterpret_cast<const float4*>(from + i64(first + i) * (kRows * kDv)));
+  }
+  __device__ __forceinline__ void add(f32 (&sum)[4], const f32* weights, int first, int pieces) const {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= pieces) break;
+      const f32 weight = weights[first + i];
+      sum[0] = fmaf(weight, x[i].x, sum[0]), sum[1] = fmaf(weight, x[i].y, sum[1]);
+      sum[2] = fmaf(weight, x[i].z, sum[2]), sum[3] = fmaf(weight, x[i].w, sum[3]);
     }
-    finish(p, batch, head, first_row + row, column, sum, shared.join.maxima[row], shared.join.totals[row]);
+  }
+};
+// Adds what the pieces of a head have left, each with its weight, and writes the rows of the result.
+__device__ __forceinline__ void add_pieces(const Decode& p, Shared& shared, const f32* sums, const float2* ends, int pieces,
+                                           int batch, int head, int first_row, int rows, u32 warp, u32 lane) {
+  int item = threadIdx.x;
+  const int items = rows * kFours;
+  Four four(sums, item < items ? item : 0);
+  four.load(0, pieces);
+  weigh_pieces(shared, ends, pieces, rows, warp, lane);
+  __syncthreads();
+#pragma unroll 1
+  while (item < items) {
+    f32 sum[4] = {};
+    const f32* weights = shared.join.weights[four.row];
+    four.add(sum, weights, 0, pieces);
+#pragma unroll 1
+    for (int first = kBatch; first < pieces; first += kBatch) {
+      four.load(first, pieces);
+      four.add(sum, weights, first, pieces);
+    }
+    finish(p, batch, head, first_row + four.row, four.column, sum, shared.join.maxima[four.row], shared.join.totals[four.row]);
+    item += kThreads;
+    if (item >= items) break;
+    four = Four(sums, item);
+    four.load(0, pieces);
   }
 }
 
+// Grid: pieces, KV heads times tiles of rows, batch.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -565,7 +601,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   float2* ends = reinterpret_cast<float2*>(p.partial + all_pieces * (kRows * kDv)) + tile_number * gridDim.x * kRows;
   join_warps(p, shared, sums, ends, pieces, piece, batch, head, first_row, rows);
   if (pieces == 1 || !is_last_piece(p.arrived + tile_number, pieces)) return;
-  weigh_pieces(shared, ends, pieces, rows, warp, lane);
-  __syncthreads();
-  add_pieces(p, shared, sums, pieces, batch, head, first_row, rows);
+  add_pieces(p, shared, sums, ends, pieces, batch, head, first_row, rows, warp, lane);
 }

@@ -31,15 +31,42 @@ CHECK_PRODUCT(Problem)
 // The first row tile of a warp.
 __device__ __forceinline__ u32 warp_row_tile(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kRowTileHeight; }
 
+// What a thread copies of a stage: where its first pieces go, and where they come from: from the first element of the
+// stage in the blocks of A, and in B. All pieces of A that a thread copies lie in the same row of their row tiles.
+struct Pieces {
+  u32 to_a, to_b, from_a;
+  i64 from_b;
+
+  __device__ __forceinline__ Pieces(const Problem& problem, u32 thread)
+      : to_a(OperandA::copy_place(thread)), to_b(OperandB::copy_place(thread)) {
+    const u32 row = u32(OperandA::copy_mn(thread, 0)) % kRowTileHeight, k = OperandA::copy_k(thread, 0);
+    from_a = kATransposed ? k * u32(problem.R) + row : row * u32(problem.K) + k;
+    const i64 n = OperandB::copy_mn(thread, 0), k_of_b = OperandB::copy_k(thread, 0);
+    from_b = kBTransposed ? n * problem.b_col + k_of_b : k_of_b * problem.b_row + n;
+  }
+  // The same, which the compiler keeps in registers.
+  __device__ __forceinline__ Pieces kept() const {
+    Pieces x = *this;
+    x.to_a = opaque(to_a), x.to_b = opaque(to_b), x.from_a = opaque(from_a), x.from_b = opaque(from_b);
+    return x;
+  }
+};
+// Where two CTAs share a multiprocessor, and for three products of tf32, there are no registers for that.
+constexpr bool kKeepsPieces = kCtas == 1 && kKind != MMA_3XTF32;
+
 // Copies the stages of one tile to shared memory, one after the other.
 struct Copier {
   const Problem& problem;
   const Schedule& schedule;
   Shared& shared;
+  Pieces pieces;
   const B* panel;  // B at the tile's first column
   int columns;     // columns of the tile that lie inside B
   int entry, last, k;
   u32 plan;        // for the stage whose number is this lane's: a bit for each row tile that has the block
+
+  __device__ __forceinline__ Copier(const Problem& problem, const Schedule& schedule, Shared& shared)
+      : problem(problem), schedule(schedule), shared(shared), pieces(Pieces(problem, threadIdx.x).kept()) {}
 
   // Copies the indices of an entry, one word per thread.
   __device__ __forceinline__ void copy_indices(int e) const {
@@ -52,15 +79,17 @@ struct Copier {
   // Copies A for a stage that has an entry. kWhole: all of its k and its columns are inside. `present`: the row tiles
   // that have the block.
   template <bool kWhole>
-  __device__ __forceinline__ void copy_a(u32 thread, int stage, const int* indices, u32 present, int left) const {
-    const int R = problem.R, K = problem.K, needed = (left + kStepK - 1) / kStepK * kStepK;
-    const u32 to = shared_address(shared.a[stage]) + OperandA::copy_place(thread);
+  __device__ __forceinline__ void copy_a(const Pieces& own, u32 thread, int stage, const int* indices, u32 present,
+                                         int left) const {
+    const u32 R = problem.R, K = problem.K;
+    const int needed = (left + kStepK - 1) / kStepK * kStepK;
+    const u32 to = shared_address(shared.a[stage]) + own.to_a;
     // A thread's pieces belong all to one row tile, or each to a different one.
     constexpr int kTileCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kRowTiles - 1) / kRowTiles;
     const auto copy_row_tile = [&](u32 row_tile, int i, u32 place, bool wanted) {
-      const int block = indices[row_tile], row = shared.starts[row_tile] + u32(OperandA::copy_mn(thread, i)) % kRowTileHeight;
-      const int first = k + OperandA::copy_k(thread, i);
-      const A* from = problem.data + i64(block) * (R * K) + (kATransposed ? first * R + row : row * K + first);
+      const u32 block = indices[row_tile], row = shared.starts[row_tile];
+      const u64 first = u64(block) * (R * K) + (kATransposed ? k * R + row : row * K + k);
+      const A* from = problem.data + first + own.from_a;
 #pragma unroll
       for (int j = 0; j < kTileCopies; ++j) {
         const int at = OperandA::copy_k(thread, i + j);
@@ -84,12 +113,12 @@ struct Copier {
   }
 
   template <bool kWhole>
-  __device__ __forceinline__ void copy_b(u32 thread, int stage, int block_column, int left) const {
-    const int K = problem.K, needed = (left + kStepK - 1) / kStepK * kStepK;
-    const u32 to = shared_address(shared.b[stage]) + OperandB::copy_place(thread);
+  __device__ __forceinline__ void copy_b(const Pieces& own, u32 thread, int stage, u32 block_column, int left) const {
+    const int needed = (left + kStepK - 1) / kStepK * kStepK;
+    const u32 to = shared_address(shared.b[stage]) + own.to_b;
     const i64 stride = OperandB::kLineStep * (kBTransposed ? problem.b_col : problem.b_row);
-    const i64 row = i64(block_column) * K + k + OperandB::copy_k(thread, 0), n0 = OperandB::copy_mn(thread, 0);
-    const B* from = panel + (kBTransposed ? row + n0 * problem.b_col : row * problem.b_row + n0);
+    const i64 row = u64(block_column) * u32(problem.K) + u32(k);
+    const B* from = panel + own.from_b + (kBTransposed ? row : row * problem.b_row);
 #pragma unroll
     for (int i = 0; i < OperandB::kCopies; ++i) {
       const int at = OperandB::copy_k(thread, i), n = OperandB::copy_mn(thread, i);
@@ -137,12 +166,13 @@ struct Copier {
     // Beyond K, up to a whole step, both operands are zero.
     const int left = min(K - k, kStageK);
     if (present != 0) {
+      const Pieces own = kKeepsPieces ? pieces : Pieces(problem, thread);
       if (left == kStageK && columns == kTileN) {
-        copy_a<true>(thread, stage, indices, present, left);
-        copy_b<true>(thread, stage, column, left);
+        copy_a<true>(own, thread, stage, indices, present, left);
+        copy_b<true>(own, thread, stage, column, left);
       } else {
-        copy_a<false>(thread, stage, indices, present, left);
-        copy_b<false>(thread, stage, column, left);
+        copy_a<false>(own, thread, stage, indices, present, left);
+        copy_b<false>(own, thread, stage, column, left);
       }
     }
     if (k == 0) copy_indices(entry + kAhead);
@@ -205,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
   Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
                       shared_address(shared.b) + OperandB::lane_place(warp_n)};
   int stage = 0;
-  Copier copier{problem, schedule, shared};
+  Copier copier(problem, schedule, shared);
 
   // Items are the fastest index: CTAs that run at the same time share columns of B.
   int item = blockIdx.x, column_tile = 0, batch = 0;

@@ -71,7 +71,7 @@ class Launch:
     """A plan together with its operands and options."""
 
     plan: Plan
-    grid: tuple[int]
+    grid: tuple[int, ...]
     #: the device and the forced kernel for which it was made
     made_for: tuple[Any, Any]
     #: the plans among which its plan was; once these are dropped, it does not start any more
@@ -195,7 +195,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
         k_bounds_array = None if bounds is None else bounds[1]
         values = retain_for_graph(lambda: _by_columns(v, k_bounds_array)) if call.fp8 else v
         packed[: 4 * TENSOR_MAP_BYTES] = _maps(plan, q, k, values, out)
-    grid = (min(tiles * plan.all_heads, plan.ctas),)
+    grid = _grid(plan, q.shape, tiles, backwards=call.right < keys)
     argument = jit.argument(packed)
     plan.kernel(grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
     if bounds is not None or call.fp8 or (tiled is not None and tiled.in_graph):
@@ -203,6 +203,14 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     made_for = (cupy.cuda.runtime.getDevice(), forced_kernel.name)
     layouts = None if plan.maps is None else _layouts(plan, q, k, v, out)
     return Launch(plan, grid, made_for, _plans, (counted, argument), tiled, layouts)
+
+
+def _grid(plan: Plan, shape: tuple[int, ...], tiles: int, *, backwards: bool) -> tuple[int, ...]:
+    """The grid of a kernel; CTAs of attention_short_sm90 find their tile by the place in it."""
+    if isinstance(plan.config, AttentionShort):
+        batches, heads = shape[:2]
+        return (heads, batches, tiles) if backwards else (tiles, heads, batches)
+    return (min(tiles * plan.all_heads, plan.ctas),)
 
 
 def _plan_for(call: AttentionCall, places: tuple[int, int, int, int], score_mode: int) -> Plan:
@@ -274,10 +282,8 @@ def _plan(call: AttentionCall, score_mode: int, fine: bool) -> Plan:
         all_heads=all_heads,
         heads=heads,
         tiles=-(-q.shape[2] // config.tile_q),
-        # attention_sm80 and attention_short_sm90 have a CTA for each tile; other CTAs stay and claim tiles
-        ctas=2**31 - 1
-        if isinstance(config, AttentionSm80 | AttentionShort)
-        else device.multiprocessors() * config.ctas,
+        # attention_sm80 has a CTA for each tile; CTAs of attention_sm90 stay and claim tiles
+        ctas=2**31 - 1 if isinstance(config, AttentionSm80) else device.multiprocessors() * config.ctas,
         maps={} if isinstance(config, AttentionShort | AttentionSm90) else None,
         copied=copied,
     )

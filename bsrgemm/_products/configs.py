@@ -21,9 +21,13 @@ STORES = ("direct", "rows", "columns")
 _SHARED_BYTES = 232448
 
 
+#: Bytes of panels of B that stay in the L2 beside what is read of A.
+_PANEL_BYTES = 20 << 20
+
+
 def _column_tiles(section: int, tile_n: int, panel: int) -> int:
-    """Return how many column tiles make a section of columns whose panels of B, in bytes, fit into 20 MiB."""
-    return max(1, min(section // tile_n, (20 << 20) // panel))
+    """Return how many column tiles make a section of columns whose panels of B, in bytes, stay in the L2; at least 1."""
+    return max(1, min(section // tile_n, _PANEL_BYTES // panel))
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,13 @@ class GemmSm90:
         """Return how many column tiles are processed together, for a B of K rows.
 
         These are the tiles of one section, or fewer if their panels of B do not fit into 20 MiB of the L2 cache. At
-        K = 8192 on an H200, sections of 2048 columns instead of 1024 cost 3-7 %, and sections of 4096 cost 20 %.
+        K = 8192 on an H200, sections of 2048 columns instead of 1024 cost 3-7 %, and sections of 4096 cost 20 %. Where
+        not even one panel fits, two share what is read of A: 2.87 instead of 3.10 ms for blocks of 128 x 128 at
+        K = 65536 and density 0.02. Row tiles of 64 rows read more of B for each block of A, and lose 8 % by it.
         """
-        return _column_tiles(self.section, self.tile_n, K * self.tile_n * self.parts * BYTES[self.types.b])
+        panel = K * self.tile_n * self.parts * BYTES[self.types.b]
+        least = 2 if panel > _PANEL_BYTES and self.row_tile_height == 128 else 1
+        return max(least, _column_tiles(self.section, self.tile_n, panel))
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,11 @@ def test_a_launch_is_remembered_for_its_operands_only(change: str, started: list
 def test_as_many_ctas_as_a_card_can_start_where_each_has_one_tile(started: list[Any]) -> None:
     ask(usual())
     (plan,) = attention_launch._plans.values()
-    apart = isinstance(plan.config, AttentionSm80 | AttentionShort)
-    assert started and plan.ctas == (2**31 - 1 if apart else device.multiprocessors() * plan.config.ctas)
+    if isinstance(plan.config, AttentionShort):
+        assert started[0][1] == (plan.tiles, 4, 2)  # heads and batches
+    else:
+        one_each = isinstance(plan.config, AttentionSm80)
+        assert started and plan.ctas == (2**31 - 1 if one_each else device.multiprocessors() * plan.config.ctas)
 
 
 def test_patterns_per_batch_and_kv_head_are_those_of_the_heads_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -517,10 +517,10 @@ def _with_plain_stores(text: str) -> str:
     return out + text[at:]
 
 
-def compiled(spec: KernelSpec, folder: Path, call: str = "", races: bool = False) -> Kernel:
+def compiled(spec: KernelSpec, folder: Path, calls: tuple[str, ...] = (), races: bool = False) -> Kernel:
     """The kernel of a spec, compiled into that folder unless it is there.
 
-    It ends the process at some call, or at the first race of two threads, if told to.
+    It ends the process at some calls, or at the first race of two threads, if told to.
     """
     command, texts = _command(races), dict(_sources(spec.source))
     if races:
@@ -529,7 +529,7 @@ def compiled(spec: KernelSpec, folder: Path, call: str = "", races: bool = False
             before, read = _LOOKED_AT_IN_LANE_0[spec.source]
             text = texts[spec.source].replace(before + read, f"{before}emulator::races::of_lane_0({read})")
             texts[spec.source] = text
-    if call:
+    for call in calls:
         texts[spec.source] = texts[spec.source].replace(call, f'emulator::fail("{call}");')
     texts |= {"main.cpp": _MAIN.format(source=spec.source, entry=spec.entry)}
     runtime = _runtime(folder, races)
@@ -565,10 +565,18 @@ load = cache(compiled)
 
 
 @contextmanager
-def forbidden(call: str, folder: Path) -> Iterator[None]:
-    """Kernels end the process where they would make this call, within `emulated`."""
-    with patch.object(jit, "load", lambda spec, arch: load(spec, folder, call)):
+def forbidden(folder: Path, *calls: str) -> Iterator[None]:
+    """Kernels end the process where they would make one of these calls, within `emulated`."""
+    loaded: set[str] = set()
+
+    def forbidding(spec: KernelSpec, arch: str) -> Kernel:
+        loaded.add(spec.source)
+        return load(spec, folder, calls)
+
+    with patch.object(jit, "load", forbidding):
         yield
+    missing = [call for call in calls if all(call not in _sources(source)[source] for source in loaded)]
+    assert not missing, f"no kernel that was loaded has {missing}"
 
 
 def _build(command: list[str], texts: dict[str, str], made: Path) -> None:

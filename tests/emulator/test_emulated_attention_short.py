@@ -81,7 +81,7 @@ def test_batches_strides_and_no_logarithms(pitch, emulated, rng) -> None:
 @every_shape
 def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
-    with emulator.forbidden("repair(upper, lower);", folder):
+    with emulator.forbidden(folder, "repair(upper, lower);"):
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 184), causal=True)  # the first 8 of 16 rows see nothing of the first tile
         q, k, v = operands(rng, 64, 400)
@@ -136,7 +136,7 @@ def test_a_large_maximum_of_some_rows_is_noticed_by_their_warp(rows, emulated, f
     q[:, :, rows] = np.array([107.375, 93.3125, 115.9375, 96.375])[:, None]
     k[:, :, 255] = 30
     v[:, :, 255] = 1 + np.linspace(0, 1, 64, endpoint=False)
-    with emulator.forbidden("repair(upper, lower);", folder):
+    with emulator.forbidden(folder, "repair(upper, lower);"):
         out, _ = emulated.run(q, k, v)
     np.testing.assert_array_equal(out[0, 0, rows], np.broadcast_to(v[0, 0, 255], (4, 64)).astype(np.float64))
 

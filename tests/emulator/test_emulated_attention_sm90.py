@@ -5,7 +5,7 @@ Compared with attention in float64 on the host. Exponentials are those of the CP
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def test_whole_blocks_have_one_kind_in_memory_and_no_other_is_read(emulated, rng
 
 def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
-    with emulator.forbidden("repair(x, rows, lower);", folder):
+    with emulator.forbidden(folder, "repair(x, rows, lower);"):
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
         q, k, v = operands(rng, 64, 400)
@@ -167,6 +167,76 @@ def test_maxima_that_climb_are_repaired(emulated, rng) -> None:
     k = (np.abs(q).mean() * np.sign(q[:, :1, :1]) * ramp / 8).astype(F16)
     q = np.broadcast_to(np.sign(q[:, :1, :1]), q.shape).astype(F16, order="C")
     emulated.check(q, k, v)
+
+
+def _steps(q: Any, keys: int, heights: Sequence[float], scale: float = 8.0) -> Any:
+    """Keys whose scores, for queries of ones, are a height for each stretch of as many; the last stretch is met first.
+
+    Queries become ones and minus ones, by which keys are multiplied, so that all scores of a stretch are equal.
+    """
+    q[...] = np.sign(q[:, :1, :1])
+    steps = np.repeat(np.asarray(heights), -(-keys // len(heights)))[:keys, None]
+    return (np.sign(q[:, :1, :1]) * steps * scale / q.shape[3]).astype(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
+def test_maxima_that_rise_within_bounds_only_scale_weights(dtype, emulated, folder, rng) -> None:
+    """Scores that rise by 20 to 60 make weights of up to 2^87: large, but finite. Rows rise together or alone."""
+    q, k, v = operands(rng, 64, 400, dtype=dtype)
+    k[...] = _steps(q, 400, [110, 60, 85, 25, 0])
+    with emulator.forbidden(folder, "repeat_scores(e);", "repair(x, rows, lower);"):
+        for rows in (slice(None), slice(3, None, 16), slice(12, None, 16)):
+            some = (q * 0.01).astype(q.dtype)
+            some[:, :, rows] = q[:, :, rows]
+            emulated.check(some, k, v)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2)], ids=str)
+def test_infinite_weights_are_computed_again_from_the_keys_in_memory(heads, emulated, folder, rng) -> None:
+    """The copies of these keys may be gone by then. Other batches, heads and sequences have other keys."""
+    q, k, v = operands(rng, 70, 333, heads=heads, batch=2)
+    k[...] = _steps(q[:1, :1], 333, [400, 0, 150, -60, -200])
+    k[1] *= np.linspace(0.6, 1, 333)[:, None].astype(q.dtype)
+    q[...] = q[:1, :1, :1]
+    q[:, :, ::3] *= F16.type(-0.5)
+    with emulator.forbidden(folder, "repair(x, rows, lower);"):
+        emulated.check(q, k, v)
+        emulated.check(q, k, v, causal=True)
+        emulated.check(q, k, v, window=(90, 0))
+        emulated.check(q, k, v, mask=bg.BlockMask.from_dense(rng.random((70, 333)) < 0.5, block=64))
+        emulated.check(q, k, v, softcap=300.0)
+        flat = [np.ascontiguousarray(np.concatenate(list(x.swapaxes(1, 2)))) for x in (q, k, v)]
+        emulated.check(*flat, cu_seqlens_q=[0, 60, 60, 140], cu_seqlens_k=[0, 300, 310, 666], causal=True)
+
+
+@pytest.mark.parametrize(
+    ("q_scale", "calls"),
+    [(8.0, ["repair(x, rows, lower);"]), (0.5, ["repair(x, rows, lower);", "repeat_scores(e);"])],
+    ids=["infinite", "finite"],
+)
+def test_maxima_of_fp8_rise_by_scaling_or_from_the_keys_in_memory(q_scale, calls, emulated, folder, rng) -> None:
+    q, k, v = operands(rng, 70, 300, heads=(1, 1))
+    k[...] = _steps(q, 300, [30, 12, 20, 0])
+    narrow = [x.astype(FLOAT8) for x in (q, k, v)]
+    wide = [x.astype(np.float64) for x in narrow]
+    wide[0] *= q_scale
+    with emulator.forbidden(folder, *calls):
+        emulated.check(
+            *(x.view(np.uint8) for x in narrow), wide, out_dtype=np.float32, q_scale=q_scale, k_scale=1.0, v_scale=1.0
+        )
+
+
+def test_infinite_weights_of_heads_that_are_not_whole_words(emulated, rng) -> None:
+    """Lines of keys are read by words of four bytes; heads of 71 columns of 16 bits end within one."""
+    q, k, v = operands(rng, 20, 200, 72)
+    k[...] = _steps(q, 200, [300, 0])
+    emulated.check(q[..., :71], k[..., :71], v[..., :71])
+
+
+def test_queries_that_see_nothing_of_their_first_tile_are_not_computed_again(emulated, folder, rng) -> None:
+    with emulator.forbidden(folder, "repeat_scores(e);", "repair(x, rows, lower);"):
+        emulated.check(*operands(rng, 64, 184), causal=True)  # the upper rows of each warp begin with the second tile
+        emulated.check(*operands(rng, 130, 300), window=(100, 0))
 
 
 def test_scores_beyond_what_weights_can_say(emulated, rng) -> None:

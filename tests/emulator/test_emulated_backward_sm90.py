@@ -38,6 +38,6 @@ def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulated
 def test_ordinary_rows_are_not_computed_twice(source, line, dim, emulated, folder, rng) -> None:
     """A wrong sum that is not finite would be mended by the care that is taken of infinity and NaN."""
     assert (CUDA / source).read_text().count(line) == 1
-    with emulator.forbidden(line, folder):
+    with emulator.forbidden(folder, line):
         emulated.check(*operands(rng, 200, 150, dim, heads=(2, 1)), causal=True)
         emulated.check(*operands(rng, 70, 90, dim, heads=(1, 1)), mask=bg.BlockMask.random(70, 90, per_row=1, block=64))
