@@ -33,7 +33,8 @@ PER_THREAD = 2
 class StreamOrdered:
     """A value that was computed on one stream. Another stream that asks for it waits until it is complete.
 
-    One that is `in_graph` is computed only when the graph runs that is being captured, before what follows in it.
+    A stream that is being captured cannot wait for work outside of its graph: then the host waits, once. A value
+    that is `in_graph` is computed only when the graph runs that is being captured, before what follows in it.
     """
 
     __slots__ = ("__weakref__", "_event", "in_graph", "value")
@@ -44,10 +45,13 @@ class StreamOrdered:
         self._event = None if in_graph else cupy.cuda.get_current_stream().record()
 
     def get(self) -> Any:
-        """Return the value, after making CuPy's current stream (not the host) wait for it."""
+        """Return the value, after making CuPy's current stream (not the host, except in a capture) wait for it."""
         event = self._event  # read once: another thread may find the event done at any time
         if event is not None:
             if event.done:
+                self._event = None
+            elif is_capturing():
+                event.synchronize()
                 self._event = None
             else:
                 cupy.cuda.get_current_stream().wait_event(event)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm._kernels.timing import sleep_on_gpu
 
 from .product_cases import device, pattern, values
 from .repeats import new_stream
@@ -40,6 +41,26 @@ def check(first: Callable[[Any], Any], call: Callable[[Any], Any], spoil: Callab
         stream.synchronize()
     for x, y in zip(out, want, strict=True):
         assert bool((x == y).all())
+
+
+def test_a_capture_can_begin_while_lists_are_still_computed(rng: np.random.Generator) -> None:
+    """A graph cannot wait for work outside of it; the host does."""
+    import cupy
+
+    dtype = np.dtype("float16")
+    A = device(pattern(rng, 12, 12, 64, 64, dtype))
+    B = cupy.asarray(values(rng, (768, 64), dtype))
+    want, out = A.copy() @ B, cupy.zeros((768, 64), dtype)
+    sleep_on_gpu(100_000_000)
+    bg.matmul(A, B, out=out)
+    with new_stream() as stream:
+        stream.begin_capture()
+        bg.matmul(A, B, out=out)
+        graph = stream.end_capture()
+        out.fill(0)
+        graph.launch()
+        stream.synchronize()
+    assert bool((out == want).all())
 
 
 def take_memory() -> None:

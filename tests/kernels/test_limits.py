@@ -138,6 +138,15 @@ def test_a_stream_waits_for_a_value_until_it_is_complete(card: Any) -> None:
     assert made.get() == "value" and len(other.waited) == 2
 
 
+def test_the_host_waits_once_for_a_value_that_a_captured_stream_needs(card: Any) -> None:
+    made, waited = StreamOrdered("value"), []
+    made._event.synchronize = lambda: waited.append(8)
+    card.stream = other = Stream(8)
+    other.capturing = True
+    assert made.get() == "value" and made.get() == "value"
+    assert waited == [8] and made._event is None and not other.waited
+
+
 def test_another_thread_may_find_a_value_complete_meanwhile(card: Any) -> None:
     made = StreamOrdered("value")
 
