@@ -29,6 +29,8 @@ if ON_STAND_IN:
 
     host_results.install()
 
+#: The test that takes longest. It starts first, so that no worker is left with it at the end.
+_LONGEST = "test_every_check_of_verify_passes"
 #: Seconds between two writes of what there is so far, should the run be cut off.
 _EVERY = 5.0
 
@@ -45,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
         log.install()
         log.track_cupy()
     config.pluginmanager.register(Recorder(path, getattr(config, "workerinput", None)), "gpu-recorder")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONGEST not in item.nodeid)
 
 
 class Recorder:

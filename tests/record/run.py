@@ -122,6 +122,12 @@ def sanitize(tool: str, folder: Path, workers: str, only: str) -> dict[str, Any]
     return judged(tool, found, table, said) | {"commit": head, "dirty": dirty}
 
 
+def joined(found: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """What some of the tests have found now, with what the tool has found before beside it."""
+    earlier = [*before.get("earlier", ()), {key: value for key, value in before.items() if key != "earlier"}]
+    return {**found, "earlier": earlier}
+
+
 def judged_again(tool: str, folder: Path, before: dict[str, Any]) -> dict[str, Any]:
     """An entry of the record from the logs of its run, whose reports were explained since."""
     report = folder / f"{tool}.json"
@@ -184,6 +190,12 @@ def main() -> int:
         help="with stand-in: tests that are not in the suite any more",
     )
     parser.add_argument(
+        "--sanitized",
+        metavar="EXPRESSION",
+        help="with memcheck, racecheck, ...: of their tests only those that -k of pytest would take; what a tool has "
+        "found before stays beside it, for kernels that have not changed since. A tool with errors repeats all tests",
+    )
+    parser.add_argument(
         "--again",
         action="store_true",
         help="run nothing: judge the logs of sanitizers that --logs has kept, whose reports were explained since",
@@ -214,16 +226,26 @@ def main() -> int:
             record |= {key: before.get(key, {}) for key in ("sanitizer", "stand_in")} | {"sample": []}
             records.write(options.out, record)  # should what follows be cut off
         waiting: dict[str, Any] = {}
+        clean = {t for t, part in before.get("sanitizer", {}).items() if not part["errors"] and not part["failed"]}
+        in_part = clean if options.sanitized else set()
+
+        def asked(tool: str, tests: str) -> str:
+            return f"({tests}) and ({options.sanitized})" if tool in in_part else tests
+
         if "memcheck" in options.parts:
-            waiting["memcheck"] = pool.submit(sanitize, "memcheck", folder, options.workers, _MEMORY)
+            asked_of = asked("memcheck", _MEMORY)
+            waiting["memcheck"] = pool.submit(sanitize, "memcheck", folder, options.workers, asked_of)
         # A race is reported once in each process: these two run in one, so that their reports can be counted.
         for tool, workers, only_some in (
             ("racecheck", "0", _RACES), ("synccheck", "0", _RACES), ("initcheck", options.workers, _WRITTEN),
         ):  # fmt: skip
             if tool in options.parts:
-                waiting[tool] = pool.submit(sanitize, tool, folder, workers, only_some)
+                waiting[tool] = pool.submit(sanitize, tool, folder, workers, asked(tool, only_some))
         for tool, part in waiting.items():
-            record["sanitizer"] = record.get("sanitizer", {}) | {tool: part.result()}
+            found = part.result()
+            if tool in in_part:
+                found = joined(found, before["sanitizer"][tool])
+            record["sanitizer"] = record.get("sanitizer", {}) | {tool: found}
             records.write(options.out, record)
         if "stand-in" in options.parts:
             rehearsed, seconds = suite(folder, options.workers, only, stand_in=True)

@@ -51,10 +51,12 @@ def test_outputs_of_the_kernel_have_checksums(kernel: str) -> None:
 def test_kernels_were_clean_under_the_sanitizer(tool: str) -> None:
     found = RECORD["sanitizer"].get(tool)
     assert found, f"no whole run of {tool} is recorded: {AGAIN}"
-    seen = set(map(tuple, found["kernels"]))
-    assert found["errors"] == 0 and found["failed"] == 0 and not found["dirty"]
-    assert found["collected"] == sum(found[outcome] for outcome in records.OUTCOMES)
-    assert all(count <= RACES_EXPLAINED.get(kernel, 0) for kernel, count in found["explained"].items())
+    seen = set[tuple[str, str]]()
+    for part in (found, *found.get("earlier", ())):
+        assert part["errors"] == 0 and part["failed"] == 0 and not part["dirty"] and part["passed"] > 0
+        assert part["collected"] == sum(part[outcome] for outcome in records.OUTCOMES)
+        assert all(count <= RACES_EXPLAINED.get(kernel, 0) for kernel, count in part["explained"].items())
+        seen |= {(entry, source) for entry, source in part["kernels"]}
     wanted = {
         (entry, source_digest(source, None))
         for entry, source in ENTRIES.items()
@@ -82,6 +84,13 @@ def test_logs_of_a_sanitizer_are_judged_by_what_is_explained(tmp_path: Path, mon
     monkeypatch.setattr(run, "RACES_EXPLAINED", {"mine": 2})
     found = run.judged_again("racecheck", tmp_path, before)
     assert found["errors"] == 0 and found["explained"] == {"mine": 2}
+
+
+def test_what_a_tool_has_found_before_stays_beside_what_some_tests_find_now() -> None:
+    first, second = {"errors": 1, "kernels": [["a", "0"]]}, {"errors": 0, "kernels": [["a", "1"]]}
+    once = run.joined(second, first)
+    assert once == second | {"earlier": [first]}
+    assert run.joined(first, once) == first | {"earlier": [first, second]}
 
 
 @pytest.mark.parametrize("part", ["sample", pytest.param("everything", marks=pytest.mark.long)])
