@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ RACES_EXPLAINED = {
     "block_products_sm90": 3,
     "gemm_sm90": 8,
 }
+#: Kernels whose last change a tool has not seen, because the time on a card had been used up. It found nothing in an
+#: earlier version. The tests ask that this says no more and no less than the record.
+WAITING: dict[str, set[str]] = {"memcheck": {"attention_sm90"}}
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
 #: Seconds of tests that the stand-in runs by default; everything else runs in the long profile.
@@ -241,8 +244,9 @@ def main() -> int:
         ):  # fmt: skip
             if tool in options.parts:
                 waiting[tool] = pool.submit(sanitize, tool, folder, workers, asked(tool, only_some))
-        for tool, part in waiting.items():
-            found = part.result()
+        tools = {part: tool for tool, part in waiting.items()}
+        for part in as_completed(tools):  # what is there stays there, should the others be cut off
+            tool, found = tools[part], part.result()
             if tool in in_part:
                 found = joined(found, before["sanitizer"][tool])
             record["sanitizer"] = record.get("sanitizer", {}) | {tool: found}
