@@ -1,8 +1,8 @@
 // O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j of a band that query i sees, for short sequences
-// Hopper's tensor cores. A CTA computes one tile of queries and ends: it claims no tile and reads no list. One thread
-// starts the copies of the queries and of the first tiles of keys and values before anything else is done. A warpgroup
-// has 64 of the queries and every kShares-th tile of keys; the shares are added at the end. Scale is above 0, and heads
-// are 64 or 128 columns wide.
+// Hopper's tensor cores. A CTA computes one tile of queries and ends: it claims no tile and reads no list. Its warps
+// share the start of the copies of the queries and of the first tiles of keys and values. A warpgroup has 64 of the
+// queries and every kShares-th tile of keys; the shares are added at the end. Scale is above 0, and heads are 64 or 128
+// columns wide.
 #include "common/attention_sm90.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"

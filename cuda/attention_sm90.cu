@@ -86,31 +86,45 @@ struct Multiplier {
       wgmma<!kFp8>(sums, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
     wgmma_commit();
   }
-  // Computes the scores of this warp once more, with keys from global memory: other keys may be in their place in shared
-  // memory. `e` is the number of the entry in the list of the tile. Lines of keys are whole words.
+  // Computes the scores of this warp once more. `e` is the number of the entry in the list of the tile. Where other keys
+  // may be in their place in shared memory, keys come from global memory, in lines of whole words.
   __device__ __forceinline__ void repeat_scores(int e) {
+    const int thread = unknown_thread(), lane = thread % 32;
     const Tile& x = shared.tiles[tile % kTiles];
     const Entry found = entry_at(a(), x, column_of(a(), e), part_of(a(), e));
-    const int thread = unknown_thread(), lane = thread % 32;
-    const u32 from = shared_address(shared.q[tile % kQueries]);
     const Element* head = a().k + x.batch * a().k_strides.batch + x.head / a().group * a().k_strides.head;
+    const u32 slot = shared_address(shared.k[entry % kStages]) + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll
     for (int i = 0; i < kScoreSums; ++i) scores[i] = 0.f;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       u32 q[4];
-      load_matrix_x4<false>(q, from + query_place(thread, step));
-      const int at = step * 32 + lane % 4 * 4, end = a().head_dim * kBytes, key = opaque(found.key) + lane / 4;
+      load_matrix_x4<false>(q, shared_address(shared.q[tile % kQueries]) + query_place(thread, step));
+      const auto multiply = [&](int j, u32 x, u32 y) {
+        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + j / 2), q, x, y);
+      };
+      if constexpr (kReleasesEarly) {
+        const int column = step * 32 + lane % 4 * 4, end = a().head_dim * kBytes;
 #pragma unroll
-      for (int j = 0; j < kTileK / 8; ++j) {
-        const Element* line = head + i64(min(key + j * 8, a().keys - 1)) * a().k_strides.row;
-        const u8* word = reinterpret_cast<const u8*>(line) + at;
-        const u32 first = at < end ? *reinterpret_cast<const u32*>(word) : 0u;
-        const u32 second = at + 16 < end ? *reinterpret_cast<const u32*>(word + 16) : 0u;
-        multiply_16x8(*reinterpret_cast<f32(*)[4]>(scores + 4 * j), q, first, second);
+        for (int j = 0; j < kTileK; j += 8) {
+          const int key = min(opaque(found.key) + j + lane / 4, a().keys - 1);
+          const u8* line = reinterpret_cast<const u8*>(head + key * a().k_strides.row) + column;
+          const u32 first = column < end ? *reinterpret_cast<const u32*>(line) : 0u;
+          multiply(j, first, column + 16 < end ? *reinterpret_cast<const u32*>(line + 16) : 0u);
+        }
+      } else {
+        const u32 in_slot = slot + step / 4 * kSlabK + ((step % 4 * 2 + lane / 8 % 2) ^ (lane & 7)) * 16;
+#pragma unroll
+        for (int j = 0; j < kTileK; j += 16) {
+          u32 keys[4];
+          load_matrix_x4<false>(keys, in_slot + j * 128);
+          multiply(j, keys[0], keys[1]);
+          multiply(j + 8, keys[2], keys[3]);
+        }
       }
     }
     load_queries();  // loaded again, so that they need no registers meanwhile
+    if constexpr (!kReleasesEarly) return shape_scores();
     apply_softcap();
     if (found.whole) return;
     // The four lanes that share two queries look up a word each.
@@ -240,10 +254,12 @@ struct Multiplier {
     for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
     return full & 0x80808080u;
   }
-  // Whether the warp has used a maximum that is too low.
+  // Whether the warp may have used a maximum that is too low, by the sums of weights; and whether it has.
+  static __device__ __forceinline__ bool are_large(Two added) {
+    return __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum));
+  }
   __device__ __forceinline__ bool too_low(Two added) const {
-    const bool large = __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum));
-    return kFp8 ? large && __any_sync(0xffffffffu, is_full()) : large;
+    return are_large(added) && (!kFp8 || __any_sync(0xffffffffu, is_full()));
   }
   // With the exact maximum, weights are full only if rounding a huge maximum has cut them: then the queries are
   // recomputed. By the vote the compiler knows that the warp has converged, and has the loop in uniform registers.
@@ -262,8 +278,9 @@ struct Multiplier {
   // The maximum was too low: raises it to that of this tile, and returns the factors of earlier sums. Weights are scaled,
   // or computed again from the scores of entry `e` of the list if they are too large for that.
   __device__ __forceinline__ Two lower_weights(Two& added, int e) {
-    const bool whole_words = a().head_dim * kBytes % 4 == 0;  // otherwise infinite weights spoil the query
-    if (whole_words && __any_sync(0xffffffffu, fmaxf(added.x, added.y) > kLargestSum)) {
+    // Otherwise infinite weights spoil the query, which is recomputed.
+    const bool repeats = !kReleasesEarly || a().head_dim * kBytes % 4 == 0;
+    if (repeats && __any_sync(0xffffffffu, fmaxf(added.x, added.y) > kLargestSum)) {
       repeat_scores(e);
       const Two now = levels(), fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
       hot = kHot;
@@ -350,9 +367,61 @@ struct Multiplier {
     hot = is_open() ? kHot : 0;
   }
 
-  // The scores of an entry are issued with the weighted values of the entry before; those of the first entry of a tile
-  // with the last values of the tile before. Code that runs once for a tile is written once, and is short: it is not in
-  // the instruction cache, and 1500 instructions cost as much time as an entry.
+  // Issues the scores of the next entry with the weighted values of the entry before, and waits for the scores.
+  __device__ __forceinline__ void issue_entry() {
+    wait_keys();
+    issue_scores();
+    issue_sums(entry - 1);
+    wgmma_wait<1>();
+    settle(scores);
+  }
+  // Waits for the weighted values of the entry before, and takes over the weights of this one.
+  __device__ __forceinline__ void take_entry(Two added) {
+    if constexpr (!kReleasesEarly) release_keys();
+    total.x += added.x, total.y += added.y;
+    wgmma_wait<0>();
+    settle(sums);
+    release_values(entry - 2);
+    take_weights();
+  }
+  // Computes the weights of an entry of which not all is seen, or whose maxima need care; returns their sums, and raises
+  // maxima of which it knows that they are too low.
+  __device__ __forceinline__ Two weigh_with_care(Two& fade, bool& fades) {
+    shape_scores();
+    if constexpr (kReleasesEarly) release_keys();
+    if (hot > 0) {  // rows of this warp had no maximum, or infinite weights
+      --hot;
+      Two now = levels();
+      now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
+      if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), fades = true, hot = kHot;
+    }
+    const Two added = weigh();
+    pack_next();
+    return added;
+  }
+  // Whether weights need no care: all rows have a maximum, and none is so large that it is rounded.
+  __device__ __forceinline__ bool is_calm() const { return hot == 0 && !is_large(); }
+  // The loop that takes most of the time, from an entry on whose scores have been computed, for entries that all queries
+  // see and maxima that need no care. It is one straight line: jumps over other code cost 3 to 10 %. It ends before the
+  // last entry of the tile, at an entry that is not seen as a whole, whose scores have been computed, or at one whose
+  // weights may be too large; they have the sums `added`.
+  enum Ending { kStopped, kPartly, kWeighed };
+  __device__ __forceinline__ Ending run_calm(u32 last_entry, Two& added) {
+    while (true) {
+      apply_softcap();
+      if constexpr (kReleasesEarly) release_keys();
+      added = weigh_with<false>();
+      if (are_large(added)) return kWeighed;
+      take_entry(added);
+      if (entry == last_entry) return kStopped;
+      issue_entry();
+      if (shade >= 0) return kPartly;
+    }
+  }
+
+  // The scores of the first entry of a tile are issued with the last values of the tile before. Code that runs once for a
+  // tile is written once, and is short: it is not in the instruction cache, and 1500 instructions cost as much time as
+  // an entry.
   __device__ __forceinline__ void run() {
     bool ahead = false;  // whether the first scores have been computed
     while (ahead || start()) {
@@ -360,33 +429,22 @@ struct Multiplier {
       tile = uniform(tile), entry = uniform(entry);
       const u32 last_entry = entry + count() - 1;
       while (entry != last_entry) {
-        wait_keys();
-        issue_scores();
-        issue_sums(entry - 1);
-        wgmma_wait<1>();
-        settle(scores);
-        shape_scores();
-        release_keys();
-        Two fade = {1.f, 1.f};
-        bool rescale = false;
-        if (hot > 0) {  // rows of this warp had no maximum, or infinite weights
-          --hot;
-          Two now = levels();
-          now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
-          if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), rescale = true, hot = kHot;
+        issue_entry();
+        Two added, fade = {1.f, 1.f};
+        bool fades = false;
+        Ending ending = kPartly;
+        if constexpr (kHasCalm)
+          if (shade < 0 && is_calm()) ending = run_calm(last_entry, added);
+        if (ending == kPartly) added = weigh_with_care(fade, fades);
+        if (ending != kStopped) {
+          if (too_low(added)) {
+            const int left = int(last_entry - entry) - !kReleasesEarly;  // entries after this one
+            const Two again = lower_weights(added, shared.tiles[tile % kTiles].first + left);
+            fade = {fade.x * again.x, fade.y * again.y}, fades = true;
+          }
+          take_entry(added);
+          if (fades) fade_sums(fade);
         }
-        Two added = weigh();
-        pack_next();
-        if (too_low(added)) {
-          const Two again = lower_weights(added, shared.tiles[tile % kTiles].first + int(last_entry - entry));
-          fade = {fade.x * again.x, fade.y * again.y}, rescale = true;
-        }
-        total.x += added.x, total.y += added.y;
-        wgmma_wait<0>();
-        settle(sums);
-        release_values(entry - 2);
-        take_weights();
-        if (rescale) fade_sums(fade);
         if (kKeep && (last_entry - entry + 1) % kKeepTiles == 0) keep_sums();
       }
       ++tile;

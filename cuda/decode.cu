@@ -483,7 +483,6 @@ __device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends,
   }
 }
 
-// ---------------------------------------------------------------------------------- the kernel
 // Four columns of a row of the result, and what some of the pieces have left for it.
 constexpr int kBatch = 16;
 struct Four {
@@ -527,7 +526,8 @@ __device__ __forceinline__ void add_pieces(const Decode& p, Shared& shared, cons
       four.load(first, pieces);
       four.add(sum, weights, first, pieces);
     }
-    finish(p, batch, head, first_row + four.row, four.column, sum, shared.join.maxima[four.row], shared.join.totals[four.row]);
+    const f32 maximum = shared.join.maxima[four.row], total = shared.join.totals[four.row];
+    finish(p, batch, head, first_row + four.row, four.column, sum, maximum, total);
     item += kThreads;
     if (item >= items) break;
     four = Four(sums, item);
@@ -535,6 +535,7 @@ __device__ __forceinline__ void add_pieces(const Decode& p, Shared& shared, cons
   }
 }
 
+// ---------------------------------------------------------------------------------- the kernel
 // Grid: pieces, KV heads times tiles of rows, batch.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
   extern __shared__ __align__(128) u8 memory[];

@@ -26,7 +26,7 @@ _PANEL_BYTES = 20 << 20
 
 
 def _column_tiles(section: int, tile_n: int, panel: int) -> int:
-    """Return how many column tiles make a section of columns whose panels of B, in bytes, stay in the L2; at least 1."""
+    """Return how many column tiles make a section whose panels of B, of so many bytes each, stay in the L2."""
     return max(1, min(section // tile_n, _PANEL_BYTES // panel))
 
 
@@ -389,8 +389,8 @@ class SpmvSmall:
     at_least: int = 4
     #: whether x is contiguous and starts at a multiple of 16 bytes
     x_adjacent: bool = False
-    #: whether a lane issues all its loads at once, with predicates; if a CTA has many rows, it also loads the column
-    #: indices of a row before it needs the values of that row
+    #: whether a lane issues all its loads at once, with predicates; where a CTA has many rows, in chunks or in turns, it
+    #: also loads the column indices of a row before it needs the values of that row
     eager: bool = False
     #: number of block rows that the same lanes process at once
     rows_together: int = 1

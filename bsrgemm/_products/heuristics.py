@@ -247,7 +247,10 @@ def tensor_cores_serve(problem: Problem) -> bool:
 
 
 def few_serves(problem: Problem) -> bool:
-    """Return whether gemm_few can compute this product: few columns of 16-bit floats, chunks numbered by 31 bits."""
+    """Return whether gemm_few can compute this product: few columns of 16-bit floats.
+
+    It numbers the elements of a block, and the chunks of all blocks, by 31 bits.
+    """
     names = problem.types
     return (
         0 < problem.N <= GemmFew.most_columns
@@ -260,7 +263,7 @@ def few_serves(problem: Problem) -> bool:
         and problem.aligned
         and problem.R % GemmFew.rows == 0
         and problem.K % GemmFew.chunk == 0
-        and problem.blocks * (problem.K // GemmFew.chunk) < 2**31
+        and max(problem.R * problem.K, problem.blocks * (problem.K // GemmFew.chunk)) < 2**31
     )
 
 

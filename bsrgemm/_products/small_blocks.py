@@ -146,7 +146,8 @@ def _spmv_whole(
     So few lanes share a block row that each has several of its blocks. A lane loads all its blocks of a block row at
     once, up to seven. It reads 16 to 24 bytes of a block, 8 from each row of the block; for large blocks, and for block
     rows of one block, it reads up to 48 bytes, 16 from each row. A multiprocessor has one CTA with as many threads as
-    registers allow, which processes neighbouring block rows so that x stays in the L1 cache.
+    registers allow. It processes neighbouring block rows, so that x stays in the L1 cache, or takes turns with the others
+    in a product with the transpose.
     """
     size, bytes_of_block = BYTES[names.a], R * K * BYTES[names.a]
     much = row == 1 or bytes_of_block > _HEAVY_BYTES

@@ -13,8 +13,15 @@ constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
 constexpr bool kAcross = kQueries > 1;  // the scores of the next tile are issued before this one ends
 constexpr int kBytes = sizeof(Element);
+// Wide values leave few registers.
+constexpr bool kWide = kValueDim > 192;
 // Queries stay in registers.
-constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 96);
+constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores == kPlain ? 128 : 80) && !kWide;
+// Where there are two slots for keys, one is free before its scores are weighed: 1 to 3 % faster. It takes registers to
+// compute scores once more then.
+constexpr bool kReleasesEarly = kStages == 2 && !kWide;
+// Whether entries that need no care have a loop of their own. With fp8, products would wait for each other then.
+constexpr bool kHasCalm = !kFp8;
 constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
 // A step of a product is 32 bytes deep.
 constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;

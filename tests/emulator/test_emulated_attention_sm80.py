@@ -87,7 +87,7 @@ def test_masks_by_blocks_and_elements(emulated, rng) -> None:
 
 def test_ordinary_queries_are_not_computed_twice(emulated, folder, rng) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
-    with emulator.forbidden("repair(redo);", folder):
+    with emulator.forbidden(folder, "repair(redo);"):
         emulated.check(*operands(rng, 70, 150), causal=True)
         emulated.check(*operands(rng, 64, 200, dtype=BFLOAT16), softcap=3.0)
         q, k, v = operands(rng, 64, 200)

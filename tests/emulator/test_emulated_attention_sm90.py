@@ -191,9 +191,16 @@ def test_maxima_that_rise_within_bounds_only_scale_weights(dtype, emulated, fold
             emulated.check(some, k, v)
 
 
+@pytest.mark.parametrize("warpgroups", [1, 3])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 2)], ids=str)
-def test_infinite_weights_are_computed_again_from_the_keys_in_memory(heads, emulated, folder, rng) -> None:
-    """The copies of these keys may be gone by then. Other batches, heads and sequences have other keys."""
+def test_infinite_weights_are_computed_again(heads, warpgroups, emulated, folder, rng) -> None:
+    """One warpgroup reads the keys from memory, since their slot may have others, three read them from their slot.
+
+    Other batches, heads and sequences have other keys.
+    """
+    if warpgroups == 3:
+        emulated.monkeypatch.setattr(heuristics, "_FEW_ROWS", 0)
+        emulated.monkeypatch.setattr(heuristics, "_FEW_KEYS", 0)
     q, k, v = operands(rng, 70, 333, heads=heads, batch=2)
     k[...] = _steps(q[:1, :1], 333, [400, 0, 150, -60, -200])
     k[1] *= np.linspace(0.6, 1, 333)[:, None].astype(q.dtype)

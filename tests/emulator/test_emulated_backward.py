@@ -193,16 +193,17 @@ def test_sums_in_any_order(emulated, rng) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
-    "line",
+    ("emulated", "line"),
     [
-        "write_query(b, x, first + line, own[line]);",  # dq on Hopper, after all sums have been made
-        "write_query(b, walk.y.tile, row + __ffs(redo) - 1);",  # dq
-        "write_key(b, walk.y, row + __ffs(redo) - 1);",  # dk and dv
+        ("sm_90a", "write_query(b, x, first + line, own[line]);"),  # dq, after all sums have been made
+        ("sm_80", "write_query(b, walk.y.tile, row + __ffs(redo) - 1);"),  # dq
+        ("sm_80", "write_key(b, walk.y, row + __ffs(redo) - 1);"),  # dk and dv
     ],
+    indirect=["emulated"],
 )
 def test_ordinary_rows_are_not_computed_twice(line, deterministic, emulated, folder, rng) -> None:
     """A wrong sum that is not finite would be mended by the care that is taken of infinity and NaN."""
-    with emulator.forbidden(line, folder):
+    with emulator.forbidden(folder, line):
         emulated.check(*operands(rng, 200, 150, heads=(2, 1)), causal=True, deterministic=deterministic)
 
 
@@ -447,7 +448,7 @@ class TestFused:
         ],
     )
     def test_ordinary_rows_are_not_computed_twice(self, line, folder, rng) -> None:
-        with emulator.forbidden(line, folder):
+        with emulator.forbidden(folder, line):
             self.check(operands(rng, 100, 150, 128, heads=(2, 1)), causal=True)
 
     @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])

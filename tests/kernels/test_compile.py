@@ -59,9 +59,6 @@ _TYPES = {
 #: attention_backward_sm80: dv of 256 columns with a softcap, since its walk over tiles is in a header.
 KNOWN_SPILLS = (
     {
-        ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
-        ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f16", 80, 256, 2, True, 2, 64).spec())): 8,
-        ("sm_90a", str(attention_heuristics.AttentionSm90("bf16", "f32", 96, 256, 0, False, 2, 64).spec())): 72,
         ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
         ("sm_80", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
         ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,

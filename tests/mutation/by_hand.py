@@ -265,7 +265,7 @@ ERRORS: tuple[Error, ...] = (
     Error(
         "pieces are added without their weights",
         "cuda/decode.cu",
-        "const f32 weight = shared.join.weights[row][i];",
+        "const f32 weight = weights[first + i];",
         "const f32 weight = 1.f;",
     ),
     Error(
