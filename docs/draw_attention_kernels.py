@@ -138,7 +138,7 @@ def attention_short_sm90() -> Picture:
     p.prose(
         4, "A CTA over time: 128 queries in 2 row groups, 8 tiles of keys in 2 shares, 4 slots for keys and for values."
     )
-    names = ["one thread: copies", "rows 0, share 0: products", "rows 0, share 0: threads"]
+    names = ["a lane of each warp: copies", "rows 0, share 0: products", "rows 0, share 0: threads"]
     names += ["rows 0, share 1: products", "rows 0, share 1: threads"]
     lanes = Lanes(p, 6, names, step=3.6, left=18)
     first = lanes.do(0, 0, 23, "Q, K0 to K3, V0 to V3", "load", size=8)
@@ -160,7 +160,7 @@ def attention_short_sm90() -> Picture:
     p.prose(
         26.6,
         "S: scores, O: weighted values. Row group 1 does the same on the same keys. Nothing is claimed and nothing is "
-        "looked up: the first thread of the CTA sets the barriers up and starts all first copies at once. A thread of "
+        "looked up: once a thread has set the barriers up, the warps share the start of the first copies. A thread of "
         "each share copies into a slot one step after it was used. At the end the second share leaves its sums in the "
         "memory of the keys, and the first adds them, divides, and stores 16 bytes a thread.",
     )

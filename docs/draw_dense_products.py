@@ -152,69 +152,84 @@ def gemm_sm80() -> Picture:
 
 
 def gemm_few() -> Picture:
-    p = Picture(60.4, "gemm_few: A times up to 8 columns of 16-bit floats")
+    p = Picture(75.8, "gemm_few: A times up to 8 columns of 16-bit floats")
     p.prose(
         4.2,
-        "A CTA of four warps has 16 rows of a block row. Here: 9 blocks of 64 columns, which are 18 chunks of 32. A "
-        "warp takes 4 chunks side by side (kTogether), then 16 further on.",
+        "A CTA of four or eight warps has 16 rows of a block row. Here: four warps and 9 blocks of 64 columns, which "
+        "are 18 chunks of 32. At each turn a warp takes 2 chunks side by side (kTogether); its next turn is 8 chunks "
+        "on.",
     )
     kinds = ("load", "softmax", "sum", "look")
     for block in range(9):
         p.text(11.3 + 6.6 * block, 8.6, f"block {block}", at="center", size=8)
         for half in range(2):
             chunk = 2 * block + half
-            kind = kinds[chunk // 4 % 4]
-            p.box(8 + 6.6 * block + 3.3 * half, 9.8, 3.3, 3.2, str(chunk), kind, size=8, legend=False)
+            p.box(8 + 6.6 * block + 3.3 * half, 9.8, 3.3, 3.2, str(chunk), kinds[block % 4], size=8, legend=False)
+        p.text(11.3 + 6.6 * block, 14.2, f"warp {block % 4}", at="center", size=8)
     p.text(7.2, 11.4, "16 rows", at="right", size=8)
-    for warp in range(4):
-        p.text(14.6 + 13.2 * warp, 14.2, f"warp {warp}", at="center", size=8)
-    p.text(64.1, 14.2, "warp 0", at="center", size=8)
+    for turn, x in enumerate((21.2, 47.6, 64.1)):
+        p.text(x, 16, f"turn {turn}", at="center", size=8)
 
-    p.text(1, 17.4, "A chunk in the registers of its warp", bold=True)
-    p.text(17, 19.6, "A: 16 rows, 32 columns", at="center", size=8)
+    p.text(1, 19.2, "A chunk in the registers of its warp", bold=True)
+    p.text(17, 21.4, "A: 16 rows, 32 columns", at="center", size=8)
     for r, quarter in itertools.product(range(8), range(4)):
         kind = kinds[quarter]
-        p.box(8 + 4.6 * quarter, 20.8 + 1.5 * r, 4.6, 1.5, str(4 * r + quarter), kind, size=8, legend=False)
-    p.text(7.2, 21.6, "lane", at="right", size=8)
-    p.text(17.2, 34.4, "lane l: 8 columns from 8 (l % 4) on,\nof rows l / 4 and l / 4 + 8", at="center", size=8)
-    p.text(44, 19.6, "B: 32 rows, up to 8 columns", at="center", size=8)
+        p.box(8 + 4.6 * quarter, 22.6 + 1.5 * r, 4.6, 1.5, str(4 * r + quarter), kind, size=8, legend=False)
+    p.text(7.2, 23.4, "lane", at="right", size=8)
+    p.text(17.2, 36.2, "lane l: 8 columns from 8 (l % 4) on,\nof rows l / 4 and l / 4 + 8", at="center", size=8)
+    p.text(44, 21.4, "B: 32 rows, up to 8 columns", at="center", size=8)
     for quarter, n in itertools.product(range(4), range(8)):
-        p.box(33 + 2.8 * n, 20.8 + 3 * quarter, 2.8, 3, str(4 * n + quarter), kinds[quarter], size=8, legend=False)
-    p.text(44.2, 34.4, "lane l: 8 rows from 8 (l % 4) on,\nof column l / 4", at="center", size=8)
-    first = p.box(59, 21.4, 15, 4, "mma.sync: the first\n4 of each lane's 8", "multiply", size=8)
-    second = p.box(59, 28, 15, 4, "mma.sync: the other\n4 of each lane's 8", "multiply", size=8)
-    p.arrow((55.6, 25), first.left)
-    p.arrow((55.6, 28.6), second.left)
+        p.box(33 + 2.8 * n, 22.6 + 3 * quarter, 2.8, 3, str(4 * n + quarter), kinds[quarter], size=8, legend=False)
+    p.text(44.2, 36.2, "lane l: 8 rows from 8 (l % 4) on,\nof column l / 4", at="center", size=8)
+    first = p.box(59, 23.2, 15, 4, "mma.sync: the first\n4 of each lane's 8", "multiply", size=8)
+    second = p.box(59, 29.8, 15, 4, "mma.sync: the other\n4 of each lane's 8", "multiply", size=8)
+    p.arrow((55.6, 26.8), first.left)
+    p.arrow((55.6, 30.4), second.left)
     p.prose(
-        38.2,
+        39.6,
         "A product may take the columns of A, and the rows of B, in any order, if both have the same one: what a lane "
-        "has of A lies side by side, 16 bytes for each row, and no operand passes through shared memory.",
+        "has of a row of A, or of a column of B, lies side by side, 16 bytes. Loads of A, and those of an aligned "
+        "column-major B, need nothing else. Any other B passes through shared memory:",
         size=8,
     )
+    read = p.box(3, 45.4, 18, 4, "lane k reads row k of B,\n16, 8, 4 or 2 bytes a load", "load", size=8)
+    panel = p.box(27, 45.4, 19, 4, "panel of the warp: rows in\nthe order of place_of_row", "plain", size=8)
+    turned = p.box(52, 45.4, 22, 4, "ldmatrix.trans: lane l has\n8 rows of column l / 4, as above", "plain", size=8)
+    p.arrow(read.right, panel.left)
+    p.arrow(panel.right, turned.left)
 
-    p.text(1, 43, "A warp over time, and the sums of four warps", bold=True)
-    lanes = Lanes(p, 44.2, ["warp 0", "warps 1 to 3"], step=3.4)
-    for lane in range(2):
-        lanes.do(lane, 0, 8, "bounds", "look", size=8)
-        for turn in range(2):
-            t = 8 + 33 * turn
-            lanes.do(lane, t, t + 18, "4 columns, 4 x A", "load", size=8)
-            lanes.do(lane, t + 18, t + 25, "4 x B", "load", size=8)
-            lanes.do(lane, t + 25, t + 33, "8 mma", "multiply", size=8)
-    for i, start in enumerate((76, 84)):
-        lanes.mark(start - 0.6, 0, 1)
-        lanes.do(0, start, start + 7, "add", "sum", size=8)
+    p.text(1, 52.6, "Warp 0 over time with its three turns, two sets of registers, and the sums", bold=True)
+    lanes = Lanes(p, 53.8, ["warp 0", "even", "odd", "warps 1 to 3"], left=11, step=3.4)
+    lanes.do(0, 0, 13, "bounds, A 0", "load", size=8)
+    lanes.do(0, 13, 20, "wait", "wait", size=8)
+    lanes.do(0, 20, 26, "B 0", "load", size=8)
+    for turn in range(2):
+        t = 26 + 24 * turn
+        lanes.do(0, t, t + 11, f"A {turn + 1}, B {turn + 1}", "load", size=8)
+        lanes.do(0, t + 11, t + 17, "", "wait")
+        lanes.do(0, t + 17, t + 24, "mma 0" if turn == 0 else "mma 1", "multiply", size=8)
+    lanes.do(0, 74, 81, "mma 2", "multiply", size=8)
+    lanes.do(1, 3, 42.6, "arrives: 0", "wait", size=8)
+    lanes.do(1, 43, 50, "0", "plain", size=8)
+    lanes.do(1, 52, 73.6, "arrives: 2", "wait", size=8)
+    lanes.do(1, 74, 81, "2", "plain", size=8)
+    lanes.do(2, 28, 66.6, "arrives: 1", "wait", size=8)
+    lanes.do(2, 67, 74, "1", "plain", size=8)
+    lanes.do(3, 0, 81, "the same, with other chunks", "plain", size=8)
+    for i, start in enumerate((82, 88.5)):
+        lanes.mark(start - 0.5, 0, 3)
+        lanes.do(0, start, start + 5.5, "add", "sum", size=8)
         if i == 0:
-            lanes.do(1, start, start + 7, "add", "sum", size=8)
-    lanes.do(0, 92, 100, "C", "store", size=8)
+            lanes.do(3, start, start + 5.5, "add", "sum", size=8)
+    lanes.do(0, 94.5, 100, "C", "store", size=8)
     p.prose(
-        53,
-        "Dashed: the sums of warps 2 and 3 pass to warps 0 and 1 through shared memory, then those of warp 1 to warp "
-        "0. All loads of A of four chunks are under way together, then all of B, which wait for the columns of the "
-        "blocks.",
+        68.6,
+        "wait: for the kernels in front, in a launch that may overlap with them; bounds, A 0 and columns are asked for "
+        "before, B after. The columns of the blocks are asked for a turn ahead of B. Dashed: the sums of warps 2 and 3 "
+        "pass to warps 0 and 1 through shared memory, then those of warp 1 to warp 0.",
         size=8,
     )
-    p.legend(58.8)
+    p.legend(74.6)
     return p
 
 
@@ -289,10 +304,10 @@ def spmv_small() -> Picture:
         p.arrow(tree.bottom, (tree.bottom[0], 26.9))
     p.box(8, 27, 62.6, 2, "y: one lane for each row writes", "store", legend=False)
     p.text(1, 30.2, "Blue: the first row of a lane; orange: its second. A lane reads 8 bytes of a row.", size=8)
-    p.prose(33, "A row of 1000 blocks comes after all others, as four pieces for four warps of any CTAs.")
+    p.prose(33, "A row of 2000 blocks comes after all others, as four pieces for four warps of any CTAs.")
     for piece in range(4):
-        stop = min(256 * piece + 256, 1000) - 1
-        box = p.box(8 + 16.2 * piece, 34.6, 14, 3.4, f"a warp: blocks\n{256 * piece} to {stop}", "load", legend=False)
+        stop = min(512 * piece + 512, 2000) - 1
+        box = p.box(8 + 16.2 * piece, 34.6, 14, 3.4, f"a warp: blocks\n{512 * piece} to {stop}", "load", legend=False)
         p.arrow(box.bottom, (box.bottom[0], 39.5))
     p.box(8, 39.6, 62.6, 2, "partial: R sums of each piece", "sum", legend=False)
     p.text(
@@ -301,7 +316,7 @@ def spmv_small() -> Picture:
         "The warp that comes last adds the pieces, all its lanes together, in one fixed tree, and writes y.",
         size=8,
     )
-    p.text(1, 46.2, "Short rows, and blocks of up to 100 bytes (kEager, kInChunks): the lanes of a row, row by row.")
+    p.text(1, 46.2, "Short rows, small blocks, A.T @ x (kEager): the lanes of a row, row by row.")
     lanes = Lanes(p, 47.6, ["row 0", "row 1", "row 2", "row 3"], left=8, step=2.8)
     lanes.do(0, 0, 8, "bounds", "look", size=8)
     lanes.do(1, 8, 16, "bounds", "look", size=8)
