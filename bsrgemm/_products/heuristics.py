@@ -247,10 +247,7 @@ def tensor_cores_serve(problem: Problem) -> bool:
 
 
 def few_serves(problem: Problem) -> bool:
-    """Return whether gemm_few can compute this product: few columns of 16-bit floats.
-
-    It numbers the elements of a block, and the chunks of all blocks, by 31 bits.
-    """
+    """Return whether gemm_few can compute this product of 16-bit floats. It counts in blocks and chunks by 31 bits."""
     names = problem.types
     return (
         0 < problem.N <= GemmFew.most_columns

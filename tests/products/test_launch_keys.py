@@ -35,6 +35,9 @@ class Stream:
     def wait_event(self, event: Any) -> None:
         self.waited.append(event)
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 def test_another_stream_waits_until_what_it_asks_for_is_made() -> None:
     first, second = Stream(), Stream()

@@ -54,7 +54,8 @@ def recorded_spec(entry: str, options: str) -> jit.KernelSpec:
     'expand.cu:expand -DINDEX=i32'
     """
     defines = (option[2:].partition("=") for option in options.split() if option.startswith("-D"))
-    return jit.KernelSpec(ENTRIES[entry], entry, tuple((name, value) for name, _, value in defines))
+    names = tuple((name, value) for name, _, value in defines)
+    return jit.KernelSpec(ENTRIES[entry], entry, names, overlaps="overlapping" in options.split())
 
 
 def kernels_of(record: Mapping[str, Any]) -> dict[str, set[int]]:
