@@ -37,8 +37,8 @@ thread = _Thread()
 def overlapping() -> Iterator[None]:
     """Within this context, some kernels begin before those in front of them on the stream have ended.
 
-    On Hopper and newer cards this hides the start of small kernels, above all in a captured CUDA graph: a token of a
-    model of 8 billion parameters takes about 15 % less time. It concerns products of 16-bit floats with up to 8
+    On Hopper and newer cards this hides the start of small kernels, above all in a captured CUDA graph: 8 layers of a
+    model of 8 billion parameters take 4 % less time for a token. It concerns products of 16-bit floats with up to 8
     columns, `KVCache.append` and `attention_decode`. Elsewhere the context changes nothing.
 
     Such a product reads the blocks and the index arrays of its matrix before the kernels in front of it have ended, and
