@@ -12,7 +12,7 @@ import numpy as np
 from ._array.arithmetic import Arithmetic
 from ._array.base import check_integer, check_shape
 from ._array.blocks import BlockTools
-from ._array.construct import check_blocksize, find_backend, parse
+from ._array.construct import check_block_elements, check_blocksize, find_backend, parse
 from ._array.convert import full_shape
 from ._array.index import Indexing
 from ._array.leaves import leaf, leaf_of, register_leaf, register_public
@@ -133,17 +133,13 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         if backend is self._backend:
             return self
         check_dtype(self.dtype, backend.dtypes)
+        check_block_elements(backend, self._blocks.data)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
         canonical = self._kept_canonical
         if canonical and backend.index_class is not None:  # a device trusts this, and the host does not
             canonical = self._is_canonical(self._validated) or None
-        return object.__new__(leaf_of(backend, self._general))._set(
-            Blocks(*arrays),
-            self._shape,
-            canonical=canonical,
-            sorted_=self._has_sorted_indices,
-            maxprint=self.maxprint,
-        )
+        known = {"canonical": canonical, "sorted_": self._has_sorted_indices, "maxprint": self.maxprint}
+        return object.__new__(leaf_of(backend, self._general))._set(Blocks(*arrays), self._shape, **known)
 
     def to_device(self, device: str, *, stream: Any = None) -> Any:
         """Move this matrix to a device, as in the array API standard.

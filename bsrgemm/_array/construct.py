@@ -16,6 +16,8 @@ from .base import BsrBase, check_integer, check_shape
 
 #: A block size is guessed only if the elements fill more than this share of the blocks that it would store.
 _FILL = 0.7
+#: A block on a device has fewer elements than this.
+_MOST_ELEMENTS = 2**31
 _MISMATCH = "mismatching blocksize={} vs {} of the blocks in data; leave blocksize out, and convert the matrix by tobsr"
 
 
@@ -97,6 +99,16 @@ def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tup
     return R, C
 
 
+def check_block_elements(backend: Backend, data: Array) -> None:
+    """Raise ValueError for blocks that are too large for a device: its kernels count the elements of one by 31 bits."""
+    count, R, C = data.shape
+    if backend is not host() and count and R * C >= _MOST_ELEMENTS:
+        raise ValueError(
+            f"blocksize: got {(R, C)} on device {backend.name!r}, whose blocks have fewer than 2**31 elements; "
+            "smaller blocks hold the same matrix: A.tobsr(blocksize=...) on the CPU, or blocksize= for a dense array"
+        )
+
+
 def parse(backend: Backend, arg1: Any, shape: Any, dtype: Any, copy: bool, blocksize: Any, is_array: bool) -> Parts:
     """Return the blocks that the arguments of a constructor describe, in `backend`."""
     if dtype is not None:
@@ -123,6 +135,7 @@ def parse(backend: Backend, arg1: Any, shape: Any, dtype: Any, copy: bool, block
         structure.check_values(
             backend, parts.blocks.indices, parts.blocks.indptr, shape[1] // parts.blocks.data.shape[2]
         )
+    check_block_elements(backend, parts.blocks.data)
     return parts
 
 
