@@ -10,9 +10,9 @@
 // ---------------------------------------------------------------------------------------------------- the multipliers
 // A warpgroup issues the scores of one tile of keys together with the weighted values of the tile before, and computes
 // the exponentials of the scores while the values are multiplied. The row maximum is exact for the first tile of keys
-// only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, weights are scaled by
-// powers of two; if a weight is infinite, the warp computes its scores once more, from the keys in global memory, and
-// raises the maximum: the result is as exact as with the true maximum.
+// only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, it is raised, and
+// weights are scaled. If they are too large for that, the warp computes its scores once more, from the keys in global
+// memory or in their slot. The result is as exact as with the true maximum.
 // fp8: the tensor cores read bytes along K only, so values are transposed (attention_values.cu). Weights are rounded to
 // fp8 too; if one is the largest fp8 number, the maximum is too low. The tensor cores keep 13 bits of sums, which are
 // therefore added up in float32 every 1024 keys if shared memory has room for them.

@@ -137,8 +137,7 @@ def judged_again(tool: str, folder: Path, before: dict[str, Any]) -> dict[str, A
     found, said = json.loads(report.read_text()), report.with_suffix(".log").read_text()
     return {
         **judged(tool, found, records.read_table(report), said),
-        "commit": before["commit"],
-        "dirty": before["dirty"],
+        **{key: before[key] for key in ("commit", "dirty", "earlier") if key in before},
     }
 
 
@@ -228,7 +227,7 @@ def main() -> int:
             # What other parts have seen is of the code that they ran on, which they name.
             record |= {key: before.get(key, {}) for key in ("sanitizer", "stand_in")} | {"sample": []}
             records.write(options.out, record)  # should what follows be cut off
-        waiting: dict[str, Any] = {}
+        running: dict[str, Any] = {}
         clean = {t for t, part in before.get("sanitizer", {}).items() if not part["errors"] and not part["failed"]}
         in_part = clean if options.sanitized else set()
 
@@ -236,15 +235,15 @@ def main() -> int:
             return f"({tests}) and ({options.sanitized})" if tool in in_part else tests
 
         if "memcheck" in options.parts:
-            asked_of = asked("memcheck", _MEMORY)
-            waiting["memcheck"] = pool.submit(sanitize, "memcheck", folder, options.workers, asked_of)
+            tests = asked("memcheck", _MEMORY)
+            running["memcheck"] = pool.submit(sanitize, "memcheck", folder, options.workers, tests)
         # A race is reported once in each process: these two run in one, so that their reports can be counted.
         for tool, workers, only_some in (
             ("racecheck", "0", _RACES), ("synccheck", "0", _RACES), ("initcheck", options.workers, _WRITTEN),
         ):  # fmt: skip
             if tool in options.parts:
-                waiting[tool] = pool.submit(sanitize, tool, folder, workers, asked(tool, only_some))
-        tools = {part: tool for tool, part in waiting.items()}
+                running[tool] = pool.submit(sanitize, tool, folder, workers, asked(tool, only_some))
+        tools = {part: tool for tool, part in running.items()}
         for part in as_completed(tools):  # what is there stays there, should the others be cut off
             tool, found = tools[part], part.result()
             if tool in in_part:

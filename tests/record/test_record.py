@@ -96,6 +96,14 @@ def test_what_a_tool_has_found_before_stays_beside_what_some_tests_find_now() ->
     assert run.joined(first, once) == first | {"earlier": [first, second]}
 
 
+def test_what_a_tool_has_found_before_stays_when_its_logs_are_judged_again(tmp_path: Path) -> None:
+    (tmp_path / "memcheck.json").write_text(json.dumps({"collected": 0, "tests": []}))
+    (tmp_path / "memcheck.log").write_text("ERROR SUMMARY: 0 errors\n")
+    earlier = [{"commit": "c0", "errors": 0}]
+    found = run.judged_again("memcheck", tmp_path, {"commit": "c1", "dirty": False, "earlier": earlier})
+    assert found["earlier"] == earlier and found["commit"] == "c1"
+
+
 @pytest.mark.parametrize("part", ["sample", pytest.param("everything", marks=pytest.mark.long)])
 def test_launches_on_the_stand_in_are_those_of_the_record(part: str, tmp_path: Path) -> None:
     names = RECORD["sample"] if part == "sample" else sorted(RECORD["tests"])
