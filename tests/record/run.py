@@ -40,7 +40,7 @@ RACES_EXPLAINED = {
 }
 #: Kernels whose last change a tool has not seen, because the time on a card had been used up. It found nothing in an
 #: earlier version. The tests ask that this says no more and no less than the record.
-WAITING: dict[str, set[str]] = {"memcheck": {"attention_sm90"}}
+WAITING: dict[str, set[str]] = {}
 #: Folders of the machine that a message names: a record is for every machine.
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")
 #: Seconds of tests that the stand-in runs by default; everything else runs in the long profile.
