@@ -1,16 +1,29 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
 // Ampere and newer: mma.sync with operands copied by cp.async. A CTA owns kRowTiles row tiles of the schedule by kTileN
-// columns and walks over the union of the row tiles' block columns. Rows of stored blocks and lines of B are multiples
-// of 16 bytes; N and the strides of C are arbitrary; the order of sums is fixed.
+// columns and walks over the union of the row tiles' block columns. All warps copy, and all multiply; between them are
+// two barriers for each stage, so that none waits for the others as long as its operands are there. Rows of stored
+// blocks and lines of B are multiples of 16 bytes; N and the strides of C are arbitrary; the order of sums is fixed.
 #include "common/bsr.cuh"
 #include "common/mma_tiles.cuh"
+#include "common/pipeline.cuh"
+#include "common/ring.cuh"
+#include "ptx/test_wait.cuh"
 
 using B = ELEMENT_B;
 static_assert(Same<A, B>::value, "one element type");
 
 // A warp owns part of one row tile, or several whole ones, and skips blocks that they lack: an absent block contributes
-// nothing, whatever B holds. All warps synchronise after each stage, so the warps that share a scheduler (warp % 4)
-// should own all row tiles between them: then every scheduler has the same amount of work.
+// nothing, whatever B holds. The warps that share a scheduler (warp % 4) should own all row tiles between them: then
+// every scheduler has the same amount of work.
+
+// Waits for a phase of a barrier; the wait that lets other warps run meanwhile came with Hopper.
+__device__ __forceinline__ void await(u64& barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+  wait(barrier, parity);
+#else
+  while (!barrier_test_wait(shared_address(&barrier), parity)) {}
+#endif
+}
 
 constexpr int kRing = 16;  // entries whose indices are kept, kAhead of them ahead of the products
 static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrier between: indices must not meet");
@@ -18,6 +31,7 @@ static_assert(2 * kAhead <= kRing, "the first stages are copied without a barrie
 struct alignas(1024) Shared {  // aligned to the longest line
   u8 a[kStages][kTileM * kStageBytes];
   u8 b[kStages][kTileN * kStageBytes];
+  u64 full[kStages], empty[kStages];  // all threads have copied their part of a stage; all warps have multiplied it
   int4 item;
   int places[kRowTiles];              // row of C / kRowTileHeight of each row tile, or -1
   int starts[kRowTiles];              // first row in a block of each row tile
@@ -63,6 +77,7 @@ struct Copier {
   const B* panel;  // B at the tile's first column
   int columns;     // columns of the tile that lie inside B
   int entry, last, k;
+  Ring<kStages> to;        // the stage that is filled next
   u32 plan;        // for the stage whose number is this lane's: a bit for each row tile that has the block
 
   __device__ __forceinline__ Copier(const Problem& problem, const Schedule& schedule, Shared& shared)
@@ -138,8 +153,8 @@ struct Copier {
   }
 
   // Copies the first stages of a tile, which has entries `from` to `to` - 1 of a group.
-  __device__ __forceinline__ void start(int group, int from, int to, int stage) {
-    entry = from, last = to, k = 0;
+  __device__ __forceinline__ void start(int group, int from, int end) {
+    entry = from, last = end, k = 0;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) copy_indices(from + i);
     copy_commit();
@@ -151,20 +166,23 @@ struct Copier {
     copy_wait<0>();
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < kAhead; ++i) copy(stage + i < kStages ? stage + i : stage + i - kStages);
+    for (int i = 0; i < kAhead; ++i) copy();
   }
 
-  // Starts all copies of the next stage; it commits a group even if nothing is left to copy.
-  __device__ __forceinline__ void copy(int stage) {
+  // Starts all copies of the next stage, if one is left, once all warps are through with what was there before.
+  __device__ __forceinline__ void copy() {
+    if (entry >= last) return;
+    const int stage = to.at;
     const u32 thread = opaque(threadIdx.x), lane = thread % 32;
     const int K = problem.K;
     const int* indices = shared.entries[u32(entry) % kRing];
     const int column = indices[kRowTiles];
-    const bool inside = entry < last && in_range(column, problem.block_cols);
+    const bool inside = in_range(column, problem.block_cols);
     const u32 present = __ballot_sync(0xffffffffu, inside && lane < kRowTiles && indices[lane < kRowTiles ? lane : 0] >= 0);
     if (lane == u32(stage)) plan = present;
     // Beyond K, up to a whole step, both operands are zero.
     const int left = min(K - k, kStageK);
+    await(shared.empty[stage], to.phase ^ 1);
     if (present != 0) {
       const Pieces own = kKeepsPieces ? pieces : Pieces(problem, thread);
       if (left == kStageK && columns == kTileN) {
@@ -176,7 +194,8 @@ struct Copier {
       }
     }
     if (k == 0) copy_indices(entry + kAhead);
-    copy_commit();
+    copies_arrive(shared_address(&shared.full[stage]));
+    to.next();
     k += kStageK;
     if (k >= K) k = 0, ++entry;
   }
@@ -234,7 +253,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
   if (*schedule.count == 0 || column_tiles == 0) return;
   Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
                       shared_address(shared.b) + OperandB::lane_place(warp_n)};
-  int stage = 0;
+  Ring<kStages> from;
+  if (thread == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(shared_address(&shared.full[i]), kThreads);
+      barrier_init(shared_address(&shared.empty[i]), kThreads / 32);
+    }
+  }
   Copier copier(problem, schedule, shared);
 
   // Items are the fastest index: CTAs that run at the same time share columns of B.
@@ -253,28 +278,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     const int columns = int(min(problem.N - column, i64(kTileN)));
     copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col;
     copier.columns = columns;
-    copier.start(group, first, last, stage);
+    copier.start(group, first, last);
 
     Sums sums = {};
     int k = 0;
     for (int left = (last - first) * ((K + kStageK - 1) / kStageK); left > 0; --left) {
-      const u32 plan = __shfl_sync(0xffffffffu, copier.plan, stage);
+      const u32 plan = __shfl_sync(0xffffffffu, copier.plan, from.at);
       const u32 present = uniform(plan >> first_row_tile & ((1u << kWarpRowTiles) - 1));
       const int steps = min((K - k + kStepK - 1) / kStepK, kSteps);
       k = k + kStageK < K ? k + kStageK : 0;
-      copy_wait<kAhead - 1>();
-      __syncthreads();
-      // Half of the warps of a scheduler copy before their products, the others after them, so that some warp always
-      // multiplies.
-#pragma unroll 1
-      for (u32 turn = 0; turn < 2; ++turn) {
-        if (turn == warp / 4 % 2) copier.copy(stage == 0 ? kStages - 1 : stage - 1);
-        if (turn == 0) multiply_stage(sums, fragments, present, steps);
-      }
-      const int forward = stage + 1 == kStages ? 1 - kStages : 1;
+      await(shared.full[from.at], from.phase);
+      multiply_stage(sums, fragments, present, steps);
+      __syncwarp();
+      arrive_if(thread % 32 == 0, shared.empty[from.at]);
+      copier.copy();
+      const int forward = from.at + 1 == kStages ? 1 - kStages : 1;
       fragments.a += forward * (kTileM * kStageBytes);
       fragments.b += forward * (kTileN * kStageBytes);
-      stage += forward;
+      from.next();
     }
 
     const int* places = &shared.places[warp_row_tile(opaque(threadIdx.x))];

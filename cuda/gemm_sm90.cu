@@ -4,6 +4,7 @@
 // ring of stages, the first two multiply 64 rows each with wgmma, or the same 64 rows by half of the columns each.
 #include "common/gemm_sm90.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/reduce.cuh"
 #include "ptx/wgmma.cuh"
 
 // Row tiles of 64 and 128 rows fill a warpgroup: the copy engine copies A, which is multiplied from shared memory, and
@@ -28,8 +29,9 @@ constexpr int kStore = STORE;
 #endif
 constexpr int kParts = PARTS;
 constexpr int kTileM = TILE_M;
-// A tile of 64 rows: both warpgroups multiply all of them, by half of the columns each.
-constexpr bool kLow = kTileM == 64;
+// A tile of 64 rows: both warpgroups multiply all of them, by half of the columns each, or if there are but 64 columns by
+// every other stage each (kTurns).
+constexpr bool kTurns = kTileM == 64 && kTileN == 64, kLow = kTileM == 64 && !kTurns;
 constexpr int kOwn = kLow ? kTileN / 2 : kTileN;  // columns of a warpgroup
 constexpr int kRowTiles = kTileM / kRowTileHeight;
 constexpr int kStageK = 128 / sizeof(Element);   // one swizzled row
@@ -58,7 +60,7 @@ constexpr u32 kPartB = kBTransposed ? kTileN * kBytesK : kDepth * kTileN * sizeo
 static_assert(!kFromRegisters || sizeof(Element) == 2 || (sizeof(Element) == 4 && !kATransposed && kBTransposed),
               "fragments of 16-bit floats, or of tf32 along K");
 static_assert(kStore == kDirect || sizeof(C) == 2, "tiles of 16-bit results");
-static_assert(!kLow || (kRowTileHeight == 64 && kTileN >= 128), "one row tile by two halves");
+static_assert(kTileM == 128 || kRowTileHeight == 64, "both warpgroups multiply the same row tile");
 
 struct alignas(1024) Shared {
   u8 a[kStages][kBytesA];
@@ -210,15 +212,17 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
   bool any = kClearsFirst;
   const int K = problem.product.K;
   const bool signals = threadIdx.x % 32 == 0;
-  const u32 a_rows = kLow ? 0 : warpgroup * (kATransposed ? kDepth * 128 : 64 * 128);
+  const u32 a_rows = kLow || kTurns ? 0 : warpgroup * (kATransposed ? kDepth * 128 : 64 * 128);
   const u32 b_columns = kLow ? warpgroup * (kBTransposed ? kOwn : kSlabs * kDepth) * 128 : 0;
   int previous = -1;  // stage whose products may still be running
+  int turn = 0;       // the warpgroup that multiplies the stage, if they take turns
   for (int e = tile.first; e < tile.last; ++e) {
     for (int k = 0; k < K; k += kDepth) {
       wait(shared.full[ring.at], ring.phase);
       const u32 a = shared_address(shared.a[ring.at]) + a_rows;
       const u32 b = shared_address(shared.b[ring.at]) + b_columns;
       bool mine = true;
+      if constexpr (kTurns) mine = turn == warpgroup, turn ^= 1;
       if constexpr (kRowTiles > 1) mine = __any_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1);
       if (mine) {
         if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);
@@ -238,6 +242,24 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
   wgmma_wait<0>();
   if (previous >= 0 && signals) arrive(shared.empty[previous]);
   return any;
+}
+
+// Adds the sums of the second warpgroup to those of the first, through the memory where the second one's slabs of C would
+// wait for their stores. Returns whether this is the warpgroup that has the sums now.
+__device__ __forceinline__ bool join_turns(Shared& shared, int warpgroup, float (&sums)[kSums]) {
+  static_assert(!kTurns || kSums * 128 * sizeof(float) == 8 * kBytesOut, "the room of four warps");
+  float* room = reinterpret_cast<float*>(shared.out[8]) + threadIdx.x % 128;
+  if (warpgroup == 1) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) room[e * 128] = sums[e];
+  }
+  two_warpgroups_sync(3);
+  if (warpgroup == 0) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) sums[e] += room[e * 128];
+  }
+  two_warpgroups_sync(3);
+  return warpgroup == 0;
 }
 
 // --------------------------------------------------------------------------------------------- row tiles of 16 and 32
@@ -570,8 +592,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
   if (threadIdx.x == 0) {
     prefetch_map(&problem.a);
     prefetch_map(&problem.b);
+    if constexpr (kStore != kDirect) prefetch_map(&problem.c);
     init_barriers(shared);
   }
+  if (threadIdx.x / 32 == 1) request_lists<kRowTiles>(problem);
 #ifdef STRESS  // stages start as NaN, so that a product of data that was never copied is noticed
   for (u32 i = threadIdx.x; i < kStages * (kBytesA + kBytesB) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.a)[i] = 0xffffffffu;
@@ -587,7 +611,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     }
   } else {
     more_registers<224>();
-    const int warp_row = (kLow ? 0 : warpgroup * 64) + warp * 16, row_tile = warp_row / kRowTileHeight;
+    const int warp_row = (kLow || kTurns ? 0 : warpgroup * 64) + warp * 16, row_tile = warp_row / kRowTileHeight;
     Ring<kStages> ring;
     Ring<kTiles> tiles;
     Leaving leaving;
@@ -605,6 +629,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
       }
       let_go(shared, tiles);
+      if constexpr (kTurns) {
+        if (!join_turns(shared, warpgroup, sums)) continue;
+      }
       int first = now.first, last = now.last;
       if (now.piece >= 0) {
         if (!gather(problem, shared, now, warpgroup, sums)) continue;

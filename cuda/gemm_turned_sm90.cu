@@ -214,6 +214,7 @@ gemm_turned_sm90(const __grid_constant__ GemmSm90 problem) {
     prefetch_map(&problem.b);
     init_barriers(shared);
   }
+  if (threadIdx.x / 32 == 1) request_lists<kRowTiles>(problem);
 #ifdef STRESS  // stages start as NaN, so that a product of data that was never copied is noticed
   for (u32 i = threadIdx.x; i < (sizeof(shared.b) + sizeof(shared.out) + sizeof(shared.a)) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.b)[i] = 0xffffffffu;

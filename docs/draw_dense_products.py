@@ -129,22 +129,20 @@ def gemm_sm80() -> Picture:
     p.text(58, 13.6, "B's fragments serve all\nrow tiles of the warp.", size=8)
     p.text(1, 18.4, "One CTA over time: a stage is 128 bytes of k; a ring of 3 stages, two of them under way.")
     lanes = Lanes(p, 20, ["warps 0 to 3", "warps 4 to 7", "ring, stage 0", "ring, stage 1", "ring, stage 2"], step=3.6)
-    for i in range(4):
-        t = 20 + 20 * i
-        lanes.mark(t, 0, 4)
-        lanes.do(0, t + 0.6, t + 7, f"copy {i + 2}", "load", size=8)
-        lanes.do(0, t + 7, t + 18.4, f"multiply {i}", "multiply")
-        lanes.do(1, t + 0.6, t + 12, f"multiply {i}", "multiply")
-        lanes.do(1, t + 12, t + 18.4, f"copy {i + 2}", "load", size=8)
-    for lane in range(2):
+    for lane, late in enumerate((0, 5)):
         lanes.do(lane, 0, 8, "indices", "look", size=8)
-        lanes.do(lane, 8, 18.4, "copy 0, 1", "load")
-    starts = (8 if stage < 2 else 0.6 + 20 * (stage - 1) for stage in range(6))
-    lanes.ring(range(2, 5), zip(starts, range(20, 140, 20), strict=True), 18.4)
+        lanes.do(lane, 8, 18, "copy 0, 1", "load")
+        for i in range(4):
+            t = 20 + late + 20 * i
+            lanes.do(lane, t, t + 11.5, f"multiply {i}", "multiply")
+            if t < 80:
+                lanes.do(lane, t + 11.5, t + 18, f"copy {i + 2}", "load", size=8)
+    starts = (8 if stage < 2 else 31.5 + 20 * (stage - 2) for stage in range(5))
+    lanes.ring(range(2, 5), zip(starts, range(20, 120, 20), strict=True), 16.5)
     p.prose(
         39.6,
-        "Dashed: copy_wait and __syncthreads, once a stage. Half of the warps copy before their products, half "
-        "after them, so that each scheduler always has products. Indices come by cp.async too, kAhead entries "
+        "A warp multiplies as soon as its stage is there (`full`), and copies into a stage that all warps have "
+        "multiplied (`empty`); it waits for no other warp besides. Indices come by cp.async too, kAhead entries "
         "ahead.",
     )
     p.legend(43.8)

@@ -100,4 +100,4 @@ def gemm_sm90() -> Struct:
     """Return the argument struct of gemm_sm90, whose accumulator is always float32."""
     maps = fields(TensorMap(), "a b c")
     parts = (("product", product("f32")), ("schedule", SCHEDULE))
-    return Struct("GemmSm90", (*maps, *parts, *fields("i", "group count keep_a")))
+    return Struct("GemmSm90", (*maps, *parts, *fields("i", "group count keep_a groups entries")))

@@ -105,7 +105,12 @@ class GemmSm90:
         """The number of pipeline stages: as many as fit into shared memory."""
         if self.parts == 2:
             return 4
-        return {256: 4, 128: 6, 64: 8}[self.tile_n] if self.tile_m == 128 else {256: 4, 128: 8}[self.tile_n]
+        return ({256: 4, 128: 6, 64: 8} if self.tile_m == 128 else {256: 4, 128: 8, 64: 8})[self.tile_n]
+
+    @property
+    def piece_sums(self) -> int:
+        """The number of sums that a piece of a tile may write: each of the two warpgroups has room for its own."""
+        return self.tile_m * max(self.tile_n, 128 if self.tile_m == 64 else 0)
 
     def spec(self) -> KernelSpec:
         mma, k = _WGMMA[self.types.a]
@@ -197,6 +202,11 @@ class GemmTurnedSm90:
     def tile_m(self) -> int:
         """The number of rows of a tile."""
         return self.row_tiles * self.row_tile_height
+
+    @property
+    def piece_sums(self) -> int:
+        """The number of sums that a piece of a tile may write."""
+        return self.tile_m * self.tile_n
 
     @property
     def line(self) -> int:
@@ -292,7 +302,7 @@ class GemmSm80:
         words = (
             self.row_tiles * self.row_tile_height * self.tile_n // self.threads * (2 if self.kind == "MMA_F64" else 1)
         )
-        light = self.threads < 256 or (words <= 64 and self.kind != "MMA_3XTF32")
+        light = self.threads < 256 or (self.threads == 256 and words <= 64 and self.kind != "MMA_3XTF32")
         return 2 if light and 2 * (self.shared_bytes + 1024) <= (shared_kb(arch) + 1) * 1024 else 1
 
 

@@ -203,7 +203,7 @@ def candidates(problem: Problem) -> Iterator[Gemm]:
             other = replace(first, row_tile_height=row_tile_height, tile_n=tile_n, section=section, tile_m=128)
             if other != first and tile_n <= section:
                 yield other
-        low = (replace(first, row_tile_height=64, tile_n=n, tile_m=64) for n in (256, 128) if heights[-1] == 64)
+        low = (replace(first, row_tile_height=64, tile_n=n, tile_m=64) for n in (256, 128, 64) if heights[-1] == 64)
         yield from (other for other in low if other != first)
     if tensor_cores_serve(problem) and sm80_serves(problem):
         for row_tile_height in (128, 64, 32, 16):
@@ -385,9 +385,14 @@ def _sm80_tiles(kind: str, row_tile_height: int, shared_kb: int) -> Iterator[tup
 
     Tiles of a single row tile are the fastest where each instruction is slow, since no warp waits for the row tiles of
     another warp. On an H200, with blocks of 32 x 32 at density 0.22, they reach 109 TFLOP/s in tf32, where tiles of
-    four row tiles reach 82, and 45 TFLOP/s instead of 33 in float64. 16-bit types are faster with several row tiles,
-    which share what is read of B.
+    four row tiles reach 82, and 45 TFLOP/s instead of 33 in float64, with blocks of 64 x 64 49 instead of 37. 16-bit
+    types are faster with several row tiles, which share what is read of B.
     """
+    if row_tile_height == 64 and kind == "MMA_F64":
+        if shared_kb > 99:
+            yield 1, 256, 2, 512, 4 if shared_kb > 163 else 3
+        yield 1, 128, 2, 256, 3
+        return
     if row_tile_height < 64 and kind in ("MMA_TF32", "MMA_F64") and shared_kb > 99:
         yield max(1, 32 // row_tile_height), 256, 1, 256, 3 if shared_kb > 163 else 2
     if kind == "MMA_3XTF32" and row_tile_height < 128:

@@ -336,10 +336,12 @@ def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90 | GemmTurn
         group=config.group(problem.block_cols * problem.K),
         count=-1 if items.pieces else groups.count,
         keep_a=cache.source[0].nbytes <= _KEPT_BYTES,
+        groups=groups.count,
+        entries=len(groups.columns),
     )
     piece_tiles = items.pieces * column_tiles
     pointers = layout.patch(*(f"schedule.{name}" for name in _SCRATCH))
-    scratch = Scratch(piece_tiles * config.tile_m * config.tile_n, piece_tiles * 2, pointers)
+    scratch = Scratch(piece_tiles * config.piece_sums, piece_tiles * 2, pointers)
     return _filled_plan(config, kernel, grid, layout, template, arrays, scratch=scratch)
 
 

@@ -22,12 +22,17 @@ def tile_shape(rows: int, columns: int, batches: int, row_tile_height: int) -> t
     128 x 128, 256       18.9 / 28.7  21.1 / 31.0  24.6 / 26.2  128 x 128
     ===================  ===========  ===========  ===========  =========
 
+    Up to 64 columns, tiles of 64 x 64 need no pieces: 64 columns take 16.1 us for 19.3 in tiles of 128 x 64 with blocks
+    of 64 x 64, and 15.2 for 18.6 with blocks of 128 x 128, which are equally many in all rows.
+
     >>> [tile_shape(8192, columns, 1, 64) for columns in (64, 128, 256, 512)]
-    [(64, 128, 64), (64, 64, 128), (64, 64, 256), (64, 128, 256)]
+    [(64, 64, 64), (64, 64, 128), (64, 64, 256), (64, 128, 256)]
     >>> [tile_shape(rows, 256, 1, 128) for rows in (4096, 8192, 16384)]
     [(64, 64, 128), (128, 128, 128), (128, 128, 256)]
     """
     tiles = -(-rows // 128) * -(-columns // 256) * batches
+    if columns <= 64 and row_tile_height >= 64 and tiles <= FEW_TILES:
+        return 64, 64, 64
     if columns <= 64 or tiles > FEW_TILES:
         return row_tile_height, 128, 64 if columns <= 64 else 128 if columns <= 128 else 256
     if row_tile_height >= 64 and (columns <= 128 or tiles <= FEW_TILES // 2):

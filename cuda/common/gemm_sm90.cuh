@@ -6,6 +6,8 @@
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
 #include "common/registers.cuh"
+#include "common/ring.cuh"
+#include "ptx/prefetch.cuh"
 
 using Element = ELEMENT_A;
 using C = ELEMENT_C;
@@ -31,19 +33,26 @@ struct alignas(64) GemmSm90 {
   int group;  // column tiles that are computed together, since their panels of B fit the L2
   int count;  // number of items, or -1: only the device knows it
   int keep_a;  // whether A is small enough to stay in the L2 beside these panels
+  int groups, entries;  // how long the lists of groups and of their entries are
 };
 #ifdef GEMM_SM90_BYTES
-CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(keep_a))
+CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(keep_a)(groups)(entries))
 #endif
 
-// An index in a ring of kSize and the parity of its barriers.
-template <int kSize> struct Ring {
-  int at = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++at == kSize) at = 0, phase ^= 1;
-  }
-};
+// A warp of each CTA asks the L2 for lines of the lists. Four loads that depend on each other come before the first
+// copies: the number of items, an item, its columns and its blocks. Small products feel each trip to the memory; this
+// makes one of four.
+template <int kRowTiles> __device__ __forceinline__ void request_lists(const GemmSm90& problem) {
+  const i64 at = i64(threadIdx.x % 32 * gridDim.x + blockIdx.x) * 128;
+  const auto request = [&](const void* list, i64 bytes) {
+    if (at < bytes) prefetch_line(static_cast<const u8*>(list) + at);
+  };
+  const Schedule& schedule = problem.schedule;
+  request(schedule.items, i64(problem.groups) * sizeof(int4));
+  request(schedule.columns, i64(problem.entries) * sizeof(int));
+  request(schedule.blocks, i64(problem.entries) * kRowTiles * sizeof(int));
+  request(schedule.row_tiles, i64(problem.groups) * kRowTiles * sizeof(int));
+}
 
 // Tile number t. Sections of `group` column tiles are computed one after the other: the last one with the longest item
 // first, the one before it in reverse order, and so on. So A is read again while the L2 still holds it, and short items
@@ -59,12 +68,16 @@ struct Walk {
         count(problem.count < 0 ? *problem.schedule.count : problem.count),
         tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
         column_tiles(tiles_n * int(problem.product.batches)), group(problem.group) {
-    const auto length = [&](int i) { return items[i].z - items[i].y; };
     const int rounds = tiles() / int(gridDim.x);
-    const bool even = i64(length(0) - length(count - 1)) * 8 <= i64(length(count / 2)) * rounds;
-    dealt = (even ? max(1, rounds - kClaimedRounds) : 1) * int(gridDim.x);
+    // Small products read no item but their own: a load that the first copy waits for is a twentieth of their time.
+    dealt = (rounds > kClaimedRounds + 1 && is_even(rounds) ? rounds - kClaimedRounds : 1) * int(gridDim.x);
   }
   __device__ __forceinline__ int tiles() const { return count * column_tiles; }
+  // Whether items are so equally long that CTAs that take turns end at about the same time.
+  __device__ __forceinline__ bool is_even(int rounds) const {
+    const auto length = [&](int i) { return items[i].z - items[i].y; };
+    return i64(length(0) - length(count - 1)) * 8 <= i64(length(count / 2)) * rounds;
+  }
   // The tile after t. CTAs take turns, so that those with the same item stay in step and find what they read of A and B
   // in the L2: 5 % faster with blocks of 64. The last rounds are claimed by whichever CTA is ready, and all rounds are
   // if items differ much.

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from bsrgemm._products import matrix_cache
+from bsrgemm._products import heuristics, matrix_cache
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
@@ -122,6 +122,31 @@ def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(order, block
         np.testing.assert_allclose(np.asarray(out), want, rtol=1e-6)
         others = [n for n in range(72) if n not in (2, 33, 71)]
         np.testing.assert_array_equal(np.asarray(out)[:, others], exact[:, others])
+
+
+@pytest.mark.parametrize("columns", [72, 264])
+@pytest.mark.parametrize("orders", ["CC", "FC"])
+def test_float64_in_blocks_of_64_rows_has_wide_tiles_of_one_row_tile(orders, columns, rng, monkeypatch) -> None:
+    monkeypatch.setattr(heuristics, "_WIDE", 0)
+    A = Matrix(rng, (64, 24), F64, rows=3)
+    B = laid_out(rng.integers(-2, 3, (A._shape[1], columns)).astype(F64), orders[0])
+    out = put(np.full((A._shape[0], columns), 7, F64))
+    plan = emulator.run_product(A, B, out, F64, 1.0, 0.0)
+    assert (plan.config.threads, plan.config.row_tiles) == ((512, 1) if columns > 128 else (256, 1))
+    np.testing.assert_array_equal(np.asarray(out), A.dense @ np.asarray(B))
+
+
+@pytest.mark.races
+@pytest.mark.parametrize(("dtype", "block"), [(F16, (32, 64)), (F64, (64, 24))], ids=str)
+def test_warps_that_go_ahead_of_others(dtype, block, rng) -> None:
+    """Rows of very different lengths by one CTA, whose stages and indices come round again many times."""
+    A = Matrix(rng, block, dtype, rows=6, cols=40, share=0.4)
+    acc = F64 if dtype == F64 else F32
+    B = put(rng.integers(-2, 3, (A._shape[1], 72)).astype(dtype))
+    out = put(np.full((A._shape[0], 72), 7, acc))
+    with emulator.few_ctas(1):
+        multiply(A, B, out, acc, acc.type(1), acc.type(0))
+    np.testing.assert_array_equal(np.asarray(out), A.dense @ np.asarray(B).astype(np.float64))
 
 
 @pytest.mark.parametrize("most", [1, 3])

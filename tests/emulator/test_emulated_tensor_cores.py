@@ -18,7 +18,7 @@ import pytest
 
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit, workspace
-from bsrgemm._products import copies, launch, sm90_tiles
+from bsrgemm._products import copies, launch, sm90_tiles, work_list
 from bsrgemm._products.call import ProductCall
 from bsrgemm.dtypes import BFLOAT16
 
@@ -277,6 +277,26 @@ def test_long_rows_come_in_pieces_that_are_added_up(rng) -> None:
     plan = multiply(A, B, out)
     assert plan.scratch.floats > 0
     np.testing.assert_array_equal(out, A.dense @ np.asarray(B).astype(np.float64))
+
+
+@pytest.mark.parametrize("columns", [40, 64, 136])
+def test_bits_do_not_depend_on_what_a_cta_did_before(columns, rng) -> None:
+    """Rows of odd and even lengths: warpgroups that take turns begin anew at each tile."""
+    A = Matrix(rng, (64, 64), rows=9, cols=7)
+    A.data[...] = rng.standard_normal(A.data.shape).astype(F16)
+    B = put(rng.standard_normal((A._shape[1], columns)).astype(F16))
+    bits = []
+    for ctas in (1, 2, 64):
+        A._matrix_cache = None
+        out = put(np.full((A._shape[0], columns), 7, F32))
+        with (
+            patch.object(device, "multiprocessors", lambda ctas=ctas: ctas),
+            patch.object(work_list, "_LEAST_COLUMNS", 1 << 20),
+        ):
+            plan = multiply(A, B, out)
+        assert plan.config.tile_m == 64
+        bits.append(np.asarray(out).tobytes())
+    assert bits[0] == bits[1] == bits[2]
 
 
 @pytest.mark.races
