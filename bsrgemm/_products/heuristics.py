@@ -581,7 +581,7 @@ def _sm90_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm90]:
                         names, row_tile_height, tile_n, depth, tail, a_transposed, b_transposed, store, wide, flat
                     )  # fmt: skip
                     yield config
-                    if row_tile_height == 64 and tile_n > 64:
+                    if row_tile_height == 64:
                         yield replace(config, tile_m=64)
                     if not half and row_tile_height < 64 and tile_n == 128:
                         yield replace(config, parts=2)
@@ -610,7 +610,7 @@ def _fp8_configs() -> Iterator[GemmSm90 | GemmSimt | Spmv]:
         ):
             config = GemmSm90(names, row_tile_height, tile_n, 128, tail, False, True, store, False, False)
             yield config
-            if row_tile_height == 64 and tile_n > 64:
+            if row_tile_height == 64:
                 yield replace(config, tile_m=64)
         yield spmm(names, 8, 8, 128)
         yield spmm(names, 8, 8, 1)

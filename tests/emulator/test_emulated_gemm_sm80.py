@@ -137,12 +137,16 @@ def test_float64_in_blocks_of_64_rows_has_wide_tiles_of_one_row_tile(orders, col
 
 
 @pytest.mark.races
-@pytest.mark.parametrize(("dtype", "block"), [(F16, (32, 64)), (F64, (64, 24))], ids=str)
-def test_warps_that_go_ahead_of_others(dtype, block, rng) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "block", "order"),
+    [(F16, (32, 64), "C"), (F16, (32, 32), "F"), (F16, (32, 32), "C"), (F64, (64, 24), "F")],
+    ids=str,
+)
+def test_warps_that_go_ahead_of_others(dtype, block, order, rng) -> None:
     """Rows of very different lengths by one CTA, whose stages and indices come round again many times."""
     A = Matrix(rng, block, dtype, rows=6, cols=40, share=0.4)
     acc = F64 if dtype == F64 else F32
-    B = put(rng.integers(-2, 3, (A._shape[1], 72)).astype(dtype))
+    B = laid_out(rng.integers(-2, 3, (A._shape[1], 72)).astype(dtype), order)
     out = put(np.full((A._shape[0], 72), 7, acc))
     with emulator.few_ctas(1):
         multiply(A, B, out, acc, acc.type(1), acc.type(0))

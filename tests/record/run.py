@@ -36,6 +36,7 @@ RACES_EXPLAINED = {
     "attention_backward_keys_sm90": 57,
     "attention_backward_queries_sm90": 5,
     "block_products_sm90": 3,
+    "gemm_sm80": 11,
     "gemm_sm90": 8,
 }
 #: Kernels whose last change a tool has not seen, because the time on a card had been used up. It found nothing in an
