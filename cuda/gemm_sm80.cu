@@ -261,7 +261,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     }
   }
   Copier copier(problem, schedule, shared);
-
   // Items are the fastest index: CTAs that run at the same time share columns of B.
   int item = blockIdx.x, column_tile = 0, batch = 0;
   const auto settle = [&] {

@@ -604,11 +604,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
   __syncthreads();
   if (warpgroup == kConsumers) {
     fewer_registers<56>();
-    if constexpr (kFromRegisters) {
-      feed_small(problem, shared);
-    } else {
-      feed_large(problem, shared, warp);
-    }
+    if constexpr (kFromRegisters) { feed_small(problem, shared); } else { feed_large(problem, shared, warp); }
   } else {
     more_registers<224>();
     const int warp_row = (kLow || kTurns ? 0 : warpgroup * 64) + warp * 16, row_tile = warp_row / kRowTileHeight;
@@ -629,9 +625,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
       }
       let_go(shared, tiles);
-      if constexpr (kTurns) {
-        if (!join_turns(shared, warpgroup, sums)) continue;
-      }
+      if constexpr (kTurns) { if (!join_turns(shared, warpgroup, sums)) continue; }
       int first = now.first, last = now.last;
       if (now.piece >= 0) {
         if (!gather(problem, shared, now, warpgroup, sums)) continue;

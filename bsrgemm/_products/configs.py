@@ -107,11 +107,6 @@ class GemmSm90:
             return 4
         return ({256: 4, 128: 6, 64: 8} if self.tile_m == 128 else {256: 4, 128: 8, 64: 8})[self.tile_n]
 
-    @property
-    def piece_sums(self) -> int:
-        """The number of sums that a piece of a tile may write: each of the two warpgroups has room for its own."""
-        return self.tile_m * max(self.tile_n, 128 if self.tile_m == 64 else 0)
-
     def spec(self) -> KernelSpec:
         mma, k = _WGMMA[self.types.a]
         return KernelSpec(
@@ -202,11 +197,6 @@ class GemmTurnedSm90:
     def tile_m(self) -> int:
         """The number of rows of a tile."""
         return self.row_tiles * self.row_tile_height
-
-    @property
-    def piece_sums(self) -> int:
-        """The number of sums that a piece of a tile may write."""
-        return self.tile_m * self.tile_n
 
     @property
     def line(self) -> int:

@@ -40,6 +40,7 @@ from .configs import (
     SpmvSmall,
     WorkListKernel,
 )
+from .sm80_tiles import sm80_tiles
 from .sm90_tiles import FEW_TILES, tile_shape
 from .small_blocks import (
     _DMMA_ROWS,
@@ -380,28 +381,6 @@ def sm80_serves(problem: Problem) -> bool:
     )
 
 
-def _sm80_tiles(kind: str, row_tile_height: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield possible tiles as (row tiles, columns, warps along the rows, threads, stages), the preferred one first.
-
-    Tiles of a single row tile are the fastest where each instruction is slow, since no warp waits for the row tiles of
-    another warp. On an H200, with blocks of 32 x 32 at density 0.22, they reach 109 TFLOP/s in tf32, where tiles of
-    four row tiles reach 82, and 45 TFLOP/s instead of 33 in float64, with blocks of 64 x 64 49 instead of 37. 16-bit
-    types are faster with several row tiles, which share what is read of B.
-    """
-    if row_tile_height == 64 and kind == "MMA_F64":
-        if shared_kb > 99:
-            yield 1, 256, 2, 512, 4 if shared_kb > 163 else 3
-        yield 1, 128, 2, 256, 3
-        return
-    if row_tile_height < 64 and kind in ("MMA_TF32", "MMA_F64") and shared_kb > 99:
-        yield max(1, 32 // row_tile_height), 256, 1, 256, 3 if shared_kb > 163 else 2
-    if kind == "MMA_3XTF32" and row_tile_height < 128:
-        yield 64 // row_tile_height, 128, 1, 128, 4 if shared_kb > 99 else 3
-    if kind not in ("MMA_3XTF32", "MMA_F64") and shared_kb > 99:
-        yield 128 // row_tile_height, 256, 2, 256, 4 if shared_kb > 163 else 3
-    yield 128 // row_tile_height, 128, 2, 256, 3
-
-
 def _sm80_of(problem: Problem, row_tile_height: int) -> list[GemmSm80]:
     """Return the configs of gemm_sm80 with this height of row tiles, the preferred one first.
 
@@ -409,7 +388,7 @@ def _sm80_of(problem: Problem, row_tile_height: int) -> list[GemmSm80]:
     or as one if the caller allows tf32.
     """
     kind = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else _MMA[problem.types.a][0]
-    tiles = _sm80_tiles(kind, row_tile_height, shared_kb(problem.arch))
+    tiles = sm80_tiles(kind, row_tile_height, shared_kb(problem.arch))
     transposes = (problem.transposed, problem.b_order == "F")
     return [GemmSm80(problem.types, kind, row_tile_height, *tile, *transposes) for tile in tiles]
 
@@ -596,7 +575,7 @@ def _sm80_configs(dtype: np.dtype[Any]) -> Iterator[GemmSm80]:
     for c, mma, row_tile_height, a_transposed, b_transposed in itertools.product(
         results, kinds, (128, 64, 32, 16), (False, True), (False, True)
     ):
-        tiles = {tile for kilobytes in (99, 163, 227) for tile in _sm80_tiles(mma, row_tile_height, kilobytes)}
+        tiles = {tile for kilobytes in (99, 163, 227) for tile in sm80_tiles(mma, row_tile_height, kilobytes)}
         for tile in sorted(tiles):
             yield GemmSm80(Types(name, name, c, sums), mma, row_tile_height, *tile, a_transposed, b_transposed)
 

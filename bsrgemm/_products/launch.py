@@ -341,7 +341,9 @@ def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90 | GemmTurn
     )
     piece_tiles = items.pieces * column_tiles
     pointers = layout.patch(*(f"schedule.{name}" for name in _SCRATCH))
-    scratch = Scratch(piece_tiles * config.piece_sums, piece_tiles * 2, pointers)
+    # Two warpgroups have room for 64 x 64 sums each, even if one of them joins those of both.
+    sums = max(config.tile_m * config.tile_n, 2 * 64 * 64)
+    scratch = Scratch(piece_tiles * sums, piece_tiles * 2, pointers)
     return _filled_plan(config, kernel, grid, layout, template, arrays, scratch=scratch)
 
 

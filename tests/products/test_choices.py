@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._kernels.element_types import Types, number
-from bsrgemm._products import configs, copies, heuristics, small_blocks
+from bsrgemm._products import configs, copies, heuristics, sm80_tiles, small_blocks
 from bsrgemm._products.heuristics import BlockProblem, Problem
 from bsrgemm.dtypes import BFLOAT16
 
@@ -207,7 +207,7 @@ def plain_choices() -> Iterator[tuple[str, str]]:
     for kind, height, room in product(
         ("MMA_F16", "MMA_TF32", "MMA_3XTF32", "MMA_F64"), (16, 32, 64, 128), (98, 99, 100, 163, 164, 227)
     ):
-        tiles = heuristics._sm80_tiles(kind, height, room)
+        tiles = sm80_tiles.sm80_tiles(kind, height, room)
         yield f"tiles {kind} {height} {room}", " ".join(map(written, tiles))
     for sides in ((1, 1, 1), (3, 2, 3), (10, 10, 10), (11, 1, 1), (1, 11, 1), (1, 1, 11), (12, 3, 12), (5, 20, 3)):
         one = heuristics.spgemm_simt(names("f32"), *sides)
