@@ -10,6 +10,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
+from .._backend.loops import real_parts
 from ..dtypes import BFLOAT16, BOOL, accumulator_dtype
 from .base import BsrBase, no_bsr
 from .reduce import _sum_dtype
@@ -110,7 +111,7 @@ def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
     if ord is None or (isinstance(ord, str) and ord in _FROBENIUS):
         data = A._canonical().data
         if A._backend.loops is not None and data.dtype.char in "fdFD":
-            flat = data.reshape(-1)
+            flat = real_parts(data.reshape(-1))
             return xp.sqrt(xp.vdot(flat, flat).real).astype(_root_dtype(A.dtype))
         return xp.sqrt(_squares(data).sum()).astype(_root_dtype(A.dtype))
     if _is(ord, 2, -2):

@@ -87,24 +87,25 @@ class HostLoops:
         lines = len(indptr) - 1 if axis == 1 else block_cols
         if data.dtype in _NO_ARITHMETIC or lines > _LEAST_LINES + 4 * n:  # most lines are empty
             return None
-        if axis == 0:
-            out = np.zeros((block_cols, R, C), data.dtype)
-            each = np.arange(n + 1, dtype=indices.dtype)
-            factors = np.ones(n, data.dtype)
-            _sparsetools.csc_matvecs(block_cols, n, R * C, each, indices, factors, data, out)
-            return out
         out = np.zeros((lines, R, C), data.dtype)
+        values, sums = real_parts(np.ascontiguousarray(data)), real_parts(out)
+        width = R * values.shape[2]
+        if axis == 0:
+            each = np.arange(n + 1, dtype=indices.dtype)
+            factors = np.ones(n, values.dtype)
+            _sparsetools.csc_matvecs(block_cols, n, width, each, indices, factors, values, sums)
+            return out
         cuts, most = [0, lines], n
         if n > _PIECE:  # the factors and the numbers of the blocks stay in the cache
             cuts = np.unique(np.searchsorted(indptr, np.arange(0, n + _PIECE, _PIECE), side="right") - 1).tolist()
             most = int(np.diff(indptr[cuts]).max())
-        each, factors = np.arange(most, dtype=indptr.dtype), np.ones(most, data.dtype)
+        each, factors = np.arange(most, dtype=indptr.dtype), np.ones(most, values.dtype)
         for first, last in itertools.pairwise(cuts):
             starts = indptr[first : last + 1]
-            some = data[starts[0] : starts[-1]]
+            some = values[starts[0] : starts[-1]]
             starts = starts - starts[0] if first else starts
             _sparsetools.csr_matvecs(
-                last - first, len(some), R * C, starts, each, factors, some, out[first:last]
+                last - first, len(some), width, starts, each, factors, some, sums[first:last]
             )  # fmt: skip
         return out
 
@@ -170,9 +171,11 @@ class HostLoops:
             return False
         n, index = len(blocks), _index(len(blocks), position)
         each, position = np.arange(n + 1, dtype=index), np.ascontiguousarray(position, index)
-        factors, values = np.ones(n, data.dtype), np.ascontiguousarray(blocks).reshape(-1)
-        width = data[0].size
-        _sparsetools.csc_matvecs(len(data), n, width, each, position, factors, values, data.reshape(-1))
+        values, sums = real_parts(np.ascontiguousarray(blocks)), real_parts(data)
+        factors, width = np.ones(n, values.dtype), sums[0].size
+        _sparsetools.csc_matvecs(
+            len(data), n, width, each, position, factors, values.reshape(-1), sums.reshape(-1)
+        )  # fmt: skip
         return True
 
     def diagonal(self, blocks: Blocks, shape: tuple[int, int], k: int) -> Array | None:
@@ -282,8 +285,9 @@ class HostLoops:
         index = _index(max(out.size // C, n * R), indices)
         first = np.repeat(np.arange(0, len(indptr) - 1) * (R * block_cols), np.diff(indptr)) + indices
         target = (first[:, None] + np.arange(R) * block_cols).astype(index, copy=False)
-        each, factors = np.arange(n * R + 1, dtype=index), np.ones(n * R, data.dtype)
-        _sparsetools.csc_matvecs(out.size // C, n * R, C, each, target, factors, data, out)
+        values, sums = real_parts(np.ascontiguousarray(data)), real_parts(out)
+        each, factors = np.arange(n * R + 1, dtype=index), np.ones(n * R, values.dtype)
+        _sparsetools.csc_matvecs(out.size // C, n * R, values.shape[2], each, target, factors, values, sums)
 
     def csr_of_coo(self, row: Array, col: Array, values: Array, shape: tuple[int, int]) -> Csr:
         """Return elements by rows, in the order in which they are given within a row; duplicates are kept."""
@@ -343,6 +347,14 @@ def _places_in_dense(
     within = np.arange(R)[:, None] * columns + np.arange(C)
     places: Array = (first[:, None, None] + within).reshape(-1)
     return places
+
+
+def real_parts(x: Array) -> Array:
+    """Return contiguous complex numbers as pairs of real ones, in the same memory, and other numbers as they are.
+
+    Sums are the same. A complex factor of 1 would make NaN of an infinite number.
+    """
+    return x.view(x.real.dtype) if x.dtype.kind == "c" else x
 
 
 def _without_nan(data: Array) -> bool:

@@ -416,3 +416,25 @@ def test_the_largest_number_decides_the_width_of_indices() -> None:
         csr = Csr(np.ones(2), np.array([0, 1]), np.array([0, 2, 2]))
         LOOPS.blocks_of_csr(csr, (2, 8), (1, 4), True)
     assert asked == [12, 4, 9, 7, 36, 9, 12, 45, 8, 9, 8]
+
+
+@pytest.mark.parametrize("dtype", ["F", "D"])
+@pytest.mark.parametrize("C", [3, 16])
+def test_an_infinite_complex_number_is_added_as_it_is(C: int, dtype: str) -> None:
+    """A factor of 1 would make NaN of the part that is finite."""
+    x = blocks(dtype, C=C)
+    x.data[[0, 3], 1, 2] = complex(-np.inf, 1.5), complex(2, np.inf)
+    want = dense(x)
+    out = np.zeros(want.shape, dtype)
+    assert LOOPS.add_to_dense(x, out)
+    np.testing.assert_array_equal(out, want)
+    for axis in (0, 1):
+        sums = LOOPS.add_blocks(x, 3, axis)
+        assert sums is not None
+        folded = want.reshape(4, 2, 3, C).sum(axis=0 if axis == 0 else 2)
+        np.testing.assert_array_equal(sums, folded.swapaxes(0, 1) if axis == 0 else folded)
+    data = np.zeros((4, 2, C), dtype)
+    assert LOOPS.add_at(data, x.data, np.array([3, 0, 0, 1, 2, 1]))
+    sums = np.zeros((4, 2, C), dtype)
+    np.add.at(sums, [3, 0, 0, 1, 2, 1], x.data)
+    np.testing.assert_array_equal(data, sums)
