@@ -169,6 +169,8 @@ class HostLoops:
         """Compute ``data[position[k]] += blocks[k]`` for each k in order; False if no loop supports the arrays."""
         if data.dtype in _NO_ARITHMETIC or not (data.flags.c_contiguous and data.flags.writeable):
             return False
+        if blocks.dtype != data.dtype:  # the loop reads both by the same number of words
+            return False
         n, index = len(blocks), _index(len(blocks), position)
         each, position = np.arange(n + 1, dtype=index), np.ascontiguousarray(position, index)
         values, sums = real_parts(np.ascontiguousarray(blocks)), real_parts(data)
@@ -253,7 +255,7 @@ class HostLoops:
         """Add blocks to a dense array, which is `zero` or not; False for strides or dtypes that no loop supports."""
         data, indices, indptr = blocks
         (M, N), (_, R, C) = out.shape, data.shape
-        if not out.flags.c_contiguous or data.dtype in _HALF:
+        if not out.flags.c_contiguous or data.dtype in _HALF or data.dtype != out.dtype:
             return False
         if C >= _LONG_ROW:
             self._add_rows_to_dense(blocks, out)

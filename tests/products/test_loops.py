@@ -438,3 +438,11 @@ def test_an_infinite_complex_number_is_added_as_it_is(C: int, dtype: str) -> Non
     sums = np.zeros((4, 2, C), dtype)
     np.add.at(sums, [3, 0, 0, 1, 2, 1], x.data)
     np.testing.assert_array_equal(data, sums)
+
+
+def test_blocks_of_another_dtype_are_left_to_numpy() -> None:
+    for C in (3, 16):
+        x = blocks("d", C=C)
+        out, data = np.zeros((8, 3 * C), "D"), np.zeros((4, 2, C), "D")
+        assert not LOOPS.add_to_dense(x, out) and not LOOPS.add_at(data, x.data, np.array([3, 0, 0, 1, 2, 1]))
+        assert not out.any() and not data.any()
