@@ -15,8 +15,11 @@ from .call import AttentionCall, BackwardCall, DecodeCall
 class Launch(Protocol):
     """An attention that can be started again with the same operands and options."""
 
-    def start(self) -> bool:
-        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed."""
+    def start(self, operands: tuple[Array | None, ...]) -> bool:
+        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed.
+
+        The operands are q, k, v, the result and the logarithms, at whose addresses it is.
+        """
 
     def movable(self) -> MovingLaunch:
         """Return a launch for q, k, v, a result and logarithms at any aligned addresses, all else being equal."""

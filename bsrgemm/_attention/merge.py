@@ -97,7 +97,7 @@ def merge_states(
     if out is not None:
         given = [(f"{name}[{i}]", x) for name in ("outs", "lses") for i, x in enumerate(getattr(parts, name))]
         checks.check_out(backend, out, shape, dtype, dict(given))
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), backend.recording(parts, out):
         weights, lse = _weights(xp, parts.lses, acc)
         total = None
         for x, own_lse, weight in zip(parts.outs, parts.lses, weights, strict=True):
@@ -170,9 +170,9 @@ def merge_states_backward(
     if dlse is not None:
         dlse = parts.like_first(dlse, "dlse", parts.lses[0])
     acc = np.result_type(parts.acc, *(accumulator_dtype(x.dtype) for x in (dout, dlse) if x is not None))
-    wide, zero = dout.astype(acc, copy=False), acc.type(0)
-    unseen = [x == -np.inf for x in parts.lses]
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), parts.backend.recording(parts, dout, dlse):
+        wide, zero = dout.astype(acc, copy=False), acc.type(0)
+        unseen = [x == -np.inf for x in parts.lses]
         weights, _ = _weights(xp, parts.lses, acc)
         # dout . out_p, and their mean, which is dout . out
         along = [parts.by_row((wide * x.astype(acc, copy=False)).sum(axis=-1)) for x in parts.outs]

@@ -268,7 +268,7 @@ def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
         alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
         if scale is not None:
             alpha = scale * alpha
-    launch.start(plan, alpha, beta)
+    launch.start(plan, (x, result), alpha, beta)
     if is_new:
         repeat.launches.give_back(places, launch)
     return result.swapaxes(-2, -1) if out is None and repeat.turned else result

@@ -12,6 +12,7 @@ import numpy as np
 from .._array.base import BsrBase, kind_of
 from .._backend.base import Array, Backend
 from .._backend.names import named
+from .._backend.recording import recorded
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
 from .._products.matmul import matmul
@@ -214,6 +215,7 @@ class Preconditioner(ABC):
         """
         return self._through(self._apply, r)
 
+    @recorded
     def _through(self, apply: Callable[[Array], Array], r: Any) -> Any:
         """``apply(r)`` in the dtype of the preconditioner; the result has that of `r` if it can hold it."""
         r = as_array(r, "r") if self._backend is host() else plain(r, "r")

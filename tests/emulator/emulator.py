@@ -37,7 +37,7 @@ from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import device, jit, launching, tensor_map, workspace
+from bsrgemm._kernels import device, driver, graphs, jit, launching, tensor_map, workspace
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
 from bsrgemm._products import (
@@ -159,7 +159,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             patch.object(module, "cupy", stand_in)
             for module in (
                 *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
-                *(backward_launch, turn_order),
+                *(backward_launch, turn_order, graphs),
                 *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
                 sampled_tiles,
             )
@@ -168,6 +168,11 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(device, "multiprocessors", lambda: 2),
         patch.object(device, "l2_bytes", lambda: 50 << 20),
         patch.object(workspace, "_zeroed", {}),
+        patch.object(driver, "stream_number", int),
+        patch.object(driver, "recorded", lambda stream: driver.Recorded(1, 1)),
+        patch.object(driver, "Signal", lambda graph: SimpleNamespace(given=lambda: False)),
+        patch.object(graphs, "_captures", {}),
+        patch.object(graphs, "_reserves", {}),
         patch.object(attention_launch, "mask_tiles", lists),
         patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),
