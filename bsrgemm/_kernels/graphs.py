@@ -39,8 +39,8 @@ class Capture:
     def keep(self, *objects: Any) -> None:
         """Keep objects as long as the graph. Arrays in memory of its own pool need not be kept."""
         for x in objects:
-            memory = getattr(getattr(x, "data", None), "mem", None)
-            if x is not None and (memory is None or memory.ptr not in self._own):
+            memory = getattr(x.data, "mem", None) if type(x) is cupy.ndarray else None
+            if memory is None or memory.ptr not in self._own:
                 self._kept[id(x)] = x
 
     def malloc(self, size: int) -> Any:

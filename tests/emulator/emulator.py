@@ -115,6 +115,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
     event = SimpleNamespace(done=True)
     stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
     stand_in = SimpleNamespace(
+        ndarray=Array,
         empty=lambda *args: put(_unwritten(*args)),
         zeros=lambda *args: put(np.zeros(*args)),
         cumsum=np.cumsum,
