@@ -215,8 +215,6 @@ def method(name: str, dtype: str = "float64", side: int = 4) -> Callable[[Any], 
         calls = {
             "twice": lambda A: A * 2,
             "magnitudes": abs,
-            "of rows": lambda A: A.sum(axis=1),
-            "of columns": lambda A: A.T.sum(axis=1),
             "power": lambda A: A.power(2),
             "cast": lambda A: A.astype("float32"),
         }
@@ -295,13 +293,10 @@ CASES: dict[str, Callable[[Any], Case]] = {
     "decode, pages": decoded(True),
     "twice": method("twice"),
     "magnitudes": method("magnitudes", "complex128"),
-    "sums of rows": method("of rows"),
-    "sums of columns": method("of columns"),
     "conjugate": method("conj", "complex128"),
     "power": method("power"),
     "cast": method("cast"),
     "dense": method("toarray"),
-    "diagonal": method("diagonal"),
     **{name: preconditioned(name) for name in ("block_jacobi", "chebyshev", "ilu0", "ic0", "smoothed_aggregation")},
     "a batch": batched,
 }
