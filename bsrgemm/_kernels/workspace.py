@@ -61,21 +61,25 @@ def counters(count: int) -> Array:
     return graphs.capture_of(stream).counters(stream, count) if stream.is_capturing() else _counters_of(stream, count)
 
 
-def scratch(size: int, count: int) -> tuple[Any, int, int]:
-    """Return uninitialised memory of `size` bytes for one launch, its address, and that of at least `count` counters.
+def scratch_of(stream: Any, capture: Any, size: int, count: int) -> tuple[Any, int, int]:
+    """Return memory of `size` bytes for one launch, its address, and that of at least `count` counters.
 
-    The caller holds the memory until the launch has returned. CuPy is asked only once for the stream and whether it is
-    being captured, and for memory without an array around it, which takes the host a quarter of the time.
+    The caller holds the memory until the launch has returned, and says what the stream's capture is, if there is one.
+    Memory without an array around it takes the host a quarter of the time.
     """
-    stream = cupy.cuda.get_current_stream()
-    if stream.is_capturing():
-        capture = graphs.capture_of(stream)
+    if capture is not None:
         memory = capture.malloc(size) if size else None
         found = capture.counters(stream, count) if count else None
     else:
         memory = cupy.cuda.alloc(size) if size else None
         found = _counters_of(stream, count) if count else None
     return memory, 0 if memory is None else memory.ptr, 0 if found is None else found.data.ptr
+
+
+def scratch(size: int, count: int) -> tuple[Any, int, int]:
+    """Return what `scratch_of` returns for CuPy's current stream."""
+    stream = cupy.cuda.get_current_stream()
+    return scratch_of(stream, graphs.capture_of(stream) if stream.is_capturing() else None, size, count)
 
 
 def _counters_of(stream: Any, count: int) -> Array:

@@ -1,14 +1,13 @@
-"""The cache that a matrix keeps for its products on the GPU: pointers, work lists, and kernels with their launches.
+"""What a matrix keeps for its products on the GPU: its arrays as kernels read them, its lists, and known calls.
 
-Every entry is made on the device by the first product that needs it, without waiting for the GPU. Entries are valid for
-the three arrays from which they were made, until somebody writes into the index arrays.
+Every list is made on the device by the first product that needs it, without waiting for the GPU. All of it is valid for
+the three arrays from which it was made, until somebody writes into the index arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from weakref import ref
 
 import cupy
 
@@ -16,20 +15,14 @@ from .._array.base import BsrBase
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
 from .._kernels import forced_kernel, graphs, overlapping, workspace
-from .._kernels.launching import contiguous
+from .._kernels.launch import Calls, contiguous
 from .._kernels.workspace import StreamOrdered
-from . import row_matching, work_list, work_list_launch
+from . import lists, work_list
 from .engine import Prepared
-from .repeats import MOST_REPEATS, Repeat
 from .work_list import Groups, Items, LongRows, Pattern
 
-#: The largest number of plans per matrix. Each combination of the number of columns and the dtype of B has one.
-_MOST_PLANS = 64
-#: The largest number of launches per matrix. Each set of operand addresses has one.
-_MOST_LAUNCHES = 512
 
-
-class MatrixCache:
+class Operand:
     """The arrays of a BSR matrix in the form that kernels read, and everything that was prepared for its products.
 
     `whole` is the shape of the matrix, or None if an array had to be copied because it was not contiguous or because
@@ -37,8 +30,8 @@ class MatrixCache:
     """
 
     __slots__ = (
-        *("arrays", "_backend", "_entries", "_shared_index", "array_type", "blocks", "extents", "indices_dtype"),
-        *("launches", "plans", "pointer", "repeats", "source", "unwritten", "whole", "wide"),
+        *("__weakref__", "_entries", "_shared_index", "array_type", "arrays", "backend", "blocks", "calls", "extents"),
+        *("indices_dtype", "pointer", "shape", "source", "unwritten", "whole", "wide"),
     )  # fmt: skip
 
     def __init__(self, A: Any) -> None:
@@ -49,23 +42,20 @@ class MatrixCache:
         data, indices, indptr = given = (A.data, plain_array(A.indices), plain_array(A.indptr))
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
-        self._backend: Backend = A._backend
+        self.backend: Backend = A._backend
         self.array_type = type(data)
         self.arrays = tuple(contiguous(x) for x in (data, indices, indptr))
-        self.blocks = len(data)
+        self.blocks, self.shape = len(data), A._shape
         self.indices_dtype = indices.dtype
         self.pointer = self.arrays[0].data.ptr
-        self.extents = tuple(self._backend.extent(x) for x in given)
+        self.extents = tuple(self.backend.extent(x) for x in given)
         self.whole = A._shape if all(a is b for a, b in zip(self.arrays, given, strict=True)) else None
         self._entries: dict[Any, StreamOrdered] = {}
         #: the `Unwritten` of the index arrays that results of `sddmm` share
         self._shared_index: StreamOrdered | None = None
-        self.plans: dict[Any, StreamOrdered] = {}
-        #: launches by the key of `launch.product`; they have only weak references to their plans
-        self.launches: dict[Any, Any] = {}
-        #: calls whose arguments were checked, by `call_key`; their launches have weak references too
-        self.repeats: dict[Any, Repeat] = {}
-        #: for a complex matrix, the real matrices that replace it in products (see complex_gemm.py)
+        #: what is known of kinds of calls: those that were checked, and launches
+        self.calls = Calls()
+        #: for a complex matrix, the real matrices that replace it in products (see `prepared.RealViews`)
         self.wide: dict[int, Any] = {}
 
     def fits(self, A: Any) -> bool:
@@ -73,28 +63,27 @@ class MatrixCache:
         return self.source[0] is A.data and self.whole == A._shape and self.unwritten.holds_for(A)
 
     def call_key(self, A: Any, x: Array, out: Array | None, options: tuple[Any, ...]) -> Any:
-        """Return the key of `repeats` for the arguments of `matmul`, or None if this cache does not fit A any more.
+        """Return the key in `calls` for the arguments of `matmul`, or None if this does not fit A any more.
 
-        The key and the addresses of `x` and `out` determine everything that `matmul` checks about its operands: the
-        key has dtypes, shapes and strides, and with the addresses these tell whether arrays overlap.
+        All that `matmul` checks follows from the key, but whether `out` overlaps an operand.
         """
         if type(x) is not self.array_type or not self.fits(A):
             return None
         kernels = forced_kernel.name, overlapping.thread.active
-        key = (options, x.shape, x.strides, x.dtype, kernels, cupy.cuda.runtime.getDevice())
+        key = (options, x.shape, x.strides, x.dtype, x.data.ptr % 16, kernels, cupy.cuda.runtime.getDevice())
         if out is None:
             return key
-        return (key, out.shape, out.strides, out.dtype) if type(out) is self.array_type else None
+        return (key, out.shape, out.strides, out.dtype, out.data.ptr % 16) if type(out) is self.array_type else None
 
     def sampled_key(self, A: Any, X: Array, Y: Array, out_dtype: Any, precision: str | None) -> Any:
-        """Return the key of `repeats` for `sddmm` with the pattern A, or None if this cache does not fit A any more.
+        """Return the key in `calls` for `sddmm` with the pattern A, or None if this does not fit A any more.
 
         `out_dtype` is the dtype of `out`, or None if there is none. The structure of `out` is not a part of the key.
         """
         kind = self.array_type
         if type(X) is not kind or type(Y) is not kind or not self.fits(A):
             return None
-        dense = (X.shape, X.strides, X.dtype, Y.shape, Y.strides, Y.dtype)
+        dense = (X.shape, X.strides, X.dtype, X.data.ptr % 16, Y.shape, Y.strides, Y.dtype, Y.data.ptr % 16)
         return ("sampled", dense, out_dtype, precision, forced_kernel.name, cupy.cuda.runtime.getDevice())
 
     def with_pattern(self, A: Any, data: Array) -> Any:
@@ -118,30 +107,6 @@ class MatrixCache:
         shared = self._shared_index
         return shared is not None and shared.value.holds_for(other) and self.fits(A)
 
-    def repeat(self, key: Any, make: Callable[[], Repeat]) -> Repeat:
-        """Return the repeat of a key, and make it when it is first requested."""
-        found = self.repeats.get(key)
-        if found is None:
-            if len(self.repeats) >= MOST_REPEATS:
-                self.repeats.clear()
-            found = self.repeats.setdefault(key, make())
-        return found
-
-    def remember(self, key: Any, launch: Any) -> None:
-        """Store a launch under its key. If there are too many launches, all others are removed first."""
-        if len(self.launches) >= _MOST_LAUNCHES:
-            self.launches.clear()
-        self.launches[key] = launch
-
-    def plan(self, key: Any, make: Callable[[], Any]) -> StreamOrdered:
-        """Return the plan of a key, and make it when it is first requested."""
-        plan = self.plans.get(key)
-        if plan is None:
-            if len(self.plans) >= _MOST_PLANS:
-                self.plans.clear()
-            plan = workspace.kept_in(self.plans, key, make)
-        return plan
-
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
         """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""
         _, indices, indptr = self.arrays
@@ -162,13 +127,13 @@ class MatrixCache:
         """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks."""
         indptr = self.index(block_cols, transposed)[1]
         key = ("long rows", block_cols, transposed, longest, piece)
-        return self.remembered(key, lambda: work_list.long_rows(self._backend, indptr, self.blocks, longest, piece))
+        return self.remembered(key, lambda: work_list.long_rows(self.backend, indptr, self.blocks, longest, piece))
 
     def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
         """Return where each of `count` ranges of neighbouring block rows begins, and where the last one ends."""
         indptr = self.index(block_cols, transposed)[1]
         key = ("shares", block_cols, transposed, longest, count)
-        return self.remembered(key, lambda: work_list.shares(self._backend, indptr, longest, count))
+        return self.remembered(key, lambda: work_list.shares(self.backend, indptr, longest, count))
 
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         """Return groups of row tiles; a block row has `per_row` row tiles, and a group has `per_group`."""
@@ -177,16 +142,16 @@ class MatrixCache:
 
     def _groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         if per_group == 1:
-            return work_list.single(self._backend, pattern, per_row)
-        order = row_matching.matched(pattern, per_row, per_group)
-        groups = work_list_launch.merged(pattern, per_row, per_group, order)
-        return work_list.merged(self._backend, pattern, per_row, per_group, order) if groups is None else groups
+            return work_list.single(self.backend, pattern, per_row)
+        order = lists.matched(pattern, per_row, per_group)
+        groups = lists.merged(pattern, per_row, per_group, order)
+        return work_list.merged(self.backend, pattern, per_row, per_group, order) if groups is None else groups
 
     def whole_items(self, pattern: Pattern, per_row: int, per_group: int) -> Items:
         """Return the work items for `groups` with the same arguments: whole groups, longest first."""
         groups = self.groups(pattern, per_row, per_group)
         key = ("whole items", pattern.block_cols, pattern.transposed, per_row, per_group)
-        return self.remembered(key, lambda: work_list_launch.whole(groups) or work_list.whole(self._backend, groups))
+        return self.remembered(key, lambda: lists.whole(groups) or work_list.whole(self.backend, groups))
 
     def split_items(self, pattern: Pattern, per_row: int, per_group: int, share: work_list.Share) -> Items:
         """Return work items that are pieces of groups if a group could exceed a CTA's fair share, else whole groups."""
@@ -194,7 +159,7 @@ class MatrixCache:
         if not work_list.may_split(groups, pattern, share):
             return self.whole_items(pattern, per_row, per_group)
         key = ("split items", pattern.block_cols, pattern.transposed, per_row, per_group, share)
-        return self.remembered(key, lambda: work_list.split(self._backend, groups, share))
+        return self.remembered(key, lambda: work_list.split(self.backend, groups, share))
 
     def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what `make` returned when this key was first requested.
@@ -205,39 +170,27 @@ class MatrixCache:
 
 
 class PreparedLaunches(Prepared):
-    """The state of a matrix on the GPU: its arrays and the plans of its products, some of which are not made again."""
+    """The state of a matrix on the GPU: its arrays, which kernels are asked for, what is known of its calls."""
 
     def __init__(self, A: Any) -> None:
         super().__init__(A)
-        self._kernels = forced_kernel.name, overlapping.thread.active
-        self._plans = {place: ref(plan) for place, plan in _plans_of(A)}
-
-    def plans(self) -> list[Any] | None:
-        found = [plan() for plan in self._plans.values()]
-        return None if None in found else found
+        self._choice = self._choice_of(A)
 
     def holds_for(self, A: Any) -> bool:
-        if (forced_kernel.name, overlapping.thread.active) != self._kernels or not super().holds_for(A):
-            return False
-        now = dict(_plans_of(A))
-        return all(plan() is not None and now.get(place) is plan() for place, plan in self._plans.items())
+        return super().holds_for(A) and self._choice_of(A) == self._choice
+
+    @staticmethod
+    def _choice_of(A: Any) -> tuple[Any, ...]:
+        """What decides the kernels of a matrix beside its arrays; `tune` lets it forget its calls."""
+        known = getattr(A._source()[0], "_operand", None)
+        cleared = None if known is None else known.calls.cleared
+        return forced_kernel.name, overlapping.thread.active, cleared
 
 
-def _plans_of(A: Any) -> Iterator[tuple[Any, StreamOrdered]]:
-    """Yield the plans that a matrix has, by what they are for; also those of real matrices that replace it."""
-    source = A._source()[0]
-    cache: MatrixCache | None = source._matrix_cache
-    caches = {} if cache is None else {0: cache, **{axis: x._matrix_cache for axis, x in cache.wide.items()}}
-    for axis, found in caches.items():
-        if found is not None:
-            for key, plan in list(found.plans.items()):
-                yield (axis, key), plan
-
-
-def matrix_cache_of(A: Any) -> MatrixCache:
-    """Return the cache of a matrix, or a new one if its arrays, its pattern or its shape have changed."""
-    cache: MatrixCache | None = getattr(A, "_matrix_cache", None)
-    if cache is None or not cache.fits(A):
+def operand_of(A: Any) -> Operand:
+    """Return what is kept of a matrix, or a new one if its arrays, its pattern or its shape have changed."""
+    found: Operand | None = getattr(A, "_operand", None)
+    if found is None or not found.fits(A):
         with graphs.memory():  # copies of arrays, which are made anew for each call
-            cache = A._matrix_cache = MatrixCache(A)
-    return cache
+            found = A._operand = Operand(A)
+    return found

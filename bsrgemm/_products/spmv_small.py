@@ -1,20 +1,31 @@
-"""The rules that choose the constants of the kernels for blocks of up to 16 x 16: lanes, loads in flight, CTAs.
+"""``A @ x`` for one vector x and blocks of up to 16 x 16: how lanes share block rows, and how many loads are in flight.
 
 The rules were fitted to measurements on an H200. "In flight" are values that a lane has loaded and not used yet.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+from .._kernels import element_types
+from .._kernels.card import Card
 from .._kernels.element_types import BYTES, Types, number
-from .configs import Spmm, SpmmF64, SpmvSmall
+from .._kernels.jit import MAX_GRID_X
+from .._kernels.launch import Launch, Scratch
+from . import arguments
+from .call import Kind, Problem
+from .dense import Dense, address, ceil_power_of_two
+from .gemm_simt import INDEX, names_of
 
 #: The largest block side, and the largest number of columns of B, of the kernels for small blocks.
-_MOST_SMALL, _FEW_COLUMNS = 16, 128
+MOST_SMALL, FEW_COLUMNS = 16, 128
 #: Number of blocks in a block row of a mesh of hexahedra, and number of registers for values that a lane has in flight.
-_USUAL_ROW, _MOST_WORDS = 27, 36
+USUAL_ROW, _MOST_WORDS = 27, 36
 #: Block rows of at most so many blocks are shared by few lanes, if a block has at most so many bytes.
 _SHORT_ROW, _HEAVY_BYTES = 14, 648
 #: Blocks of at most the first number of bytes are limited by instructions instead of memory, and blocks of at most the
@@ -26,10 +37,113 @@ _SMALLEST_BYTES, _LIGHT_BYTES, _EAGER_WORDS = 100, 144, 68
 #: 1 x 1 blocks of float64, 300,000 block rows of 27 blocks, on an H200: 832 threads (26 warps) take about 30 us, 768
 #: threads about 31 us. Registers would allow 896 threads, which are not faster.
 _MEASURED_THREADS = {(1, 1, 768): 832}
+#: Sizes of blocks whose variants are listed.
+SHAPES = (*((n, n) for n in range(1, MOST_SMALL + 1)), (2, 3), (3, 2), (1, 16), (16, 1), (13, 11), (6, 16))
 
 
-def _ceil_power_of_two(n: int, most: int) -> int:
-    return min(most, 1 << (max(1, n) - 1).bit_length())
+@dataclass(frozen=True)
+class SpmvSmall(
+    Dense,
+    source="spmv_small.cu",
+    argument=lambda acc: (arguments.product(acc), arguments.LONG_ROWS),
+):
+    """``A @ x`` for one vector x and blocks of up to 16 x 16.
+
+    `lanes` threads share a block row. A group of `row_lanes` by `column_lanes` of them shares a block.
+    """
+
+    types: Types
+    block_r: int
+    block_c: int
+    lanes: int
+    row_lanes: int
+    column_lanes: int
+    #: number of blocks that a lane loads before it uses the first of them
+    together: int
+    #: whether each CTA processes a range of neighbouring block rows
+    in_chunks: bool
+    a_transposed: bool = False
+    threads: int = 128
+    #: least number of CTAs that share a multiprocessor
+    ctas: int = 4
+    #: whether x is contiguous and starts at a multiple of 16 bytes
+    x_adjacent: bool = False
+    #: whether a lane issues all its loads at once, with predicates; where a CTA has many rows, in chunks or in turns,
+    #: it also loads the column indices of a row before it needs the values of that row
+    eager: bool = False
+    #: number of block rows that the same lanes process at once
+    rows_together: int = 1
+
+    #: kLong of the kernel: a block row with more blocks than this is cut into pieces, of so many blocks each
+    long, piece = 256, 512
+    shared_bytes = 0
+    reached = (0.9, 0.3)
+
+    def grid(self, problem: Problem, card: Card) -> tuple[int]:
+        """The CTAs for all block rows.
+
+        With `in_chunks` or `eager` there are only as many as run at the same time, and the block rows are divided among
+        them: each has neighbouring ones, or they take turns.
+        """
+        block_rows = problem.block_rows
+        if self.in_chunks or self.eager:
+            return (max(1, min(-(-block_rows // (32 // self.lanes)), self.ctas * card.multiprocessors)),)
+        rows = self.threads // self.lanes * self.rows_together
+        return (max(1, min(MAX_GRID_X // 2, -(-block_rows // rows))),)
+
+    @classmethod
+    def serves(cls, problem: Problem) -> bool:
+        small = max(problem.R, problem.K) <= MOST_SMALL and problem.blocks < 2**31
+        return small and problem.N == 1 and problem.batches == 1 and problem.parts == 1
+
+    @classmethod
+    def best(cls, problem: Problem) -> SpmvSmall:
+        options = (problem.transposed, problem.aligned, problem.b_order == "F")
+        return spmv_small(problem.types, problem.R, problem.K, *options, _row(problem))
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[SpmvSmall]:
+        for dtype, index in itertools.product(dtypes, INDEX):
+            names = names_of(dtype, index)
+            for (R, K), transposed, aligned in itertools.product(SHAPES, (False, True), (False, True)):
+                yield spmv_small(names, R, K, transposed, aligned and not transposed)
+                if aligned and not transposed:
+                    yield from (spmv_small(names, R, K, False, True, True, row) for row in (1, 2, 4, 9, USUAL_ROW))
+                if aligned and transposed and names.index == "i32":
+                    yield from (spmv_small(names, R, K, True, False, True, row) for row in (1, 2, 4, 9, USUAL_ROW))
+
+    def prepare(self, call: Kind, card: Card) -> Launch:
+        problem, operand = call.problem, call.operand
+        where = (call.stored_columns, problem.transposed)
+        index, grid = operand.index(*where), self.grid(problem, card)
+        rows = operand.long_rows(*where, self.long, self.piece)
+        bounds = operand.shares(*where, self.long, grid[0]) if self.in_chunks else None
+        long = arguments.LONG_ROWS.pack(
+            pieces=rows.pieces.data.ptr,
+            parents=rows.parents.data.ptr,
+            count=rows.count.data.ptr,
+            bounds=address(bounds),
+            partial=0,
+            arrived=0,
+        )
+        scratch = None
+        if rows.bound:  # otherwise no block row can be long
+            pointers, first = arguments.LONG_ROWS.patch("partial", "arrived"), arguments.product(self.acc).size
+            size = rows.bound * problem.R * element_types.number(self.acc).itemsize
+            scratch = Scratch(size, rows.bound, lambda to, memory, zeros: pointers.write(to[first:], memory, zeros))
+        return self.launch(call, grid, index, behind=bytes(long), scratch=scratch, holds=(rows, bounds))
+
+
+def _row(problem: Problem) -> int:
+    """Return a guess of the number of blocks that most block rows do not exceed; only the mean is known.
+
+    A mean close to an integer suggests a grid, whose rows have fewer blocks at its edges; the guess is that integer.
+    Otherwise block rows differ in length, and the guess is larger than the mean. It is 27 at most.
+    """
+    mean = problem.blocks / max(1, problem.block_rows)
+    near = round(mean)
+    row = near if abs(mean - near) <= 0.02 * mean else round(mean + math.sqrt(mean) / 2)
+    return max(1, min(row, USUAL_ROW))
 
 
 @lru_cache(maxsize=4096)
@@ -40,7 +154,7 @@ def spmv_small(
     transposed: bool = False,
     aligned: bool = False,
     x_adjacent: bool = False,
-    row: int = _USUAL_ROW,
+    row: int = USUAL_ROW,
 ) -> SpmvSmall:
     """Return the kernel for a product of small blocks with one vector.
 
@@ -135,7 +249,7 @@ def _spmv_by_rows(names: Types, R: int, K: int, row: int) -> SpmvSmall | None:
     rows = 1 if row > 2 or under_way >= 48 else 2 if under_way >= 16 else 4
     words = rows * (row * (K * size // 2 + 3) + 3 * size // 4 + 1)
     threads = next((n for most, n in ((44, 1024), (60, 768)) if words <= most), 512)
-    return SpmvSmall(names, R, K, _ceil_power_of_two(R, 8), R, 1, row, True, False, threads, 1, True, True, rows)
+    return SpmvSmall(names, R, K, ceil_power_of_two(R, 8), R, 1, row, True, False, threads, 1, True, True, rows)
 
 
 def _spmv_whole(
@@ -188,120 +302,3 @@ def _spmv_whole(
     return SpmvSmall(
         names, R, K, lanes, down, across, together, chunks, transposed, threads, 1, x_adjacent, eager, rows
     )
-
-
-@lru_cache(maxsize=4096)
-def spmm_small(names: Types, R: int, K: int, N: int, transposed: bool = False, aligned: bool = False) -> Spmm:
-    """Return the kernel for a product of small blocks with few columns.
-
-    A lane takes 16 bytes of each row of B, or fewer if its sums would need too many registers. Blocks of 4 rows, and of
-    8 rows and more, are faster with fewer columns per lane: 0.50 ms instead of 0.54 ms with 4 rows, and 1.31 ms instead
-    of 1.52 ms with 8 rows, in one benchmark case each on an H200.
-    """
-    words = R * max(1, number(names.acc).itemsize // 4)
-    width = 16 // BYTES[names.b] if aligned else 1
-    if R == 4 or R >= 8:
-        width = min(width, 2 if BYTES[names.b] < 8 else 1 if R >= 8 else 2)
-    while width > 1 and (N % width or words * width > 48):
-        width //= 2
-    light = words * width <= 8 and names.acc != "c128"
-    together = 4 if K <= 2 and light else 1
-    # Some of the variants with four blocks under way spill a few registers with 8 CTAs. With 5 or 6, which spill none,
-    # they are up to 20 % slower on an H200.
-    at_least = 8 if light else 3 if words * width < 64 else 2
-    return Spmm(names, R, K, _ceil_power_of_two(-(-N // width), 32), width, together, transposed, at_least)
-
-
-#: Bytes of blocks that a warp copies to shared memory at once, by the size of an element. The second number leaves more
-#: memory to the L1 cache for B. It is used only for float64 blocks of 65 to 100 bytes by many columns, and was fitted
-#: to one benchmark case: 3 x 3 blocks of float64 by 16 columns on an H200.
-_CHUNK_BYTES, _FEW_BYTES = {4: 3072, 8: 1600}, 600
-#: The least number of rows of a block for which the tensor cores of float64 are faster, and the largest side of a block
-#: for which they are used.
-_DMMA_ROWS, _MOST_DMMA = 6, 128
-#: Bytes of shared memory that a CTA has without an explicit request, and that all CTAs of a multiprocessor may use so
-#: that the L1 cache, which is in the same memory, keeps enough space for B.
-_STATIC_BYTES, _ALL_STAGES = 48 << 10, 208 << 10
-#: KiB of shared memory that a CTA has on sm_86, sm_89 and sm_120. A multiprocessor of these cards has two float64
-#: units, which few warps keep busy.
-_FEW_F64_KB = 99
-#: The least number of rows of float32 blocks whose sums do not fit the 96 registers of 20 warps. Compiling found it.
-_TALL = 14
-
-
-def _chunk(bytes_of_block: int, wanted: int, period: int, most: int) -> tuple[int, int]:
-    """Return the number of blocks of a chunk, a multiple of `period`, and how many CTAs fit a multiprocessor.
-
-    The CTAs are counted with four warps each, and each warp has two chunks in shared memory.
-    """
-
-    def stages(chunk: int) -> int:
-        return 4 * 2 * (-(-chunk * bytes_of_block // 16) * 16 + 16 + 8 * chunk)
-
-    chunk = max(period, min(most, wanted // bytes_of_block) // period * period)
-    while chunk > period and stages(chunk) > _STATIC_BYTES:
-        chunk -= period
-    return chunk, _ALL_STAGES // stages(chunk)
-
-
-@lru_cache(maxsize=4096)
-def spmm_staged(names: Types, R: int, K: int, N: int, shared_kb: int = 227) -> Spmm:
-    """Return the kernel for a product of small float32 or float64 blocks with few columns, where all is aligned.
-
-    A lane takes 16 bytes of each row of B; it takes fewer of float32 if blocks have 4 rows, or 8 and more, as in
-    `spmm_small`. There are as many warps as registers allow: a lane needs registers for its sums, for its values of B
-    in flight, and for some more where loops are not unrolled. If its shared memory suffices, one CTA has all warps of a
-    multiprocessor, so that its block rows are neighbours and find B in the L1 cache. The smallest blocks have CTAs of
-    four warps instead. float64 blocks are copied a few at a time, which leaves more memory to the L1 cache.
-    Milliseconds on an H200 for 16 columns and block rows of 27 float64 blocks:
-
-    ======  ===================================  ==============  ====
-    blocks  CTAs                                 random columns  mesh
-    ======  ===================================  ==============  ====
-    3 x 3   as chosen here                       0.42            0.39
-    3 x 3   four warps, 28 blocks at a time      0.46            0.38
-    4 x 4   as chosen here                       0.57 to 0.65    0.53
-    4 x 4   four warps, 28 blocks at a time      0.64            0.57
-    ======  ===================================  ==============  ====
-    """
-    size = BYTES[names.a]
-    width = 16 // size
-    if R == 4 or R >= 8:
-        width = 2
-    while N % width:
-        width //= 2
-    lanes = _ceil_power_of_two(-(-N // width), 32)
-    block = R * K * size
-    together = 2 if block <= 16 else 1
-    deep = K if K <= 4 else next(n for n in (4, 3, 5, 7, 2, 1) if K % n == 0)
-    words = (R + deep * together) * width * size // 4 + (16 if deep < K else 0) + (16 if R >= 7 else 0)
-    # Registers that ptxas needs beyond our count, found by compiling until nothing spilled.
-    words += (3 * size if names.index == "i64" else 0) + (12 if K > 8 or (size == 8 and deep < K) else 0)
-    if K <= 3 and R <= 4 and words <= 24:
-        warps = 32 if words <= 16 or K == 3 else 28
-    elif R <= 5 and deep == K and words <= 40:
-        # Float64 blocks of 4 and 5 rows by 4 columns need more than the 80 registers of 24 warps on sm_86 and sm_89.
-        warps = 28 if words <= 16 else 20 if size == 8 and K == 4 <= R and shared_kb <= _FEW_F64_KB else 24
-    else:
-        warps = 20 if words <= 56 and R < _TALL else 16 if words <= 72 else 12
-    wanted = _FEW_BYTES if size == 8 and 64 < block <= 100 and lanes >= 8 else _CHUNK_BYTES[size]
-    chunk, ctas = _chunk(block, wanted, *((4, 28) if lanes >= 8 else (8, 32)))
-    config = Spmm(names, R, K, lanes, width, together, at_least=1, chunk=chunk, threads=32 * warps)
-    if block > 32 and config.shared_bytes <= shared_kb << 10:
-        return config
-    return replace(config, threads=128, at_least=min(warps // 4, ctas))
-
-
-@lru_cache(maxsize=4096)
-def spmm_f64(index: str, R: int, K: int, N: int) -> SpmmF64:
-    """Return the kernel for a product of float64 blocks of 6 rows and more with few columns, where all is aligned.
-
-    In a sweep over 17 cases on an H200, it was best to have the operands of three or four instructions in flight, if
-    registers allow. With 16 columns and 300,000 block rows of 27 blocks, the product takes 1.06 ms with blocks of 6 x 6
-    and 1.46 ms with blocks of 8 x 8.
-    """
-    if N <= 16:
-        if R <= 8:
-            return SpmmF64(index, R, K, 1, 2 if K == 8 else 3, 6)
-        return SpmmF64(index, R, K, 1, 4, 5) if K % 16 == 0 else SpmmF64(index, R, K, 1, 3, 6)
-    return SpmmF64(index, R, K, 2, 3, 5 if R > 8 else 8 if index == "i32" else 6)

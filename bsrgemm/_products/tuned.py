@@ -1,4 +1,4 @@
-"""Kernels that `tune` found to be the fastest. They are stored on disk per card, and override heuristics.py."""
+"""Kernels that `tune` found to be the fastest. They are stored on disk per card, and override the rule of choice.py."""
 
 from __future__ import annotations
 
@@ -7,32 +7,29 @@ import json
 import re
 import threading
 from dataclasses import asdict, astuple
-from functools import cache as remembered
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .._kernels import disk_cache, forced_kernel
-from . import configs, heuristics
+from .._kernels import disk_cache
+from .call import Problem
+from .choice import variants
+from .dense import Dense
 
 _lock = threading.Lock()
 _loaded: dict[Path, dict[str, Any]] = {}
 
 
-def choice(problem: heuristics.Problem) -> configs.Gemm | None:
-    """Return the forced kernel, or the kernel that `tune` found to be the fastest for this problem, or None."""
-    if forced_kernel.name is not None:
-        for config in heuristics.candidates(problem):
-            if type(config).__name__ == forced_kernel.name:
-                return config
-        raise ValueError(f"{forced_kernel.name} cannot multiply this: {problem}")
-    stored = _read(path()).get(signature(problem))
-    if stored is None:
+def stored(problem: Problem) -> Dense | None:
+    """Return the kernel that `tune` found to be the fastest for this problem, or None."""
+    found = _read(path()).get(signature(problem))
+    if found is None:
         return None
-    # An entry that another version wrote, or that is damaged, equals no candidate.
-    return next((c for c in heuristics.candidates(problem) if _described(c) == stored), None)
+    # An entry that another version wrote, or that is damaged, equals no kernel.
+    return next((kernel for kernel in variants(problem) if _described(kernel) == found), None)
 
 
-def keep(problem: heuristics.Problem, config: configs.Gemm | None) -> Path:
+def keep(problem: Problem, kernel: Dense | None) -> Path:
     """Store the kernel of a problem in this process and on disk; raise OSError if the file cannot be written.
 
     None removes what was stored, so that the rules choose.
@@ -42,8 +39,8 @@ def keep(problem: heuristics.Problem, config: configs.Gemm | None) -> Path:
         _loaded.pop(where, None)
         entries = dict(_read(where))
         entries.pop(signature(problem), None)
-        if config is not None:
-            entries[signature(problem)] = _described(config)
+        if kernel is not None:
+            entries[signature(problem)] = _described(kernel)
         disk_cache.write(where.parent, where.name, json.dumps(entries, indent=1, sort_keys=True).encode())
         _loaded[where] = entries
     return where
@@ -54,7 +51,7 @@ def path() -> Path:
     return disk_cache.folder() / f"tuned-{_card()}.json"
 
 
-def signature(problem: heuristics.Problem) -> str:
+def signature(problem: Problem) -> str:
     """Return a problem as text. Problems that differ in any size, even in the number of blocks, are different.
 
     B in several parts is a copy of another B, for which `tune` measures; no kernel is stored for it.
@@ -63,8 +60,9 @@ def signature(problem: heuristics.Problem) -> str:
     return " ".join(map(str, rest if parts == 1 else (*rest, parts)))
 
 
-def _described(config: configs.Gemm) -> dict[str, Any]:
-    return {"kernel": type(config).__name__, **json.loads(json.dumps(asdict(config)))}
+def _described(kernel: Dense) -> dict[str, Any]:
+    described: Any = kernel
+    return {"kernel": type(kernel).__name__, **json.loads(json.dumps(asdict(described)))}
 
 
 def _read(where: Path) -> dict[str, Any]:
@@ -85,7 +83,7 @@ def _card() -> str:
     return _card_name(cupy.cuda.runtime.getDevice())
 
 
-@remembered
+@cache
 def _card_name(device: int) -> str:
     import cupy
 

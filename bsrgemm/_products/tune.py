@@ -1,10 +1,10 @@
-"""`tune` measures which kernel is fastest for one matrix and one number of columns, and stores the result."""
+"""`tune` measures which kernel is fastest for one matrix and one number of columns, and stores it on disk per card."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from .._array.base import BsrBase, no_bsr
 from .._kernels import forced_kernel
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
-from .call import ProductCall
-
-if TYPE_CHECKING:
-    from .configs import Gemm
+from .call import Problem, ProductCall, problem_of
+from .choice import variants
+from .dense import Dense
+from .prepared import ByColumns
+from .tuned import keep
 
 _REPEATS = 10
 
@@ -87,8 +88,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     dtype = A.dtype if dtype is None else check_dtype(dtype, A._backend.dtypes)
     import cupy
 
-    from . import copies, heuristics, launch, measured
-    from .matrix_cache import matrix_cache_of
+    from .cuda import prepared_for
+    from .operand import operand_of
 
     rng = cupy.random.default_rng(0)
     K = A.shape[1]
@@ -96,20 +97,25 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     result = result_dtype(A.dtype, np.dtype(dtype))
     out = cupy.empty((A.shape[0], int(N)), result)
     matrix, transposed = A._source()
-    cache = matrix_cache_of(matrix)
+    operand = operand_of(matrix)
     call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
-    problem = launch.problem_of(cache, call)
-    times: list[tuple[Gemm | None, float]] = []
-    by_copies = ""
-    if copies.column_panel(problem) and forced_kernel.name is None:
-        by_copies = " and ".join(str(config.spec()) for config in copies.column_kernels(problem))
-        measured.keep(problem, None)  # a stored kernel would be used instead
-        cache.plans.clear()
-        times.append((None, time_gpu(partial(launch.product, call), _REPEATS)))
-    for config in heuristics.candidates(problem):
-        wanted = replace(call, config=config, may_copy=False)
-        times.append((config, time_gpu(partial(launch.product, wanted), _REPEATS)))
+    problem = problem_of(operand, call)
+    tried: list[Dense] = list(variants(problem))
+    if forced_kernel.name is None and ByColumns.serves(problem):
+        tried.insert(0, ByColumns.best(problem))
+    times: list[tuple[Dense, float]] = []
+    for kernel in tried:
+        launch = prepared_for(replace(call, kernel=kernel))
+        times.append((kernel, time_gpu(partial(launch.start, (B, out), 1, 0), _REPEATS)))
     times.sort(key=lambda pair: pair[1])
-    measured.keep(problem, times[0][0])
-    cache.plans.clear()
-    return [(str(config.spec()) if config else by_copies, seconds) for config, seconds in times]
+    fastest = times[0][0]
+    keep(problem, None if isinstance(fastest, ByColumns) else fastest)
+    operand.calls.clear()
+    return [(_named(kernel, problem), seconds) for kernel, seconds in times]
+
+
+def _named(kernel: Dense, problem: Problem) -> str:
+    """What a kernel is called in the result of `tune`: everything that is compiled for it."""
+    if isinstance(kernel, ByColumns):
+        return f"{kernel.copy.spec()} and {kernel.inner(problem).spec()}"
+    return str(kernel.spec())
