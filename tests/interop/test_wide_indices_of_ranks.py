@@ -99,18 +99,6 @@ def test_a_hierarchy_refuses_blocks_that_it_was_not_made_of(place: str) -> None:
         assert str(error).endswith("[on rank 1]")
 
 
-def test_a_library_that_reads_cards_has_nothing_to_wait_for_on_the_host() -> None:
-    q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 32, 8)) for i in range(3))
-    want = bg.attention(q, k, v, causal=True)
-
-    def program(comm: Any) -> Any:
-        comm.cuda_aware = True
-        part = [mpi.zigzag_split(x, comm.rank, 2) for x in (q, k, v)]
-        return mpi.ring_attention(*part, comm=comm, causal=True)
-
-    np.testing.assert_allclose(mpi.zigzag_join(run(2, program)), want)
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_modes_that_depend_on_each_other_leave_singular_blocks_also_when_refreshing(
     size: int, monkeypatch: pytest.MonkeyPatch

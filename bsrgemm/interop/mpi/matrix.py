@@ -7,7 +7,8 @@ numbered anew from 0 on. The first product runs while the ghosts travel, the sec
 from __future__ import annotations
 
 import itertools
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..._products.matmul import matmul
 from ...dtypes import accumulator_dtype
 from ...linalg.operators import DistributedOperator, inner_products
 from ...linalg.smoothers import inverse_blocks
-from ..communicator import Communicator, same, summed, together
+from ..communicator import Communicator, Exchange, same, summed, together
 from .halo import Halo
 from .multigrid import set_up
 
@@ -126,13 +127,8 @@ class DistributedMatrix(DistributedOperator):
         """
         self._check(x, self.local_shape[1])
         under_way, ghosts = self._halo.fetch(x)
-        try:
+        with _meanwhile(under_way):
             y = matmul(self.interior, x, out=out, alpha=alpha, beta=beta)
-        except Exception:
-            with suppress(RuntimeError):  # the memory of messages may not be freed while they travel
-                under_way.wait()
-            raise
-        under_way.wait()
         if self._halo.count:
             if self._ghost_rows is None:
                 matmul(self._ghost, ghosts, out=y, alpha=alpha, beta=1)
@@ -150,8 +146,8 @@ class DistributedMatrix(DistributedOperator):
         halo = self._halo
         boundary = x if self._ghost_rows is None else x[self._ghost_rows]
         under_way, coming = halo.give_back(matmul(self._ghost.T, boundary))
-        y = matmul(self.interior.T, x)
-        under_way.wait()
+        with _meanwhile(under_way):
+            y = matmul(self.interior.T, x)
         blocks = y.reshape(len(y) // halo.width, halo.width, *y.shape[1:])
         for rank in sorted(halo.sends):
             part = halo.sends[rank]
@@ -541,6 +537,18 @@ class Transpose:
         if self.dtype.kind == "c" and not self._conjugate:
             raise TypeError("D.T.H: products with the conjugate of a complex matrix are not offered; take D or D.H")
         return self._matrix
+
+
+@contextmanager
+def _meanwhile(under_way: Exchange) -> Iterator[None]:
+    """Do the body of the ``with`` statement while messages travel, and wait for them also if it fails."""
+    try:
+        yield
+    except Exception:
+        with suppress(RuntimeError):
+            under_way.wait()
+        raise
+    under_way.wait()
 
 
 def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
