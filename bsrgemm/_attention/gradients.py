@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._backend.registry import target
 from . import checks
 from .call import BackwardCall
 from .engine import ENGINES
@@ -164,7 +165,10 @@ def attention_backward(
             deterministic=ordered,
         )
     )
-    return results[0], results[1], results[2]
+    first, second, third = (
+        found if given is None else given for given, found in zip((dq, dk, dv), results, strict=True)
+    )
+    return first, second, third
 
 
 class _Own:
@@ -194,12 +198,9 @@ class _Own:
         """An array for a result: the given one after its checks, or a new one."""
         if given is None:
             return self.backend.xp.empty(shape, self.dtype)
-        if not self.backend.is_dense(given):
-            raise TypeError(
-                f"{name}: wanted a dense array on {self.backend.name!r}, where q is, got {type(given).__name__}"
-            )
-        checks.check_out(self.backend, given, shape, self.dtype, read, name)
-        return given
+        found = target(self.backend, given, name, ", where q is")
+        checks.check_out(self.backend, found, shape, self.dtype, read, name)
+        return found
 
     def _array(self, x: Any, name: str) -> Array:
         if x is None:

@@ -16,6 +16,7 @@ import numpy as np
 from ..._array.base import BsrBase
 from ..._backend import structure
 from ..._backend.base import Array, Blocks
+from ..._backend.registry import target
 from ..._products.matmul import matmul
 from ...dtypes import accumulator_dtype
 from ...linalg.operators import DistributedOperator, inner_products
@@ -125,7 +126,7 @@ class DistributedMatrix(DistributedOperator):
         >>> D.multiply(np.arange(4.0), alpha=10)  # D @ x is the same without factors
         array([ 0., 20., 40., 60.])
         """
-        self._check(x, self.local_shape[1])
+        given, out = out, self._check(x, self.local_shape[1], out)
         under_way, ghosts = self._halo.fetch(x)
         with _meanwhile(under_way):
             y = matmul(self.interior, x, out=out, alpha=alpha, beta=beta)
@@ -134,7 +135,7 @@ class DistributedMatrix(DistributedOperator):
                 matmul(self._ghost, ghosts, out=y, alpha=alpha, beta=1)
             elif len(self._ghost_rows):
                 y[self._ghost_rows] += matmul(self._ghost, ghosts, alpha=alpha)
-        return y
+        return y if given is None else given
 
     def _transposed(self, x: Array, conjugate: bool) -> Array:
         """The elements of this rank of ``A.T @ x``: what others have for them is added in the order of the ranks.
@@ -154,7 +155,8 @@ class DistributedMatrix(DistributedOperator):
             blocks[halo.index[part]] += coming[part]
         return y
 
-    def _check(self, x: Any, length: int, back: bool = False) -> None:
+    def _check(self, x: Any, length: int, out: Any = None, back: bool = False) -> Array | None:
+        """Check the operand of a product, and return `out` as an array; other ranks are told if that fails."""
         backend = self._backend
         try:
             if not backend.is_dense(x):
@@ -166,6 +168,7 @@ class DistributedMatrix(DistributedOperator):
                 )
             if x.dtype not in backend.dtypes:
                 raise TypeError(f"x: wanted numbers, got {x.dtype}")
+            return None if out is None else target(backend, out, "out", ", where D is")
         except (TypeError, ValueError):
             self._halo.refuse(back)
             raise
