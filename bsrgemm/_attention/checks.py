@@ -135,6 +135,8 @@ def head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> 
     """A scale as (the number, None), or as (1, an array of (batch, heads))."""
     if x is None:
         return 1.0, None
+    if backend_of(x) is None and foreign_backend(x) is not None:
+        x = adopted_array(backend, x, name)
     if not backend.is_dense(x) or x.ndim == 0:
         if hasattr(x, "__cuda_array_interface__") or (hasattr(x, "shape") and x.shape):
             raise TypeError(f"{name}: wanted a number or a dense array on {backend.name!r}, where q is, got {named(x)}")

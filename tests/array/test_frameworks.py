@@ -155,6 +155,14 @@ def test_bfloat16_of_a_framework_is_an_operand_everywhere(version: Any) -> None:
     np.testing.assert_array_equal(out, bg.attention(q, k, v))
 
 
+def test_scales_of_heads_are_taken_from_a_tensor() -> None:
+    q = np.arange(256, dtype=np.uint8).reshape(1, 2, 16, 8) % 56
+    scale = np.array([0.5, 2.0], np.float32)
+    options: dict[str, Any] = {"k_scale": 1.0, "v_scale": 1.0}
+    found = bg.attention(q, q, q, q_scale=Tensor(scale, (1, 0)), **options)
+    np.testing.assert_array_equal(found, bg.attention(q, q, q, q_scale=scale, **options))
+
+
 def test_a_tensor_of_another_dtype_is_not_taken_for_bfloat16() -> None:
     x = numbers((3, 2), np.float32)
     found = registry.host().adopt(Tensor(x))
