@@ -206,10 +206,8 @@ def attention(
         )
         factor, scales = factor * by_q * by_k, (q_scales, k_scales, v_scales)
     shape = (*q.shape[:-1], v.shape[-1])
-    if out is None:
-        result = backend.xp.empty(shape, dtype)
-    else:
-        result = out
+    result = backend.xp.empty(shape, dtype) if out is None else out
+    if out is not None:
         check_out(backend, out, shape, dtype, {"q": q, "k": k, "v": v})
     lse = backend.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
     result4 = by_heads(result, layout, variable)

@@ -135,11 +135,8 @@ def attention_backward(
         raise ValueError("out: wanted the result of attention, or delta instead, got None for both")
     inputs = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "delta": delta, "dlse": dlse}
     read = {name: x for name, x in inputs.items() if x is not None}
-    results = []
     for name, given, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
-        found = own.result(given, name, tuple(like.shape), read)
-        results.append(found)
-        read[name] = found
+        read[name] = own.result(given, name, tuple(like.shape), read)
     lse, dlse, delta = (x[None] if variable and x is not None else x for x in (lse, dlse, delta))
     ENGINES.of(backend).backward(
         BackwardCall(
@@ -151,9 +148,9 @@ def attention_backward(
             lse=lse,
             dlse=dlse,
             delta=delta,
-            dq=checks.by_heads(results[0], layout, variable),
-            dk=checks.by_heads(results[1], layout, variable),
-            dv=checks.by_heads(results[2], layout, variable),
+            dq=checks.by_heads(read["dq"], layout, variable),
+            dk=checks.by_heads(read["dk"], layout, variable),
+            dv=checks.by_heads(read["dv"], layout, variable),
             acc=acc,
             scale=factor,
             softcap=cap,
@@ -165,10 +162,8 @@ def attention_backward(
             deterministic=ordered,
         )
     )
-    first, second, third = (
-        found if given is None else given for given, found in zip((dq, dk, dv), results, strict=True)
-    )
-    return first, second, third
+    dq, dk, dv = (read[name] if given is None else given for name, given in (("dq", dq), ("dk", dk), ("dv", dv)))
+    return dq, dk, dv
 
 
 class _Own:
