@@ -12,7 +12,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.interop import communicator, mpi
 from bsrgemm.interop.communicator import OneRank
-from bsrgemm.interop.mpi import halo, matrix, multigrid, panels, sparse
+from bsrgemm.interop.mpi import matrix, multigrid, panels, sparse
 
 from ..array.test_counting import counting_in_64_bits
 from ..linalg.problems import hermitian
@@ -50,7 +50,7 @@ def test_lengths_that_ranks_tell_each_other_have_64_bits() -> None:
             return gather(array)
 
         comm.allgather = noting
-        found = halo.exchanged(comm, [np.arange(k, dtype=np.int32) for k in (1, 2)])
+        found = sparse.exchanged(comm, [np.arange(k, dtype=np.int32) for k in (1, 2)])
         assert [x.tolist() for x in found] == [list(range(comm.rank + 1))] * 2
         D = panels.from_local(panels.partition(A, comm).panel(), comm)
         assert D._halo.index.dtype == np.int64

@@ -22,8 +22,8 @@ from ...dtypes import accumulator_dtype
 from ...linalg.operators import DistributedOperator, inner_products
 from ...linalg.smoothers import inverse_blocks
 from ..communicator import Communicator, Exchange, same, summed, together
-from .halo import Halo
 from .multigrid import set_up
+from .sparse import Halo
 
 #: Ghost blocks in so large a share of the block rows are multiplied with a matrix of all rows, into the result itself.
 _MOST_ROWS = 0.5

@@ -19,8 +19,7 @@ from ..._attention.mask import BlockMask
 from ..._attention.merge import merge_states
 from ..._backend.base import Array
 from ..communicator import Communicator, Exchange, as_communicator, together
-from .ring_plan import Call, Plan, Ring, local_length, parts_of, plan_of, ranges
-from .zigzag import check_split
+from .ring_plan import Call, Plan, Ring, check_split, local_length, parts_of, plan_of, ranges
 
 
 def ring_attention(
