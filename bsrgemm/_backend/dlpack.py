@@ -95,9 +95,11 @@ def unreadable(x: Any, error: BaseException) -> Unreadable:
         hint = "Nothing here is recorded for autograd: pass x.detach()."
     elif "conj" in reason:
         hint = "Pass x.resolve_conj()."
+    elif "negative bit" in reason:
+        hint = "Pass x.resolve_neg()."
     elif "device index" in reason:
         hint = "Make its device the current one of its library first, such as by torch.cuda.device(x.device)."
-    elif "float8" in reason:
+    elif "float8" in reason or "float8" in str(getattr(x, "dtype", "")):
         hint = "Numbers of 8 bits are taken as bytes: pass x.view(torch.uint8) and a scale."
     elif "layout" in reason:
         hint = "bsr_array(x) takes torch's BSR layout; x.to_dense() makes a dense tensor."
@@ -131,6 +133,8 @@ class _Export:
         return self._x.__dlpack_device__()
 
     def __dlpack__(self, *args: Any, **options: Any) -> Any:
+        if getattr(self._x, "is_neg", bool)():  # torch exports the numbers before their signs are changed
+            raise BufferError("its negative bit is set")
         if self._stream is not None:
             options["stream"] = self._stream
         try:

@@ -250,6 +250,27 @@ def test_a_tensor_on_a_card_that_is_refused_is_not_read_by_its_address(card: Any
         card.adopt(Conjugate(np.ones(3, np.complex64), interface="<c8"))
 
 
+def test_a_view_whose_signs_torch_changes_later_is_refused() -> None:
+    """torch exports the numbers of such a view as they were before."""
+    negated = Tensor(np.ones((6, 3), np.float32))
+    negated.is_neg = lambda: True  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"other: .*negative bit.* Pass x\.resolve_neg\(\)"):
+        matrix() @ negated
+    negated.is_neg = lambda: False  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(matrix() @ negated, matrix() @ negated.x)
+
+
+def test_fp8_of_a_library_is_told_to_come_as_bytes() -> None:
+    class Float8(Tensor):
+        dtype = "torch.float8_e4m3fn"
+
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("Unsupported dtype in DLTensor.")
+
+    with pytest.raises(TypeError, match=r"Unsupported dtype.*pass x\.view\(torch\.uint8\) and a scale"):
+        matrix() @ Float8(np.ones((6, 3)))
+
+
 def test_a_tensor_waits_for_the_stream_that_writes_it(card: Any) -> None:
     """torch refuses the stream of a thread; what a graph records waits for nothing outside of it."""
     for stream, asked in ((1, [1]), (77, [77]), (2, [2, 1]), ("captures", [-1])):
@@ -473,6 +494,10 @@ def test_torch_itself() -> None:
         A @ torch.ones(6, 3, requires_grad=True)
     with pytest.raises(TypeError, match=r"conjugate.*resolve_conj"):
         A @ torch.ones(6, 3, dtype=torch.complex64).conj()
+    with pytest.raises(TypeError, match=r"negative bit.*resolve_neg"):
+        A @ torch.ones(6, 3, dtype=torch.complex64).conj().imag
+    with pytest.raises(TypeError, match=r"x\.view\(torch\.uint8\)"):
+        A @ torch.ones(6, 3).to(torch.float8_e4m3fn)
     with pytest.raises(TypeError, match="to_dense"):
         A @ torch.eye(6).to_sparse()
     allowed = torch.ones(20, 20, dtype=torch.bool).tril()
