@@ -93,7 +93,7 @@ def attention(
     return_lse : bool
         If True, also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
-        Array for the result, of any strides; it must not overlap an operand.
+        Array for the result, of any strides and any library; it must not overlap an operand.
     out_dtype : dtype, optional
         Dtype of the result. The default is the dtype of `q`; for fp8 it is float32, and float16 and bfloat16 are
         possible.

@@ -70,7 +70,7 @@ def attention_decode(
     return_lse : bool
         If True, also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
-        Array for the result, of any strides; it must not overlap `q` or the cache.
+        Array for the result, of any strides and any library; it must not overlap `q` or the cache.
 
     Returns
     -------

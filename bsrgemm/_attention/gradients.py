@@ -63,8 +63,8 @@ def attention_backward(
         to call, which is faster on Hopper with up to 128 columns, and for heads of 97 to 128 columns on cards with 163
         KB of shared memory (A100). The CPU and the other kernels always keep one order.
     dq, dk, dv : array, optional
-        Arrays for the results, of the shape and dtype of `q`, `k` and `v`. They must not overlap each other or an
-        operand.
+        Arrays for the results, of the shape and dtype of `q`, `k` and `v`, from any library. They must not overlap each
+        other or an operand.
 
     Returns
     -------

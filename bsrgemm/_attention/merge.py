@@ -40,7 +40,7 @@ def merge_states(
         Order of the dimensions of `outs`, as for `attention`. Results for sequences of different lengths, with three
         dimensions, have their own order whatever `layout` says.
     out : array, optional
-        Array for the result, of any strides; it must not overlap an operand.
+        Array for the result, of any strides and any library; it must not overlap an operand.
     out_dtype : dtype, optional
         Dtype of the result. The default is the dtype of `outs`, or the one to which they are promoted.
 

@@ -60,8 +60,9 @@ def matmul(
         (batch, K, N), and the result (M,), (M, N) or (batch, M, N). With a BSR `B` of shape (M, K), `A` has shape (M,),
         (N, M) or (batch, N, M), and the result (K,), (N, K) or (batch, N, K).
     out : array, optional
-        Array of the shape and dtype of the result, which is written there. It may have any strides and must not
-        overlap an operand. Its old values are read only if `beta` is not 0.
+        Array of the shape and dtype of the result, which is written there. It may have any strides, may come from
+        another library as the dense operand may, and must not overlap an operand. Its old values are read only if
+        `beta` is not 0.
     out_dtype : dtype, optional
         Dtype of the result; by default the dtype of `out`, or without it the dtype to which NumPy promotes those of
         `A` and `B`. Choose float32 for 16-bit floats, or int32 for int8, to get sums that are not rounded or wrapped to

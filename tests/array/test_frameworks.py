@@ -520,3 +520,32 @@ def test_jax_itself() -> None:
     np.testing.assert_array_equal(made.toarray(), numbers((4, 6)))
     allowed = bg.BlockMask.from_dense(jnp.tri(20, dtype=bool), block=16)
     np.testing.assert_array_equal(allowed.to_dense(), np.tri(20, dtype=bool))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_torch_on_a_card(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    import cupy
+
+    def on_card(x: Any) -> Any:
+        return torch.tensor(x.astype(np.float32), device="cuda").to(getattr(torch, dtype))
+
+    def as_numpy(x: Any) -> Any:
+        cupy.cuda.get_current_stream().synchronize()
+        return x.float().cpu().numpy()
+
+    A, x = matrix().astype(dtype), numbers((6, 3), dtype if dtype != "bfloat16" else BF16)
+    B, out = on_card(x), on_card(np.zeros((4, 3)))
+    assert registry.cuda().adopt(B).data.ptr == B.data_ptr()
+    for _ in range(2):
+        out.zero_()
+        torch.cuda.synchronize()
+        assert bg.matmul(A.to_device("cuda"), B, out=out) is out
+        np.testing.assert_array_equal(as_numpy(out), (A @ x).astype(np.float32))
+    q, k, v = (numbers((1, 2, 32, 64), np.float32) / 4 for _ in range(3))
+    out = on_card(np.zeros(q.shape))
+    assert bg.attention(*map(on_card, (q, k, v)), out=out) is out
+    np.testing.assert_allclose(as_numpy(out), bg.attention(q, k, v), atol=2e-2)
+    with pytest.raises(TypeError, match="resolve_conj"):
+        A.astype("complex64").to_device("cuda") @ torch.ones(6, 3, dtype=torch.complex64, device="cuda").conj()
