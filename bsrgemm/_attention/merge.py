@@ -15,7 +15,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.names import named
-from .._backend.registry import backend_of, foreign_backend
+from .._backend.registry import backend_of, foreign_backend, target
 from ..dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
 from . import checks
 
@@ -40,7 +40,7 @@ def merge_states(
         Order of the dimensions of `outs`, as for `attention`. Results for sequences of different lengths, with three
         dimensions, have their own order whatever `layout` says.
     out : array, optional
-        Array for the result, of any strides; it must not overlap an operand.
+        Array for the result, of any strides and any library; it must not overlap an operand.
     out_dtype : dtype, optional
         Dtype of the result. The default is the dtype of `outs`, or the one to which they are promoted.
 
@@ -85,8 +85,9 @@ def merge_states(
     """
     parts = _parts(outs, lses, layout)
     backend, xp = parts.backend, parts.backend.xp
-    if out is not None and not backend.is_dense(out):
-        raise TypeError(f"out: wanted a dense array on {backend.name!r}, where outs are, got {named(out)}")
+    answer = out
+    if out is not None:
+        out = target(backend, out, "out", ", where outs are")
     own = reduce(result_dtype, (x.dtype for x in parts.outs))
     wanted = own if out is None else out.dtype
     dtype = check_dtype(
@@ -111,7 +112,7 @@ def merge_states(
         if out is None:
             return total.astype(dtype, copy=False), lse
         out[...] = total
-    return out, lse
+    return answer, lse
 
 
 def merge_states_backward(

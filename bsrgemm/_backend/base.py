@@ -92,10 +92,11 @@ class Backend(ABC):
         """Tell whether `x` is a sparse array or matrix of this backend, including BSR matrices of this package."""
 
     @abstractmethod
-    def adopt(self, x: Any) -> Array | None:
+    def adopt(self, x: Any, writes: bool = False) -> Array | None:
         """Return `x` as an array of this backend without a copy, or None if it is not in this backend's memory.
 
-        `dlpack.Unreadable`, a TypeError, says why an array in this backend's memory cannot be read.
+        `dlpack.Unreadable`, a TypeError, says why an array in this backend's memory cannot be read, `dlpack.ReadOnly`,
+        a ValueError, that it `writes` to one which its library does not let others write to.
         """
 
     @abstractmethod

@@ -23,6 +23,8 @@ from .recording import arrays_of
 
 #: A null pointer tells the kernel of `segment_reduce` to take the rows in the order in which they are stored.
 _NO_ORDER = np.uintp(0)
+#: What DLPack calls no stream: the library of an array lets nothing wait for its work.
+_NO_STREAM = -1
 #: What a solver does with its vectors and factors in each iteration, in one launch each.
 _SAFE_RATIO = cupy.ElementwiseKernel("T a, T b", "T c", "c = b == T(0) ? T(0) : a / b", "bsrgemm_safe_ratio")
 _ADD_MULTIPLE = cupy.ElementwiseKernel("F f, X x", "Y y", "y += Y(f) * Y(x)", "bsrgemm_add_multiple")
@@ -123,17 +125,24 @@ class CupyBackend(Backend):
     def is_sparse(self, x: Any) -> bool:
         return isinstance(x, cupyx_base._spbase)
 
-    def adopt(self, x: Any) -> Array | None:
+    def adopt(self, x: Any, writes: bool = False) -> Array | None:
         if isinstance(x, cupy.ndarray):
             return x
-        if dlpack.has_cuda_interface(x):
-            try:
-                return cupy.asarray(x)
-            except dlpack.REFUSALS as error:  # the interface has no type for bfloat16, which DLPack has
-                dlpack.raise_if_cuda(error)
-                if dlpack.device_kind(x) not in dlpack.ON_DEVICE:
-                    raise dlpack.unreadable(x, error) from error
-        return dlpack.read(x, cupy.from_dlpack) if dlpack.device_kind(x) in dlpack.ON_DEVICE else None
+        kind = dlpack.device_kind(x)
+        if kind in dlpack.ON_DEVICE:  # before the interface, which has no type for bfloat16 and no order of streams
+            stream = _NO_STREAM if workspace.is_capturing() else None  # a replay has its own order
+            return dlpack.read(x, cupy.from_dlpack, writes=writes, stream=stream)
+        interface = None if kind in dlpack.ON_HOST else dlpack.cuda_interface(x)
+        if interface is None:
+            return None
+        try:
+            array = cupy.asarray(x)
+        except dlpack.REFUSALS as error:
+            dlpack.raise_if_cuda(error)
+            raise dlpack.unreadable(x, error) from error
+        if writes and interface["data"][1]:
+            raise dlpack.read_only(x)
+        return array
 
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:
         if graphs.is_capturing():

@@ -262,7 +262,8 @@ class Calls:
         if not graphs.is_capturing():
             if len(self._found) >= _MOST_CALLS:
                 self._found.clear()
-            self._found[key] = StreamOrdered(known)
+            with contextlib.suppress(TypeError):  # an option cannot be looked up
+                self._found[key] = StreamOrdered(known)
 
     def clear(self) -> None:
         """Forget everything at once, so that nobody starts what another choice has replaced."""
