@@ -130,7 +130,7 @@ class CupyBackend(Backend):
             return x
         kind = dlpack.device_kind(x)
         if kind in dlpack.ON_DEVICE:  # before the interface, which has no type for bfloat16 and no order of streams
-            stream = _NO_STREAM if workspace.is_capturing() else None  # a replay has its own order
+            stream = _NO_STREAM if graphs.is_capturing() else None  # a replay has its own order
             return dlpack.read(x, cupy.from_dlpack, writes=writes, stream=stream)
         interface = None if kind in dlpack.ON_HOST else dlpack.cuda_interface(x)
         if interface is None:
