@@ -44,6 +44,10 @@ class Device:
         """Inside, the names of the kernels that matrices and masks which are new here are prepared for."""
         return _loaded()
 
+    def safely(self, act: Callable[[], None]) -> None:
+        """Call `act`, which may touch memory that is not there: on the emulator, in a copy of this process."""
+        act()
+
     def bystanders(self) -> Callable[[], bool]:
         """Give freed memory to arrays of others; the result tells whether nobody has written to them."""
         raise NotImplementedError
@@ -109,6 +113,12 @@ class Emulated(Device):
     def needs(self, arch: str) -> None:
         assert not self.card.launches, "an emulated card becomes another one before anything is launched"
         self.card.arch = "sm_90a" if arch == "sm_90" else arch
+
+    def safely(self, act: Callable[[], None]) -> None:
+        from .emulator.forked import forked
+
+        status, said = forked(act)
+        assert status == 0, f"the process ended with {status}: {said}"
 
     def bystanders(self) -> Callable[[], bool]:
         import gc

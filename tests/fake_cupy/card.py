@@ -1,8 +1,7 @@
-"""The fake card: what it is, how it starts kernels, and what the driver answers."""
+"""The fake card: what it is, and what becomes of a launch."""
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import gc
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from bsrgemm._kernels import tensor_map
 from bsrgemm._kernels.jit import MAX_GRID_X, MAX_GRID_YZ, KernelSpec
 
 from ..emulator import emulator
@@ -112,7 +110,7 @@ class Card:
     races : bool
         Whether kernels end the process at a race of two threads.
     number : int
-        The number of the device; no other card of the process has it, so that nothing is remembered from one to the next.
+        The number of the device. No other card of the process has it: nothing is remembered from one to the next.
     """
 
     def __init__(
@@ -168,28 +166,3 @@ class Card:
         self._kernels.clear()
         gc.collect()
         self.heap.close()
-
-    # ------------------------------------------------------------------------------------ the driver
-    def encode_tensor_map(self, *given: Any) -> int:
-        """cuTensorMapEncodeTiled, for the copies of the emulator."""
-        target, dtype, rank, pointer, dims, strides, box = given[:7]
-        swizzle, l2 = given[9:11]
-        name = _named(tensor_map.DTYPES, dtype)
-        about = tuple(dims)[:rank], tuple(strides)[: rank - 1], tuple(box)[:rank]
-        map_bytes = emulator.encode(int(pointer), name, *about, _named(tensor_map.SWIZZLES, swizzle), _named_l2(l2))
-        ctypes.memmove(int(target), map_bytes, len(map_bytes))
-        return 0
-
-    def capture_info(self, pointer: Any, status: Any, number: Any, *_: Any) -> int:
-        """cuStreamGetCaptureInfo_v2: the number of the capture that a stream is in."""
-        stream = streams.current()
-        number._obj.value = stream.capture if stream.ptr == pointer else 0
-        return 0
-
-
-def _named(table: dict[str, Any], value: int) -> str:
-    return next(name for name, found in table.items() if found[0] == value)
-
-
-def _named_l2(value: int) -> str:
-    return next(name for name, found in tensor_map.L2_PROMOTIONS.items() if found == value)

@@ -19,7 +19,7 @@ from bsrgemm._backend import registry
 from bsrgemm._kernels import jit, tensor_map, workspace
 
 from .. import fake_device
-from . import arrays, streams
+from . import arrays, driver, streams
 from .card import Card
 from .modules import Modules
 
@@ -97,8 +97,8 @@ def installed(card: Card) -> Iterator[ModuleType]:
         stack.enter_context(patch.dict(registry._BACKENDS))
         stack.enter_context(patch.object(jit, "load", card.load))
         stack.enter_context(patch.object(jit, "_argument_class", lambda: None))
-        stack.enter_context(patch.object(tensor_map, "_driver_function", lambda: card.encode_tensor_map))
-        stack.enter_context(patch.object(workspace, "_capture_info", lambda: card.capture_info))
+        stack.enter_context(patch.object(tensor_map, "_driver_function", lambda: driver.cuTensorMapEncodeTiled))
+        stack.enter_context(patch.object(workspace, "_capture_info", lambda: driver.cuStreamGetCaptureInfo_v2))
         try:
             yield modules.cupy
         finally:

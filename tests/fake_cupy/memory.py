@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,10 @@ class Memory:
 class MemoryPointer:
     """An address in an allocation, which lives as long."""
 
-    __slots__ = ("_room", "device_id", "mem", "ptr")
+    __slots__ = ("device_id", "mem", "ptr", "room")
 
     def __init__(self, mem: Memory, ptr: int, room: Any = None) -> None:
-        self.mem, self.ptr, self.device_id, self._room = mem, ptr, mem.device_id, room
+        self.mem, self.ptr, self.device_id, self.room = mem, ptr, mem.device_id, room
 
 
 class Heap:
@@ -158,9 +158,9 @@ class Bystanders:
 
 
 class _Current(threading.local):
-    """In each thread, the pool of new memory; None for that of the card."""
+    """In each thread, what allocates memory; None for the pool of the card."""
 
-    pool: Pool | None = None
+    allocator: Callable[[int], MemoryPointer] | None = None
 
 
 _current = _Current()
@@ -189,26 +189,27 @@ class MemoryPool:
 
 
 @contextlib.contextmanager
-def using_allocator(allocator: Any = None) -> Iterator[None]:
-    """`cupy.cuda.using_allocator`, with the method `malloc` of a pool or None."""
-    pool = getattr(allocator, "__self__", None)
-    if allocator is not None and not isinstance(pool, MemoryPool):
-        raise NotImplementedError("using_allocator: wanted the malloc of a MemoryPool")
-    before, _current.pool = _current.pool, None if pool is None else pool.pool
-    _keep, pool = pool, None
+def using_allocator(allocator: Callable[[int], MemoryPointer] | None = None) -> Iterator[None]:
+    """`cupy.cuda.using_allocator`: inside, this thread's memory comes from there."""
+    before, _current.allocator = _current.allocator, allocator
     try:
         yield
     finally:
-        _current.pool = before
+        _current.allocator = before
+
+
+def pointer(heap: Heap, size: int) -> MemoryPointer:
+    """`cupy.cuda.alloc`: memory without an array around it."""
+    if _current.allocator is not None:
+        return _current.allocator(size)
+    room = heap.room(max(1, size), heap.pool)
+    return MemoryPointer(room.memory, room.memory.ptr, room)
 
 
 def allocated(heap: Heap, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> Any:
     """A NumPy array in new memory of the card, whose elements are not set."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if not size:
-        return np.empty(shape, dtype)
-    room = heap.room(size, _current.pool or heap.pool)
-    return np.ndarray(shape, dtype, room, 0, strides)
+    return np.ndarray(shape, dtype, pointer(heap, size).room, 0, strides) if size else np.empty(shape, dtype)
 
 
 def room_of(memory: Any) -> Any:
@@ -227,9 +228,3 @@ def unowned(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     again.memory = room.memory
     offset = memory.__array_interface__["data"][0] - room.memory.ptr
     return np.ndarray(memory.shape, memory.dtype, again, offset, memory.strides)
-
-
-def pointer(heap: Heap, size: int) -> MemoryPointer:
-    """`cupy.cuda.alloc`: memory without an array around it."""
-    room = heap.room(max(1, size), _current.pool or heap.pool)
-    return MemoryPointer(room.memory, room.memory.ptr, room)

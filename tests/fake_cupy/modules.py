@@ -25,19 +25,26 @@ def _unable(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 #: Functions whose results CuPy writes row by row, where NumPy may keep the order of an operand.
-_IN_ROWS = frozenset(
-    "all any argsort around concatenate cumsum diff max mean min prod repeat sort stack sum take where".split()
-)
+_IN_ROWS = _words("all any argsort around concatenate cumsum diff max mean min prod repeat sort stack sum take where")
 #: Functions whose results have as many elements as the numbers say: they wait for the card.
-_COUNTING = frozenset("bincount flatnonzero nonzero unique".split())
+_COUNTING = _words("bincount flatnonzero nonzero unique")
 #: Functions that ask about arrays and do no work.
-_ASKING = frozenset("can_cast isscalar may_share_memory ndim result_type shape size".split())
+_ASKING = _words("can_cast isscalar may_share_memory ndim result_type shape size")
 #: Functions that CuPy has, tests use, and tests/fake_device leaves out, since the package does not call them.
-_MORE = (
+_MORE = _words(
     "abs allclose array_equal array_split clip copysign cumprod dot einsum eye hstack identity isclose kron linspace "
     "moveaxis outer pad roll rollaxis signbit split std swapaxes tensordot tile trace tri tril triu var vdot vstack"
-).split()
+)
+#: Types and constants of NumPy that CuPy has too.
+_SAME = _words(
+    "newaxis pi inf nan bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
+    "complex128 dtype ndindex iinfo finfo errstate"
+)
 
 
 def _in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,10 +190,7 @@ class Modules:
         for name in _MORE:
             plain = getattr(np, name)
             found[name] = recorded(lambda *args, plain=plain, **kwargs: call(plain, *args, **kwargs))
-        for name in "newaxis pi inf nan bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64".split():
-            found[name] = getattr(np, name)
-        for name in "float16 float32 float64 complex64 complex128 dtype ndindex iinfo finfo errstate".split():
-            found[name] = getattr(np, name)
+        found |= {name: getattr(np, name) for name in _SAME}
         return found | {
             "ndarray": ndarray,
             "empty": _empty,

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 #: What a captured graph does, step by step. It knows addresses and keeps no array.
 Step = Callable[[], None]
@@ -17,13 +18,20 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Graph:
-    """`cupy.cuda.Graph`. `kept` is what somebody made the graph keep."""
+    """`cupy.cuda.Graph`, and what somebody made the driver keep as long as it: see `driver.UserObject`."""
 
-    def __init__(self, steps: list[Step], kept: list[Any]) -> None:
-        self.steps, self.kept = steps, kept
+    #: by the number by which the driver knows a graph
+    by_number: ClassVar[WeakValueDictionary[int, Graph]] = WeakValueDictionary()
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.objects: list[Any] = []
+        self.number = next(self._numbers)
+        self.by_number[self.number] = self
 
     def launch(self, stream: Any = None) -> None:
-        with _Uncaptured():
+        with at_once():
             for step in self.steps:
                 step()
 
@@ -59,9 +67,8 @@ class Stream:
 
     def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False, **_: Any) -> None:
         self.ptr = 0 if null else 2 if ptds else next(self._addresses)
-        self.steps: list[Step] | None = None
-        self.kept: list[Any] = []
-        #: the number of the capture that the stream is in, 0 for none
+        #: the graph that is being captured, and the number of the capture, 0 for none
+        self.graph: Graph | None = None
         self.capture = 0
         self._before: list[Stream] = []
 
@@ -89,21 +96,22 @@ class Stream:
 
     def synchronize(self) -> None:
         if self.is_capturing():
-            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+            )
 
     def is_capturing(self) -> bool:
-        return self.steps is not None
+        return self.graph is not None
 
     def begin_capture(self, mode: Any = None) -> None:
         if self.ptr == 0:
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the null stream cannot be captured")
-        self.steps, self.kept, self.capture = [], [], next(self._captures)
+        self.graph, self.capture = Graph(), next(self._captures)
 
     def end_capture(self) -> Graph:
-        if self.steps is None:
+        found, self.graph, self.capture = self.graph, None, 0
+        if found is None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is not being captured")
-        found = Graph(self.steps, self.kept)
-        self.steps, self.kept, self.capture = None, [], 0
         return found
 
     def record(self, event: Any = None) -> Event:
@@ -127,19 +135,14 @@ Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
 _threads = _Threads()
 
 
-class _Uncaptured(contextlib.AbstractContextManager[None]):
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
     """Inside, this thread does its work at once, also in a capture."""
-
-    def __enter__(self) -> None:
-        self._before, _threads.at_once = _threads.at_once, True
-
-    def __exit__(self, *_: Any) -> None:
-        _threads.at_once = self._before
-
-
-def at_once() -> contextlib.AbstractContextManager[None]:
-    """Inside, this thread does its work at once, also in a capture."""
-    return _Uncaptured()
+    before, _threads.at_once = _threads.at_once, True
+    try:
+        yield
+    finally:
+        _threads.at_once = before
 
 
 def current() -> Stream:
@@ -159,7 +162,8 @@ def fresh() -> Iterator[None]:
 
 def captured_steps() -> list[Step] | None:
     """The steps of the graph that is being captured on the current stream; None if work is done at once."""
-    return None if _threads.at_once else _threads.current.steps
+    graph = None if _threads.at_once else _threads.current.graph
+    return None if graph is None else graph.steps
 
 
 def do(step: Step) -> None:

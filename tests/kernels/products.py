@@ -101,7 +101,7 @@ class Bsr:
 
 
 def matrix(rng: np.random.Generator, case: Case, unique: bool = False) -> Bsr:
-    """Random blocks in any order, the first of them twice unless they are to be unique; the first block row is empty."""
+    """Random blocks in any order, the first one twice unless they are to be unique. The first block row is empty."""
     R, K = case.block[::-1] if case.transposed else case.block
     stored = rng.random((case.rows, case.cols)) < case.density
     stored[0] = False
