@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from bsrgemm._kernels import jit
+from bsrgemm._kernels import jit, workspace
 
 
 class Device:
@@ -120,6 +120,13 @@ class Emulated(Device):
         status, said = forked(act)
         assert status == 0, f"the process ended with {status}: {said}"
 
+    def multiprocessors(self, count: int) -> None:
+        """From here on this is another card, which has so many."""
+        from .fake_cupy import renumbered
+
+        self.card.multiprocessors = count
+        renumbered(self.card)
+
     def bystanders(self) -> Callable[[], bool]:
         import gc
 
@@ -172,3 +179,5 @@ def opened(way: str) -> Iterator[Device]:
     card = Card(races=way == "races", before=way == "before")
     with installed(card) as cupy:
         yield Emulated(card, cupy)
+        counters = [x for (number, *_), x in workspace._zeroed.items() if number == card.number]
+        assert not any(x.get().any() for x in counters), "a kernel left counters that are not zero"

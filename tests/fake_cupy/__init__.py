@@ -13,9 +13,9 @@ what `cupy` offers, and `install` puts it in place. Tests ask for the fixture `d
 from __future__ import annotations
 
 from .card import Card, Launched, Policy
-from .install import installed
+from .install import installed, renumbered
 from .memory import Bystanders
 from .modules import NotThere
 from .streams import CUDARuntimeError
 
-__all__ = ["Bystanders", "CUDARuntimeError", "Card", "Launched", "NotThere", "Policy", "installed"]
+__all__ = ["Bystanders", "CUDARuntimeError", "Card", "Launched", "NotThere", "Policy", "installed", "renumbered"]

@@ -100,6 +100,20 @@ class ndarray(fake_device.ndarray):
             found = np.array(found, order="C")  # gathered elements come row by row
         return self._derived(found)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Elements that an index names twice are garbage afterwards: which value stays is undefined on a card."""
+        parts = fake_device.arrays._key(key)
+        if getattr(value, "size", 1) == 1 or not any(isinstance(part, np.ndarray | list) for part in parts):
+            super().__setitem__(key, value)
+            return
+        written, times = np.unique(np.arange(self.size).reshape(self.shape)[parts], return_counts=True)
+        if (times == 1).all():
+            super().__setitem__(key, value)
+            return
+        self._memory[parts] = fake_device.arrays._array(value, "value")
+        garbage = np.full(self.itemsize, memory.POISON, np.uint8).view(self.dtype)[0]
+        self._memory[np.unravel_index(written[times > 1], self.shape)] = garbage
+
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
         streams.wait("ndarray.get")
         if out is None:

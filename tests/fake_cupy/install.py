@@ -73,14 +73,16 @@ def _backend() -> Any:
         sys.modules[name.rpartition(".")[0]].cupy_backend = real  # type: ignore[attr-defined]
 
 
+def renumbered(card: Card) -> None:
+    """Give a card a number that no other had: whatever is remembered of a device is not of this one."""
+    card.number = card.heap.device_id = next(_numbers)
+
+
 @contextmanager
 def installed(card: Card) -> Iterator[ModuleType]:
-    """The module `cupy` of a card, which the library finds wherever it has imported CuPy.
-
-    Whatever the library remembers by the number of a device, it has not seen this one before.
-    """
+    """The module `cupy` of a card, which the library finds wherever it has imported CuPy."""
     users, modules = _users(), _modules()
-    card.number = card.heap.device_id = next(_numbers)
+    renumbered(card)
     fakes = modules.by_name
     with ExitStack() as stack:
         stack.enter_context(patch.dict(sys.modules, fakes))

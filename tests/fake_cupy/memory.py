@@ -23,7 +23,7 @@ BYSTANDER = 0x07
 #: Kernels read in pieces of so many bytes, so that an allocation begins and ends at a multiple of it.
 _UNIT = 16
 _PAGE = mmap.PAGESIZE
-_MOST_BYTES = 1 << 30
+
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -61,6 +61,8 @@ class Heap:
     def __init__(self, device_id: int, before: bool = False) -> None:
         self.device_id, self.before, self.closed = device_id, before, False
         self.pool = Pool(self)
+        #: no allocation may have more
+        self.most_bytes = 1 << 30
         #: by address: the pages of an allocation and their number of bytes
         self._pages: dict[int, tuple[int, int]] = {}
         self._live: set[int] = set()
@@ -81,7 +83,7 @@ class Heap:
 
     def room(self, size: int, pool: Pool) -> Any:
         """New memory of the pool: an object that gives it back when nobody holds it any more."""
-        if size > _MOST_BYTES:
+        if size > self.most_bytes:
             raise OutOfMemory(f"{size} bytes")
         rounded = -(-size // _UNIT) * _UNIT
         address = pool.take(rounded)

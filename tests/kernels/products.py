@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -42,10 +42,6 @@ class Case:
     rows: int = 6
     cols: int = 5
     density: float = 0.5
-    #: the architecture that the kernel needs
-    arch: str = "sm_80"
-    #: further promises of a kernel
-    how: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         said = [str(self.dtype), "x".join(map(str, self.block)), str(self.N), self.b + self.c]
@@ -53,7 +49,7 @@ class Case:
         said += ["batches"] if self.batches else []
         said += ["transposed"] if self.transposed else []
         said += [self.precision] if self.precision else []
-        return "-".join([*said, *map(str, self.how.values())])
+        return "-".join(said)
 
 
 def cases(*every: Case, large: tuple[Case, ...] = ()) -> Any:
@@ -66,6 +62,11 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[An
     """Integers from -2 to 2, complex ones for complex dtypes."""
     x = rng.integers(-2, 3, shape)
     return (x + 1j * rng.integers(-2, 3, shape)).astype(dtype) if dtype.kind == "c" else x.astype(dtype)
+
+
+def in_bytes(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array as it goes to a card: numbers of fp8 are bytes there."""
+    return x.view(np.uint8) if x.dtype == E4M3 else x
 
 
 @dataclass
@@ -96,8 +97,20 @@ class Bsr:
 
     def on(self, device: Device) -> Any:
         """The matrix on a device, with these arrays as they are."""
-        arrays = (device.asarray(self.data), device.asarray(self.indices), device.asarray(self.indptr))
+        arrays = (device.asarray(in_bytes(self.data)), device.asarray(self.indices), device.asarray(self.indptr))
         return bg.bsr_array(arrays, shape=self.shape)
+
+    def times(self, B: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A @ B in float64 where only stored blocks count: NaN and infinity in B reach no other rows."""
+        blocks, R, K = self.data.shape
+        out = np.zeros((*B.shape[:-2], self.shape[0], B.shape[-1]))
+        with np.errstate(all="ignore"):
+            for i in range(self.shape[0] // R):
+                for p in range(self.indptr[i], self.indptr[i + 1]):
+                    c = self.indices[p]
+                    right = B[..., c * K : c * K + K, :].astype(np.float64)
+                    out[..., i * R : i * R + R, :] += self.data[p].astype(np.float64) @ right
+        return out
 
 
 def matrix(rng: np.random.Generator, case: Case, unique: bool = False) -> Bsr:
@@ -115,7 +128,7 @@ def matrix(rng: np.random.Generator, case: Case, unique: bool = False) -> Bsr:
     return Bsr(data, col[order].astype(case.index), indptr, (case.rows * R, case.cols * K))
 
 
-def check(device: Device, kernel: str | None, case: Case, A: Bsr, on_device: Any = None, old: Any = None) -> Any:
+def check(device: Device, kernel: str | None, case: Case, A: Bsr, on_device: Any = None) -> Any:
     """out = alpha * A @ B + beta * out by a kernel, against float64; the matrix on the device.
 
     Only elements of the result are written, not what lies between them.
@@ -125,25 +138,29 @@ def check(device: Device, kernel: str | None, case: Case, A: Bsr, on_device: Any
     tail = () if case.N is None else (case.N,)
     front = (case.batches,) if case.batches else ()
     B = numbers(rng, (*front, dense.shape[1], *tail), case.dtype)
+    wide = np.dtype(np.complex128 if case.dtype.kind == "c" else np.float64)
     out_dtype = case.out or case.dtype
     before = numbers(rng, (*front, dense.shape[0], *tail), out_dtype)
-    wide = np.complex128 if case.dtype.kind == "c" else np.float64
     want = case.alpha * (dense @ B.astype(wide)) + case.beta * before.astype(wide)
     M = A.on(device) if on_device is None else on_device
-    on_b = device.asarray(B) if case.N is None else device.lying(B, case.b)
+    on_b = device.asarray(B) if case.N is None else device.lying(in_bytes(B), case.b)
     out = device.asarray(before) if case.N is None else device.lying(before, case.c)
-    how = {"precision": case.precision} if case.precision else {}
+    how: dict[str, Any] = {"precision": case.precision} if case.precision else {}
+    how |= {"scale_a": 1} if case.dtype == E4M3 else {}
     with force_kernel(kernel) if kernel else nullcontext():
         bg.matmul(M.T if case.transposed else M, on_b, out=out, alpha=case.alpha, beta=case.beta, **how)
     np.testing.assert_array_equal(device.asnumpy(out), want.astype(out_dtype))
     return M
 
 
-def few_ctas(case: Case, most: int) -> Any:
+def in_pieces(M: Any) -> bool:
+    """Were rows of this matrix cut into pieces by a product that it was in?"""
+    plans = [made.value for made in M._matrix_cache.plans.values()]
+    return any(plan.scratch is not None and plan.scratch.floats > 0 for plan in plans)
+
+
+def few_ctas(most: int) -> Any:
     """Inside, grids of kernels that go on beyond them are small, on the emulator."""
     from ..emulator import emulator
 
     return emulator.few_ctas(most)
-
-
-__all__ = ["Bsr", "Case", "cases", "check", "few_ctas", "matrix", "numbers", "replace"]

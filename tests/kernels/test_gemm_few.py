@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._products import heuristics
 
 from ..devices import Device
@@ -61,6 +62,19 @@ def test_rows_of_b_are_read_in_pieces_of_any_width(N: int, device: Device, rng: 
     on_device = None
     for pitch in range(N, N + 9):
         on_device = check(device, KERNEL, replace(case, b=f"C{2 * pitch}"), A, on_device)
+
+
+@pytest.mark.parametrize("step", [256, 257, 258, 260])
+def test_batches_of_b_begin_anywhere(step: int, device: Device, rng: np.random.Generator) -> None:
+    """Rows of 8 columns are aligned to 16 bytes in the first batch, and to 2, 4 or 8 in the next one."""
+    device.needs("sm_80")
+    A = matrix(rng, Case(F16, (16, 32), 8, cols=1))
+    B = numbers(rng, (3, 32, 8), F16)
+    room = device.asarray(np.zeros((3, step), F16))[:, :256].reshape(3, 32, 8)
+    room[...] = device.asarray(B)
+    with force_kernel(KERNEL):
+        got = bg.matmul(A.on(device), room, out_dtype=F32)
+    np.testing.assert_array_equal(device.asnumpy(got), A.dense @ B.astype(float))
 
 
 @pytest.mark.parametrize("lengths", [[3, 3, 3, 3], [3, 4, 2, 3], [0, 0, 0, 4], [1, 3, 2, 2], [0, 0, 0, 0]], ids=str)
@@ -126,7 +140,7 @@ def test_nan_reaches_the_rows_that_meet_it_and_no_others(device: Device, rng: np
 @pytest.mark.emulated
 def test_loops_go_on_beyond_a_small_grid(device: Device, rng: np.random.Generator) -> None:
     case = Case(F16, (32, 32), 2, rows=7, batches=3)
-    with few_ctas(case, 2):
+    with few_ctas(2):
         check(device, KERNEL, case, matrix(rng, case))
 
 

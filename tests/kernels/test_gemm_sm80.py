@@ -151,7 +151,7 @@ def test_warps_that_go_ahead_of_others(
 ) -> None:
     """Rows of very different lengths by one CTA, whose stages and indices come round again many times."""
     case = Case(dtype, block, 72, F32 if dtype == F16 else None, b=b, cols=40, density=0.4)
-    with few_ctas(case, 1):
+    with few_ctas(1):
         check(device, KERNEL, case, matrix(rng, case))
 
 
@@ -159,7 +159,7 @@ def test_warps_that_go_ahead_of_others(
 @pytest.mark.parametrize("most", [1, 3])
 def test_tiles_of_several_batches_for_few_ctas(most: int, device: Device, rng: np.random.Generator) -> None:
     case = Case(F16, (32, 32), 200, F32, batches=3, rows=7)
-    with few_ctas(case, most):
+    with few_ctas(most):
         check(device, KERNEL, case, matrix(rng, case))
 
 
