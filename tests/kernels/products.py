@@ -102,7 +102,7 @@ class Bsr:
 
     def times(self, B: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """A @ B in float64 where only stored blocks count: NaN and infinity in B reach no other rows."""
-        blocks, R, K = self.data.shape
+        _, R, K = self.data.shape
         out = np.zeros((*B.shape[:-2], self.shape[0], B.shape[-1]))
         with np.errstate(all="ignore"):
             for i in range(self.shape[0] // R):

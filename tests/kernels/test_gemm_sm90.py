@@ -193,6 +193,21 @@ def test_one_cta_has_more_tiles_and_stages_than_it_holds(
 
 
 @pytest.mark.races
+@pytest.mark.parametrize("block", [(32, 32), (128, 64)], ids=str)
+def test_nan_reaches_the_rows_that_meet_it_and_no_others(
+    block: tuple[int, int], device: Device, rng: np.random.Generator
+) -> None:
+    A = matrix(rng, Case(F16, block, 64, rows=4, cols=4))
+    B = numbers(rng, (A.shape[1], 64), F16)
+    B[block[1] * 2 + 3, 5] = np.nan
+    with force_kernel(KERNEL):
+        got = device.asnumpy(bg.matmul(A.on(device), device.asarray(B)))
+    want = np.zeros(got.shape, bool)
+    want[:, 5] = A.stored(2)
+    assert want.any() and not want[:, 5].all()
+    np.testing.assert_array_equal(np.isnan(got), want)
+
+
 @pytest.mark.before
 @pytest.mark.parametrize(
     "case",
