@@ -66,10 +66,10 @@ class Device:
     def lying(self, x: np.ndarray[Any, Any], layout: str) -> Any:
         """A copy with another layout: "C", "F", or every second row and third column ("gaps", "backwards").
 
-        A number behind the letter gives rows, or columns of "F", so many bytes at least: "C16". What lies between the
-        elements is 113.
+        With a number behind the letter, rows, or columns of "F", begin at multiples of so many bytes: "C16". What lies
+        between the elements is 113.
         """
-        order, least = layout[0], int(layout[1:] or 1) if layout[0] in "CF" else 0
+        order, least = layout[0], int(layout[1:] or 1) if layout[0] in "CF" and x.shape[-1] > 1 else 1
         if layout in ("gaps", "backwards"):
             shape = (*x.shape[:-2], 2 * x.shape[-2] + 1, 3 * x.shape[-1] + 2)
             view = self.cupy.full(shape, 113).astype(x.dtype)[..., 1::2, 2::3]

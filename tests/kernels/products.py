@@ -59,9 +59,16 @@ def cases(*every: Case, large: tuple[Case, ...] = ()) -> Any:
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Integers from -2 to 2, complex ones for complex dtypes."""
-    x = rng.integers(-2, 3, shape)
+    """Integers from -2 to 2, or from 0 to 4 where there is no sign; complex ones for complex dtypes."""
+    x = rng.integers(-2, 3, shape) + (2 if dtype.kind == "u" else 0)
+    if dtype.kind == "b":
+        return x > 1
     return (x + 1j * rng.integers(-2, 3, shape)).astype(dtype) if dtype.kind == "c" else x.astype(dtype)
+
+
+def exact(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """A dtype in which small numbers of `dtype` are added up exactly; integers wrap around when they come back."""
+    return np.dtype(np.complex128 if dtype.kind == "c" else np.int64 if dtype.kind in "biu" else np.float64)
 
 
 def in_bytes(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -82,11 +89,11 @@ class Bsr:
     def dense(self) -> np.ndarray[Any, Any]:
         blocks, R, K = self.data.shape
         rows, cols = self.shape[0] // R, self.shape[1] // K
-        wide = np.zeros((rows, cols, R, K), np.complex128 if self.data.dtype.kind == "c" else np.float64)
+        wide = np.zeros((rows, cols, R, K), exact(self.data.dtype))
         for i in range(rows):
             for p in range(max(int(self.indptr[i]), 0), min(int(self.indptr[i + 1]), blocks)):
                 if 0 <= self.indices[p] < cols:
-                    wide[i, self.indices[p]] += self.data[p]
+                    wide[i, self.indices[p]] += self.data[p].astype(wide.dtype)
         return wide.swapaxes(1, 2).reshape(self.shape)
 
     def stored(self, column: int) -> np.ndarray[Any, Any]:
@@ -138,10 +145,10 @@ def check(device: Device, kernel: str | None, case: Case, A: Bsr, on_device: Any
     tail = () if case.N is None else (case.N,)
     front = (case.batches,) if case.batches else ()
     B = numbers(rng, (*front, dense.shape[1], *tail), case.dtype)
-    wide = np.dtype(np.complex128 if case.dtype.kind == "c" else np.float64)
+    wide = exact(case.dtype)
     out_dtype = case.out or case.dtype
     before = numbers(rng, (*front, dense.shape[0], *tail), out_dtype)
-    want = case.alpha * (dense @ B.astype(wide)) + case.beta * before.astype(wide)
+    want = case.alpha * (dense @ B.astype(wide)) + case.beta * before.astype(exact(out_dtype))
     M = A.on(device) if on_device is None else on_device
     on_b = device.asarray(B) if case.N is None else device.lying(in_bytes(B), case.b)
     out = device.asarray(before) if case.N is None else device.lying(before, case.c)
