@@ -25,6 +25,8 @@ from hypothesis import settings
 
 from bsrgemm._backend.registry import Backend, by_name
 
+from . import devices
+
 #: "1" for the long profile, "all" for the one that compiles every variant of every kernel too, which takes hours.
 PROFILE = os.environ.get("BSRGEMM_LONG", "")
 LONG = PROFILE in ("1", "all")
@@ -72,8 +74,19 @@ def waits_for(item: pytest.Item) -> str | None:
     return None
 
 
+def way_of(item: pytest.Item) -> str | None:
+    """Where a test of a kernel runs; None for other tests."""
+    found: str | None = getattr(item, "callspec", None) and item.callspec.params.get("device")  # type: ignore[attr-defined]
+    return found
+
+
 #: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
 _MANY, _MANY_ON_THE_EMULATOR, _ONE_IN = 6, 3, 3
+
+
+def on_emulator(item: pytest.Item) -> bool:
+    """Does a test run kernels on the emulator?"""
+    return item.nodeid.startswith("tests/emulator/") or way_of(item) is not None
 
 
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
@@ -86,8 +99,8 @@ def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         if not item.get_closest_marker("gpu"):
             cases[item.nodeid.partition("[")[0]].append(item)
     left: set[pytest.Item] = set()
-    for test, several in cases.items():
-        if len(several) >= (_MANY_ON_THE_EMULATOR if test.startswith("tests/emulator/") else _MANY):
+    for several in cases.values():
+        if len(several) >= (_MANY_ON_THE_EMULATOR if on_emulator(several[0]) else _MANY):
             drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
             left.update(drawn[-(-len(drawn) // _ONE_IN) :])
     return left
@@ -108,6 +121,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(trylast=True)  # what -k and -m have left out waits for nothing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if way_of(item) in (None, "card") or not item.get_closest_marker("large")]
     reasons = [waits_for(item) for item in items]
     if runs_everything(config) and not LONG:
         able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
@@ -151,3 +165,23 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
         return install()
     return by_name(request.param)
+
+
+#: Where a test of a kernel runs that asks for `device`, and where also if it has the mark of that name.
+WAYS = ("emulator", "before", "races", "card")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that ask for `device` run on the emulator and, where there is one, on the card."""
+    if "device" in metafunc.fixturenames:
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
+        without = {"before", "races"} - marks | ({"card"} if "emulated" in marks else set())
+        ways = [pytest.param(x, marks=pytest.mark.gpu if x == "card" else ()) for x in WAYS if x not in without]
+        metafunc.parametrize("device", ways, indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Generator[devices.Device]:
+    """An emulated card and the real one, with which the same library works."""
+    with devices.opened(request.param) as found:
+        yield found

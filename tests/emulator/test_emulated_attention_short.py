@@ -1,4 +1,4 @@
-"""attention_short_sm90 as it is, launched as it is, on the CPU; what is emulated says test_emulated_tensor_cores.py.
+"""attention_short_sm90 as it is, launched as it is, on the CPU; what is emulated says tests/kernels.
 
 Compared with attention in float64 on the host. Exponentials are those of the CPU: nothing is said of their last bits.
 """

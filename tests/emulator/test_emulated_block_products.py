@@ -16,8 +16,7 @@ from bsrgemm._products import block_products
 from bsrgemm.dtypes import BFLOAT16
 
 from . import emulator
-from .emulator import guarded, put
-from .test_emulated_tensor_cores import laid_out
+from .emulator import guarded, laid_out, put
 
 F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]

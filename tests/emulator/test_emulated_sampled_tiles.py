@@ -20,8 +20,7 @@ from bsrgemm.dtypes import BFLOAT16
 
 from ..products.tile_lists import tiles
 from . import emulator
-from .emulator import put
-from .test_emulated_tensor_cores import laid_out
+from .emulator import laid_out, put
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 
