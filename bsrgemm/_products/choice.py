@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from .call import Problem
 from .dense import Dense, copied_in_pieces
@@ -24,7 +23,6 @@ DENSE: tuple[type[Dense], ...] = (
 _FEWER_COLUMNS, _FEWEST_COLUMNS = 64, 16
 
 
-@lru_cache(maxsize=4096)
 def by_rule(problem: Problem) -> Dense:
     """Return the kernel that was measured to be the best for such a product."""
     return kernel_of(problem).best(problem)

@@ -191,7 +191,7 @@ def _product(
         out = target(backend, out, "out")
         options = (out, *options[1:])
     source, lazy = (A, False) if A._origin is None else A._source()
-    ready, key = source._operand, None
+    ready, key = source._memo, None
     if ready is not None and type(beta) in _PLAIN:
         key = ready.call_key(source, x, out, (left, lazy, out_dtype, precision, scale is None, beta == 0))
         known = None if key is None else ready.calls.get(key)
@@ -429,11 +429,11 @@ def for_product(A: Any, dtype: np.dtype[Any]) -> Any:
 class Products(Conversions):
     """The operator ``@`` and the method `dot` of BSR matrices."""
 
-    #: the `MatrixCache` of a matrix on the GPU; a class attribute, since access to __dict__ makes all attributes slower
-    _operand: Any = None
+    #: what a matrix on the GPU keeps (`Operand`); a class attribute, since access to __dict__ makes all attributes slower
+    _memo: Any = None
 
     def __matmul__(self, other: Any) -> Any:
-        ready = self._operand
+        ready = self._memo
         if ready is not None and type(other) is ready.array_type and other.ndim:  # an array on the GPU, and no scalar
             return _product(self, other)
         if self._is_scalar(other):

@@ -182,15 +182,15 @@ class PreparedLaunches(Prepared):
     @staticmethod
     def _choice_of(A: Any) -> tuple[Any, ...]:
         """What decides the kernels of a matrix beside its arrays; `tune` lets it forget its calls."""
-        known = getattr(A._source()[0], "_operand", None)
+        known = getattr(A._source()[0], "_memo", None)
         cleared = None if known is None else known.calls.cleared
         return forced_kernel.name, overlapping.thread.active, cleared
 
 
 def operand_of(A: Any) -> Operand:
     """Return what is kept of a matrix, or a new one if its arrays, its pattern or its shape have changed."""
-    found: Operand | None = getattr(A, "_operand", None)
+    found: Operand | None = getattr(A, "_memo", None)
     if found is None or not found.fits(A):
         with graphs.memory():  # copies of arrays, which are made anew for each call
-            found = A._operand = Operand(A)
+            found = A._memo = Operand(A)
     return found

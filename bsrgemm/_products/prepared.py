@@ -215,7 +215,7 @@ class _RealMatrix:
     indptr: Array
     _shape: tuple[int, int]
     _backend: Backend
-    _operand: Operand | None = None
+    _memo: Operand | None = None
 
 
 @dataclass(frozen=True)

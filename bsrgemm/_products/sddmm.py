@@ -94,7 +94,7 @@ def sddmm(
     """
     if not isinstance(pattern, BsrBase):
         raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {no_bsr(pattern, 'pattern')}")
-    backend, ready = pattern._backend, getattr(pattern, "_operand", None)
+    backend, ready = pattern._backend, getattr(pattern, "_memo", None)
     X, Y = (x if backend.is_dense(x) else dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
     simple = _is_simple(alpha, beta, out_dtype)
     if ready is not None and simple and (precision is None or type(precision) is str):
@@ -138,7 +138,7 @@ def _checked(
     engine = ENGINES.of(backend)
     launch = engine.sampled_launch(X, Y, pattern, dtype, precision == "tf32") if simple else None
     if launch is not None:
-        operand: Any = getattr(pattern, "_operand", None)
+        operand: Any = getattr(pattern, "_memo", None)
         key = operand.sampled_key(pattern, X, Y, None if out is None else dtype, asked)
         if key is not None and launch.lasting:
             operand.calls.remember(key, launch)
@@ -218,7 +218,7 @@ def check_structure(
         mine, theirs = getattr(matrix, what), getattr(pattern, what)
         if mine != theirs:
             raise ValueError(f"{name}: wanted the {what.lstrip('_')} of {owner}, {theirs}, got {mine}{way_out}")
-    operand = getattr(pattern, "_operand", None)
+    operand = getattr(pattern, "_memo", None)
     if operand is not None and operand.made(pattern, matrix):
         return
     for array in ("indices", "indptr"):

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -37,22 +37,9 @@ from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import device, driver, graphs, jit, launching, tensor_map, workspace
+from bsrgemm._kernels import card, device, driver, graphs, jit, launch, launching, tensor_map, workspace
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
-from bsrgemm._products import (
-    block_products,
-    complex_gemm,
-    launch,
-    matrix_cache,
-    measured,
-    row_matching,
-    sampled_tiles,
-    spgemm_pattern,
-    work_list_launch,
-)
-from bsrgemm._products import cuda as products_cuda
-from bsrgemm._products.call import ProductCall
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
@@ -143,26 +130,12 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         sequences=lambda xp, *args: place(sequences(np, *args)),
         sequences_by_keys=lambda xp, *args: place(sequences_by_keys(np, *args)),
     )
-    index, shares = matrix_cache.MatrixCache.index, matrix_cache.MatrixCache.shares
-
-    def placed(make: Callable[..., Any]) -> Callable[..., Any]:
-        """Lists that are made of arrays, with arrays that have pointers."""
-
-        def call(*args: Any) -> Any:
-            made = make(*args)
-            arrays = {f.name: getattr(made, f.name) for f in fields(made)}
-            return replace(made, **{name: put(x) for name, x in arrays.items() if isinstance(x, np.ndarray)})
-
-        return call
-
     patches = [
         *(
             patch.object(module, "cupy", stand_in)
             for module in (
-                *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
-                *(backward_launch, turn_order, graphs),
-                *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
-                sampled_tiles,
+                *(cupy_backend, attention_launch, decode_launch, workspace, launching, device),
+                *(backward_launch, turn_order, graphs, launch),
             )
         ),
         patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
@@ -178,31 +151,15 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),
         patch.object(decode_launch, "_plans", {}),
-        *(
-            patch.object(matrix_cache.MatrixCache, name, placed(getattr(matrix_cache.MatrixCache, name)))
-            for name in ("long_rows", "groups", "whole_items", "split_items")
-        ),
-        patch.object(matrix_cache.MatrixCache, "shares", lambda *args: put(shares(*args))),
-        patch.object(measured, "choice", lambda problem: None),
+        patch.object(card, "_described", lambda number: card.Card(arch, 2, shared_bytes=96 << 10)),
         patch.object(jit, "device_target", lambda: arch),
         patch.object(tensor_map.Layout, "write", write_map),
         patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
-        patch.object(
-            matrix_cache.MatrixCache, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
-        ),
     ]
     with ExitStack() as stack:
         for each in patches:
             stack.enter_context(each)
         yield
-
-
-def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1, beta: Any = 0, **options: Any) -> Any:
-    """A product by the kernel that `launch.product` chooses, within `emulated`, with nothing remembered; its plan."""
-    A._backend, A._matrix_cache = HOST, None
-    launch.product(ProductCall(A, B, out, acc, alpha, beta, **{"may_copy": False, **options}))
-    (made,) = A._matrix_cache.plans.values()
-    return made.value
 
 
 def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:

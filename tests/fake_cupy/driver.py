@@ -70,3 +70,9 @@ def cuTensorMapEncodeTiled(
 
 def _name_in(table: dict[str, Any], value: int) -> str:
     return next(name for name, found in table.items() if found[0] == value)
+
+
+def cuStreamGetId(stream: Any, number: Any) -> int:
+    """The number of a stream: its address here, since no address is used twice."""
+    number._obj.value = _value(stream)
+    return 0

@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 import bsrgemm
 from bsrgemm._backend import registry
-from bsrgemm._kernels import jit, tensor_map, workspace
+from bsrgemm._kernels import driver as library_driver
+from bsrgemm._kernels import jit, tensor_map
 
 from .. import fake_device
 from . import arrays, driver, streams
@@ -100,7 +101,7 @@ def installed(card: Card) -> Iterator[ModuleType]:
         stack.enter_context(patch.object(jit, "load", card.load))
         stack.enter_context(patch.object(jit, "_argument_class", lambda: None))
         stack.enter_context(patch.object(tensor_map, "_driver_function", lambda: driver.cuTensorMapEncodeTiled))
-        stack.enter_context(patch.object(workspace, "_capture_info", lambda: driver.cuStreamGetCaptureInfo_v2))
+        stack.enter_context(patch.object(library_driver, "_library", lambda: driver))
         try:
             yield modules.cupy
         finally:

@@ -12,6 +12,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.launch import Launch
 from bsrgemm.dtypes import BFLOAT16
 
 from ..devices import Device
@@ -162,8 +163,9 @@ def check(device: Device, kernel: str | None, case: Case, A: Bsr, on_device: Any
 
 def in_pieces(M: Any) -> bool:
     """Were rows of this matrix cut into pieces by a product that it was in?"""
-    plans = [made.value for made in M._matrix_cache.plans.values()]
-    return any(plan.scratch is not None and plan.scratch.floats > 0 for plan in plans)
+    known = [found.value for found in M._memo.calls._found.values()]
+    launches = [found for found in known if isinstance(found, Launch)]
+    return any(found._scratch is not None and found._scratch.bytes > 0 for found in launches)
 
 
 def few_ctas(most: int) -> Any:

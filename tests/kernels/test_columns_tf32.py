@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._products import launch
+from bsrgemm._products.prepared import ColumnsTf32
 
 from ..devices import Device
 from .products import F32, few_ctas
@@ -28,8 +28,8 @@ def hopper(device: Device) -> None:
 def copied(device: Device, x: np.ndarray[Any, Any], layout: str, parts: int) -> np.ndarray[Any, Any]:
     """The parts of a copy, as (..., parts, rows, columns)."""
     room = device.cupy.empty(parts * x.size, F32)
-    first = launch._columns_tf32(device.lying(x, layout), parts, room)
-    assert first.shape == x.shape and first.strides[-2] == 4
+    B = device.lying(x, layout)
+    ColumnsTf32(parts).launch(B).start((B, room))
     shape = (*x.shape[:-2], parts, x.shape[-1], x.shape[-2])
     return device.asnumpy(room).reshape(shape).swapaxes(-1, -2)
 

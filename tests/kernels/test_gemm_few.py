@@ -10,7 +10,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import heuristics
+from bsrgemm._products.gemm_simt import GemmFew
 
 from ..devices import Device
 from .products import BF16, F16, F32, Bsr, Case, cases, check, few_ctas, matrix, numbers
@@ -22,7 +22,7 @@ SMALL = Case(F16, (32, 64), 3, F32, rows=4)
 @pytest.fixture(params=[4, 8], ids=lambda warps: f"{warps} warps")
 def warps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Both numbers of warps, whatever the number of block rows."""
-    monkeypatch.setattr(heuristics, "_FEW_ROW_TILES", 0 if request.param == 4 else 1 << 30)
+    monkeypatch.setattr(GemmFew, "_few_tiles", 0 if request.param == 4 else 1 << 30)
     return int(request.param)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import copies, heuristics
+from bsrgemm._products import dense, gemm_sm80, prepared
 
 from ..devices import Device
 from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Case, cases, check, few_ctas, matrix, numbers
@@ -37,11 +37,11 @@ def ampere(device: Device) -> None:
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    monkeypatch.setattr(heuristics, "_LARGE", 0)
-    monkeypatch.setattr(copies, "_WORTH_A_COPY", 0)
-    copies.wants_aligned_rows.cache_clear()
+    monkeypatch.setattr(dense, "_LARGE", 0)
+    monkeypatch.setattr(prepared, "_WORTH_A_COPY", 0)
+    prepared.wants_aligned_rows.cache_clear()
     yield
-    copies.wants_aligned_rows.cache_clear()
+    prepared.wants_aligned_rows.cache_clear()
 
 
 def unique(case: Case) -> bool:
@@ -135,7 +135,7 @@ def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(
 def test_float64_in_blocks_of_64_rows_has_wide_tiles(
     b: str, N: int, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heuristics, "_WIDE", 0)
+    monkeypatch.setattr(gemm_sm80, "_WIDE", 0)
     case = Case(F64, (64, 24), N, b=b, rows=3)
     check(device, KERNEL, case, matrix(rng, case))
 

@@ -12,7 +12,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import configs, copies, heuristics, sm90_tiles, work_list
+from bsrgemm._products import dense, gemm_sm90, prepared, work_list
 
 from ..devices import Device
 from ..gpu.repeats import delay, differing, on_streams
@@ -36,20 +36,20 @@ def hopper(device: Device) -> None:
     device.needs("sm_90a")
 
 
-@pytest.fixture(params=[0, sm90_tiles.FEW_TILES], ids=["tiles of 128 rows", "by rule"])
+@pytest.fixture(params=[0, gemm_sm90.FEW_TILES], ids=["tiles of 128 rows", "by rule"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are computed in tiles of 64 rows, or in tiles of 128 rows as large ones are."""
-    monkeypatch.setattr(sm90_tiles, "FEW_TILES", request.param)
+    monkeypatch.setattr(gemm_sm90, "FEW_TILES", request.param)
 
 
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    monkeypatch.setattr(heuristics, "_LARGE", 0)
-    monkeypatch.setattr(copies, "_WORTH_A_COPY", 0)
-    copies.wants_aligned_rows.cache_clear()
+    monkeypatch.setattr(dense, "_LARGE", 0)
+    monkeypatch.setattr(prepared, "_WORTH_A_COPY", 0)
+    prepared.wants_aligned_rows.cache_clear()
     yield
-    copies.wants_aligned_rows.cache_clear()
+    prepared.wants_aligned_rows.cache_clear()
 
 
 @pytest.mark.usefixtures("tiles")
@@ -302,13 +302,13 @@ def test_operands_that_lie_badly_are_multiplied_all_the_same(
 @pytest.fixture
 def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Copies by columns pay for every matrix; with more than 100,000 bytes they come in panels."""
-    monkeypatch.setattr(copies, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
-    monkeypatch.setattr(copies, "_LEAST_COLUMNS", 1)
-    monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000)
-    monkeypatch.setattr(copies, "_PANEL_COLUMNS", 64)
-    copies.column_panel.cache_clear()
+    monkeypatch.setattr(prepared, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
+    monkeypatch.setattr(prepared, "_LEAST_COLUMNS", 1)
+    monkeypatch.setattr(prepared, "_PANEL_BYTES", 100_000)
+    monkeypatch.setattr(prepared, "_PANEL_COLUMNS", 64)
+    prepared.column_panel.cache_clear()
     yield
-    copies.column_panel.cache_clear()
+    prepared.column_panel.cache_clear()
 
 
 #: The largest errors of a product of two factors that are cut to 10 bits, that are rounded, and of two in two parts.
@@ -328,7 +328,7 @@ def test_products_by_copies_of_panels(
     precision: str, batches: int, N: int, step: int, panels: int, device: Device, rng: np.random.Generator,
     every_copy_pays: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(copies, "_PANEL_BYTES", 100_000 if precision == "tf32" else 200_000)
+    monkeypatch.setattr(prepared, "_PANEL_BYTES", 100_000 if precision == "tf32" else 200_000)
     A = matrix(rng, Case(F32, (32, 40), N, rows=4, cols=3))
     front = (batches,) if batches else ()
     B = numbers(rng, (*front, A.shape[1], N * step), F32)
@@ -343,7 +343,7 @@ def test_products_by_copies_of_panels(
 def test_a_product_without_memory_for_a_copy_is_computed_without_it(
     precision: str, device: Any, rng: np.random.Generator, every_copy_pays: None
 ) -> None:
-    """Nothing is remembered: with memory again, the next call copies. A capture says that there is none."""
+    """Nothing is remembered: with memory again, the next call prepared. A capture says that there is none."""
     A = matrix(rng, Case(F32, (32, 40), 96, rows=4, cols=4))
     M, X = A.on(device), numbers(rng, (A.shape[1], 96), F32)
     B, out = device.asarray(X), device.asarray(np.zeros((A.shape[0], 96), F32))
@@ -433,6 +433,6 @@ def test_the_pipeline_survives_delays_and_poisoned_slots(
     B = device.asarray(numbers(rng, (A.shape[1], N), F16))
     with force_kernel(KERNEL):
         calm = A.on(device) @ B
-        delay(configs.GemmSm90, monkeypatch)
+        delay(gemm_sm90.GemmSm90, monkeypatch)
         slow = A.on(device)
         assert differing(lambda: slow @ B, calm, 20) == 0

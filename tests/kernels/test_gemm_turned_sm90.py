@@ -12,7 +12,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import configs, heuristics
+from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
 
 from ..devices import Device
 from ..gpu.repeats import delay, differing
@@ -57,12 +57,12 @@ def test_lines_of_every_length_are_multiplied(
     depth: int, wide: bool, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of 16 or 32 columns has lines of 32 or 64 bytes in shared memory, a deeper one lines of 128 bytes."""
-    made = heuristics.gemm_turned_sm90
+    made = GemmTurnedSm90.best
 
     def other(problem: Any) -> Any:
         return replace(made(problem), depth=depth, tail=80 % depth, wide=wide)
 
-    monkeypatch.setattr(heuristics, "gemm_turned_sm90", other)
+    monkeypatch.setattr(GemmTurnedSm90, "best", other)
     case = Case(F16, (80, 80), 192, beta=0, rows=3, cols=2)
     check(device, KERNEL, case, matrix(rng, case))
 
@@ -122,7 +122,7 @@ def test_column_tiles_are_computed_in_sections(
     group: int, ctas: int, device: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last section has the longest item first, the one before it the shortest one, and one may be narrower."""
-    monkeypatch.setattr(configs.GemmTurnedSm90, "group", lambda self, K: group)
+    monkeypatch.setattr(GemmTurnedSm90, "group", lambda self, K: group)
     device.multiprocessors(ctas)
     case = Case(F16, (48, 16), 520, beta=0, batches=2, rows=7, cols=3)  # six column tiles
     check(device, KERNEL, case, matrix(rng, case))
@@ -152,5 +152,5 @@ def test_results_repeat_bit_by_bit_also_with_delays_and_poisoned_stages(
         M = A.on(device)
         calm = M @ B
         assert differing(partial(matmul, M, B), calm, 200) == 0
-        delay(configs.GemmTurnedSm90, monkeypatch)
+        delay(GemmTurnedSm90, monkeypatch)
         assert differing(partial(matmul, A.on(device), B), calm, 20) == 0

@@ -16,7 +16,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._kernels import element_types
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import configs, heuristics
+from bsrgemm._products import spmv_small as spmv_small_rules
 from bsrgemm.dtypes import BFLOAT16, FP8_VALUES
 
 from ..devices import Device
@@ -239,14 +239,14 @@ def test_ctas_take_turns_at_rows_of_the_transpose(
     assert (defines["EAGER"], defines["IN_CHUNKS"]) == (int(block != (5, 4)), 0)
 
 
-def spmv_small(*shape: Any, **how: Any) -> configs.SpmvSmall:
+def spmv_small(*shape: Any, **how: Any) -> spmv_small_rules.SpmvSmall:
     names = element_types.types(F64, F64, F64, F64, np.dtype("i4"))
-    return configs.SpmvSmall(names, *shape, **({"x_adjacent": True, "at_least": 1} | how))
+    return spmv_small_rules.SpmvSmall(names, *shape, **({"x_adjacent": True, "ctas": 1} | how))
 
 
-def forced(monkeypatch: pytest.MonkeyPatch, config: configs.SpmvSmall) -> Any:
+def forced(monkeypatch: pytest.MonkeyPatch, config: spmv_small_rules.SpmvSmall) -> Any:
     """Let the rules choose these constants of spmv_small."""
-    monkeypatch.setattr(heuristics, "spmv_small", lambda *_: config)
+    monkeypatch.setattr(spmv_small_rules, "spmv_small", lambda *_: config)
     return force_kernel(SPMV_SMALL)
 
 
