@@ -148,7 +148,8 @@ def head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> 
         )
     if isinstance(x, np.ndarray) and not (np.isfinite(x) & (x > 0)).all():
         raise ValueError(f"{name}: wanted finite numbers above 0, got {x!r}")
-    return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
+    with backend.recording(x):
+        return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
 
 
 _Shape = tuple[int, ...]
@@ -252,7 +253,8 @@ def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Arr
     if len(bounds) == 1 and total:
         raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got one number only")
     if not isinstance(bounds, np.ndarray):
-        return bounds.astype(np.int32, copy=False)
+        with backend.recording(bounds):
+            return bounds.astype(np.int32, copy=False)
     numbers = bounds.tolist()
     if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):
         raise ValueError(f"{name}: wanted bounds that climb from 0, got {given!r}")

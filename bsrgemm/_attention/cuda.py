@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .._backend import registry
-from .._backend.base import Array
-from .._kernels import graphs
 from . import backward_launch, decode_launch, launch
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine, Launch
@@ -16,10 +12,6 @@ class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
 
     repeats_decode = True
-
-    def temporary(self, make: Callable[[], Array]) -> Array:
-        with graphs.memory():
-            return make()
 
     def forward(self, call: AttentionCall) -> Launch | None:
         with self.backend.recording(call):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Protocol
 
 from .._backend.base import Array, Backend
@@ -33,10 +32,6 @@ class AttentionEngine(ABC):
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-
-    def temporary(self, make: Callable[[], Array]) -> Array:
-        """Return the array that `make` returns, whose memory lasts as long as the work that reads it needs it."""
-        return make()
 
     @abstractmethod
     def forward(self, call: AttentionCall) -> Launch | None:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -37,9 +37,11 @@ from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import card, device, driver, graphs, jit, launch, launching, tensor_map, workspace
+from bsrgemm._kernels import card, device, jit, launch, launching, tensor_map
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
+
+from ..fake_device.driver import driven
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
@@ -62,6 +64,14 @@ class _Pointer:
 
     def __init__(self, array: Array) -> None:
         self.array, self.ptr = array, array.ctypes.data
+
+    @property
+    def mem(self) -> Any:
+        """The allocation, for arrays that captures.Memory has made."""
+        found: Any = self.array
+        while found is not None and not hasattr(found, "allocation"):
+            found = getattr(found, "base", None)
+        return getattr(found, "allocation", None)
 
 
 def put(x: Any) -> Array:
@@ -130,23 +140,18 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         sequences=lambda xp, *args: place(sequences(np, *args)),
         sequences_by_keys=lambda xp, *args: place(sequences_by_keys(np, *args)),
     )
-    patches = [
+    patches: list[AbstractContextManager[Any]] = [
         *(
             patch.object(module, "cupy", stand_in)
             for module in (
-                *(cupy_backend, attention_launch, decode_launch, workspace, launching, device),
-                *(backward_launch, turn_order, graphs, launch),
+                *(cupy_backend, attention_launch, decode_launch, launching, device, launch),
+                *(backward_launch, turn_order),
             )
         ),
         patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
         patch.object(device, "multiprocessors", lambda: 2),
         patch.object(device, "l2_bytes", lambda: 50 << 20),
-        patch.object(workspace, "_zeroed", {}),
-        patch.object(driver, "stream_number", int),
-        patch.object(driver, "recorded", lambda stream: driver.Recorded(1, 1)),
-        patch.object(driver, "Signal", lambda graph: SimpleNamespace(given=lambda: False)),
-        patch.object(graphs, "_captures", {}),
-        patch.object(graphs, "_reserves", {}),
+        driven(stand_in),
         patch.object(attention_launch, "mask_tiles", lists),
         patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),
