@@ -13,7 +13,7 @@ from .._kernels.element_types import element, tensor_arch
 from .._kernels.jit import MAX_GRID_YZ, KernelSpec
 from ..dtypes import BFLOAT16, FLOAT16
 from . import arguments
-from .heuristics import CAPPED, DIMS, SIGNED, has_large_shared
+from .forward import CAPPED, DIMS, SIGNED, has_large_shared
 
 #: What a launch computes: dq, dk and dv, dk alone, dv alone; as cuda/common/attention_backward.cuh numbers them.
 OF_QUERIES, OF_KEYS_AND_VALUES, OF_KEYS, OF_VALUES = range(4)

@@ -13,7 +13,7 @@ from .._kernels import device, forced_kernel, jit
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous, run
 from .._kernels.workspace import StreamOrdered, counters, kept_in
-from . import arguments, backward_config, heuristics, mask_tiles, turn_order
+from . import arguments, backward_config, forward, mask_tiles, turn_order
 from .backward_config import (
     OF_QUERIES,
     AttentionDelta,
@@ -29,7 +29,7 @@ from .backward_config import (
     TurnOrder,
 )  # fmt: skip
 from .call import BackwardCall
-from .launch import mask_fields, pointer_of, readable, share_of_blocks, strides_of, tensor_map_of
+from .forward import mask_fields, pointer_of, readable, share_of_blocks, strides_of, tensor_map_of
 from .mask import BlockMask
 
 #: Operands that the tensor cores read in rows of multiples of 16 bytes, and sums that are read in order.
@@ -67,7 +67,7 @@ def backward(backend: Backend, call: BackwardCall) -> None:
 
 def _configs(call: BackwardCall) -> tuple[Backward, ...]:
     """The launches for these operands."""
-    mode, _, _ = heuristics.scores(call.scale, call.softcap)
+    mode, _, _ = forward.scores(call.scale, call.softcap)
     problem = BackwardProblem(
         arch=jit.device_target(),
         dtype=call.q.dtype,
@@ -76,7 +76,7 @@ def _configs(call: BackwardCall) -> tuple[Backward, ...]:
         head_dim=call.q.shape[3],
         value_dim=call.v.shape[3],
         # No score is compared with others here, so that the sign of the scale does not matter.
-        scores=heuristics.CAPPED if mode == heuristics.CAPPED else heuristics.SIGNED,
+        scores=forward.CAPPED if mode == forward.CAPPED else forward.SIGNED,
         # In a window nobody waits for the turn of an addition, and the first one can store.
         ordered=call.deterministic or (call.mask is None and call.left + call.right < call.k.shape[2] // 2),
         heads=call.q.shape[0] * call.q.shape[1],
@@ -271,8 +271,8 @@ class _Lists:
         (_, heads, queries, _), (_, kv_heads, keys, _) = call.q.shape, call.k.shape
         group, width = heads // kv_heads, (call.q.shape[3] + call.v.shape[3]) * call.q.itemsize
         if config.role == OF_QUERIES:
-            return heuristics.section(self.heads, group, keys, width)
-        section = heuristics.section(self.heads, 1, queries * group, width)
+            return forward.section(self.heads, group, keys, width)
+        section = forward.section(self.heads, 1, queries * group, width)
         if isinstance(config, _CLAIMING):
             section = min(self.heads, max(_LEAST_SECTION if config.tile_k == 128 else 1, section))
         return section
@@ -296,7 +296,7 @@ def _packed(call: BackwardCall, lists: _Lists, acc: str, statistics: int) -> byt
     q, k, v = call.q, call.k, call.v
     batches, heads, queries, head_dim = q.shape
     _, kv_heads, keys, value_dim = v.shape
-    _, factor, cap = heuristics.scores(call.scale, call.softcap)
+    _, factor, cap = forward.scores(call.scale, call.softcap)
     attention = arguments.attention(acc).pack(
         q=q.data.ptr, k=k.data.ptr, v=v.data.ptr, o=0, lse=0, q_strides=strides_of(q), k_strides=strides_of(k),
         v_strides=strides_of(v), o_strides=bytes(arguments.STRIDES.size), q_scale=0, k_scale=0, v_scale=0, scale=factor,

@@ -13,7 +13,7 @@ from .._kernels import jit
 from .._kernels.launching import run
 from . import arguments
 from .backward_config import TurnOrder
-from .launch import pointer_of, share_of_blocks
+from .forward import pointer_of, share_of_blocks
 from .mask import BlockMask
 from .mask_tiles import Tiles
 
