@@ -429,7 +429,7 @@ def for_product(A: Any, dtype: np.dtype[Any]) -> Any:
 class Products(Conversions):
     """The operator ``@`` and the method `dot` of BSR matrices."""
 
-    #: what a matrix on the GPU keeps (`Operand`); a class attribute, since access to __dict__ makes all attributes slower
+    #: what a matrix on the GPU keeps (`Operand`); a class attribute, since access to __dict__ slows all attributes down
     _memo: Any = None
 
     def __matmul__(self, other: Any) -> Any:

@@ -6,7 +6,6 @@ Compiled kernels are kept in a folder that all processes and later runs share, u
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import faulthandler
 import fcntl
@@ -22,26 +21,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import backward_launch, decode_launch, mask_tiles, turn_order
-from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.call import AttentionCall, BackwardCall
-from bsrgemm._backend import cupy_backend
-from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import card, device, jit, launch, launching, tensor_map
+from bsrgemm._kernels import jit, tensor_map
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
-
-from ..fake_device.driver import driven
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
@@ -106,67 +96,6 @@ def _unwritten(shape: Any, dtype: Any = float) -> np.ndarray[Any, Any]:
     return found
 
 
-@contextmanager
-def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75") -> Iterator[None]:
-    """Launches go to the emulator, those of kernels for `arch`, and what they allocate lies where it finds it."""
-    event = SimpleNamespace(done=True)
-    stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
-    stand_in = SimpleNamespace(
-        ndarray=Array,
-        empty=lambda *args: put(_unwritten(*args)),
-        zeros=lambda *args: put(np.zeros(*args)),
-        cumsum=np.cumsum,
-        concatenate=lambda arrays: put(np.concatenate(arrays)),
-        arange=lambda *args, **how: put(np.arange(*args, **how)),
-        empty_like=lambda x: put(_unwritten(x.shape, x.dtype)),
-        ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
-        cuda=SimpleNamespace(
-            get_current_stream=lambda: stream,
-            is_available=lambda: False,
-            runtime=SimpleNamespace(getDevice=lambda: "emulated"),
-            alloc=lambda size: _Pointer(put(_unwritten(size // 4, np.float32))),
-        ),
-    )
-    tiles, by_keys, sequences = mask_tiles.tiles, mask_tiles.by_keys, mask_tiles.sequences
-    sequences_by_keys = mask_tiles.sequences_by_keys
-
-    def place(arrays: Any) -> list[Any]:
-        return [put(x) if isinstance(x, np.ndarray) else x for x in arrays]
-
-    lists = SimpleNamespace(
-        tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
-        by_keys=lambda *args: mask_tiles.Tiles(*place(by_keys(*args))),
-        sequences=lambda xp, *args: place(sequences(np, *args)),
-        sequences_by_keys=lambda xp, *args: place(sequences_by_keys(np, *args)),
-    )
-    patches: list[AbstractContextManager[Any]] = [
-        *(
-            patch.object(module, "cupy", stand_in)
-            for module in (
-                *(cupy_backend, attention_launch, decode_launch, launching, device, launch),
-                *(backward_launch, turn_order),
-            )
-        ),
-        patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
-        patch.object(device, "multiprocessors", lambda: 2),
-        patch.object(device, "l2_bytes", lambda: 50 << 20),
-        driven(stand_in),
-        patch.object(attention_launch, "mask_tiles", lists),
-        patch.object(backward_launch, "mask_tiles", lists),
-        patch.object(attention_launch, "_plans", {}),
-        patch.object(decode_launch, "_plans", {}),
-        patch.object(card, "_described", lambda number: card.Card(arch, 2, shared_bytes=96 << 10)),
-        patch.object(jit, "device_target", lambda: arch),
-        patch.object(tensor_map.Layout, "write", write_map),
-        patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
-    ]
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
-
-
 def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
     """An array put as told with the strides that it has; what lies between its elements is 77."""
     if x.flags.c_contiguous or not x.size:
@@ -184,39 +113,6 @@ def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
 def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
     """An array row by row ("C") or column by column."""
     return put(x) if order == "C" else put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-
-
-def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
-    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; `put` copies them."""
-    arrays = {name: as_it_lies(getattr(call, name), put) for name in ("q", "k", "v", "out")}
-    lse = None if call.lse is None else put(call.lse)
-    mask = copy.copy(call.mask)
-    if mask is not None:
-        object.__setattr__(mask, "bits", put(mask.bits))
-        mask.__dict__.pop("_tiles", None)
-    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-    scales = tuple(None if x is None else put(x) for x in call.scales) if call.fp8 else call.scales
-    with patch.object(device, "multiprocessors", lambda: 1):
-        attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
-    call.out[...] = arrays["out"]
-    if lse is not None:
-        call.lse[...] = lse
-
-
-def run_backward(call: BackwardCall, put: Callable[[Any], Array] = put) -> None:
-    """Gradients of NumPy's arrays by the kernels that `backward` chooses, within `emulated`; `put` copies them."""
-    names = ("q", "k", "v", "out", "dout", "lse", "dlse", "delta", "dq", "dk", "dv")
-    arrays = {name: getattr(call, name) for name in names}
-    arrays = {name: None if x is None else as_it_lies(x, put) for name, x in arrays.items()}
-    mask = copy.copy(call.mask)
-    if mask is not None:
-        object.__setattr__(mask, "bits", put(mask.bits))
-        mask.__dict__.pop("_tiles", None)
-    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-    with patch.object(device, "multiprocessors", lambda: 1), few_ctas(1):
-        backward_launch.backward(HOST, replace(call, **arrays, mask=mask, bounds=bounds))
-    for name in ("dq", "dk", "dv"):
-        getattr(call, name)[...] = arrays[name]
 
 
 class Kernel:
