@@ -248,7 +248,7 @@ def test_defaults_are_those_of_the_reference() -> None:
     assert defaults(linalg.spsolve_triangular) == {"lower": True, "unit_diagonal": False}
     assert defaults(linalg.constrain) == {"values": 0}
     assert defaults(linalg.fgmres) == defaults(linalg.gmres)
-    assert defaults(smoothers.largest_eigenvalue) == {"steps": 15}
+    assert defaults(smoothers.spectrum) == {"steps": 20}
     assert defaults(aggregation.hashed) == {"first": 0}
     for make in (linalg.chebyshev, linalg.block_ssor, linalg.smoothed_aggregation):
         assert (make(laplacian(6)) @ np.ones(6)).shape == (6,)
