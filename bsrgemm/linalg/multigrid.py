@@ -497,8 +497,11 @@ def _pseudo_inverse(A: Any) -> Any:
     if found is None:
         values, vectors = np.linalg.eigh(dense)
         kept = abs(values) > cut * abs(values).max(initial=0)
-        inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
-        found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
+        with np.errstate(all="ignore"):
+            inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
+            found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
+    if not np.isfinite(found).all():
+        raise ValueError(f"A: the inverse of the coarsest matrix is not finite in {A.dtype}; scale A up")
     if A._backend.xp is np:
         return found
     side = next(n for n in range(_COARSE_BLOCK, 0, -1) if len(found) % n == 0)

@@ -44,10 +44,14 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
     blocks = A.block_diagonal()
     xp = A._backend.xp
     # The pseudo-inverse of infinity is 0 or NaN, and that of NaN raises on the host alone.
-    spoiled = xp.flatnonzero(~xp.isfinite(blocks).all(axis=(1, 2)))  # synchronize!
-    if len(spoiled):
-        raise ValueError(f"A: wanted finite numbers, got NaN or infinity in diagonal block {int(spoiled[0])}")
-    inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    spoiled = A._first(~xp.isfinite(blocks).all(axis=(1, 2)))
+    if spoiled is not None:
+        raise ValueError(f"A: wanted finite numbers, got NaN or infinity in diagonal block {spoiled}")
+    with np.errstate(all="ignore"):
+        inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    wrong = A._first(~xp.isfinite(inverse).all(axis=(1, 2)))
+    if wrong is not None:
+        raise ValueError(f"A: the inverse of diagonal block {wrong} is not finite in {A.dtype}; scale A up")
     place = xp.arange(len(inverse))
     return type(A)((inverse.astype(A.dtype, copy=False), (place, place)), shape=A.shape)
 

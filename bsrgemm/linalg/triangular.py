@@ -28,7 +28,12 @@ class Sweeps(Preconditioner):
     def __init__(self, kind: str, A: Any, number: Array, count: int, inverse: Array, weight: float = 1.0) -> None:
         self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
         self._kind, self._factor = kind, 2 - weight
-        self._groups = ordering.groups(A, number, count, inverse * A.dtype.type(weight))
+        with np.errstate(all="ignore"):
+            self._groups = ordering.groups(A, number, count, inverse * A.dtype.type(weight))
+        sides = (side for group in self._groups.several for side in (group.before, group.after) if side is not None)
+        parts = [self._groups.inverse, *sides]
+        if not all(bool(A._backend.xp.isfinite(part.data).all()) for part in parts):  # synchronize!
+            raise ValueError(f"A: its rows overflow in {A.dtype}, divided by their pivot blocks; shift the diagonal")
         #: how many groups of nodes are solved for one after the other
         self.groups = count
 
@@ -261,25 +266,32 @@ def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
         if not len(kept):
             continue
         pair, right, place = pair[kept], right[kept], place[kept]
-        scaled = data[left] @ inverse[indices[left]]
+        with np.errstate(all="ignore"):  # what overflows is found in the pivots
+            scaled = data[left] @ inverse[indices[left]]
         order = xp.argsort(place)
         targets = place[order]
         first = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), targets[1:] != targets[:-1]]))  # synchronize!
-        products = scaled[pair] @ data[right]
-        data[targets[first]] -= backend.segment_reduce("add", products, order, first)
+        with np.errstate(all="ignore"):
+            products = scaled[pair] @ data[right]
+            data[targets[first]] -= backend.segment_reduce("add", products, order, first)
     blocks = Blocks(data, indices.copy(), indptr.copy())
     return A._new(blocks, canonical=True), inverse
 
 
 def _inverted(backend: Backend, pivots: Array, nodes: Array) -> Array:
-    """The inverses of pivot blocks; ValueError with the index of the first that has none."""
+    """The inverses of pivot blocks; ValueError with the index of the first that has none, or none that is finite."""
     xp = backend.xp
     with np.errstate(all="ignore"):
-        sign, _ = xp.linalg.slogdet(pivots)
-        wrong = xp.flatnonzero((sign == 0) | ~xp.isfinite(sign))  # synchronize!
-        if len(wrong):
-            raise ValueError(f"A: pivot block {int(nodes[wrong[0]])} is singular; try a shift of the diagonal")
-        return xp.linalg.inv(pivots)
+        singular = xp.linalg.slogdet(pivots)[0] == 0
+        regular = xp.where(singular[:, None, None], xp.eye(pivots.shape[1], dtype=pivots.dtype), pivots)
+        inverse: Array = xp.linalg.inv(regular)
+    finite = (xp.isfinite(pivots) & xp.isfinite(inverse)).all(axis=(1, 2))
+    wrong = xp.flatnonzero(singular | ~finite)  # synchronize!
+    if len(wrong):
+        first = wrong[0]
+        state = "singular" if bool(singular[first]) else f"singular in {pivots.dtype}: it or its inverse is not finite"
+        raise ValueError(f"A: pivot block {int(nodes[first])} is {state}; try a shift of the diagonal")
+    return inverse
 
 
 def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool = False) -> Array:

@@ -126,3 +126,40 @@ def test_diagonal_blocks_that_are_not_finite_are_told(fake: Any, size: int, besi
                     make(A)
             with pytest.raises(ValueError, match=f"{words} of matrix 1"):
                 linalg.block_jacobi(bg.bsr_batch([B, A]))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype, tiny", [("float64", 1e-310), ("float32", 1e-40), ("complex128", 1e-310)])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_pivots_whose_inverses_overflow_are_refused(dtype: str, tiny: float, coupled: bool) -> None:
+    small = np.array([[2, 1], [1, 2]]) * tiny
+    for dense, block in ((np.diag([tiny, 1]), 1), (small, 2), (np.kron(np.diag([1, 1]), small), 2)):
+        if coupled and block == 1:
+            dense = dense + np.array([[0, 1], [1, 0]])
+        A = bg.bsr_array(dense.astype(dtype), blocksize=(block, block))
+        for make in (linalg.ilu0, linalg.ic0, linalg.block_ssor, linalg.block_jacobi, linalg.chebyshev):
+            with pytest.raises(ValueError, match=r"A: (diagonal|pivot) block [01] is singular in .* is not finite"):
+                make(A)
+        with pytest.raises(ValueError, match=r"A: the inverse of diagonal block 0 is not finite in .*; scale A up"):
+            inverse_blocks(bg.bsr_array(np.full((2, 2), tiny, dtype), blocksize=(2, 2)), singular=True)
+        with pytest.raises(ValueError, match=r"A: the inverse of the coarsest matrix is not finite in .*; scale A up"):
+            linalg.smoothed_aggregation(bg.bsr_array(small.astype(dtype), blocksize=(2, 2)))
+        with pytest.raises(
+            ValueError, match=r"diagonal block 0 of matrix 1 is singular in .*: its inverse is not finite"
+        ):
+            linalg.block_jacobi(
+                bg.bsr_batch([bg.bsr_array(x.astype(dtype), blocksize=(2, 2)) for x in (np.eye(2), small)])
+            )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [linalg.ilu0, linalg.ic0, linalg.block_ssor])
+def test_rows_that_overflow_when_their_pivots_divide_them_are_refused(make: Any) -> None:
+    A = bg.bsr_array(np.array([[1e-300, 1e10, 0], [1e10, 1, 0], [0, 0, 1]]), blocksize=(1, 1))
+    with pytest.raises(ValueError, match=r"A: (pivot block 1 is singular in|its rows overflow in float64)"):
+        make(A)
+    dense = np.array([[1e-300, 0, 1e10], [0, 1, 0], [0, 0, 1]])
+    with pytest.raises(
+        ValueError, match="A: its rows overflow in float64, divided by their pivot blocks; shift the di"
+    ):
+        (linalg.ilu0 if make is linalg.ic0 else make)(bg.bsr_array(dense, blocksize=(1, 1)))
