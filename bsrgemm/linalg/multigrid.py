@@ -25,6 +25,7 @@ from .operators import (
     holds_numbers,
     multiply,
     plain,
+    snapshot,
 )
 from .smoothers import Chebyshev, Jacobi, inverse_blocks
 
@@ -51,7 +52,7 @@ class Level:
     P: Any
     R: Any
     smoother: Chebyshev | Jacobi
-    #: the tentative prolongator and patterns, which other numbers do not change; None for levels from elsewhere
+    #: ``plans(A, D, options)`` makes the level of other numbers, and the next coarser matrix
     plans: Any = None
 
 
@@ -90,6 +91,7 @@ class Multigrid(Preconditioner):
     """
 
     _capturable = True
+    _another = ANOTHER
     #: Whether the finest matrix is a coarse level of another hierarchy.
     _coarse = False
 
@@ -141,53 +143,16 @@ class Multigrid(Preconditioner):
         stored = [A.nnz for A in self.levels]
         return sum(stored) / max(1, stored[0])
 
-    def refresh(self, A: Any) -> None:
-        """Set the hierarchy up again for a matrix with the same pattern and other numbers, in place.
-
-        Parameters
-        ----------
-        A : bsr_array or bsr_matrix
-            A matrix with the blocks of the one that the hierarchy was made of.
-
-        Returns
-        -------
-        None
-
-        Raises
-        ------
-        TypeError
-            If A is on another device or has another dtype.
-        ValueError
-            If A has other blocks, or the hierarchy came from pyamg.
-
-        Notes
-        -----
-        Aggregates, tentative prolongators and the patterns of all products are kept; only numbers are computed. That
-        is right as long as the same couplings are strong.
-
-        Examples
-        --------
-        >>> import numpy as np, bsrgemm as bg
-        >>> A = bg.bsr_array(2 * np.eye(800) - np.eye(800, k=1) - np.eye(800, k=-1), blocksize=(1, 1))
-        >>> M = bg.linalg.smoothed_aggregation(A, max_coarse=100)
-        >>> M.refresh(3 * A)
-        >>> x, info = bg.linalg.cg(3 * A, np.ones(800), M=M)
-        >>> info
-        0
-        """
-        check_matrix(A)
-        if A._backend is not self._backend or A.dtype != self.dtype:
-            raise TypeError(
-                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{ANOTHER}"
-            )
-        if any(level.plans is None for level in self._levels):
-            raise ValueError(f"A: a hierarchy from pyamg has no plans to refresh{ANOTHER}")
+    def _check_pattern(self, A: Any) -> None:
         check_structure(A, self.levels[0], "A", OWNER, ANOTHER)
-        levels = []
+
+    def _set_up(self, A: Any) -> None:
+        A, levels = snapshot(A), []
         for k, level in enumerate(self._levels):
             made, A = level.plans(A, inverse_blocks(A, singular=self._coarse or k > 0), self._options)
             levels.append(made)
-        self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
+        inverse = _pseudo_inverse(A)
+        self._levels, self._coarsest, self._inverse = levels, A, inverse
 
     def report(self) -> str:
         """Return a table of the levels: rows, blocks, elements a row, and the operator complexity.
@@ -284,7 +249,8 @@ def smoothed_aggregation(
     Returns
     -------
     Multigrid
-        The preconditioner; ``print(M.report())`` shows its levels.
+        The preconditioner; ``print(M.report())`` shows its levels. It keeps a copy of the values of A until `refresh`,
+        which keeps aggregates, tentative prolongators and the patterns of all products, and computes numbers only.
 
     Raises
     ------
@@ -325,7 +291,7 @@ def smoothed_aggregation(
         found: Multigrid = A.smoothed_aggregation(near_nullspace, theta, (max_coarse, max_levels), options)
         return found
     modes = near_nullspace_of(A, near_nullspace)
-    return set_up(A, modes, theta, (max_coarse, max_levels), options)
+    return set_up(snapshot(A), modes, theta, (max_coarse, max_levels), options)
 
 
 def set_up(
@@ -550,7 +516,7 @@ def from_pyamg(
     Returns
     -------
     Multigrid
-        The preconditioner. It cannot be refreshed.
+        The preconditioner. It keeps copies of all matrices, and of prolongators and restrictions beyond `refresh`.
 
     Raises
     ------
@@ -578,10 +544,24 @@ def from_pyamg(
     for k, (level, (fine, coarse)) in enumerate(zip(given[:-1], itertools.pairwise(sizes), strict=True)):
         A = matrices[k]
         P, R = _taken(level.P, (fine, coarse), device), _taken(level.R, (coarse, fine), device)
-        levels.append(Level(A, P, R, options.smoothing(A, inverse_blocks(A, singular=k > 0))))
+        plans = _Galerkin(P, R)
+        levels.append(plans.level(A, inverse_blocks(A, singular=k > 0), options))
     return Multigrid(levels, matrices[-1], options)
 
 
+class _Galerkin:
+    """A prolongator and a restriction from elsewhere, which other numbers of the matrix do not change."""
+
+    def __init__(self, P: Any, R: Any) -> None:
+        self._P, self._R = P, R
+
+    def level(self, A: Any, D: Any, options: Options) -> Level:
+        return Level(A, self._P, self._R, options.smoothing(A, D), self)
+
+    def __call__(self, A: Any, D: Any, options: Options) -> tuple[Level, Any]:
+        return self.level(A, D, options), self._R @ (A @ self._P)
+
+
 def _taken(S: Any, blocksize: tuple[int, int], device: str | None) -> Any:
-    found = bsr_array(S, blocksize=blocksize)
+    found = bsr_array(S, blocksize=blocksize, copy=True)
     return found if device is None else found.to_device(device)

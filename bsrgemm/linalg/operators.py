@@ -75,12 +75,17 @@ class DistributedOperator(ABC):
         """Return the rows of this process of ``alpha * A @ x + beta * out``, in `out` if it is given."""
 
     @abstractmethod
+    def snapshot(self) -> Any:
+        """Return this matrix with values of its own and the same index arrays."""
+
+    @abstractmethod
     def total(self, part: Array) -> Array:
         """Return the sum of `part` over the processes, in a fixed order."""
 
+    @property
     @abstractmethod
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context whose errors are raised by all processes; nothing in it may communicate."""
+    def together(self) -> Callable[[], AbstractContextManager[None]]:
+        """Makes a context whose errors are raised by all processes; nothing in it may communicate."""
 
     @abstractmethod
     def agree(self, name: str, value: str) -> None:
@@ -132,6 +137,11 @@ def adjoint(A: Any) -> Any:
     return A.H
 
 
+def snapshot(A: Any) -> Any:
+    """Return a matrix with values of its own: what is written into those of A does not change it."""
+    return A.snapshot() if isinstance(A, DistributedOperator) else A._with_data(A.data.copy(), copy=False)
+
+
 def local_shape(A: Any) -> tuple[int, int]:
     """The shape that a product with A has on this process."""
     return A.local_shape if isinstance(A, DistributedOperator) else A.shape
@@ -143,6 +153,8 @@ class Preconditioner(ABC):
     Instances are also accepted as `M` by the solvers of `scipy.sparse.linalg` and `cupyx.scipy.sparse.linalg`. The
     result has the dtype of `r`; a preconditioner in float32 may be used under a solver in float64, and a real one for
     complex vectors. The functions of `linalg` make instances.
+
+    The numbers of a preconditioner are its own: what is written into its matrix changes none of them until `refresh`.
 
     Attributes
     ----------
@@ -166,13 +178,17 @@ class Preconditioner(ABC):
     _backend: Backend
     #: What the processes are connected by if the matrix is spread over several.
     _comm: Any = None
+    _together: Callable[[], AbstractContextManager[None]] = nullcontext
+    _blocksize: tuple[int, int]
     #: Whether a CUDA graph may hold ``M @ r``: it starts the same kernels each time, and nothing that CuPy refuses.
     _capturable = False
 
     def _made_of(self, A: Any) -> None:
         """Set what a preconditioner has in common with its matrix."""
         self._backend, self.shape, self.dtype = A._backend, local_shape(A), A.dtype
-        self._comm = A.comm if isinstance(A, DistributedOperator) else None
+        if isinstance(A, DistributedOperator):
+            self._comm, self._together = A.comm, A.together
+        self._blocksize = A.blocksize
 
     #: What makes such preconditioners, for `repr`; the name of the class by default.
     _kind: str | None = None
@@ -197,6 +213,79 @@ class Preconditioner(ABC):
     def _apply_adjoint(self, r: Array) -> Array:
         """Apply the conjugate transpose of the preconditioner to `r`, which has its dtype."""
         raise NotImplementedError(f"rmatvec: {type(self).__name__} has no conjugate transpose; define _apply_adjoint")
+
+    def refresh(self, A: Any) -> None:
+        """Take the numbers of a matrix with the pattern of the one that this was made of, in place.
+
+        Parameters
+        ----------
+        A : bsr_array, bsr_matrix or interop.mpi.DistributedMatrix
+            That matrix with other numbers, or another one with the same blocks; over several ranks also with the same
+            rows, and all of them call this together.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        TypeError
+            If A is on another device or has another dtype.
+        ValueError
+            If A has another shape or other blocks, or numbers that the preconditioner cannot be made of.
+
+        Notes
+        -----
+        All that depends on the pattern alone is kept: the order of `ilu0`, `ic0` and `block_ssor`, and the aggregates,
+        tentative prolongators and patterns of products of `smoothed_aggregation`. That is right as long as the same
+        couplings are strong. A hierarchy of pyamg keeps its prolongators. After an error it is as before.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.diag([1.0, 2.0, 4.0, 8.0]), blocksize=(2, 2))
+        >>> M = bg.linalg.block_jacobi(A)
+        >>> A.data *= 2
+        >>> M @ np.ones(4)
+        array([1.   , 0.5  , 0.25 , 0.125])
+        >>> M.refresh(A)
+        >>> M @ np.ones(4)
+        array([0.5   , 0.25  , 0.125 , 0.0625])
+        """
+        with self._together():
+            self._check(A)
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
+        """Take the numbers of a checked matrix; nothing has changed if that raises."""
+        raise NotImplementedError(f"refresh: {type(self).__name__} has no numbers of a matrix; define _set_up")
+
+    def _check(self, A: Any) -> None:
+        """Raise TypeError or ValueError unless the numbers of A can be taken."""
+        if self._comm is None:
+            check_matrix(A)
+        elif not isinstance(A, DistributedOperator):
+            raise TypeError(f"A: wanted a DistributedMatrix, got {kind_of(A)}{self._another}")
+        elif A.comm is not self._comm:
+            raise ValueError(f"A: wanted a matrix with the communicator of the one before, got another{self._another}")
+        if A._backend is not self._backend or A.dtype != self.dtype:
+            raise TypeError(
+                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{self._another}"
+            )
+        self._check_pattern(A)
+
+    def _check_pattern(self, A: Any) -> None:
+        """Raise ValueError unless A has the shape, and the blocks as far as they matter, of the matrix before."""
+        wanted, got = (self.shape, self._blocksize), (local_shape(A), A.blocksize)
+        if wanted != got:
+            raise ValueError(
+                f"A: wanted shape {wanted[0]} in blocks of {wanted[1]}, got {got[0]} of {got[1]}{self._another}"
+            )
+
+    @property
+    def _another(self) -> str:
+        """The way out for another matrix, as the end of a message."""
+        return f"; {self._kind or type(self).__name__}(A) makes another one"
 
     def __matmul__(self, r: Any) -> Any:
         """Return ``M @ r``.

@@ -11,11 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._array.base import kind_of
 from .._backend.base import Array
 from .._batch import bsr_batch
 from .._products.matmul import matmul
 from .aggregation import hashed
-from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, inner_products, multiply, total
+from .operators import (
+    DistributedOperator,
+    Preconditioner,
+    adjoint,
+    check_matrix,
+    inner_products,
+    multiply,
+    snapshot,
+    total,
+)
 from .steps import Conjugate
 
 #: Steps of conjugate gradients by which the largest eigenvalue of D A is estimated.
@@ -137,6 +147,9 @@ class BlockJacobi(Preconditioner):
 
     def __init__(self, A: Any) -> None:
         self._made_of(A)
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
         self._inverse = inverse_blocks(A)
 
     def _detail(self) -> str:
@@ -163,7 +176,7 @@ def block_jacobi(A: Any) -> Any:
     -------
     Preconditioner or bsr_batch
         ``M @ r`` multiplies each block of r with the inverse of its diagonal block. For a batch, the batch of the
-        block-diagonal matrices.
+        block-diagonal matrices. Both have a method `refresh`; no part of A is kept.
 
     Raises
     ------
@@ -189,7 +202,23 @@ def block_jacobi(A: Any) -> Any:
     return BlockJacobi(check_matrix(A, spread=True))
 
 
-def _inverse_batch(A: bsr_batch) -> bsr_batch:
+class BatchJacobi(bsr_batch):
+    """The inverses of the diagonal blocks of a batch."""
+
+    def refresh(self, A: Any) -> None:
+        """Take the numbers of another batch of the same shape, in place; see `Preconditioner.refresh`."""
+        again = "; block_jacobi(A) makes another one"
+        if not isinstance(A, bsr_batch) or A._backend is not self._backend or A.dtype != self.dtype:
+            got = f"{A.dtype} on {A._backend.name!r}" if isinstance(A, bsr_batch) else kind_of(A)
+            raise TypeError(f"A: wanted a bsr_batch of {self.dtype} on {self._backend.name!r}, got {got}{again}")
+        if (A.shape, A.blocksize) != (self.shape, self.blocksize):
+            raise ValueError(
+                f"A: wanted shape {self.shape} in blocks of {self.blocksize}, got {A.shape} of {A.blocksize}{again}"
+            )
+        self._data[...] = _inverse_batch(A)._data
+
+
+def _inverse_batch(A: bsr_batch) -> BatchJacobi:
     """The inverses of the diagonal blocks of all matrices; a block that has none is named with its matrix."""
     batch, n, _ = A.shape
     whole = check_matrix(A.tobsr())
@@ -202,7 +231,7 @@ def _inverse_batch(A: bsr_batch) -> bsr_batch:
         system, block = divmod(int(found[2]), count)
         raise ValueError(f"{found[1]}{block} of matrix {system}{found[3]}") from None
     place = A._backend.xp.arange(count + 1, dtype=inverse.indices.dtype)
-    return bsr_batch((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
+    return BatchJacobi((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
 
 
 class Chebyshev:
@@ -271,9 +300,14 @@ class Polynomial(Preconditioner):
 
     def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
         self._made_of(A)
-        self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)
-        if degree % 2:  # positive wherever eigenvalues are
-            self._chebyshev.high = high
+        self._options = degree, low, high
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
+        found = Chebyshev(snapshot(A), inverse_blocks(A), *self._options)
+        if found.degree % 2:  # positive wherever eigenvalues are
+            found.high = self._options[2]
+        self._chebyshev = found
 
     def _detail(self) -> str:
         return f"degree {self._chebyshev.degree}"
@@ -302,7 +336,7 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     -------
     Preconditioner
         It is Hermitian positive definite if A is, which is not checked; for other matrices the estimate of the largest
-        eigenvalue, and with it the polynomial, may be of no use.
+        eigenvalue, and with it the polynomial, may be of no use. It keeps a copy of the values of A until `refresh`.
 
     Raises
     ------

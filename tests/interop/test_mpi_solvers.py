@@ -173,7 +173,7 @@ def test_refreshing_gives_the_bits_of_a_new_hierarchy(
         np.testing.assert_array_equal(found[1][0], before)
         np.testing.assert_array_equal(found[2][0], fresh @ r)
         assert not len(D.rows) or not np.array_equal(before, found[0][0])
-        assert M.levels[0] is E and [x.shape for x in M.levels] == [x.shape for x in fresh.levels]
+        assert M.levels[0] is not E and [x.shape for x in M.levels] == [x.shape for x in fresh.levels]
         return found[2][1], comm.sent - sent
 
     for refreshed, new in run(len(rows), program):
