@@ -94,6 +94,8 @@ class Multigrid(Preconditioner):
     _another = ANOTHER
     #: Whether the finest matrix is a coarse level of another hierarchy.
     _coarse = False
+    #: Whether it came from elsewhere, with a finest matrix of any kind.
+    _given = False
 
     def __init__(self, levels: list[Level], coarsest: Any, options: Options) -> None:
         self._levels, self._coarsest, self._options = levels, coarsest, options
@@ -147,6 +149,8 @@ class Multigrid(Preconditioner):
         check_structure(A, self.levels[0], "A", OWNER, ANOTHER)
 
     def _set_up(self, A: Any) -> None:
+        if not self._coarse and not self._given:
+            check_diagonal(A)
         A, levels = snapshot(A), []
         for k, level in enumerate(self._levels):
             made, A = level.plans(A, inverse_blocks(A, singular=self._coarse or k > 0), self._options)
@@ -257,8 +261,8 @@ def smoothed_aggregation(
     TypeError
         If A is not a BSR matrix of floats, or `near_nullspace` is on another device.
     ValueError
-        If A or its blocks are not square, a diagonal block is missing or singular (its index is told), a shape or an
-        option is wrong, or coarsening stalls.
+        If A or its blocks are not square, a diagonal block is missing or singular (its index is told), an element of
+        the diagonal is 0 or negative, a shape or an option is wrong, or coarsening stalls.
 
     See Also
     --------
@@ -271,10 +275,10 @@ def smoothed_aggregation(
     on the pattern alone: the CPU and the GPU make the same aggregates, and the same call gives the same hierarchy.
     Nodes that are not connected with others, such as those that `constrain` has fixed, are left to the smoother.
 
-    Whether A is Hermitian is not checked. If it is not, such as a complex symmetric matrix, the hierarchy is made of it
-    all the same, with the Hermitian part of the coarsest matrix. It is no preconditioner for `cg` then. It may be one
-    for `gmres`, if the Hermitian part of A is definite and outweighs the rest. A solver tells by `info` and by the true
-    residual if it is not.
+    Of A only the signs of its diagonal are checked. If it is not Hermitian, such as a complex symmetric matrix, the
+    hierarchy is made of it all the same, with the Hermitian part of the coarsest matrix. It is no preconditioner for
+    `cg` then. It may be one for `gmres`, if the Hermitian part of A is positive definite and outweighs the rest. A
+    solver tells by `info` and by the true residual if it is not.
 
     Examples
     --------
@@ -303,6 +307,8 @@ def set_up(
     """
     max_coarse, max_levels = limits
     levels: list[Level] = []
+    if not coarse:
+        check_diagonal(A)
     while A.shape[0] > max_coarse and len(levels) + 1 < max_levels:
         D = inverse_blocks(A, singular=coarse or bool(levels))
         number, count = aggregation.aggregates(A._backend, *aggregation.strong_connections(A, theta))
@@ -329,6 +335,24 @@ def set_up(
     found = Multigrid(levels, A, options)
     found._coarse = coarse
     return found
+
+
+def check_diagonal(A: Any) -> None:
+    """Raise ValueError unless all blocks on the diagonal are stored, and no element of it is 0 or negative."""
+    blocks, stored = A._diagonal_blocks("A")
+    diagonal = blocks.diagonal(axis1=1, axis2=2)
+    wrong = (diagonal.real <= 0) & A._backend.xp.isfinite(diagonal)
+    first = A._first(~stored | wrong.any(axis=1))
+    if first is None:
+        return
+    if not bool(blocks[first].any()):  # synchronize!
+        state = "singular" if bool(stored[first]) else "missing: no block is stored there"
+        raise ValueError(f"A: diagonal block {first} is {state}")
+    row = int(wrong[first].argmax())
+    raise ValueError(
+        f"A: wanted a positive diagonal, as a positive definite matrix has, got {blocks[first, row, row]:.3g} in row "
+        f"{first * len(blocks[first]) + row}; for a negative definite matrix take -A"
+    )
 
 
 def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> Options:
@@ -546,7 +570,9 @@ def from_pyamg(
         P, R = _taken(level.P, (fine, coarse), device), _taken(level.R, (coarse, fine), device)
         plans = _Galerkin(P, R)
         levels.append(plans.level(A, inverse_blocks(A, singular=k > 0), options))
-    return Multigrid(levels, matrices[-1], options)
+    found = Multigrid(levels, matrices[-1], options)
+    found._given = True
+    return found
 
 
 class _Galerkin:

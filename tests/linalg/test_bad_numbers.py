@@ -9,6 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm.interop import mpi
 from bsrgemm.linalg.smoothers import inverse_blocks
 
 from .problems import hermitian, laplacian, numbers
@@ -163,3 +164,29 @@ def test_rows_that_overflow_when_their_pivots_divide_them_are_refused(make: Any)
         ValueError, match="A: its rows overflow in float64, divided by their pivot blocks; shift the di"
     ):
         (linalg.ilu0 if make is linalg.ic0 else make)(bg.bsr_array(dense, blocksize=(1, 1)))
+
+
+@pytest.mark.parametrize("max_coarse", [4, 500])
+def test_diagonals_of_matrices_that_are_not_definite_are_refused(max_coarse: int) -> None:
+    A = laplacian(60, 2)
+    _, indices, indptr = A._blocks
+    row = np.repeat(np.arange(60), np.diff(indptr))
+    keep = ~((row == indices) & (row == 7))
+    missing = bg.bsr_array((A.data[keep], (row[keep], indices[keep])), shape=A.shape)
+    zero, complex_ = A.copy(), -A.astype("complex128")
+    zero.setdiag(np.where(np.arange(120) == 33, 0, A.diagonal()))
+    M = linalg.smoothed_aggregation(A, max_coarse=max_coarse)
+    before = M @ np.ones(120)
+    for B, words in (
+        (missing, "A: diagonal block 7 is missing: no block is stored there"),
+        (-A, r"A: wanted a positive diagonal, as a positive definite matrix has, got -2.6 in row 0; for a negative"),
+        (complex_, r"A: wanted a positive diagonal, as a positive definite matrix has, got -2.6"),
+        (zero, "A: wanted a positive diagonal, as a positive definite matrix has, got 0 in row 33; for a negative def"),
+    ):
+        for make in (lambda B: B, mpi.partition):
+            with pytest.raises(ValueError, match=words):
+                linalg.smoothed_aggregation(make(B), max_coarse=max_coarse)
+    for B in (-A, zero):
+        with pytest.raises(ValueError, match="A: wanted a positive diagonal"):
+            M.refresh(B)
+    np.testing.assert_array_equal(M @ np.ones(120), before)

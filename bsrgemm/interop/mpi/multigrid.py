@@ -99,6 +99,7 @@ class DistributedMultigrid(Multigrid):
                 f"A: wanted rows {old.rows} of {old.shape} on this rank, got {A.rows} of {A.shape}{ANOTHER}"
             )
         check_structure(A.interior, old.interior, "A", OWNER, ANOTHER)
+        linalg_multigrid.check_diagonal(A.interior)
         if not np.array_equal(A._ghost_columns, old._ghost_columns):
             raise ValueError(f"A: wanted the blocks of {OWNER}, got others in columns of other ranks{ANOTHER}")
         check_structure(A.ghost_panel(), old.ghost_panel(), "A", OWNER, ANOTHER)
@@ -137,6 +138,7 @@ def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], o
     A = snapshot(A)
     comm, finest = A.comm, A
     with A.together():
+        linalg_multigrid.check_diagonal(A.interior)
         modes = near_nullspace_of(A.interior, near_nullspace)
     A.agree("near_nullspace", f"{modes.shape[1]} vectors")
     panel = A.panel()
