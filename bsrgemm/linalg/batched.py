@@ -16,9 +16,21 @@ from .._backend.base import Array
 from .._backend.names import named
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
-from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .graphs import Iterations, capturable
-from .operators import Preconditioner, as_array, holds_numbers, plain, solution_dtype
+from .operators import (
+    BREAKDOWNS,
+    RESTARTS,
+    Preconditioner,
+    SolverWarning,
+    as_array,
+    check_callback,
+    check_limits,
+    check_norms,
+    failures,
+    holds_numbers,
+    plain,
+    solution_dtype,
+)
 from .steps import Step
 
 

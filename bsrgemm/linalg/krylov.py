@@ -13,27 +13,25 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import (
-    BREAKDOWNS,
-    RESTARTS,
-    SolverWarning,
-    check_callback,
-    check_limits,
-    check_norms,
-    stalled,
-    worst_ratio,
-)
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
 from .operators import (
+    BREAKDOWNS,
+    RESTARTS,
     DistributedOperator,
+    SolverWarning,
     as_array,
+    check_callback,
+    check_limits,
+    check_norms,
     holds_numbers,
     inner_products,
     product_with,
     refuse_several,
     solution_dtype,
+    stalled,
     together,
+    worst_ratio,
 )
 from .restarted import restarted
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .arguments import NOT_FINITE
 from .graphs import WORTHWHILE, Captured, Place, Replay, ahead, capturable, expected
+from .operators import NOT_FINITE
 
 #: Columns of the basis by default.
 _BASIS = 20

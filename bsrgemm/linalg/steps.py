@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, ConjugateVectors
-from .arguments import NOT_FINITE, breakdown
+from .operators import NOT_FINITE, breakdown
 
 #: Why the stabilised method of biconjugate gradients starts again.
 FACTOR_IS_ZERO = "a factor of the recurrence is 0"
