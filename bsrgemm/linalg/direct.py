@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import numbers
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from .operators import (
     check_limits,
     check_right_hand_side,
     column_sums,
+    is_integer,
+    is_real,
     product_with,
     refuse_several,
     solution_dtype,
@@ -240,11 +241,11 @@ def lobpcg(
     array([1., 2., 3.])
     """
     backend = _checked(A, X, B, M, Y)
-    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, numbers.Real) or not 0 <= tol < math.inf):
+    if tol is not None and (not is_real(tol) or not 0 <= tol < math.inf):
         raise ValueError(f"tol: wanted a finite number from 0 on, or None, got {tol!r}")
     check_limits(0.0, 0.0, maxiter)
     for name, count in {"verbosityLevel": verbosityLevel, "restartControl": restartControl}.items():
-        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or not 0 <= count < _MOST_COUNT:
+        if not is_integer(count, 0) or count >= _MOST_COUNT:
             raise ValueError(f"{name}: wanted an integer from 0 to {_MOST_COUNT - 1}, got {count!r}")
     if backend is host():
         from scipy.sparse import linalg

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,8 @@ from .operators import (
     as_array,
     check_matrix,
     holds_numbers,
+    is_integer,
+    is_real,
     multiply,
     plain,
     snapshot,
@@ -356,10 +357,10 @@ def check_diagonal(A: Any) -> None:
 
 
 def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> Options:
-    if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 0 <= float(theta) < 1:
+    if not is_real(theta) or not 0 <= float(theta) < 1:
         raise ValueError(f"theta: wanted a number from 0 to 1, got {theta!r}")
     for name, value in (("max_coarse", max_coarse), ("max_levels", max_levels), ("degree", degree)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        if not is_integer(value, 1):
             raise ValueError(f"{name}: wanted an integer from 1 on, got {value!r}")
     if not isinstance(smoother, str) or smoother not in _SMOOTHERS:
         raise ValueError(f"smoother: wanted 'chebyshev' or 'jacobi', got {smoother!r}")

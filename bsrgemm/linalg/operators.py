@@ -429,9 +429,8 @@ def way_out(A: Any, name: str) -> str:
 def refuse_several(A: Any, name: str, function: str, *, spread: bool = False) -> None:
     """Raise TypeError for a batch, and, unless `spread` is allowed, for a matrix with rows on several processes."""
     if isinstance(A, bsr_batch) or (isinstance(A, DistributedOperator) and not spread):
-        raise TypeError(
-            f"{name}: wanted a matrix or a linear operator for {function}, got {type(A).__name__}{way_out(A, name)}"
-        )
+        kind = "bsr_batch" if isinstance(A, bsr_batch) else type(A).__name__
+        raise TypeError(f"{name}: wanted a matrix or a linear operator for {function}, got {kind}{way_out(A, name)}")
 
 
 def as_array(x: Any, name: str) -> Any:
@@ -466,6 +465,29 @@ def holds_numbers(x: Any) -> bool:
 def solution_dtype(*dtypes: Any) -> np.dtype[Any]:
     """Return what dtypes are promoted to, float32 at least; NumPy has no promotion of float16 with bfloat16."""
     return np.result_type(*(np.result_type(dtype, np.float32) for dtype in dtypes))
+
+
+def system_dtype(b: Array, A: Any, M: Any) -> np.dtype[Any]:
+    """Return the dtype in which a system is solved: complex if M is."""
+    dtype = solution_dtype(b.dtype, getattr(A, "dtype", None) or np.float64)
+    if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
+        dtype = np.result_type(dtype, np.complex64)
+    if dtype.char not in "fdFD":
+        raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+    return dtype
+
+
+def first_guess(x0: Any, b: Array, backend: Backend, dtype: np.dtype[Any]) -> Array:
+    """Return a copy of x0 in this dtype, zeros for None; raise TypeError or ValueError unless it is an array like b."""
+    if x0 is None:
+        return backend.xp.zeros(b.shape, dtype)
+    x0 = (as_array if backend is host() else plain)(x0, "x0")
+    if not backend.is_dense(x0) or tuple(x0.shape) != tuple(b.shape):
+        got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
+        raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {backend.name!r}, got {got}")
+    if not holds_numbers(x0):
+        raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
+    return x0.astype(dtype, copy=True)
 
 
 def check_right_hand_side(b: Any, A: Any) -> Any:
@@ -519,12 +541,22 @@ class SolverWarning(UserWarning):
     """A solver has ended without a solution; `info` is not 0."""
 
 
+def is_real(x: Any) -> bool:
+    """Whether an argument is a real number, and no boolean."""
+    return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
+def is_integer(x: Any, least: int) -> bool:
+    """Whether an argument is an integer from `least` on, and no boolean."""
+    return isinstance(x, numbers.Integral) and not isinstance(x, bool) and int(x) >= least
+
+
 def check_limits(rtol: Any, atol: Any, maxiter: Any) -> None:
     """Raise ValueError unless tolerances and the number of iterations are in range."""
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+        if not is_real(value) or not 0 <= float(value) < math.inf:
             raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
-    if maxiter is not None and (isinstance(maxiter, bool) or not isinstance(maxiter, numbers.Integral) or maxiter < 0):
+    if maxiter is not None and not is_integer(maxiter, 0):
         raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
 
 

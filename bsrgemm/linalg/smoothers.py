@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 import re
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,6 +21,8 @@ from .operators import (
     adjoint,
     check_matrix,
     inner_products,
+    is_integer,
+    is_real,
     multiply,
     snapshot,
     total,
@@ -358,9 +359,8 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     (0, True)
     """
     check_matrix(A, spread=True)
-    if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
+    if not is_integer(degree, 1):
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
-    numeric = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (low, high))
-    if not numeric or not 0 < low < high < math.inf:
+    if not (is_real(low) and is_real(high)) or not 0 < low < high < math.inf:
         raise ValueError(f"low, high: wanted 0 < low < high, both finite, got {low!r} and {high!r}")
     return Polynomial(A, int(degree), float(low), float(high))

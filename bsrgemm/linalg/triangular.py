@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
 from . import ordering
-from .operators import Preconditioner, check_matrix, check_right_hand_side
+from .operators import Preconditioner, check_matrix, check_right_hand_side, is_real
 from .smoothers import inverse_blocks
 
 #: The largest condition of diagonal blocks by which a triangle is divided before its solution.
@@ -121,7 +120,7 @@ def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Precond
     0
     """
     check_matrix(A)
-    if isinstance(omega, bool) or not isinstance(omega, numbers.Real) or not 0 < float(omega) < 2:
+    if not is_real(omega) or not 0 < float(omega) < 2:
         raise ValueError(f"omega: wanted a number above 0 and below 2, got {omega!r}")
     return Sweeps("block_ssor", A, _ordered(A, order), _not_factored, float(omega))
 
