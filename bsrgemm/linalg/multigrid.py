@@ -350,9 +350,10 @@ def check_diagonal(A: Any) -> None:
         state = "singular" if bool(stored[first]) else "missing: no block is stored there"
         raise ValueError(f"A: diagonal block {first} is {state}")
     row = int(wrong[first].argmax())
+    got = f"{blocks[first, row, row].item():.3g} in row {first * len(blocks[first]) + row}"
     raise ValueError(
-        f"A: wanted a positive diagonal, as a positive definite matrix has, got {blocks[first, row, row]:.3g} in row "
-        f"{first * len(blocks[first]) + row}; for a negative definite matrix take -A"
+        f"A: wanted a positive diagonal, as a positive definite matrix has, got {got}; for a negative definite matrix "
+        "take -A"
     )
 
 

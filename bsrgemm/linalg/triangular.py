@@ -41,8 +41,11 @@ class Sweeps(Preconditioner):
         factored, inverse = self._factors(A, *self._order)
         with np.errstate(all="ignore"):
             found = ordering.groups(factored, *self._order, inverse * A.dtype.type(self._weight))
-        sides = (side for group in found.several for side in (group.before, group.after) if side is not None)
-        if not all(bool(A._backend.xp.isfinite(part.data).all()) for part in (found.inverse, *sides)):  # synchronize!
+        finite = A._backend.xp.isfinite
+        fine = finite(found.inverse.data).all()
+        for side in (side for group in found.several for side in (group.before, group.after) if side is not None):
+            fine = fine & finite(side.data).all()
+        if not bool(fine):  # synchronize!
             raise ValueError(f"A: its rows overflow in {A.dtype}, divided by their pivot blocks; shift the diagonal")
         self._groups = found
 
