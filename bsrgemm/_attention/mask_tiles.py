@@ -40,7 +40,7 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     """The entries of a mask for tiles of `tile_q` queries by `tile_k` keys; ValueError if int32 cannot count them."""
     xp = backend.xp
     per_pattern = -(-mask.shape[0] // tile_q)
-    _check_numbers(mask, tile_q, tile_k, mask.heads[0] * mask.heads[1] * per_pattern)
+    _check_numbers(mask, tile_q, tile_k, "queries", mask.heads[0] * mask.heads[1] * per_pattern)
     if mask.block == (tile_q, tile_k):
         parts = None  # no kind is read then: there is only one in memory, see `whole_kinds`
         if len(mask.bits):
@@ -89,11 +89,11 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     return Tiles(first, tile_col.astype(_INT32), parts, stored, _order(xp, first, per_pattern), parts_q, parts_k)
 
 
-def _check_numbers(mask: BlockMask, tile_q: int, tile_k: int, tiles_of_queries: int) -> None:
-    """ValueError if tiles of queries, or the entries that a mask could have, are too many for numbers of 31 bits."""
+def _check_numbers(mask: BlockMask, tile_q: int, tile_k: int, side: str, tiles_of_side: int) -> None:
+    """ValueError if the tiles of a side, or the entries that a mask could have, are too many for numbers of 31 bits."""
     bq, bk = mask.block
     entries = len(mask.indices) * _spanned(bq, tile_q) * _spanned(bk, tile_k)
-    for what, count in (("tiles of queries", tiles_of_queries), ("pairs of a block and a tile", entries)):
+    for what, count in ((f"tiles of {side}", tiles_of_side), ("pairs of a block and a tile", entries)):
         if count >= _MOST:
             raise ValueError(
                 f"mask: {len(mask.indices)} blocks of {bq} x {bk} in {mask.heads[0] * mask.heads[1]} patterns have "
@@ -105,9 +105,10 @@ def _check_numbers(mask: BlockMask, tile_q: int, tile_k: int, tiles_of_queries: 
 def by_keys(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     """The entries of `tiles`, listed by tiles of keys: `columns` are tiles of queries, in increasing order."""
     xp = backend.xp
-    found = tiles(backend, mask, tile_q, tile_k)
     rows, cols = -(-mask.shape[0] // tile_q), -(-mask.shape[1] // tile_k)
     count = mask.heads[0] * mask.heads[1]
+    _check_numbers(mask, tile_q, tile_k, "keys", count * cols)
+    found = tiles(backend, mask, tile_q, tile_k)
     number = xp.arange(len(found.columns), dtype=np.int64)
     row = xp.searchsorted(found.first, number, side="right") - 1
     key = (row // max(1, rows) * cols + found.columns) * rows + row % max(1, rows)

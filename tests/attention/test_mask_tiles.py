@@ -159,6 +159,8 @@ def test_more_tiles_than_int32_can_number_are_refused_before_anything_is_made() 
         mask_tiles.tiles(many._backend, many, 64, 64)
     with pytest.raises(ValueError, match=r"2147483648 tiles of queries of 64 x 64, wanted less than 2\*\*31"):
         mask_tiles.tiles(many._backend, of_many_blocks(0, 256, (2**15, 2**15), 128), 64, 64)
+    with pytest.raises(ValueError, match=r"4294967296 tiles of keys of 64 x 64, wanted less than 2\*\*31"):
+        mask_tiles.by_keys(many._backend, of_many_blocks(0, 256, (2**15, 2**15), 64), 64, 64)
 
 
 # ------------------------------------------------------------------------------------------------- sequences

@@ -15,7 +15,6 @@ import bsrgemm as bg
 from bsrgemm._attention import heuristics, mask_tiles
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.host import ENGINE
-from bsrgemm._products import cuda as products_cuda
 
 from . import emulator
 from .forked import forked
@@ -73,15 +72,3 @@ def test_a_mask_of_so_many_blocks_that_their_kinds_need_64_bits(
 
     status, said = forked(attend)  # a read outside of the arrays ends the process
     assert status == 0, said
-
-
-@pytest.mark.long
-def test_a_right_block_of_2_to_31_elements(folder: Path) -> None:
-    """Of a sampled product whose right factor is long: its elements are counted in 64 bits. It takes a minute."""
-    inner, columns = 2**11 + 1, 2**20
-    right = untouched(inner * columns // 4).view(np.int8)[: inner * columns].reshape(1, inner, columns)
-    right[0, -1, 3], right[0, 0, columns - 1] = 3, 5
-    left, one = emulator.put(np.full((1, 1, inner), 2, np.int8)), emulator.put(np.zeros(1, np.int64))
-    with emulator.emulated(folder, arch="sm_80"):
-        got = np.asarray(products_cuda.ENGINE.pair_products(left, one, right, one, one, np.dtype(np.int8)))
-    assert got[0, 0, 3] == 6 and got[0, 0, columns - 1] == 10 and got.astype(np.int64).sum() == 16
