@@ -172,10 +172,14 @@ def _dmma_serves(problem: Problem) -> bool:
         and problem.types.of_one("f64")
         and problem.R >= _DMMA_ROWS
         and max(problem.R, problem.K) <= _MOST_DMMA
-        and problem.blocks < 2**31
+        and max(problem.blocks, problem.batches) < 2**31
         and problem.block_cols * problem.K < 2**32
         and _staged(problem)
     )
+
+
+#: The number of block rows that warps may look at after the last one: three steps of the largest grid.
+_ROWS_AHEAD = 2**20
 
 
 def _staged(problem: Problem) -> bool:
@@ -186,7 +190,7 @@ def _staged(problem: Problem) -> bool:
         and problem.aligned
         and not problem.transposed
         and problem.b_order == problem.c_order == "C"
-        and max(problem.block_rows, problem.block_cols) < 2**31
+        and max(problem.block_rows + _ROWS_AHEAD, problem.block_cols) < 2**31
     )
 
 

@@ -19,6 +19,7 @@ from .emulator import Array, guarded, put
 from .test_emulated_tensor_cores import Matrix, laid_out
 
 F16, F32, F64, I8, I32 = (np.dtype(x) for x in "efdbi")
+MOST = float(np.finfo(F32).max)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +110,7 @@ def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(order, block
     out = put(np.zeros((A._shape[0], 72), F32))
     multiply(A, laid_out(numbers, order), out, F32, F32.type(1), F32.type(0))
     np.testing.assert_array_equal(np.asarray(out), exact.astype(F32))
-    for bad in (-np.inf, np.nan, 3e38):
+    for bad in (-np.inf, np.nan, 3e38, 3.4020e38, MOST, -MOST):
         spoiled = numbers.copy()
         spoiled[[3, K + 5, 2 * K + 7], [2, 33, 71]] = bad
         multiply(A, laid_out(spoiled, order), out, F32, F32.type(1), F32.type(0))
@@ -122,6 +123,39 @@ def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(order, block
         np.testing.assert_allclose(np.asarray(out), want, rtol=1e-6)
         others = [n for n in range(72) if n not in (2, 33, 71)]
         np.testing.assert_array_equal(np.asarray(out)[:, others], exact[:, others])
+
+
+def test_float32_of_any_size_is_what_float32_arithmetic_gives(rng) -> None:
+    """Products just below overflow, though their factors round up; numbers that have no remainder in tf32."""
+    A = Matrix(rng, (32, 32), F32, rows=2, cols=1, share=2.0)
+    out = put(np.zeros((64, 72), F32))
+    for left, right in ((2 - 2.0**-14, 2.0**127), (2.0**64 * (1 - 2.0**-24), 2.0**64 * (1 - 2.0**-23)), (1, MOST)):
+        A.data[...] = np.diag(np.full(32, left, F32))
+        multiply(A, put(np.full((32, 72), right, F32)), out, F32, F32.type(1), F32.type(0))
+        want = F32.type(left) * F32.type(right)
+        assert np.isfinite(want)
+        np.testing.assert_array_equal(np.asarray(out)[:32], want)
+    A.data[...] = rng.integers(-(2**5), 2**5, (32, 32))
+    numbers = rng.integers(-(2**13), 2**13, (32, 72))
+    for small in (2.0**-149, 2.0**-140, 2.0**-126, 2.0**-115):
+        multiply(A, put((numbers * small).astype(F32)), out, F32, F32.type(1), F32.type(0))
+        np.testing.assert_array_equal(np.asarray(out)[:32], ((A.data[0] @ numbers.astype(F64)) * small).astype(F32))
+    spoiled = (numbers * 2.0**-149).astype(F32)
+    spoiled[3, 5] = np.inf  # beside it are sums that do not meet it
+    multiply(A, put(spoiled), out, F32, F32.type(1), F32.type(0))
+    others = [n for n in range(72) if n != 5]
+    np.testing.assert_array_equal(
+        np.asarray(out)[:32, others], ((A.data[0] @ numbers.astype(F64)) * 2.0**-149).astype(F32)[:, others]
+    )
+
+
+@pytest.mark.parametrize("fill", [MOST, -MOST, 3.4017e38])
+def test_the_largest_numbers_stay_finite_in_tf32(fill, rng) -> None:
+    A = Matrix(rng, (32, 32), F32, rows=2, cols=1, share=2.0)
+    A.data[...] = np.diag(np.full(32, 0.5))
+    out = put(np.zeros((64, 72), F32))
+    multiply(A, put(np.full((32, 72), fill, F32)), out, F32, F32.type(1), F32.type(0), tf32=True)
+    np.testing.assert_allclose(np.asarray(out)[:32], fill / 2, rtol=0.73 * 2**-10)
 
 
 @pytest.mark.parametrize("columns", [72, 264])

@@ -230,7 +230,7 @@ def test_float32_in_two_parts_keeps_large_numbers_infinity_and_nan(rng, every_co
 
 def test_the_copy_for_tf32_is_tf32(rng) -> None:
     x = rng.standard_normal((2, 70, 65)).astype(F32)
-    x[0, 3, :4] = np.nan, np.inf, -np.inf, 0.0
+    x[0, 3, :6] = np.nan, np.inf, -np.inf, 0.0, 3.4028235e38, -3.4028235e38
     got = np.asarray(launch._columns_tf32(put(x), 1, put(np.empty(x.size, F32)))).swapaxes(-1, -2)
     words = np.ascontiguousarray(got).view(np.uint32)
     assert not (words & 0x1FFF).any()
