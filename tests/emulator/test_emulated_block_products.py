@@ -19,6 +19,7 @@ from . import emulator
 from .emulator import guarded, laid_out, put
 
 F16, F32, F64 = (np.dtype(x) for x in (np.float16, np.float32, np.float64))
+LARGE = [float(np.float32(x)) for x in (3.4020e38, np.finfo(np.float32).max, np.finfo(np.float32).min)]
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
 
 
@@ -66,6 +67,23 @@ def test_pairs_are_multiplied_and_added_up(shape, rng) -> None:
             if 0 <= ib[k] < 7:
                 want[s] += a[ia[k]].astype(np.float64) @ b[ib[k]].astype(np.float64)
     np.testing.assert_array_equal(np.asarray(got), want)
+
+
+@pytest.mark.parametrize("arch", ["sm_80"], indirect=True)
+@pytest.mark.parametrize("fill", [np.inf, -np.inf, np.nan, *LARGE, 2.0**-149])
+def test_float32_of_any_size_is_what_float32_arithmetic_gives(fill, rng) -> None:
+    a, b = np.diag(np.full(32, 0.5, F32)), rng.standard_normal((32, 32)).astype(F32)
+    a[3] = rng.integers(1, 3, 32)  # every number meets all that are not finite
+    b[3, 5] = b[7] = fill
+    one, bounds = np.zeros(1, np.int64), np.array([0, 1])
+    pairs = block_products.pair_products(put(a[None]), put(one), put(b[None]), put(one), put(one), F32)
+    samples = block_products.sampled(put(a), put(b), put(one), put(bounds), (32, 32), F32)
+    with np.errstate(all="ignore"):
+        want = sum(np.where(a[:, [k]] == 0, 0, a[:, [k]].astype(F64) * b[k]) for k in range(32)).astype(F32)
+        meets = (a[:, :, None] == 0) & ~np.isfinite(b)
+        want[meets.any(axis=1)] = np.nan  # 0 times infinity
+    for got in (pairs, samples):
+        np.testing.assert_allclose(np.asarray(got)[0], want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)

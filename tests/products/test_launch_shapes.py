@@ -456,7 +456,7 @@ def pairs() -> Iterator[tuple[str, str]]:
             yield f"too many {what}", found_pairs(3, 9 if "columns" in what else 3)
     with patch.object(spgemm_pattern, "_MOST", 2):
         yield "too many blocks", found_pairs(3, 1)
-    with patch.object(spgemm_pattern, "_MOST", 3):
+    with patch.object(spgemm_pattern, "_MOST", 4):
         yield "too many blocks of neither", found_pairs(3, 1, counts=(1, 0, 1))
     for cols in (1, 32, 33, 2048, 2049):
         yield f"at once, {cols} columns", listed_at_once((2, 2), cols)
