@@ -172,7 +172,7 @@ def test_bits_do_not_depend_on_what_a_cta_did_before(
     B = rng.standard_normal((A.shape[1], N)).astype(F16)
     bits = []
     for ctas in (1, 2, 64):
-        device.multiprocessors(ctas)
+        device.becomes(ctas)
         with force_kernel(KERNEL):
             bits.append(device.asnumpy(bg.matmul(A.on(device), device.asarray(B), out_dtype=F32)).tobytes())
     assert bits[0] == bits[1] == bits[2]
@@ -187,7 +187,7 @@ def test_one_cta_has_more_tiles_and_stages_than_it_holds(
     block: tuple[int, int], rows: int, cols: int, device: Any, rng: np.random.Generator
 ) -> None:
     """What comes next takes the places of what all lanes have read."""
-    device.multiprocessors(1)
+    device.becomes(1)
     case = Case(F16, block, 64, beta=0, rows=rows, cols=cols, density=2.0)
     check(device, KERNEL, case, matrix(rng, case, unique=True))
 
@@ -271,7 +271,7 @@ def test_spoiled_indices_are_left_out_and_read_nothing_outside(
         got = device.asnumpy(bg.matmul(M, device.asarray(spoiled))).astype(float)
     assert not np.isfinite(got[:, 3]).all()
     np.testing.assert_array_equal(np.delete(got, 3, axis=1), np.delete(exact, 3, axis=1))
-    M.indptr[np.array([1, 3])] = bad
+    M.indptr[[1, 3]] = bad
     for X in (M, M.T):
         out = device.asarray(np.full((X.shape[0], 64), np.nan, F16))
         with force_kernel(KERNEL):
