@@ -71,6 +71,7 @@ CALLS: dict[str, tuple[str, Callable[[Device], Call]]] = {
     "Ampere": ("sm_80", lambda device: product(device, Case(F16, (32, 64), 64))),
     "Hopper": ("sm_90a", lambda device: product(device, Case(BF16, (64, 64), 64))),
     "three tf32": ("sm_80", lambda device: product(device, Case(F32, (32, 32), 64))),
+    "a copy of B": ("sm_90a", lambda device: product(device, Case(F16, (64, 64), 77, b="C"))),
     "one vector": ("sm_80", lambda device: product(device, Case(F64, (4, 4), 1, b="C"))),
     "sampled": ("sm_90a", sampled),
     "attention": ("sm_90a", attention),

@@ -408,6 +408,25 @@ def test_float32_in_two_parts_keeps_large_numbers_infinity_and_nan(
     assert finite.mean() > 0.8 and lost.mean() > 0.02
 
 
+def test_float32_in_two_parts_keeps_long_sums_of_one_sign(
+    device: Device, rng: np.random.Generator, every_copy_pays: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensor cores cut what they add up. Numbers that round to infinity with 11 bits stay finite."""
+    monkeypatch.setattr(copies, "_PANEL_BYTES", 2_000_000)
+    A = matrix(rng, Case(F32, (32, 32), 96, rows=3, cols=60), unique=True)
+    A.data[...] = np.abs(rng.standard_normal(A.data.shape))
+    B = np.abs(rng.standard_normal((A.shape[1], 96))).astype(F32)
+    got, kernels = by_copies(device, A.on(device), device.asarray(B))
+    assert {"columns_tf32", "gemm_sm90"} <= set(kernels)
+    want = A.dense @ B.astype(float)
+    assert (np.abs(device.asnumpy(got) - want) <= 2e-6 * want).all()
+    B[3, 5], A.data[0, 4, 3] = 3.4028235e38, 3.4e38
+    want = A.dense @ B.astype(float)
+    got, fits = device.asnumpy(bg.matmul(A.on(device), device.asarray(B))), np.abs(want) < 3.4e38
+    np.testing.assert_array_equal(np.isfinite(got), fits)
+    assert (np.abs(got - want)[fits] <= 1e-5 * want[fits]).all()
+
+
 # ------------------------------------------------------------------------------- on a card alone
 @pytest.mark.large
 @pytest.mark.usefixtures("tiles")
