@@ -141,15 +141,15 @@ class Kernel:
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
 
 
-#: Kernels whose CTAs go on until nothing is left, however few there are. Those of attention_backward_sm90 wait for each
-#: other, which CTAs cannot do here: it has one.
+#: Kernels whose CTAs go on until nothing is left, however few there are.
 _LOOPS = {
-    *("attention_backward_sm90", "attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
+    *("attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
     *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
     *("list_pairs", "pack_columns", "count_pairs", "vector_steps", "columns_tf32"),
 }
-#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other wherever there are two.
-_WAITING = {"list_at_once"}
+#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other, which they cannot do here: they have
+#: one.
+_WAITING = {"list_at_once", "attention_backward_sm90"}
 _most_ctas: list[int] = []
 
 
