@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from .._backend.base import Array
-from .._backend.engines import EngineTable
+from .._backend.base import Array, EngineTable
 
 
 @dataclass(slots=True)

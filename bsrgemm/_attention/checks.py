@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._backend.base import Array, Backend
-from .._backend.names import named
+from .._backend.base import Array, Backend, named
 from .._backend.registry import adopted, backend_of, foreign_backend, target
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
 from .given import host_array

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .._backend.base import Backend
-from .._backend.engines import EngineTable
+from .._backend.base import Backend, EngineTable
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .mask import BlockMask
 

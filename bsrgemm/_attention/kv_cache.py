@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._backend import registry
-from .._backend.base import Array, Backend
-from .._backend.names import class_of
+from .._backend.base import Array, Backend, class_of
 from .._backend.recording import recorded
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
 from .append import APPEND_ENGINES, AppendCall, AppendEngine

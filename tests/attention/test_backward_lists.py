@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from bsrgemm._attention.heuristics import CAPPED, SIGNED
 
 import bsrgemm as bg
 from bsrgemm._attention import backward_config, mask_tiles
@@ -24,7 +25,6 @@ from bsrgemm._attention.backward_config import (
     BackwardSm80,
     BackwardSm90,
 )
-from bsrgemm._attention.heuristics import CAPPED, SIGNED
 from bsrgemm._backend.registry import host
 from bsrgemm._kernels.element_types import shared_kb
 from bsrgemm.dtypes import BFLOAT16

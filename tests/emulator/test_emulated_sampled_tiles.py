@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from bsrgemm._products.configs import BlockProductsSm90
+from bsrgemm._products.list_configs import SampledTiles
 
 from bsrgemm._kernels import device
 from bsrgemm._products import block_products, sampled_tiles
-from bsrgemm._products.configs import BlockProductsSm90
-from bsrgemm._products.list_configs import SampledTiles
 from bsrgemm._products.work_list import Pattern
 from bsrgemm.dtypes import BFLOAT16
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bsrgemm._products.configs import BlockProductsSm90
+from bsrgemm._products.list_configs import SampledTiles
 
 import bsrgemm as bg
 from bsrgemm._products import sampled_tiles
-from bsrgemm._products.configs import BlockProductsSm90
-from bsrgemm._products.list_configs import SampledTiles
 from bsrgemm.dtypes import BFLOAT16
 
 from ..products.tile_lists import tiles

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bsrgemm._attention.heuristics import AttentionSm90
 
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._attention.backward_config import BackwardKeysSm90, BackwardSm80, BackwardSm90
-from bsrgemm._attention.heuristics import AttentionSm90
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics, small_blocks
 from bsrgemm.dtypes import BFLOAT16

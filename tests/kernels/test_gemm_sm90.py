@@ -412,7 +412,7 @@ def test_float32_in_two_parts_keeps_long_sums_of_one_sign(
     device: Device, rng: np.random.Generator, every_copy_pays: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensor cores cut what they add up. Numbers that round to infinity with 11 bits stay finite."""
-    monkeypatch.setattr(copies, "_PANEL_BYTES", 2_000_000)
+    monkeypatch.setattr(prepared, "_PANEL_BYTES", 2_000_000)
     A = matrix(rng, Case(F32, (32, 32), 96, rows=3, cols=60), unique=True)
     A.data[...] = np.abs(rng.standard_normal(A.data.shape))
     B = np.abs(rng.standard_normal((A.shape[1], 96))).astype(F32)

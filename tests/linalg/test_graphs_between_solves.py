@@ -312,8 +312,9 @@ def test_another_shape_of_the_same_arrays_is_another_state() -> None:
 
 def test_plans_that_a_matrix_has_dropped_are_noticed() -> None:
     """On a card, launches read work lists that belong to the plans of a matrix."""
-    from bsrgemm._kernels import forced_kernel
     from bsrgemm._products.matrix_cache import PreparedLaunches
+
+    from bsrgemm._kernels import forced_kernel
 
     class Plan:
         pass

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bsrgemm._products.heuristics import BlockProblem, Problem
 
 from bsrgemm._kernels.element_types import Types, number
 from bsrgemm._products import configs, copies, heuristics, sm80_tiles, small_blocks
-from bsrgemm._products.heuristics import BlockProblem, Problem
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import written_lists

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from bsrgemm._kernels.element_types import types
 from bsrgemm._products.configs import GemmSm90
 from bsrgemm._products.copies import column_kernels, column_panel, kernels_of
 from bsrgemm._products.heuristics import Problem, gemm
+
+from bsrgemm._kernels.element_types import types
 
 F32 = np.dtype(np.float32)
 HALF = types(*[np.dtype(np.float16)] * 3, F32, np.dtype(np.int32))

@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 from cupy.cuda.function import CPointer
 
 import bsrgemm as bg
-from bsrgemm._array.leaves import leaf
+from bsrgemm._array.arrays import leaf
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST

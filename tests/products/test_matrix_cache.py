@@ -16,10 +16,11 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._products.matrix_cache import MatrixCache
+
 import bsrgemm as bg
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import matrix_cache, row_matching, work_list, work_list_launch
-from bsrgemm._products.matrix_cache import MatrixCache
 from bsrgemm._products.work_list import Share
 
 from ..emulator import emulator

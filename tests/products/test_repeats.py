@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._array.leaves import leaf
+from bsrgemm._array.arrays import leaf
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.index_arrays import watched_class
 from bsrgemm._kernels import forced_kernel, graphs, jit, movable, workspace

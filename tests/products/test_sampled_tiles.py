@@ -13,13 +13,14 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._products.configs import BlockProductsSm90
+from bsrgemm._products.heuristics import BlockProblem
+from bsrgemm._products.list_configs import SampledTiles
+
 import bsrgemm as bg
 from bsrgemm._backend.base import Blocks
 from bsrgemm._kernels.jit import MAX_GRID_YZ
 from bsrgemm._products import arguments, block_products, heuristics, sampled_tiles
-from bsrgemm._products.configs import BlockProductsSm90
-from bsrgemm._products.heuristics import BlockProblem
-from bsrgemm._products.list_configs import SampledTiles
 from bsrgemm.dtypes import BFLOAT16
 
 from ..emulator.emulator import put

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from bsrgemm._products.list_configs import SampledTiles
 
 import bsrgemm
 from bsrgemm._attention import append_host, append_launch, turn_order
@@ -34,7 +35,6 @@ from bsrgemm._products import arguments, block_products, launch, sampled_tiles, 
 from bsrgemm._products import cuda as cuda_products
 from bsrgemm._products import host as host_products
 from bsrgemm._products.call import ProductPattern
-from bsrgemm._products.list_configs import SampledTiles
 
 from ..attention.turn_orders import turns_of
 from ..products import tile_lists

@@ -14,7 +14,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import bsrgemm as bg
-from bsrgemm._attention.mask_combine import Combinations
+from bsrgemm._attention.mask_ops import Combinations
 
 from ..strategies import Place
 from . import memory, memory_calls, run, surface

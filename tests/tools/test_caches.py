@@ -60,14 +60,14 @@ CACHES: dict[str, dict[str, str]] = {
     "_kernels/workspace.py": {
         "_zeroed": "device and the driver's number of the stream: kernels/test_workspace.py",
     },
-    "_backend/engines.py": {"EngineTable._engines": "the name of the backend"},
+    "_backend/base.py": {"EngineTable._engines": "the name of the backend"},
     "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
         "vector_step": "operation and two dtypes: emulator/test_emulated_vector_steps.py",
     },
-    "_array/leaves.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
+    "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
     "_products/call.py": {
         "UnlistedPattern._whole": "the pattern of one plan, which refuses index arrays that were written to"
@@ -132,8 +132,7 @@ CACHES: dict[str, dict[str, str]] = {
         "Kind.prepared": "rounded lengths, width of the table and device: attention/test_launch.py",
     },
     "_attention/kv_cache.py": {"_same": "backend, dtype and sizes: attention/test_decode_repeats.py"},
-    "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
-    "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
+    "_attention/mask_base.py": {"_ones_of_16_bits": "nothing", "_first_keys": "keys of a block"},
     "_backend/numpy_backend.py": {
         "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
     },
