@@ -41,7 +41,7 @@ class Room:
 
 
 #: Tests that compile, hash or read the sources without executing them, or that need a card.
-NEVER = ("tests/kernels/test_compile.py", "tests/record/", "tests/gpu/", "tests/mutation/")
+NEVER = ("tests/kernels/test_compile.py", "tests/test_card.py", "tests/gpu/", "tests/mutation/")
 
 _EMULATOR = "tests/emulator"
 ROOMS = {

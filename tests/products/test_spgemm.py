@@ -10,7 +10,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm.dtypes import BFLOAT16
 
-PLACES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kernel("pairs")])]
+PLACES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])]
 
 
 def matrix(rng: np.random.Generator, rows: int, cols: int, block: tuple[int, int], dtype: Any, device: str) -> Any:

@@ -31,22 +31,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out-of-memory", action="store_true", help="let every allocation of every call fail once")
     made.add_argument("--calls", nargs="+", default=(), metavar="NAME", help="with --out-of-memory: these calls alone")
     made.add_argument("--surface", action="store_true", help="list the public names that no case calls")
-    made.add_argument(
-        "--stand-in", action="store_true", help="replace CuPy by the stand-in of tests/record: a rehearsal"
-    )
     made.add_argument("--worker", nargs=2, metavar=("PLAN", "REPORT"), help=argparse.SUPPRESS)
     return made
-
-
-def _install_stand_in() -> None:
-    """Replace CuPy before anything imports it; processes that are started do the same."""
-    os.environ["BSRGEMM_STAND_IN"] = "1"
-    from ..record import stand_in
-
-    stand_in.install()
-    from ..record import host_results
-
-    host_results.install()
 
 
 def about(backend: str) -> dict[str, Any]:
@@ -60,14 +46,12 @@ def about(backend: str) -> dict[str, Any]:
         import cupy
 
         card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-        found |= {"card": "stand-in" if os.environ.get("BSRGEMM_STAND_IN") == "1" else card, "cupy": cupy.__version__}
+        found |= {"card": card, "cupy": cupy.__version__}
     return found
 
 
 def main(given: list[str] | None = None) -> int:
     args = parser().parse_args(given)
-    if args.stand_in or os.environ.get("BSRGEMM_STAND_IN") == "1":
-        _install_stand_in()
     from . import run
 
     if args.worker:

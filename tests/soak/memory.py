@@ -1,7 +1,7 @@
 """Out of memory at every allocation of a call: an error, operands unharmed, the next call right, nothing leaked.
 
 An allocator that fails at the k-th request is tried for k = 1, 2, ... until the call makes fewer requests than that.
-It takes the place of CuPy's, or of the one of the stand-in (tests/record/stand_in.py).
+It takes the place of CuPy's.
 """
 
 from __future__ import annotations
@@ -67,34 +67,6 @@ class CupyAllocator(Allocator):
 
     def live(self) -> int:
         return int(self._pool.used_bytes())
-
-
-class StandInAllocator(Allocator):
-    """In the place of the allocator of the stand-in."""
-
-    def __init__(self) -> None:
-        from ..record import stand_in
-
-        super().__init__()
-        self._module, original = stand_in, stand_in._allocate
-
-        def allocate(shape: Any, dtype: Any, strides: Any) -> Any:
-            if np.prod(shape, dtype=np.int64) * dtype.itemsize:
-                self.request()
-            return original(shape, dtype, strides)
-
-        stand_in._allocate = allocate
-
-    def live(self) -> int:
-        from ..record import host_results
-
-        host_results.begin_test()  # what the stand-in itself keeps of the operands, to compute their products again
-        return sum(memory.size for memory in self._module._allocations.values())
-
-
-def allocator_of() -> Allocator:
-    """The allocator for the CuPy that is installed, or for the stand-in in its place."""
-    return StandInAllocator() if "tests.record.stand_in" in sys.modules else CupyAllocator()
 
 
 # ------------------------------------------------------------------------------------------- snapshots
@@ -183,7 +155,7 @@ def main(place: Place, names: Iterable[str] = ()) -> int:
     if place.is_host:
         print("--out-of-memory: wanted a GPU (--backend cupy), or --stand-in for a rehearsal")
         return 2
-    allocator = allocator_of()
+    allocator = CupyAllocator()
     wrong = 0
     for name in names or CALLS:
         try:

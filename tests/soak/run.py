@@ -75,10 +75,9 @@ def place_of(backend: str) -> Place:
 
 def reproduce(plan: Plan, number: int) -> str:
     """The line that runs one case again."""
-    stand_in = " --stand-in" if os.environ.get("BSRGEMM_STAND_IN") == "1" else ""
     backend = {"cpu": "numpy", "cuda": "cupy"}.get(place_of(plan.backend).name, plan.backend)
     threads = "" if plan.threads == 8 else f" --threads {plan.threads}"
-    return f"python -m tests.soak --backend {backend} --seed {plan.seed} --case {number}{threads}{stand_in}"
+    return f"python -m tests.soak --backend {backend} --seed {plan.seed} --case {number}{threads}"
 
 
 def run_here(

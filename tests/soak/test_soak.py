@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,30 +19,12 @@ from . import memory, memory_calls, run, surface
 from .__main__ import main
 from .case import KINDS, Case, kind_of, run_case
 
-#: Calls whose allocations all fail in the default profile; the long one takes all of them.
-QUICK = (
-    "append_to_pages",
-    "append_different_lengths_to_pages",
-    "reset",
-    "decode",
-    "planned_product",
-    "product_with_out",
-)
-
 
 @pytest.fixture(autouse=True)
 def one_thread_of_blas() -> Iterator[None]:
     """The problems are small: threads of BLAS would wait for each other."""
     with threadpool_limits(1):
         yield
-
-
-def said(*words: str) -> str:
-    """What a run of the command in a process of its own prints; it has to succeed."""
-    command = [sys.executable, "-m", "tests.soak", *words]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 def silent(*_: Any) -> None:
@@ -145,20 +125,6 @@ def test_what_is_explained_exists_and_is_not_called_by_a_case() -> None:
     source = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py") if path.name != "surface.py")
     for name in surface.EXPLAINED:
         assert f".{name.rpartition('.')[2]}(" not in source.replace("__", ""), name
-
-
-# -------------------------------------------------------------------------------------- without a card
-@pytest.mark.parametrize(
-    "cases", [pytest.param("30", id="few"), pytest.param("2000", id="many", marks=pytest.mark.long)]
-)
-def test_the_cases_of_a_card_run_on_the_stand_in(cases: str) -> None:
-    assert "none wrong" in said("--backend", "cupy", "--stand-in", "--cases", cases, "--seed", "4", "--threads", "2")
-
-
-@pytest.mark.parametrize("calls", [pytest.param(QUICK, id="some"), pytest.param((), id="all", marks=pytest.mark.long)])
-def test_a_call_that_runs_out_of_memory_does_no_harm(calls: tuple[str, ...]) -> None:
-    text = said("--backend", "cupy", "--stand-in", "--out-of-memory", *(["--calls", *calls] if calls else []))
-    assert f"{len(calls or memory_calls.CALLS)} calls, 0 wrong" in text
 
 
 class Counted(memory.Allocator):

@@ -13,11 +13,11 @@ import pytest
 
 from bsrgemm._kernels import sources
 
-from ..record.kernels import KERNELS
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "kernels"
 PICTURES = ROOT / "docs" / "pictures" / "kernels"
+#: Kernel -> its source. A kernel is named as its file.
+KERNELS = {path.stem: path.name for path in sorted(sources.cuda_root().glob("*.cu"))}
 #: Where a file may lie that a page names without its folder.
 FOLDERS = (".", "bsrgemm", "cuda", "tests", "docs")
 #: spmm has two pictures: its blocks come in one of two ways.
@@ -38,7 +38,7 @@ def page(kernel: str) -> str:
 @cache
 def own_source(kernel: str) -> str:
     """The code of a kernel and of the headers that it includes, without comments."""
-    return "\n".join(map(sources.strip, sources.gather(KERNELS[kernel][0]).values()))
+    return "\n".join(map(sources.strip, sources.gather(KERNELS[kernel]).values()))
 
 
 @cache
@@ -90,14 +90,14 @@ def test_every_kernel_has_a_page_with_its_picture_that_the_index_lists(kernel: s
     text, index = page(kernel), (PAGES / "README.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {kernel}\n")
     assert f"](../pictures/kernels/{kernel}.svg)" in text
-    assert f"](../../cuda/{KERNELS[kernel][0]})" in text
+    assert f"](../../cuda/{KERNELS[kernel]})" in text
     assert re.search(rf"^\| `{kernel}` \|.*\| \[{kernel}\]\({kernel}\.md\) \|$", index, re.MULTILINE)
 
 
 def test_every_page_and_picture_is_of_a_kernel() -> None:
     assert {path.stem for path in PAGES.glob("*.md")} - {"README"} == set(KERNELS)
     assert {path.stem for path in PICTURES.glob("*.svg")} == set(KERNELS) | MORE_PICTURES
-    assert {KERNELS[kernel][0] for kernel in KERNELS} == {path.name for path in (ROOT / "cuda").glob("*.cu")}
+    assert {KERNELS[kernel] for kernel in KERNELS} == {path.name for path in (ROOT / "cuda").glob("*.cu")}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
