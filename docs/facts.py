@@ -81,13 +81,6 @@ def capability() -> str:
     raise AssertionError("no target")
 
 
-def out_of_memory() -> tuple[int]:
-    """How many calls the soak lets run out of memory."""
-    from tests.soak.memory_calls import CALLS
-
-    return (len(CALLS),)
-
-
 def bounds_of_blocks() -> tuple[Any, ...]:
     return constants("_LEAST_BLOCK", "_MOST_BLOCK")
 
@@ -367,7 +360,6 @@ _SCHEDULERS = ("synchronous", "distributed")
 SENTENCES: list[Fact] = [
     Fact("README.md", "need Linux, CuPy {} and compute capability {} or newer", lambda: (cupy_version(), capability())),
     Fact("README.md", "with Python {} or newer", python_version),
-    Fact("CONTRIBUTING.md", "every allocation of {} calls fails once", out_of_memory),
     Fact("docs/getting-started.md", "Python {} or newer", python_version),
     Fact(
         "docs/getting-started.md", "needs Linux, CuPy {} and compute capability {} or newer",
