@@ -20,7 +20,7 @@ import bsrgemm as bg
 from bsrgemm import BlockMask
 from bsrgemm.dtypes import BFLOAT16, BOOL, FLOAT8, result_dtype
 
-from ..strategies import INEXACT, Place, Sample, random_values, wide, widened
+from ..strategies import INEXACT, Place, Sample, random_values, widened
 
 Array = np.ndarray[Any, Any]
 SINGLE = np.dtype(np.float32)
@@ -146,169 +146,95 @@ def call(on: str = "") -> Callable[[Callable[[Operands], Any]], Callable[[Operan
     return add
 
 
-def pairs(on: str, *given: tuple[Any, ...]) -> None:
-    """Add calls, each a name, ours, NumPy's, and how many roundings lie between them."""
-    for name, ours, theirs, *off in given:
-
-        def run(o: Operands, ours: Any = ours, theirs: Any = theirs, off: Any = off) -> Result:
-            want = theirs(o)  # before ours changes anything
-            return [(ours(o), want, *off)]
-
-        CALLS[name] = Call(run, on)
-
-
-def method(name: str, *args: Any, **options: Any) -> Callable[[Operands], Any]:
-    return lambda o: getattr(o.A, name)(*args, **options)
-
-
+# ------------------------------------------------------------------------------------ arithmetic, order, views
 def changed(A: Any, *_: Any) -> Any:
     """A matrix after a call that returned nothing."""
     return A
+
+
+def names(o: Operands, ours: bool) -> dict[str, Any]:
+    """What expressions may use: matrices of ours, or copies of their dense values in NumPy."""
+    both = {"i": o.i, "j": o.j, "k": o.k, "n": o.n, "m": o.m, "R": o.R, "axis": o.axis, "where": {"device": o.device}}
+    both |= {"np": np, "bg": bg, "copy": copy, "pickle": pickle, "changed": changed, "kind": o.dtype, **vars(operator)}
+    both |= {"diagonal": np.kron(np.eye(o.m), np.ones((o.R, o.R))) > 0}
+    if ours:
+        return both | {"A": o.A, "B": o.B, "F": o.F, "lib": bg}
+    return both | {"A": o.a.copy(), "B": o.b, "F": o.f, "lib": np}
+
+
+def expressions(on: str, off: float, ours: str, theirs: str | None = None) -> None:
+    """Add calls, apart by semicolons; NumPy's are the same unless they are given."""
+    for text in ours.split(";"):
+
+        def run(o: Operands, one: str = text.strip(), other: str = (theirs or text).strip()) -> Result:
+            want = eval(other, names(o, ours=False))  # before ours changes anything
+            return [(eval(one, names(o, ours=True)), want, off)]
+
+        CALLS[text.strip()] = Call(run, on)
+
+
+expressions("", 0, "A + B; A + F; F + A; A * B; A == F; A != F; A.T; A.mT; A.T.T; A.conj(); A.real; A.imag; iadd(A, B)")
+expressions("", 0, "A.transpose(); A.diagonal(k); A[i:, :j]; lib.vstack([A, B]); lib.hstack([A, B]); A.nonzero()")
+expressions("", 0, "lib.kron(A, F[:2, :1])")
+expressions("", 1, "A.sum(axis=axis)")
+expressions("numbers", 0, "A - B; A - F; F - A; A * 3; 2 * A; -A; isub(A, B); imul(A, 2)")
+expressions("numbers", 2, "abs(A)")
+expressions("numbers", 64, "A.trace(offset=k)")
+expressions("inexact", 0, "A / 2; itruediv(A, 2)")
+expressions("real", 0, "A < F; A <= F; A > F; A >= F")
+expressions("real canonical", 0, "A.min(axis=axis); A.max(axis=axis); A.argmin(axis=axis); A.argmax(axis=axis)")
+expressions("numbers canonical", 2, "A**2")
+expressions("floats canonical", 0, "round(A)", "np.around(A)")
+expressions("ordered foreign canonical", 0, "A < B")
+expressions("foreign canonical", 0, "A.reshape(1, -1)")
+# What keeps the values.
+KEPT = "A.copy(); copy.copy(A); copy.deepcopy(A); pickle.loads(pickle.dumps(A)); A.toarray(order='F'); A.todense(); "
+KEPT += "A.toarray(out=F); A.tobsr((n, R)); A.get().to_device(**where); A.sorted_indices(); changed(A, A.prune()); "
+expressions("", 0, KEPT + "changed(A, A.sort_indices()); changed(A, A.sum_duplicates())", "A")
+TURNED = "A.tocsr(); A.tocsc(); A.tocoo(); A.asformat('csr'); bg.bsr_array(A.tocsr(), blocksize=(R, R))"
+expressions("foreign canonical", 0, TURNED, "A")
+expressions("foreign canonical host", 0, "A.todia(); A.tolil(); A.todok()", "A")
+expressions("floats canonical", 0, "changed(A, A.eliminate_zeros()); A.astype('float64')", "A")
+# What has other names in NumPy.
+for _name in "sin tan arctan sinh tanh arcsinh rint sign expm1 deg2rad rad2deg floor ceil trunc".split():  # noqa: SIM905
+    expressions("floats canonical", 16, f"A.{_name}()", f"np.{_name}(A)")
+for _name in ("arcsin", "arctanh", "log1p", "sqrt"):
+    expressions("floats canonical", 16, f"(abs(A) / 16).{_name}()", f"np.{_name}(abs(A) / 16)")
+for _on, _off, _ours, _theirs in (
+    ("", 0, "A.H", "A.conj().T"), ("", 0, "A.conjugate(copy=False)", "A.conj()"), ("", 0, "A.multiply(B)", "A * B"),
+    ("", 0, "changed(A, setitem(A, slice(i, j), 0))",
+     "np.where(((np.arange(n) < i) | (np.arange(n) >= j))[:, None], A, 0)"),
+    ("", 0, "A.select_blocks([0, -1], slice(None, None, 2))",
+     "A.reshape(m, R, m, R)[[0, -1]][:, :, ::2].reshape(2 * R, -1)"),
+    ("", 0, "changed(B := A.copy(), B.resize(n + R, n))", "np.pad(A, ((0, R), (0, 0)))"),
+    ("", 0, "A.count_nonzero(axis=axis)", "np.count_nonzero(A, axis=axis)"),
+    ("", 0, "A.block_diagonal()", "A.reshape(m, R, m, R)[np.arange(m), :, np.arange(m)]"),
+    ("", 0, "bg.block_array([[A, None], [B, A]])", "np.block([[A, 0 * A], [B, A]])"),
+    ("", 0, "bg.block_diag([A, B])", "np.block([[A, 0 * A], [0 * A, B]])"),
+    ("", 0, "bg.from_dense(F, (R, R))", "F"), ("", 0, "bg.bsr_array(F, blocksize=(n, R))", "F"),
+    ("", 0, "bg.eye(n, k=k, blocksize=(R, R), dtype=kind, **where)", "np.eye(n, k=k)"),
+    ("", 0, "bg.diags([A.block_diagonal()], offsets=[0])", "np.where(diagonal, A, 0)"),
+    ("", 4, "A.mean(axis=axis)", "A.astype(np.result_type(A, float)).mean(axis=axis)"),
+    ("numbers", 0, "changed(A, A.setdiag(F.diagonal(k), k=k))", "np.where(np.eye(n, k=k) > 0, F, A)"),
+    ("numbers", 0, "A.scale_block_rows(F[:, 0].reshape(m, R))", "F[:, :1] * A"),
+    ("numbers", 0, "A.scale_block_cols(F[:, 0].reshape(m, R))", "F[:, 0] * A"),
+    ("real canonical", 0, "A.nanmin(axis=axis)", "np.nanmin(A, axis=axis)"),
+    ("real canonical", 0, "A.nanmax(axis=axis)", "np.nanmax(A, axis=axis)"),
+    ("ordered foreign canonical", 0, "A.maximum(B)", "np.maximum(A, B)"),
+    ("ordered foreign canonical", 0, "A.minimum(B)", "np.minimum(A, B)"),
+    ("numbers canonical", 64, "bg.norm(A, 1)", "abs(A).sum(axis=0).max()"),
+    ("numbers canonical", 2, "A.power(2)", "A**2"),
+    ("inexact", 1e4, "(A + 128 * bg.eye(n, blocksize=(R, R), dtype=kind, **where)).astype("
+     "'complex128' if kind.kind == 'c' else 'float64').inverse_block_diagonal().toarray()",
+     "np.linalg.inv(np.where(diagonal, A + 128 * np.eye(n), 0))"),
+):  # fmt: skip
+    expressions(_on, _off, _ours, _theirs)
 
 
 def put_at(a: Array, key: Any, value: Any) -> Array:
     a = a.copy()
     a[key] = value
     return a
-
-
-# ------------------------------------------------------------------------------------ arithmetic, order, views
-def _set(o: Operands) -> Any:
-    o.A[o.i : o.j, :] = 0
-    return o.A
-
-
-def _in_place(name: str, other: Callable[[Operands], Any]) -> Callable[[Operands], Any]:
-    return lambda o: getattr(operator, name)(o.A, other(o))
-
-
-def _wide(o: Operands, x: Array) -> Array:
-    return x.astype(wide(o.dtype))
-
-
-pairs(
-    "",
-    ("A + B", lambda o: o.A + o.B, lambda o: o.a + o.b),
-    ("A += B", _in_place("iadd", lambda o: o.B), lambda o: o.a + o.b),
-    ("A + F", lambda o: o.A + o.F, lambda o: o.a + o.f),
-    ("F + A", lambda o: o.F + o.A, lambda o: o.a + o.f),
-    ("A * B", lambda o: o.A * o.B, lambda o: o.a * o.b),
-    ("A.multiply(B)", lambda o: o.A.multiply(o.B), lambda o: o.a * o.b),
-    ("A == F", lambda o: o.A == o.F, lambda o: o.a == o.f),
-    ("A != F", lambda o: o.A != o.F, lambda o: o.a != o.f),
-    ("A.T", lambda o: o.A.T, lambda o: o.a.T),
-    ("A.mT", lambda o: o.A.mT, lambda o: o.a.T),
-    ("A.T.T", lambda o: o.A.T.T, lambda o: o.a),
-    ("transpose", method("transpose", copy=True), lambda o: o.a.T),
-    ("A.H", lambda o: o.A.H, lambda o: o.a.conj().T),
-    ("conj", method("conj"), lambda o: o.a.conj()),
-    ("conjugate", method("conjugate", copy=False), lambda o: o.a.conj()),
-    ("real", lambda o: o.A.real, lambda o: o.a.real),
-    ("imag", lambda o: o.A.imag, lambda o: o.a.imag),
-    ("copy", method("copy"), lambda o: o.a),
-    ("copy.copy", lambda o: copy.copy(o.A), lambda o: o.a),
-    ("deepcopy", lambda o: copy.deepcopy(o.A), lambda o: o.a),
-    ("pickle", lambda o: pickle.loads(pickle.dumps(o.A)), lambda o: o.a),
-    ("toarray", lambda o: o.A.toarray(order="F" if o.k % 2 else None), lambda o: o.a),
-    ("todense", method("todense"), lambda o: o.a),
-    ("toarray(out)", lambda o: o.A.toarray(out=o.F), lambda o: o.a),
-    ("tobsr", lambda o: o.A.tobsr((o.n, o.R)), lambda o: o.a),
-    ("to and from the host", lambda o: o.A.get().to_device(o.device), lambda o: o.a),
-    ("A[i:, j:]", lambda o: o.A[o.i :, : o.j], lambda o: o.a[o.i :, : o.j]),
-    ("A[i:j] = 0", _set, lambda o: put_at(o.a, slice(o.i, o.j), 0)),
-    ("select_blocks", lambda o: o.A.select_blocks([0, -1], slice(None, None, 2)),
-     lambda o: o.a.reshape(o.m, o.R, o.m, o.R)[[0, -1]][:, :, ::2].reshape(2 * o.R, -1)),
-    ("diagonal", lambda o: o.A.diagonal(o.k), lambda o: o.a.diagonal(o.k)),
-    ("sorted_indices", method("sorted_indices"), lambda o: o.a),
-    ("sort_indices", lambda o: changed(o.A, o.A.sort_indices()), lambda o: o.a),
-    ("sum_duplicates", lambda o: changed(o.A, o.A.sum_duplicates()), lambda o: o.a),
-    ("prune", lambda o: changed(o.A, o.A.prune()), lambda o: o.a),
-    ("resize", lambda o: changed(B := o.A.copy(), B.resize(o.n + o.R, o.n)), lambda o: np.pad(o.a, ((0, o.R), (0, 0)))),
-    ("sum", lambda o: o.A.sum(axis=o.axis), lambda o: o.a.sum(axis=o.axis), 1),
-    ("count_nonzero", lambda o: o.A.count_nonzero(axis=o.axis), lambda o: np.count_nonzero(o.a, axis=o.axis)),
-    ("nonzero", method("nonzero"), lambda o: o.a.nonzero()),
-    ("block_diagonal", method("block_diagonal"),
-     lambda o: o.a.reshape(o.m, o.R, o.m, o.R)[np.arange(o.m), :, np.arange(o.m)]),
-    ("vstack", lambda o: bg.vstack([o.A, o.B]), lambda o: np.vstack([o.a, o.b])),
-    ("hstack", lambda o: bg.hstack([o.A, o.B]), lambda o: np.hstack([o.a, o.b])),
-    ("block_array", lambda o: bg.block_array([[o.A, None], [o.B, o.A]]),
-     lambda o: np.block([[o.a, 0 * o.a], [o.b, o.a]])),
-    ("block_diag", lambda o: bg.block_diag([o.A, o.B]), lambda o: np.block([[o.a, 0 * o.a], [0 * o.a, o.b]])),
-    ("kron", lambda o: bg.kron(o.A, o.F[:2, :1]), lambda o: np.kron(o.a, o.f[:2, :1])),
-    ("from_dense", lambda o: bg.from_dense(o.F, (o.R, o.R)), lambda o: o.f),
-    ("bsr_array(dense)", lambda o: bg.bsr_array(o.F, blocksize=(o.n, o.R)), lambda o: o.f),
-    ("eye", lambda o: bg.eye(o.n, k=o.k, blocksize=(o.R, o.R), dtype=o.dtype, device=o.device),
-     lambda o: np.eye(o.n, k=o.k)),
-    ("diags", lambda o: bg.diags([o.A.block_diagonal()], offsets=[0]),
-     lambda o: np.where(np.kron(np.eye(o.m), np.ones((o.R, o.R))) > 0, o.a, 0)),
-)  # fmt: skip
-pairs(
-    "numbers",
-    ("A - B", lambda o: o.A - o.B, lambda o: o.a - o.b),
-    ("A -= B", _in_place("isub", lambda o: o.B), lambda o: o.a - o.b),
-    ("A - F", lambda o: o.A - o.F, lambda o: o.a - o.f),
-    ("F - A", lambda o: o.F - o.A, lambda o: o.f - o.a),
-    ("A * 3", lambda o: o.A * 3, lambda o: o.a * wide(o.dtype).type(3)),
-    ("2 * A", lambda o: 2 * o.A, lambda o: o.a * wide(o.dtype).type(2)),
-    ("A *= 2", _in_place("imul", lambda o: 2), lambda o: o.a * wide(o.dtype).type(2)),
-    ("-A", lambda o: -o.A, lambda o: -o.a),
-    ("abs", lambda o: abs(o.A), lambda o: abs(o.a), 2),
-    ("setdiag", lambda o: changed(o.A, o.A.setdiag(o.F.diagonal(o.k), k=o.k)),
-     lambda o: np.where(np.eye(o.n, k=o.k) > 0, o.f, o.a)),
-    ("scale_block_rows", lambda o: o.A.scale_block_rows(o.F[:, 0].reshape(o.m, o.R)), lambda o: o.f[:, :1] * o.a),
-    ("scale_block_cols", lambda o: o.A.scale_block_cols(o.F[:, 0].reshape(o.m, o.R)), lambda o: o.f[:, 0] * o.a),
-    ("trace", lambda o: o.A.trace(offset=o.k), lambda o: o.a.trace(o.k), 64),
-)  # fmt: skip
-pairs(
-    "",
-    ("mean", lambda o: o.A.mean(axis=o.axis), lambda o: o.a.astype(np.result_type(o.a, float)).mean(axis=o.axis), 4),
-)
-pairs(
-    "inexact",
-    ("A / 2", lambda o: o.A / 2, lambda o: o.a / 2),
-    ("A /= 2", _in_place("itruediv", lambda o: 2), lambda o: o.a / 2),
-    ("inverse_block_diagonal", lambda o: (o.A + bg.eye(o.n, blocksize=(o.R, o.R), dtype=o.dtype, device=o.device) * 128)
-     .astype("complex128" if o.dtype.kind == "c" else "float64").inverse_block_diagonal().toarray(),
-     lambda o: np.linalg.inv(np.where(np.kron(np.eye(o.m), np.ones((o.R, o.R))) > 0, o.a + 128 * np.eye(o.n), 0)), 1e4),
-)  # fmt: skip
-pairs(
-    "foreign canonical",
-    ("tocsr", method("tocsr"), lambda o: o.a),
-    ("tocsc", method("tocsc"), lambda o: o.a),
-    ("tocoo", method("tocoo"), lambda o: o.a),
-    ("asformat", method("asformat", "csr"), lambda o: o.a),
-    ("from csr", lambda o: bg.bsr_array(o.A.tocsr(), blocksize=(o.R, o.R)), lambda o: o.a),
-    ("reshape", lambda o: o.A.reshape(1, -1), lambda o: o.a.reshape(1, -1)),
-)
-pairs("foreign canonical host", *((f"to{name}", method(f"to{name}"), lambda o: o.a) for name in ("dia", "lil", "dok")))
-for _name in "sin tan arctan sinh tanh arcsinh rint sign expm1 deg2rad rad2deg floor ceil trunc".split():  # noqa: SIM905
-    pairs("floats canonical", (_name, method(_name), lambda o, name=_name: getattr(np, name)(o.a), 16))
-for _name in ("arcsin", "arctanh", "log1p", "sqrt"):
-    pairs("floats canonical", (_name, lambda o, name=_name: getattr(abs(o.A) / 16, name)(),
-                               lambda o, name=_name: getattr(np, name)(abs(o.a) / 16), 16))  # fmt: skip
-for _name in ("min", "max", "nanmin", "nanmax", "argmin", "argmax"):
-    pairs("real canonical", (_name, lambda o, name=_name: getattr(o.A, name)(axis=o.axis),
-                             lambda o, name=_name: getattr(np, name)(o.a, axis=o.axis)))  # fmt: skip
-for _op in (operator.lt, operator.le, operator.gt, operator.ge):
-    pairs("real", (f"{_op.__name__} F", lambda o, op=_op: op(o.A, o.F), lambda o, op=_op: op(o.a, o.f)))
-pairs(
-    "ordered foreign canonical",
-    ("maximum", lambda o: o.A.maximum(o.B), lambda o: np.maximum(o.a, o.b)),
-    ("minimum", lambda o: o.A.minimum(o.B), lambda o: np.minimum(o.a, o.b)),
-    ("A < B", lambda o: o.A < o.B, lambda o: o.a < o.b),
-)
-pairs(
-    "numbers canonical",
-    ("norm", lambda o: bg.norm(o.A, 1), lambda o: abs(o.a).sum(axis=0).max(), 64),
-    ("power", method("power", 2), lambda o: o.a**2, 2),
-    ("A ** 2", lambda o: o.A**2, lambda o: o.a**2, 2),
-)
-pairs(
-    "floats canonical",
-    ("round", lambda o: round(o.A), lambda o: np.around(o.a)),
-    ("eliminate_zeros", lambda o: changed(o.A, o.A.eliminate_zeros()), lambda o: o.a),
-    ("astype", method("astype", "float64"), lambda o: o.a),
-)
 
 
 @call()
@@ -579,15 +505,16 @@ def banded(S_q: int, S_k: int, left: int | None) -> tuple[dict[str, Any], Array]
     )
 
 
-#: By the bytes of a dtype, the roundings by which attention may be off the largest element of the result.
-_FAR = {1: 2.0**-3, 2: 2.0**-6, 4: 2.0**-12, 8: 2.0**-40}
+#: By the name of a dtype, the share of the largest element of the result by which attention may be off here. Tighter
+#: bounds are those of tests/attention and tests/gpu; here results of other calls are looked for.
+_FAR = {"uint8": 2.0**-3, "bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-15, "float64": 2.0**-40}
 _HEADS = ((64, 64), (128, 128), (64, 32), (80, 80), (36, 36))
 
 
-def near(got: Any, want: Array, dtype: np.dtype[Any], size: float | None = None) -> tuple[Any, Array, float]:
+def near(got: Any, want: Array, dtype: np.dtype[Any]) -> tuple[Any, Array, float]:
     """A result that may be off by a share of the largest element."""
-    finite = np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0)
-    return got, want, -_FAR[dtype.itemsize if dtype != BFLOAT16 else 1] * max(1.0, finite if size is None else size)
+    largest = np.abs(np.where(np.isfinite(want), want, 0)).max(initial=1)
+    return got, want, -_FAR[str(dtype)] * float(largest)
 
 
 def attending(o: Operands) -> tuple[Any, ...]:
