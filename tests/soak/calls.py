@@ -541,10 +541,13 @@ def attention(o: Operands) -> Any:
         yield near(lse, want.lse, o.dtype)
     turned = [x.swapaxes(1, 2) for x in there]
     yield near(bg.attention(*turned, layout="bshd", softcap=softcap, **options), want.out.swapaxes(1, 2), o.dtype)
-    if o.dtype.itemsize < 8:
+    try:
         grads = bg.attention_backward(o.put(dout), *there, out, lse, softcap=softcap, **options)
-        for got, exactly in zip(grads, want.gradients, strict=True):
-            yield near(got, exactly, o.dtype)
+    except NotImplementedError:  # some dtypes and head dims, on a card alone
+        yield o.place.is_host, False
+        return
+    for got, exactly in zip(grads, want.gradients, strict=True):
+        yield near(got, exactly, o.dtype)
 
 
 @call("attention")
