@@ -15,6 +15,7 @@ import numpy as np
 from ._array.base import BsrBase, kind_of
 from ._array.construct import check_cast
 from ._backend.base import Array, Backend, Blocks
+from ._backend.recording import recorded
 from ._backend.registry import backend_of, host
 from ._products.matmul import matmul
 from ._products.sddmm import check_structure
@@ -215,6 +216,7 @@ class bsr_batch:
         return found
 
     # ------------------------------------------------------------------------------------------- conversion
+    @recorded
     def with_data(self, data: Array) -> Self:
         """Return a batch with the same pattern and other numbers.
 
@@ -252,6 +254,7 @@ class bsr_batch:
             return self._new(self._backend.xp.ascontiguousarray(data))
         return type(self)((data, self.indices, self.indptr), shape=self._pattern.shape)
 
+    @recorded
     def astype(self, dtype: Any) -> Self:
         """Return a copy of this batch with another dtype.
 
@@ -273,6 +276,7 @@ class bsr_batch:
         """
         return type(self)((self._data, self.indices, self.indptr), self._pattern.shape, dtype, copy=True)
 
+    @recorded
     def copy(self) -> Self:
         """Return a copy of this batch with data of its own.
 
@@ -346,6 +350,7 @@ class bsr_batch:
         """
         return self.copy() if self._backend is host() else self.to_device("cpu")
 
+    @recorded
     def toarray(self) -> Array:
         """Return all matrices as a dense array.
 
@@ -362,6 +367,7 @@ class bsr_batch:
         """
         return self._backend.xp.stack([self[k].toarray() for k in range(len(self))])
 
+    @recorded
     def tobsr(self) -> bsr_array:
         """Return the batch as one block-diagonal matrix, which shares its data.
 
@@ -380,6 +386,7 @@ class bsr_batch:
         return found
 
     # ------------------------------------------------------------------------------------------- products
+    @recorded
     def __matmul__(self, X: Any) -> Array:
         """Return ``Y[s] = A[s] @ X[s]`` for all matrices of the batch.
 

@@ -1,5 +1,11 @@
-// Prepares the gradients of attention in one pass: the statistics of each query, in pieces. Nobody has added to dQ yet, which
-// is set to 0 unless its sums are made in order: then the first one stores.
+// statistics[i] = {lse[i] * log2(e), dO[i] . O[i] - dlse[i]};   sums of dQ = 0, unless they are made in order
+// Prepares the gradients of attention in one pass: the statistics of each query, in pieces of 64 queries. The logarithm
+// of a query that sees nothing becomes infinite, so that its weights are 0.
+// A CTA has a piece; 16 lanes share the columns of a query, 16 bytes each where dO and O are aligned. The statistics of
+// queries 8 j + 2 c and 8 j + 2 c + 1, which a thread of the main kernel needs together, lie together, and threads of
+// different c read different banks. A tile never has queries of two sequences: tile m of sequence s, which begins at
+// query b, has number ceil(b / kTileQ) + s + m. Memory is the limit; with sums in order nobody has to write zeros,
+// since the first contribution is stored.
 #include "common/attention_backward_sm90.cuh"
 
 using Result = ELEMENT_R;  // of the forward pass

@@ -1,4 +1,8 @@
-// dQ in the dtype of q, from its sums in pieces. Rows that are not finite are recomputed exactly: 0 x Inf is NaN.
+// dQ[i] = round(scale * sums[i])
+// A CTA has a piece of 64 queries. Its sums lie as the threads of the main kernel held them: 8 columns after 8 columns,
+// or with LINES each number of a fragment in a line of 32 lanes. Rounded numbers pass through shared memory and leave
+// 16 bytes at a time where the result is aligned. A row that is not finite is computed again by a warp, key by key,
+// from what the query sees: 0 x Inf is NaN, and a tile is multiplied whole. Memory is the limit.
 #include "common/attention_backward_sm90.cuh"
 
 constexpr int kThreads = 256, kPitch = kDim / 2 + 4;  // words of a row in shared memory

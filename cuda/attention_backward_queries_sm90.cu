@@ -1,7 +1,11 @@
-// dQ of attention on Hopper's tensor cores (sm_90a) for heads of 129 to 256 columns, by three products:
-// dQ[i] = scale * sum_j ds[i, j] K[j], with ds[i, j] = p[i, j] (dO[i] . V[j] - delta[i]).
+// dQ[i] = scale * sum_j ds[i, j] K[j]     p[i, j] = exp(scale * Q[i] . K[j] - lse[i])
+// ds[i, j] = p[i, j] (dO[i] . V[j] - delta[i])     delta[i] = dO[i] . O[i] - dlse[i]
+// dQ of attention on Hopper's tensor cores (sm_90a) for heads of 129 to 256 columns, by three products. Operands are
+// 16-bit floats.
 // A CTA has 128 queries, whose Q and dO stay in shared memory, and tiles of 64 keys with their V pass by. A warpgroup
-// has 64 of the queries; ds and the sums stay in its registers. Operands are 16-bit floats.
+// has 64 of the queries, and the two never wait for each other. Queries are the rows of all three products, so that ds
+// and the accumulators stay in registers. There are two slots of K, which the first and the last product of a turn
+// read, and one of V: 225 KB with 256 columns.
 #include "common/attention_backward_turns.cuh"
 #include "ptx/wgmma.cuh"
 

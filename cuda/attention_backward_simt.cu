@@ -1,5 +1,8 @@
-// Gradients of attention on the plain cores: any head size, dtype and strides. A CTA walks over tiles of queries or of
-// keys; a warp computes the gradients of one of them at a time, so that sums are always made in the same order.
+// dV[j] = sum_i p[i, j] dO[i]     dK[j] = scale * sum_i ds[i, j] Q[i]     dQ[i] = scale * sum_j ds[i, j] K[j]
+// Gradients of attention on the CUDA cores: any head size, dtype and strides. One launch computes dQ, another one dK
+// and dV. A CTA walks over tiles of 64 queries or keys; a warp computes the gradients of one of them at a time, its
+// lanes share the columns, and sums are always made in the same order. What is not seen is not read. It is there to be
+// right: each pair of query and key costs two sums over the warp.
 #include "common/attention_backward.cuh"
 
 constexpr int kWarps = 8;

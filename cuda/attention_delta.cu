@@ -1,5 +1,7 @@
-// statistics[i] = {lse[i] * log2(e), dO[i] . O[i] - dlse[i]}: what the kernels for the gradients of attention need of a
-// query. The logarithm of a query that sees nothing becomes infinite, so that all of its weights are 0.
+// statistics[i] = {lse[i] * log2(e), dO[i] . O[i] - dlse[i]}     infinite instead of lse[i] if query i sees nothing
+// What attention_backward_sm80 and attention_backward_simt need of each query. A group of 8 lanes has a query of a
+// head; any strides and dtypes; sums in float32, or in float64 for float64. A given `delta` takes the place of dO . O,
+// and O is not read. Memory is the limit.
 #include "common/layout.cuh"
 #include "ptx/convert.cuh"
 

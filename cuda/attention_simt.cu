@@ -1,6 +1,8 @@
 // O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
-// The plain cores: any head size, dtype and strides. A CTA walks over tiles of queries; a warp computes one query at a
-// time.
+// The CUDA cores: any head size, dtype and strides. CTAs of 8 warps walk over tiles of 128 queries; a warp computes one
+// query at a time, its lanes share the columns, and for each key that is seen it rescales if row_max rises, then adds.
+// A key that is not seen is not read. It is there to be right: float32 and float64 have no other kernel, and the
+// tensor-core kernels do rows again by the same function.
 #include "common/attention.cuh"
 
 constexpr int kWarps = 8;

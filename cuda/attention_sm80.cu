@@ -1,7 +1,10 @@
 // O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
-// Products by mma.sync, on sm_80 and newer. A CTA has one tile of queries, a warp 16 or 32 of them. Tiles of keys and
-// of values alternate in a ring in shared memory and are copied one or two turns ahead. Operands are 16-bit floats with
-// contiguous columns.
+// Products by mma.sync, on sm_80 and newer. Operands are 16-bit floats with contiguous columns.
+// A CTA has one tile of 128 queries, a warp 32 of them, or 16 where the accumulators of 32 take too many registers.
+// Tiles of 64 keys and of values alternate in one ring in shared memory and are copied one or two turns ahead.
+// Exponentials of 16 keys are computed among the products of the 16 before. The maximum is raised only where scores lie
+// more than 8 powers of two above it, so that accumulators are seldom rescaled. At heads of 128 a warp has, for 64
+// keys, 3,072 clocks of shared memory and 3,300 of the tensor cores.
 #include "common/attention_sm80.cuh"
 
 // A warp holds the scores of its queries with a tile of keys in registers and turns them into weights, 16 keys at a

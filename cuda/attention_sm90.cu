@@ -1,8 +1,15 @@
 // O[i] = sum_j softmax_j(scale * Q[i] . K[j]) V[j] over the keys j that query i sees
-// Hopper's tensor cores. CTAs are persistent and claim tiles of 64 to 192 queries. One warp looks up the next tile and
-// starts the copies of its queries, one starts the copies of keys and values into rings, two compute which keys are
-// seen unless all are, and one to three warpgroups of 64 queries multiply. Operands are 16-bit floats or fp8 that the
-// copy engine can read.
+// Hopper's tensor cores. Operands are 16-bit floats or fp8 that TMA can read; values in fp8 come transposed from
+// attention_values.
+// CTAs are persistent and claim tiles of 64 to 192 queries. One warp looks up the next tile and starts the copies of
+// its queries, one is the producer of keys and values, two make mask bits unless all keys are seen, and one to three
+// warpgroups of 64 queries are consumers. The scores of an entry are issued with the weighted values of the entry
+// before, so that exponentials run beside products, also across tiles. The maximum is lazy: later entries are weighted
+// with that of the first one, and raised only if row_sum says that it was too low (see docs/kernels/exactness.md). A
+// tile of 128 x 128 with heads of 128 takes 2,048 cycles of the tensor cores and 1,024 of the unit for exponentials.
+// Two warpgroups for heads of up to 128 columns; three for plain attention of 64, where products and exponentials take
+// as long; one, with two CTAs, for small blocks and few queries. fp8 keeps 13 bits of sums in the tensor cores: every
+// 1024 keys they are added up in float32.
 #include "common/attention_sm90_feeders.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"

@@ -1,8 +1,10 @@
 // to[b, h, d, place(j)] = v[b, h, j, d]
-// Values in fp8, transposed for attention_sm90 so that keys are contiguous. Within 16 keys, place 4 t + i has key 2 t +
-// i or, for i > 1, 2 t + i + 6: a thread with the scores of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 then has four
-// neighbouring weights. Zeros follow the last key. Sequence s of several, from key b on, begins at place 16 (ceil(b /
-// 16) + s).
+// Values in fp8, transposed for attention_sm90 so that keys are contiguous: Hopper's tensor cores read bytes along K
+// only. Within 16 keys, place 4 t + i has key 2 t + i or, for i > 1, 2 t + i + 6: a thread with the scores of keys 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9 then has four neighbouring weights. Zeros follow the last key. Sequence s of several,
+// from key b on, begins at place 16 (ceil(b / 16) + s).
+// A CTA has 128 keys by 64 columns; 16 bytes at a time on both sides, and rows of 65 bytes in shared memory, so that
+// the same column of keys 16 apart lies in different banks.
 #include "common/layout.cuh"
 
 constexpr int kKeys = 128, kColumns = 64, kThreads = 256, kGroups = kKeys / 16;

@@ -1,6 +1,12 @@
 // Blocks of a product on the tensor cores of Ampere and newer. Rows of A and lines of B are multiples of 16 bytes.
 //   BSR @ BSR: out[s] = sum over pairs p of result block s, in order, of a[left[p]] @ b[right[p]]
 //   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
+// A CTA has one tile and ends with it: in BSR @ BSR one block or a piece of a large one; sampled, up to eight
+// neighbours of 128 columns in all in a block row, which share what is read of X. Its warps copy, multiply and store as
+// those of gemm_sm80 (mma_tiles.cuh). A stage has 128 bytes of k of A and B and never crosses from a pair to the next;
+// one barrier a stage. The numbers of the next pair are read while this one is copied. A number of a block outside
+// makes both operands of the pair zeros. A tile of 128 x 128 does 64 flops for each byte from the L2 in 16-bit floats,
+// 32 in float32, 16 in float64.
 #include "common/block_products.cuh"
 #include "common/bsr.cuh"
 #include "common/mma_tiles.cuh"

@@ -1,6 +1,14 @@
 // Blocks of a product, in 16-bit floats, on Hopper's tensor cores. CTAs are persistent and claim tiles.
 //   BSR @ BSR: out[s] = sum over pairs k of result block s, in order, of a[left[k]] @ b[right[k]]
 //   sampled:   out[p] = X[block row of p] @ Y[:, block column of p]
+// One warp claims tiles and looks them up, one is the producer, and two warpgroups are consumers: they share a tile of
+// 128 x 256, 64 rows each, and take smaller tiles in turn, so that one multiplies while the other stores. A barrier
+// tells only two phases apart; therefore a warpgroup waits for a stage only after the previous use of that stage was
+// waited for. The next tile is claimed when the copies of this one are nearly all asked for: a tile can take 100 us,
+// and who claims early takes work from others. Pairs of a B larger than the L2 are claimed in strips, so that CTAs read
+// few columns of it at a time. Small blocks of a sampled product share tiles by the list of sampled_tiles. Blocks are
+// matrices of their own in the tensor maps, so that TMA fills a tile up with zeros. A tile of 128 x 256 does 85 flops
+// for each byte from the L2; one of 128 x 128 does 64.
 #include "common/block_products.cuh"
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"

@@ -1,7 +1,12 @@
 // O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j]
-// A few queries at the end of a long cache; each sequence has its own length. A CTA owns a piece of the keys of one KV
-// head, and the rows (query head of the group, query) that read it. Its warps take tiles of 16 keys in turn, each with
-// its own copies, softmax and sums. The last CTA of a head adds the pieces, in order.
+// A few queries at the end of a long cache; each sequence has its own length, which is read from memory, so that a
+// captured launch follows it. 16-bit floats.
+// A CTA owns a piece (split) of the keys of one KV head, and the rows (query head of the group, query) that read it.
+// Its warps take tiles of 16 keys in turn, each with its own ring of stages by cp.async, softmax and accumulators; they
+// meet only at the end. The last CTA of a head adds the splits, in order: one launch, the same bits every time. Two
+// CTAs of a multiprocessor have 64 to 96 KB under way each. Queries are read before the copies begin: in the other
+// order they arrive last, and the first product waits for them. Bytes are the limit for long caches, latency for short
+// ones. See docs/kernels/decode.md.
 #include "common/layout.cuh"
 #include "common/registers.cuh"
 #include "ptx/convert.cuh"

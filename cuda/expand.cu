@@ -1,5 +1,6 @@
-// out[e] = i where indptr[i] <= e < indptr[i+1]: the row of every entry of a compressed index. A thread searches indptr
-// once and then proceeds through kEntries neighbours.
+// out[e] = i where indptr[i] <= e < indptr[i+1]: the row of every entry of a compressed index
+// A thread searches indptr once, by halving, and then proceeds through kEntries = 8 neighbours: no scan, no atomics,
+// and no wait, since the host knows the number of entries. The search stays within the rows, whatever indptr says.
 #include "common/bsr.cuh"
 
 using Index = INDEX;

@@ -1,8 +1,13 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
-// Up to 8 columns of 16-bit floats by mma.sync: reading A takes all the time. A CTA has 16 rows of a block row; its warps
-// share the columns of the row's blocks in chunks of 32. A lane reads A and B into registers one turn ahead of their
-// products. The sums of the warps are added in one fixed tree. K is a multiple of 32, R of 16, and A is aligned to 16
-// bytes.
+// Skinny products: up to 8 columns of 16-bit floats by mma.sync, where reading A takes all the time. K is a multiple of
+// 32, R of 16, A is aligned to 16 bytes; B and C have any strides.
+// A CTA has 16 rows of a block row; its 4 or 8 warps share the columns of the row's blocks in chunks of 32. A product
+// may take k in any order that A and B share: it is chosen so that a lane loads 16 neighbouring bytes of A. A row-major
+// B goes through a panel of the warp in shared memory. A lane asks for A and B one turn ahead of their products and for
+// block columns two ahead; if the number of blocks is a multiple of that of block rows, the first loads guess equal
+// rows and do not wait for indptr. 16 warps have up to 64 KB of A under way on a multiprocessor. The accumulators of
+// the warps are added in one fixed tree. A launch that overlaps with the kernels in front reads nothing but the matrix
+// before they have ended. More columns are faster on gemm_sm90.
 #include "common/elements.cuh"
 #include "ptx/dependents.cuh"
 #include "ptx/mma.cuh"

@@ -1,7 +1,8 @@
 // C[i*R + r, n] = alpha * sum_p sum_c A[p, r, c] * B[col[p]*K + c, n] + beta * C[i*R + r, n],  p in block row i
-// Any block, any element type, any strides. Each thread owns kRows rows of one block row and kCols columns. The lanes
-// of a warp run along n, so that B is read in lines and A is broadcast. There is no shared memory, and the order of
-// sums is fixed.
+// Any block, any element type, any strides, on the CUDA cores. Each thread owns kRows rows of one block row and kCols
+// columns, up to 8 x 4 (4 x 4 of 64-bit types): 12 loads for 32 products. The lanes of a warp run along n, so that B is
+// read in lines and A is broadcast. There is no shared memory and no barrier, and the order of sums is fixed. The tile
+// comes from the grid's three dimensions, since 64-bit divisions cost registers.
 #include "common/elements.cuh"
 
 using Problem = Product<A, B, C, Acc, Index>;

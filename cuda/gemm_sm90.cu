@@ -1,7 +1,14 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n] + beta * C[i, n],  p in the block row of row i
-// Hopper's tensor cores. CTAs are persistent and claim tiles of kTileM x kTileN: one group of row tiles (see Schedule) by
-// kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
-// ring of stages, the first two multiply 64 rows each with wgmma, or the same 64 rows by half of the columns each.
+// Hopper's tensor cores: 16-bit floats, fp8, tf32, and float32 by three products of tf32 (docs/kernels/three-tf32.md).
+// CTAs are persistent and claim tiles of kTileM x kTileN: one group of row tiles of the work list by kTileN columns,
+// computed over the union of the row tiles' block columns. The last warpgroup is the producer: TMA copies operands into
+// a ring of 4 to 8 stages of 128 bytes of K. The first two are consumers: 64 rows each with wgmma, or the same 64 rows
+// by half of the columns each where tiles are few. Row tiles of 64 and 128 rows come from shared memory, and a
+// warpgroup whose row tile lacks the block sits the stage out. Row tiles of 16 and 32 rows come through registers, with
+// zeros where a row tile lacks the block: sums that are not finite are computed again. Groups longer than a CTA's fair
+// share are cut into splits, which the last CTA adds in order. A delayed epilogue: half of C leaves at once, the other
+// half, as 16-bit words in registers, during the next tile. Blocks of 128 are limited by the tensor cores and the power
+// limit, blocks of 64 by the L2.
 #include "common/gemm_sm90.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/reduce.cuh"

@@ -1,7 +1,12 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n],  p in the block row of row i
-// Hopper's tensor cores, for row tiles whose height is no power of two. The product is computed as its transpose, the
-// columns of B times the rows of A: wgmma has 64 rows, which are columns of C here, and as many columns as a row tile
-// has rows, so that nothing is multiplied in vain. 16-bit floats; B and C are row-major and C is only written.
+// Swap-AB on Hopper's tensor cores, for row tiles whose height is no power of two: 48, 80, 96 and 160 rows. The product
+// is computed as its transpose, the columns of B times the rows of A: wgmma has 64 rows, which are columns of C here,
+// and as many columns as a row tile has rows, so that nothing is multiplied in vain. 16-bit floats; B and C are
+// row-major and C is only written.
+// Work list, producer, barriers and splits are those of gemm_sm90. A tile has one or two row tiles by 256 to 512
+// columns, in slabs of 64; each of the two consumer warpgroups has half of the slabs. Tiles are as wide as registers
+// allow, since the L2 delivers a panel of B once for each of them; stages are short, so that many fit. stmatrix
+// transposes the accumulators on their way out, and TMA stores the slabs. See docs/kernels/swap-ab.md.
 #include "common/gemm_sm90.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/wgmma_odd.cuh"

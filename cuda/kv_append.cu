@@ -1,6 +1,10 @@
 // to[page of (b, length[b] + i), h, place in the page] = x[b, h, i] for keys and values, then length[b] += takes[b]
 // A sequence takes all of its tokens, or none if they exceed its capacity or a page of them is missing; then they are
-// added to `refused`. A warp copies a row, the CTA of a sequence that arrives last changes the length. Grid: x, batch.
+// added to `refused`. 16-bit floats, any sizes and strides. Grid: CTAs of a sequence, sequences.
+// A warp copies a row, 16 bytes a lane where rows are aligned. The length is read here, so that the same launch is
+// right whenever it is replayed; the CTA of a sequence that arrives last changes it, since no other CTA may see the new
+// one. Its time is that of a launch, whose start an overlapping launch hides: until the kernels in front have ended, it
+// reads only its argument.
 #include "common/layout.cuh"
 #include "ptx/dependents.cuh"
 

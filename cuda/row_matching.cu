@@ -1,8 +1,11 @@
-// overlap[i, j] = number of block columns that row tiles i and j share; row tiles with a large overlap are put in one
-// group.
-// A group reads the panels of B at the union of its block columns, so a large overlap saves reads. Windows of kWindow
-// row tiles are matched separately, level by level: the best pairs, then the best pairs of pairs, and so on. Patterns
-// are rows of bits. The result is a permutation, the same in every run.
+// overlap[i, j] = number of block columns that row tiles i and j share; row tiles with a large overlap form a group
+// A group reads the panels of B at the union of its block columns, so a large overlap saves reads. Windows of 512 row
+// tiles are matched separately, level by level: the best pairs, then the best pairs of pairs, and so on. Patterns are
+// rows of bits.
+// row_bits: a thread for 8 stored blocks, an atomicOr for each row tile. overlaps: a CTA counts 64 x 64 pairs by popc.
+// match_rows: a CTA for each window and a thread for each node; in rounds, nodes that are each other's best become
+// partners. Ties are broken by a number made of i + j and i * j, which both see alike: many pairs form in each round,
+// and the permutation is the same in every run.
 #include "common/coordinates.cuh"
 
 using Index = INDEX;

@@ -1,9 +1,12 @@
-// Which blocks of a sampled product are computed together: tiles of kGroup block rows by kWide block columns that need
-// not be neighbours. A tile is a record {rows, columns, the block of each row and column}, -1 where there is none. Each
-// stored block is in exactly one tile.
-// A CTA has a window of kRows block rows and kColumns block columns. Rows are put into groups in up to kWays ways, and
-// a warp takes the kWide columns that most rows of its group have, if these columns have enough blocks. First tiles must
-// be full, then fewer blocks are enough, as many as were found in the best tile so far.
+// Which blocks of a sampled product are computed together: tiles of kGroup = 128 / R block rows by kWide = 256 / C
+// block columns that need not be neighbours. A tile is a record {rows, columns, the block of each row and column}, -1
+// where there is none. Each stored block is in exactly one tile.
+// A CTA has a window of kRows = 64 block rows and kColumns = 512 block columns, a bit for each block that no tile has
+// yet. Rows are put into groups in up to kWays ways, by xors of a row with one to three numbers, and a warp takes the
+// kWide columns that most rows of its group have, if these columns have enough blocks. First tiles must be full, then
+// fewer blocks are enough, as many as were found in the best tile so far. Columns that i rows or more have are counted
+// by one `and`, one `or` for each row: no sort. In one way no row is in two groups, so that the tiles are the same in
+// every run. The host never learns their number.
 #include "common/bsr.cuh"
 
 using Index = INDEX;

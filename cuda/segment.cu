@@ -1,6 +1,7 @@
 // out[s, e] = OPERATION over k in [starts[s], starts[s+1]) of values[order[k], e], in a fixed order
-// kColumns threads have the columns of a segment, and kLanes of them share its rows; with one lane the sum is strictly
-// from left to right.
+// kColumns threads have the columns of a segment, and kLanes of them share its rows: one lane for segments of fewer
+// than 32 rows on average, strictly from left to right; else 32 lanes, joined by shuffles in one fixed tree. Rows
+// outside `values` are skipped; the callers leave empty segments out. Bytes are the limit.
 #include "common/bsr.cuh"
 
 using T = ELEMENT_A;

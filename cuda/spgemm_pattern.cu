@@ -1,8 +1,12 @@
-// The pattern of C[i, j] = sum_k A[i, k] @ B[k, j]: for each block row i its columns j, in order, and for each of these
-// the pairs (block of A, block of B) whose products are summed, in the order in which A and B store them. A warp has a
-// block row: it counts the pairs of each column in a table in shared memory and writes the pairs. `list_at_once` has a
-// table of all columns and finds the places of a row from the rows before it. The others have hash tables and sort the
-// columns, which are stored at the index of the row's first pair until the number of columns of all rows is known.
+// pairs of block row i: (p, q), p in row i of A, q in row col[p] of B;   its blocks: the columns of all q, sorted
+// The pattern of C[i, j] = sum_k A[i, k] @ B[k, j], and for each of its blocks the pairs whose products are summed, in
+// the order in which A and B store them. A warp has a block row: it counts the pairs of each column in a table in
+// shared memory and writes the pairs. Each lane has a block of A, and lanes find the owner of their pair by shuffles,
+// so that short rows of B leave no lane without work.
+// `list_at_once`, for few columns and pairs, has a table of all columns and finds the places of a row by a decoupled
+// look-back. The others have hash tables and sort the columns, which are stored at the index of the row's first pair
+// until the number of columns of all rows is known: `count_pairs`, `list_pairs`, `pack_columns`. At least a fifth of
+// the slots stays free. Who gets which slot depends on who comes first, the lists do not.
 #include "common/bsr.cuh"
 
 using Index = INDEX;

@@ -1,6 +1,8 @@
 // out[s, r, c] = sum over the pairs k of segment s, in order, of sum_j a[ia[k], r, j] * b[ib[k], j, c]
-// The numeric half of BSR @ BSR. kLanes threads share a block of the result, each with one element at a time. Small
-// blocks have their sizes compiled in; otherwise the constants are zero.
+// The numeric half of BSR @ BSR and of sampled products on the CUDA cores, for what block_products does not take.
+// kLanes threads share a block of the result, each with one element at a time. Blocks of up to 10 x 10 have their sizes
+// compiled in; otherwise the constants are zero. Which blocks to read is known a pair ahead. Neighbouring threads read
+// neighbouring columns of b and the same row of a, which the L1 serves: it is the limit.
 #include "common/elements.cuh"
 
 constexpr int kR = BLOCK_R, kK = BLOCK_K, kN = BLOCK_N;

@@ -1,8 +1,12 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
-// Small blocks by few columns, on the plain cores. A warp has one block row: kLanes neighbouring lanes have kWidth
-// columns each, and the 32 / kLanes groups of lanes take blocks in turn. A lane keeps the sums of all rows of the block
-// for its columns, so that each element of B that it reads serves R products. The sums of the groups are added in one
-// fixed tree.
+// Blocks of up to 16 x 16 by up to 128 columns, on the CUDA cores. A warp has one block row: kLanes neighbouring lanes
+// have kWidth columns each, and the 32 / kLanes groups of lanes take blocks in turn. A lane keeps the accumulators of
+// all rows of the block for its columns, so that each element of B that it reads serves R products. Groups are added in
+// one fixed tree.
+// Blocks are read straight from memory, or come through shared memory (kStaged: float32 and float64, all of it aligned
+// and row-major): each warp has two stages of kChunk blocks and their columns, copied by cp.async one chunk ahead, with
+// no barrier but __syncwarp. The L1 is then left to B, which is the limit. One CTA stays on each multiprocessor, whose
+// rows are neighbours and find in the L1 what others have read of B.
 #include "common/chunks.cuh"
 #include "common/elements.cuh"
 #include "common/registers.cuh"

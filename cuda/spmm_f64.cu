@@ -1,7 +1,11 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
-// float64 blocks by few columns, on the tensor cores. A warp has up to 8 * kTiles rows of a block row and 16 * kPairs
-// columns. An instruction takes eight rows, where rows that the block lacks are wasted, and four of K, which runs over
-// all blocks of the row without a gap.
+// float64 blocks of 6 rows and more by few columns, on the tensor cores. A warp has up to 8 * kTiles rows of a block
+// row and 16 * kPairs columns. An instruction takes eight rows, where rows that the block lacks are wasted, and four of
+// K, which runs over all blocks of the row without a gap.
+// A lane reads columns 2 a and 2 a + 1 of a row of B, 16 bytes, for two instructions, one of which computes the even
+// and the other the odd columns: C is then written 16 bytes at a time, and no sum crosses lanes. Nothing goes through
+// shared memory, so that the L1 is as large as it can be. Where a step has no block, both factors are zeros. B comes
+// from the L2, which is the limit; the number of instructions matters: 92 for three steps where there were 112.
 #include "common/chunks.cuh"
 #include "common/registers.cuh"
 #include "common/stream.cuh"

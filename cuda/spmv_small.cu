@@ -2,6 +2,12 @@
 // Blocks of up to 16 x 16, limited by memory bandwidth. kLanes lanes share a block row; kRowLanes * kColumnLanes of
 // them share a block, and the others have further blocks of the row. A lane has kR / kRowLanes rows and kK /
 // kColumnLanes neighbouring columns of a block.
+// Columns are asked for a turn ahead of the values of x that they lead to, bounds of rows a turn ahead of the columns.
+// With kEager all loads of a lane go out at once, from fixed distances, and what is not there is left out by
+// predicates: for the smallest blocks the number of instructions is the limit. Rows of more than 256 blocks are cut
+// into pieces of 512, which warps take at the end; the warp that comes last adds them in one fixed tree. Products with
+// the transpose read `places`, and CTAs take turns with neighbouring rows, so that the L2 has the lines of memory that
+// their blocks share. See docs/kernels/small-blocks.md.
 #include "common/elements.cuh"
 #include "common/registers.cuh"
 #include "common/stream.cuh"

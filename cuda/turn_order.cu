@@ -1,8 +1,12 @@
+// e[i] = max(e[i - 1] + kTurn, end[q[i]]);  end[q[i]] = e[i] + kAddition;  queries of a tile of keys by (end[q], q)
 // In which order tiles of queries pass by each tile of keys, for gradients whose sums are made in one order
-// (attention_backward_sm90): an addition to dQ waits until all tiles of keys that were claimed before have added theirs.
+// (attention_backward_sm90): an addition to dQ waits until all tiles of keys that were claimed before have added
+// theirs.
 // A CTA has one pattern. It walks over the tiles of keys in the order in which they are claimed, from the last to the
 // first, and keeps for each tile of queries the time at which its last addition so far would end. The tiles of queries
-// that end first pass by first. A time is counted in quarters of a turn.
+// that end first pass by first. All threads sort keys of 21 bits of time and 11 of place, then one warp computes times:
+// e[i] - i * kTurn never falls, so that the chain is a running maximum over the lanes. A time is counted in quarters of
+// a turn. The order of additions stays as it is. See docs/kernels/gradient-order.md.
 #include "common/bsr.cuh"
 
 constexpr int kThreads = 256, kMost = 2048, kWalkers = 512;

@@ -1,8 +1,10 @@
 // What Krylov methods do with vectors of n elements, in one launch each; ratio = a / b, and 0 where b is 0.
 // kInnerProduct: sum = sum_i conj(u[i]) * v[i].    kDirection: u[i] = ratio * u[i] + v[i].
 // kAdvance: x[i] += ratio * p[i], u[i] -= ratio * v[i]; numbers = {sqrt(sum_i |u[i]|^2), Re b, Re a}, sum = a.
-// Factors are read from device memory and sums stay there. The order of a sum depends on n and on the types alone: each
-// CTA leaves its part in `partial`, and the CTA that arrives last adds the parts in the order of their CTAs.
+// Factors are read from device memory and sums stay there, so that an iteration of conjugate gradients is four launches
+// beside its products. The order of a sum depends on n and on the types alone, not on the card: each CTA leaves its
+// part in `partial`, and the CTA that arrives last adds the parts in the order of their CTAs. At most 512 CTAs; a
+// thread has kUnroll packs of 16 bytes under way, 4 of them, or 2 where four vectors are read.
 #include "common/layout.cuh"
 
 using A = ELEMENT_A;

@@ -171,6 +171,11 @@ class BlockArrays:
         cls = backend.index_class
         if cls is None or (type(self.indices) is cls and type(self.indptr) is cls):
             return
+        if backend.is_recording():  # the copies would be made when the graph runs, and be read before
+            raise RuntimeError(
+                "indices, indptr: new arrays were assigned, and are copied when the matrix is used for the first time, "
+                "which cannot be in a CUDA graph; use the matrix once, for example in A @ x, before the capture"
+            )
         self._store(self.data, *(backend.watched(backend.own(x)) for x in (self.indices, self.indptr)))
 
     def _new(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:

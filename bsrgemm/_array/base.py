@@ -11,7 +11,7 @@ from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._backend.names import class_of, public_class
 from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
-from .._plotting import spy as spy_picture
+from .._plotting import Pattern, draw_matrix
 from ..dtypes import BFLOAT16, check_dtype, result_dtype
 from .arrays import BlockArrays
 
@@ -166,8 +166,8 @@ class BsrBase(BlockArrays):
         >>> plt.close(pattern.figure)
         """
         row, col = self._places()
-        pattern = spy_picture.Pattern(self._shape, self.blocksize, row, col)
-        return spy_picture.draw(pattern, ax, histogram)
+        pattern = Pattern(self._shape, self.blocksize, row, col)
+        return draw_matrix(pattern, ax, histogram)
 
     def _places(self) -> tuple[Any, Any]:
         """Return the block row and block column of every stored block, on the host; a transpose is not built for it."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array
-from .._backend.registry import host
+from .._backend.registry import host, target
 from .base import BsrBase
 from .construct import Parts, check_blocksize, from_sparse, reblock
 from .elements import Elements
@@ -389,15 +389,14 @@ class Conversions(Elements):
         else:
             if order is not None:
                 raise ValueError("order cannot be specified if out is not None")
-            if not backend.is_dense(out):
-                raise TypeError(f"out: wanted an array on {backend.name!r}, got {type(out).__name__}")
-            if tuple(out.shape) != self._shape or out.dtype != self.dtype:
+            view = target(backend, out, "out")
+            if tuple(view.shape) != self._shape or view.dtype != self.dtype:
                 raise ValueError(
                     f"out: array must be same dtype and shape as sparse array: wanted {self.dtype} {self._shape}, "
-                    f"got {out.dtype} {tuple(out.shape)}"
+                    f"got {view.dtype} {tuple(view.shape)}"
                 )
-            out[...] = 0
-            view = out.view(np.ndarray) if isinstance(out, np.ndarray) else out
+            view[...] = 0
+            view = view.view(np.ndarray) if isinstance(view, np.ndarray) else view
         loops = backend.loops
         if loops is not None:
             blocks = self._validated

@@ -9,9 +9,12 @@ backend is created when it is first needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from .._backend.base import Backend
+from .._backend.recording import recorded
 
 _public: dict[bool, type[Any]] = {}
 _leaves: dict[tuple[Backend, bool], type[Any]] = {}
@@ -47,6 +50,8 @@ def leaf_of(backend: Backend, cls: type[Any]) -> type[Any]:
 
 def _made(backend: Backend, base: type[Any], body: dict[str, Any]) -> type[Any]:
     """Make a subclass of `base` whose data lives in `backend`."""
+    if backend.records:
+        body = body | {name: recorded(method) for name, method in _methods(base)}
     body = body | {
         "__doc__": f"`{base.__name__}` with {backend.xp.__name__} arrays.",
         "__module__": base.__module__,
@@ -54,3 +59,16 @@ def _made(backend: Backend, base: type[Any], body: dict[str, Any]) -> type[Any]:
         "_backend": backend,
     }
     return type(f"{backend.name}_{base.__name__}", (base, *backend.bases(base._is_array)), body)
+
+
+def _methods(base: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the methods that a user calls, the operators among them.
+
+    Products with a dense operand are left out: they are short, and their engine keeps what they use.
+    """
+    for name in dir(base):
+        found = getattr(base, name)
+        operator = name.startswith("__") and not hasattr(object, name)
+        public = operator or not name.startswith("_")
+        if isinstance(found, FunctionType) and public and name not in ("__matmul__", "__rmatmul__"):
+            yield name, found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Blocks
-from .._backend.registry import elsewhere
+from .._backend.registry import target
 from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, check_dtype
 from .extremes import Extremes
 from .lines import SHORT, axis_of
@@ -103,13 +103,12 @@ class Reductions(Extremes):
         """Return `result`, or write it to `out` and return `out`."""
         if out is None:
             return result
-        if not self._backend.is_dense(out):
-            raise elsewhere(out, "out", self._backend)
-        if tuple(out.shape) != shape:
+        array = target(self._backend, out, "out")
+        if tuple(array.shape) != shape:
             raise ValueError(
-                f"out: output parameter has wrong dimensions, its shape {tuple(out.shape)} does not match {shape}"
+                f"out: output parameter has wrong dimensions, its shape {tuple(array.shape)} does not match {shape}"
             )
-        out[...] = result
+        array[...] = result
         return out
 
     @staticmethod

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, jit, overlapping, workspace
+from .._kernels import device, graphs, jit, overlapping, workspace
 from .._kernels.element_types import element
+from .._kernels.launching import start
 from .append import AppendCall, AppendEngine
 from .arguments import KV_APPEND
 from .decode_config import KvAppend
@@ -18,7 +19,7 @@ class CudaAppend(AppendEngine):
     """Appends to caches in memory of CuPy; the kernel runs on the current stream."""
 
     def is_capturing(self) -> bool:
-        return workspace.is_capturing()
+        return graphs.is_capturing()
 
     def append(self, call: AppendCall) -> None:
         batch, heads, tokens, key_dim = call.k.shape
@@ -54,7 +55,8 @@ class CudaAppend(AppendEngine):
             table_width=0 if call.table is None else call.table.shape[1],
             wide=int(_is_wide(call.k) and _is_wide(call.v)),
         )
-        kernel(grid, (config.threads,), (jit.argument(packed),))
+        uses = (call.k, call.v, call.to_k, call.to_v, call.lengths, call.refused, call.table, call.takes, arrived)
+        start(kernel, grid, (config.threads,), (jit.argument(packed),), uses)
 
 
 def _strides(name: str, x: Array) -> dict[str, int]:

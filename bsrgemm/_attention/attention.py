@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from .._backend.base import Array
+from .._backend.registry import backend_of, target
 from ..dtypes import FLOAT8, as_dtype
 from . import repeats
 from .call import AttentionCall
 from .checks import (
+    arrays,
     band,
     by_heads,
     check_layout,
@@ -21,11 +23,11 @@ from .checks import (
     checked_bounds,
     checked_flag,
     checked_number,
+    delivered,
     dtypes_of,
     fp8_bytes,
     fp8_dtypes,
     head_scales,
-    named,
     operands,
     sizes_of,
 )
@@ -91,7 +93,7 @@ def attention(
     return_lse : bool
         If True, also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
-        Array for the result, of any strides; it must not overlap an operand.
+        Array for the result, of any strides and any library; it must not overlap an operand.
     out_dtype : dtype, optional
         Dtype of the result. The default is the dtype of `q`; for fp8 it is float32, and float16 and bfloat16 are
         possible.
@@ -158,13 +160,15 @@ def attention(
     >>> bg.attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
     array([1., 3., 3.])
     """
-    asked = None
+    asked, given = None, out
+    if backend_of(q) is None or (out is not None and backend_of(out) is None):
+        q, k, v, out = arrays(q, k, v, out)
     plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
     if plain and (mask is None or type(mask) is BlockMask):
         asked = (q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse)
         repeat = repeats.lookup(asked, mask)
         if repeat is not None and (found := repeat.again(q, k, v, out)) is not None:
-            return found
+            return delivered(found, given)
     check_layout(layout, align)
     causal, return_lse = checked_flag(causal, "causal"), checked_flag(return_lse, "return_lse")
     left, right = band(window, causal)
@@ -175,8 +179,8 @@ def attention(
         q, k, v = (fp8_bytes(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     elif q.dtype == FLOAT8:
         raise TypeError(f"q: does not support dtype {q.dtype} without a scale; q_scale=1.0 says that q, k, v are fp8")
-    if out is not None and not backend.is_dense(out):
-        raise TypeError(f"out: wanted a dense array on {backend.name!r}, where q is, got {named(out)}")
+    if out is not None:
+        out = target(backend, out, "out", ", where q is")
     wanted_dtype = None if out_dtype is None else as_dtype(out_dtype, "out_dtype")
     dtypes = (q.dtype, k.dtype, v.dtype, None if out is None else out.dtype, wanted_dtype)
     dtype, acc = fp8_dtypes(*dtypes) if fp8 else dtypes_of(*dtypes)
@@ -202,10 +206,8 @@ def attention(
         )
         factor, scales = factor * by_q * by_k, (q_scales, k_scales, v_scales)
     shape = (*q.shape[:-1], v.shape[-1])
-    if out is None:
-        result = backend.xp.empty(shape, dtype)
-    else:
-        result = out
+    result = backend.xp.empty(shape, dtype) if out is None else out
+    if out is not None:
         check_out(backend, out, shape, dtype, {"q": q, "k": k, "v": v})
     lse = backend.xp.empty((sizes.batch, sizes.heads, sizes.queries), acc) if return_lse else None
     result4 = by_heads(result, layout, variable)
@@ -214,6 +216,6 @@ def attention(
     if launch is not None and asked is not None:
         sums = None if lse is None else (lse.shape, lse.dtype)
         repeats.remember(asked, mask, repeats.Repeat(backend, shape, dtype, sums), (result, lse), launch)
-    if lse is None:
-        return result
-    return result, lse[0] if variable else lse
+    if lse is not None and variable:
+        lse = lse[0]
+    return delivered(result if lse is None else (result, lse), given)

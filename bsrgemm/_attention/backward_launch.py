@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import cupy
@@ -11,8 +11,8 @@ import numpy as np
 from .._backend.base import Array, Backend
 from .._kernels import device, forced_kernel, jit
 from .._kernels.element_types import element
-from .._kernels.launching import contiguous
-from .._kernels.workspace import StreamOrdered, counters, kept_in, retain_for_graph
+from .._kernels.launching import contiguous, run
+from .._kernels.workspace import StreamOrdered, counters, kept_in
 from . import arguments, backward_config, heuristics, mask_tiles, turn_order
 from .backward_config import (
     OF_QUERIES,
@@ -53,19 +53,14 @@ def backward(backend: Backend, call: BackwardCall) -> None:
     # What the kernels cannot read as it is, is copied first.
     names = _SUMS if isinstance(configs[0], BackwardSimt) else (*_SUMS, *_ROWS)
     given = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
-    call = replace(
-        call,
-        **retain_for_graph(
-            lambda: {name: readable(x) if name in _ROWS else contiguous(x) for name, x in given.items()}
-        ),
-    )
+    call = replace(call, **{name: readable(x) if name in _ROWS else contiguous(x) for name, x in given.items()})
     if isinstance(configs[0], BackwardSm90 | BackwardFused):
         _fused(backend, call, configs[0])
         return
     if isinstance(configs[0], BackwardKeysSm90):
         _paired(backend, call, configs[0])
         return
-    statistics = retain_for_graph(lambda: _statistics(call))
+    statistics = _statistics(call)
     for config in configs:
         _separate(backend, call, config, statistics)
 
@@ -113,7 +108,8 @@ def _statistics(call: BackwardCall) -> Array:
         delta=pointer_of(call.delta), to=found.data.ptr, rows=batches * heads * queries, heads=heads, queries=queries,
         columns=columns, **steps,
     )  # fmt: skip
-    run(config, config.grid(batches * heads * queries, device.multiprocessors()), packed)
+    grid = config.grid(batches * heads * queries, device.multiprocessors())
+    run(config, grid, (jit.argument(packed),), uses=(*_arrays(call), found))
     return found
 
 
@@ -123,7 +119,9 @@ def _separate(backend: Backend, call: BackwardCall, config: Backward, statistics
     packed = _packed(call, lists, element(call.acc), statistics=statistics.data.ptr)
     # A CTA of the tensor-core kernel has one tile; those of the plain one walk over several.
     most = device.multiprocessors() * config.ctas if isinstance(config, BackwardSimt) else 2**31 - 1
-    run(config, (min(lists.tiles * lists.heads, most),), packed, config.shared_bytes)
+    uses = (*_arrays(call), statistics, *lists.held)
+    grid = (min(lists.tiles * lists.heads, most),)
+    run(config, grid, (jit.argument(packed),), uses=uses, shared_bytes=config.shared_bytes)
 
 
 # ------------------------------------------------------------------------------------------------ all in one pass
@@ -137,7 +135,7 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
     # For each piece of 64 queries: its sums, two statistics of each query, and a counter.
     sizes = (64 * config.head_dim, 64, 64, 1)
     count = -(-all_pieces * sum(sizes) // 4) * 4
-    memory = retain_for_graph(lambda: cupy.empty(count, np.float32))
+    memory = cupy.empty(count, np.float32)
     ends = np.cumsum((0, *sizes[:-1])) * all_pieces * 4
     sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
     on_hopper = isinstance(config, BackwardSm90)
@@ -145,7 +143,7 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
     own, rows = _Lists(backend, call, config), _Lists(backend, call, by_queries)
     # For each share of a tile that is cut the sums of dk and dv.
     size = own.cut * own.shares * 2 * config.tile_k * config.head_dim
-    partials = retain_for_graph(lambda: cupy.empty(size, np.float32)) if size else None
+    partials = cupy.empty(size, np.float32) if size else None
     masked = call.mask is not None
     out = call.dout if call.out is None else call.out
 
@@ -159,17 +157,19 @@ def _fused(backend: Backend, call: BackwardCall, config: BackwardSm90 | Backward
             whole=own.whole, shares=own.shares,
         )  # fmt: skip
 
-    of_queries = packed(rows)
+    of_queries = (jit.argument(packed(rows)),)
+    uses = (*_arrays(call), memory, partials, *own.held, *rows.held)
     begin = BackwardBegin(config.dtype, config.head_dim, config.tile_k, element(out.dtype), config.ordered)
-    run(begin, (padded, batches * heads), of_queries)
+    run(begin, (padded, batches * heads), of_queries, uses=uses)
     grid = (min(own.tiles * own.heads + own.cut * (own.shares - 1), config.ctas * device.multiprocessors()),)
     if on_hopper:
         maps = {name: tensor_map_of(x, tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
         maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
-        run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(own)), config.shared_bytes)
+        argument = arguments.backward_sm90().pack(**maps, rows=packed(own))
     else:
-        run(config, grid, packed(own), config.shared_bytes)
-    run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries)
+        argument = packed(own)
+    run(config, grid, (jit.argument(argument),), uses=uses, shared_bytes=config.shared_bytes)
+    run(by_queries, (rows.tiles * rows.heads * config.pieces,), of_queries, uses=uses)
 
 
 def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> None:
@@ -179,7 +179,7 @@ def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> Non
     pieces = -(-rows // 64) if call.bounds is None else rows // 64 + len(call.bounds[0])
     # Two statistics of each query and a counter, which nobody reads here, for each piece of 64 queries.
     all_pieces = batches * heads * pieces
-    memory = retain_for_graph(lambda: cupy.empty(-(-all_pieces * 129 // 4) * 4, np.float32))
+    memory = cupy.empty(-(-all_pieces * 129 // 4) * 4, np.float32)
     logarithms, deltas, turns = (memory.data.ptr + 4 * all_pieces * i for i in (0, 64, 128))
     out = call.dout if call.out is None else call.out
 
@@ -193,14 +193,16 @@ def _paired(backend: Backend, call: BackwardCall, keys: BackwardKeysSm90) -> Non
 
     by_keys, by_queries = _Lists(backend, call, keys), _Lists(backend, call, queries)
     begin = BackwardBegin(keys.dtype, keys.head_dim, keys.tile_k, element(out.dtype), True)
-    run(begin, (pieces, batches * heads), packed(by_queries))
+    uses = (*_arrays(call), memory, *by_keys.held, *by_queries.held)
+    run(begin, (pieces, batches * heads), (jit.argument(packed(by_queries)),), uses=uses)
     for config, lists in ((keys, by_keys), (queries, by_queries)):
         maps = {name: tensor_map_of(x, config.tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
         maps |= {name: tensor_map_of(x, config.tile_k) for name, x in (("k", call.k), ("v", call.v))}
         # CTAs of the first kernel stay and claim tiles; one of the second has one tile.
         most = device.multiprocessors() if config is keys else 2**31 - 1
         grid = (min(lists.tiles * lists.heads, most),)
-        run(config, grid, arguments.backward_sm90().pack(**maps, rows=packed(lists)), config.shared_bytes)
+        argument = jit.argument(arguments.backward_sm90().pack(**maps, rows=packed(lists)))
+        run(config, grid, (argument,), uses=uses, shared_bytes=config.shared_bytes)
 
 
 # ----------------------------------------------------------------------------------------------------- arguments
@@ -220,16 +222,17 @@ class _Lists:
         ordered = isinstance(config, BackwardSm90) and config.ordered
         section = self._section(call, config)
         #: kept as long as the launch needs them
-        self.held: Any = None
+        self.held: tuple[Any, ...] = ()
         if mask is not None:
             found = _tiled(backend, mask, config, _walkers(call, config, section)).get()
+            self.held = (found, mask.bits)
             pointers, order, sizes = mask_fields(found, mask, heads)
             self.fields |= dict(zip(arguments.MASK_POINTERS, pointers, strict=True))
             self.fields |= dict(zip(arguments.MASK_SIZES, sizes, strict=True))
             # In one order, tiles of keys are claimed one after the other.
             self.fields["order"] = 0 if ordered else order
         elif bounds is not None:
-            self.held = retain_for_graph(lambda: _sequences(call, config))
+            self.held = _sequences(call, config)
             self.fields["sequences"], self.fields["order"] = (x.data.ptr for x in self.held)
             self.fields["q_bounds"], self.fields["k_bounds"] = (x.data.ptr for x in bounds)
             self.fields["sequence_count"], self.tiles = len(bounds[0]) - 1, len(self.held[0])
@@ -339,9 +342,6 @@ def _tiled(backend: Backend, mask: BlockMask, config: Backward | BackwardEnd, wa
     return kept_in(mask.__dict__.setdefault("_tiles", {}), key, make)
 
 
-def run(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
-    """Launch a kernel with one struct as its argument."""
-    kernel = jit.load(config.spec(), jit.device_target())
-    if shared_bytes:
-        kernel.max_dynamic_shared_size_bytes = shared_bytes
-    kernel(grid, (config.threads,), (jit.argument(packed),), shared_mem=shared_bytes)
+def _arrays(call: BackwardCall) -> list[Any]:
+    """What a call reads and writes."""
+    return [getattr(call, field.name) for field in fields(call)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.names import named
-from .._backend.registry import adopted, backend_of, foreign_backend
+from .._backend.registry import adopted, backend_of, foreign_backend, target
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
 from .given import host_array
 from .mask import BlockMask
@@ -73,6 +73,18 @@ def operands(q: Any, k: Any, v: Any, layout: str, variable: bool) -> tuple[Backe
     return backend, array(q, "q"), array(k, "k"), array(v, "v")
 
 
+def arrays(q: Any, k: Any, v: Any, out: Any) -> tuple[Any, Any, Any, Any]:
+    """q, k, v and `out` with tensors of other libraries as arrays that share their memory, where q is.
+
+    Their layouts are not looked at, and what q may not be is left as it is.
+    """
+    backend = backend_of(q) or foreign_backend(q)
+    if backend is None:
+        return q, k, v, out
+    q, k, v = (x if backend.is_dense(x) else adopted_array(backend, x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+    return q, k, v, out if out is None else target(backend, out, "out", ", where q is")
+
+
 def adopted_array(backend: Backend, x: Any, name: str, first: str = "q") -> Array:
     """An array of another library as one of `backend`, where the operand `first` is, without a copy."""
     found = backend_of(x) or foreign_backend(x)
@@ -123,6 +135,8 @@ def head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> 
     """A scale as (the number, None), or as (1, an array of (batch, heads))."""
     if x is None:
         return 1.0, None
+    if backend_of(x) is None and foreign_backend(x) is not None:
+        x = adopted_array(backend, x, name)
     if not backend.is_dense(x) or x.ndim == 0:
         if hasattr(x, "__cuda_array_interface__") or (hasattr(x, "shape") and x.shape):
             raise TypeError(f"{name}: wanted a number or a dense array on {backend.name!r}, where q is, got {named(x)}")
@@ -134,7 +148,8 @@ def head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> 
         )
     if isinstance(x, np.ndarray) and not (np.isfinite(x) & (x > 0)).all():
         raise ValueError(f"{name}: wanted finite numbers above 0, got {x!r}")
-    return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
+    with backend.recording(x):
+        return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
 
 
 _Shape = tuple[int, ...]
@@ -238,7 +253,8 @@ def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Arr
     if len(bounds) == 1 and total:
         raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got one number only")
     if not isinstance(bounds, np.ndarray):
-        return bounds.astype(np.int32, copy=False)
+        with backend.recording(bounds):
+            return bounds.astype(np.int32, copy=False)
     numbers = bounds.tolist()
     if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):
         raise ValueError(f"{name}: wanted bounds that climb from 0, got {given!r}")
@@ -282,10 +298,13 @@ def check_out(
 ) -> None:
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"{name}: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError(f"{name}: array is read-only")
-    if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
-        raise ValueError(f"{name}: elements share memory (a stride is 0)")
     for other, x in operands.items():
         if backend.overlap(out, x):
             raise ValueError(f"{name}: overlaps {other}")
+
+
+def delivered(found: Any, given: Any) -> Any:
+    """The result, or the result and its logarithms, with the `out` that was given instead of the array behind it."""
+    if given is None:
+        return found
+    return (given, found[1]) if isinstance(found, tuple) else given

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .._backend import registry
-from .._backend.base import Array
-from .._kernels.workspace import retain_for_graph
 from . import backward_launch, decode_launch, launch
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine, Launch
@@ -17,14 +13,13 @@ class CudaAttention(AttentionEngine):
 
     repeats_decode = True
 
-    def temporary(self, make: Callable[[], Array]) -> Array:
-        return retain_for_graph(make)
-
     def forward(self, call: AttentionCall) -> Launch | None:
-        return launch.forward(self.backend, call)
+        with self.backend.recording(call):
+            return launch.forward(self.backend, call)
 
     def backward(self, call: BackwardCall) -> None:
-        backward_launch.backward(self.backend, call)
+        with self.backend.recording(call):
+            backward_launch.backward(self.backend, call)
 
     def decode(self, call: DecodeCall) -> None:
         decode_launch.decode(call)

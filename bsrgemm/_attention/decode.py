@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
+from .._backend.registry import target
 from ..dtypes import accumulator_dtype
 from . import decode_repeats
 from .call import DecodeCall
-from .checks import check_window, checked_flag, checked_number
+from .checks import check_window, checked_flag, checked_number, delivered
 from .engine import ENGINES
 from .given import host_array
 from .kv_cache import TILE, KVCache, dense_of
@@ -69,7 +70,7 @@ def attention_decode(
     return_lse : bool
         If True, also return the natural logarithms of the sums of ``exp(score)``.
     out : array, optional
-        Array for the result, of any strides; it must not overlap `q` or the cache.
+        Array for the result, of any strides and any library; it must not overlap `q` or the cache.
 
     Returns
     -------
@@ -117,16 +118,20 @@ def attention_decode(
     """
     if not isinstance(cache, KVCache):
         raise TypeError(f"cache: wanted a KVCache, got {type(cache).__name__}")
+    backend, given = cache._backend, out
+    if not backend.is_dense(q):
+        q = dense_of(backend, q, "q")
+    if out is not None and not backend.is_dense(out):
+        out = target(backend, out, "out", ", where the cache is")
     key, token = None, q
     if blocks is block is None:
         key = decode_repeats.key_of(q, cache, out, window, (scale, softcap, layout, return_lse))
         kind = decode_repeats.lookup(key)
         if kind is not None and (found := kind.again(q, cache, out)) is not None:
-            return found
+            return delivered(found, given)
     if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
-    backend, engine = cache._backend, ENGINES.of(cache._backend)
-    q = dense_of(backend, q, "q")
+    engine = ENGINES.of(backend)
     if q.ndim != 4:
         raise ValueError(f"q: wanted 4 dimensions, {_LAYOUTS[layout]} for layout {layout!r}, got shape {q.shape}")
     if q.dtype != cache.dtype:
@@ -149,8 +154,8 @@ def attention_decode(
     if blocks is not None or block is not None:
         blocks, block = _check_blocks(blocks, block, cache)
         if blocks.dtype != np.int32:
-            wide = blocks
-            blocks = engine.temporary(lambda: _in_32_bits(backend.xp, wide))
+            with backend.recording(blocks):
+                blocks = _in_32_bits(backend.xp, blocks)
     shape = (*q.shape[:-1], cache.value_dim)
     result = backend.xp.empty(shape, cache.dtype) if out is None else _check_out(out, shape, q, cache)
     out4 = result if layout == "bhsd" else result.swapaxes(1, 2)
@@ -161,7 +166,7 @@ def attention_decode(
     engine.decode(DecodeCall(q4, cache, out4, lse, factor, cap, left, blocks, block or 0, prepared))
     if kind is not None:
         kind.remember(token, cache, out)
-    return result if lse is None else (result, lse)
+    return delivered(result if lse is None else (result, lse), given)
 
 
 # ------------------------------------------------------------------------------------------------- checks
@@ -213,14 +218,9 @@ def _in_32_bits(xp: Any, blocks: Array) -> Array:
 
 def _check_out(out: Any, shape: tuple[int, ...], q: Array, cache: KVCache) -> Array:
     backend = cache._backend
-    if not backend.is_dense(out):
-        raise TypeError(f"out: wanted an array on {backend.name!r} as the cache is, got {type(out).__name__}")
+    out = target(backend, out, "out", ", where the cache is")
     if out.shape != shape or out.dtype != cache.dtype:
         raise ValueError(f"out: wanted {cache.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-    if not getattr(out.flags, "writeable", True):
-        raise ValueError("out: array is read-only")
-    if any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
-        raise ValueError("out: elements share memory (a stride is 0)")
     for name, x in (("q", q), ("cache", cache.k), ("cache", cache.v)):
         if backend.overlap(out, x):
             raise ValueError(f"out: overlaps {name}")

@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, jit, overlapping, workspace
+from .._kernels import device, jit, launching, overlapping, workspace
 from .arguments import DECODE
 from .call import DecodeCall
 from .decode_config import HEAD_DIMS, LEAST_TILES, decode_config, pieces_of
@@ -76,9 +76,9 @@ def decode(call: DecodeCall) -> None:
         total = cache.batch * longest
     prepared = _prepared(call, longest, total)
     plan = prepared.plan
-    partial = arrived = 0
+    _memory, partial, arrived = None, 0, 0
     if plan.floats:
-        _memory, partial, arrived = workspace.for_pieces(plan.floats, plan.counters)  # held until the launch returns
+        _memory, partial, arrived = workspace.scratch(4 * plan.floats, plan.counters)  # held until the launch returns
     argument = prepared.argument(
         q.data.ptr,
         cache.k.data.ptr,
@@ -91,7 +91,8 @@ def decode(call: DecodeCall) -> None:
         partial,
         arrived,
     )
-    plan.kernel(plan.grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
+    uses = (q, cache.k, cache.v, out, lse, cache._device_lengths, table, blocks)
+    launching.start(plan.kernel, plan.grid, plan.threads, (argument,), uses, plan.shared_bytes)
 
 
 def _lengths(call: DecodeCall) -> tuple[int, int]:

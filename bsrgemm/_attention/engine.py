@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Protocol
 
 from .._backend.base import Array, Backend
@@ -15,8 +14,11 @@ from .call import AttentionCall, BackwardCall, DecodeCall
 class Launch(Protocol):
     """An attention that can be started again with the same operands and options."""
 
-    def start(self) -> bool:
-        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed."""
+    def start(self, operands: tuple[Array | None, ...]) -> bool:
+        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed.
+
+        The operands are q, k, v, the result and the logarithms, at whose addresses it is.
+        """
 
     def movable(self) -> MovingLaunch:
         """Return a launch for q, k, v, a result and logarithms at any aligned addresses, all else being equal."""
@@ -30,10 +32,6 @@ class AttentionEngine(ABC):
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-
-    def temporary(self, make: Callable[[], Array]) -> Array:
-        """Return the array that `make` returns, whose memory lasts as long as the work that reads it needs it."""
-        return make()
 
     @abstractmethod
     def forward(self, call: AttentionCall) -> Launch | None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._backend.registry import target
 from . import checks
 from .call import BackwardCall
 from .engine import ENGINES
@@ -62,8 +63,8 @@ def attention_backward(
         to call, which is faster on Hopper with up to 128 columns, and for heads of 97 to 128 columns on cards with 163
         KB of shared memory (A100). The CPU and the other kernels always keep one order.
     dq, dk, dv : array, optional
-        Arrays for the results, of the shape and dtype of `q`, `k` and `v`. They must not overlap each other or an
-        operand.
+        Arrays for the results, of the shape and dtype of `q`, `k` and `v`, from any library. They must not overlap each
+        other or an operand.
 
     Returns
     -------
@@ -134,11 +135,8 @@ def attention_backward(
         raise ValueError("out: wanted the result of attention, or delta instead, got None for both")
     inputs = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "delta": delta, "dlse": dlse}
     read = {name: x for name, x in inputs.items() if x is not None}
-    results = []
     for name, given, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
-        found = own.result(given, name, tuple(like.shape), read)
-        results.append(found)
-        read[name] = found
+        read[name] = own.result(given, name, tuple(like.shape), read)
     lse, dlse, delta = (x[None] if variable and x is not None else x for x in (lse, dlse, delta))
     ENGINES.of(backend).backward(
         BackwardCall(
@@ -150,9 +148,9 @@ def attention_backward(
             lse=lse,
             dlse=dlse,
             delta=delta,
-            dq=checks.by_heads(results[0], layout, variable),
-            dk=checks.by_heads(results[1], layout, variable),
-            dv=checks.by_heads(results[2], layout, variable),
+            dq=checks.by_heads(read["dq"], layout, variable),
+            dk=checks.by_heads(read["dk"], layout, variable),
+            dv=checks.by_heads(read["dv"], layout, variable),
             acc=acc,
             scale=factor,
             softcap=cap,
@@ -164,7 +162,8 @@ def attention_backward(
             deterministic=ordered,
         )
     )
-    return results[0], results[1], results[2]
+    dq, dk, dv = (read[name] if given is None else given for name, given in (("dq", dq), ("dk", dk), ("dv", dv)))
+    return dq, dk, dv
 
 
 class _Own:
@@ -194,12 +193,9 @@ class _Own:
         """An array for a result: the given one after its checks, or a new one."""
         if given is None:
             return self.backend.xp.empty(shape, self.dtype)
-        if not self.backend.is_dense(given):
-            raise TypeError(
-                f"{name}: wanted a dense array on {self.backend.name!r}, where q is, got {type(given).__name__}"
-            )
-        checks.check_out(self.backend, given, shape, self.dtype, read, name)
-        return given
+        found = target(self.backend, given, name, ", where q is")
+        checks.check_out(self.backend, found, shape, self.dtype, read, name)
+        return found
 
     def _array(self, x: Any, name: str) -> Array:
         if x is None:

@@ -15,6 +15,7 @@ import numpy as np
 from .._backend import registry
 from .._backend.base import Array, Backend
 from .._backend.names import class_of
+from .._backend.recording import recorded
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
 from .append import APPEND_ENGINES, AppendCall, AppendEngine
 from .given import host_array
@@ -200,6 +201,7 @@ class KVCache:
             f"(at most {self.capacity}), {self.kv_heads} KV heads of {self.head_dim}{paged}>"
         )
 
+    @recorded
     def append(self, k: Any, v: Any, lengths: Any = None, *, layout: str = "bhsd") -> None:
         """Add tokens at the end of the sequences.
 
@@ -328,6 +330,7 @@ class KVCache:
             self.table[...] = self._backend.from_host(pages)
             self._take(pages, taken)
 
+    @recorded
     def reset(self, sequence: int | None = None) -> None:
         """Remove the tokens of one sequence, or of all; their pages become free.
 
@@ -376,6 +379,7 @@ class KVCache:
         self._device_refused[chosen] = 0
         self._set_lengths(lengths)
 
+    @recorded
     def gathered(self, sequence: int) -> tuple[Array, Array]:
         """Keys and values of one sequence.
 

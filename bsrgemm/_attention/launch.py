@@ -9,11 +9,11 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array, Backend
-from .._kernels import device, forced_kernel, jit, tensor_map
+from .._kernels import device, forced_kernel, jit, launching, tensor_map
 from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
-from .._kernels.workspace import StreamOrdered, counters, kept_in, retain_for_graph
+from .._kernels.workspace import StreamOrdered, counters, kept_in
 from . import arguments, heuristics, mask_tiles
 from .call import AttentionCall
 from .heuristics import AttentionShort, AttentionSm80, AttentionSm90, AttentionValues
@@ -83,24 +83,31 @@ class Launch:
     #: the tensor maps of q, k, v and the result without their addresses; None for kernels that take none, and for a
     #: result that is not written in tiles
     layouts: tuple[Layout | None, ...] | None
+    #: the bits of the mask; None without a mask
+    bits: Array | None
 
-    def start(self) -> bool:
-        """Start the kernel on CuPy's current stream; False if the device or the forced kernel is another one."""
+    def start(self, operands: tuple[Array | None, ...]) -> bool:
+        """Start the kernel on CuPy's current stream; False if the device or the forced kernel is another one.
+
+        The operands are the arrays at whose addresses it is.
+        """
         if self.plans is not _plans or self.made_for != (cupy.cuda.runtime.getDevice(), forced_kernel.name):
             return False
-        if self.lists is not None:
-            self.lists.get()
+        lists = None if self.lists is None else self.lists.get()
         address = counters(2).data.ptr
         argument = self.argument
         if argument[0] != address:
             argument = self.argument = address, self._counting(address)
         plan = self.plan
-        plan.kernel(self.grid, plan.threads, (argument[1],), shared_mem=plan.shared_bytes)
+        launching.start(
+            plan.kernel, self.grid, plan.threads, (argument[1],), (*operands, lists, self.bits), plan.shared_bytes
+        )
         return True
 
     def movable(self) -> MovingLaunch:
         """Return a launch for operands and results at any aligned addresses, which differs in nothing else."""
-        return MovingLaunch(self.plan, self.grid, self.made_for, self.plans, self.argument, self.lists, self.layouts)
+        launch = self.plan, self.grid, self.made_for, self.plans, self.argument, self.lists, self.layouts, self.bits
+        return MovingLaunch(*launch)
 
     def _counting(self, address: int) -> Any:
         """Return the argument with counters at this address."""
@@ -132,7 +139,8 @@ class MovingLaunch(Launch):
     def kept(self) -> Launch:
         """Return a launch for the operands at which this one is."""
         argument = self.argument[0], jit.argument(bytearray(self.moving.packed))
-        return Launch(self.plan, self.grid, self.made_for, self.plans, argument, self.lists, self.layouts)
+        launch = self.plan, self.grid, self.made_for, self.plans, argument, self.lists, self.layouts, self.bits
+        return Launch(*launch)
 
     def _counting(self, address: int) -> Any:
         self.plan.counters.write(self.moving.packed, address)
@@ -164,19 +172,20 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     places = (q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
     plan = _plan_for(call, places, score_mode)
     if plan.copied:
-        q, k, v = retain_for_graph(lambda: tuple(readable(x) for x in (q, k, v)))
+        q, k, v = (readable(x) for x in (q, k, v))
         forward(backend, replace(call, q=q, k=k, v=v))
         return None
     tiles, order, sequence, sequences, q_bounds, k_bounds = plan.tiles, 0, 0, 0, 0, 0
     masked, sizes = _NO_POINTERS, _NO_SIZES
     lists: Any = None
+    values = v
     tiled: StreamOrdered | None = None
     if mask is not None:
         tiled = _tiled(backend, mask, plan)
         masked, order, sizes = mask_fields(tiled.get(), mask, plan.heads)
     elif bounds is not None:
         tile_q = plan.config.tile_q
-        lists = retain_for_graph(lambda: mask_tiles.sequences(cupy, *bounds, q.shape[2], tile_q, call.right < keys))
+        lists = mask_tiles.sequences(cupy, *bounds, q.shape[2], tile_q, call.right < keys)
         sequence, order = (x.data.ptr for x in lists)
         q_bounds, k_bounds = (x.data.ptr for x in bounds)
         sequences, tiles = len(bounds[0]) - 1, len(lists[0])
@@ -193,16 +202,20 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
     )
     if plan.maps is not None:
         k_bounds_array = None if bounds is None else bounds[1]
-        values = retain_for_graph(lambda: _by_columns(v, k_bounds_array)) if call.fp8 else v
+        values = _by_columns(v, k_bounds_array) if call.fp8 else v
         packed[: 4 * TENSOR_MAP_BYTES] = _maps(plan, q, k, values, out)
     grid = _grid(plan, q.shape, tiles, backwards=call.right < keys)
-    argument = jit.argument(packed)
-    plan.kernel(grid, plan.threads, (argument,), shared_mem=plan.shared_bytes)
+    argument, bits = jit.argument(packed), None if mask is None else mask.bits
+    uses = (q, k, v, values, out, lse, bits, None if tiled is None else tiled.value)
+    launching.start(
+        plan.kernel, grid, plan.threads, (argument,), (*uses, *(lists or ()), *(bounds or ()), *call.scales),
+        plan.shared_bytes,
+    )  # fmt: skip
     if bounds is not None or call.fp8 or (tiled is not None and tiled.in_graph):
         return None
     made_for = (cupy.cuda.runtime.getDevice(), forced_kernel.name)
     layouts = None if plan.maps is None else _layouts(plan, q, k, v, out)
-    return Launch(plan, grid, made_for, _plans, (counted, argument), tiled, layouts)
+    return Launch(plan, grid, made_for, _plans, (counted, argument), tiled, layouts, bits)
 
 
 def _grid(plan: Plan, shape: tuple[int, ...], tiles: int, *, backwards: bool) -> tuple[int, ...]:
@@ -390,8 +403,9 @@ def _by_columns(v: Array, bounds: Array | None) -> Array:
         v=v.data.ptr, to=values.data.ptr, bounds=0 if bounds is None else bounds.data.ptr, batch=batch, head=head,
         row=row, heads=heads, keys=keys, columns=columns, room=room, sequences=sequences,
     )  # fmt: skip
-    kernel = jit.load(config.spec(), jit.device_target())
-    kernel(config.grid(batches * heads, room, columns), (config.threads,), (jit.argument(packed),))
+    launching.run(
+        config, config.grid(batches * heads, room, columns), (jit.argument(packed),), uses=(v, values, bounds)
+    )
     return values
 
 

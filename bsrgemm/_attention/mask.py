@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend.base import Array
-from .._plotting import mask_picture
+from .._plotting import PART, WHOLE, MaskPattern, draw_mask
 from .mask_base import Limits
 from .mask_bits import FULL, counts_of, unpack, with_whole
 from .mask_convert import Conversions
@@ -245,9 +245,9 @@ class BlockMask(IntervalMasks, PatternMasks, Conversions, Rectangles):
                 raise IndexError(f"{name}: wanted 0 to {count - 1}, got {value}")
         mask = self._pattern(batch % self.heads[0] * self.heads[1] + head % self.heads[1])
         blocks = np.zeros(mask._grid.counts, np.uint8)
-        blocks[mask._rows(), mask.indices] = np.where(mask.kinds < 0, mask_picture.WHOLE, mask_picture.PART)
+        blocks[mask._rows(), mask.indices] = np.where(mask.kinds < 0, WHOLE, PART)
         seen = mask.to_dense() if elements else None
-        return mask_picture.draw(mask_picture.MaskPattern(mask.shape, mask.block, blocks, mask.density, seen), ax)
+        return draw_mask(MaskPattern(mask.shape, mask.block, blocks, mask.density, seen), ax)
 
     def _pattern(self, number: int) -> Self:
         """One pattern of the mask, on the host."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.names import named
-from .._backend.registry import backend_of, foreign_backend
+from .._backend.registry import backend_of, foreign_backend, target
 from ..dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
 from . import checks
 
@@ -40,7 +40,7 @@ def merge_states(
         Order of the dimensions of `outs`, as for `attention`. Results for sequences of different lengths, with three
         dimensions, have their own order whatever `layout` says.
     out : array, optional
-        Array for the result, of any strides; it must not overlap an operand.
+        Array for the result, of any strides and any library; it must not overlap an operand.
     out_dtype : dtype, optional
         Dtype of the result. The default is the dtype of `outs`, or the one to which they are promoted.
 
@@ -85,8 +85,9 @@ def merge_states(
     """
     parts = _parts(outs, lses, layout)
     backend, xp = parts.backend, parts.backend.xp
-    if out is not None and not backend.is_dense(out):
-        raise TypeError(f"out: wanted a dense array on {backend.name!r}, where outs are, got {named(out)}")
+    answer = out
+    if out is not None:
+        out = target(backend, out, "out", ", where outs are")
     own = reduce(result_dtype, (x.dtype for x in parts.outs))
     wanted = own if out is None else out.dtype
     dtype = check_dtype(
@@ -97,7 +98,7 @@ def merge_states(
     if out is not None:
         given = [(f"{name}[{i}]", x) for name in ("outs", "lses") for i, x in enumerate(getattr(parts, name))]
         checks.check_out(backend, out, shape, dtype, dict(given))
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), backend.recording(parts, out):
         weights, lse = _weights(xp, parts.lses, acc)
         total = None
         for x, own_lse, weight in zip(parts.outs, parts.lses, weights, strict=True):
@@ -111,7 +112,7 @@ def merge_states(
         if out is None:
             return total.astype(dtype, copy=False), lse
         out[...] = total
-    return out, lse
+    return answer, lse
 
 
 def merge_states_backward(
@@ -170,9 +171,9 @@ def merge_states_backward(
     if dlse is not None:
         dlse = parts.like_first(dlse, "dlse", parts.lses[0])
     acc = np.result_type(parts.acc, *(accumulator_dtype(x.dtype) for x in (dout, dlse) if x is not None))
-    wide, zero = dout.astype(acc, copy=False), acc.type(0)
-    unseen = [x == -np.inf for x in parts.lses]
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), parts.backend.recording(parts, dout, dlse):
+        wide, zero = dout.astype(acc, copy=False), acc.type(0)
+        unseen = [x == -np.inf for x in parts.lses]
         weights, _ = _weights(xp, parts.lses, acc)
         # dout . out_p, and their mean, which is dout . out
         along = [parts.by_row((wide * x.astype(acc, copy=False)).sum(axis=-1)) for x in parts.outs]

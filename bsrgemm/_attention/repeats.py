@@ -48,11 +48,11 @@ class Repeat:
         places = _places(q, k, v, result, lse)
         launch = self.launches.kept.get(places)
         if launch is not None:
-            if not launch.start():
+            if not launch.start((q, k, v, result, lse)):
                 return None
         else:
             moved = None if out is not None or _misaligned(places) else self.launches.take(places)
-            if moved is None or not moved.start():
+            if moved is None or not moved.start((q, k, v, result, lse)):
                 return None
             self.launches.give_back(places, moved)
         return result if lse is None else (result, lse)

@@ -7,11 +7,10 @@ and never waits for the host.
 
 from __future__ import annotations
 
-from typing import Any
-
 import cupy
 
 from .._kernels import jit
+from .._kernels.launching import run
 from . import arguments
 from .backward_config import TurnOrder
 from .launch import pointer_of, share_of_blocks
@@ -40,6 +39,6 @@ def in_turn(found: Tiles, config: TurnOrder, tiles: int, rows: int, walkers: int
         to_columns=columns.data.ptr, to_parts=pointer_of(parts), tiles=tiles, rows=rows, entries=len(columns),
         walkers=max(1, min(walkers, config.walkers)),
     )  # fmt: skip
-    kernel: Any = jit.load(config.spec(), jit.device_target())
-    kernel(((len(found.first) - 1) // max(1, tiles),), (config.threads,), (jit.argument(packed),))
+    grid = ((len(found.first) - 1) // max(1, tiles),)
+    run(config, grid, (jit.argument(packed),), uses=(found, columns, parts))
     return found._replace(columns=columns, parts=parts)

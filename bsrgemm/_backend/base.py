@@ -8,6 +8,7 @@ Products and attention have engines of their own, which `engines.EngineTable` fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -58,6 +59,8 @@ class Backend(ABC):
     dtypes: tuple[np.dtype[Any], ...]
     #: The dtypes that the sparse classes of the other formats (CSR, COO, ...) may have in this backend.
     foreign_dtypes: tuple[np.dtype[Any], ...]
+    #: Whether work may be recorded in CUDA graphs.
+    records = False
     #: The `__array_priority__` of BSR matrices. It is above that of arrays (0 for NumPy), so that the operators of an
     #: array defer to those of the matrix.
     array_priority: float
@@ -89,10 +92,11 @@ class Backend(ABC):
         """Tell whether `x` is a sparse array or matrix of this backend, including BSR matrices of this package."""
 
     @abstractmethod
-    def adopt(self, x: Any) -> Array | None:
+    def adopt(self, x: Any, writes: bool = False) -> Array | None:
         """Return `x` as an array of this backend without a copy, or None if it is not in this backend's memory.
 
-        `dlpack.Unreadable`, a TypeError, says why an array in this backend's memory cannot be read.
+        `dlpack.Unreadable`, a TypeError, says why an array in this backend's memory cannot be read, `dlpack.ReadOnly`,
+        a ValueError, that it `writes` to one which its library does not let others write to.
         """
 
     @abstractmethod
@@ -110,6 +114,14 @@ class Backend(ABC):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array in row-major order whose elements are not set."""
         return self.xp.empty(shape, dtype)
+
+    def is_recording(self) -> bool:
+        """Tell whether work becomes a part of a CUDA graph that is being captured, instead of being done now."""
+        return False
+
+    def recording(self, *operands: Any) -> AbstractContextManager[None]:
+        """While a CUDA graph is captured, let it keep what the operands lead to, and what is allocated within."""
+        return nullcontext()
 
     def extent(self, x: Array) -> tuple[int, int]:
         """Return the address of the first byte of an array, and the address after its last byte."""

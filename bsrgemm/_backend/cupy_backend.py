@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import cupyx.scipy.sparse
 import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
-from .._kernels import jit, workspace
+from .._kernels import graphs, jit, workspace
 from .._kernels.element_types import element
 from .._kernels.launching import contiguous, run
 from ..dtypes import DEVICE_DTYPES
@@ -18,9 +19,12 @@ from . import dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
 from .base import Array, Backend, Blocks, ConjugateVectors
 from .index_arrays import plain_array, watched_class
+from .recording import arrays_of
 
 #: A null pointer tells the kernel of `segment_reduce` to take the rows in the order in which they are stored.
 _NO_ORDER = np.uintp(0)
+#: What DLPack calls no stream: the library of an array lets nothing wait for its work.
+_NO_STREAM = -1
 #: What a solver does with its vectors and factors in each iteration, in one launch each.
 _SAFE_RATIO = cupy.ElementwiseKernel("T a, T b", "T c", "c = b == T(0) ? T(0) : a / b", "bsrgemm_safe_ratio")
 _ADD_MULTIPLE = cupy.ElementwiseKernel("F f, X x", "Y y", "y += Y(f) * Y(x)", "bsrgemm_add_multiple")
@@ -78,12 +82,11 @@ def launch_vector_step(call: VectorCall) -> None:
     pack = config.pack_bytes // dtype.itemsize
     misplaced = (places["u"] | places["x"] | places["p"]) % config.pack_bytes
     aligned = not misplaced and not places["v"] % (pack * call.v.itemsize)
-    memory, partial, arrived = None, 0, 0
+    _memory, partial, arrived = None, 0, 0
     if config.has_sum:
-        memory, partial, arrived = workspace.for_pieces(grid[0] * dtype.itemsize // 4, 1)
+        _memory, partial, arrived = workspace.scratch(grid[0] * dtype.itemsize, 1)  # held until the launch returns
     packed = VECTOR_STEPS.pack(**places, partial=partial, arrived=arrived, n=n, aligned=aligned)
-    run(config, grid, (jit.argument(packed),))
-    del memory  # later work of the stream may have it
+    run(config, grid, (jit.argument(packed),), uses=call[1:])
 
 
 class CupyBackend(Backend):
@@ -94,6 +97,7 @@ class CupyBackend(Backend):
     dtypes = DEVICE_DTYPES
     foreign_dtypes = tuple(np.dtype(c) for c in "?fdFD")
     array_priority = 101
+    records = True
     index_class = watched_class(cupy.ndarray, _allocation)
     #: The class itself makes arrays: the function `cupy.empty` does no more and takes the host 0.5 us longer.
     empty = cupy.ndarray
@@ -101,6 +105,12 @@ class CupyBackend(Backend):
     @property
     def xp(self) -> ModuleType:
         return cupy
+
+    def is_recording(self) -> bool:
+        return graphs.is_capturing()
+
+    def recording(self, *operands: Any) -> AbstractContextManager[None]:
+        return graphs.memory(*arrays_of(self, operands)) if graphs.is_capturing() else nullcontext()
 
     @property
     def sparse(self) -> ModuleType:
@@ -115,19 +125,31 @@ class CupyBackend(Backend):
     def is_sparse(self, x: Any) -> bool:
         return isinstance(x, cupyx_base._spbase)
 
-    def adopt(self, x: Any) -> Array | None:
+    def adopt(self, x: Any, writes: bool = False) -> Array | None:
         if isinstance(x, cupy.ndarray):
             return x
-        if dlpack.has_cuda_interface(x):
-            try:
-                return cupy.asarray(x)
-            except dlpack.REFUSALS as error:  # the interface has no type for bfloat16, which DLPack has
-                dlpack.raise_if_cuda(error)
-                if dlpack.device_kind(x) not in dlpack.ON_DEVICE:
-                    raise dlpack.unreadable(x, error) from error
-        return dlpack.read(x, cupy.from_dlpack) if dlpack.device_kind(x) in dlpack.ON_DEVICE else None
+        kind = dlpack.device_kind(x)
+        if kind in dlpack.ON_DEVICE:  # before the interface, which has no type for bfloat16 and no order of streams
+            stream = _NO_STREAM if graphs.is_capturing() else None  # a replay has its own order
+            return dlpack.read(x, cupy.from_dlpack, writes=writes, stream=stream)
+        interface = None if kind in dlpack.ON_HOST else dlpack.cuda_interface(x)
+        if interface is None:
+            return None
+        try:
+            array = cupy.asarray(x)
+        except dlpack.REFUSALS as error:
+            dlpack.raise_if_cuda(error)
+            raise dlpack.unreadable(x, error) from error
+        if writes and interface["data"][1]:
+            raise dlpack.read_only(x)
+        return array
 
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:
+        if graphs.is_capturing():
+            raise RuntimeError(
+                f"numbers on the host of shape {np.shape(x)} cannot be brought to the GPU while a CUDA graph is "
+                "captured; make an array of them on the GPU before, such as cupy.asarray([0, 5, 9]), and pass that"
+            )
         return cupy.asarray(x)
 
     def to_host(self, x: Array) -> np.ndarray[Any, Any]:

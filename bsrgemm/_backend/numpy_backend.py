@@ -59,10 +59,10 @@ class NumpyBackend(Backend):
     def is_sparse(self, x: Any) -> bool:
         return scipy.sparse.issparse(x)
 
-    def adopt(self, x: Any) -> Array | None:
+    def adopt(self, x: Any, writes: bool = False) -> Array | None:
         if isinstance(x, np.ndarray):
             return x
-        return dlpack.read(x, np.from_dlpack) if dlpack.device_kind(x) in dlpack.ON_HOST else None
+        return dlpack.read(x, np.from_dlpack, writes=writes) if dlpack.device_kind(x) in dlpack.ON_HOST else None
 
     def from_host(self, x: np.ndarray[Any, Any]) -> Array:
         return x.copy()

@@ -13,7 +13,7 @@ import scipy.sparse
 from .._kernels.jit import remedy
 from . import dlpack
 from .base import Array, Backend
-from .names import class_of
+from .names import class_of, named
 
 
 def host_scalar(x: Any) -> bool:
@@ -137,22 +137,41 @@ def foreign_backend(x: Any) -> Backend | None:
 
     The object must offer DLPack or the CUDA array interface.
     """
-    if dlpack.has_cuda_interface(x):
-        return cuda()
     kind = dlpack.device_kind(x)
     if kind in dlpack.ON_HOST:
         return host()
-    return cuda() if kind in dlpack.ON_DEVICE else None
+    return cuda() if kind in dlpack.ON_DEVICE or dlpack.cuda_interface(x) is not None else None
 
 
-def adopted(backend: Backend, x: Any, what: str) -> Array | None:
-    """Return `backend.adopt(x)`; if `x` cannot be read, the error names the argument `what`."""
+def adopted(backend: Backend, x: Any, what: str, writes: bool = False) -> Array | None:
+    """Return `backend.adopt(x)`; if `x` cannot be read, or written to, the error names the argument `what`."""
     if backend is _CUDA and not backend.is_dense(x):
         _cuda_with_device()
     try:
-        return backend.adopt(x)
+        return backend.adopt(x, writes)
     except dlpack.Unreadable as error:
         raise TypeError(f"{what}: {error}") from error
+    except dlpack.ReadOnly as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def target(backend: Backend, x: Any, what: str, place: str = "") -> Array:
+    """Return an array of `backend` to write the result `x` of the user to, without a copy, after checking that it may.
+
+    Every public `out` goes through here, so that tensors of other libraries are taken everywhere. `place` ends the
+    message about what is no such array, such as ", where q is".
+    """
+    array: Any = x
+    if not backend.is_dense(x):
+        found = backend_of(x) or foreign_backend(x)
+        array = adopted(backend, x, what, writes=True) if found is backend and not backend.is_sparse(x) else None
+    if array is None:
+        raise TypeError(f"{what}: wanted a dense array on {backend.name!r}{place}, got {named(x)}")
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f"{what}: array is read-only")
+    if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+        raise ValueError(f"{what}: elements share memory (a stride is 0)")
+    return array
 
 
 def by_name(device: str) -> Backend:
@@ -193,4 +212,5 @@ __all__ = [
     "host_scalar",
     "no_device",
     "register",
+    "target",
 ]

@@ -48,8 +48,8 @@ def launches_of_gradients(call: Call) -> list[float]:
 
     launch, events = backward_launch.run, list[Any]()
 
-    def timed(config: Any, grid: tuple[int, ...], packed: bytearray, shared_bytes: int = 0) -> None:
-        launch(config, grid, packed, shared_bytes)
+    def timed(*args: Any, **options: Any) -> None:
+        launch(*args, **options)
         events.append(cupy.cuda.Event())
         events[-1].record()
 

@@ -12,11 +12,12 @@ import numpy as np
 from .._backend.base import Array
 from .._kernels import device, jit, tensor_map
 from .._kernels.element_types import element
-from .._kernels.launching import contiguous
+from .._kernels.graphs import is_capturing
+from .._kernels.launching import contiguous, start
 from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
-from .._kernels.workspace import counters, is_capturing
+from .._kernels.workspace import counters
 from . import heuristics, sampled_tiles
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
 from .configs import BlockProductsSm80, BlockProductsSm90
@@ -87,8 +88,8 @@ class BlockLaunch:
     #: addresses of the result and of the counters in the last call, and the argument made from them
     filled: tuple[tuple[int, int], Any] | None = None
 
-    def start(self) -> Array:
-        """Start the kernel on CuPy's current stream, and return the blocks that it computes.
+    def start(self, operands: tuple[Array, ...]) -> Array:
+        """Start the kernel on CuPy's current stream, and return the blocks that it computes from the operands.
 
         Threads can share an argument, so it is never modified after it was created.
         """
@@ -97,7 +98,8 @@ class BlockLaunch:
         filled = self.filled
         if filled is None or filled[0] != places:
             filled = self.filled = places, self._argument(*places)
-        self.kernel(self.grid, self.threads, (filled[1],), shared_mem=self.shared_bytes)
+        uses = (*operands, out, self.lists, *self.copies)
+        start(self.kernel, self.grid, self.threads, (filled[1],), uses, self.shared_bytes)
         return out
 
     def movable(self) -> MovingBlockLaunch:
@@ -188,12 +190,13 @@ def pair_products(
     lists = _Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
     if heuristics.block_products_sm90(problem) is not None:
         launch = _pairs_launch(problem, a, b, lists)
-        return None if launch is None else launch.of(len(starts), len(ia), rows).start()
+        return None if launch is None else launch.of(len(starts), len(ia), rows).start((a, b))
     config = heuristics.block_products_sm80(problem)
     if config is None:
         return None
     R, K, N = problem.R, problem.K, problem.N
-    return _started(_launch_sm80(config, (a, b), ((len(starts), R, N), dtype), lists, (K, N, R * K, K * N), K))
+    started = _launch_sm80(config, (a, b), ((len(starts), R, N), dtype), lists, (K, N, R * K, K * N), K)
+    return None if started is None else started.start((a, b))
 
 
 def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
@@ -245,7 +248,8 @@ def sampled(
     it lies in memory is copied first (see `order_of`). On Hopper, a row-major Y of 16-bit floats is also copied if the
     number of columns of a block is not a multiple of 32.
     """
-    return _started(_sampled(X, Y, indices, indptr, block, dtype, tf32))
+    launch = _sampled(X, Y, indices, indptr, block, dtype, tf32)
+    return None if launch is None else launch.start((X, Y))
 
 
 def sampled_launch(
@@ -257,10 +261,6 @@ def sampled_launch(
     the product is computed in tiles of a list.
     """
     return _sampled(X, Y, pattern.indices, pattern.indptr, block, dtype, tf32, kept)
-
-
-def _started(launch: BlockLaunch | None) -> Array | None:
-    return None if launch is None else launch.start()
 
 
 def _sampled(

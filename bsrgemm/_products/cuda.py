@@ -10,7 +10,6 @@ import numpy as np
 
 from .._backend import registry
 from .._backend.base import Array, Blocks
-from .._kernels import workspace
 from .._kernels.element_types import types
 from .._kernels.launching import contiguous, run
 from . import block_products, complex_gemm, heuristics, launch, spgemm_pattern
@@ -29,13 +28,17 @@ class CudaProducts(ProductEngine):
     """The engine for products of CuPy arrays."""
 
     def multiply_dense(self, call: ProductCall) -> Launch | None:
+        with self.backend.recording(call):
+            return self._multiply_dense(call)
+
+    def _multiply_dense(self, call: ProductCall) -> Launch | None:
         A, B = call.matrix, call.B
         if call.transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
             call = replace(call, matrix=transposed_copy(A), transposed=False)
         if call.fp8 and launch.wants_columns(B):
-            call = replace(call, B=workspace.retain_for_graph(lambda: _by_columns(B)))
+            call = replace(call, B=_by_columns(B))
         if complex_gemm.serves(call):
-            workspace.retain_for_graph(lambda: complex_gemm.product(call))
+            complex_gemm.product(call)
             return None
         started = launch.product(call)
         # a launch that reads a copy cannot be reused, since the copy is made again for every product
@@ -71,7 +74,7 @@ class CudaProducts(ProductEngine):
             return super().multiply_sparse(a, b, block_cols, dtype)
         pairs, blocks = found
         if prepared is not None:
-            data = prepared.of(blocks, pairs, rows).start()
+            data = prepared.of(blocks, pairs, rows).start((a.data, b.data))
         else:
             lists = listing.left[:pairs], listing.right[:pairs], listing.starts[:blocks]
             data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)
@@ -80,7 +83,8 @@ class CudaProducts(ProductEngine):
     def pair_products(
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
     ) -> Array:
-        found = block_products.pair_products(a, ia, b, ib, starts, dtype, rows)
+        with self.backend.recording(a, ia, b, ib, starts):
+            found = block_products.pair_products(a, ia, b, ib, starts, dtype, rows)
         if found is not None:
             return found
         R, K = a.shape[1:]

@@ -77,13 +77,15 @@ def matmul_backward(dC: Any, A: Any, B: Any, *, alpha: Any = 1) -> tuple[Any, An
     >>> dx.shape, dWt.T.toarray()[0]
     ((5, 4), array([5., 5., 0., 0.]))
     """
-    if isinstance(A, BsrBase) and isinstance(B, BsrBase):
-        return _of_two(dC, A, B, alpha)
-    if isinstance(A, BsrBase):
-        dB, dA = _of_one(dC, A, B, alpha, left=False)
-        return dA, dB
-    if isinstance(B, BsrBase):
-        return _of_one(dC, B, A, alpha, left=True)
+    sparse = A if isinstance(A, BsrBase) else B
+    if isinstance(sparse, BsrBase):
+        with sparse._backend.recording(dC, A, B):
+            if isinstance(A, BsrBase) and isinstance(B, BsrBase):
+                return _of_two(dC, A, B, alpha)
+            if sparse is B:
+                return _of_one(dC, B, A, alpha, left=True)
+            dB, dA = _of_one(dC, A, B, alpha, left=False)
+            return dA, dB
     raise TypeError(
         f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}, and B is no such matrix either, but {kind_of(B)}"
     )
@@ -157,8 +159,9 @@ def sddmm_backward(dS: Any, X: Any, Y: Any, pattern: Any, *, alpha: Any = 1) -> 
         pattern = pattern._new(pattern._canonical(), canonical=True)
     check_structure(dS, pattern, "dS")
     factor = _conjugate(alpha)
-    dX, dY = matmul(dS, _adjoint(Y), alpha=factor), matmul(_adjoint(X), dS, alpha=factor)
-    return _like(dX, X), _like(dY, Y)
+    with pattern._backend.recording(dS, X, Y):
+        dX, dY = matmul(dS, _adjoint(Y), alpha=factor), matmul(_adjoint(X), dS, alpha=factor)
+        return _like(dX, X), _like(dY, Y)
 
 
 def _of_one(dC: Any, A: Any, x: Any, alpha: Any, *, left: bool) -> tuple[Array, Any]:

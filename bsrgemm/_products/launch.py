@@ -14,7 +14,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, element_types, forced_kernel, jit, overlapping, tensor_map, workspace
+from .._kernels import device, element_types, forced_kernel, graphs, jit, launching, overlapping, tensor_map, workspace
 from .._kernels.movable import MovableArgument
 from .._kernels.structs import TENSOR_MAP_BYTES, Patch, Struct
 from .._kernels.tensor_map import Layout
@@ -110,24 +110,19 @@ class Launch:
         plan = self.plan()
         return None if plan is None else MovingLaunch(self, plan)
 
-    def start(self, plan: Plan, alpha: Any, beta: Any) -> None:
-        """Start the kernel with these factors on CuPy's current stream.
+    def start(self, plan: Plan, operands: tuple[Array, Array], alpha: Any, beta: Any) -> None:
+        """Start the kernel with these factors on CuPy's current stream; `operands` are B and the result.
 
         Threads can share the arguments of a launch, so arguments are never modified after they were created. Arguments
         of an earlier call are reused only if the factors are integers: equal integers have equal bytes, but the floats
         0.0 and -0.0 are equal and have different bytes.
         """
-        temporary = None
-        counters = pieces = 0
+        _memory, pieces, counters = None, 0, 0  # the memory is held until the launch has returned
         scratch, long = plan.scratch, plan.long
         if scratch is not None:
-            temporary = workspace.temporary(scratch.floats, np.float32) if scratch.floats else None
-            counters = workspace.counters(2 + scratch.counts).data.ptr
+            _memory, pieces, counters = workspace.scratch(4 * scratch.floats, 2 + scratch.counts)
         elif long is not None and long.counts:  # without counters, no block row can be long
-            temporary = workspace.temporary(long.elements, plan.number)
-            counters = workspace.counters(long.counts).data.ptr
-        if temporary is not None:
-            pieces = temporary.data.ptr
+            _memory, pieces, counters = workspace.scratch(long.elements * plan.number.itemsize, long.counts)
         if type(alpha) is type(beta) is int:
             values = (alpha, beta, counters, pieces)
             filled = self.filled
@@ -136,7 +131,7 @@ class Launch:
             packed = filled[1]
         else:
             packed = self._arguments(plan, alpha, beta, counters, pieces)
-        plan.kernel(plan.grid, plan.threads, packed, shared_mem=plan.shared_bytes)
+        launching.start(plan.kernel, plan.grid, plan.threads, packed, (plan, *operands), plan.shared_bytes)
 
     def _arguments(self, plan: Plan, alpha: Any, beta: Any, counters: int, pieces: int) -> tuple[Any, ...]:
         packed = bytearray(self.template)
@@ -208,7 +203,7 @@ def product(call: ProductCall) -> Launch | None:
         launch = Launch(ref(stored), _template(stored.value, call, maps), maps)
         cache.remember(key, launch)
         plan = stored.get()
-    launch.start(plan, call.alpha, call.beta)
+    launch.start(plan, (B, out), call.alpha, call.beta)
     return launch
 
 
@@ -298,7 +293,7 @@ def _plan_plain(cache: MatrixCache, problem: Problem, config: Gemm, kernel: Any)
     layout = arguments.product(problem.types.acc)
     pointers = tuple(0 if x is None else x.data.ptr for x in arrays[:3])
     template = _product_fields(cache, problem, pointers)
-    return _filled_plan(config, kernel, grid, layout, layout.pack(**template), arrays, long=long)
+    return _filled_plan(cache, config, kernel, grid, layout, layout.pack(**template), arrays, long=long)
 
 
 def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: Any) -> Plan:
@@ -311,7 +306,7 @@ def _plan_sm80(cache: MatrixCache, problem: Problem, config: GemmSm80, kernel: A
     arrays = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
     layout = arguments.gemm_sm80(problem.types.acc)
     template = layout.pack(product=_product(cache, problem), schedule=_schedule(arrays))
-    return _filled_plan(config, kernel, grid, layout, template, arrays)
+    return _filled_plan(cache, config, kernel, grid, layout, template, arrays)
 
 
 def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90 | GemmTurnedSm90, kernel: Any) -> Plan:
@@ -344,11 +339,18 @@ def _plan_sm90(cache: MatrixCache, problem: Problem, config: GemmSm90 | GemmTurn
     # Two warpgroups have room for 64 x 64 sums each, even if one of them joins those of both.
     sums = max(config.tile_m * config.tile_n, 2 * 64 * 64)
     scratch = Scratch(piece_tiles * sums, piece_tiles * 2, pointers)
-    return _filled_plan(config, kernel, grid, layout, template, arrays, scratch=scratch)
+    return _filled_plan(cache, config, kernel, grid, layout, template, arrays, scratch=scratch)
 
 
 def _filled_plan(
-    config: Gemm, kernel: Any, grid: tuple[int, ...], layout: Struct, template: bytearray, arrays: Any, **more: Any
+    cache: MatrixCache,
+    config: Gemm,
+    kernel: Any,
+    grid: tuple[int, ...],
+    layout: Struct,
+    template: bytearray,
+    arrays: Any,
+    **more: Any,
 ) -> Plan:
     inner = "product." if layout.name != "Product" else ""
 
@@ -366,7 +368,7 @@ def _filled_plan(
         pointers=patch(_OPERANDS[0]),
         strides=patch(_OPERANDS[1]),
         number=element_types.number(_acc_of(config)),
-        arrays=arrays,
+        arrays=(cache.arrays, arrays),
         **more,
     )
 
@@ -546,9 +548,9 @@ def _room(size: int, dtype: np.dtype[Any]) -> Array | None:
     During a capture it raises: a product that was not prepared would be prepared anew whenever the graph runs.
     """
     try:
-        return workspace.retain_for_graph(lambda: cupy.empty(size, dtype))
+        return cupy.empty(size, dtype)
     except MemoryError:
-        if workspace.is_capturing():
+        if graphs.is_capturing():
             raise
         return None
 
@@ -568,7 +570,7 @@ def _columns_tf32(B: Array, parts: int, room: Array) -> Array:
     )  # fmt: skip
     config = ColumnsTf32(parts)
     kernel = jit.load(config.spec(), jit.device_target())
-    kernel(config.grid(rows, columns, batches), (config.threads,), (jit.argument(packed),))
+    launching.start(kernel, config.grid(rows, columns, batches), (config.threads,), (jit.argument(packed),), (B, copy))
     return copy[..., 0, :, :].swapaxes(-1, -2)
 
 
@@ -584,7 +586,7 @@ def _with_aligned_rows(cache: MatrixCache, call: ProductCall, c_order: str) -> A
         return B
     unit = 16 // B.itemsize
     padded = (*B.shape[:-1], -(-B.shape[-1] // unit) * unit)
-    copy = workspace.retain_for_graph(lambda: cupy.empty(padded, B.dtype))[..., : B.shape[-1]]
+    copy = cupy.empty(padded, B.dtype)[..., : B.shape[-1]]
     copy[...] = B
     return copy
 

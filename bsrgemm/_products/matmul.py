@@ -15,7 +15,7 @@ from .._array.base import BsrBase, kind_of
 from .._array.construct import from_sparse
 from .._array.convert import Conversions
 from .._backend.base import Array, Backend, Blocks
-from .._backend.registry import backend_of
+from .._backend.registry import backend_of, target
 from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
 from .call import ProductCall
 from .engine import ENGINES
@@ -60,8 +60,9 @@ def matmul(
         (batch, K, N), and the result (M,), (M, N) or (batch, M, N). With a BSR `B` of shape (M, K), `A` has shape (M,),
         (N, M) or (batch, N, M), and the result (K,), (N, K) or (batch, N, K).
     out : array, optional
-        Array of the shape and dtype of the result, which is written there. It may have any strides and must not
-        overlap an operand. Its old values are read only if `beta` is not 0.
+        Array of the shape and dtype of the result, which is written there. It may have any strides, may come from
+        another library as the dense operand may, and must not overlap an operand. Its old values are read only if
+        `beta` is not 0.
     out_dtype : dtype, optional
         Dtype of the result; by default the dtype of `out`, or without it the dtype to which NumPy promotes those of
         `A` and `B`. Choose float32 for 16-bit floats, or int32 for int8, to get sums that are not rounded or wrapped to
@@ -183,8 +184,13 @@ def _product(
     names: tuple[str, str] = _SELF_AND_OTHER,
 ) -> Array:
     """Return ``A @ x``, or ``x @ A`` if the dense operand is on the `left`."""
-    out, out_dtype, alpha, beta, precision, scale = options
-    backend = A._backend
+    given, out_dtype, alpha, beta, precision, scale = options
+    backend, out = A._backend, given
+    if not backend.is_dense(x):
+        x = dense_operand(A, x, names[1], scale is not None)
+    if out is not None and not backend.is_dense(out):
+        out = target(backend, out, "out")
+        options = (out, *options[1:])
     source, lazy = (A, False) if A._origin is None else A._source()
     ready = source._matrix_cache
     key = None
@@ -193,7 +199,7 @@ def _product(
         repeat = ready.repeats.get(key)
         found = None if repeat is None else _again(repeat, source, x, options)
         if found is not None:
-            return found
+            return found if given is None else given
     X = dense_operand(A, x, names[1], scale is not None)
     M, K = A._shape[::-1] if left else A._shape
     sides = X.shape
@@ -202,8 +208,6 @@ def _product(
         shapes = f"{names[0]} is {A._shape}", f"{names[1]} is {tuple(sides)}"
         raise ValueError("matmul: dimension mismatch: " + ", ".join(shapes[::-1] if left else shapes))
     A, transposed = source, left ^ lazy
-    if out is not None and not backend.is_dense(out):
-        raise TypeError(f"out: wanted an array on {backend.name!r}, got {type(out).__name__}")
     wanted = None if out is None else out.dtype
     if out_dtype is not None:
         wanted = check_dtype(out_dtype, backend.dtypes, "out_dtype")
@@ -224,7 +228,7 @@ def _product(
             )
         inner = backend.xp.empty(shape, dtype)
     else:
-        inner = out
+        inner = target(backend, out, "out")
         _check_out(A, X, out, shape if not left or ndim < 2 else (*shape[:-2], shape[-1], M), dtype, names)
         if left and ndim > 1:
             inner = out.T if ndim == 2 else out.swapaxes(1, 2)
@@ -239,8 +243,8 @@ def _product(
         if key is not None and launch is not None and (scale is not None or adds_duplicates(A, acc)):
             repeat = ready.repeat(key, lambda: Repeat(shape, dtype, left and ndim > 1))
             repeat.remember((x.data.ptr, inner.data.ptr), launch)
-    if out is not None:
-        return out
+    if given is not None:
+        return given
     if left and ndim > 1:
         return inner.T if ndim == 2 else inner.swapaxes(1, 2)
     return inner
@@ -268,7 +272,7 @@ def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
         alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
         if scale is not None:
             alpha = scale * alpha
-    launch.start(plan, alpha, beta)
+    launch.start(plan, (x, result), alpha, beta)
     if is_new:
         repeat.launches.give_back(places, launch)
     return result.swapaxes(-2, -1) if out is None and repeat.turned else result
@@ -402,10 +406,6 @@ def _check_out(
 ) -> None:
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"out: wanted {dtype} of shape {shape}, got {out.dtype} of shape {tuple(out.shape)}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out: array is read-only")
-    if 0 in out.strides and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
-        raise ValueError("out: elements share memory (a stride is 0)")
     k = ENGINES.of(A._backend).overlapping(out, X, A)
     if k is not None:
         array = ("", ".data", ".indices", ".indptr")[k]

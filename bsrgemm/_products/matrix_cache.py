@@ -15,7 +15,7 @@ import cupy
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
-from .._kernels import forced_kernel, overlapping, workspace
+from .._kernels import forced_kernel, graphs, overlapping, workspace
 from .._kernels.launching import contiguous
 from .._kernels.workspace import StreamOrdered
 from . import row_matching, work_list, work_list_launch
@@ -37,7 +37,7 @@ class MatrixCache:
     """
 
     __slots__ = (
-        *("_arrays", "_backend", "_entries", "_shared_index", "array_type", "blocks", "extents", "indices_dtype"),
+        *("arrays", "_backend", "_entries", "_shared_index", "array_type", "blocks", "extents", "indices_dtype"),
         *("launches", "plans", "pointer", "repeats", "source", "unwritten", "whole", "wide"),
     )  # fmt: skip
 
@@ -51,12 +51,12 @@ class MatrixCache:
             indptr = indptr.astype(indices.dtype)
         self._backend: Backend = A._backend
         self.array_type = type(data)
-        self._arrays = tuple(contiguous(x) for x in (data, indices, indptr))
+        self.arrays = tuple(contiguous(x) for x in (data, indices, indptr))
         self.blocks = len(data)
         self.indices_dtype = indices.dtype
-        self.pointer = self._arrays[0].data.ptr
+        self.pointer = self.arrays[0].data.ptr
         self.extents = tuple(self._backend.extent(x) for x in given)
-        self.whole = A._shape if all(a is b for a, b in zip(self._arrays, given, strict=True)) else None
+        self.whole = A._shape if all(a is b for a, b in zip(self.arrays, given, strict=True)) else None
         self._entries: dict[Any, StreamOrdered] = {}
         #: the `Unwritten` of the index arrays that results of `sddmm` share
         self._shared_index: StreamOrdered | None = None
@@ -109,7 +109,7 @@ class MatrixCache:
             flags = {"canonical": A._kept_canonical, "sorted_": A._has_sorted_indices}
             return A._new(Blocks(data, index.indices, index.indptr), **flags)
         found = A._with_data(data)
-        if not workspace.is_capturing():
+        if not graphs.is_capturing():
             self._shared_index = StreamOrdered(Unwritten(found.indices, found.indptr))
         return found
 
@@ -139,13 +139,12 @@ class MatrixCache:
         if plan is None:
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
-            workspace.keep_for_graph(self)  # a write into the index arrays makes the matrix drop its cache
             plan = workspace.kept_in(self.plans, key, make)
         return plan
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
         """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""
-        _, indices, indptr = self._arrays
+        _, indices, indptr = self.arrays
         return Pattern(indices, indptr, len(indptr) - 1, block_cols, transposed)
 
     def index(self, block_cols: int, transposed: bool) -> tuple[Array, ...]:
@@ -154,7 +153,7 @@ class MatrixCache:
         `places` maps each entry of the transposed index to its stored block; it is None without a transpose.
         """
         if not transposed:
-            return (*self._arrays[1:], None)
+            return (*self.arrays[1:], None)
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
         bounds = self.remembered(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
         return groups.columns, bounds, groups.blocks
@@ -239,5 +238,6 @@ def matrix_cache_of(A: Any) -> MatrixCache:
     """Return the cache of a matrix, or a new one if its arrays, its pattern or its shape have changed."""
     cache: MatrixCache | None = getattr(A, "_matrix_cache", None)
     if cache is None or not cache.fits(A):
-        cache = A._matrix_cache = MatrixCache(A)
+        with graphs.memory():  # copies of arrays, which are made anew for each call
+            cache = A._matrix_cache = MatrixCache(A)
     return cache

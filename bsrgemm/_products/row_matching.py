@@ -37,7 +37,7 @@ def matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:
     config = RowMatching("row_bits", element(pattern.indices.dtype))
     bits = cupy.zeros((padded, words), np.uint32)
     stored = jit.argument(work_list_launch.stored(pattern))
-    run(config, config.grid(len(pattern.indices)), (stored, bits, np.int32(per_row), np.int32(words)))
+    run(config, config.grid(len(pattern.indices)), (stored, bits, np.int32(per_row), np.int32(words)), uses=(pattern,))
     order: Any = _NO_ORDER
     nodes, members = min(window, padded), 1
     overlap = cupy.empty((-(-padded // nodes), nodes, nodes), np.uint16)  # each later round needs a quarter of this

@@ -7,7 +7,6 @@ columns share it. cuda/sampled_tiles.cu looks for them, once for each pattern, a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import cupy
 import numpy as np
@@ -16,6 +15,7 @@ from .._backend.base import Array
 from .._kernels import jit
 from .._kernels.element_types import element
 from .._kernels.jit import MAX_GRID_YZ
+from .._kernels.launching import run
 from .arguments import SAMPLED_TILES
 from .configs import BlockProductsSm90
 from .heuristics import BlockProblem
@@ -73,7 +73,6 @@ def listed(indices: Array, indptr: Array, columns: int, config: BlockProductsSm9
         indices=indices.data.ptr, indptr=indptr.data.ptr, tiles=found.tiles.data.ptr, counts=found.counts.data.ptr,
         rows=rows, columns=columns, blocks=blocks, capacity=capacity,
     )  # fmt: skip
-    function: Any = jit.load(kernel.spec(), jit.device_target())
-    function.max_dynamic_shared_size_bytes = kernel.shared_bytes
-    function(kernel.grid(rows, columns), (kernel.threads,), (jit.argument(argument),), shared_mem=kernel.shared_bytes)
+    uses = (indices, indptr, found.tiles, found.counts)
+    run(kernel, kernel.grid(rows, columns), (jit.argument(argument),), uses=uses, shared_bytes=kernel.shared_bytes)
     return found

@@ -96,11 +96,21 @@ def sddmm(
     if not isinstance(pattern, BsrBase):
         raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {no_bsr(pattern, 'pattern')}")
     backend, ready = pattern._backend, getattr(pattern, "_matrix_cache", None)
-    simple = out_dtype is None and type(alpha) is type(beta) is int and (alpha, beta) == (1, 0)
+    X, Y = (x if backend.is_dense(x) else dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
+    simple = _is_simple(alpha, beta, out_dtype)
     if ready is not None and simple and (precision is None or type(precision) is str):
         found = _again(ready, pattern, (X, Y), out, precision)
         if found is not None:
             return found
+    with backend.recording(X, Y, pattern, out):
+        return _checked(X, Y, pattern, alpha, beta, out, out_dtype, precision)
+
+
+def _checked(
+    X: Any, Y: Any, pattern: Any, alpha: Any, beta: Any, out: Any, out_dtype: Any, precision: str | None
+) -> Any:
+    """Check the arguments of `sddmm`, and carry it out."""
+    backend, simple = pattern._backend, _is_simple(alpha, beta, out_dtype)
     X, Y = (dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
     if (X.shape[0], Y.shape[1]) != pattern._shape or X.shape[1] != Y.shape[0]:
         raise ValueError(
@@ -133,7 +143,7 @@ def sddmm(
         key = cache.sampled_key(pattern, X, Y, None if out is None else dtype, asked)
         if key is not None and launch.lasting:
             cache.repeat(key, lambda: Repeat(launch.shape, dtype)).remember((X.data.ptr, Y.data.ptr), launch)
-        return _result(cache, pattern, launch.start(), out)
+        return _result(cache, pattern, launch.start((X, Y)), out)
     plain = alpha == 1 and beta == 0
     _, indices, indptr = pattern._validated
     block = pattern.blocksize
@@ -148,6 +158,11 @@ def sddmm(
     out._before_writing()
     out.data[...] = data
     return out
+
+
+def _is_simple(alpha: Any, beta: Any, out_dtype: Any) -> bool:
+    """Tell whether a product is asked for as it is, in the dtype to which those of its operands are promoted."""
+    return out_dtype is None and type(alpha) is type(beta) is int and (alpha, beta) == (1, 0)
 
 
 def _again(ready: Any, pattern: BsrBase, operands: tuple[Any, Any], out: Any, precision: str | None) -> Any:
@@ -166,11 +181,11 @@ def _again(ready: Any, pattern: BsrBase, operands: tuple[Any, Any], out: Any, pr
     places = X.data.ptr, Y.data.ptr
     launch = repeat.launches.kept.get(places)
     if launch is not None:
-        return _result(ready, pattern, launch.start(), out)
+        return _result(ready, pattern, launch.start((X, Y)), out)
     launch = repeat.moved(places)
     if launch is None:
         return None
-    data = launch.start()
+    data = launch.start((X, Y))
     repeat.launches.give_back(places, launch)
     return _result(ready, pattern, data, out)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .._array.base import BsrBase, kind_of, no_bsr
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten
+from .._backend.recording import recorded
 from ..dtypes import result_dtype
 from .call import UnlistedPattern
 from .engine import ENGINES
@@ -80,6 +81,7 @@ class ProductPlan:
     def __repr__(self) -> str:
         return f"<ProductPlan of shape {self.shape}: {self.blocks} blocks {self.blocksize} from {self.pairs} products>"
 
+    @recorded
     def __call__(self, A: Any, B: Any) -> Any:
         """Return ``A @ B`` for two matrices with the patterns of the plan and any values.
 

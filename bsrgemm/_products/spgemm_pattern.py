@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cupy
 import numpy as np
 
@@ -9,7 +11,7 @@ from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._kernels import device, jit, workspace
 from .._kernels.element_types import element
-from .._kernels.launching import contiguous
+from .._kernels.launching import contiguous, start
 from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
 from .call import ProductPattern
 from .configs import SpgemmPattern
@@ -44,13 +46,15 @@ class Listing:
         self.left, self.right, self.starts = memory[4 : 4 + pairs], memory[4 + pairs :], memory[4 + 2 * pairs :]
         self._totals = memory[:4].view(np.int64)
         self.indices, self.indptr = cupy.empty(blocks, index), cupy.empty(rows + 1, index)
-        zeros = workspace.counters(2 * rows + 2).data.ptr
+        counters = workspace.counters(2 * rows + 2)
+        zeros = counters.data.ptr
         slots = -(-patterns.block_cols // 32) * 32
         arrays = {"left": self.left, "right": self.right, "starts": self.starts, "indices": self.indices}
         arrays |= {"count": self.indptr, "totals": self._totals}
         pointers = {name: x.data.ptr for name, x in arrays.items()} | {"counters": zeros, "sums": zeros + 8}
         sizes = {"most_pairs": pairs, "most_columns": blocks, "slots": slots}
-        patterns.start("list_at_once", 1, 4 * slots, pointers | sizes)
+        uses = (patterns, memory, self.indices, self.indptr, counters)
+        patterns.start("list_at_once", 1, 4 * slots, pointers | sizes, uses)
 
     def finish(self) -> tuple[int, int] | None:
         """Wait for the numbers of pairs and of blocks of the result; None if there is no pair or too little memory."""
@@ -81,14 +85,14 @@ class _Patterns:
         fits = 0 < pairs <= _MOST_ROOM and self.block_cols <= _MOST_COLUMNS and b_blocks < _MOST // 64
         return (pairs, min(pairs, self.rows * self.block_cols)) if fits else None
 
-    def start(self, entry: str, warps: int, shared_bytes: int, values: dict[str, int]) -> None:
+    def start(self, entry: str, warps: int, shared_bytes: int, values: dict[str, int], uses: Any) -> None:
         """Start a kernel with these values of its argument; all others are zero."""
         packed = SPGEMM_PATTERN.pack(a=self._sides[0], b=self._sides[1], columns=self.block_cols, **_ZEROS | values)
         config = SpgemmPattern(entry, element(self.index))
         kernel = jit.load(config.spec(), jit.device_target())
         if shared_bytes > _SHARED_BYTES:
             kernel.max_dynamic_shared_size_bytes = shared_bytes
-        kernel(config.grid(self.rows, warps), (32 * warps,), (jit.argument(packed),), shared_mem=shared_bytes)
+        start(kernel, config.grid(self.rows, warps), (32 * warps,), (jit.argument(packed),), uses, shared_bytes)
 
 
 def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
@@ -129,7 +133,7 @@ def _in_steps(patterns: _Patterns) -> ProductPattern | None:
     rows, index = patterns.rows, patterns.index
     before = cupy.zeros(rows + 2, np.int64)
     values: dict[str, int] = {"before": before.data.ptr, "most": before[-1:].data.ptr}
-    patterns.start("count_pairs", _WARPS, 0, values)
+    patterns.start("count_pairs", _WARPS, 0, values, (patterns, before))
     cupy.cumsum(before[:-1], out=before[:-1])
     pairs, most = before[-2:].tolist()  # synchronize!
     slots, listed = _table(min(most, patterns.block_cols))
@@ -141,11 +145,11 @@ def _in_steps(patterns: _Patterns) -> ProductPattern | None:
     arrays = {"left": left, "right": right, "column": column, "start": start, "count": indptr}
     values |= {name: x.data.ptr for name, x in arrays.items()}
     warps = max(1, min(_WARPS, _SHARED_BYTES // bytes_of_warp))
-    patterns.start("list_pairs", warps, warps * bytes_of_warp, values | {"slots": slots, "listed": listed})
+    patterns.start("list_pairs", warps, warps * bytes_of_warp, values | {"slots": slots, "listed": listed}, ())
     cupy.cumsum(indptr, out=indptr)
     blocks = int(indptr[-1])  # synchronize!
     indices, starts = cupy.empty(blocks, index), cupy.empty(blocks, np.int32)
-    patterns.start("pack_columns", _WARPS, 0, values | {"indices": indices.data.ptr, "starts": starts.data.ptr})
+    patterns.start("pack_columns", _WARPS, 0, values | {"indices": indices.data.ptr, "starts": starts.data.ptr}, ())
     return ProductPattern(left, right, starts, indices, indptr)
 
 

@@ -6,6 +6,7 @@ Nothing here waits for the GPU. The lists are identical to those of work_list.py
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import cupy
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from .._backend.base import Array
 from .._kernels import jit
 from .._kernels.element_types import element
+from .._kernels.launching import run
 from .arguments import STORED_PATTERN, WORK_LIST
 from .configs import WorkListKernel
 from .work_list import Groups, Items, Pattern
@@ -86,11 +88,12 @@ def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None =
         "member_bits": bits[1],
         "column_bits": bits[2],
     }
-    _start(config, Step.PLACE_ROW_TILES, places, argument)
-    _start(config, Step.ROW_TILE_KEYS, -(-blocks // config.neighbors), argument)
+    uses = (pattern, order, keys, place, row_tiles_of, begun, columns, blocks_of, bounds)
+    _start(config, Step.PLACE_ROW_TILES, places, argument, uses)
+    _start(config, Step.ROW_TILE_KEYS, -(-blocks // config.neighbors), argument, uses)
     keys.sort()
-    _start(config, Step.COUNT_ENTRIES, tiles * config.threads, argument)
-    _start(config, Step.FILL_ENTRIES, tiles * config.threads, argument)
+    _start(config, Step.COUNT_ENTRIES, tiles * config.threads, argument, uses)
+    _start(config, Step.FILL_ENTRIES, tiles * config.threads, argument, uses)
     return Groups(bounds[:-1], bounds[1:], columns, blocks_of, row_tiles_of, per_group)
 
 
@@ -110,13 +113,13 @@ def whole(groups: Groups) -> Items | None:
         "item_count": number.data.ptr,
         "groups": count,
     }
-    _start(config, Step.LENGTH_KEYS, count, argument)
+    uses = (keys, items, number, groups)
+    _start(config, Step.LENGTH_KEYS, count, argument, uses)
     keys.sort()
-    _start(config, Step.LIST_ITEMS, count, argument)
+    _start(config, Step.LIST_ITEMS, count, argument, uses)
     return Items(items, number, items[:0], 0)
 
 
-def _start(config: WorkListKernel, step: Step, threads: int, argument: dict[str, object]) -> None:
-    kernel = jit.load(config.spec(), jit.device_target())
+def _start(config: WorkListKernel, step: Step, threads: int, argument: dict[str, object], uses: Any) -> None:
     packed = WORK_LIST.pack(**argument | {"step": step})
-    kernel(config.grid(threads), (config.threads,), (jit.argument(packed),))
+    run(config, config.grid(threads), (jit.argument(packed),), uses=uses)

@@ -59,7 +59,9 @@ class Communicator(Protocol):
         ----------
         sends, receives : mapping from int to array
             Contiguous arrays of NumPy or CuPy by rank. They stay as they are until ``wait()`` of the result returns.
-            Both sides of a message have the same number of bytes.
+            Both sides of a message have the same number of bytes. The current stream may still compute an array to
+            send, or use memory of one to receive for an earlier owner: only what comes after that in the order of the
+            stream may touch them.
 
         Returns
         -------
@@ -220,71 +222,99 @@ class OneRank(Communicator):
 class _Messages:
     """Messages of mpi4py that are under way.
 
-    Arrays on the GPU are sent by `wait`: the host must wait for their copy first, and what the caller starts between
-    `exchange` and `wait` runs on the GPU meanwhile.
+    A card works in the order of a stream, and MPI reads and writes outside of it. MPI therefore gets memory of the card
+    only in `wait`, after an event that `exchange` has recorded: by then the kernels are done that compute what is sent,
+    and so are those that used the memory of what is received before the pool gave it to its new owner. What the caller
+    starts between `exchange` and `wait` runs on the card meanwhile.
+
+    The communicator keeps an object of this class, and with it the memory, until the messages have come and gone.
     """
 
     def __init__(self, comm: MpiCommunicator, sends: Mapping[int, Array], receives: Mapping[int, Array]) -> None:
         self._comm = comm
-        self._requests: list[Any] = []
-        #: bytes that each receive is to bring; sends follow them in the list of requests
-        self._wanted: list[tuple[int, int]] = []
-        #: pairs of an array on the GPU and the pinned memory in which its message arrives
+        #: what waits for the event: the ranks, and memory that MPI reads or writes
+        self._later: tuple[list[tuple[int, Array]], list[tuple[int, Array]]] = ([], [])
+        #: by receive, the rank, the bytes that it is to bring, and its request
+        self._receiving: list[tuple[int, int, Any]] = []
+        self._sending: list[Any] = []
+        #: pairs of an array on the card and the pinned memory in which its message arrives
         self._arriving: list[tuple[Array, Array]] = []
-        self._waiting: list[tuple[int, Array]] = []
+        #: the event before the messages, and the one after the copies of what has arrived, with the copied memory
         self._ready: Any = None
+        self._copied: tuple[Any, list[Array]] | None = None
+        self._waited = False
         for rank in sorted(receives):
             target = receives[rank]
-            if target.nbytes:
-                place = comm._staged(target)
-                if place is not target:
-                    self._arriving.append((target, place))
-                self._wanted.append((rank, target.nbytes))
-                self._requests.append(comm._mpi.Irecv(comm._message(place), rank, _TAG))
+            if not target.nbytes:
+                continue
+            place = comm._staged(target)
+            if is_host(place):
+                self._receive(rank, place)
+            else:
+                self._later[0].append((rank, place))
+            if place is not target:
+                self._arriving.append((target, place))
         for rank in sorted(sends):
             array = sends[rank]
             if not array.nbytes:
                 continue
             if is_host(array):
-                self._requests.append(comm._mpi.Isend(comm._message(array), rank, _TAG))
+                self._send(rank, array)
                 continue
             place = comm._staged(array)
             if place is not array:
                 array.get(out=place, blocking=False)
-            self._waiting.append((rank, place))
-        if self._waiting:
+            self._later[1].append((rank, place))
+        if any(self._later):
             import cupy
 
             self._ready = cupy.cuda.Event(disable_timing=True)
             self._ready.record()
+        if self._ready is not None or self._receiving or self._sending:
+            comm._hold(self)
+
+    def _receive(self, rank: int, place: Array) -> None:
+        request = self._comm._mpi.Irecv(self._comm._message(place), rank, _TAG)
+        self._receiving.append((rank, place.nbytes, request))
+
+    def _send(self, rank: int, place: Array) -> None:
+        self._sending.append(self._comm._mpi.Isend(self._comm._message(place), rank, _TAG))
+
+    @property
+    def done(self) -> bool:
+        """Whether neither MPI nor the card uses the memory any more."""
+        return self._waited and (self._copied is None or bool(self._copied[0].done))
 
     def wait(self) -> None:
         """Return when all has come and gone."""
         comm = self._comm
         if self._ready is not None:
             self._ready.synchronize()  # synchronize!
-            for rank, place in self._waiting:
-                self._requests.append(comm._mpi.Isend(comm._message(place), rank, _TAG))
             self._ready = None
-        requests, self._requests = self._requests, []
-        if requests:
-            statuses = [comm._MPI.Status() for _ in self._wanted]
-            longer = [_is_longer(comm._MPI, *pair) for pair in zip(requests, statuses, strict=False)]
-            comm._MPI.Request.Waitall(requests[len(statuses) :])
-            for (rank, wanted), status, more in zip(self._wanted, statuses, longer, strict=True):
-                got = "more" if more else status.Get_count(comm._MPI.BYTE)
-                if got != wanted:
-                    raise RuntimeError(
-                        f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
-                        "was given an array of another dtype or with another number of columns"
-                    )
+            receives, sends = self._later
+            for rank, place in receives:
+                self._receive(rank, place)
+            for rank, place in sends:
+                self._send(rank, place)
+        statuses = [comm._MPI.Status() for _ in self._receiving]
+        longer = [_is_longer(comm._MPI, one[2], status) for one, status in zip(self._receiving, statuses, strict=True)]
+        comm._MPI.Request.Waitall(self._sending)
+        receiving, self._receiving, self._sending, self._later = self._receiving, [], [], ([], [])
+        self._waited = True
+        for (rank, wanted, _), status, more in zip(receiving, statuses, longer, strict=True):
+            got = "more" if more else status.Get_count(comm._MPI.BYTE)
+            if got != wanted:
+                raise RuntimeError(
+                    f"receives: wanted {wanted} bytes from rank {rank}, which has sent {got}: it has failed, or "
+                    "was given an array of another dtype or with another number of columns"
+                )
         if self._arriving:
             import cupy
 
             stream = cupy.cuda.get_current_stream()
             for target, place in self._arriving:
                 target.set(place, stream)
-            comm._hold([place for _, place in self._arriving], stream.record())
+            self._copied = stream.record(), [place for _, place in self._arriving]
             self._arriving = []
 
 
@@ -332,8 +362,8 @@ class MpiCommunicator(Communicator):
         self._MPI, self._mpi = MPI, comm.Dup()
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self.cuda_aware = _says_cuda(self._mpi) if cuda_aware is None else bool(cuda_aware)
-        #: pinned memory that is being copied to the GPU, with the event after the copy
-        self._held: list[tuple[Any, Any]] = []
+        #: messages whose memory MPI or the card may still use
+        self._held: list[_Messages] = []
         if self.size > 1:
             _abort_on_uncaught_errors(MPI)
 
@@ -419,10 +449,9 @@ class MpiCommunicator(Communicator):
             "D.panel() on each rank, and from_local makes the matrix of it again"
         )
 
-    def _hold(self, places: list[Array], copied: Any) -> None:
-        """Keep pinned memory until it has been copied: the host goes on, and the next message may not overwrite it."""
-        self._held = [(memory, event) for memory, event in self._held if not event.done]
-        self._held.append((places, copied))
+    def _hold(self, messages: _Messages) -> None:
+        """Keep messages, also if nobody waits for them, until their memory may have another owner."""
+        self._held = [*(one for one in self._held if not one.done), messages]
 
     def _message(self, array: Array) -> Any:
         """What mpi4py takes: the bytes, since MPI knows no dtype such as bfloat16."""

@@ -1,7 +1,6 @@
 """Iterations that are replayed as CUDA graphs: one launch in place of dozens, and one read on the host for several.
 
-A graph works on the same arrays each time. What an iteration allocates while it is captured stays allocated as long as
-the graph, and the graph is launched on the stream on which the solver was called, so that memory is reused in order. It
+A graph works on the same arrays each time. What an iteration allocates while it is captured is memory of the graph. It
 is kept for the next solve with the same operands, until its preconditioner, or the matrix if there is none, is deleted.
 """
 
@@ -10,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -60,8 +58,8 @@ class Replay:
         Where the arrays live; only CuPy has graphs.
     wanted : bool
         Whether it is captured at all.
-    captured : Captured, optional
-        A graph of the function, on the same arrays, which is launched from the first call on.
+    captured : Graph, optional
+        A CUDA graph of the function, on the same arrays, which is launched from the first call on.
     called : bool
         Whether an earlier solve has called the function already.
     """
@@ -71,74 +69,47 @@ class Replay:
         function: Callable[[], Any],
         xp: Any,
         wanted: bool = True,
-        captured: Captured | None = None,
+        captured: Any = None,
         called: bool = False,
     ) -> None:
         self._function, self._xp = function, xp
         self._called, self._pending = called, wanted and captured is None and hasattr(xp, "cuda")
-        self.captured = captured
+        #: the CUDA graph, or None if there is none yet
+        self.graph = captured
         self.refusal: str | None = None
-
-    @property
-    def graph(self) -> Any:
-        """The CUDA graph, or None if there is none yet."""
-        return None if self.captured is None else self.captured.graph
 
     def __call__(self, worthwhile: bool = True) -> None:
         if self._called and self._pending and worthwhile:
             self._capture()
-        if self.captured is None:
+        if self.graph is None:
             self._function()
             self._called = True
         else:
-            self.captured.graph.launch()
+            self.graph.launch()
 
     def _capture(self) -> None:
         """Capture the function; that computes nothing."""
         self._pending = False
-        cuda, held = self._xp.cuda, list[Any]()
-        home = cuda.get_current_stream()
+        from .._kernels import graphs
+
+        cuda = self._xp.cuda
         # What runs elsewhere must have ended: a captured launch cannot wait for an event of another stream.
-        home.synchronize()  # synchronize!
+        cuda.get_current_stream().synchronize()  # synchronize!
         stream = cuda.Stream(non_blocking=True)
         try:
-            with _memory_of(cuda, home, held), stream:
+            with stream:
                 stream.begin_capture()
                 try:
-                    self._function()
+                    with graphs.memory():
+                        self._function()
                 except BaseException:
                     with contextlib.suppress(Exception):
                         stream.end_capture()
                     raise
-                self.captured = Captured(stream.end_capture(), held)
+                self.graph = stream.end_capture()
         # CUDA's errors, NotImplementedError of what CuPy does not capture, or memory that is not there
         except (RuntimeError, MemoryError) as error:
             self.refusal = f"{type(error).__name__}: {error}".split("\n")[0]
-
-
-@dataclass
-class Captured:
-    """A CUDA graph with the memory that it works in beside the arrays of its function."""
-
-    graph: Any
-    memory: list[Any]
-
-
-@contextlib.contextmanager
-def _memory_of(cuda: Any, home: Any, held: list[Any]) -> Iterator[None]:
-    """Allocate as work of the stream `home` does, and keep everything that is allocated in a list."""
-    from .._kernels.workspace import owned_graph
-
-    allocate = cuda.get_allocator()
-
-    def keep(size: int) -> Any:
-        with home:
-            memory = allocate(size)
-        held.append(memory)
-        return memory
-
-    with owned_graph(home, held), cuda.using_allocator(keep):
-        yield
 
 
 # ------------------------------------------------------------------------- graphs that are kept between solves
@@ -178,12 +149,10 @@ class _State:
     def _described(
         kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any], matrices: list[Any]
     ) -> tuple[Any, ...]:
-        from .._kernels.workspace import PER_THREAD
+        from .._kernels import driver
 
         cuda = backend.xp.cuda
-        stream = cuda.get_current_stream().ptr
-        thread = threading.get_ident() if stream == PER_THREAD else 0
-        place = backend.name, cuda.runtime.getDevice(), stream, thread
+        place = backend.name, cuda.runtime.getDevice(), driver.stream_number(cuda.get_current_stream().ptr)
         return kind, tuple(b.shape), b.dtype, place, _described(operands, matrices)
 
     def plans_for(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> list[Any] | None:
@@ -342,7 +311,7 @@ class Iterations:
 
     def end(self) -> Array:
         """Return x, and keep the graph, if there is one, for the next solve."""
-        x, captured = self.step.x, self.replay.captured
+        x, captured = self.step.x, self.replay.graph
         if captured is None:
             return x
         arrays = {name: part for name, part in vars(self.step).items() if self._backend.is_dense(part)}

@@ -6,7 +6,6 @@ and from one solve, to the next, so that these steps can be replayed as CUDA gra
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .arguments import NOT_FINITE
-from .graphs import WORTHWHILE, Captured, Place, Replay, ahead, capturable, expected
+from .graphs import WORTHWHILE, Place, Replay, ahead, capturable, expected
+from .operators import NOT_FINITE, is_integer
 
 #: Columns of the basis by default.
 _BASIS = 20
@@ -108,7 +107,7 @@ class _Arnoldi:
         kept = self._place.kept
         self.space = Space(s, flexible, None if kept is None else kept.arrays)
         #: by place in the basis; those of the products with M and A are at -1
-        self._captured: dict[int, Captured] = {} if kept is None else kept.captured
+        self._captured: dict[int, Any] = {} if kept is None else kept.captured
         self._multiply = Replay(self.space.multiply, s.xp, graph, self._captured.get(-1))
         self._orthogonalise = [self._replay(j, True) for j in range(len(self.space.columns))]
 
@@ -146,10 +145,10 @@ class _Arnoldi:
 
     def end(self) -> None:
         """Keep the graphs, if there are any, for the next solve."""
-        if self._multiply.captured is None:
+        if self._multiply.graph is None:
             return
-        captured = {-1: self._multiply.captured}
-        captured.update((j, x.captured) for j, x in enumerate(self._orthogonalise) if x.captured is not None)
+        captured = {-1: self._multiply.graph}
+        captured.update((j, x.graph) for j, x in enumerate(self._orthogonalise) if x.graph is not None)
         self._place.leave(captured, self.space.arrays(), self._made)
 
 
@@ -157,7 +156,7 @@ def restarted(
     s: Any, operands: tuple[Any, Any], restart: int | None, flexible: bool, tell: Callable[[str, Any], None] | None
 ) -> tuple[Array, int]:
     """Solve a system by GMRES; the operands are A and M."""
-    if restart is not None and (isinstance(restart, bool) or not isinstance(restart, numbers.Integral) or restart < 1):
+    if restart is not None and not is_integer(restart, 1):
         raise ValueError(f"restart: wanted an integer from 1 on, or None, got {restart!r}")
     most = min(_BASIS if restart is None else int(restart), s.rows)
     graph = tell is None and most <= _LONGEST and capturable(s.backend, *operands)

@@ -69,7 +69,7 @@ Q = np.ones((2, 4, 1, 8), np.float32)
         ({"blocks": np.zeros((1, 3, 2), np.int32), "block": 16}, ValueError, "blocks: wanted shape"),
         ({"out": np.zeros((2, 4, 1, 7), np.float32)}, ValueError, "out: wanted float32 of shape"),
         ({"out": np.zeros((2, 4, 1, 8))}, ValueError, "out: wanted float32 of shape"),
-        ({"out": [1.0]}, TypeError, "out: wanted an array on 'cpu' as the cache is, got list"),
+        ({"out": [1.0]}, TypeError, "out: wanted a dense array on 'cpu', where the cache is, got a list"),
         ({"out": np.broadcast_to(np.float32(0), (2, 4, 1, 8))}, ValueError, "out: array is read-only"),
         ({"layout": "bdhs"}, ValueError, "layout: wanted 'bhsd' or 'bshd'"),
         ({"layout": 3}, ValueError, "layout: wanted 'bhsd' or 'bshd'"),

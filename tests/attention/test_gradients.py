@@ -306,7 +306,7 @@ DELTA = np.zeros_like(LSE)
         ({"k": K.astype("float32")}, TypeError, "k: wanted float64 as q has"),
         ({"dq": Q[:, :1].copy()}, ValueError, "dq: wanted float64 of shape"),
         ({"dk": K}, ValueError, "dk: overlaps k"),
-        ({"dv": "x"}, TypeError, "dv: wanted a dense array on 'cpu', where q is, got str"),
+        ({"dv": "x"}, TypeError, "dv: wanted a dense array on 'cpu', where q is, got a str"),
         ({"dk": DELTA}, ValueError, "dk: wanted float64 of shape"),
         ({"layout": "sbhd"}, ValueError, "layout: wanted 'bhsd' or 'bshd'"),
         ({"align": "left"}, ValueError, "align: wanted"),

@@ -291,7 +291,7 @@ def test_bad_arguments_of_decode_are_told() -> None:
         (q, {"out": np.empty((2, 4, 1, 8), F16)}, ValueError, r"out: wanted float16 of shape \(2, 4, 1, 4\)"),
         (q, {"out": q[..., :4]}, ValueError, "out: overlaps q"),
         (q, {"out": cache.v[:1, :1, :8].reshape(2, 4, 1, 4)}, ValueError, "out: overlaps cache"),
-        (q, {"out": [1]}, TypeError, "out: wanted an array on 'cpu'"),
+        (q, {"out": [1]}, TypeError, "out: wanted a dense array on 'cpu'"),
     ]
     for given_q, how, error, message in cases:
         how = {"cache": cache} | how

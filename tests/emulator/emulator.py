@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -37,7 +37,7 @@ from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import device, jit, launching, tensor_map, workspace
+from bsrgemm._kernels import device, jit, launching, tensor_map
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
 from bsrgemm._products import (
@@ -53,6 +53,8 @@ from bsrgemm._products import (
 )
 from bsrgemm._products import cuda as products_cuda
 from bsrgemm._products.call import ProductCall
+
+from ..fake_device.driver import driven
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
@@ -75,6 +77,14 @@ class _Pointer:
 
     def __init__(self, array: Array) -> None:
         self.array, self.ptr = array, array.ctypes.data
+
+    @property
+    def mem(self) -> Any:
+        """The allocation, for arrays that captures.Memory has made."""
+        found: Any = self.array
+        while found is not None and not hasattr(found, "allocation"):
+            found = getattr(found, "base", None)
+        return getattr(found, "allocation", None)
 
 
 def put(x: Any) -> Array:
@@ -115,6 +125,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
     event = SimpleNamespace(done=True)
     stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
     stand_in = SimpleNamespace(
+        ndarray=Array,
         empty=lambda *args: put(_unwritten(*args)),
         zeros=lambda *args: put(np.zeros(*args)),
         cumsum=np.cumsum,
@@ -154,11 +165,11 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
 
         return call
 
-    patches = [
+    patches: list[AbstractContextManager[Any]] = [
         *(
             patch.object(module, "cupy", stand_in)
             for module in (
-                *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, workspace, launching, device),
+                *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, launching, device),
                 *(backward_launch, turn_order),
                 *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
                 sampled_tiles,
@@ -167,7 +178,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
         patch.object(device, "multiprocessors", lambda: 2),
         patch.object(device, "l2_bytes", lambda: 50 << 20),
-        patch.object(workspace, "_zeroed", {}),
+        driven(stand_in),
         patch.object(attention_launch, "mask_tiles", lists),
         patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),

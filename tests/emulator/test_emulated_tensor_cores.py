@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import device, jit, workspace
+from bsrgemm._kernels import device, graphs, jit, workspace
 from bsrgemm._products import copies, launch, sm90_tiles, work_list
 from bsrgemm._products.call import ProductCall
 from bsrgemm.dtypes import BFLOAT16
@@ -168,22 +169,23 @@ def test_products_by_copies_of_panels(most, tf32, rng, every_copy_pays, monkeypa
 
 @pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "float32"])
 def test_a_product_without_memory_for_a_copy_is_computed_without_it(tf32, rng, every_copy_pays, monkeypatch) -> None:
-    def full(allocate: Any) -> Any:
+    def full(*how: Any) -> Any:
         raise MemoryError  # as CuPy's OutOfMemoryError is
 
+    without_memory = SimpleNamespace(**vars(launch.cupy) | {"empty": full})
     A = Matrix(rng, (32, 40), F32)
     B = put(rng.integers(-2, 3, (A._shape[1], 96)).astype(F32))
     out = put(np.full((A._shape[0], 96), 7, F32))
     with monkeypatch.context() as little:
-        little.setattr(workspace, "retain_for_graph", full)
+        little.setattr(launch, "cupy", without_memory)
         launched = by_copies(A, B, out, 0, tf32)
         np.testing.assert_array_equal(out, A.dense @ np.asarray(B))
         assert "gemm_sm80" in launched and "columns_tf32" not in launched
-        little.setattr(workspace, "is_capturing", lambda: True)
+        little.setattr(graphs, "is_capturing", lambda: True)
         with pytest.raises(MemoryError):
             by_copies(A, B, out, 0, tf32)
     call = ProductCall(A, B, out, F32, tf32=tf32)
-    with patch.object(workspace, "retain_for_graph", full):
+    with patch.object(launch, "cupy", without_memory):
         assert launch.product(call) is None  # nothing is remembered: the next call copies
     with patch.object(launch, "_columns_tf32", wraps=launch._columns_tf32) as copied:
         assert launch.product(call) is None

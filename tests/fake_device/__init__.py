@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from . import arrays, backend, functions
 from .arrays import ndarray, xp
-from .backend import FakeAppend, FakeAttention, FakeBackend, FakeProducts, install, sparray, sparse, spmatrix
+from .backend import FakeAppend, FakeAttention, FakeBackend, FakeProducts, Tensor, install, sparray, sparse, spmatrix
 from .functions import FUNCTIONS, LINALG, UFUNCS
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "FakeAttention",
     "FakeBackend",
     "FakeProducts",
+    "Tensor",
     "arrays",
     "backend",
     "functions",

@@ -15,7 +15,7 @@ from bsrgemm._attention.append import APPEND_ENGINES, AppendCall, AppendEngine
 from bsrgemm._attention.call import AttentionCall, BackwardCall, DecodeCall
 from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
-from bsrgemm._backend import registry, structure
+from bsrgemm._backend import dlpack, registry, structure
 from bsrgemm._backend.base import Backend, Blocks
 from bsrgemm._backend.index_arrays import watched_class
 from bsrgemm._backend.numpy_backend import HOST
@@ -178,6 +178,19 @@ sparse.sparray, sparse.spmatrix = sparray, spmatrix  # type: ignore[attr-defined
 
 
 # ------------------------------------------------------------------------------------- the backend
+class Tensor:
+    """An array of another library on the fake device, such as torch's on a card; see `FakeBackend.adopt`."""
+
+    def __init__(self, memory: np.ndarray[Any, Any], writable: bool = True) -> None:
+        self.memory, self.writable, self.shape = memory, writable, memory.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, 0
+
+    def __dlpack__(self, **options: Any) -> NoReturn:
+        raise AssertionError("the backend of the fake device reads these")
+
+
 class FakeBackend(Backend):
     """A device whose memory is NumPy's; the work that has a code of its own is done by the host's."""
 
@@ -204,7 +217,11 @@ class FakeBackend(Backend):
     def is_sparse(self, x: Any) -> bool:
         return isinstance(x, _spbase)
 
-    def adopt(self, x: Any) -> ndarray | None:
+    def adopt(self, x: Any, writes: bool = False) -> ndarray | None:
+        if isinstance(x, Tensor):
+            if writes and not x.writable:
+                raise dlpack.read_only(x)
+            return ndarray(x.memory)
         return x if isinstance(x, ndarray) else None
 
     def from_host(self, x: np.ndarray[Any, Any]) -> ndarray:

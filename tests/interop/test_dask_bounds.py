@@ -17,7 +17,7 @@ da = pytest.importorskip("dask.array")
 from dask.task_spec import TaskRef  # noqa: E402
 
 from bsrgemm.interop import dask as panels  # noqa: E402
-from bsrgemm.interop.dask import base, layout, products, sources, storage, tasks  # noqa: E402
+from bsrgemm.interop.dask import base, products, sources, tasks  # noqa: E402
 
 S = bg.random(60, 48, blocksize=(4, 3), density=0.4, seed=0)
 X = np.random.default_rng(2).standard_normal((48, 5))
@@ -32,7 +32,7 @@ def _in_this_thread() -> Any:
 
 # ------------------------------------------------------------------------------------------------- layouts
 def test_a_layout_knows_panels_along_either_axis() -> None:
-    rows = layout.Layout((4, 8, 0), 6, (4, 3), np.dtype(float))
+    rows = tasks.Layout((4, 8, 0), 6, (4, 3), np.dtype(float))
     assert (rows.device, rows.axis, rows.count, rows.shape) == ("cpu", 0, 3, (12, 6))
     assert rows.chunks == ((4, 8, 0), (6,)) and rows.bounds == ((0, 4), (4, 12), (12, 12))
     assert rows.shape_of(1) == (8, 6) and rows.key("x", 2) == ("x", 2, 0)
@@ -40,10 +40,10 @@ def test_a_layout_knows_panels_along_either_axis() -> None:
     assert (columns.axis, columns.blocksize, columns.shape) == (1, (3, 4), (6, 12))
     assert columns.chunks == ((6,), (4, 8, 0)) and columns.shape_of(1) == (6, 8) and columns.key("x", 2) == ("x", 0, 2)
     assert columns.transposed() == rows and rows.with_sides((12,)).shape == (12, 6)
-    layout.check_sides((0, 4, 8), 4, "rows")
+    tasks.check_sides((0, 4, 8), 4, "rows")
     for side, words in ((6, "4 and 8 are"), (-4, "-4 and 0 are"), (3, "0 and 4 are")):
         with pytest.raises(ValueError, match=f"rows: panel 1 has {side} columns, .* the 4 columns of a block; {words}"):
-            layout.check_sides((4, side), 4, "rows", 1)
+            tasks.check_sides((4, side), 4, "rows", 1)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_layout_knows_panels_along_either_axis() -> None:
 def test_the_last_panel_may_have_fewer_rows(shape: tuple[int, int], rows: int, sides: tuple[int, ...]) -> None:
     made = panels.from_bsr(S[: shape[0], : shape[1]], rows)
     assert made.chunks == (sides, (shape[1],)) and made.compute().shape == shape
-    for k, (start, stop) in enumerate(layout.bounds_of(sides)):
+    for k, (start, stop) in enumerate(tasks.bounds_of(sides)):
         panel = made.partitions[k].compute()
         np.testing.assert_array_equal(panel.toarray(), S[start:stop, : shape[1]].toarray())
     for wrong in (True, 4.0, "4", -4, None):
@@ -204,7 +204,7 @@ def test_other_panels_hold_the_same_matrix(chunks: Any, sides: tuple[int, ...]) 
     made = A.rechunk(chunks)
     assert made.chunks == (sides, (48,))
     np.testing.assert_array_equal(made.compute().toarray(), S.toarray())
-    for k, (start, stop) in enumerate(layout.bounds_of(sides)):
+    for k, (start, stop) in enumerate(tasks.bounds_of(sides)):
         np.testing.assert_array_equal(made.partitions[k].compute().toarray(), S.toarray()[start:stop])
 
 
@@ -335,16 +335,16 @@ def test_sizes_in_a_list_are_integers(tmp_path: Path, change: dict[str, Any]) ->
 
 
 def test_a_panel_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    folder = storage.NpzFolder(str(tmp_path))
+    folder = sources.NpzFolder(str(tmp_path))
     with pytest.raises(TypeError):
         folder.write(0, "no matrix")
     assert not list(tmp_path.iterdir())
     folder.write(7, S)
     assert [path.name for path in tmp_path.iterdir()] == ["panel-000007.npz"]
     plain = (tmp_path / "panel-000007.npz").stat().st_size
-    storage.NpzFolder(str(tmp_path), compressed=True).write(7, S * 0 + S)
+    sources.NpzFolder(str(tmp_path), compressed=True).write(7, S * 0 + S)
     assert (tmp_path / "panel-000007.npz").stat().st_size < plain
-    named = storage.NpzFolder(str(tmp_path), files=("a.npz", "b.npz"))
+    named = sources.NpzFolder(str(tmp_path), files=("a.npz", "b.npz"))
     assert named.name_of(1) == "b.npz"
 
 
@@ -353,21 +353,21 @@ def test_a_folder_that_holds_anything_of_panels_is_not_written_to(tmp_path: Path
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / "notes.txt").touch()
-        storage.NpzFolder(str(folder)).make()  # other files do not matter
+        sources.NpzFolder(str(folder)).make()  # other files do not matter
         assert (folder / "panels.json.part").exists()
         (folder / "panels.json.part").unlink()
         (folder / name).touch()
         with pytest.raises(FileExistsError, match="holds panels already; wanted an empty or a new one"):
-            storage.NpzFolder(str(folder)).make()
+            sources.NpzFolder(str(folder)).make()
     deep = tmp_path / "a" / "b"
-    storage.NpzFolder(str(deep)).make()
+    sources.NpzFolder(str(deep)).make()
     assert deep.is_dir()
 
 
 def test_the_number_of_a_panel_has_six_digits_at_least() -> None:
-    assert storage.ZarrGroup("x").name_of(1_234_567) == "x/panel-1234567"
-    assert storage.ZarrGroup("x").name_of(3) == "x/panel-000003"
-    assert storage.NpzFolder("x").name_of(3).endswith("panel-000003.npz")
+    assert sources.ZarrGroup("x").name_of(1_234_567) == "x/panel-1234567"
+    assert sources.ZarrGroup("x").name_of(3) == "x/panel-000003"
+    assert sources.NpzFolder("x").name_of(3).endswith("panel-000003.npz")
 
 
 @pytest.mark.parametrize("rows", [48, 24, 18, 12, 3])
@@ -376,3 +376,15 @@ def test_a_matrix_in_memory_is_cut_into_as_many_panels_as_the_other_has(rows: in
     P = panels.from_bsr(B, rows)
     assert P._layout.count == -(-48 // rows)
     np.testing.assert_allclose((S @ P).compute().toarray(), (S @ B).toarray(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sides", "text"),
+    [
+        ((16,), "(16,)"),
+        ((1, 2, 3, 4, 5, 6), "(1, 2, 3, 4, 5, 6)"),
+        ((1, 2, 3, 4, 5, 6, 7), "(1, 2, 3, 4, ... 7 in all)"),
+    ],
+)
+def test_messages_leave_out_the_middle_of_many_panels(sides: tuple[int, ...], text: str) -> None:
+    assert tasks.shortened(sides) == text

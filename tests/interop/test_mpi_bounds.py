@@ -17,7 +17,7 @@ from bsrgemm import linalg
 from bsrgemm._attention.mask import BlockMask
 from bsrgemm.interop import communicator, mpi
 from bsrgemm.interop.communicator import OneRank, same, together
-from bsrgemm.interop.mpi import files, halo, matrix, multigrid, panels, ring_plan, sparse
+from bsrgemm.interop.mpi import matrix, multigrid, panels, ring_plan, sparse
 
 from .ranks import outcomes_of, run
 
@@ -122,9 +122,9 @@ def written(path: Path, **change: Any) -> Path:
 def test_numbers_of_another_byte_order_are_turned(tmp_path: Path, dtype: str) -> None:
     A = chain(6, 2)
     path = written(tmp_path / "A.npz", data=(8 * A.data).astype(dtype), indices=A.indices.astype(">i4"))
-    (rows, columns), pointers = files.read_pattern(str(path))
+    (rows, columns), pointers = panels._read_pattern(str(path))
     assert (rows, columns) == (12, 12) and pointers.tolist() == A.indptr.tolist()
-    data, indices, indptr = files.read_panel(str(path), pointers, 2, 5)
+    data, indices, indptr = panels._read_panel(str(path), pointers, 2, 5)
     begin, end = A.indptr[2], A.indptr[5]
     assert data.dtype.isnative and indices.dtype.isnative and data.dtype == np.dtype(dtype).newbyteorder("=")
     np.testing.assert_array_equal(data, (8 * A.data[begin:end]).astype(data.dtype))
@@ -148,12 +148,12 @@ def test_arrays_are_skipped_and_read_in_pieces(
         skipped.append(offset)
         return seek(self, offset, whence)
 
-    monkeypatch.setattr(files, "_SKIPPED", step)
+    monkeypatch.setattr(panels, "_SKIPPED", step)
     monkeypatch.setattr(zipfile.ZipExtFile, "seek", seeking)
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda self, n=-1: (most.append(n), read(self, n))[1])
     pointers = A.indptr
     for first, last in ((0, 6), (1, 3), (5, 6), (3, 3), (6, 6)):
-        data, indices, _ = files.read_panel(str(tmp_path / "A.npz"), pointers, first, last)
+        data, indices, _ = panels._read_panel(str(tmp_path / "A.npz"), pointers, first, last)
         np.testing.assert_array_equal(data, A.data[pointers[first] : pointers[last]])
         np.testing.assert_array_equal(indices, A.indices[pointers[first] : pointers[last]])
     assert most.count(step) > 10  # beside the headers
@@ -163,11 +163,14 @@ def test_arrays_are_skipped_and_read_in_pieces(
 def test_rows_that_a_file_does_not_have_are_named(tmp_path: Path) -> None:
     path = str(written(tmp_path / "A.npz"))
     for first, last in ((-1, 2), (3, 2), (0, 99)):
-        with files._opened(path) as archive, pytest.raises(ValueError, match=r"data: wanted rows .* to .*, got an arr"):
-            files._read(archive, "data", first, last)
-    with files._opened(path) as archive:
-        assert len(files._read(archive, "data", 16, 16)) == 0 and len(files._read(archive, "data", 0, 16)) == 16
-        assert files._read(archive, "format").tolist() == [b"bsr"]
+        with (
+            panels._opened(path) as archive,
+            pytest.raises(ValueError, match=r"data: wanted rows .* to .*, got an"),
+        ):
+            panels._read(archive, "data", first, last)
+    with panels._opened(path) as archive:
+        assert len(panels._read(archive, "data", 16, 16)) == 0 and len(panels._read(archive, "data", 0, 16)) == 16
+        assert panels._read(archive, "format").tolist() == [b"bsr"]
 
 
 @pytest.mark.parametrize(
@@ -303,8 +306,8 @@ def test_matrices_over_ranks_are_said_to_be_canonical_and_are(monkeypatch: pytes
 
 
 def test_parts_of_a_concatenation_leave_out_ranks_without_one() -> None:
-    assert halo._slices([2, 0, 3, 0]) == {0: slice(0, 2), 2: slice(2, 5)}
-    assert halo._slices([]) == {}
+    assert sparse._slices([2, 0, 3, 0]) == {0: slice(0, 2), 2: slice(2, 5)}
+    assert sparse._slices([]) == {}
     assert sparse._pointers(np, np.array([2, 0, 3], np.int32)).tolist() == [0, 2, 2, 5]
     assert sparse._pointers(np, np.array([2, 0, 3], np.int32)).dtype == np.int64
     assert sparse._within(None, slice(1, 3)) == slice(1, 3)

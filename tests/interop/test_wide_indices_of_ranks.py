@@ -12,7 +12,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.interop import communicator, mpi
 from bsrgemm.interop.communicator import OneRank
-from bsrgemm.interop.mpi import halo, matrix, multigrid, panels, sparse
+from bsrgemm.interop.mpi import matrix, multigrid, panels, sparse
 
 from ..array.test_counting import counting_in_64_bits
 from ..linalg.problems import hermitian
@@ -50,7 +50,7 @@ def test_lengths_that_ranks_tell_each_other_have_64_bits() -> None:
             return gather(array)
 
         comm.allgather = noting
-        found = halo.exchanged(comm, [np.arange(k, dtype=np.int32) for k in (1, 2)])
+        found = sparse.exchanged(comm, [np.arange(k, dtype=np.int32) for k in (1, 2)])
         assert [x.tolist() for x in found] == [list(range(comm.rank + 1))] * 2
         D = panels.from_local(panels.partition(A, comm).panel(), comm)
         assert D._halo.index.dtype == np.int64
@@ -97,18 +97,6 @@ def test_a_hierarchy_refuses_blocks_that_it_was_not_made_of(place: str) -> None:
         assert isinstance(error, ValueError)
         assert str(error).startswith("A: wanted the blocks of the matrix of the hierarchy, got other ind")
         assert str(error).endswith("[on rank 1]")
-
-
-def test_a_library_that_reads_cards_has_nothing_to_wait_for_on_the_host() -> None:
-    q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 32, 8)) for i in range(3))
-    want = bg.attention(q, k, v, causal=True)
-
-    def program(comm: Any) -> Any:
-        comm.cuda_aware = True
-        part = [mpi.zigzag_split(x, comm.rank, 2) for x in (q, k, v)]
-        return mpi.ring_attention(*part, comm=comm, causal=True)
-
-    np.testing.assert_allclose(mpi.zigzag_join(run(2, program)), want)
 
 
 @pytest.mark.parametrize("size", [1, 2])

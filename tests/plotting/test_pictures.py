@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._plotting import drawing
+from bsrgemm import _plotting
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -183,7 +183,7 @@ def test_sides_are_to_scale_unless_one_is_more_than_eight_times_the_other(
     shape: tuple[int, int], similar: bool
 ) -> None:
     ax = plt.figure().add_subplot()
-    assert drawing.frame(ax, shape, (1, 1)) == similar
+    assert _plotting._frame(ax, shape, (1, 1)) == similar
     assert ax.get_aspect() == (1.0 if similar else "auto")
     plt.close("all")
 

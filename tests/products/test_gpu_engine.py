@@ -293,7 +293,7 @@ def many(x: Any, count: int) -> Any:
 class Started:
     """A launch that starts nothing."""
 
-    def start(self) -> str:
+    def start(self, operands: tuple[Any, ...]) -> str:
         return "started"
 
 

@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "no result array": (
         TypeError,
-        "out: wanted an array on 'cpu', got list",
+        "out: wanted a dense array on 'cpu', got a list",
         lambda: bg.matmul(A, B, out=[[0.0, 0]] * 4),
     ),
     "the shape of out": (

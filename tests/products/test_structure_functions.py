@@ -524,10 +524,8 @@ def test_kinds_of_devices() -> None:
     assert [dlpack.device_kind(Elsewhere(kind)) for kind in (1, 2, 3, 13, 9, None)] == [1, 2, 3, 13, 9, None]
     assert dlpack.device_kind(3) is None and dlpack.device_kind(SimpleNamespace(__dlpack__=1)) is None
     assert dlpack.ON_HOST == (1, 3) and dlpack.ON_DEVICE == (2, 13)
-    assert dlpack.has_cuda_interface(Elsewhere(2, __cuda_array_interface__={}))
-    assert not dlpack.has_cuda_interface(Elsewhere(2)) and not dlpack.has_cuda_interface(
-        Elsewhere(2, __cuda_array_interface__=None)
-    )
+    assert dlpack.cuda_interface(Elsewhere(2, __cuda_array_interface__={})) == {}
+    assert dlpack.cuda_interface(Elsewhere(2)) is dlpack.cuda_interface(Elsewhere(2, __cuda_array_interface__=None))
 
 
 @pytest.mark.parametrize(
@@ -600,7 +598,7 @@ def test_a_device_that_is_missing_says_why(monkeypatch: Any) -> None:
 
 def test_the_device_is_looked_for_before_an_array_is_brought_to_it(monkeypatch: Any) -> None:
     looked: list[bool] = []
-    card = SimpleNamespace(is_dense=lambda x: x == "dense", adopt=lambda x: f"{x} there")
+    card = SimpleNamespace(is_dense=lambda x: x == "dense", adopt=lambda x, writes: f"{x} there")
     monkeypatch.setattr(registry, "_CUDA", card)
     monkeypatch.setattr(registry, "_cuda_with_device", lambda: looked.append(True))
     assert registry.adopted(card, "dense", "B") == "dense there" and not looked

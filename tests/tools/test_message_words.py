@@ -13,7 +13,6 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm import linalg
-from bsrgemm.dtypes import BFLOAT16
 from bsrgemm.interop import mpi
 
 A = bg.bsr_array(2 * np.eye(8) - np.eye(8, k=1) - np.eye(8, k=-1), blocksize=(2, 2))
@@ -115,13 +114,3 @@ def test_a_missing_operand_of_a_pullback_names_the_function_that_was_called() ->
     _, pullback = bg.vjp(bg.matmul, A, np.ones(8))
     with pytest.raises(TypeError, match=r"^pullback\(\) missing 1 required positional argument: 'dC'"):
         pullback()
-
-
-@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dia", "lil", "dok"])
-@pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
-def test_a_format_that_cannot_hold_the_dtype_is_named(format: str, dtype: Any) -> None:
-    for blocksize in ((1, 1), (4, 4)):
-        half: Any = A.tobsr(blocksize).astype(dtype)
-        for call in (getattr(half, f"to{format}"), lambda half=half: half.asformat(format)):
-            with pytest.raises(TypeError, match=f"^{format}: scipy.sparse does not hold {half.dtype}; cast first"):
-                call()

@@ -1,15 +1,13 @@
-"""What README says is what happens: its commands, its example, its links."""
+"""What README says is what happens: its commands and its example. test_docs.py follows its links."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,11 +45,9 @@ def test_the_long_profile_installs_what_builds_the_site() -> None:
 
 
 def test_the_commands_of_the_readme_name_extras_that_exist() -> None:
-    extras = _extras()
-    for extra, command in (("test", _command("pytest")), ("bench", _command("bench --quick"))):
-        assert f'".[{extra}$(command -v nvidia-smi >/dev/null && echo ,cuda12)]"' in command
-    for name in ("test", "bench", "cuda12", "cuda13"):
-        assert extras[name]
+    asked = [re.sub(r"\$\(.*?echo (.*?)\)", r"\1", extras) for extras in re.findall(r'"\.\[([^"]*)\]"', README)]
+    named = {name for extras in asked for name in extras.split(",")}
+    assert {"test", "cuda12"} <= named <= set(_extras())
 
 
 def test_the_table_of_extras_is_that_of_the_project() -> None:
@@ -61,19 +57,8 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     assert sorted(name for cell in first for name in re.findall(r"`(\w+)`", cell)) == sorted(_extras())
 
 
-def test_the_main_command_of_the_readme_is_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    from bsrgemm.__main__ import main
-
-    program, *command = shlex.split(_command("bench --quick").split(" && ")[-1])
-    assert program == ".venv/bin/python" and command[:2] == ["-m", "bsrgemm"]
-    with pytest.raises(SystemExit) as stop:
-        main([*command[2:], "--help"])
-    assert stop.value.code == 0
-
-
 def test_the_example_of_the_readme_runs_and_is_right() -> None:
     (example,) = _blocks("python")
-    assert sum(bool(line.strip()) for line in example.splitlines()) <= 11
     names: dict[str, Any] = {}
     exec(compile(example, "README.md", "exec"), names)
     A, B, C, G, H, S = (names[name] for name in "ABCGHS")
@@ -85,31 +70,3 @@ def test_the_example_of_the_readme_runs_and_is_right() -> None:
     assert S.format == "csr"
     np.testing.assert_allclose(S.toarray(), dense[:16])
     np.testing.assert_allclose(names["O"], 1)  # every value is
-
-
-@pytest.mark.parametrize("name", re.findall(r"python -m bsrgemm (\w+)", README))
-def test_the_readme_names_commands_that_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from bsrgemm.__main__ import main
-
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
-    assert stop.value.code == 0
-    assert name in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
-def test_the_links_of_the_readme_lead_somewhere(target: str) -> None:
-    assert (ROOT / target).exists()
-
-
-def test_the_changelog_has_an_entry_for_this_version() -> None:
-    import bsrgemm
-
-    assert f"## {bsrgemm.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_the_names_of_peers_in_the_table_of_attention_are_explained() -> None:
-    prose, _, tables = README.partition("## Measured")[2].partition("<!-- results")
-    (heads,) = re.findall(r"^\| B, H, S, D, mask \| bsrgemm \| (.*) \| over the best peer \|$", tables, re.MULTILINE)
-    for name in heads.split(" | "):
-        assert re.search(rf"\b{name}\b", prose), name

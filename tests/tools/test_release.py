@@ -66,29 +66,10 @@ def test_the_version_is_the_newest_one_of_the_changes_and_its_day_that_of_the_ci
     assert _field("date-released") == (None if day == "unreleased" else day)
 
 
-def test_every_version_of_the_changes_has_a_day_except_the_newest() -> None:
-    headings = re.findall(r"^## (.*)$", CHANGES, re.MULTILINE)
-    for heading in headings[1:]:
-        assert re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", heading), heading
-
-
-def test_the_version_is_written_in_one_place_of_the_package() -> None:
-    assert PROJECT["project"]["dynamic"] == ["version"]
-    path = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
-    assert f'__version__ = "{bsrgemm.__version__}"' in path.read_text(encoding="utf-8")
-
-
 # ------------------------------------------------------------------------------------ the metadata
 def test_every_classifier_is_one_that_the_package_index_knows() -> None:
     known = pytest.importorskip("trove_classifiers").classifiers
     assert set(PROJECT["project"]["classifiers"]) <= known
-
-
-def test_the_metadata_is_complete_and_names_no_host() -> None:
-    project = PROJECT["project"]
-    for key in ("description", "readme", "license", "license-files", "authors", "keywords", "requires-python"):
-        assert project[key], key
-    assert "urls" not in project and "http" not in CITATION  # there is no public home yet
 
 
 # ----------------------------------------------------------------------------------- the file lists

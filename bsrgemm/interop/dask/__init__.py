@@ -5,8 +5,7 @@ the worker that holds them. Importing this package imports Dask; zarr is importe
 """
 
 from .array import PanelArray
-from .files import from_panels, to_panels
 from .products import matmul
-from .sources import from_bsr, from_delayed
+from .sources import from_bsr, from_delayed, from_panels, to_panels
 
 __all__ = ["PanelArray", "from_bsr", "from_delayed", "from_panels", "matmul", "to_panels"]

@@ -22,8 +22,8 @@ from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype, result_dtype, scalar_result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
-from .layout import Layout, bounds_of, check_sides, shortened
 from .products import matmul
+from .tasks import Layout, bounds_of, check_sides, shortened
 
 _WAY_OUT = (
     "A.map_panels(f) applies a function to each panel, A.toarray() is a dense Dask array, and A.compute() a bsr_array"

@@ -15,7 +15,7 @@ from dask.tokenize import tokenize
 from ..._backend.registry import by_name
 from ...bsr import bsr_array
 from . import tasks
-from .layout import Layout
+from .tasks import Layout
 
 if da.array_expr_enabled():
     raise ImportError(

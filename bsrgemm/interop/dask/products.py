@@ -17,7 +17,7 @@ from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype, check_dtype, result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
-from .layout import Layout, bounds_of, shortened
+from .tasks import Layout, bounds_of, shortened
 
 
 def matmul(A: Any, B: Any) -> Any:

@@ -6,7 +6,7 @@ mpi4py is imported by whoever makes a communicator, not here.
 from .matrix import DistributedMatrix
 from .panels import from_file, from_local, partition
 from .ring import ring_attention, ring_attention_backward
-from .zigzag import zigzag_join, zigzag_positions, zigzag_split
+from .ring_plan import zigzag_join, zigzag_positions, zigzag_split
 
 __all__ = [
     "DistributedMatrix",

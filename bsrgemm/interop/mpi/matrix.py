@@ -7,7 +7,9 @@ numbered anew from 0 on. The first product runs while the ghosts travel, the sec
 from __future__ import annotations
 
 import itertools
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,14 @@ import numpy as np
 from ..._array.base import BsrBase
 from ..._backend import structure
 from ..._backend.base import Array, Blocks
+from ..._backend.registry import target
 from ..._products.matmul import matmul
 from ...dtypes import accumulator_dtype
-from ...linalg.operators import DistributedOperator, inner_products
+from ...linalg.operators import DistributedOperator, inner_products, snapshot
 from ...linalg.smoothers import inverse_blocks
-from ..communicator import Communicator, same, summed, together
-from .halo import Halo
+from ..communicator import Communicator, Exchange, same, summed, together
 from .multigrid import set_up
+from .sparse import Halo
 
 #: Ghost blocks in so large a share of the block rows are multiplied with a matrix of all rows, into the result itself.
 _MOST_ROWS = 0.5
@@ -124,21 +127,16 @@ class DistributedMatrix(DistributedOperator):
         >>> D.multiply(np.arange(4.0), alpha=10)  # D @ x is the same without factors
         array([ 0., 20., 40., 60.])
         """
-        self._check(x, self.local_shape[1])
+        given, out = out, self._check(x, self.local_shape[1], out)
         under_way, ghosts = self._halo.fetch(x)
-        try:
+        with _meanwhile(under_way):
             y = matmul(self.interior, x, out=out, alpha=alpha, beta=beta)
-        except Exception:
-            with suppress(RuntimeError):  # the memory of messages may not be freed while they travel
-                under_way.wait()
-            raise
-        under_way.wait()
         if self._halo.count:
             if self._ghost_rows is None:
                 matmul(self._ghost, ghosts, out=y, alpha=alpha, beta=1)
             elif len(self._ghost_rows):
                 y[self._ghost_rows] += matmul(self._ghost, ghosts, alpha=alpha)
-        return y
+        return y if given is None else given
 
     def _transposed(self, x: Array, conjugate: bool) -> Array:
         """The elements of this rank of ``A.T @ x``: what others have for them is added in the order of the ranks.
@@ -150,15 +148,16 @@ class DistributedMatrix(DistributedOperator):
         halo = self._halo
         boundary = x if self._ghost_rows is None else x[self._ghost_rows]
         under_way, coming = halo.give_back(matmul(self._ghost.T, boundary))
-        y = matmul(self.interior.T, x)
-        under_way.wait()
+        with _meanwhile(under_way):
+            y = matmul(self.interior.T, x)
         blocks = y.reshape(len(y) // halo.width, halo.width, *y.shape[1:])
         for rank in sorted(halo.sends):
             part = halo.sends[rank]
             blocks[halo.index[part]] += coming[part]
         return y
 
-    def _check(self, x: Any, length: int, back: bool = False) -> None:
+    def _check(self, x: Any, length: int, out: Any = None, back: bool = False) -> Array | None:
+        """Check the operand of a product, and return `out` as an array; other ranks are told if that fails."""
         backend = self._backend
         try:
             if not backend.is_dense(x):
@@ -170,6 +169,7 @@ class DistributedMatrix(DistributedOperator):
                 )
             if x.dtype not in backend.dtypes:
                 raise TypeError(f"x: wanted numbers, got {x.dtype}")
+            return None if out is None else target(backend, out, "out", ", where D is")
         except (TypeError, ValueError):
             self._halo.refuse(back)
             raise
@@ -377,9 +377,10 @@ class DistributedMatrix(DistributedOperator):
         """
         return self.comm.allreduce(part)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context whose errors are raised by all ranks; nothing in it may communicate."""
-        return together(self.comm)
+    @property
+    def together(self) -> Callable[[], AbstractContextManager[None]]:
+        """Makes a context whose errors are raised by all ranks; nothing in it may communicate."""
+        return partial(together, self.comm)
 
     def agree(self, name: str, value: str) -> None:
         """Raise ValueError on all ranks unless all of them have the same value of the argument `name`."""
@@ -450,6 +451,12 @@ class DistributedMatrix(DistributedOperator):
         found = self._copy()
         found.interior = self.interior._with_data(data[own], copy=False)  # synchronize!
         found._ghost = self._ghost._with_data(data[~own], copy=False)
+        return found
+
+    def snapshot(self) -> DistributedMatrix:
+        """Return this matrix with values of its own and the same index arrays."""
+        found = self._copy()
+        found.interior, found._ghost = snapshot(self.interior), snapshot(self._ghost)
         return found
 
     def _copy(self) -> DistributedMatrix:
@@ -541,6 +548,18 @@ class Transpose:
         if self.dtype.kind == "c" and not self._conjugate:
             raise TypeError("D.T.H: products with the conjugate of a complex matrix are not offered; take D or D.H")
         return self._matrix
+
+
+@contextmanager
+def _meanwhile(under_way: Exchange) -> Iterator[None]:
+    """Do the body of the ``with`` statement while messages travel, and wait for them also if it fails."""
+    try:
+        yield
+    except Exception:
+        with suppress(RuntimeError):
+            under_way.wait()
+        raise
+    under_way.wait()
 
 
 def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -19,8 +19,7 @@ from ..._attention.mask import BlockMask
 from ..._attention.merge import merge_states
 from ..._backend.base import Array
 from ..communicator import Communicator, Exchange, as_communicator, together
-from .ring_plan import Call, Plan, Ring, local_length, parts_of, plan_of, ranges
-from .zigzag import check_split
+from .ring_plan import Call, Plan, Ring, check_split, local_length, parts_of, plan_of, ranges
 
 
 def ring_attention(
@@ -344,9 +343,6 @@ class _Operands:
         """Memory to receive keys and values, or their gradients, of these positions."""
         B, H, _, D = self.k.shape
         count = sum(x.stop - x.start for x in parts)
-        if getattr(self.comm, "cuda_aware", False) and self.backend.name == "cuda":
-            # The pool gives memory that was freed in the order of the stream, and MPI writes outside of it.
-            self.backend.xp.cuda.get_current_stream().synchronize()  # synchronize!
         return self.backend.xp.empty((count, B, H, D + self.v.shape[3]), self.k.dtype)
 
     def _fetch(self, packed: Array | None, source: int, reader: int) -> tuple[Exchange, Array]:

@@ -1,1 +1,0 @@
-"""Pictures of patterns, drawn with matplotlib from plain arrays."""
