@@ -10,7 +10,6 @@ import pytest
 import bsrgemm as bg
 from bsrgemm.dtypes import BFLOAT16
 
-from .marks import kernel
 from .product_cases import LAYOUTS, assert_close, dense, device, pattern, strided, values
 from .repeats import differing
 
@@ -19,14 +18,13 @@ pytestmark = pytest.mark.gpu
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 
 
-@kernel("gemm_few")
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
 @pytest.mark.parametrize(
     "block",
     [(16, 32), pytest.param((32, 64), marks=pytest.mark.sanitizer), (48, 96), (64, 64), (128, 128), (160, 32)],
     ids=str,
 )
-def test_products_are_right_for_blocks_widths_and_layouts(block, dtype, rng: Any, checksum: Any) -> None:
+def test_products_are_right_for_blocks_widths_and_layouts(block, dtype, rng: Any) -> None:
     A = pattern(rng, 23, 17, *block, dtype)
     D = dense(A, np.dtype(np.float64))
     for N, layout, out_dtype in ((1, "C", dtype), (2, "F", F32), (5, "C", dtype), (8, "F", dtype), (8, "C", F32)):
@@ -36,14 +34,12 @@ def test_products_are_right_for_blocks_widths_and_layouts(block, dtype, rng: Any
         bg.matmul(dA, strided(B, layout), out=out, alpha=2, beta=0.5)
         (plan,) = dA._matrix_cache.plans.values()
         assert plan.value.config.spec().entry == "gemm_few"
-        checksum(out)
         wide = B.astype(float)
         assert_close(out.get(), 2 * (D @ wide) + 0.125, 2 * (np.abs(D) @ np.abs(wide)) + 1, 2 * D.shape[1], np.float32)
 
 
-@kernel("gemm_few")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_strides_indices_and_batches(layout: str, rng: Any, checksum: Any) -> None:
+def test_any_strides_indices_and_batches(layout: str, rng: Any) -> None:
     import cupy
 
     for index in (np.int32, np.int64):
@@ -51,7 +47,6 @@ def test_any_strides_indices_and_batches(layout: str, rng: Any, checksum: Any) -
         D, dA = dense(A, np.dtype(np.float64)), device(A)
         B = values(rng, (D.shape[1], 7), F16)
         out = bg.matmul(dA, strided(B, layout))
-        checksum(out)
         assert_close(out.get(), D @ B.astype(float), np.abs(D) @ np.abs(B).astype(float), D.shape[1], np.float32)
         x = values(rng, (D.shape[1],), F16)
         assert_close((dA @ cupy.asarray(x)).get(), D @ x.astype(float), np.abs(D) @ np.abs(x), D.shape[1], np.float32)
@@ -61,7 +56,6 @@ def test_any_strides_indices_and_batches(layout: str, rng: Any, checksum: Any) -
         assert_close(got.get(), D @ several.astype(float), size, D.shape[1], np.float32)
 
 
-@kernel("gemm_few")
 @pytest.mark.sanitizer
 def test_nan_reaches_the_rows_that_meet_it_and_no_others(rng: Any) -> None:
     import cupy
@@ -75,7 +69,6 @@ def test_nan_reaches_the_rows_that_meet_it_and_no_others(rng: Any) -> None:
     assert got[meets].all() and not got[~meets].any()
 
 
-@kernel("gemm_few")
 @pytest.mark.sanitizer
 def test_indices_overwritten_after_construction_touch_no_foreign_memory(rng: Any) -> None:
     import cupy
@@ -90,7 +83,6 @@ def test_indices_overwritten_after_construction_touch_no_foreign_memory(rng: Any
     cupy.cuda.Device().synchronize()
 
 
-@kernel("gemm_few")
 def test_results_repeat_bit_by_bit(rng: Any) -> None:
     import cupy
 

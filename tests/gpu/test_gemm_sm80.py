@@ -12,7 +12,7 @@ import bsrgemm as bg
 from bsrgemm._kernels import forced_kernel
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
-from .marks import kernel, some_under_memcheck
+from .marks import some_under_memcheck
 from .product_cases import (  # noqa: F401  (fixtures)
     MEMCHECKED,
     acc_of,
@@ -47,14 +47,11 @@ def on_sm80() -> Any:
     return forced_kernel.force_kernel("GemmSm80")
 
 
-@kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
 @pytest.mark.parametrize(
     "block", some_under_memcheck([(128, 128), (64, 96), (32, 32), (16, 64), (48, 160)], MEMCHECKED)
 )
-def test_portable_product_is_right_for_dtypes_blocks_and_layouts(
-    dtype, out_dtype, precision, block, rng, checksum
-) -> None:
+def test_portable_product_is_right_for_dtypes_blocks_and_layouts(dtype, out_dtype, precision, block, rng) -> None:
     import cupy
 
     dtype, out_dtype = np.dtype(dtype), np.dtype(out_dtype)
@@ -81,17 +78,15 @@ def test_portable_product_is_right_for_dtypes_blocks_and_layouts(
         with on_sm80():
             bg.matmul(dA.T if transposed else dA, X, out=out, alpha=alpha, beta=beta, precision=precision)
             assert served_by(dA, "gemm_sm80") or dtype.kind == "i"  # whose duplicates are added up in another matrix
-        checksum(out)
         if precision == "tf32":
             assert (np.abs(out.get() - want) <= 2**-10 * size + 1e-6).all()
         else:
             assert_close(out.get(), want, size, 2 * K, np.float32 if dtype in HALF_DTYPES else out_dtype)
 
 
-@kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize("N", [2, 5, 15, 33, 101])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checksum, nothing_is_small) -> None:  # noqa: F811
+def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, nothing_is_small) -> None:  # noqa: F811
     import cupy
 
     A = pattern(rng, 5, 4, 32, 32, np.dtype(dtype))
@@ -101,11 +96,9 @@ def test_any_number_of_columns_runs_on_the_portable_kernel(dtype, N, rng, checks
         dA = device(A)
         out = dA @ cupy.asarray(B)
         assert served_by(dA, "gemm_sm80")
-    checksum(out)
     assert_close(out.get(), want, size, 2 * A[3][1], acc_of(np.dtype(dtype)))
 
 
-@kernel("gemm_sm80", "row_matching")
 @pytest.mark.parametrize(("dtype", "out_dtype", "precision"), SM80, ids=str)
 def test_portable_product_repeats_and_keeps_nan_to_stored_blocks(dtype, out_dtype, precision, rng) -> None:
     import cupy
@@ -134,7 +127,6 @@ def test_portable_product_repeats_and_keeps_nan_to_stored_blocks(dtype, out_dtyp
         assert np.isfinite(untouched).all()
 
 
-@kernel("gemm_sm80")
 def test_infinity_in_float32_stays_infinity(rng) -> None:
     import cupy
 
@@ -148,7 +140,6 @@ def test_infinity_in_float32_stays_infinity(rng) -> None:
     np.testing.assert_array_equal(np.isposinf(got[:, 3]), np.repeat(touched, 32))
 
 
-@kernel("gemm_sm80")
 def test_float32_is_as_accurate_as_cublas(rng) -> None:
     import cupy
 
@@ -164,9 +155,8 @@ def test_float32_is_as_accurate_as_cublas(rng) -> None:
     assert 0 < ours <= 2 * theirs
 
 
-@kernel("gemm_sm80")
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_products_go_through_real_ones(dtype, rng, checksum) -> None:
+def test_complex_products_go_through_real_ones(dtype, rng) -> None:
     import cupy
 
     dtype = np.dtype(dtype)
@@ -185,7 +175,6 @@ def test_complex_products_go_through_real_ones(dtype, rng, checksum) -> None:
         want = alpha * (D @ B) + beta * old
         size = abs(alpha) * np.abs(D) @ np.abs(B) + np.abs(beta * old)
         assert dA._matrix_cache.wide
-        checksum(out)
         assert_close(out.get(), want, size, 4 * K, dtype)
         dA.data *= 2  # values are read anew
         bg.matmul(dA.T if transposed else dA, cupy.asarray(B), out=out)

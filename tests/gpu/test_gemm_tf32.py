@@ -11,7 +11,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._products import copies
 
-from .marks import kernel, on_hopper, some_under_memcheck
+from .marks import on_hopper, some_under_memcheck
 from .product_cases import dense, device, exact_product, pattern, served_by, strided, values
 from .repeats import bystanders, captured, differing, intact, new_stream
 
@@ -36,9 +36,8 @@ def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     copies.column_panel.cache_clear()
 
 
-@kernel("gemm_sm90", "row_matching")
 @pytest.mark.parametrize("block", some_under_memcheck(BLOCKS, [(32, 32), (48, 24), (64, 40)]))
-def test_a_column_major_operand(block, rng, checksum) -> None:
+def test_a_column_major_operand(block, rng) -> None:
     import cupy
 
     for N, index, order, beta in [(16, "i4", "C", 0), (72, "i8", "F", -1), (256, "i4", "C", 0.5), (520, "i4", "F", 0)]:
@@ -48,14 +47,12 @@ def test_a_column_major_operand(block, rng, checksum) -> None:
         dA, out = device(A), cupy.full(want.shape, 0.25, F32, order=order)
         bg.matmul(dA, strided(B, "F"), out=out, alpha=2, beta=beta, precision="tf32")
         assert served_by(dA) or N <= 64 or not len(A[1])
-        checksum(cupy.ascontiguousarray(out))
         assert (np.abs(out.get() - 2 * want - 0.25 * beta) <= CUT * 2 * size + 1e-6).all()
 
 
-@kernel("gemm_sm90", "columns_tf32", "row_matching")
 @pytest.mark.parametrize("block", some_under_memcheck(BLOCKS, [(32, 32), (48, 24), (64, 40)]))
 @pytest.mark.parametrize("precision", ["tf32", "float32"])
-def test_a_copy_of_any_other_operand(block, precision, rng, checksum, every_copy_pays) -> None:
+def test_a_copy_of_any_other_operand(block, precision, rng, every_copy_pays) -> None:
     import cupy
 
     bound = PARTS if precision == "float32" else CUT if block[0] % 64 == 0 else ROUNDED
@@ -66,7 +63,6 @@ def test_a_copy_of_any_other_operand(block, precision, rng, checksum, every_copy
         dA, X, out = device(A), strided(B, layout), cupy.full(want.shape, 0.25, F32)
         got = bg.matmul(dA, X, out=out, beta=beta, precision=precision)
         assert served_by(dA) or not len(A[1])  # nothing is stored
-        checksum(got)
         assert (np.abs(got.get() - want - 0.25 * beta) <= bound * size + 2e-6).all()
         np.testing.assert_array_equal(X.get(), B)
     batch = values(rng, (3, A[3][1], 210), F32)
@@ -76,7 +72,6 @@ def test_a_copy_of_any_other_operand(block, precision, rng, checksum, every_copy
         assert (np.abs(one - want) <= bound * size + 2e-6).all()
 
 
-@kernel("gemm_sm90", "columns_tf32", "row_matching")
 @pytest.mark.parametrize("block", [(128, 64), (32, 32), (16, 16)], ids=str)
 @pytest.mark.parametrize("precision", ["tf32", "float32"])
 def test_it_repeats_and_keeps_nan_to_stored_blocks(block, precision, rng, every_copy_pays) -> None:
@@ -97,7 +92,6 @@ def test_it_repeats_and_keeps_nan_to_stored_blocks(block, precision, rng, every_
     assert np.isfinite(np.delete(got, (7, 9), axis=1)).all()
 
 
-@kernel("gemm_sm90", "columns_tf32")
 def test_float32_takes_large_numbers_and_long_sums_of_one_sign(rng, every_copy_pays) -> None:
     import cupy
 
@@ -113,7 +107,6 @@ def test_float32_takes_large_numbers_and_long_sums_of_one_sign(rng, every_copy_p
     assert (np.isfinite(got) == fits).all() and (np.abs(got - want)[fits] <= 1e-5 * want[fits]).all()
 
 
-@kernel("gemm_sm90", "columns_tf32")
 @pytest.mark.parametrize("precision", ["tf32", "float32"])
 def test_a_captured_product_keeps_its_copies(precision, rng, every_copy_pays) -> None:
     """Arrays made after the capture are not where panels of B are copied."""
@@ -134,9 +127,8 @@ def test_a_captured_product_keeps_its_copies(precision, rng, every_copy_pays) ->
         assert bool((out == want).all()) and intact(others)
 
 
-@kernel("columns_tf32")
 @pytest.mark.sanitizer
-def test_the_copy_has_every_element_rounded(rng, checksum) -> None:
+def test_the_copy_has_every_element_rounded(rng) -> None:
     import cupy
 
     if not on_hopper():
@@ -147,16 +139,14 @@ def test_the_copy_has_every_element_rounded(rng, checksum) -> None:
         wide = rng.standard_normal((*shape[:-1], shape[-1] + 3)).astype(F32)
         for exact, x in [(wide[..., 2:-1], cupy.asarray(wide)[..., 2:-1]), (np.round(wide * 64),) * 2]:
             got = launch._columns_tf32(cupy.asarray(x), 1, cupy.empty(x.size, F32))
-            checksum(cupy.ascontiguousarray(got))
             assert got.shape == exact.shape and got.strides[-2] == 4
             read = (np.ascontiguousarray(got.get()).view(np.uint32) & np.uint32(0xFFFFE000)).view(F32)
             assert (np.abs(read - exact) <= 0.73 * 2**-10 * np.abs(exact)).all()
             assert (read == exact).all() or (exact != np.round(exact)).any()
 
 
-@kernel("columns_tf32")
 @pytest.mark.sanitizer
-def test_every_element_of_a_copy_has_two_parts(rng, checksum) -> None:
+def test_every_element_of_a_copy_has_two_parts(rng) -> None:
     import cupy
 
     if not on_hopper():
@@ -168,7 +158,6 @@ def test_every_element_of_a_copy_has_two_parts(rng, checksum) -> None:
         x.reshape(-1)[-2:] = (np.inf, 3.4028235e38)[-x.size :]
         for exact in (x, x.swapaxes(-1, -2)):
             first = launch._columns_tf32(cupy.asarray(exact), 2, cupy.empty(2 * x.size, F32))
-            checksum(cupy.ascontiguousarray(first))
             both = cupy.ndarray((*exact.shape[:-2], 2, *exact.shape[:-3:-1]), F32, first.data).get().swapaxes(-1, -2)
             np.testing.assert_array_equal(both.sum(axis=-3), exact)
             assert not (np.ascontiguousarray(both[..., 0, :, :]).view(np.uint32) & 0x1FFF).any()

@@ -15,7 +15,6 @@ from bsrgemm._kernels import forced_kernel
 from bsrgemm._products import configs
 from bsrgemm.dtypes import BFLOAT16
 
-from .marks import kernel
 from .product_cases import assert_close, device, exact_product, pattern, served_by, values
 from .repeats import delay, differing
 
@@ -33,10 +32,9 @@ def turned(hopper: None) -> Iterator[None]:
         yield
 
 
-@kernel(TURNED, "row_matching")
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("block", [pytest.param((48, 80), marks=pytest.mark.sanitizer), *BLOCKS], ids=str)
-def test_products_are_right_for_blocks_and_widths(block, dtype, rng: Any, checksum: Any) -> None:
+def test_products_are_right_for_blocks_and_widths(block, dtype, rng: Any) -> None:
     import cupy
 
     for N, index in ((136, np.int32), (256, np.int64), (1528, np.int32)):
@@ -47,11 +45,9 @@ def test_products_are_right_for_blocks_and_widths(block, dtype, rng: Any, checks
         out = cupy.full(want.shape, np.nan, np.float32).astype(dtype)
         bg.matmul(dA, cupy.asarray(B), out=out, alpha=2)
         assert served_by(dA, TURNED)
-        checksum(out)
         assert_close(out.get(), 2 * want, 2 * size, 2 * A[3][1], np.float32)
 
 
-@kernel(TURNED, "row_matching")
 def test_batches_pieces_and_empty_rows(rng: Any) -> None:
     import cupy
 
@@ -67,7 +63,6 @@ def test_batches_pieces_and_empty_rows(rng: Any) -> None:
     assert not bool((none @ cupy.asarray(B[0]))[: 2 * 96].any())
 
 
-@kernel(TURNED)
 @pytest.mark.parametrize("block", [(48, 80), (96, 96)], ids=str)
 def test_nan_and_infinity_spread_only_through_stored_blocks(block, rng: Any) -> None:
     import cupy
@@ -83,7 +78,6 @@ def test_nan_and_infinity_spread_only_through_stored_blocks(block, rng: Any) -> 
     assert got[~rows].all() and np.delete(got, (7, 260), axis=1).all()
 
 
-@kernel(TURNED, "row_matching")
 @pytest.mark.parametrize("block", [(96, 96), (80, 80), (48, 80), (160, 32)], ids=str)
 def test_the_pipeline_survives_delays_and_poisoned_stages(block, rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy
@@ -96,7 +90,6 @@ def test_the_pipeline_survives_delays_and_poisoned_stages(block, rng: Any, monke
     assert differing(lambda: dA @ B, calm, 20) == 0
 
 
-@kernel(TURNED)
 def test_repeats_are_equal_bit_by_bit(rng: Any) -> None:
     import cupy
 
