@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +30,6 @@ def results(name: str) -> list[dict[str, Any]]:
 def row(name: str, **wanted: Any) -> dict[str, Any]:
     """The first row of a file that has these values."""
     return next(r for r in results(name) if all(r.get(key) == value for key, value in wanted.items()))
-
-
-@cache
-def record() -> dict[str, Any]:
-    """The record of the last GPU run."""
-    found: dict[str, Any] = json.loads((ROOT / "tests" / "record" / "gpu_record.json").read_text(encoding="utf-8"))
-    return found
 
 
 @cache
@@ -69,23 +61,6 @@ def constants(*names: str) -> tuple[Any, ...]:
     return found
 
 
-_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(')
-
-
-@cache
-def kernels() -> dict[str, set[str]]:
-    """The kernels, one for each .cu file, and the functions of each that can be launched."""
-    files = sorted((ROOT / "cuda").glob("*.cu"))
-    texts = {path.stem: re.sub(r"//.*", "", path.read_text(encoding="utf-8")) for path in files}
-    return {kernel: set(_ENTRY.findall(text)) for kernel, text in texts.items()}
-
-
-def launched(runs: Sequence[dict[str, Any]]) -> int:
-    """How many kernels a sanitizer saw in some runs, by the names of files or of all their functions."""
-    names = {kernel if isinstance(kernel, str) else kernel[0] for run in runs for kernel in run["kernels"]}
-    return sum(kernel in names or entries <= names for kernel, entries in kernels().items())
-
-
 def us(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}"
 
@@ -104,67 +79,6 @@ def table(header: Sequence[str], lines: Iterable[Sequence[Any]], text: int = 1) 
 
 
 # ------------------------------------------------------------------------------------------- tables
-def sanitizers() -> str:
-    lines = []
-    for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
-        run = record()["sanitizer"].get(tool)
-        if run is None:
-            lines.append((f"`{tool}`", "no whole run is recorded", "-", "-"))
-        else:
-            runs = [*run.get("earlier", ()), run]  # a whole one, then those of the tests of kernels that changed
-            passed = " + ".join(str(part["passed"]) for part in runs)
-            errors = sum(part["errors"] + part["failed"] for part in runs)
-            lines.append((f"`{tool}`", passed, f"{launched(runs)} of {len(kernels())}", errors))
-    return table(["tool", "tests passed", "kernels launched", "errors"], lines)
-
-
-@cache
-def versions(name: str) -> dict[str, Any]:
-    """What was found with other versions of the packages that bsrgemm stands on, by a script in tests/versions."""
-    found: dict[str, Any] = json.loads((ROOT / "tests" / "versions" / f"{name}.json").read_text(encoding="utf-8"))
-    return found
-
-
-def pythons() -> str:
-    lines = []
-    for found in versions("python")["rows"]:
-        used = (found["versions"][name] for name in ("numpy", "scipy", "ml_dtypes", "cupy-cuda12x"))
-        lines.append((found["python"], *used, f"{found['passed']:,}", found["failed"]))
-    return table(["Python", "NumPy", "SciPy", "ml_dtypes", "CuPy", "tests passed", "failed"], lines, text=5)
-
-
-def soak() -> str:
-    """The runs of tests/soak on a card that were kept."""
-    files = sorted((ROOT / "tests" / "soak" / "recorded").glob("*.json"))
-    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    lines = [
-        (r["card"], f"`{r['commit'][:7]}`", *(f"{r[key]:,}" for key in ("cases", "comparisons", "wrong"))) for r in runs
-    ]
-    return table(["card", "commit", "cases", "comparisons", "wrong"], lines, text=2)
-
-
-def cubins() -> str:
-    """What became of kernels that were compiled by another NVRTC than that of the machine with the card."""
-    found = versions("cubins")
-    line = (found["nvrtc"], found["card"], found["kernels_from_folder"], f"{found['passed']:,}", found["failed"])
-    return table(["NVRTC", "card", "kernels", "tests passed", "failed"], [line], text=2)
-
-
-_SETS = {"default": "default set", "span": "every kernel, every value of its constants"}
-
-
-def nvrtc() -> str:
-    lines = []
-    for found in versions("nvrtc")["rows"]:
-        what = (found["nvrtc"], found["arch"], _SETS[found["set"]])
-        if found.get("unknown"):
-            lines.append((*what, "not a target of this version", "-", "-"))
-        else:
-            compiled = f"{found['compiled']} of {found['kernels']}"
-            lines.append((*what, compiled, len(found["spills"]), len(found["warnings"])))
-    return table(["NVRTC", "target", "kernels", "compiled", "that spill", "with a warning"], lines, text=3)
-
-
 def crossover() -> str:
     lines = []
     for found in results("gemm_density_cuda"):
@@ -526,7 +440,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale-paper": scale_paper,
     "dask-disk": dask_disk,
     "dask-tasks": dask_tasks,
-    "sanitizers": sanitizers,
     "crossover": crossover,
     "cpu": cpu,
     "spgemm": spgemm,
@@ -542,9 +455,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "mask-costs": mask_costs,
     "long-sequences": long_sequences,
     "runs": runs,
-    "pythons": pythons,
-    "nvrtc": nvrtc,
-    "cubins": cubins,
-    "soak": soak,
     "scripts": scripts,
 }

@@ -25,7 +25,6 @@ from fact_tables import (
     constants,
     ms,
     project,
-    record,
     results,
     row,
     us,
@@ -80,20 +79,6 @@ def capability() -> str:
             continue
         return f"{number // 10}.{number % 10}"
     raise AssertionError("no target")
-
-
-def gpu_suite() -> tuple[str, str]:
-    found = record()["suite"]
-    assert not record()["partial"]
-    retired = [test["outcome"] for test in record().get("retired", {}).values()]
-    return f"{found['passed']:,}", f"{found['failed'] + retired.count('failed'):,}"
-
-
-def out_of_memory() -> tuple[int]:
-    """How many calls the soak lets run out of memory."""
-    from tests.soak.memory_calls import CALLS
-
-    return (len(CALLS),)
 
 
 def bounds_of_blocks() -> tuple[Any, ...]:
@@ -377,8 +362,6 @@ _SCHEDULERS = ("synchronous", "distributed")
 SENTENCES: list[Fact] = [
     Fact("README.md", "need Linux, CuPy {} and compute capability {} or newer", lambda: (cupy_version(), capability())),
     Fact("README.md", "with Python {} or newer", python_version),
-    Fact("README.md", "{} GPU tests passed and {} failed in the last whole run", gpu_suite),
-    Fact("CONTRIBUTING.md", "every allocation of {} calls fails once", out_of_memory),
     Fact("docs/getting-started.md", "Python {} or newer", python_version),
     Fact(
         "docs/getting-started.md", "needs Linux, CuPy {} and compute capability {} or newer",
@@ -431,10 +414,6 @@ SENTENCES: list[Fact] = [
     Fact(
         "docs/limits.md", "needs Linux, CuPy {} or newer, NVRTC {} or newer, and compute capability {} or newer",
         lambda: (cupy_version(), ".".join(map(str, constants("OLDEST_NVRTC")[0])), capability()),
-    ),
-    Fact(
-        "docs/limits.md", "whole run on a card was with Python {}, NumPy {} and SciPy {}",
-        lambda: tuple(record()[name] for name in ("python", "numpy", "scipy")),
     ),
     Fact("docs/limits.md", "blocks are multiples of {}, up to {}", bounds_of_blocks),
     Fact("docs/limits.md", "A page has a power of two of tokens, from {} to {}", bounds_of_pages),

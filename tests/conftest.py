@@ -98,7 +98,7 @@ def on_emulator(item: pytest.Item) -> bool:
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The cases that a run of everything leaves to the long profile, drawn by their names: the same ones every time.
 
-    Tests on a GPU are not sampled, because the record of a card counts every one of them.
+    Tests on a GPU are not sampled, because tests/card.json counts every one of them.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

@@ -12,7 +12,7 @@ from bsrgemm.dtypes import BFLOAT16
 
 from .repeats import captured, new_stream
 
-pytestmark = [pytest.mark.gpu, pytest.mark.kernel("kv_append")]
+pytestmark = pytest.mark.gpu
 
 F16 = np.dtype(np.float16)
 
@@ -44,7 +44,7 @@ def assert_same(card: bg.KVCache, host: bg.KVCache) -> None:
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("page", [None, 16, 64])
 @pytest.mark.parametrize(("dims", "dtype"), [((64, 64), F16), ((80, 128), BFLOAT16), ((9, 5), F16)], ids=str)
-def test_the_card_stores_what_the_host_stores(rng, checksum, dims, dtype, page) -> None:
+def test_the_card_stores_what_the_host_stores(rng, dims, dtype, page) -> None:
     import cupy
 
     card, host = both(3, 300, dims, dtype=dtype, page=page)
@@ -53,7 +53,6 @@ def test_the_card_stores_what_the_host_stores(rng, checksum, dims, dtype, page) 
         card.append(cupy.asarray(k), cupy.asarray(v), takes)
         host.append(k, v, takes)
         assert_same(card, host)
-    checksum(card.k.view(np.uint16))
 
 
 def test_operands_of_any_strides_and_addresses(rng) -> None:

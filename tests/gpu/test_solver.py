@@ -13,7 +13,7 @@ from bsrgemm._benchmark.solver import amg
 
 from .repeats import bystanders, intact
 
-pytestmark = [pytest.mark.gpu, pytest.mark.kernel("spmv_small")]
+pytestmark = pytest.mark.gpu
 
 #: Nodes along a side
 SIDE = 60

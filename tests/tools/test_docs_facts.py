@@ -68,9 +68,9 @@ def test_a_sentence_that_is_gone_or_there_twice_is_told() -> None:
 
 
 def test_a_changed_cell_is_seen() -> None:
-    text = facts.with_tables("<!-- facts:sanitizers -->\n<!-- /facts:sanitizers -->")
+    text = facts.with_tables("<!-- facts:crossover -->\n<!-- /facts:crossover -->")
     assert facts.with_tables(text) == text
-    changed = text.replace("| `memcheck` |", "| `checked` |")
+    changed = text.replace("| 64 x 64 |", "| 64 x 32 |")
     assert changed != text == facts.with_tables(changed)
 
 
