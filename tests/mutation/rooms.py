@@ -86,7 +86,7 @@ ROOMS = {
     )
 }
 #: Sources in which no error is made: what people run and read, and what reports on a machine.
-OUTSIDE = ("bsrgemm/_cli/*", "bsrgemm/_benchmark/*", "bsrgemm/_environment.py", "bsrgemm/_version.py")
+OUTSIDE = ("bsrgemm/_cli/*", "bsrgemm/_environment.py", "bsrgemm/_version.py")
 OUTSIDE += ("bsrgemm/__main__.py", "*/__init__.py", "cuda/ptx/*")
 
 

@@ -51,9 +51,9 @@ def _install_stand_in() -> None:
 
 def about(backend: str) -> dict[str, Any]:
     """The machine and the commit."""
-    from bsrgemm._benchmark import provenance
+    from bench import machine
 
-    found = provenance.commit() | {"date": time.strftime("%Y-%m-%d"), "backend": backend}
+    found = machine.commit() | {"date": time.strftime("%Y-%m-%d"), "backend": backend}
     if found["commit"] is None:
         found["commit"] = os.environ.get("BSRGEMM_COMMIT")
     if backend == "cuda":

@@ -1,4 +1,4 @@
-"""The pictures of docs/masks.md are of the masks above them. Its numbers are checked in test_docs_facts.py."""
+"""The pictures of docs/masks.md are of the masks above them."""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ import pytest
 
 import bsrgemm as bg
 import bsrgemm.interop.mpi
+from bench import studies
+from bench.__main__ import main as measure
 from bsrgemm.__main__ import main
 
 from .test_readme import README, ROOT
@@ -170,21 +172,26 @@ def test_the_commands_on_the_pages_are_those_of_the_package() -> None:
     assert sentence and set(re.findall(r"\w+(?=`)", sentence["rest"])) == commands()
 
 
-def command_lines() -> list[tuple[str, str]]:
-    """The command lines of the package on all pages, as page and words after ``python -m bsrgemm``."""
+def command_lines() -> list[tuple[str, str, str]]:
+    """The command lines on all pages: page, "bsrgemm" or "bench", and the words after ``python -m`` and that name."""
     pages = [
         *DOCS.rglob("*.md"),
         *REFERENCE.glob("*.rst"),
         *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING")),
     ]
-    found = re.compile(r"python -m bsrgemm (\w+[^`\n#&|]*)")
-    return [(page.name, line.strip()) for page in pages for line in found.findall(page.read_text(encoding="utf-8"))]
+    found = re.compile(r"python -m (bsrgemm|bench) ([\w-]+[^`\n#&|]*)")
+    return [
+        (page.name, name, line.strip())
+        for page in pages
+        for name, line in found.findall(page.read_text(encoding="utf-8"))
+    ]
 
 
 @cache
-def help_of(command: str) -> str:
+def help_of(name: str, command: str) -> str:
+    run = {"bsrgemm": main, "bench": measure}[name]
     with pytest.raises(SystemExit) as stop, contextlib.redirect_stdout(io.StringIO()) as said:
-        main([command, "--help"])
+        run(["--help"] if command[0] == "-" else [command, "--help"])
     assert stop.value.code == 0
     return said.getvalue()
 
@@ -192,10 +199,12 @@ def help_of(command: str) -> str:
 def test_the_command_lines_on_the_pages_use_options_that_exist() -> None:
     lines = command_lines()
     assert len(lines) > 30
-    for page, line in lines:
-        command, *words = line.split()
-        known = set(re.findall(r"(?<![\w-])--?[\w-]+", help_of(command)))
-        assert {word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)} <= known, (page, line)
+    for page, name, line in lines:
+        command, *words = line.partition(" -- ")[0].split()  # what follows are options of another program
+        known = set(re.findall(r"(?<![\w-])--?[\w-]+", help_of(name, command)))
+        assert {word for word in [command, *words] if re.fullmatch(r"--?[a-z][\w-]*", word)} <= known, (page, line)
+        if name == "bench" and command not in ("compare", "publish", "profile") and command[0] != "-":
+            assert command in studies.ALL or command == "STUDY", (page, line)
 
 
 def test_the_changelog_names_every_kernel() -> None:

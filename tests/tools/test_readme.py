@@ -61,14 +61,12 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     assert sorted(name for cell in first for name in re.findall(r"`(\w+)`", cell)) == sorted(_extras())
 
 
-def test_the_main_command_of_the_readme_is_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    from bsrgemm.__main__ import main
+def test_the_main_command_of_the_readme_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.__main__ import parser
 
     program, *command = shlex.split(_command("bench --quick").split(" && ")[-1])
-    assert program == ".venv/bin/python" and command[:2] == ["-m", "bsrgemm"]
-    with pytest.raises(SystemExit) as stop:
-        main([*command[2:], "--help"])
-    assert stop.value.code == 0
+    assert program == ".venv/bin/python" and command == ["-m", "bench", "--quick"]
+    assert parser().parse_args(command[2:]).quick
 
 
 def test_the_example_of_the_readme_runs_and_is_right() -> None:
@@ -109,7 +107,7 @@ def test_the_changelog_has_an_entry_for_this_version() -> None:
 
 
 def test_the_names_of_peers_in_the_table_of_attention_are_explained() -> None:
-    prose, _, tables = README.partition("## Measured")[2].partition("<!-- results")
-    (heads,) = re.findall(r"^\| B, H, S, D, mask \| bsrgemm \| (.*) \| over the best peer \|$", tables, re.MULTILINE)
+    prose, _, tables = README.partition("## Measured")[2].partition("<!-- bench")
+    (heads,) = re.findall(r"^\|  \| time \| rate \| (cuDNN .*?) \| back to back .*\|$", tables, re.MULTILINE)
     for name in heads.split(" | "):
         assert re.search(rf"\b{name}\b", prose), name

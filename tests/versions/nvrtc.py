@@ -3,7 +3,7 @@
 Every minor version that pip offers is installed beside CuPy in an environment that is thrown away. Each compiles the
 default set of ``python -m bsrgemm compile`` for Hopper. The newest version of each CUDA also compiles that set for the
 other generations, and every kernel with every value of its constants for every target. The outcome is written to
-nvrtc.json after each version, and docs/facts.py makes a table of it.
+nvrtc.json after each version.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each interpreter gets two environments that are thrown away: one with the oldest versions that pyproject.toml allows,
 one with the newest that pip finds. The tests of arrays, products, attention and linear systems run in both, without a
-GPU. The outcome is written to python.json after each environment, and docs/facts.py makes a table of it.
+GPU. The outcome is written to python.json after each environment.
 """
 
 from __future__ import annotations
