@@ -39,7 +39,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--quick", action="store_true", help="a few cases of each, in less than a minute")
     found.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if there is one")
     found.add_argument("--no-peers", action="store_true", help="ours alone")
-    found.add_argument("--slow-peers", action="store_true", help="also FlexAttention, which torch compiles (minutes)")
     add_sizes(found)
     found.add_argument("--out", type=Path, metavar="DIR", help="write STUDY_DEVICE.json there, also when stopped")
     found.add_argument("--commit", metavar="HASH", help="what is measured, where there is no git; + where files differ")
@@ -118,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure_all(asked: Sequence[Study], args: argparse.Namespace, place: Place, words: Sequence[str]) -> int:
     screen, start = Screen(), time.perf_counter()
-    run = Run(place, not args.no_peers, args.slow_peers, screen.say)
+    run = Run(place, not args.no_peers, screen.say)
     screen.note(_where(place))
     bad = count = 0
     for study in asked:

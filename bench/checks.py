@@ -4,43 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .data import CHUNK, module_of, widen
 
-#: Kind of number -> the largest error that is allowed of a product, of attention, and of gradients.
+
+class Allowed(NamedTuple):
+    """The largest error of a product, of attention, and of gradients."""
+
+    product: float
+    attention: float
+    gradients: float
+
+
+#: By kind of number.
 #: Products: |C x - A (B x)| for a vector x of signs, over the norms of A's row and of x (B is standard normal): a few
 #: times what rounding explains; an element that is missing gives 1 / sqrt(columns). Attention: of an element over
 #: max(1, its size); rounding costs 5e-4 and 4e-3, rounding the weights as much again. Weights of fp8 are rounded by up
 #: to a sixteenth, and where a query sees few keys nothing averages that out. Gradients: over the largest value of all.
-TOLERANCE: dict[str, tuple[float, float, float]] = {
-    "float16": (2e-3, 4e-3, 2e-3),
-    "bfloat16": (1.6e-2, 3e-2, 1.5e-2),
-    "e4m3": (2e-2, 2e-1, 0.0),
-    "float32": (1e-5, 1e-5, 1e-5),
-    "tf32": (6e-3, 0.0, 0.0),
-    "float64": (1e-12, 1e-13, 1e-12),
+TOLERANCE: dict[str, Allowed] = {
+    "float16": Allowed(2e-3, 4e-3, 2e-3),
+    "bfloat16": Allowed(1.6e-2, 3e-2, 1.5e-2),
+    "e4m3": Allowed(2e-2, 2e-1, 0.0),
+    "float32": Allowed(1e-5, 1e-5, 1e-5),
+    "tf32": Allowed(6e-3, 0.0, 0.0),
+    "float64": Allowed(1e-12, 1e-13, 1e-12),
 }
 
 
-def product_tolerance(kind: str) -> float:
-    """What is allowed of a product that is computed in this kind of number."""
-    return TOLERANCE[kind][0]
-
-
-def attention_tolerance(kind: str) -> float:
-    """What is allowed of attention."""
-    return TOLERANCE[kind][1]
-
-
-def gradient_tolerance(kind: str) -> float:
-    """What is allowed of gradients of attention."""
-    return TOLERANCE[kind][2]
-
-
-# ---------------------------------------------------------------------------------------- products
 def block_rows(A: Any) -> Any:
     """The block row of each block."""
     xp = module_of(A.data)
@@ -111,7 +104,6 @@ def with_signs(X: Any) -> Any:
     return xp.concatenate([widen(X[i : i + step]) @ s for i in range(0, len(X), step)])
 
 
-# --------------------------------------------------------------------------------------- attention
 @dataclass(frozen=True)
 class Seen:
     """Which keys the queries of `heads` heads may see: `window` keys up to their own, those of a mask, or all.
@@ -199,7 +191,6 @@ class Reference:
         return float(np.max(off))
 
 
-# --------------------------------------------------------------------------------------- gradients
 def exact_gradients(q: Any, k: Any, v: Any, dout: Any, causal: bool) -> list[Any]:
     """dq, dk and dv in float64, with all scores of a head at a time, from q, k, v and dO alone."""
     xp, scale = module_of(q), q.shape[3] ** -0.5

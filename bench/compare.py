@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from . import machine, report
 
@@ -32,14 +32,9 @@ LEAST_LOSS, LEAST_HOST_LOSS = 0.02, 0.05
 #: Relative difference of two checksums that other roundings explain
 SAME_RESULT = 1e-2
 ROUNDS = 3
+#: One of the two checkouts: its `ask` answers a command
+Side = Any
 WORKER = Path(__file__).with_name("compare_worker.py")
-
-
-class Side(Protocol):
-    """One of the two checkouts."""
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        """The answer to a command."""
 
 
 class Process:
@@ -157,11 +152,6 @@ def compare_host(old: Side, new: Side, rounds: int = ROUNDS) -> list[Line]:
     return list(lines.values())
 
 
-def table(lines: Sequence[Line]) -> str:
-    """Aligned text."""
-    return report.aligned([["case", "old", "new", "ratio", "spread", "beside", ""], *(line.cells() for line in lines)])
-
-
 def compare(
     old: Side, new: Side, cases: Sequence[str], wanted: Callable[[str], bool], say: Callable[[str], None]
 ) -> list[Line]:
@@ -203,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         for side in sides:
             side.close()
-    print(table(lines))
+    heads = ["case", "old", "new", "ratio", "spread", "beside", ""]
+    print(report.aligned([heads, *(line.cells() for line in lines)]))
     bad = [line.name for line in lines if line.verdict in ("slower", "lost")]
     outcome = f"slower or lost: {', '.join(bad)}" if bad else "nothing is lost"
     print(f"{len(lines)} cases, {time.perf_counter() - start:.0f} s: {outcome}")

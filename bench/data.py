@@ -22,7 +22,6 @@ REACH = 2048
 Array = np.ndarray[Any, Any]
 
 
-# ------------------------------------------------------------------------------------------ numbers
 def stored_dtype(kind: str) -> np.dtype[Any]:
     """The dtype of arrays of a kind of number.
 
@@ -85,7 +84,6 @@ def widen(x: Any) -> Any:
     return (x.astype(np.float32) if x.dtype == ml_dtypes.bfloat16 else x).astype(np.float64)
 
 
-# ----------------------------------------------------------------------------------------- patterns
 #: (columns, starts of the rows) of the blocks, row by row
 Pattern = tuple[Array, Array]
 
@@ -155,35 +153,23 @@ def _one_long(rows: int, columns: int, each: int, long: int) -> Array:
     return np.insert(even_lengths(rows - 1, max(0, rows * each - long)), rows // 2, long)
 
 
-def _arrowhead(rows: int, columns: int) -> Pattern:
-    stored = np.eye(rows, columns, dtype=bool)
-    stored[0] = stored[:, 0] = True
-    return from_stored(stored)
-
-
-def _banded(rows: int, columns: int, each: int) -> Pattern:
-    """Consecutive blocks around the diagonal."""
+def _offset(rows: int, columns: int, each: int) -> Array:
+    """How far a column lies from the first of consecutive ones around the diagonal."""
     first = np.clip(np.arange(rows) * columns // rows - each // 2, 0, columns - each)
-    return (first[:, None] + np.arange(each)).reshape(-1), np.arange(rows + 1) * each
-
-
-def _bernoulli(rows: int, columns: int, each: int) -> Pattern:
-    return from_stored(np.random.default_rng(0).random((rows, columns)) < each / columns)
-
-
-def _diagonal(rows: int, columns: int, each: int) -> Pattern:
-    return from_stored(np.arange(rows)[:, None] // each == np.arange(columns) // each)
+    return np.arange(columns) - first[:, None]
 
 
 #: Name -> (rows, columns, blocks of a row on average) -> pattern
 PATTERNS: dict[str, Callable[[int, int, int], Pattern]] = {
     "uniform": lambda R, C, each: from_lengths(np.full(R, each), C),
-    "bernoulli": _bernoulli,
+    "bernoulli": lambda R, C, each: from_stored(np.random.default_rng(0).random((R, C)) < each / C),
     "power-law": lambda R, C, each: from_lengths(_shuffled(zipf_lengths(R, C, R * each)), C),
     "one dense row": lambda R, C, each: from_lengths(_one_long(R, C, each, C), C),
-    "arrowhead": lambda R, C, each: _arrowhead(R, C),
-    "banded": _banded,
-    "block-diagonal": _diagonal,
+    "arrowhead": lambda R, C, each: from_stored(
+        np.minimum(*np.ogrid[:R, :C]) * abs(np.subtract(*np.ogrid[:R, :C])) == 0
+    ),
+    "banded": lambda R, C, each: from_stored(_offset(R, C, each) == np.clip(_offset(R, C, each), 0, each - 1)),
+    "block-diagonal": lambda R, C, each: from_stored(np.arange(R)[:, None] // each == np.arange(C) // each),
     "half empty": lambda R, C, each: from_lengths(np.where(np.arange(R) % 2, 0, min(C, 2 * each)), C),
     # as from finite elements
     "near diagonal": lambda R, C, each: near_diagonal(np.full(R, each), C),
@@ -207,7 +193,6 @@ def mesh(cells: int) -> Pattern:
     return (node[:, None] + offset)[kept], np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
 
 
-# -------------------------------------------------------------------------------- the same for others
 def as_scipy(A: Any) -> scipy.sparse.bsr_array:
     """One of our matrices on the host, in the same arrays."""
     return scipy.sparse.bsr_array((A.data, A.indices, A.indptr), shape=A.shape)

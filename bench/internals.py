@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,18 @@ from bsrgemm import BlockMask
 from .place import Call
 
 
-def on_kernel(kernel: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Inside this block products and attention run on the kernel of that name, even if another one would be chosen."""
+def forced(call: Call, kernel: str | None) -> Call:
+    """The call of a product or of attention on the kernel of that name, even if another one would be chosen."""
     from bsrgemm._kernels import forced_kernel
 
-    return contextlib.nullcontext() if kernel is None else forced_kernel.force_kernel(kernel)
+    if kernel is None:
+        return call
+
+    def on_kernel() -> Any:
+        with forced_kernel.force_kernel(kernel):
+            return call()
+
+    return on_kernel
 
 
 def replay(call: Call, xp: Any, graph: bool = True) -> Any:
@@ -37,22 +43,3 @@ def mask_listing(mask: BlockMask) -> Call:
     from bsrgemm._attention import mask_tiles
 
     return partial(mask_tiles.tiles, mask._backend, mask, 128, 128)
-
-
-def work_list_maker(indices: Any, indptr: Any, side: int, per_group: int) -> Call:
-    """Group the rows of a pattern on the GPU and build its work list."""
-    from bsrgemm._backend import registry
-    from bsrgemm._products import row_matching, work_list, work_list_launch
-
-    backend = registry.cuda()
-    pattern = work_list.Pattern(indices, indptr, side, side, False)
-
-    def make() -> Any:
-        if per_group == 1:
-            return work_list_launch.whole(work_list.single(backend, pattern, 1))
-        order = row_matching.matched(pattern, 1, per_group)
-        merged = work_list_launch.merged(pattern, 1, per_group, order)
-        assert merged is not None
-        return work_list_launch.whole(merged)
-
-    return make

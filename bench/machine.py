@@ -42,7 +42,7 @@ def cpu_name() -> str:
             name, _, value = line.partition(":")
             if name.strip() == "model name" and value.strip():
                 return value.strip()
-    return platform.processor() or platform.machine()
+    return platform.machine()
 
 
 def describe() -> dict[str, Any]:

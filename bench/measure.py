@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -15,8 +15,6 @@ from .place import Call, Place, quartiles
 Row = dict[str, Any]
 #: The number of problems whose kernels are compiled at the same time; NVRTC uses one core for each
 _SIDE_BY_SIDE = 8
-#: Peers that torch compiles for each problem, which takes many seconds
-SLOW_PEERS = ("Flex",)
 
 
 def reason_of(error: BaseException) -> str:
@@ -31,14 +29,11 @@ class Run:
 
     place: Place
     with_peers: bool = True
-    #: whether peers are asked that take minutes to prepare
-    with_slow_peers: bool = False
     #: shows a line of progress
     say: Callable[[str], None] = lambda text: None
     #: peers that are not installed, in the order in which they were asked
     absent: dict[str, None] = field(default_factory=dict)
 
-    # ------------------------------------------------------------------------------------- cases
     def compile(self, cases: Sequence[Case]) -> None:
         """Call each case once on zeros, side by side, so that kernels are compiled before anything is timed."""
         place = self.place.blank()
@@ -69,7 +64,8 @@ class Run:
 
     def row(self, case: Case, peak: bool = False) -> Row:
         """Measure one case; an error is a part of the row."""
-        row: Row = {"what": str(case), **case.parameters(), "flops": case.flops, "moved": case.moved, "peers": {}}
+        sizes = {name: value for name, value in asdict(case).items() if value not in (None, False)}  # type: ignore[call-overload]
+        row: Row = {"what": str(case), **sizes, "flops": case.flops, "moved": case.moved, "peers": {}}
         needed, free = case.memory, self.place.free_bytes()
         if needed > free:
             return row | {"failed": f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"}
@@ -92,7 +88,7 @@ class Run:
             return
         peers = self._peer_calls(row, ready)
         self.timed(row, ready.call, peers)
-        least = self.place.least_seconds(case.computed_in, case.flops, case.moved)
+        least = self.place.least_seconds(case.kind, case.flops, case.moved)
         row["roof"] = None if least is None else least / row["seconds"]
         if self.place.on_gpu and not self.place.quick and getattr(case, "back_to_back", False):
             row["sustained"] = self.place.sustained(ready.call)
@@ -120,8 +116,6 @@ class Run:
         """The calls of the peers that are installed and correct; the row says why the others are missing."""
         calls: dict[str, Call] = {}
         for name, make in ready.peers.items() if self.with_peers else ():
-            if name in SLOW_PEERS and not self.with_slow_peers:
-                continue
             try:
                 peer = make()
                 result = peer.call()

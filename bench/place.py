@@ -1,9 +1,8 @@
 """The machine on which something is measured: NumPy on the CPU or CuPy on its current GPU, its clocks and its roofs.
 
-Every GPU time is taken in the same way. The card idles for 0.3 s, because it throttles at its power limit and remembers
-what ran before. Before each call the L2 is flushed by reading 512 MB, and a kernel that only sleeps keeps the card busy
-until the host has launched the call: hosts differ by a factor of two, kernels do not. Two events around the call give
-its time, and the median of several calls is kept. Candidates that are compared are timed in turn, in several rounds.
+The card idles for 0.3 s before a timing, because it throttles at its power limit and remembers what ran before. Before
+each call the L2 is flushed by reading, and a kernel that only sleeps keeps the card busy until the host has launched
+the call. Two events around the call give its time. Candidates that are compared are timed in turn, in several rounds.
 """
 
 from __future__ import annotations

@@ -49,22 +49,17 @@ def heading(found: dict[str, Any]) -> str:
     return "; ".join([", ".join(parts), *notes]) + "."
 
 
-def text_of(study: Study, folder: Path, count: int | None = None) -> str:
-    """Title, machine and table of a study."""
-    found = results_of(study, folder)
-    table = report.markdown(report.table(study.columns, found["rows"][:count]))
-    return f"**{study.title[0].upper()}{study.title[1:]}**\n\n{heading(found)}\n\n{table}"
-
-
 def filled(text: str, folder: Path) -> str:
-    """A page with the tables of these results; KeyError for a study that there is not."""
+    """A page with title, machine and table of its studies; KeyError for a study that there is not."""
     from .studies import ALL
 
-    def table(found: re.Match[str]) -> str:
-        first, name, count, last = found.groups()
-        return f"{first}\n{text_of(ALL[name], folder, int(count) if count else None)}\n\n{last}"
+    def section(marked: re.Match[str]) -> str:
+        first, name, count, last = marked.groups()
+        study, found = ALL[name], results_of(ALL[name], folder)
+        table = report.markdown(report.table(study.columns, found["rows"][: int(count) if count else None]))
+        return f"{first}\n**{study.title[0].upper()}{study.title[1:]}**\n\n{heading(found)}\n\n{table}\n\n{last}"
 
-    return _MARKER.sub(table, text)
+    return _MARKER.sub(section, text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

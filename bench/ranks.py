@@ -10,9 +10,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,10 @@ RULES: dict[str, dict[str, Any]] = {"full": {}, "causal": {"causal": True}, "win
 
 
 class Clock:
-    """Medians over calls that all ranks make together, the least of some; with `off` a call is made once, in time 0."""
+    """Medians over calls that all ranks make together, the least of some."""
 
-    def __init__(self, comm: Any, device: str, off: bool) -> None:
-        self._comm, self._wait, self._off = comm, lambda: None, off
+    def __init__(self, comm: Any, device: str) -> None:
+        self._comm, self._wait = comm, lambda: None
         if device == "cuda":
             import cupy
 
@@ -50,8 +49,6 @@ class Clock:
 
     def __call__(self, call: Callable[[], Any], runs: int) -> float:
         call()
-        if self._off:
-            return 0.0
         medians = []
         for _ in range(max(ROUNDS, CALLS // runs)):
             times = np.empty(runs)
@@ -65,39 +62,6 @@ class Clock:
         return min(medians)
 
 
-# --------------------------------------------------------------------------------------- a matrix
-class _Slow:
-    """A message that has not come before some time after its start, as over a network that needs no core."""
-
-    def __init__(self, real: Any, delay: float) -> None:
-        self._real, self._end = real, time.perf_counter() + delay
-
-    def wait(self) -> None:
-        self._real.wait()
-        while time.perf_counter() < self._end:
-            pass
-
-
-class Delayed:
-    """A communicator whose messages take longer; with a delay of None none are sent, and ghosts are anything."""
-
-    def __init__(self, comm: Any, delay: float | None) -> None:
-        self._comm, self._delay = comm, delay
-
-    def exchange(self, sends: Any, receives: Any) -> Any:
-        if self._delay is None:
-            return self._comm.exchange({}, {})
-        return _Slow(self._comm.exchange(sends, receives), self._delay)
-
-
-def with_messages(D: Any, delay: float | None) -> Any:
-    """The matrix with messages that take longer, or with none."""
-    found = object.__new__(type(D))
-    found.__dict__.update(D.__dict__)
-    found._halo = replace(D._halo, comm=Delayed(D.comm, delay))
-    return found
-
-
 def bands(rows: int) -> Any:
     """A banded matrix of 3 x 3 blocks."""
     diagonals = [np.ones(rows - abs(k)) for k in SMALL_BANDS]
@@ -106,42 +70,21 @@ def bands(rows: int) -> Any:
     return bg.bsr_array((data, (S.row, S.col)), shape=(3 * rows, 3 * rows))
 
 
-def least_bytes(A: Any, D: Any) -> int:
-    """The bytes that a rank cannot do without: distinct columns of its rows that others have, by the whole pattern."""
-    R = A.blocksize[0]
-    first, last = D.rows.start // R, D.rows.stop // R
-    needed = np.zeros(A.shape[1] // R, bool)
-    needed[A.indices[A.indptr[first] : A.indptr[last]]] = True
-    needed[first:last] = False
-    return int(needed.sum()) * R * A.dtype.itemsize
-
-
 def links(comm: Any, clock: Clock, runs: int) -> list[Row]:
     """Two neighbours exchange messages of some sizes; a sum over all ranks."""
-    if comm.size == 1:
-        return []
-    other = comm.rank ^ 1
     found = []
-    for size in MESSAGES:
+    other = comm.rank ^ 1
+    for size in MESSAGES if comm.size > 1 else ():
         out, into = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
         sends, receives = ({other: out}, {other: into}) if other < comm.size else ({}, {})
-        seconds = clock(partial(_sent, comm, sends, receives), runs)
+        seconds = clock(lambda sends=sends, receives=receives: comm.exchange(sends, receives).wait(), runs)  # type: ignore[misc]
         found.append({"what": f"message of {size:,} B", "ranks": comm.size, "seconds": seconds})
     number = np.zeros(1)
-    seconds = clock(lambda: comm.allreduce(number), runs)
-    return [*found, {"what": "sum over all ranks", "ranks": comm.size, "seconds": seconds}]
-
-
-def _sent(comm: Any, sends: Any, receives: Any) -> None:
-    comm.exchange(sends, receives).wait()
+    return [*found, {"what": "a sum", "ranks": comm.size, "seconds": clock(lambda: comm.allreduce(number), runs)}]
 
 
 def product(comm: Any, clock: Clock, A: Any, name: str, runs: int, device: str) -> Row:
-    """``A @ x``: whole, the part of a rank by itself, bytes, and how it differs from that of one rank.
-
-    "hidden" is the share of an exchange that does not lengthen the product, by the time of one without messages;
-    "slow_hidden" is the same for messages that come when half of the interior product has passed.
-    """
+    """``A @ x``: whole, the part of a rank by itself, bytes, and how it differs from that of one rank."""
     D = mpi.partition(A if comm.rank == 0 else None, comm, device=device)
     whole = np.random.default_rng(1).standard_normal(A.shape[1])
     x = D.scatter(D._backend.from_host(whole) if comm.rank == 0 else None)
@@ -152,17 +95,9 @@ def product(comm: Any, clock: Clock, A: Any, name: str, runs: int, device: str) 
         row["error"] = float(abs(found - want).max() / abs(want).max())
         row["repeats"] = found.tobytes() == D._backend.to_host(again).tobytes()
     panel, everything = D.panel(), D._backend.from_host(whole)
-    row["seconds"] = clock(lambda: D @ x, runs)
-    row["local"] = clock(lambda: panel @ everything, runs)
-    sums = comm.allreduce(np.array([D.halo_bytes(1), least_bytes(A, D)], np.int64))
-    row["halo_bytes"], row["least_bytes"] = (int(v) for v in sums)
-    if comm.size > 1:
-        silent, slow = with_messages(D, None), with_messages(D, clock(lambda: D.interior @ x, runs) / 2)
-        without = clock(lambda: silent @ x, runs)
-        for key, matrix in (("hidden", D), ("slow_hidden", slow)):
-            seconds = clock(lambda matrix=matrix: matrix @ x, runs)  # type: ignore[misc]
-            exchange = clock(lambda matrix=matrix: matrix._halo.fetch(x)[0].wait(), runs)  # type: ignore[misc]
-            row[key] = min(1.0, max(0.0, 1 - (seconds - without) / exchange)) if exchange else None
+    row |= {"seconds": clock(lambda: D @ x, runs), "local": clock(lambda: panel @ everything, runs)}
+    row["exchange"] = clock(lambda: D._halo.fetch(x)[0].wait(), runs)
+    row["halo_bytes"] = int(comm.allreduce(np.array(D.halo_bytes(1), np.int64)))
     return row
 
 
@@ -204,9 +139,9 @@ def solution(comm: Any, problem: Any, device: str) -> list[Row]:
 
 def matrices(comm: Any, options: argparse.Namespace) -> list[Row]:
     """Messages, products and conjugate gradients."""
-    clock = Clock(comm, options.device, options.equality)
+    clock = Clock(comm, options.device)
     few, runs = max(1, options.runs // 300), options.runs
-    rows = [] if options.equality else links(comm, clock, runs)
+    rows = links(comm, clock, runs)
     rows.append(product(comm, clock, bands(SMALL_ROWS * comm.size), "bands", runs, options.device))
     for size in options.sizes:
         A = bg.bsr_array(problems.cube(size).A)
@@ -214,7 +149,6 @@ def matrices(comm: Any, options: argparse.Namespace) -> list[Row]:
     return rows + solution(comm, problems.cube(options.sizes[-1]), options.device)
 
 
-# -------------------------------------------------------------------------------------- attention
 class _Counted:
     """A communicator that counts the bytes that it sends, and the processor time for which it waits for others."""
 
@@ -224,12 +158,13 @@ class _Counted:
 
     def exchange(self, sends: Any, receives: Any) -> Any:
         self.sent += sum(array.nbytes for array in sends.values())
-        return _CountedMessages(self, self._comm.exchange(sends, receives))
+        messages = self._comm.exchange(sends, receives)
+        return SimpleNamespace(wait=lambda: self._waiting(messages.wait))
 
     def allgather(self, array: Any) -> Any:
-        return self.waiting(lambda: self._comm.allgather(array))
+        return self._waiting(lambda: self._comm.allgather(array))
 
-    def waiting(self, call: Callable[[], Any]) -> Any:
+    def _waiting(self, call: Callable[[], Any]) -> Any:
         begin = time.process_time()
         found = call()
         self.waited += time.process_time() - begin
@@ -237,14 +172,6 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
-
-
-class _CountedMessages:
-    def __init__(self, comm: _Counted, messages: Any) -> None:
-        self._comm, self._messages = comm, messages
-
-    def wait(self) -> None:
-        self._comm.waiting(self._messages.wait)
 
 
 def busy(comm: Any, call: Callable[[Any], Any], runs: int) -> float:
@@ -300,7 +227,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
     parser.add_argument("--runs", type=int, required=True)
-    parser.add_argument("--equality", action="store_true", help="no times are wanted")
     options = parser.parse_args()
     comm = as_communicator(MPI.COMM_WORLD)
     rows = {"matrices": matrices, "ring": ring}[options.what](comm, options)

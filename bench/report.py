@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ Row = dict[str, Any]
 FORMAT = 2
 
 
-# ------------------------------------------------------------------------------------------- cells
 def three(value: float | None) -> str:
     """Three significant digits.
 
@@ -41,26 +42,18 @@ def duration(seconds: float | None) -> str:
     return f"{three(seconds * scale)} {unit}"
 
 
-def rate(value: float | None) -> str:
-    """Operations in a second.
+def rate(value: float | None, unit: str = "FLOP/s") -> str:
+    """Operations or bytes in a second.
 
-    >>> rate(8.134e10), rate(9.89e14)
-    ('81.3 GFLOP/s', '989 TFLOP/s')
+    >>> rate(8.134e10), rate(9.89e14), rate(4.1e12, "B/s")
+    ('81.3 GFLOP/s', '989 TFLOP/s', '4.10 TB/s')
     """
     if value is None:
         return ""
-    unit, scale = ("TFLOP/s", 1e12) if value >= 1e12 else ("GFLOP/s", 1e9)
-    return f"{three(value / scale)} {unit}"
+    return f"{three(value / 1e12)} T{unit}" if value >= 1e12 else f"{three(value / 1e9)} G{unit}"
 
 
-def bandwidth(value: float | None) -> str:
-    """
-    >>> bandwidth(2.13e10), bandwidth(4.1e12)
-    ('21.3 GB/s', '4.10 TB/s')
-    """
-    if value is None:
-        return ""
-    return f"{three(value / 1e12)} TB/s" if value >= 1e12 else f"{three(value / 1e9)} GB/s"
+bandwidth = partial(rate, unit="B/s")
 
 
 def times(ratio: float | None) -> str:
@@ -72,7 +65,6 @@ def error(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
 
 
-# ----------------------------------------------------------------------------------------- columns
 @dataclass(frozen=True)
 class Column:
     """A heading, and what stands under it for a row; a column without any text is left out."""
@@ -153,7 +145,6 @@ def table(columns: Columns, rows: Sequence[Row], what: str = "") -> list[list[st
     return found
 
 
-# ----------------------------------------------------------------------------------------- writers
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     head, *body = lines
@@ -209,20 +200,16 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-# ------------------------------------------------------------------------------------------ screen
 class Screen:
     """Lines on standard output, in colour by rich on a terminal; what is being measured, on a terminal alone."""
 
     def __init__(self) -> None:
         self._print: Callable[[str], None] = lambda text: print(text, flush=True)
-        if sys.stdout.isatty():
-            try:
+        with contextlib.suppress(ImportError):
+            if sys.stdout.isatty():
                 from rich.console import Console
 
-                console = Console(highlight=True, soft_wrap=True)
-                self._print = lambda text: console.print(text, markup=False)
-            except ImportError:
-                pass
+                self._print = partial(Console(highlight=True, soft_wrap=True).print, markup=False)
 
     def note(self, text: str) -> None:
         """Print a line."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from .cases.case import Case
@@ -64,11 +63,12 @@ def resized(study: Study, sizes: Sizes) -> Study:
     """The study with sizes from the command line; ValueError where it has none."""
     if study.sized is None:
         raise ValueError(f"{study.name}: --size, --block, --columns, --density and --dtype change other studies")
-    return of_cases(study.name, study.title, partial(_with, study.sized, sizes), study.columns)
+    sized = study.sized
 
+    def cases(place: Place) -> Sequence[Case]:
+        found = sized(place, sizes)
+        if not found:
+            raise ValueError(f"nothing to measure: there is no {', '.join(sizes.dtype)} on {place.device}")
+        return found
 
-def _with(sized: Callable[[Place, Sizes], Sequence[Case]], sizes: Sizes, place: Place) -> Sequence[Case]:
-    found = sized(place, sizes)
-    if not found:
-        raise ValueError(f"nothing to measure: there is no {', '.join(sizes.dtype)} on {place.device}")
-    return found
+    return of_cases(study.name, study.title, cases, study.columns)

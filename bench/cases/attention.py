@@ -12,15 +12,13 @@ import numpy as np
 
 import bsrgemm as bg
 
-from ..checks import Reference, Seen, attention_tolerance, gradient_tolerance, gradients_error
+from ..checks import TOLERANCE, Reference, Seen, gradients_error
 from ..data import stored_dtype
-from ..internals import on_kernel
+from ..internals import forced
 from ..peers import attention as peers
 from ..peers import gradients as gradient_peers
 from ..place import Call, Place
 from .case import Error, Peer, Ready, ours_too, plainly
-
-Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -69,24 +67,12 @@ class Attention:
         parts += ["softcap"] if self.softcap else []
         return ", ".join([*parts, *([f"on {self.kernel}"] if self.kernel else [])])
 
-    def parameters(self) -> dict[str, Any]:
-        kind = "blocks" if self.blocks else "window" if self.window else "causal" if self.causal else "full"
-        return {
-            "shape": list(self.shape), "kv_heads": self.kv_heads or self.heads, "mask": kind,
-            "block": self.blocks and self.blocks[0], "density": self.pairs / self.length**2, "dtype": self.kind,
-            "kernel": self.kernel,
-        }  # fmt: skip
-
     @property
-    def computed_in(self) -> str:
-        return self.kind
-
-    @property
-    def shape(self) -> Shape:
+    def shape(self) -> tuple[int, int, int, int]:
         return self.batch, self.heads, self.length, self.head_dim
 
     @property
-    def kv_shape(self) -> Shape:
+    def kv_shape(self) -> tuple[int, int, int, int]:
         return self.batch, self.kv_heads or self.heads, self.length, self.head_dim
 
     @property
@@ -143,11 +129,7 @@ class Attention:
         out = place.xp.empty(self.shape, np.float16 if fp8 else q.dtype)
         plain = partial(bg.attention, q, k, v, mask=mask, out=out, **options)
 
-        def call() -> Any:
-            with on_kernel(self.kernel):
-                return plain()
-
-        made = call if self.kernel else plain
+        made = forced(plain, self.kernel)
         return place.captured(made) if self.replayed else made
 
     def ready(self, place: Place) -> Ready:
@@ -158,7 +140,7 @@ class Attention:
         chosen = usual if self.beside is None else {n: make for n, make in found.items() if n in self.beside}
         return Ready(
             self.call(place, q, k, v, mask),
-            lambda got: reference().error(peers.as_array(got)) / attention_tolerance(self.kind), chosen,
+            lambda got: reference().error(peers.as_array(got)) / TOLERANCE[self.kind].attention, chosen,
         )  # fmt: skip
 
     def _others(self, place: Place, q: Any, k: Any, v: Any, mask: Any) -> dict[str, Callable[[], Peer]]:
@@ -209,20 +191,10 @@ class Decode:
         parts += [f"{self.kept} of {self.length // self.block} blocks of {self.block}"] if self.share else []
         return ", ".join(parts)
 
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "batch": self.batch, "length": self.length, "heads": self.heads, "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim, "page": self.page, "share": self.share, "dtype": self.kind,
-        }  # fmt: skip
-
     @property
     def kept(self) -> int:
         """Blocks of keys that a head reads."""
         return max(1, round(self.length // self.block * (self.share or 1)))
-
-    @property
-    def computed_in(self) -> str:
-        return self.kind
 
     @property
     def _read(self) -> int:
@@ -272,7 +244,7 @@ class Decode:
             found = {"all keys": ours_too(place.captured(everything))}
 
         def error(got: Any) -> float:
-            return reference().error(peers.as_array(got).reshape(q.shape)) / attention_tolerance(self.kind)
+            return reference().error(peers.as_array(got).reshape(q.shape)) / TOLERANCE[self.kind].attention
 
         return Ready(place.captured(call), error, found if self.page is None or self.share else {})
 
@@ -291,21 +263,15 @@ class Decode:
 
 @dataclass(frozen=True)
 class Gradients:
-    """dq, dk and dv of an attention: five products for each pair of query and key that is seen.
-
-    Ours runs in the default order, which repeats bit by bit; beside it "any order", and the kernels of older cards.
-    """
+    """dq, dk and dv: ours in the default order, which repeats bit by bit, beside "any order" and older kernels."""
 
     of: Attention
 
     def __str__(self) -> str:
         return str(self.of)
 
-    def parameters(self) -> dict[str, Any]:
-        return self.of.parameters()
-
     @property
-    def computed_in(self) -> str:
+    def kind(self) -> str:
         return self.of.kind
 
     @property
@@ -320,9 +286,9 @@ class Gradients:
     def memory(self) -> float:
         return 4 * self.of.memory
 
-    def operands(self, place: Place) -> SimpleNamespace:
+    def operands(self, place: Place, given: list[Any] | None = None) -> SimpleNamespace:
         """q, k, v and dout, and what attention returns for them."""
-        (q, k, v), mask = self.of.operands(place), self.of.mask(place)
+        (q, k, v), mask = given or self.of.operands(place), self.of.mask(place)
         options = self.of.options | ({} if mask is None else {"mask": mask})
         out, lse = bg.attention(q, k, v, return_lse=True, **options)
         return SimpleNamespace(
@@ -336,20 +302,20 @@ class Gradients:
             bg.attention_backward, x.dout, x.q, x.k, x.v, x.out, x.lse, deterministic=deterministic, **into, **x.options
         )
 
-        def call() -> Any:
-            with on_kernel(kernel):
-                return plain()
-
-        return call if kernel else plain
+        return forced(plain, kernel)
 
     def ready(self, place: Place) -> Ready:
         x = self.operands(place)
-        seen, allowed = self.of.seen(x.mask), gradient_tolerance(self.of.kind)
+        seen, allowed = self.of.seen(x.mask), TOLERANCE[self.of.kind].gradients
 
         def error(got: Any) -> float:
             return gradients_error(x, seen, self.of.softcap, got) / allowed
 
-        found = {"any order": plainly(lambda: self.call(x, place, deterministic=False))}
+        forward = partial(bg.attention, x.q, x.k, x.v, out=place.xp.empty_like(x.out), return_lse=True, **x.options)
+        found = {
+            "any order": plainly(lambda: self.call(x, place, deterministic=False)),
+            "forward pass": ours_too(forward),
+        }
         if place.on_gpu:
             found["portable"] = plainly(lambda: self.call(x, place, kernel="BackwardSm80"))
             if self.of.head_dim == 128 and self.of.window is None and self.of.softcap is None:

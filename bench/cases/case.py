@@ -40,11 +40,8 @@ class Case(Protocol):
     def __str__(self) -> str:
         """What is measured, in a few words; different for different cases of a study."""
 
-    def parameters(self) -> dict[str, Any]:
-        """The parameters as numbers, for the file of results."""
-
     @property
-    def computed_in(self) -> str:
+    def kind(self) -> str:
         """The kind of number whose rate in a dense product is the upper bound."""
 
     @property

@@ -12,9 +12,9 @@ import numpy as np
 
 from bsrgemm import bsr_array, matmul
 
-from ..checks import dense_error, product_error, product_tolerance
+from ..checks import TOLERANCE, dense_error, product_error
 from ..data import PATTERNS, Pattern, as_csr, as_scipy, even_lengths, from_lengths, near_diagonal, stored_dtype
-from ..internals import on_kernel
+from ..internals import forced
 from ..peers import products as peers
 from ..place import Call, Place
 from .case import Peer, Ready, ours_too, plainly
@@ -23,7 +23,6 @@ from .case import Peer, Ready, ours_too, plainly
 _DENSE_MOST, _CSR_MOST = 8 << 30, 1 << 28
 #: Blocks of a block row near the diagonal, as a second-order stencil in space has
 EACH = 27
-_DENSE = ("cuBLAS", "nvmath", "dense BLAS")
 #: Right-hand sides of a batch
 _BATCH = 4
 
@@ -65,16 +64,6 @@ class Product:
         parts += [self.pattern] if self.pattern not in ("uniform", "near diagonal") else []
         parts += [{"batch": f"B in a batch of {_BATCH}"}.get(self.form, self.form)] if self.form != "A @ B" else []
         return ", ".join([*parts, *([f"on {self.kernel}"] if self.kernel else [])])
-
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "n": self.n, "block": list(self.block), "density": self.each / self._grid[1], "columns": self.columns,
-            "dtype": self.kind, "pattern": self.pattern, "form": self.form, "kernel": self.kernel,
-        }  # fmt: skip
-
-    @property
-    def computed_in(self) -> str:
-        return self.kind
 
     @property
     def near_diagonal(self) -> bool:
@@ -125,7 +114,6 @@ class Product:
         pieces = 16 * min(1 << 25, max(self.stored, self.n * self.columns))
         return 2 * self.moved + 3 * result + (dense if dense <= _DENSE_MOST else 0) + pieces
 
-    # -------------------------------------------------------------------------------------- operands
     def matrix(self, place: Place, pattern: Pattern | None = None) -> Any:
         """A, with random blocks."""
         xp, (columns, starts) = place.xp, pattern or self._pattern
@@ -153,11 +141,7 @@ class Product:
         left = A.T if self.form == "A.T @ B" else A
         operands = (B, A) if self.form == "B @ A" else (left, B)
 
-        def call() -> Any:
-            with on_kernel(self.kernel):
-                return matmul(*operands, out=out, **options)
-
-        return call if self.kernel else partial(matmul, *operands, out=out, **options)
+        return forced(partial(matmul, *operands, out=out, **options), self.kernel)
 
     def error(self, A: Any, B: Any, C: Any) -> float:
         """How far all rows of C are off, over what is allowed."""
@@ -167,7 +151,7 @@ class Product:
             off = product_error(A, B.T, C.T, transposed=True)
         else:
             off = product_error(A, B, C, transposed=self.form == "A.T @ B")
-        return off / product_tolerance(self.kind)
+        return off / TOLERANCE[self.kind].product
 
     def ready(self, place: Place) -> Ready:
         A, B = self.matrix(place), self.right(place)
@@ -177,7 +161,6 @@ class Product:
             {name: make for name, make in found.items() if self.beside is None or name in self.beside},
         )  # fmt: skip
 
-    # ----------------------------------------------------------------------------------------- peers
     def _peers(self, place: Place, A: Any, B: Any) -> dict[str, Callable[[], Peer]]:
         if self.beside is not None and {"even rows", "A @ B"} & set(self.beside):
             return self._own(place, A, B)
@@ -202,15 +185,12 @@ class Product:
         def sparse(maker: Callable[[Any, Any, Any], Call]) -> Callable[[], Peer]:
             return lambda: Peer(maker(A, B, place.xp.empty_like(B)))
 
+        found = {"cuSPARSE BSR": sparse(peers.cusparse_bsr_vector if self.columns == 1 else peers.cusparse_bsr)}
         if self.columns == 1 and self.near_diagonal:
-            found = {"cuSPARSE BSR": sparse(peers.cusparse_bsrmv), "warp": sparse(peers.warp_bsr)}
-        elif self.columns == 1:
-            found = {"cuSPARSE BSR": sparse(peers.cusparse_bsr_vector)}
-        else:
-            found = {"cuSPARSE BSR": sparse(peers.cusparse_bsr)}
+            found["warp"] = sparse(peers.warp_bsr)
         if not self.near_diagonal:
             dense = _Dense(self, place, B)
-            found = {dense.name: dense.cublas, "nvmath": dense.nvmath} | found
+            found = {dense.name: dense.cublas} | found
             if self.columns > 1:
                 found |= {"Blocked-ELL": sparse(peers.cusparse_ell), "torch BSR": sparse(peers.torch_bsr)}
         if self.stored <= _CSR_MOST and self.kind in ("float32", "float64"):
@@ -250,13 +230,8 @@ class _Dense:
         return self._place.draw((self._n, self._n), self._kind), B
 
     def _error(self, C: Any) -> float:
-        return dense_error(*self._operands, C) / product_tolerance("tf32" if self._tf32 else self._kind)
+        return dense_error(*self._operands, C) / TOLERANCE["tf32" if self._tf32 else self._kind].product
 
     def cublas(self) -> Peer:
         A, B = self._operands
         return Peer(peers.dense(A, B, self._place.xp.empty((self._n, B.shape[1]), A.dtype), self._tf32), self._error)
-
-    def nvmath(self) -> Peer:
-        if self._tf32 or self._given.dtype == np.uint8:
-            raise NotImplementedError("this peer is measured neither in tf32 nor in fp8")
-        return Peer(peers.nvmath_dense(*self._operands), self._error)

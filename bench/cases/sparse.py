@@ -11,10 +11,10 @@ import numpy as np
 
 import bsrgemm as bg
 
-from ..checks import block_rows, dense_error, exact, product_tolerance, signs, square_error
+from ..checks import TOLERANCE, block_rows, dense_error, exact, signs, square_error
 from ..data import as_csr, as_scipy, mesh, stored_dtype, widen
 from ..peers import products as peers
-from ..place import Call, Place
+from ..place import Place
 from .case import Peer, Ready
 from .products import Product
 
@@ -33,21 +33,18 @@ class Square:
 
     def __str__(self) -> str:
         if self.cells:
-            return f"{self.computed_in} 3 x 3, {self.cells}^3 hexahedra, {3 * (self.cells + 1) ** 3:,} rows"
+            return f"{self.kind} 3 x 3, {self.cells}^3 hexahedra, {3 * (self.cells + 1) ** 3:,} rows"
         what = "planned" if self.planned else "A @ A"
-        return f"{self.computed_in} {self.block} x {self.block}, n = {self.n:,}, density {_DENSITY}, {what}"
-
-    def parameters(self) -> dict[str, Any]:
-        return {"n": self.n, "block": self.block, "cells": self.cells, "planned": self.planned}
+        return f"{self.kind} {self.block} x {self.block}, n = {self.n:,}, density {_DENSITY}, {what}"
 
     @property
-    def computed_in(self) -> str:
+    def kind(self) -> str:
         return "float64" if self.cells else "float16"
 
     @property
     def _product(self) -> Product:
         side, b = 3 * (self.cells + 1) ** 3 if self.cells else self.n, self.block
-        return Product(side, (b, b), 27 * b / side if self.cells else _DENSITY, side, self.computed_in)
+        return Product(side, (b, b), 27 * b / side if self.cells else _DENSITY, side, self.kind)
 
     @property
     def flops(self) -> float:
@@ -62,7 +59,7 @@ class Square:
     def moved(self) -> float:
         product = self._product
         result = (125 if self.cells else product.n // self.block) * product.n * self.block
-        return stored_dtype(self.computed_in).itemsize * (product.stored + float(result))
+        return stored_dtype(self.kind).itemsize * (product.stored + float(result))
 
     @property
     def memory(self) -> float:
@@ -70,7 +67,7 @@ class Square:
 
     def ready(self, place: Place) -> Ready:
         A = self._product.matrix(place, mesh(self.cells) if self.cells else None)
-        allowed = product_tolerance(self.computed_in)
+        allowed = TOLERANCE[self.kind].product
         plan = bg.plan(A, A) if self.planned else None
         call = partial(operator.matmul, A, A) if plan is None else partial(plan, A, A)
         found: dict[str, Any] = {}
@@ -95,7 +92,7 @@ class Square:
         kind = "float16" if place.on_gpu else "float32"
         full = place.draw((self.n, self.n), kind)
         call = peers.dense(full, full, place.xp.empty_like(full))
-        return Peer(call, lambda C: dense_error(full, full, C) / product_tolerance(kind))
+        return Peer(call, lambda C: dense_error(full, full, C) / TOLERANCE[kind].product)
 
 
 @dataclass(frozen=True)
@@ -109,13 +106,6 @@ class Sampled:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.block} x {self.block}, n = {self.n:,}, density {_DENSITY}, Y {self.layout}-major"
-
-    def parameters(self) -> dict[str, Any]:
-        return {"n": self.n, "block": self.block, "dtype": self.kind, "layout": self.layout}
-
-    @property
-    def computed_in(self) -> str:
-        return self.kind
 
     @property
     def _product(self) -> Product:
@@ -140,7 +130,7 @@ class Sampled:
         pattern = self._product.matrix(place)
         pattern.sum_duplicates()  # there are no duplicates; this call stores that
         call = partial(bg.sddmm, X, right, pattern, precision="tf32" if self.kind == "tf32" else None)
-        allowed, s = product_tolerance(self.kind), signs(n, xp)
+        allowed, s = TOLERANCE[self.kind].product, signs(n, xp)
         terms = n * self._product.each * self.block
 
         def blocks_error(blocks: Any) -> float:
@@ -166,11 +156,5 @@ class Sampled:
                 theirs = partial(np.matmul, *(x.astype(np.float32) if self.kind == "float16" else x for x in (X, Y)))
             return Peer(theirs, lambda C: dense_error(X, Y, C) / allowed)
 
-        def torch() -> Peer:
-            if not place.on_gpu or self.kind != "float16" or self.layout != "row" or self.block != 128:
-                raise NotImplementedError("torch is measured with blocks of 128 in float16, Y row-major, on a GPU")
-            theirs: Call = peers.torch_sampled(X, Y, pattern)
-            return Peer(theirs, lambda C: blocks_error(peers.blocks_of_sampled(C, pattern)))
-
         name = "cuBLAS" if place.on_gpu else "dense BLAS"
-        return Ready(call, lambda got: blocks_error(got.data), {name: dense, "torch sampled_addmm": torch})
+        return Ready(call, lambda got: blocks_error(got.data), {name: dense})

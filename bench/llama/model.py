@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import bsrgemm as bg
+
+from ..data import normal
 
 #: Rows of the blocks of a weight: those of a tile of gemm_sm90, and a multiple of those of gemm_few
 BLOCK_ROWS = 128
@@ -62,7 +65,6 @@ TINY = Shape(
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------- small kernels
 @cache
 def kernels() -> Any:
     """RMSNorm, rotary embedding and SwiGLU on the GPU; computed in float32 whatever the dtype.
@@ -123,7 +125,6 @@ def swiglu(both: Any) -> Any:
     return kernels().swiglu(gate, up)
 
 
-# ------------------------------------------------------------------------------------------ model
 class Weight(NamedTuple):
     """A dense layer (outputs, inputs), and the same memory as a matrix of blocks that are as wide as the layer."""
 
@@ -150,17 +151,8 @@ class Weight(NamedTuple):
         return x @ self.dense.T
 
 
-class Layer(NamedTuple):
-    """Weights of a layer."""
-
-    norm: Any
-    qkv: Weight
-    out: Weight
-    inner_norm: Any
-    gate_up: Weight
-    down: Weight
-
-
+#: Weights of a layer
+Layer = namedtuple("Layer", "norm qkv out inner_norm gate_up down")
 #: (number of the layer, q (tokens, heads, D), k and v (tokens, KV heads, D)) -> like q
 Attend = Callable[[int, Any, Any, Any], Any]
 #: (weight (outputs, inputs), x (tokens, inputs)) -> (tokens, outputs)
@@ -172,7 +164,6 @@ class Model:
 
     def __init__(self, shape: Shape, xp: Any) -> None:
         self.shape, self.xp = shape, xp
-        self._rng = xp.random.default_rng(0)
         h, (H, H_kv, D) = shape.hidden, (shape.heads, shape.kv_heads, shape.dim)
         quiet = 1 / (2 * shape.layers) ** 0.5  # what layers add to the sum stays of its size
         self.embedding, self.head = self._numbers(shape.vocabulary, h, 1.0), self._weight(shape.vocabulary, h)
@@ -193,13 +184,8 @@ class Model:
         return Weight.of(self._numbers(outputs, inputs, inputs**-0.5 if spread is None else spread))
 
     def _numbers(self, rows: int, columns: int, spread: float) -> Any:
-        result = self.xp.empty((rows, columns), self.shape.dtype)
-        flat = result.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            part = flat[start : start + CHUNK]
-            drawn = self._rng.standard_normal(part.size, dtype=np.float32)
-            drawn *= np.float32(spread)
-            part[...] = drawn.astype(self.shape.dtype)
+        result = normal((rows, columns), self.shape.dtype, self.xp)
+        result *= result.dtype.type(spread)
         return result
 
     def forward(self, tokens: Any, start: int, attend: Attend, product: Product = Weight.product) -> Any:

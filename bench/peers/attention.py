@@ -1,4 +1,4 @@
-"""softmax(scale q k^T) v by others: cuDNN, torch's flash kernels, FlexAttention, FlashAttention-3 and -4, NumPy.
+"""softmax(scale q k^T) v by others: cuDNN, torch's flash kernels, FlashAttention-4, NumPy.
 
 Each function prepares one problem and returns the call to be timed; `as_array` makes an array of its result, which has
 the layout of q, (batch, heads, length, head dim). It raises where the peer is not installed or does not serve the case.
@@ -7,7 +7,6 @@ the layout of q, (batch, heads, length, head dim). It raises where the peer is n
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -17,8 +16,6 @@ from bsrgemm import BlockMask
 
 from ..place import Call
 
-#: FlexAttention makes its mask of a window from all pairs of queries and keys.
-_FLEX_MOST = 32768
 #: The blocks that FlashAttention-4 takes on Hopper, and those of cuDNN's frontend
 _FA4_BLOCK, _CUDNN_BLOCKS = 128, (64, 128)
 
@@ -65,7 +62,6 @@ def graphed(call: Call) -> Call:
     return replay
 
 
-# ----------------------------------------------------------------------------------------- torch
 def _sdpa(backend: str, q: Any, k: Any, v: Any, causal: bool, window: Any, mask: Any) -> Call:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -128,62 +124,6 @@ def _whole_blocks(mask: BlockMask) -> tuple[Any, Any, Any, Any]:
     return in_part, in_part_at, whole, whole_at
 
 
-@cache
-def _compiled_flex() -> Any:
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def flex(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
-    """FlexAttention, compiled by torch (slow): windows and blocks."""
-    from torch.nn.attention.flex_attention import BlockMask as FlexMask
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    S_q, S_k = q.shape[2], k.shape[2]
-    if mask is not None and (causal or window is not None):
-        raise NotImplementedError("FlexAttention is measured with one kind of mask at a time")
-    blocks = None
-    if mask is not None:
-        blocks = FlexMask.from_kv_blocks(*_whole_blocks(mask), BLOCK_SIZE=mask.block)
-    elif causal or window is not None:
-        if max(S_q, S_k) > _FLEX_MOST or S_q != S_k:
-            raise NotImplementedError(
-                f"FlexAttention builds this mask from all pairs of query and key; timed for up to {_FLEX_MOST} of each"
-            )
-        left, right = window or (-1, -1)
-        right = 0 if causal else right
-
-        def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
-            seen = j >= 0
-            if left >= 0:
-                seen = seen & (j >= i - left)
-            return seen & (j <= i + right) if right >= 0 else seen
-
-        blocks = create_block_mask(allowed, None, None, S_q, S_k, device="cuda")
-    operands = [tensor(x) for x in (q, k, v)]
-    compiled, gqa = _compiled_flex(), q.shape[1] != k.shape[1]
-    return lambda: compiled(*operands, block_mask=blocks, enable_gqa=gqa)
-
-
-# -------------------------------------------------------------------------- FlashAttention-3 and -4
-def fa3(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
-    """FlashAttention-3, which is built from source for Hopper: full, causal, windows."""
-    from flash_attn_interface import flash_attn_func
-
-    if mask is not None:
-        raise NotImplementedError("FlashAttention-3 does not support block masks")
-    # (batch, length, heads, head dim), as it wants them
-    operands = [tensor(x).transpose(1, 2).contiguous() for x in (q, k, v)]
-
-    def call() -> Any:
-        result = flash_attn_func(*operands, causal=causal, window_size=window or (-1, -1))
-        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
-
-    return call
-
-
 def fa4(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
     """FlashAttention-4, written in CuTe: full, causal, windows, blocks of 128."""
     import torch
@@ -211,7 +151,6 @@ def fa4(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mas
     return call
 
 
-# ------------------------------------------------------------------------------------ cuDNN frontend
 def block_sparse_cudnn(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
     """The block-sparse attention of cuDNN's frontend: square blocks of 64 or 128, nothing else masked."""
     import torch
@@ -236,18 +175,12 @@ def block_sparse_cudnn(q: Any, k: Any, v: Any, *, causal: bool = False, window: 
             found = BSA.block_sparse_attention_forward(
                 *operands, listed, block_sparse_num=each, q2k_block_nums=counts, sparse_block_size=rows
             )
-        return _result_like(operands[0], found)
+        values = found.values() if isinstance(found, dict) else found
+        return next(x for x in values if x.shape == operands[0].shape and x.dtype == operands[0].dtype)
 
     return call
 
 
-def _result_like(q: Any, found: Any) -> Any:
-    """The tensor of q's shape and dtype among those that a call returned, as a dict or one by one."""
-    values = found.values() if isinstance(found, dict) else found
-    return next(x for x in values if x.shape == q.shape and x.dtype == q.dtype)
-
-
-# ----------------------------------------------------------------------------------------- NumPy
 def plain(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, mask: Any = None) -> Call:
     """All scores at once in float32, as one writes it in NumPy."""
     S_q, S_k = q.shape[2], k.shape[2]
@@ -272,13 +205,5 @@ def plain(q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, m
     return call
 
 
-#: The peers of the GPU. FlexAttention is compiled by torch for each problem, which takes many seconds.
-PEERS: dict[str, Callable[..., Call]] = {
-    "cuDNN": cudnn,
-    "flash": flash,
-    "FA3": fa3,
-    "FA4": fa4,
-    "cuDNN BSA": block_sparse_cudnn,
-    "Flex": flex,
-}
-SLOW_PEERS = ("Flex",)
+#: The peers of the GPU
+PEERS: dict[str, Callable[..., Call]] = {"cuDNN": cudnn, "flash": flash, "FA4": fa4, "cuDNN BSA": block_sparse_cudnn}

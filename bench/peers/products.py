@@ -20,15 +20,14 @@ import numpy as np
 from bsrgemm import bsr_array
 from bsrgemm._kernels.timing import time_gpu
 
+from ..data import module_of
 from ..place import Call
-from .attention import as_array, tensor
+from .attention import tensor
 
 #: cudaDataType_t of <library_types.h>
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 #: cusparseIndexType_t and cusparseSpMMAlg_t of <cusparse.h>; CuPy's bindings lack these two algorithms.
 _INDEX_32I, _BLOCKED_ELL_ALG1, _BSR_ALG1 = 2, 13, 14
-#: cusparseDirection_t and cusparseOperation_t of <cusparse.h>
-_ROW_MAJOR = _AS_IT_IS = 0
 #: The sides of a block that Triton multiplies
 _TRITON_LEAST = 16
 #: tile_size of warp: so many threads for a row of blocks or a block of the result, or one for -1. Its default is one of
@@ -76,15 +75,6 @@ def dense_cublas(A: Any, B: Any, out: Any, tf32: bool = False) -> Call:
         return out
 
     return call
-
-
-def nvmath_dense(A: Any, B: Any) -> Call:
-    """cuBLASLt through nvmath-python, with the algorithm that its heuristic finds."""
-    from nvmath.linalg.advanced import Matmul
-
-    product = Matmul(A, B)
-    product.plan()
-    return lambda: product.execute()
 
 
 # -------------------------------------------------------------------------------------- cuSPARSE
@@ -184,37 +174,6 @@ def cusparse_bsr_vector(A: Any, x: Any, out: Any) -> Call:
     return call
 
 
-def cusparse_bsrmv(A: Any, x: Any, out: Any) -> Call:
-    """cusparse<t>bsrmv for square blocks; cusparseSpMV in a cuSPARSE that has no bsrmv any more."""
-    from cupy.cuda import device, get_current_stream
-    from cupy_backends.cuda.libs import cusparse
-
-    library = _libcusparse()
-    function = getattr(library, {"float32": "cusparseSbsrmv", "float64": "cusparseDbsrmv"}[A.dtype.name], None)
-    R, C = A.blocksize
-    if function is None or R != C or R == 1:
-        return cusparse_bsr_vector(A, x, out)
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    function.argtypes = [pointer, *[number] * 5, *[pointer] * 5, number, *[pointer] * 3]
-    factors = np.array([1, 0], A.dtype)
-    handle, about = device.get_cusparse_handle(), cusparse.createMatDescr()
-    indptr, indices = _index(A)
-    arguments = (
-        handle, _ROW_MAJOR, _AS_IT_IS, A.shape[0] // R, A.shape[1] // C, len(A.data),
-        factors[:1].ctypes.data, about, A.data.data.ptr, indptr.data.ptr, indices.data.ptr, R,
-        x.data.ptr, factors[1:].ctypes.data, out.data.ptr,
-    )  # fmt: skip
-
-    def call(_: Any = (A, x, factors, indptr, indices)) -> Any:
-        cusparse.setStream(handle, get_current_stream().ptr)
-        status = function(*arguments)
-        if status:
-            raise RuntimeError(f"bsrmv: status {status}")
-        return out
-
-    return call
-
-
 def blocked_ell(blocks: Any, rows: int) -> Any:
     """Blocks (rows * width, R, C), `width` to a block row, as the row-major matrix of rows R by width C."""
     _, R, C = blocks.shape
@@ -261,40 +220,6 @@ def torch_bsr(A: Any, B: Any, out: Any) -> Call:
         bsr = torch.sparse_bsr_tensor(indptr, indices, tensor(A.data), size=A.shape)
         call()
     return call
-
-
-def torch_sampled(X: Any, Y: Any, pattern: Any) -> Call:
-    """torch.sparse.sampled_addmm with the elements of all blocks as CSR, in float32 where it refuses float16.
-
-    The call returns blocks: a pattern has the same number of them in each block row.
-    """
-    import torch
-
-    S = pattern.astype(np.float32).tocsr()
-    lists = [tensor(x.astype(np.int64)) for x in (S.indptr, S.indices)]
-
-    def made(kind: Any) -> Call:
-        operands = [tensor(x).to(kind) for x in (X, Y)]
-        stored = torch.sparse_csr_tensor(*lists, torch.zeros(len(S.data), dtype=kind, device="cuda"), size=S.shape)
-        return lambda: torch.sparse.sampled_addmm(stored, *operands, beta=0.0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CSR is beta
-        try:
-            call = made(tensor(X).dtype)
-            call()
-        except RuntimeError:
-            call = made(torch.float32)
-            call()
-    return call
-
-
-def blocks_of_sampled(result: Any, pattern: Any) -> Any:
-    """The blocks of what `torch_sampled` returns: a row of elements has the rows of its blocks, one after the other."""
-    b, rows = pattern.blocksize[0], pattern.shape[0] // pattern.blocksize[0]
-    values = as_array(result.values())
-    each = len(pattern.indices) // rows
-    return values.reshape(rows, b, each, b).transpose(0, 2, 1, 3).reshape(-1, b, b)
 
 
 # ------------------------------------------------------------------------------------------ warp
@@ -401,14 +326,7 @@ def from_warp(matrix: Any) -> bsr_array:
     with _on_current_stream(str(matrix.device)):
         blocks = matrix.nnz_sync()
     R, C = matrix.block_shape
-    data, indices, indptr = (_from_warp_array(x) for x in (matrix.values, matrix.columns, matrix.offsets))
+    arrays = (matrix.values, matrix.columns, matrix.offsets)
+    data, indices, indptr = (x.numpy() if x.device.is_cpu else module_of(None).asarray(x) for x in arrays)
     lists = indices[:blocks], indptr[: matrix.nrow + 1]
     return bsr_array((data.reshape(-1, R, C)[:blocks], *lists), shape=matrix.shape)
-
-
-def _from_warp_array(x: Any) -> Any:
-    if x.device.is_cpu:
-        return x.numpy()
-    import cupy
-
-    return cupy.asarray(x)

@@ -1,9 +1,8 @@
 """CG with a V-cycle of smoothed aggregation, generic over where the matrices live: NumPy or CuPy.
 
-A level smooths ``A x = b`` from x = 0, hands ``R (b - A x)`` to the next one, adds P times what comes back, and smooths
-again. Matrices are ours, scipy's or cupyx's: the same algorithm with other products. Set-up is from outside: levels
-with A, P and R, as `pyamg.smoothed_aggregation_solver` leaves them. All vectors stay where they are, so that on a GPU
-an iteration is captured once as a CUDA graph, and replayed: a launch instead of half a hundred.
+Matrices are ours, scipy's or cupyx's: the same algorithm with other products. Set-up is from outside: levels with A, P
+and R, as pyamg leaves them. All vectors stay where they are, so that on a GPU an iteration is captured once as a CUDA
+graph, and replayed.
 """
 
 from __future__ import annotations
@@ -13,18 +12,32 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 import bsrgemm as bg
 
 from ..internals import replay
+from .problems import Problem
 
 #: Steps of the power iteration that finds the largest eigenvalue of D A, to a few percent from below
 POWER_STEPS = 15
 #: Eigenvalues of a pseudo-inverse that count as zero, over the largest
 CUT = 1e-13
+
+#: The largest number of nodes of the coarsest level: at most 600 unknowns, a dense matrix of 3 MB
+MOST_COARSE = 100
+
+
+def built(problem: Problem, most_coarse: int = MOST_COARSE) -> Any:
+    """pyamg's hierarchy. The modes go in as they are: rigid bodies need no improvement but near the edges."""
+    import pyamg
+
+    np.random.seed(0)  # noqa: NPY002 - where pyamg takes its random vectors from
+    return pyamg.smoothed_aggregation_solver(
+        problem.A, problem.modes, max_coarse=most_coarse, improve_candidates=None, presmoother=None, postsmoother=None
+    )
 
 
 def multiply(A: Any, x: Any, out: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
@@ -56,10 +69,7 @@ def fused(function: Callable[..., None], xp: Any) -> Callable[..., None]:
 
 # ------------------------------------------------------------------------------------------ levels
 class Level:
-    """Matrices of a level above the coarsest one, and its vectors.
-
-    D has the inverses of the diagonal blocks of A; `rho` is the largest eigenvalue of D A, None if not known yet.
-    """
+    """Matrices and vectors of a level: D inverts the diagonal blocks of A; `rho` is the largest eigenvalue of D A."""
 
     def __init__(self, A: Any, P: Any, R: Any, D: Any, rho: float | None = None) -> None:
         self.A, self.P, self.R, self.D, self.rho = A, P, R, D, rho
@@ -83,10 +93,7 @@ class Level:
 
 
 def inverse_blocks(A: Any) -> Any:
-    """The inverses of the diagonal blocks; pseudo-inverses where a block is singular.
-
-    That happens on coarse levels: an aggregate of few nodes does not carry all modes, and has rows of zeros.
-    """
+    """The inverses of the diagonal blocks; pseudo-inverses of singular ones, as of aggregates of few nodes."""
     try:
         return A.inverse_block_diagonal()
     except np.linalg.LinAlgError:
@@ -136,10 +143,8 @@ class Hierarchy:
 
 
 # --------------------------------------------------------------------------------------- smoothers
-class Smoother(Protocol):
-    """Improves x of ``A x = b``; `zero`: x counts as zeros, whatever it holds."""
-
-    def __call__(self, level: Level, b: Any, x: Any, zero: bool = False) -> None: ...
+#: (level, b, x, zero) -> improves x of ``A x = b``; `zero`: x counts as zeros, whatever it holds
+Smoother = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ class Cycle:
 
 
 def turn(p: Any, z: Any, rz: Any, before: Any) -> None:
-    """The next direction: z plus a multiple of the previous direction."""
+    """The next direction."""
     p *= rz / before
     p += z
 
@@ -270,11 +275,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Solution:
-    """The result of CG: x after the last iteration, and the norms of the residuals, starting with that of x = 0.
-
-    `iterations` is the first with a norm below the tolerance, or None. `graph` tells whether iterations were replayed,
-    `refusal` why they could not be captured.
-    """
+    """The result of CG: x, the first iteration below the tolerance, norms of residuals, and whether it was replayed."""
 
     x: Any
     iterations: int | None
@@ -290,12 +291,8 @@ class ConjugateGradients:
         self.iteration = Iteration(cycle)
         self.iterate = replay(self.iteration, self.iteration.xp, graph)
 
-    def __call__(self, b: Any, tol: float = 1e-8, most: int = 200, every: int = 1) -> Solution:
-        """Solve ``A x = b`` from x = 0 until the residual's norm is below `tol` times that of b.
-
-        Factors and norms stay where the vectors are. The one number that comes to the host is the norm of the residual,
-        each time it is tested: every `every` iterations. Up to ``every - 1`` iterations too many are made then.
-        """
+    def __call__(self, b: Any, tol: float = 1e-8, most: int = 200) -> Solution:
+        """Solve ``A x = b`` from x = 0 until the residual's norm, which the host reads, is below `tol` times b's."""
         state = self.iteration
         squares = state.xp.zeros(most + 1, b.dtype)
         state.begin(b)
@@ -304,7 +301,7 @@ class ConjugateGradients:
         for done in range(1, most + 1):
             self.iterate()
             squares[done] = state.rr
-            if done % every == 0 and not enough <= math.sqrt(float(state.rr)) < math.inf:  # synchronize!
+            if not enough <= math.sqrt(float(state.rr)) < math.inf:  # synchronize!
                 break
         residuals = [math.sqrt(square) for square in squares[: done + 1].tolist()]
         iterations = next((k for k, norm in enumerate(residuals) if norm < enough), None)

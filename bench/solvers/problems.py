@@ -16,27 +16,17 @@ import scipy.sparse
 #: Young's modulus and Poisson's ratio
 YOUNG, POISSON = 1.0, 0.3
 LAME, SHEAR = YOUNG * POISSON / ((1 + POISSON) * (1 - 2 * POISSON)), YOUNG / (2 + 2 * POISSON)
-#: What a jump between triangles costs, times (LAME + 2 SHEAR) / length of the edge. With 3 the matrix has negative
-#: eigenvalues, with 3.5 it has none; the more it costs the more iterations: with 10 about 30 % more than with 6
-PENALTY = 6.0
-#: Aggregates of triangles grow along connections of this strength. With 0 iterations grow with the size: 43 and 60 with
-#: block Jacobi at 20,000 and 100,000 unknowns, here 40 and 41; with 0.17 aggregates stay too small: 43 and 79
-DG_STRENGTH = 0.08
 #: Number of blocks that are filled at a time: 0.5 GB of blocks of 3 x 3
 PLACES = 6_000_000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix on the host, its near-nullspace modes, and a load.
-
-    Aggregates grow along connections of at least `strength`, relative to the diagonal.
-    """
+    """A matrix on the host, its near-nullspace modes, and a load."""
 
     A: scipy.sparse.bsr_array
     modes: np.ndarray
     b: np.ndarray
-    strength: float = 0.0
 
 
 def plate(unknowns: int) -> Problem:
@@ -78,14 +68,9 @@ def cell_blocks(side: float, dims: int = 3) -> np.ndarray:
 
 
 def grid_matrix(cell: np.ndarray, cells: int, free: list[tuple[int, int]]) -> scipy.sparse.bsr_array:
-    """The matrix of a grid of `cells` equal cells along each axis, filled in chunks of planes: nothing is added up.
+    """The matrix of a grid of equal cells, filled in chunks of planes: nothing is added up.
 
-    Parameters
-    ----------
-    cell : array, (2^d, 2^d, s, s)
-        Blocks between the corners of a cell, the last axis first.
-    free : pairs of int, one for each axis
-        Where the nodes begin and end that have unknowns; they are numbered along the last axis first.
+    `cell` has the blocks between its corners, the last axis first; `free` says where nodes with unknowns begin and end.
     """
     sizes = [end - begin for begin, end in free]
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
@@ -150,92 +135,4 @@ def rigid_modes(points: np.ndarray) -> np.ndarray:
     return modes.reshape(-1, modes.shape[2])
 
 
-# -------------------------------------------------------------------------- discontinuous Galerkin
-#: Corners of the two triangles of a square, as (x, y)
-TRIANGLES = np.array([[(0, 0), (1, 0), (0, 1)], [(1, 0), (0, 1), (1, 1)]])
-#: For each of the two, by column: the square (x, y), from its own, of a neighbour; None is the triangle itself.
-#: A neighbour is always the other one of its square
-BESIDE = ([(0, -1), (-1, 0), None, (0, 0)], [(0, 0), None, (1, 0), (0, 1)])
-
-
-def triangles(unknowns: int) -> Problem:
-    """n x n squares, numbered along x first, each cut in two triangles of their own 3 nodes; the edges are held weakly.
-
-    Symmetric interior penalty: the mean traction works on a jump, and a jump costs. A block has 3 nodes x 2
-    displacements.
-    """
-    n = max(2, round(math.sqrt(unknowns / 12)))
-    there, table = triangle_blocks()
-    kind = np.ones(n, np.int32)
-    kind[[0, -1]] = 0, 2
-    kinds = np.add.outer(3 * kind, kind).reshape(-1)
-    kept = there.reshape(9, -1)[kinds]
-    shift = [
-        t if step is None else 2 * (step[0] + n * step[1]) + 1 - t for t, steps in enumerate(BESIDE) for step in steps
-    ]
-    squares = np.arange(n * n, dtype=np.int32)
-    indices = (2 * squares[:, None] + np.array(shift, np.int32))[kept]
-    indptr = np.zeros(2 * n * n + 1, np.int32)
-    np.cumsum(kept.reshape(-1, 4).sum(1), out=indptr[1:])
-    data = table.reshape(-1, 6, 6)[(8 * kinds[:, None] + np.arange(8, dtype=np.int32))[kept]]
-    A = scipy.sparse.bsr_array((data, indices, indptr), shape=(12 * n * n, 12 * n * n))
-    corner = np.stack([squares % n, squares // n], 1)
-    points = (corner[:, None, None] + TRIANGLES).reshape(-1, 2).T
-    b = np.zeros(A.shape[0])
-    b[1::2] = -1
-    return Problem(A, rigid_modes(points), b, DG_STRENGTH)
-
-
-def triangle_blocks() -> tuple[np.ndarray, np.ndarray]:
-    """By kind of square along y and x, triangle and column: whether it is there, and its block, (3, 3, 2, 4, 6, 6).
-
-    A square is one of three kinds on each axis: the first, inside, or the last.
-    """
-    there, table = np.ones((3, 3, 2, 4), bool), np.zeros((3, 3, 2, 4, 6, 6))
-    for t, steps in enumerate(BESIDE):
-        corners, own = TRIANGLES[t], steps.index(None)
-        grads, stresses = gradients(corners)
-        table[:, :, t, own] = np.einsum("aij,bij->ab", stresses, grads) / 2  # the area
-        for (y, x), (column, step) in itertools.product(np.ndindex(3, 3), enumerate(steps)):
-            if step is None:
-                continue
-            other = TRIANGLES[1 - t] + step
-            ends = np.array([point for point in corners if (point == other).all(1).any()])
-            if (x, step[0]) in ((0, -1), (2, 1)) or (y, step[1]) in ((0, -1), (2, 1)):
-                there[y, x, t, column] = False
-                table[y, x, t, own] += edge_matrix([corners], ends)
-                continue
-            both = edge_matrix([corners, other], ends)
-            table[y, x, t, own] += both[:6, :6]
-            table[y, x, t, column] = both[:6, 6:]
-    return there, table
-
-
-def gradients(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients and stresses (plane strain) of the 6 displacements of a triangle, both (6, 2, 2)."""
-    slopes = np.linalg.inv(np.column_stack([np.ones(3), corners]))[1:].T
-    grads = np.einsum("ni,ck->ncki", slopes, np.eye(2)).reshape(6, 2, 2)
-    shears = SHEAR * (grads + grads.transpose(0, 2, 1))
-    return grads, shears + LAME * np.einsum("aii,jk->ajk", grads, np.eye(2))
-
-
-def edge_matrix(sides: list[np.ndarray], ends: np.ndarray) -> np.ndarray:
-    """What an edge adds to the triangles at its sides: two, (12, 12), or one that is held there, (6, 6)."""
-    along = ends[1] - ends[0]
-    length = math.hypot(*along)
-    normal = np.array([along[1], -along[0]]) / length
-    if normal @ (sides[0].mean(0) - ends[0]) > 0:
-        normal = -normal  # out of the first
-    jumps, tractions = [], []
-    for sign, corners in zip((1, -1), sides, strict=False):
-        values = (corners == ends[:, None]).all(2)  # at the ends, of each node's function
-        jumps.append(sign * np.einsum("en,ck->eknc", values, np.eye(2)).reshape(2, 2, 6))
-        tractions.append(gradients(corners)[1] @ normal / len(sides))
-    jump, traction = np.concatenate(jumps, 2), np.concatenate(tractions)
-    work = traction @ jump.sum(0) * length / 2
-    mass = np.array([[2, 1], [1, 2]]) / 6  # over the length
-    cost = PENALTY * (LAME + 2 * SHEAR) * np.einsum("eka,ef,fkb->ab", jump, mass, jump)
-    return cost - work - work.T
-
-
-PROBLEMS: dict[str, Callable[[int], Problem]] = {"2d": plate, "3d": cube, "dg": triangles}
+PROBLEMS: dict[str, Callable[[int], Problem]] = {"2d": plate, "3d": cube}

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-
-import bsrgemm as bg
 
 from ..cases.attention import Attention, Decode, Gradients
 from ..checks import Reference, exact_gradients
@@ -19,34 +16,18 @@ from ..data import widen
 from ..measure import Row, Run, reason_of
 from ..peers import attention as peers
 from ..peers import gradients as gradient_peers
-from ..place import Call, Place
-from ..report import BANDWIDTH, RATE, ROOF, TIME, USUAL, Column, Peers, duration, error, field, three, times
+from ..place import Place
+from ..report import BANDWIDTH, RATE, ROOF, TIME, USUAL, Column, Peers, error, field, three, times
 from ..study import Sizes, Study, of_cases
 
 LONG = (1, 16, 16384, 128)
 WINDOW = 2048
 
 
-def _small(case: Attention) -> Attention:
+def _on_cpu() -> list[Attention]:
     """The same for a CPU: much smaller, in float32."""
-    B, H, S, D = case.shape
-    S = min(512, S // 8)
-    blocks = None
-    if case.blocks is not None:  # of the same density
-        size, each = case.blocks
-        blocks = (16, max(1, size * each * S // 16 // case.length))
-    return replace(
-        case, batch=min(B, 2), heads=min(H, 4), length=S, head_dim=min(D, 64), window=case.window and 64,
-        blocks=blocks, kv_heads=case.kv_heads and 1, kind="float32", beside=("NumPy",) if case.beside is None else (),
-    )  # fmt: skip
-
-
-def _here(place: Place, cases: list[Attention]) -> list[Attention]:
-    """The cases as they are, or those that a CPU has in small, each once."""
-    if place.on_gpu:
-        return cases
-    kept = [case for case in cases if case.kernel is None and case.kind != "e4m3"]
-    return list(dict.fromkeys(_small(case) for case in kept))
+    masks: list[dict[str, Any]] = [{}, {"causal": True}, {"window": 64}, {"blocks": (32, 3)}]
+    return [Attention(1, 4, 512, 64, kind="float32", **mask) for mask in masks]
 
 
 def table(place: Place) -> list[Attention]:
@@ -58,10 +39,10 @@ def table(place: Place) -> list[Attention]:
         Attention(*LONG, blocks=(128, 26), per_head=True),
         Attention(*LONG, blocks=(64, 51)),
     ]
-    if place.quick:
-        return _here(place, few)
+    if not place.on_gpu or place.quick:
+        return few if place.on_gpu else _on_cpu()
     both = (False, True)
-    return _here(place, [
+    return [
         *few,
         Attention(*LONG, kernel="AttentionSm80", beside=("flash",)),
         *(Attention(*LONG, causal=c, kind="e4m3", beside=("float16",)) for c in both),
@@ -73,7 +54,7 @@ def table(place: Place) -> list[Attention]:
         Attention(*LONG, causal=True, kind="bfloat16"),
         Attention(1, 32, 8192, 128, True, kv_heads=8),
         *(Attention(1, 16, 8192, D, True) for D in (80, 96, 192, 256)),
-    ])  # fmt: skip
+    ]
 
 
 def table_sized(place: Place, sizes: Sizes) -> list[Attention]:
@@ -106,8 +87,7 @@ def decode(place: Place) -> list[Decode]:
 
 def decode_sized(place: Place, sizes: Sizes) -> list[Decode]:
     kinds = sizes.dtype or ("float16" if place.on_gpu else "float32",)
-    served = ("float16", "bfloat16") if place.on_gpu else ("float16", "bfloat16", "float32", "float64")
-    return [Decode(1, S, kind=kind) for S in sizes.size or (8192,) for kind in kinds if kind in served]
+    return [Decode(1, S, kind=kind) for S in sizes.size or (8192,) for kind in kinds]
 
 
 def long(place: Place) -> list[Attention]:
@@ -128,12 +108,6 @@ def by_density(place: Place) -> list[Attention]:
     densities = place.some((0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0), (0.05, 0.2, 1.0))
     every = [max(1, round(density * shape[2] / size)) for density in densities]
     return [Attention(*shape, blocks=(size, each), kind=kind, beside=("full",)) for each in every]
-
-
-def _over_share(row: Row) -> str:
-    """The time over density times that of everything."""
-    full = row.get("peers", {}).get("full", {}).get("seconds")
-    return three(row["seconds"] / (row["density"] * full)) if full else ""
 
 
 # ----------------------------------------------------------------------------------------- accuracy
@@ -164,44 +138,7 @@ def hard_inputs(place: Place, kind: str, case: Attention) -> list[Any]:
     return [q, k, v]
 
 
-def accuracy(run: Run) -> Iterator[Row]:
-    """Error against float64 and time, on inputs that are hard for an online softmax; means of several draws.
-
-    The largest error of one draw moves by 10 % from draw to draw.
-    """
-    place = run.place
-    case = Attention(1, 16, 8192, 128) if place.on_gpu else Attention(1, 2, 256, 64, kind="float32")
-    plain: dict[str, float] = {}
-    kinds = [(hard, case.kind) for hard in place.some(HARD, HARD[:3])]
-    for hard, kind in [*kinds, *([("plain", "bfloat16")] if place.on_gpu else [])]:
-        row: Row = {"what": f"{hard}, {kind}", "peers": {}}
-        try:
-            _hard_row(run, row, hard, replace(case, kind=kind), plain)
-        except Exception as reason:
-            row["failed"] = reason_of(reason)
-        yield row
-
-
-def _hard_row(run: Run, row: Row, hard: str, case: Attention, plain: dict[str, float]) -> None:
-    place = run.place
-    errors: dict[str, list[float]] = {}
-    for _ in range(4 if place.on_gpu and not place.quick else 1):
-        q, k, v = hard_inputs(place, hard, case)
-        # of all queries: the largest of a few errors would be a matter of luck
-        reference = Reference.of(case.seen(None), q, k, v, whole=True)
-        calls: dict[str, Call] = {"bsrgemm": case.call(place, q, k, v, None)}
-        makers = {"cuDNN": peers.cudnn, "flash": peers.flash, "FA4": peers.fa4} if place.on_gpu else {}
-        for name, make in makers.items() if run.with_peers else ():
-            made = _made(run, partial(make, q, k, v), name)
-            calls |= {} if made is None else {name: made}
-        for name, call in calls.items():
-            errors.setdefault(name, []).append(reference.error(peers.as_array(call())))
-    row |= {"errors": {name: float(np.mean(every)) for name, every in errors.items()}}
-    row["seconds"] = place.seconds(calls["bsrgemm"])
-    row["slower"] = row["seconds"] / plain.setdefault(case.kind, row["seconds"])
-
-
-def _made(run: Run, make: Callable[[], Any], name: str) -> Any:
+def _made(run: Run, name: str, make: Callable[[], Any]) -> Any:
     """What a peer prepares, or None where it cannot."""
     try:
         return make()
@@ -212,24 +149,55 @@ def _made(run: Run, make: Callable[[], Any], name: str) -> Any:
     return None
 
 
+def accuracy(run: Run) -> Iterator[Row]:
+    """Error against float64 and time, on inputs that are hard for an online softmax; means of several draws."""
+    place = run.place
+    case = Attention(1, 16, 8192, 128) if place.on_gpu else Attention(1, 2, 256, 64, kind="float32")
+    plain: dict[str, float] = {}
+    kinds = [(hard, case.kind) for hard in place.some(HARD, HARD[:3])]
+    for hard, kind in [*kinds, *([("plain", "bfloat16")] if place.on_gpu else [])]:
+        yield _attempted(f"{hard}, {kind}", partial(_hard_row, run, hard, replace(case, kind=kind), plain))
+
+
+def _attempted(what: str, measure: Callable[[], Row]) -> Row:
+    try:
+        return {"what": what} | measure()
+    except Exception as reason:
+        return {"what": what, "failed": reason_of(reason)}
+
+
+def _hard_row(run: Run, hard: str, case: Attention, plain: dict[str, float]) -> Row:
+    place = run.place
+    errors: dict[str, list[float]] = {}
+    for _ in range(4 if place.on_gpu and not place.quick else 1):  # the largest error of one draw moves by 10 %
+        q, k, v = hard_inputs(place, hard, case)
+        # of all queries: the largest of a few errors would be a matter of luck
+        reference = Reference.of(case.seen(None), q, k, v, whole=True)
+        ours = case.call(place, q, k, v, None)
+        makers = {name: partial(peers.PEERS[name], q, k, v) for name in ("cuDNN", "flash", "FA4")}
+        made = {n: _made(run, n, make) for n, make in makers.items() if place.on_gpu and run.with_peers}
+        for name, call in ({"bsrgemm": ours} | made).items():
+            if call is not None:
+                errors.setdefault(name, []).append(reference.error(peers.as_array(call())))
+    seconds = place.seconds(ours)
+    slower = seconds / plain.setdefault(case.kind, seconds)
+    return {"errors": {name: float(np.mean(e)) for name, e in errors.items()}, "seconds": seconds, "slower": slower}
+
+
 def _best(errors: dict[str, float]) -> tuple[str, float] | None:
     others = {name: value for name, value in errors.items() if not name.startswith("bsrgemm")}
     return min(others.items(), key=lambda item: item[1]) if others else None
 
 
-def _best_cell(row: Row) -> str:
-    best = _best(row["errors"])
-    return "" if best is None else f"{error(best[1])} ({best[0]})"
-
-
 def _over_best(row: Row) -> str:
     best = _best(row["errors"])
-    return "" if best is None or not best[1] else times(row["errors"]["bsrgemm"] / best[1])
+    return (
+        "" if best is None or not best[1] else f"{row['errors']['bsrgemm'] / best[1]:.2f} x {error(best[1])}, {best[0]}"
+    )
 
 
 _ACCURACY = (
     Column("bsrgemm", lambda row: error(row["errors"]["bsrgemm"])),
-    Column("best peer", _best_cell),
     Column("over the best peer", _over_best),
     field("time over plain inputs", "slower", times),
 )
@@ -247,7 +215,7 @@ def gradients(place: Place) -> list[Gradients]:
         Attention(1, 32, 16384, 64), Attention(1, 32, 16384, 64, causal=True),
         Attention(1, 16, 8192, 256, causal=True), Attention(*LONG, causal=True, softcap=30.0),
     ]  # fmt: skip
-    return [Gradients(case) for case in _here(place, list(place.some(found, found[:3])))]
+    return [Gradients(case) for case in (place.some(found, found[:3]) if place.on_gpu else _on_cpu())]
 
 
 #: Gradients of something that has none are noise: left out below this share of the largest gradient of all
@@ -261,35 +229,27 @@ def gradient_errors(run: Run) -> Iterator[Row]:
     S, kinds = (2048, ("float16", "bfloat16")) if place.on_gpu else (256, ("float32",))
     for kind, causal, hard in product(kinds, (False, True), place.some(HARD, HARD[:2])):
         case = Attention(1, 2, S, 128 if place.on_gpu else 64, causal, kind=kind)
-        row: Row = {"what": f"{hard}, {kind}, {case.mask_name}"}
-        found: dict[str, dict[str, list[float]]] = {}
-        try:
-            for _ in range(8 if place.on_gpu and not place.quick else 2):
-                _draw(run, hard, case, found)
-            row["errors"] = {who: {g: float(np.mean(e)) for g, e in of.items()} for who, of in found.items()}
-        except Exception as reason:
-            row["failed"] = reason_of(reason)
-        yield row
+        yield _attempted(f"{hard}, {kind}, {case.mask_name}", partial(_hard_gradients, run, hard, case))
 
 
-def _draw(run: Run, hard: str, case: Attention, found: dict[str, dict[str, list[float]]]) -> None:
+def _hard_gradients(run: Run, hard: str, case: Attention) -> Row:
     place, whole = run.place, Gradients(case)
-    q, k, v = hard_inputs(place, hard, case)
-    out, lse = bg.attention(q, k, v, return_lse=True, **case.options)
-    x = SimpleNamespace(q=q, k=k, v=v, dout=place.draw(case.shape, case.kind), out=out, lse=lse, mask=None,
-                        options=case.options)  # fmt: skip
-    want = exact_gradients(q, k, v, x.dout, case.causal)
-    got: dict[str, Any] = {"bsrgemm": whole.call(x, place)(), "bsrgemm, any order": whole.call(x, place, False)()}
-    for name, make in gradient_peers.PEERS.items() if run.with_peers and place.on_gpu else ():
-        made = _made(run, partial(make, x, case), name)
-        if made is not None and made.gradients is not None:
-            got[name] = made.gradients(made.call())
-    largest = [float(abs(y).max()) for y in want]
-    for who, results in got.items():
-        for name, y, exact, size in zip(_NAMES, results, want, largest, strict=False):
-            if size > _NOISE * max(largest):
-                off = float(abs(widen(y) - exact).max()) / size
-                found.setdefault(who, {}).setdefault(name, []).append(off)
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(8 if place.on_gpu and not place.quick else 2):
+        x = whole.operands(place, hard_inputs(place, hard, case))
+        want = exact_gradients(x.q, x.k, x.v, x.dout, case.causal)
+        got: dict[str, Any] = {"bsrgemm": whole.call(x, place)(), "bsrgemm, any order": whole.call(x, place, False)()}
+        for name, make in gradient_peers.PEERS.items() if run.with_peers and place.on_gpu else ():
+            made = _made(run, name, partial(make, x, case))
+            if made is not None and made.gradients is not None:
+                got[name] = made.gradients(made.call())
+        largest = [float(abs(y).max()) for y in want]
+        for who, results in got.items():
+            for name, y, exact, size in zip(_NAMES, results, want, largest, strict=False):
+                if size > _NOISE * max(largest):
+                    off = float(abs(widen(y) - exact).max()) / size
+                    found.setdefault(who, {}).setdefault(name, []).append(off)
+    return {"errors": {who: {g: float(np.mean(e)) for g, e in of.items()} for who, of in found.items()}}
 
 
 def _ratios(row: Row) -> str:
@@ -306,46 +266,19 @@ def _gradient_error(name: str) -> Column:
     return Column(name, lambda row: error(row["errors"]["bsrgemm"].get(name, 0.0)))
 
 
-def passes(run: Run) -> Iterator[Row]:
-    """Both passes: times, and the memory that the gradients take beside their results."""
-    place = run.place
-    for case in gradients(place)[: 5 if place.on_gpu else 3]:
-        row: Row = {"what": str(case), "flops": 1.4 * case.flops}
-        try:
-            x = case.operands(place)
-            backward = case.call(x, place)
-            forward = partial(bg.attention, x.q, x.k, x.v, out=x.out, return_lse=True, **x.options)
-
-            def both(forward: Call = forward, backward: Call = backward) -> Any:
-                forward()
-                return backward()
-
-            both()
-            row["peak_bytes"] = place.peak_bytes(backward)
-            row |= {"forward": place.seconds(forward), "backward": place.seconds(backward)}
-            row["seconds"] = place.seconds(both)
-        except Exception as reason:
-            row["failed"] = reason_of(reason)
-        place.release()
-        yield row
-
-
 _MEMORY = field("extra MB", "peak_bytes", three, 1e-6)
 STUDIES: tuple[Study, ...] = (
     of_cases("attention", "attention", table, sized=table_sized),
-    of_cases("attention-small", "attention of many small heads, by replays of a CUDA graph", small,
-             (TIME, Column("time a head", lambda row: duration(row["seconds"] / row["shape"][1])), *USUAL[1:])),
+    of_cases("attention-small", "attention of many small heads, by replays of a CUDA graph", small),
     of_cases("decode", "attention of one token on a KV cache, by replays of a CUDA graph", decode,
              (TIME, BANDWIDTH, ROOF, Peers(), *USUAL[4:]), sized=decode_sized),
     of_cases("attention-long", "attention on long sequences, and the memory that it takes", long,
              (TIME, RATE, _MEMORY, Peers()), peak=True),
     of_cases("attention-density", "attention by density of random blocks", by_density,
-             (TIME, RATE, Column("over density x full", _over_share))),
+             (TIME, RATE, Peers())),
     Study("attention-error", "attention on hard inputs: largest error over max(1, size)", accuracy, _ACCURACY),
-    of_cases("gradients", "gradients of attention, all kernels of a call", gradients),
+    of_cases("gradients", "gradients of attention, all kernels of a call, and the memory that they take", gradients,
+             (TIME, RATE, _MEMORY, Peers()), peak=True),
     Study("gradients-error", "gradients on hard inputs: largest error over the largest value", gradient_errors,
           (*map(_gradient_error, _NAMES), Column("dq, dk, dv over the best peer's", _ratios))),
-    Study("gradients-passes", "both passes of attention: time and memory", passes,
-          (field("forward", "forward", duration), field("backward", "backward", duration),
-           field("both", "seconds", duration), RATE, _MEMORY)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a call costs beside its kernel: host time, first calls, work lists, masks; conversions beside the host's."""
+"""What a call costs beside its kernel: host time, first calls, masks; conversions beside the host's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import scipy.sparse
 import bsrgemm as bg
 
 from .. import internals
-from ..data import PATTERNS
 from ..measure import Row, Run, reason_of
 from ..place import Call, Place
 from ..report import TIME, Column, Peers, duration, field, times
@@ -27,7 +26,6 @@ from ..study import Study
 _IN_TURN, _NEW_OPERANDS = 16, 1500
 
 
-# ---------------------------------------------------------------------------------------- host times
 def host_calls(place: Place) -> dict[str, Call]:
     """Calls on operands so small that only the host's time matters; results are allocated unless `out` is said."""
     xp, device = place.xp, place.device
@@ -66,7 +64,7 @@ def add_seconds(place: Place) -> float:
 
 
 def overhead(run: Run) -> Iterator[Row]:
-    """Host times as multiples of an addition, since hosts differ by a factor of two; then first calls, work lists."""
+    """Host times as multiples of an addition, since hosts differ by a factor of two; then first calls."""
     place = run.place
     for name, call in host_calls(place).items():
         row: Row = {"what": name}
@@ -84,8 +82,6 @@ def overhead(run: Run) -> Iterator[Row]:
             warm = min(_first_call(folder, dtype, block, N) for _ in range(3))
         yield {"what": f"first call, {kernel}, cold cache", "seconds": cold}
         yield {"what": f"first call, {kernel}, warm cache", "seconds": warm}
-    for block, per_group in ((128, 1), (64, 2), (32, 4), (16, 8)):
-        yield {"what": f"work list of 999,424 blocks, block {block}", "seconds": _work_list(place, per_group)}
 
 
 #: (kernel, dtype, block, columns) of a first product
@@ -114,14 +110,6 @@ def _first_call(folder: str, dtype: str, block: int, N: int) -> float:
     )
 
 
-def _work_list(place: Place, per_group: int) -> float:
-    """Seconds to group the rows of a pattern with a million blocks and to build its work list."""
-    columns, starts = PATTERNS["uniform"](4096, 4096, 244)
-    indices, indptr = (place.xp.asarray(x.astype(np.int32)) for x in (columns, starts))
-    return place.waited_seconds(internals.work_list_maker(indices, indptr, 4096, per_group), 10)
-
-
-# --------------------------------------------------------------------------------------------- masks
 def masks(run: Run) -> Iterator[Row]:
     """Making a mask, listing its tiles, and its bytes."""
     place, M = run.place, bg.BlockMask
@@ -146,7 +134,6 @@ def masks(run: Run) -> Iterator[Row]:
         yield row
 
 
-# --------------------------------------------------------------------------------------- conversions
 def conversions(run: Run) -> Iterator[Row]:
     """Changing format on the GPU, beside the way through the host: copy down, SciPy, copy back (cupy issue 7177)."""
     place, each = run.place, 27
@@ -192,7 +179,7 @@ def _conversions(A: Any) -> dict[str, tuple[Call, Call]]:
 
 
 STUDIES: tuple[Study, ...] = (
-    Study("overhead", "what a call costs beside its kernel: host time, first call of a process, work list", overhead,
+    Study("overhead", "what a call costs beside its kernel: host time, first call of a process", overhead,
           (TIME, field("times cupy.add", "adds", times))),
     Study("masks", "masks of blocks: made, and listed for the kernels", masks,
           (TIME, field("listing", "listing", duration), Column("MB", lambda row: f"{row['bytes'] / 1e6:.2f}"))),

@@ -1,11 +1,8 @@
 """Everyday operations on the CPU beside those of scipy's bsr_array and csr_array: one row for each operation.
 
-Three matrices: a mesh with 3 x 3 blocks, a matrix of wide blocks, and a tiny one, where the cost of a call is all that
-counts. Times are CPU times of the process, the least of seven: set OPENBLAS_NUM_THREADS=1, or they count all threads of
-BLAS. The peer is the faster of scipy's two formats among those that do the same work: an operation whose result in CSR
-is a view or a copy of what is stored already has no peer there. What a matrix of scipy has remembered of its indices
-(sorted, without duplicates) is forgotten before each call, because bsrgemm looks at them each time: a user may have
-written to them.
+A mesh with 3 x 3 blocks, a matrix of wide blocks, and a tiny one, where the cost of a call is all that counts, in CPU
+time: set OPENBLAS_NUM_THREADS=1, or all threads of BLAS count. The peer is the faster of scipy's two formats. What a
+matrix of scipy has remembered of its indices is forgotten before each call, because bsrgemm looks at them each time.
 """
 
 from __future__ import annotations
@@ -14,8 +11,8 @@ import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,16 +21,13 @@ import scipy.sparse.linalg
 
 import bsrgemm as bg
 
+from ..data import as_scipy
 from ..measure import Row, Run
 from ..report import Column, duration, times
 from ..study import Study
 
 #: name: (block rows, side of a block, blocks in a row, dtype)
-MATRICES = {
-    "mesh": (32_667, 3, 26, "float64"),
-    "wide": (64, 64, 14, "float32"),
-    "tiny": (4, 3, 2, "float64"),
-}
+MATRICES = {"mesh": (32_667, 3, 26, "float64"), "wide": (64, 64, 14, "float32"), "tiny": (4, 3, 2, "float64")}
 #: Runs of each, and seconds after which no further run is begun
 _RUNS, _MOST_SECONDS = 7, 1.0
 #: Seconds of a run: shorter calls are repeated
@@ -69,43 +63,16 @@ def cpu_seconds(call: Callable[[], Any]) -> float:
     return least
 
 
-@dataclass(frozen=True)
-class Library:
-    """A kind of matrix, and the functions of its library that are no methods."""
-
-    make: Callable[..., Any]
-    norm: Callable[..., Any]
-    vstack: Callable[..., Any]
-    hstack: Callable[..., Any]
-    kron: Callable[..., Any]
-
-
-_OURS = Library(bg.bsr_array, bg.norm, bg.vstack, bg.hstack, bg.kron)
 _SCIPY = {
-    name: Library(
-        make, scipy.sparse.linalg.norm, partial(sp.vstack, format="bsr"), partial(sp.hstack, format="bsr"), sp.kron
+    name: SimpleNamespace(
+        make=make, norm=scipy.sparse.linalg.norm, vstack=partial(sp.vstack, format="bsr"),
+        hstack=partial(sp.hstack, format="bsr"),
     )
     for name, make in (("scipy bsr", sp.bsr_array), ("scipy csr", sp.csr_array))
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """The operands of one kind of matrix."""
-
-    of: Library
-    A: Any
-    B: Any
-    x: Any
-    X: Any
-    side: int
-    csr: Any
-    coo: Any
-    dense: Any
-
-    @property
-    def block(self) -> tuple[int, int]:
-        return (self.side, self.side)
+}  # fmt: skip
+_OURS = SimpleNamespace(make=bg.bsr_array, norm=bg.norm, vstack=bg.vstack, hstack=bg.hstack)
+#: The operands of one kind of matrix, and `of`: the functions of its library that are no methods
+Case = Any
 
 
 _BSR = ("scipy bsr",)
@@ -188,35 +155,27 @@ _WITHOUT |= {("mesh", "A.multiply(dense)"), ("mesh", "A.reshape")}
 def cases(name: str) -> dict[str, Case]:
     """The operands of one matrix, for us and for scipy's two formats."""
     rows, side, each, dtype = MATRICES[name]
-    A, B = (matrix(rows, side, each, dtype, seed) for seed in (0, 1))
-    rng, n = np.random.default_rng(2), A.shape[1]
-    x, X = rng.standard_normal(n).astype(dtype), rng.standard_normal((n, 8)).astype(dtype)
-    dense = A.toarray() if n <= 8192 else None
-    theirs = []
-    for each_matrix in (A, B):
-        theirs.append(sp.bsr_array((each_matrix.data, each_matrix.indices, each_matrix.indptr), shape=A.shape))
-        theirs[-1].has_canonical_format = True
+    ours = [matrix(rows, side, each, dtype, seed) for seed in (0, 1)]
+    rng, n = np.random.default_rng(2), ours[0].shape[1]
+    theirs = [as_scipy(A) for A in ours]
+    for S in theirs:
+        S.has_canonical_format = True
     csr = theirs[0].tocsr()
-    coo = csr.tocoo()
-    both = {"scipy bsr": theirs, "scipy csr": [m.tocsr() for m in theirs]}
-    common = (x, X, side, csr, coo, dense)
-    found = {"bsrgemm": Case(_OURS, A, B, *common)}
-    return found | {kind: Case(_SCIPY[kind], first, second, *common) for kind, (first, second) in both.items()}
-
-
-def forget(m: Any) -> None:
-    """Drop what a matrix of scipy knows of its indices, as if they had been written to."""
-    m.__dict__.pop("_has_canonical_format", None)
-    m.__dict__.pop("_has_sorted_indices", None)
+    common = {
+        "x": rng.standard_normal(n).astype(dtype), "X": rng.standard_normal((n, 8)).astype(dtype), "side": side,
+        "block": (side, side), "csr": csr, "coo": csr.tocoo(), "dense": ours[0].toarray() if n <= 8192 else None,
+    }  # fmt: skip
+    every = {"bsrgemm": ours, "scipy bsr": theirs, "scipy csr": [S.tocsr() for S in theirs]}
+    return {kind: SimpleNamespace(of=_SCIPY.get(kind, _OURS), A=A, B=B, **common) for kind, (A, B) in every.items()}
 
 
 def once(call: Callable[[Case], Any], case: Case) -> Callable[[], Any]:
-    """Return the call to measure."""
-    if case.of is _OURS:
-        return lambda: call(case)
+    """The call to measure: what a matrix of scipy knows of its indices is dropped, as if they had been written to."""
 
     def forgetful() -> Any:
-        forget(case.A)
+        if case.of is not _OURS:
+            case.A.__dict__.pop("_has_canonical_format", None)
+            case.A.__dict__.pop("_has_sorted_indices", None)
         return call(case)
 
     return forgetful

@@ -1,10 +1,9 @@
 """A model of the shape of Llama 3.1 8B, end to end: prefill with `attention`, then token by token with `KVCache`.
 
-Random weights, each a dense array that is also a matrix of blocks as wide as itself: dense layers by bsrgemm, those of
-the prompt also by cuBLAS, everything between them by a few small kernels. First the logits of a short prompt are
-compared with those of the same model whose attention is written out plainly. Then tokens in a second, launched kernel
-by kernel and as a CUDA graph of one step, the share of attention, and what 8 heads of keys and values save against 32.
-A quick run has 8 layers; without a GPU a tiny model runs on the CPU, without graphs.
+Random weights, each a dense array that is also a matrix of blocks as wide as itself. First the logits of a short prompt
+are compared with those of plain attention. Then tokens in a second, launched kernel by kernel and as a CUDA graph of
+a step, the share of attention, and what 8 heads of keys and values save against 32. A quick run has 8 layers; without a
+GPU a tiny model runs on the CPU, without graphs.
 """
 
 from __future__ import annotations
@@ -27,27 +26,24 @@ from ..report import Column, bandwidth, field, three
 from ..study import Study
 
 
-class Stopwatch:
-    """Seconds of an `Attend`, summed over the layers: by events on the GPU, which it does not wait for."""
+def watched(attend: Attend, place: Place) -> tuple[Attend, Callable[[], float]]:
+    """An `Attend`, and its seconds over all layers: by events on the GPU, which it does not wait for."""
+    marks: list[tuple[Any, Any]] = []
 
-    def __init__(self, attend: Attend, place: Place) -> None:
-        self._attend, self._place = attend, place
-        self._marks: list[tuple[Any, Any]] = []
+    def now() -> Any:
+        return place.xp.cuda.get_current_stream().record() if place.on_gpu else time.perf_counter()
 
-    def __call__(self, number: int, q: Any, k: Any, v: Any) -> Any:
-        before = self._now()
-        result = self._attend(number, q, k, v)
-        self._marks.append((before, self._now()))
+    def call(number: int, q: Any, k: Any, v: Any) -> Any:
+        before = now()
+        result = attend(number, q, k, v)
+        marks.append((before, now()))
         return result
 
-    def _now(self) -> Any:
-        return self._place.xp.cuda.get_current_stream().record() if self._place.on_gpu else time.perf_counter()
+    def seconds() -> float:
+        place.synchronize()
+        return sum(place.xp.cuda.get_elapsed_time(a, b) / 1e3 if place.on_gpu else b - a for a, b in marks)
 
-    def seconds(self) -> float:
-        self._place.synchronize()
-        if not self._place.on_gpu:
-            return sum(b - a for a, b in self._marks)
-        return sum(self._place.xp.cuda.get_elapsed_time(a, b) for a, b in self._marks) / 1e3
+    return call, seconds
 
 
 #: (model, caches with a prompt, logits after it, number of tokens) -> tokens and the logits after each of them
@@ -113,10 +109,10 @@ def llama(run: Run) -> Iterator[Row]:
     row, caches, logits = prefill(model, place, "bsrgemm", Weight.product)
     yield row
     run.say("decode")
-    row, token = launched(model, place, caches, logits)
+    row, token = decoded(model, place, caches, logits)
     yield row
     if place.on_gpu:
-        yield graphed(model, place, caches, token)
+        yield decoded(model, place, caches, token, by_graph=True)[0]
     yield heads(model, place, caches)
 
 
@@ -125,61 +121,52 @@ def prefill(model: Model, place: Place, by: str, product: Product) -> tuple[Row,
     s = model.shape
     prompt = place.xp.asarray(np.random.default_rng(2).integers(0, s.vocabulary, s.prompt))
 
-    def once() -> tuple[float, Stopwatch, list[bg.KVCache], Any]:
+    for _ in range(2):  # the first one is warm-up
         caches = model.caches(s.positions)
-        watch = Stopwatch(prefilling(caches), place)
+        attend, inside = watched(prefilling(caches), place)
         place.synchronize()
         start = time.perf_counter()
-        logits = model.forward(prompt, 0, watch, product)
+        logits = model.forward(prompt, 0, attend, product)
         place.synchronize()
-        return time.perf_counter() - start, watch, caches, logits
-
-    once()  # warm
-    seconds, watch, caches, logits = once()
+        seconds = time.perf_counter() - start
     row = {"what": f"prefill of {s.prompt} tokens, dense layers by {by}", "seconds": seconds,
-           "tokens": s.prompt / seconds, "share": watch.seconds() / seconds}  # fmt: skip
+           "tokens": s.prompt / seconds, "share": inside() / seconds}  # fmt: skip
     return row, caches, logits
 
 
-def launched(model: Model, place: Place, caches: list[bg.KVCache], logits: Any) -> tuple[Row, int]:
-    """Tokens one by one, each kernel launched by the host; the token that comes next."""
+def decoded(
+    model: Model, place: Place, caches: list[bg.KVCache], after: Any, by_graph: bool = False
+) -> tuple[Row, int]:
+    """Tokens one by one after some logits, each kernel launched by the host, or after a token by replays of a graph.
+
+    The row has the share of attention kernels, and the rate at which weights are read; then the token that comes next.
+    """
     s = model.shape
-    warm = min(8, s.launched // 2)
-    logits = generate(model, caches, logits, warm)[-1][1]
+    count = s.tokens if by_graph else s.launched
+    warm = min(8, count // 2)
+    if by_graph:
+        decoder = GraphDecoder(model, caches, after, int(caches[0].lengths[0]))
+        decoder.generate(warm)
+    else:
+        after = generate(model, caches, after, warm)[-1][1]
     place.synchronize()
     start = time.perf_counter()
-    logits = generate(model, caches, logits, s.launched - warm)[-1][1]
+    if by_graph:
+        decoder.generate(count - warm)
+        logits = decoder.logits
+    else:
+        logits = generate(model, caches, after, count - warm)[-1][1]
     place.synchronize()
-    seconds = time.perf_counter() - start
-    if not bool(place.xp.isfinite(logits).all()):
-        raise ValueError("logits: wanted finite numbers")
-    return decode_row(model, place, caches, s.launched - warm, seconds, "kernel by kernel"), int(logits.argmax())
-
-
-def graphed(model: Model, place: Place, caches: list[bg.KVCache], token: int) -> Row:
-    """The same, a step being replayed as a CUDA graph."""
-    s = model.shape
-    warm = min(8, s.tokens // 2)
-    decoder = GraphDecoder(model, caches, token, int(caches[0].lengths[0]))
-    decoder.generate(warm)
-    decoder.stream.synchronize()
-    start = time.perf_counter()
-    decoder.generate(s.tokens - warm)
-    decoder.stream.synchronize()
-    seconds = time.perf_counter() - start
-    if not bool(place.xp.isfinite(decoder.logits).all()) or caches[0].refused.any():
+    each = (time.perf_counter() - start) / (count - warm)
+    if not bool(place.xp.isfinite(logits).all()) or caches[0].refused.any():
         raise ValueError("logits: wanted finite numbers, and room in the caches for all tokens")
-    return decode_row(model, place, caches, s.tokens - warm, seconds, "by a graph")
-
-
-def decode_row(model: Model, place: Place, caches: list[bg.KVCache], count: int, seconds: float, by: str) -> Row:
-    """The share of attention kernels, and the rate at which weights are read."""
-    s = model.shape
     q = place.xp.ones((1, s.heads, 1, s.dim), s.dtype)
     inside = s.layers * place.seconds(lambda: bg.attention_decode(q, caches[-1]))
     read = (s.parameters - s.vocabulary * s.hidden) * np.dtype(s.dtype).itemsize  # all weights but the embedding
-    return {"what": f"decode of {count} tokens, {by}", "seconds": seconds, "tokens": count / seconds,
-            "share": inside / (seconds / count), "weights": read * count / seconds}  # fmt: skip
+    row = {"what": f"decode of {count - warm} tokens, {'by a graph' if by_graph else 'kernel by kernel'}",
+           "seconds": each * (count - warm), "tokens": 1 / each, "share": inside / each, "weights": read / each,
+           }  # fmt: skip
+    return row, int(logits.argmax())
 
 
 def heads(model: Model, place: Place, caches: list[bg.KVCache]) -> Row:

@@ -1,8 +1,7 @@
 """Matrices in panels on Dask: a product that is larger than memory, read from disk, and what a task costs.
 
-A process whose memory is limited by the operating system multiplies a matrix that is four times as large as what it may
-take, and loading all of it under the same limit has to fail. Workers with the memory limit of Dask's LocalCluster do
-the same. Then panels are so small that only the cost of their tasks counts. Results are compared with those of SciPy.
+A process whose memory is limited multiplies a matrix that is four times as large as that, and loading all of it has to
+fail; so do workers of a LocalCluster. Then panels are so small that only the cost of their tasks counts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import bsrgemm as bg
 
 from ..machine import ROOT
 from ..measure import Row, Run, reason_of
+from ..place import Place
 from ..report import TIME, error, field, three
 from ..study import Study
 
@@ -41,7 +41,6 @@ _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 _LIMITED = "import sys; from bench.studies.panels import limited; limited(sys.argv[1], int(sys.argv[2]), sys.argv[3])"
 
 
-# --------------------------------------------------------------------------------------- the matrix
 def arrays(number: int) -> tuple[Any, Any, Any]:
     """The blocks, block columns and row starts of a panel, the same for the same number."""
     rng = np.random.default_rng(number)
@@ -80,7 +79,6 @@ def off(y: Any, count: int) -> float:
     return worst / size
 
 
-# ------------------------------------------------------------------------------- larger than memory
 def peak_mib() -> float:
     """The most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -150,19 +148,7 @@ def _judged(who: str, memory: int, count: int, found: Row, y: Any) -> Row:
     return row | ({} if row["error"] <= 1 else {"wrong": True})
 
 
-# -------------------------------------------------------------------------------------------- tasks
-def least(call: Callable[[], Any], runs: int) -> float:
-    """Seconds of the fastest run: others are slower because of what else the machine does."""
-    call()
-    times = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def tasks(distributed: bool) -> Iterator[Row]:
+def tasks(place: Place, distributed: bool) -> Iterator[Row]:
     """``A @ x`` of panels with one block of 4 x 4 each: a product of 4 panels, and each further panel."""
     from bsrgemm.interop import dask as panels
 
@@ -170,12 +156,12 @@ def tasks(distributed: bool) -> Iterator[Row]:
     S, x = bg.eye(4 * many, blocksize=(4, 4)), np.ones(4 * many)
     A = panels.from_bsr(S, 4)
     one = S[:4]
-    yield {"what": "one panel without Dask", "seconds": least(lambda: one @ x, 1000)}
+    yield {"what": "one panel without Dask", "seconds": place.waited_seconds(lambda: one @ x, 1000)}
 
     def measured(name: str, A: Any, **options: Any) -> Row:
         short, long = A[: 4 * few] @ x, A @ x
         assert np.array_equal(long.compute(**options), x)
-        seconds = [least(lambda y=y: y.compute(**options), 15) for y in (short, long)]  # type: ignore[misc]
+        seconds = [place.waited_seconds(lambda y=y: y.compute(**options), 15) for y in (short, long)]  # type: ignore[misc]
         return {
             "what": f"{few} panels, {name}",
             "seconds": seconds[0],
@@ -200,7 +186,7 @@ def on_dask(run: Run) -> Iterator[Row]:
             yield by_workers(320, 2)
         except ImportError as reason:
             yield {"what": "workers of a cluster", "failed": reason_of(reason)}
-    yield from tasks(not quick)
+    yield from tasks(run.place, not quick)
 
 
 STUDIES = (

@@ -24,7 +24,6 @@ SIDE = 8192
 _DENSITIES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
 #: (n, density, columns of B); the larger, the sparser, so that all operands fit
 _SIZES = ((4096, 0.22, 4096), (16384, 0.10, 16384), (32768, 0.05, 8192), (65536, 0.02, 8192))
-_WITHOUT_DENSE = ("cuSPARSE BSR", "Blocked-ELL", "torch BSR", "cupyx csr")
 
 
 def gemm(block: int | tuple[int, int], density: float = 0.22, kind: str = "float16", **more: Any) -> Product:
@@ -80,39 +79,31 @@ def table_sized(place: Place, sizes: Sizes) -> list[Product]:
 def by_density(place: Place) -> list[Product]:
     blocks = place.some((128, 64, 32, 16), (128, 64))
     densities = place.some(_DENSITIES, (0.1, 0.4, 0.7, 1.0))
-    if not place.on_gpu:
-        return [gemm(b, d, "float32", n=1024, beside=("dense BLAS",)) for b in blocks for d in densities]
     return [gemm(b, d, beside=("cuBLAS",)) for b in blocks for d in densities]
 
 
 def by_columns(place: Place) -> list[Product]:
     counts = place.some([1 << k for k in range(16)], (1, 16, 256, 4096))
-    if not place.on_gpu:
-        return [gemm(64, kind="float32", n=1024, columns=N, beside=()) for N in counts if N <= 4096]
     return [gemm(b, columns=N, beside=()) for b in place.some((64, 128), (64,)) for N in counts]
 
 
 def by_size(place: Place) -> list[Product]:
-    if not place.on_gpu:
-        return [gemm(64, kind="float32", n=n, columns=128, beside=("dense BLAS",)) for n in (512, 1024, 2048)]
     shapes = place.some(_SIZES, _SIZES[:1])
     return [Product(n, (b, b), d, N, beside=("cuBLAS",)) for n, d, N in shapes for b in (128, 64)]
 
 
 def by_pattern(place: Place) -> list[Product]:
     """Uneven rows beside even ones with as many blocks; A.T @ B, B @ A and batches beside A @ B."""
-    one = partial(gemm) if place.on_gpu else partial(gemm, n=1024, columns=128, kind="float32")
     few = ("power-law", "arrowhead")
     usual = tuple(name for name in PATTERNS if "near" not in name and name != "mesh")
     kinds = {128: place.some(usual, few), 64: place.some((*few, "one dense row", "half empty"), ())}
     found = []
     for block in place.some((128, 64), (128,)):
-        found += [one(block, pattern=name, beside=("even rows",)) for name in kinds[block]]
-        found += [one(block, form=form, beside=("A @ B",)) for form in ("A.T @ B", "B @ A", "batch")]
+        found += [gemm(block, pattern=name, beside=("even rows",)) for name in kinds[block]]
+        found += [gemm(block, form=form, beside=("A @ B",)) for form in ("A.T @ B", "B @ A", "batch")]
     return found
 
 
-# ----------------------------------------------------------------------------------------- accuracy
 def accuracy(run: Run) -> Iterator[Row]:
     """Error against float64 (float64 against long double), beside that of a dense product of the same numbers."""
     kinds = ("float16", "bfloat16", "float32", "tf32", "float64") if run.place.on_gpu else ("float32", "float64")
@@ -120,10 +111,10 @@ def accuracy(run: Run) -> Iterator[Row]:
     for kind in kinds:
         for block in run.place.some(blocks.get(kind, (32,)), (32,)):
             n = 2048 if run.place.on_gpu else 512
-            case = Product(n, (block, block), 0.22, n, kind)
             row: Row = {"what": f"{kind}, {block} x {block}"}
             try:
-                row["ours"], row["theirs"] = _errors(case, run.place)
+                ours, theirs = _errors(Product(n, (block, block), 0.22, n, kind), run.place)
+                row |= {"ours": ours, "theirs": theirs, "ratio": ours / theirs if theirs else None}
             except Exception as reason:
                 row["failed"] = reason_of(reason)
             yield row
@@ -149,19 +140,9 @@ def _errors(case: Product, place: Place) -> tuple[float, float]:
     return first, second
 
 
-_ACCURACY = (
-    field("bsrgemm", "ours", error),
-    field("dense BLAS", "theirs", error),
-    field("ratio", "ratio", times),
-)
+_ACCURACY = (field("bsrgemm", "ours", error), field("dense BLAS", "theirs", error), field("ratio", "ratio", times))
 
 
-def _accuracy_rows(run: Run) -> Iterator[Row]:
-    for row in accuracy(run):
-        yield row | ({"ratio": row["ours"] / row["theirs"]} if row.get("theirs") else {})
-
-
-# ------------------------------------------------------------------------------------- small blocks
 def spmv(place: Place, block: int | tuple[int, int], kind: str = "float64", columns: int = 1, **more: Any) -> Product:
     """Rows of 27 small blocks near the diagonal; fewer rows where blocks are large."""
     R, C = (block, block) if isinstance(block, int) else block
@@ -206,7 +187,6 @@ def vectors_uneven(place: Place) -> list[Product]:
     return [*found, spmv(place, 3, form="A.T @ B", beside=("A @ B",))]
 
 
-# ------------------------------------------------------------------------------------ sparse results
 def squares(place: Place) -> list[Square]:
     sides = place.some((8192, 16384), (8192,)) if place.on_gpu else (1024,)
     return [Square(n, b, planned=planned) for n in sides for b in (128, 64) for planned in (False, True)]
@@ -231,11 +211,12 @@ def sampled(place: Place) -> list[Sampled]:
 
 STUDIES: tuple[Study, ...] = (
     of_cases("products", "A @ B, block-sparse A, dense B", table, sized=table_sized),
-    of_cases("products-density", "A @ B by density, beside a dense product", by_density),
-    of_cases("products-columns", "A @ B by columns of B", by_columns, (TIME, RATE, BANDWIDTH, ROOF)),
-    of_cases("products-size", "A @ B by size", by_size),
-    of_cases("products-patterns", "A @ B by pattern, beside even rows; A.T @ B, B @ A, batches", by_pattern),
-    Study("products-error", "A @ B, max |C - exact| / (|A| |B|), density 0.22", _accuracy_rows, _ACCURACY),
+    of_cases("products-density", "A @ B by density, beside a dense product", by_density, devices=("cuda",)),
+    of_cases("products-columns", "A @ B by columns of B", by_columns, (TIME, RATE, BANDWIDTH, ROOF), devices=("cuda",)),
+    of_cases("products-size", "A @ B by size", by_size, devices=("cuda",)),
+    of_cases("products-patterns", "A @ B by pattern, beside even rows; A.T @ B, B @ A, batches", by_pattern,
+             devices=("cuda",)),
+    Study("products-error", "A @ B, max |C - exact| / (|A| |B|), density 0.22", accuracy, _ACCURACY),
     of_cases("vectors", "A @ x, rows of 27 small blocks", vectors, (TIME, BANDWIDTH, ROOF, Peers()),
              sized=vectors_sized),
     of_cases("vectors-blocks", "A @ x by block, float64", vectors_blocks, (TIME, BANDWIDTH, ROOF)),

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..machine import ROOT
 from ..measure import Row, Run
@@ -56,8 +55,8 @@ def matrices(run: Run) -> Iterator[Row]:
     sizes, runs = run.place.some(((3_000, 9_000, 24_000), 1000), ((1_500,), 5))
     for count in (1, 2):
         yield from on_ranks(count, "matrices", sizes, runs, *device)
-    for row in on_ranks(4, "matrices", sizes[:1], 1, *device, "--equality"):
-        yield {name: value for name, value in row.items() if name not in ("seconds", "local", "hidden", "slow_hidden")}
+    for row in on_ranks(4, "matrices", sizes[:1], 1, *device):
+        yield {name: value for name, value in row.items() if name not in ("seconds", "local", "exchange")}
 
 
 def ring(run: Run) -> Iterator[Row]:
@@ -67,17 +66,13 @@ def ring(run: Run) -> Iterator[Row]:
         yield from on_ranks(count, "ring", sizes, runs)
 
 
-def _percent(share: Any) -> str:
-    return f"{share:.0%}"
-
-
 STUDIES = (
     Study(
         "ranks", "a matrix in panels on several ranks of MPI, beside one", matrices,
         (
             TIME, field("its panel alone", "local", duration),
             Column("halo, B", lambda row: f"{row['halo_bytes']:,}" if row.get("halo_bytes") else ""),
-            field("hidden", "hidden", _percent), field("of slow messages", "slow_hidden", _percent),
+            field("its exchange alone", "exchange", duration),
             Column("iterations (of one)", lambda row:
                    f"{row['iterations']} ({row['iterations_of_one']})" if "iterations" in row else ""),
             field("error", "error", error),

@@ -24,7 +24,7 @@ from ..measure import Row, Run, reason_of
 from ..place import Call, Place
 from ..report import TIME, Column, Peers, duration, field, three, times
 from ..solvers import problems
-from ..solvers.amg import Chebyshev, ConjugateGradients, Cycle, Hierarchy, Jacobi, Smoother, Solution
+from ..solvers.amg import Chebyshev, ConjugateGradients, Cycle, Hierarchy, Jacobi, Smoother, Solution, built
 from ..solvers.problems import Problem
 from ..study import Study
 
@@ -58,22 +58,33 @@ def timed(call: Call, place: Place, rounds: int = 3, wall: bool = False) -> tupl
     return found, best
 
 
+def system(problem: Problem, place: Place) -> tuple[Any, Any, Any]:
+    """A, b and the near-nullspace modes where they are solved."""
+    xp = place.xp
+    return bg.bsr_array(problem.A).to_device(place.device), xp.asarray(problem.b), xp.asarray(problem.modes)
+
+
 def residual(A: Any, x: Any, b: Any) -> float:
     """The norm of b - A x over that of b."""
     r = b - A @ x
     return math.sqrt(float(r @ r) / float(b @ b))
 
 
-def attempted(row: Row, measure: Callable[[], dict[str, Any]], place: Place) -> Row:
-    """The row with what was measured, or with the reason why there is nothing."""
+def attempted(run: Run, name: str, n: int, who: str, measure: Callable[[], dict[str, Any]]) -> Iterator[Row]:
+    """The row with what was measured, or with the reason why there is nothing; none for a missing package."""
+    row: Row = {"what": f"{name}, {n:,} unknowns, {who}", "unknowns": n, "who": who}
     try:
-        found = measure()
-        wrong = not found.get("residual", 0.0) <= 1.1 * RTOL
-        row |= found | ({"wrong": True, "error": found["residual"] / RTOL} if wrong else {})
+        row |= measure()
+        if not row.get("residual", 0.0) <= 1.1 * RTOL:
+            row |= {"wrong": True, "error": row["residual"] / RTOL}
+    except ImportError:
+        run.absent[who] = None
+        return
     except Exception as error:
         row["failed"] = reason_of(error)
-    place.release()
-    return row
+    finally:
+        run.place.release()
+    yield row
 
 
 # ------------------------------------------------------------------------ one algorithm, many libraries
@@ -81,24 +92,22 @@ def elasticity(run: Run) -> Iterator[Row]:
     """CG with a V-cycle to 1e-8 (pyamg issue 260): pyamg builds the hierarchy on the host, and bsrgemm solves.
 
     2d: a plate of bilinear squares, with blocks of 2 x 2, 2 x 3 and 3 x 3. 3d: a cube of trilinear hexahedra, held on
-    one face: 3 x 3, 3 x 6, 6 x 6. dg: a plate of linear triangles that share no nodes: 6 x 6, 6 x 3, 3 x 3. Beside it
-    the same algorithm with the matrices of cupyx or scipy, and pyamg's own CG with the same block Jacobi.
+    one face: 3 x 3, 3 x 6, 6 x 6. Beside it the same algorithm with the matrices of cupyx or scipy, and pyamg's own CG
+    with the same block Jacobi.
     """
     place = run.place
     for size, name in product(unknowns(place), problems.PROBLEMS):
         problem = problems.PROBLEMS[name](size)
         try:
-            from ..solvers.hierarchy import built
-
             ml = built(problem)
             host = Hierarchy.of(ml.levels)
             ours = host.moved(lambda M: M.to_device(place.device))
-        except Exception as error:
-            yield {"what": f"{name}, {len(problem.b):,} unknowns", "failed": reason_of(error)}
-            continue
+        except ImportError:
+            run.absent["pyamg, which makes the hierarchies of elasticity"] = None
+            return
         for smoother in place.some(list(SMOOTHERS), ["jacobi"]):
-            row: Row = {"what": f"{name}, {len(problem.b):,} unknowns, {smoother}", "unknowns": len(problem.b)}
-            yield attempted(row, partial(_cycle, run, problem, ml, host, ours, smoother), place)
+            measure = partial(_cycle, run, problem, ml, host, ours, smoother)
+            yield from attempted(run, name, len(problem.b), smoother, measure)
 
 
 def _cycle(run: Run, problem: Problem, ml: Any, host: Hierarchy, ours: Hierarchy, name: str) -> dict[str, Any]:
@@ -140,7 +149,7 @@ def _cycle(run: Run, problem: Problem, ml: Any, host: Hierarchy, ours: Hierarchy
 
 
 def _sorted_csr(M: Any) -> Any:
-    """A matrix in CSR with sorted rows, as cuSPARSE wants it."""
+    """In CSR with sorted rows, as cuSPARSE wants it."""
     csr = M.tocsr()
     csr.sum_duplicates()
     return csr
@@ -177,17 +186,15 @@ def systems(run: Run) -> Iterator[Row]:
         if run.with_peers and len(problem.b) <= _MOST_ON_HOST[place.device]:
             makers["pyamg, on the host"] = partial(_theirs, problem, place)
         for who, measure in makers.items():
-            row: Row = {"what": f"{name}, {len(problem.b):,} unknowns, {who}", "unknowns": len(problem.b)}
-            yield attempted(row, measure, place)
+            yield from attempted(run, name, len(problem.b), who, measure)
 
 
 def _ours(problem: Problem, place: Place, dtype: str) -> dict[str, Any]:
     """`smoothed_aggregation`, `refresh` and `cg`; the preconditioner computes in `dtype`."""
-    A = bg.bsr_array(problem.A).to_device(place.device)
-    b, modes = place.xp.asarray(problem.b), place.xp.asarray(problem.modes)
+    A, b, modes = system(problem, place)
     narrow = A.astype(dtype)
-    linalg.smoothed_aggregation(narrow, modes, theta=problem.strength)
-    M, setup = timed(lambda: linalg.smoothed_aggregation(narrow, modes, theta=problem.strength), place)
+    linalg.smoothed_aggregation(narrow, modes)
+    M, setup = timed(lambda: linalg.smoothed_aggregation(narrow, modes), place)
     _, refresh = timed(lambda: M.refresh(narrow), place)
     steps: list[int] = []
     linalg.cg(A, b, M=M, rtol=RTOL, callback=lambda x: steps.append(1))
@@ -223,8 +230,7 @@ def _theirs(problem: Problem, place: Place) -> dict[str, Any]:
 def jobs(run: Run) -> Iterator[Row]:
     """From block-COO, in an order without sense, to x at 1e-8; by the library of the device with Jacobi; directly."""
     place = run.place
-    for size in unknowns(place):
-        problem = problems.cube(size)
+    for problem in map(problems.cube, unknowns(place)):
         n = len(problem.b)
         makers: dict[str, Callable[[], dict[str, Any]]] = {"bsrgemm, block-COO to x": partial(_whole, problem, place)}
         if run.with_peers:
@@ -233,26 +239,22 @@ def jobs(run: Run) -> Iterator[Row]:
         if n <= _MOST_DIRECT[place.device]:
             makers["bsrgemm, spsolve"] = partial(_direct, problem, place)
         for who, measure in makers.items():
-            row: Row = {"what": f"cube, {n:,} unknowns, {who}", "unknowns": n, "who": who}
-            yield attempted(row, measure, place)
+            yield from attempted(run, "cube", n, who, measure)
 
 
 def _whole(problem: Problem, place: Place) -> dict[str, Any]:
     """Construction, set-up of multigrid and CG as one call."""
-    A = bg.bsr_array(problem.A).to_device(place.device)
+    A, b, modes = system(problem, place)
     host = problem.A
     rows = np.repeat(np.arange(len(host.indptr) - 1), np.diff(host.indptr))
     order = np.random.default_rng(0).permutation(len(rows))
-    blocks, i, j, b, modes = map(
-        place.xp.asarray,
-        (host.data[order], rows[order], host.indices[order].astype(rows.dtype), problem.b, problem.modes),
-    )
+    blocks, i, j = map(place.xp.asarray, (host.data[order], rows[order], host.indices[order].astype(rows.dtype)))
     steps: list[int] = []
     linalg.cg(A, b, M=linalg.smoothed_aggregation(A, modes), rtol=RTOL, callback=lambda x: steps.append(1))
 
     def job() -> Any:
         made = bg.bsr_array((blocks, (i, j)), shape=A.shape)
-        return linalg.cg(made, b, M=linalg.smoothed_aggregation(made, modes, theta=problem.strength), rtol=RTOL)
+        return linalg.cg(made, b, M=linalg.smoothed_aggregation(made, modes), rtol=RTOL)
 
     job()
     (x, _), seconds = timed(job, place, wall=True)
@@ -276,8 +278,7 @@ def _with_jacobi(problem: Problem, place: Place) -> dict[str, Any]:
 
 def _direct(problem: Problem, place: Place) -> dict[str, Any]:
     """Ordering, decomposition and solution: by cuDSS on a card, by SuperLU on the host."""
-    A = bg.bsr_array(problem.A).to_device(place.device)
-    b = place.xp.asarray(problem.b)
+    A, b, _ = system(problem, place)
     linalg.spsolve(A, b)
     x, seconds = timed(partial(linalg.spsolve, A, b), place, wall=True)
     return {"seconds": seconds, "residual": residual(A, x, b)}
@@ -286,13 +287,10 @@ def _direct(problem: Problem, place: Place) -> dict[str, Any]:
 def preconditioners(run: Run) -> Iterator[Row]:
     """Solves with ILU(0), IC(0) and SSOR, colour by colour, beside ``A @ x``; on a card also both in CUDA graphs."""
     place = run.place
-    for size in unknowns(place):
-        problem = problems.cube(size)
-        A = bg.bsr_array(problem.A).to_device(place.device)
-        b = place.xp.asarray(problem.b)
+    for problem in map(problems.cube, unknowns(place)):
+        A, b, _ = system(problem, place)
         for make in (linalg.ilu0, linalg.ic0, linalg.block_ssor):
-            row: Row = {"what": f"cube, {len(problem.b):,} unknowns, {make.__name__}", "unknowns": len(problem.b)}
-            yield attempted(row, partial(_apply, make, A, b, place), place)
+            yield from attempted(run, "cube", len(b), make.__name__, partial(_apply, make, A, b, place))
 
 
 def _apply(make: Callable[[Any], Any], A: Any, b: Any, place: Place) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_attention_and_its_gradients_are_right_and_those_of_another_mask_are_not
     case = Attention(1, 2, 64, 16, kind="float32", **MASKS[name])
     (q, k, v), mask = case.operands(PLACE), case.mask(PLACE)
     reference = checks.Reference.of(case.seen(mask), q, k, v)
-    allowed = checks.attention_tolerance("float32")
+    allowed = checks.TOLERANCE["float32"].attention
     assert reference.error(case.call(PLACE, q, k, v, mask)()) <= allowed
     other = {"causal": name == "full"}
     assert reference.error(bg.attention(q, k, v, window=(3, 0), **other)) > allowed
@@ -116,10 +116,10 @@ def test_attention_and_its_gradients_are_right_and_those_of_another_mask_are_not
     x = whole.operands(PLACE)
     got = [np.array(y) for y in whole.call(x, PLACE)()]
     seen = case.seen(x.mask)
-    assert checks.gradients_error(x, seen, None, got) <= checks.gradient_tolerance("float32")
+    assert checks.gradients_error(x, seen, None, got) <= checks.TOLERANCE["float32"].gradients
     for y in got:
         y[0, -1, 5:] *= 1.01
-        assert checks.gradients_error(x, seen, None, got) > checks.gradient_tolerance("float32")
+        assert checks.gradients_error(x, seen, None, got) > checks.TOLERANCE["float32"].gradients
         y[0, -1, 5:] /= 1.01
 
 
@@ -128,7 +128,7 @@ def test_gradients_under_a_softcap_are_checked() -> None:
     x = Gradients(case).operands(PLACE)
     got = Gradients(case).call(x, PLACE)()
     errors = [checks.gradients_error(x, case.seen(None), cap, got) for cap in (2.0, None)]
-    assert errors[0] <= checks.gradient_tolerance("float32") < errors[1]
+    assert errors[0] <= checks.TOLERANCE["float32"].gradients < errors[1]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -22,14 +22,11 @@ class Case:
 
     call: Callable[[], Any] = lambda: 3.0
     peers: dict[str, Callable[[], Peer]] = field(default_factory=dict)
-    computed_in = "float64"
+    kind = "float64"
     flops, moved, memory = 2.0, 24.0, 1.0
 
     def __str__(self) -> str:
         return "a sum"
-
-    def parameters(self) -> dict[str, Any]:
-        return {"n": 3}
 
     def ready(self, place: Place) -> Ready:
         return Ready(self.call, lambda got: abs(got - 3.0), self.peers)
@@ -42,9 +39,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(Place("cpu", quick=True))
 
 
-def test_a_row_has_times_roof_and_parameters(run: Run) -> None:
+def test_a_row_has_times_and_a_roof(run: Run) -> None:
     row = run.row(Case())
-    assert row["what"] == "a sum" and row["n"] == 3 and row["error"] == 0
+    assert row["what"] == "a sum" and row["error"] == 0
     assert 0 < row["low"] <= row["seconds"] <= row["high"] and row["count"] == 15 and row["roof"] > 0
 
 
@@ -83,12 +80,11 @@ def test_peers_are_left_out_with_the_reason(run: Run) -> None:
                 "right": lambda: Peer(lambda: 3.0),
                 "own check": lambda: Peer(lambda: 9.0, lambda got: got - 9.0),
                 "not judged": lambda: Peer(lambda: 9.0, judged=False),
-                "Flex": _raises(AssertionError("is not asked")),
             }
         )
     )
     peers = row["peers"]
-    assert list(run.absent) == ["missing"] and "missing" not in peers and "Flex" not in peers
+    assert list(run.absent) == ["missing"] and "missing" not in peers
     assert peers["other"] == {"without": "NotImplementedError: blocks of 3"}
     assert peers["broken"] == {"failed": "RuntimeError: status 3"}
     assert peers["wrong"] == {"wrong": 6.0}

@@ -17,7 +17,7 @@ from bench.peers import attention, gradients, products
 from bench.place import Place
 
 PLACE = Place("cpu", quick=True)
-LIBRARIES = ("torch", "flash_attn", "flash_attn_interface", "cudnn", "warp", "nvmath", "pyamg")
+LIBRARIES = ("torch", "flash_attn", "flash_attn_interface", "cudnn", "warp", "pyamg")
 
 
 @pytest.fixture
@@ -25,7 +25,6 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)
     products._warp.cache_clear()
-    attention._compiled_flex.cache_clear()
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -39,7 +38,7 @@ def test_libraries_that_are_missing_raise_import_errors() -> None:
     blocks = Attention(1, 1, 16, 16, blocks=(16, 1))
     calls += [lambda make=make: make(x, case) for name, make in gradients.PEERS.items() if name != "cuDNN BSA"]
     calls += [lambda: gradients.block_sparse_cudnn(x, blocks), lambda: products.torch_bsr(A, B, B)]
-    calls += [lambda: products.warp_bsr(A, B[:, 0], B[:, 0]), lambda: products.nvmath_dense(B.T, B)]
+    calls += [lambda: products.warp_bsr(A, B[:, 0], B[:, 0])]
     for call in calls:
         with pytest.raises(ImportError):
             call()
@@ -68,7 +67,6 @@ def test_peers_of_the_host_agree_with_us() -> None:
     [
         (lambda: products._cuda_type(np.dtype(np.int8)), "does not support int8"),
         (lambda: attention.block_lists(bg.BlockMask.causal(32, block=16, device="cpu")), "masks of whole blocks only"),
-        (lambda: _dense_of("e4m3").nvmath(), "neither in tf32 nor in fp8"),
         (lambda: _dense_of("float64", 1 << 16).cublas(), "a dense A would take more than 8 GiB"),
     ],
 )
@@ -81,14 +79,6 @@ def _dense_of(kind: str, n: int = 64) -> Any:
     from bench.cases.products import _Dense
 
     return _Dense(Product(n, (32, 32), 0.5, 1, kind), PLACE, PLACE.draw((n,), kind))
-
-
-def test_blocks_of_a_sampled_result_are_found_in_csr() -> None:
-    A = bg.random(32, 32, blocksize=(8, 8), density=1.0, seed=0)
-    S = A.tocsr()
-    S.sort_indices()
-    found = products.blocks_of_sampled(SimpleNamespace(values=lambda: S.data), A)
-    np.testing.assert_array_equal(found, A.sorted_indices().data)
 
 
 def test_blocks_become_the_columns_of_blocked_ell() -> None:
