@@ -63,7 +63,7 @@ class Place:
     def __init__(self, device: str | None = None, quick: bool = False, idle: float = IDLE) -> None:
         self.device = device or ("cuda" if machine.has_gpu() else "cpu")
         self.quick, self.idle = quick, idle
-        self.on_gpu = self.device == "cuda"
+        self.on_gpu = self.captures = self.device == "cuda"
         if self.on_gpu:
             import cupy
 
@@ -75,8 +75,9 @@ class Place:
         self._roofs: dict[str, float | None] = {}
 
     def blank(self) -> Place:
-        """The same with operands of zeros, for calls that compile and are not timed."""
+        """The same with operands of zeros and without graphs, for calls that compile side by side and are not timed."""
         found = copy.copy(self)
+        found.captures = False
         found.draw = lambda shape, kind: self.xp.zeros(shape, data.stored_dtype(kind))
         return found
 
@@ -118,7 +119,8 @@ class Place:
             def free_postprocess(self, **about: int) -> None:
                 self.now -= about["mem_size"]
 
-        with Peak() as hook:
+        hook = Peak()
+        with hook:
             call()
         self.synchronize()
         return int(hook.most)
@@ -196,7 +198,7 @@ class Place:
 
     def captured(self, call: Call) -> Call:
         """A call as the replay of a CUDA graph on the current stream; itself on the CPU."""
-        if not self.on_gpu:
+        if not self.captures:
             return call
         call()
         self.synchronize()

@@ -118,7 +118,7 @@ def test_calls_are_timed_in_turn_and_one_that_fails_is_left_out_of_all_rounds() 
 def test_zeros_stand_for_operands_that_are_not_timed() -> None:
     place = Place("cpu")
     assert not place.blank().draw((3,), "float16").any() and place.draw((3,), "float16").all()
-    assert place.blank().draw((2,), "e4m3").dtype == np.uint8
+    assert place.blank().draw((2,), "e4m3").dtype == np.uint8 and not place.blank().captures
 
 
 def test_roofs_are_measured_once_and_absent_where_blas_has_none(run: Run) -> None:
