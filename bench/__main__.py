@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine, report, studies
-from .measure import Run
+from .measure import Run, reason_of
 from .place import Place
 from .report import Screen
 from .study import Sizes, Study, resized
@@ -127,7 +127,7 @@ def _measure_all(asked: Sequence[Study], args: argparse.Namespace, place: Place,
         }  # fmt: skip
         path = args.out / f"{study.name.replace('-', '_')}_{place.device}.json" if args.out else None
         rows, cut = measure(study, run, screen)
-        if path and (rows or cut is None):
+        if path and rows:
             found = about | {"roofs": place.roofs(), "rows": rows} | ({"cut": cut} if cut else {})
             report.write(path, found)
             screen.note(f"written: {path}{', in part' if cut else ''}")
@@ -150,10 +150,10 @@ def measure(study: Study, run: Run, screen: Screen) -> tuple[list[report.Row], s
         for row in study.rows(run):
             rows.append(row)
             screen.note(report.line(study.columns, row))
-    except KeyboardInterrupt:
-        cut = "interrupted"
-    except Exception as error:  # one study that fails does not stop the others
-        cut = f"{type(error).__name__}: {error}".split("\n")[0]
+    except ImportError as error:
+        run.absent[f"{study.name} ({error})"] = None
+    except (KeyboardInterrupt, Exception) as error:  # one study that fails does not stop the others
+        cut = "interrupted" if isinstance(error, KeyboardInterrupt) else reason_of(error)
     for text in [*report.remarks(rows), *([f"cut short: {cut}"] if cut else [])]:
         screen.note(f"- {text}")
     return rows, cut
