@@ -370,7 +370,6 @@ def test_every_config_is_listed() -> None:
     assert chosen and chosen <= set(heuristics.every_config((F16, BFLOAT16)))
 
 
-@kernel("spgemm_simt")
 def test_a_right_factor_of_more_than_2_to_31_elements() -> None:
     """2 GB: elements of a right factor are counted in 64 bits."""
     cupy, inner, columns = pytest.importorskip("cupy"), 2**11 + 1, 2**20

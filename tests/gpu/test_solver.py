@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from bsrgemm._benchmark.solver import amg
+from bench.solvers import amg
 
 from .repeats import bystanders, intact
 

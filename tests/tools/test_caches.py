@@ -152,7 +152,7 @@ CACHES: dict[str, dict[str, str]] = {
     },
 }
 #: Rooms whose caches live as long as one command.
-COMMANDS = ("_benchmark", "_cli")
+COMMANDS = ("_cli",)
 
 
 def found() -> dict[str, set[str]]:

@@ -31,7 +31,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("linalg",),
     ("interop",),
     ("__init__",),
-    ("_benchmark",),
     ("_cli",),
     ("__main__",),
 )
