@@ -162,11 +162,12 @@ def attention(
     array([1., 3., 3.])
     """
     key, given = None, out
-    if backend_of(q) is None or (out is not None and backend_of(out) is None):
+    own = backend_of(q)
+    if own is None or (out is not None and backend_of(out) is None):
         q, k, v, out = arrays(q, k, v, out)
+        own = backend_of(q)
     plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
     if plain and (mask is None or type(mask) is BlockMask):
-        own = backend_of(q)
         if own is not None and own.records and own.is_dense(q):
             key = key_of((q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse))
             known = None if key is None else ENGINES.of(own).known(mask, key)

@@ -19,7 +19,7 @@ from .tensor_map import Layout, aligned_memory
 from .workspace import StreamOrdered
 
 #: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers.
-_MOST_ARGUMENTS, _MOST_CALLS = 8, 128
+_MOST_ARGUMENTS, _MOST_CALLS = 64, 128
 
 
 def run(
@@ -75,7 +75,7 @@ class Scratch(NamedTuple):
 class _Argument:
     """The bytes of an argument at a fixed place of the host, and for what they were written last."""
 
-    __slots__ = ("address", "addresses", "numbers", "own", "packed", "parts")
+    __slots__ = ("address", "addresses", "integers", "numbers", "own", "packed", "parts")
 
     def __init__(self, template: bytes, begins: Sequence[int], operands: int) -> None:
         self.packed, self.address = aligned_memory(len(template))
@@ -84,6 +84,8 @@ class _Argument:
         self.parts = tuple(jit.argument(self.packed[a:b]) for a, b in zip(begins, ends, strict=True))
         self.addresses: tuple[int, ...] = (0,) * operands
         self.numbers: Any = None
+        #: whether these numbers are integers: equal integers have equal bytes, but 0.0 equals -0.0
+        self.integers = False
         self.own: Any = None
 
 
@@ -157,7 +159,7 @@ class Launch:
         _memory, own = None, None  # the memory is held until the launch has returned
         if self._scratch is not None:
             _memory, *own = workspace.scratch_of(stream, capture, self._scratch.bytes, self._scratch.counters)
-        if argument.addresses != addresses or argument.own != own or _differ(argument.numbers, numbers):
+        if argument.addresses != addresses or argument.own != own or argument.numbers != numbers or (numbers and not (argument.integers and type(numbers[0]) is type(numbers[-1]) is int)):
             self._write(argument, addresses, numbers, own)
         self.function(self.grid, self.threads, argument.parts, shared_mem=self.shared_bytes)
         self._arguments[addresses] = argument
@@ -174,7 +176,10 @@ class Launch:
         before, to.addresses = to.addresses, (0,) * len(addresses)  # after an error nothing is known of it
         for operand, at, layout in self._maps:
             if before[operand] != addresses[operand]:
-                layout.write(to.address + at, addresses[operand])
+                if before[operand]:
+                    layout.move(to.address + at, addresses[operand])
+                else:
+                    layout.write(to.address + at, addresses[operand])
         if self._pointers is not None:
             self._pointers(to.packed, *addresses)
         if self._numbers is not None:
@@ -182,11 +187,7 @@ class Launch:
         if self._scratch is not None:
             self._scratch.write(to.packed, *own)
         to.addresses, to.numbers, to.own = addresses, numbers, own
-
-
-def _differ(before: Any, numbers: tuple[Any, ...]) -> bool:
-    """Tell whether numbers may have other bytes than those before: 0.0 equals -0.0, and 1 equals 1.0."""
-    return before != numbers or not all([type(x) is int for x in numbers])
+        to.integers = all([type(x) is int for x in numbers])
 
 
 class Chain:
