@@ -26,6 +26,7 @@ from hypothesis import settings
 from bsrgemm._backend.registry import Backend, by_name
 
 from . import devices
+from .emulator import races
 
 #: "1" for the long profile, "all" for the one that compiles every variant of every kernel too, which takes hours.
 PROFILE = os.environ.get("BSRGEMM_LONG", "")
@@ -80,6 +81,16 @@ def way_of(item: pytest.Item) -> str | None:
     return found
 
 
+def leaves_to_its_other_half(item: pytest.Item) -> bool:
+    """Is it, of a test that runs plainly and watched for races, the half that a run of everything leaves out?"""
+    if not item.get_closest_marker("races"):
+        return False
+    params = item.callspec.params  # type: ignore[attr-defined]
+    if params.get("device", "emulator") not in ("emulator", "races"):
+        return False
+    return races.left_out(item.nodeid.partition("[")[0], params.get("watched", params.get("device") == "races"))
+
+
 def suits(item: pytest.Item) -> bool:
     """May a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
     way = way_of(item)
@@ -130,12 +141,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if suits(item)]
     reasons = [waits_for(item) for item in items]
     if runs_everything(config) and not LONG:
+        halves = (leaves_to_its_other_half(item) for item in items)
+        reasons = [why or ("BSRGEMM_LONG=1" if half else None) for why, half in zip(reasons, halves, strict=True)]
         able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
         beyond = beyond_the_sample(able)
         reasons = ["BSRGEMM_LONG=1" if item in beyond else why for item, why in zip(items, reasons, strict=True)]
     config.stash[_WAITING] = Counter(reason for reason in reasons if reason)
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that fails on the emulator says which seed it ran with."""
+    report = yield
+    if report.failed and on_emulator(item):
+        from .emulator import emulator
+
+        report.sections.append(("emulator", f"BSRGEMM_EMULATOR_SEED={emulator.seed()}"))
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
