@@ -61,6 +61,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 # --------------------------------------------------------------------------------- tests that wait
+#: Where a test of a kernel runs that asks for `device`: on the emulator and on a card, and if it has a mark of that name
+#: also with guard pages before arrays, or with watched accesses.
+WAYS = ("emulator", "before", "races", "card")
 _WAITING = pytest.StashKey[Counter[str]]()
 
 
@@ -77,24 +80,27 @@ def waits_for(item: pytest.Item) -> str | None:
 
 def way_of(item: pytest.Item) -> str | None:
     """Where a test of a kernel runs; None for other tests."""
-    found: str | None = getattr(item, "callspec", None) and item.callspec.params.get("device")  # type: ignore[attr-defined]
-    return found
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    found = params.get("device")
+    return found if found in WAYS else None
 
 
 def leaves_to_its_other_half(item: pytest.Item) -> bool:
     """Is it, of a test that runs plainly and watched for races, the half that a run of everything leaves out?"""
     if not item.get_closest_marker("races"):
         return False
-    params = item.callspec.params  # type: ignore[attr-defined]
-    if params.get("device", "emulator") not in ("emulator", "races"):
+    params, way = item.callspec.params, way_of(item)  # type: ignore[attr-defined]
+    if way in ("before", "card"):
         return False
-    return races.left_out(item.nodeid.partition("[")[0], params.get("watched", params.get("device") == "races"))
+    return races.left_out(item.nodeid.partition("[")[0], params.get("watched", way == "races"))
 
 
 def suits(item: pytest.Item) -> bool:
-    """May a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
-    way = way_of(item)
-    return way is None or not item.get_closest_marker("emulated" if way == "card" else "large")
+    """Does a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
+    way, marks = way_of(item), {mark.name for mark in item.iter_markers()}
+    if way is None:
+        return True
+    return "emulated" not in marks if way == "card" else "large" not in marks and (way == "emulator" or way in marks)
 
 
 #: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
@@ -197,20 +203,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return by_name(request.param)
 
 
-#: Where a test of a kernel runs that asks for `device`, and where also if it has the mark of that name.
-WAYS = ("emulator", "before", "races", "card")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that ask for `device` run on the emulator and, where there is one, on the card."""
-    if "device" in metafunc.fixturenames:
-        marks = {mark.name for mark in metafunc.definition.iter_markers()}
-        ways = [x for x in WAYS if x in ("emulator", "card") or x in marks]
-        ways = [pytest.param(x, marks=pytest.mark.gpu if x == "card" else ()) for x in ways]
-        metafunc.parametrize("device", ways, indirect=True)
-
-
-@pytest.fixture
+@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.gpu if way == "card" else ()) for way in WAYS])
 def device(request: pytest.FixtureRequest) -> Generator[devices.Device]:
     """An emulated card and the real one, with which the same library works."""
     with devices.opened(request.param) as found:
