@@ -61,7 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 # --------------------------------------------------------------------------------- tests that wait
-#: Where a test of a kernel runs that asks for `device`: on the emulator and on a card, and if it has a mark of that name
+#: Where a test of a kernel runs that asks for `device`: on the emulator, on a card, and if it has a mark of that name
 #: also with guard pages before arrays, or with watched accesses.
 WAYS = ("emulator", "before", "races", "card")
 _WAITING = pytest.StashKey[Counter[str]]()

@@ -16,11 +16,6 @@ from .products import F64, exact, few_ctas, numbers
 from .test_plain_products import DTYPES
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
-
-
 @pytest.fixture(autouse=True)
 def any_card(device: Device) -> None:
     device.needs("sm_75")

@@ -26,11 +26,6 @@ def warps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return int(request.param)
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(11)
-
-
 @cases(
     Case(F16, (16, 32), 1),
     Case(BF16, (32, 64), 3, F32, b="F16", c="F"),

@@ -24,11 +24,6 @@ TYPES = (
 )
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
-
-
 @pytest.fixture(autouse=True)
 def ampere(device: Device) -> None:
     device.needs("sm_80")

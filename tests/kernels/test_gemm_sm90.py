@@ -26,11 +26,6 @@ BLOCKS = (
 )
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(11)
-
-
 @pytest.fixture(autouse=True)
 def hopper(device: Device) -> None:
     device.needs("sm_90a")

@@ -23,11 +23,6 @@ Small = partial(Case, beta=0, rows=3, cols=3)
 BLOCKS = ((96, 96), (160, 160), (80, 80), (80, 16), (48, 48), (96, 32), (240, 112), (288, 64), (48, 80))
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(12)
-
-
 @pytest.fixture(autouse=True)
 def hopper(device: Device) -> None:
     device.needs("sm_90a")

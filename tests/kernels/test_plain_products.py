@@ -35,11 +35,6 @@ PLAIN = [
 STAGED = [(1, 1), (2, 3), (3, 3), (4, 4), (5, 4), (6, 6), (7, 5), (9, 11), (8, 2), (15, 16), (17, 5), (40, 12)]
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
-
-
 def staged(block: tuple[int, int], dtype: np.dtype[Any]) -> str:
     """The kernel of a card with tensor cores for few columns of small blocks."""
     return "SpmmF64" if dtype == F64 and block[0] >= 6 else SPMM

@@ -19,11 +19,6 @@ from ..devices import Device
 from .products import few_ctas
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
-
-
 @pytest.fixture(autouse=True)
 def any_card(device: Device) -> None:
     device.needs("sm_75")

@@ -15,11 +15,6 @@ from ..attention.turn_orders import turns_of
 from ..devices import Device
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(23)
-
-
 @pytest.fixture(autouse=True)
 def hopper(device: Device) -> None:
     device.needs("sm_90a")

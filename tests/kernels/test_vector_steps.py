@@ -27,11 +27,6 @@ LONG = 40_003
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(31)
-
-
-@pytest.fixture
 def put(device: Device) -> Callable[[Any], Any]:
     device.needs("sm_75")
     return device.asarray

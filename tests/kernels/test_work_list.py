@@ -16,11 +16,6 @@ from bsrgemm._products.work_list import Groups, Pattern
 from ..devices import Device
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
-
-
 @pytest.fixture(autouse=True)
 def any_card(device: Device) -> None:
     device.needs("sm_75")
