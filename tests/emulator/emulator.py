@@ -213,11 +213,6 @@ def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
     return out
 
 
-def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
-    """An array row by row ("C") or column by column."""
-    return put(x) if order == "C" else put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-
-
 def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
     """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; `put` copies them."""
     arrays = {name: as_it_lies(getattr(call, name), put) for name in ("q", "k", "v", "out")}
