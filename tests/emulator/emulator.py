@@ -52,7 +52,6 @@ from bsrgemm._products import (
     work_list_launch,
 )
 from bsrgemm._products import cuda as products_cuda
-from bsrgemm._products.call import ProductCall
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
@@ -189,14 +188,6 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         for each in patches:
             stack.enter_context(each)
         yield
-
-
-def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1, beta: Any = 0, **options: Any) -> Any:
-    """A product by the kernel that `launch.product` chooses, within `emulated`, with nothing remembered; its plan."""
-    A._backend, A._matrix_cache = HOST, None
-    launch.product(ProductCall(A, B, out, acc, alpha, beta, **{"may_copy": False, **options}))
-    (made,) = A._matrix_cache.plans.values()
-    return made.value
 
 
 def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
