@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend import array_kernels, registry
 from bsrgemm._products import cuda as products_cuda
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._products import launch
 
 from ..devices import Device

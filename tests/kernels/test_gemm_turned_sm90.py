@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._products import configs, heuristics

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels import element_types
 from bsrgemm._kernels.forced_kernel import force_kernel

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._products import block_products, sampled_tiles
 from bsrgemm._products.configs import BlockProductsSm90
 from bsrgemm._products.list_configs import SampledTiles

@@ -8,6 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend.base import Blocks
 from bsrgemm._kernels import device as properties
 from bsrgemm._kernels import workspace

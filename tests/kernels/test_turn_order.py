@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._attention import turn_order
 from bsrgemm._attention.backward_config import TurnOrder
 from bsrgemm._attention.mask_tiles import Tiles

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend import registry
 from bsrgemm._backend.array_kernels import VECTOR_DTYPES, VectorSteps, vector_step
 from bsrgemm._backend.base import ConjugateVectors

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend import registry
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import configs, row_matching, work_list, work_list_launch
