@@ -167,12 +167,11 @@ def attention(
         q, k, v, out = arrays(q, k, v, out)
         own = backend_of(q)
     plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
-    if plain and (mask is None or type(mask) is BlockMask):
-        if own is not None and own.records and own.is_dense(q):
-            key = key_of((q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse))
-            known = None if key is None else ENGINES.of(own).known(mask, key)
-            if known is not None and (found := known.again(q, k, v, out)) is not None:
-                return delivered(found, given)
+    if plain and (mask is None or type(mask) is BlockMask) and own is not None and own.records and own.is_dense(q):
+        key = key_of((q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse))
+        known = None if key is None else ENGINES.of(own).known(mask, key)
+        if known is not None and (found := known.again(q, k, v, out)) is not None:
+            return delivered(found, given)
     check_layout(layout, align)
     causal, return_lse = checked_flag(causal, "causal"), checked_flag(return_lse, "return_lse")
     left, right = band(window, causal)

@@ -159,7 +159,12 @@ class Launch:
         _memory, own = None, None  # the memory is held until the launch has returned
         if self._scratch is not None:
             _memory, *own = workspace.scratch_of(stream, capture, self._scratch.bytes, self._scratch.counters)
-        if argument.addresses != addresses or argument.own != own or argument.numbers != numbers or (numbers and not (argument.integers and type(numbers[0]) is type(numbers[-1]) is int)):
+        if (
+            argument.addresses != addresses
+            or argument.own != own
+            or argument.numbers != numbers
+            or (numbers and not (argument.integers and type(numbers[0]) is type(numbers[-1]) is int))
+        ):
             self._write(argument, addresses, numbers, own)
         self.function(self.grid, self.threads, argument.parts, shared_mem=self.shared_bytes)
         self._arguments[addresses] = argument

@@ -8,6 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend.base import Blocks
 from bsrgemm._kernels import workspace
 from bsrgemm._kernels.card import Card
@@ -17,11 +19,6 @@ from bsrgemm._products.host import ENGINE
 
 from ..devices import Device
 from .products import few_ctas
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
 
 
 @pytest.fixture(autouse=True)

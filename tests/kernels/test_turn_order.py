@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._attention import turn_order
 from bsrgemm._attention.backward_config import TurnOrder
 from bsrgemm._attention.mask_tiles import Tiles
 
 from ..attention.turn_orders import turns_of
 from ..devices import Device
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(23)
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,7 @@ CACHES: dict[str, dict[str, str]] = {
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
-        "vector_step": "operation and two dtypes: emulator/test_emulated_vector_steps.py",
+        "vector_step": "operation and two dtypes: kernels/test_vector_steps.py",
     },
     "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
