@@ -15,11 +15,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 
 from bsrgemm import BlockMask, attention
-from bsrgemm._attention import decode_config, heuristics, host_tiles
-from bsrgemm.dtypes import BFLOAT16
+from bsrgemm._attention import decode_kernel, heuristics, host_tiles
+from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
+from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
 from .. import written_lists
 
@@ -79,7 +79,7 @@ def ahead_of_time() -> Iterator[tuple[str, str]]:
     """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
     modules: tuple[tuple[Any, list[Any]], ...] = (
         (heuristics, list(heuristics.every_config())),
-        (decode_config, list(decode_config.every_decode_config())),
+        *((None, list(kernel.every(HALF_DTYPES))) for kernel in decode_kernel.DECODE_KERNELS),
     )
     found: dict[str, tuple[Any, list[Any]]] = {}
     for module, some in modules:
@@ -87,17 +87,17 @@ def ahead_of_time() -> Iterator[tuple[str, str]]:
             kind = getattr(config, "dtype", None) or config.element
             found.setdefault(f"{type(config).__name__} {kind}", (module, []))[1].append(config)
     for name, (module, some) in found.items():
-        skipped = [module.skip_ahead_of_time(x) for x in some]
-        running = [[module.runs_on(x, arch) for x in some] for arch in ARCHS]
+        skipped = [module.skip_ahead_of_time(x) if module else x.rare for x in some]
+        running = [[module.runs_on(x, arch) if module else x.runs_on(arch) for x in some] for arch in ARCHS]
         counts = " ".join(str(sum(x)) for x in (skipped, *running))
         texts = [f"{constants(x)} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
         yield name, f"{len(some)} {counts} {written_lists.digest([*texts, str(skipped), str(running)])}"
 
 
 def decoding() -> Iterator[tuple[str, str]]:
-    dims = decode_config.HEAD_DIMS
+    dims = decode_kernel.HEAD_DIMS
     for D, D_v, rows in product(dims, dims, (1, 16, 17, 32, 33)):
-        config = decode_config.decode_config(F16, D, D_v, rows)
+        config = decode_kernel.Decode.of(F16, D, D_v, rows)
         more = [config.warps, config.threads, int(config.shared_q), config.stages, config.shared_bytes]
         ctas = [config.ctas(arch) for arch in ("sm_80", "sm_86", "sm_90a")]
         yield f"decode {D} {D_v} {rows}", " ".join(map(str, (config.rows, *more, *ctas)))
@@ -105,7 +105,7 @@ def decoding() -> Iterator[tuple[str, str]]:
         (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
     ):
         key = f"pieces {longest} {batch} {heads} {slots}"
-        found = [decode_config.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
+        found = [decode_kernel.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
         yield key, str(found)
 
 
