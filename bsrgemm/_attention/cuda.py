@@ -7,7 +7,8 @@ from collections.abc import Callable
 from .._backend import registry
 from .._backend.base import Array
 from .._kernels import graphs
-from . import backward_launch, decode_launch, launch
+from . import decode_launch, launch
+from .backward import backward
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine, Launch
 
@@ -27,7 +28,7 @@ class CudaAttention(AttentionEngine):
 
     def backward(self, call: BackwardCall) -> None:
         with self.backend.recording(call):
-            backward_launch.backward(self.backend, call)
+            backward(self.backend, call)
 
     def decode(self, call: DecodeCall) -> None:
         decode_launch.decode(call)
