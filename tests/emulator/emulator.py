@@ -32,9 +32,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import backward_launch, decode_launch, mask_tiles, turn_order
+from bsrgemm._attention import decode_launch, mask_tiles
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.call import AttentionCall, BackwardCall
+from bsrgemm._attention.call import AttentionCall
 from bsrgemm._backend import cupy_backend
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import card, device, driver, graphs, jit, launch, launching, tensor_map, workspace
@@ -135,7 +135,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
             patch.object(module, "cupy", stand_in)
             for module in (
                 *(cupy_backend, attention_launch, decode_launch, workspace, launching, device),
-                *(backward_launch, turn_order, graphs, launch),
+                *(graphs, launch),
             )
         ),
         patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
@@ -148,7 +148,6 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(graphs, "_captures", {}),
         patch.object(graphs, "_reserves", {}),
         patch.object(attention_launch, "mask_tiles", lists),
-        patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),
         patch.object(decode_launch, "_plans", {}),
         patch.object(card, "_described", lambda number: card.Card(arch, 2, shared_bytes=96 << 10)),
@@ -196,22 +195,6 @@ def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> Non
     call.out[...] = arrays["out"]
     if lse is not None:
         call.lse[...] = lse
-
-
-def run_backward(call: BackwardCall, put: Callable[[Any], Array] = put) -> None:
-    """Gradients of NumPy's arrays by the kernels that `backward` chooses, within `emulated`; `put` copies them."""
-    names = ("q", "k", "v", "out", "dout", "lse", "dlse", "delta", "dq", "dk", "dv")
-    arrays = {name: getattr(call, name) for name in names}
-    arrays = {name: None if x is None else as_it_lies(x, put) for name, x in arrays.items()}
-    mask = copy.copy(call.mask)
-    if mask is not None:
-        object.__setattr__(mask, "bits", put(mask.bits))
-        mask.__dict__.pop("_tiles", None)
-    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-    with patch.object(device, "multiprocessors", lambda: 1), few_ctas(1):
-        backward_launch.backward(HOST, replace(call, **arrays, mask=mask, bounds=bounds))
-    for name in ("dq", "dk", "dv"):
-        getattr(call, name)[...] = arrays[name]
 
 
 class Kernel:
