@@ -133,7 +133,7 @@ class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling)
         if backend is self._backend:
             return self
         check_dtype(self.dtype, backend.dtypes)
-        check_block_elements(backend, self._blocks.data)
+        check_block_elements(backend, self._blocks.data.shape)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
         canonical = self._kept_canonical
         if canonical and backend.index_class is not None:  # a device trusts this, and the host does not

@@ -21,7 +21,8 @@ spgemm_simt(const A* __restrict__ a, const Index* __restrict__ ia, const B* __re
   if (group >= kGroups) return;
   for (i64 s = blockIdx.x * i64(kGroups) + group; s < segments; s += i64(gridDim.x) * kGroups) {
     const Range mine = inside(starts[s], s + 1 < segments ? i64(starts[s + 1]) : pair_count, pair_count);
-    for (int e = threadIdx.x % kLanes; e < R * N; e += kLanes) {
+    const int size = R * N;  // fewer than 2^31, which e + kLanes may pass
+    for (int e = threadIdx.x % kLanes; e < size; e = kR || e < size - kLanes ? e + kLanes : size) {
       const int r = e / N, n = e % N;
       Acc acc = zero<Acc>();
       Index next_p = 0, next_q = 0;
@@ -33,7 +34,7 @@ spgemm_simt(const A* __restrict__ a, const Index* __restrict__ ia, const B* __re
         const A* __restrict__ left = a + (p * R + r) * K;
         const B* __restrict__ right = b + q * K * N + n;
 #pragma unroll
-        for (int j = 0; j < K; ++j) acc = multiply_add(load<Acc>(left[j]), load<Acc>(right[j * N]), acc);
+        for (int j = 0; j < K; ++j) acc = multiply_add(load<Acc>(left[j]), load<Acc>(right[i64(j) * N]), acc);
       }
       out[s * R * N + e] = Store<C>::from(acc);
     }

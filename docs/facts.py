@@ -168,9 +168,11 @@ def tf32_rounding() -> tuple[str]:
     import numpy as np
 
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "cuda").rglob("*.cuh"))
-    (factor,) = re.findall(r"\* \(1 \+ ([\d.]+)f / 2048\)", text)
+    (factor,) = re.findall(r"__fmul_rz\(__uint_as_float\(x\), 1 \+ ([\d.]+)f / 2048\)", text)
     x = np.arange(0x3F800000, 0x40000000, 7, dtype=np.uint32).view(np.float32)  # from 1 to 2
-    rounded = x * (np.float32(1) + np.float32(factor) / np.float32(2048))
+    product = x.astype(np.float64) * (np.float32(1) + np.float32(factor) / np.float32(2048))
+    nearest = product.astype(np.float32)
+    rounded = np.where(nearest > product, np.nextafter(nearest, np.float32(0)), nearest)
     cut = (rounded.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32)
     units = (abs(cut.astype(np.float64) - x) / np.where(cut < 2, 2.0**-10, 2.0**-9)).max()
     return (f"{np.ceil(100 * units) / 100:.2f}",)

@@ -80,6 +80,12 @@ def way_of(item: pytest.Item) -> str | None:
     return found
 
 
+def suits(item: pytest.Item) -> bool:
+    """May a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
+    way = way_of(item)
+    return way is None or not item.get_closest_marker("emulated" if way == "card" else "large")
+
+
 #: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
 _MANY, _MANY_ON_THE_EMULATOR, _ONE_IN = 6, 3, 3
 
@@ -121,7 +127,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(trylast=True)  # what -k and -m have left out waits for nothing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = [item for item in items if way_of(item) in (None, "card") or not item.get_closest_marker("large")]
+    items[:] = [item for item in items if suits(item)]
     reasons = [waits_for(item) for item in items]
     if runs_everything(config) and not LONG:
         able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
@@ -175,8 +181,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that ask for `device` run on the emulator and, where there is one, on the card."""
     if "device" in metafunc.fixturenames:
         marks = {mark.name for mark in metafunc.definition.iter_markers()}
-        without = {"before", "races"} - marks | ({"card"} if "emulated" in marks else set())
-        ways = [pytest.param(x, marks=pytest.mark.gpu if x == "card" else ()) for x in WAYS if x not in without]
+        ways = [x for x in WAYS if x in ("emulator", "card") or x in marks]
+        ways = [pytest.param(x, marks=pytest.mark.gpu if x == "card" else ()) for x in ways]
         metafunc.parametrize("device", ways, indirect=True)
 
 

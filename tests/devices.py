@@ -54,7 +54,7 @@ class Device:
 
     def asarray(self, x: Any) -> Any:
         """A copy on the card, row by row."""
-        return self.cupy.asarray(np.ascontiguousarray(x))
+        return self.cupy.asarray(np.asarray(x, order="C"))
 
     def asnumpy(self, x: Any) -> np.ndarray[Any, Any]:
         found: np.ndarray[Any, Any] = x.get()
@@ -120,11 +120,11 @@ class Emulated(Device):
         status, said = forked(act)
         assert status == 0, f"the process ended with {status}: {said}"
 
-    def multiprocessors(self, count: int) -> None:
-        """From here on this is another card, which has so many."""
+    def becomes(self, multiprocessors: int, l2_bytes: int = 50 << 20) -> None:
+        """From here on this is another card, with so many multiprocessors and this L2."""
         from .fake_cupy import renumbered
 
-        self.card.multiprocessors = count
+        self.card.multiprocessors, self.card.l2_bytes = multiprocessors, l2_bytes
         renumbered(self.card)
 
     def bystanders(self) -> Callable[[], bool]:

@@ -17,7 +17,7 @@ from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of
 from ..dtypes import check_dtype, common_dtype
 from .base import BsrBase, check_shape, kind_of
-from .construct import parse
+from .construct import check_block_elements, parse
 from .leaves import leaf
 
 
@@ -440,6 +440,7 @@ def _kron_dense(backend: Backend, a: Blocks, X: Array, shape: tuple[int, int]) -
     if not X.size:  # a block must have at least one element, so none is stored
         R, C = R * max(P, 1), C * max(Q, 1)
         return Blocks(xp.empty((0, R, C), X.dtype), xp.empty(0, index), xp.zeros(shape[0] // R + 1, index))
+    check_block_elements(backend, (n, R * P, C * Q), "blocksize of the result", "take A in smaller blocks, or B as BSR")
     data = xp.empty((n, R, P, C, Q), X.dtype)
     xp.multiply(a.data[:, :, None, :, None], X[:, None, :], out=data)
     # The index arrays are copied, so that the result does not change when A does.

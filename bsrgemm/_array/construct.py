@@ -99,13 +99,21 @@ def check_blocksize(blocksize: Any, shape: tuple[int, int] | None = None) -> tup
     return R, C
 
 
-def check_block_elements(backend: Backend, data: Array) -> None:
-    """Raise ValueError for blocks that are too large for a device: its kernels count the elements of one by 31 bits."""
-    count, R, C = data.shape
+#: What holds the same matrix in smaller blocks.
+_SMALLER = "smaller blocks hold the same matrix: A.tobsr(blocksize=...) on the CPU, or blocksize= for a dense array"
+
+
+def check_block_elements(
+    backend: Backend, shape: tuple[int, ...], name: str = "blocksize", way_out: str = _SMALLER
+) -> None:
+    """Raise ValueError for blocks that are too large for a device: its kernels count the elements of one by 31 bits.
+
+    `shape` is that of the blocks, (count, R, C). Whoever makes larger blocks than those of its operands calls this.
+    """
+    count, R, C = shape
     if backend is not host() and count and R * C >= _MOST_ELEMENTS:
         raise ValueError(
-            f"blocksize: got {(R, C)} on device {backend.name!r}, whose blocks have fewer than 2**31 elements; "
-            "smaller blocks hold the same matrix: A.tobsr(blocksize=...) on the CPU, or blocksize= for a dense array"
+            f"{name}: got {(R, C)} on device {backend.name!r}, whose blocks have fewer than 2**31 elements; {way_out}"
         )
 
 
@@ -135,7 +143,7 @@ def parse(backend: Backend, arg1: Any, shape: Any, dtype: Any, copy: bool, block
         structure.check_values(
             backend, parts.blocks.indices, parts.blocks.indptr, shape[1] // parts.blocks.data.shape[2]
         )
-    check_block_elements(backend, parts.blocks.data)
+    check_block_elements(backend, parts.blocks.data.shape)
     return parts
 
 

@@ -10,7 +10,7 @@ from .._backend import structure
 from .._backend.base import Array
 from .._backend.registry import host, target
 from .base import BsrBase
-from .construct import Parts, check_blocksize, from_sparse, reblock
+from .construct import Parts, check_block_elements, check_blocksize, from_sparse, reblock
 from .elements import Elements
 
 _INDEX64 = np.dtype(np.int64)
@@ -303,6 +303,7 @@ class Conversions(Elements):
         if blocksize == self.blocksize:
             return self.copy() if copy else self
         blocks = self._validated
+        check_block_elements(self._backend, (len(blocks.data), *blocksize))
         parts = reblock(self._backend, Parts(blocks, self._shape, self._is_canonical(blocks)), blocksize)
         return self._new(parts.blocks, canonical=True)
 

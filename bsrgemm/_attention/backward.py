@@ -21,8 +21,7 @@ from .backward_sm90 import (
     TurnOrder,
 )  # fmt: skip
 from .call import BackwardCall
-from .heuristics import CAPPED, SIGNED, scores
-from .launch import readable, share_of_blocks
+from .forward import CAPPED, SIGNED, readable, scores, share_of_blocks
 from .mask import BlockMask
 
 #: The kernels that are chosen by a problem, the best first.

@@ -16,8 +16,7 @@ from .._kernels.workspace import StreamOrdered, counters, kept_in
 from ..dtypes import HALF_DTYPES
 from . import arguments, mask_tiles
 from .call import BackwardCall
-from .heuristics import CAPPED, DIMS, scores, section
-from .launch import mask_fields, strides_of
+from .forward import CAPPED, DIMS, mask_fields, scores, section, strides_of, tiles_of
 
 #: What a launch computes: dq, dk and dv, dk alone, dv alone; as cuda/common/attention_backward.cuh numbers them.
 OF_QUERIES, OF_KEYS_AND_VALUES, OF_KEYS, OF_VALUES = range(4)
@@ -130,9 +129,10 @@ class Gradients(Kernel):
         """
         mask, shape = call.mask, (self.tile_q, self.tile_k)
         assert mask is not None
-        by_queries = self.role == OF_QUERIES
-        make, key = (mask_tiles.tiles, shape) if by_queries else (mask_tiles.by_keys, (*shape, "by keys", 0))
-        return kept_in(mask.__dict__.setdefault("_tiles", {}), key, lambda: make(backend, mask, *shape))
+        if self.role == OF_QUERIES:
+            return tiles_of(backend, mask, *shape)
+        kept, key = mask.__dict__.setdefault("_tiles", {}), (*shape, "by keys", 0)
+        return kept_in(kept, key, lambda: mask_tiles.by_keys(backend, mask, *shape))
 
     def sequences(self, call: BackwardCall) -> tuple[Array, Array]:
         """The tiles of sequences of different lengths, those with most keys or most queries first."""

@@ -28,8 +28,7 @@ from .backward_kernel import (
 )  # fmt: skip
 from .backward_sm90 import BackwardEnd, Rows, halves
 from .call import BackwardCall
-from .heuristics import CAPPED, DIMS, SIGNED, has_large_shared
-from .launch import pointer_of
+from .forward import CAPPED, DIMS, SIGNED, has_large_shared, pointer_of
 
 #: Elements of the operands, of the gradient of the result, and the type of the sums, that the CUDA cores multiply.
 _KINDS = (

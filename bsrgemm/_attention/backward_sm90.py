@@ -21,8 +21,7 @@ from ..dtypes import HALF_DTYPES
 from . import arguments, mask_tiles
 from .backward_kernel import NOTHING_CUT, OF_KEYS_AND_VALUES, OF_QUERIES, BackwardProblem, Gradients, Lists, used_by
 from .call import BackwardCall
-from .heuristics import CAPPED, SIGNED, has_large_shared
-from .launch import pointer_of, share_of_blocks, strides_of, tensor_map_of
+from .forward import CAPPED, SIGNED, has_large_shared, pointer_of, share_of_blocks, strides_of, tensor_map_of
 from .mask import BlockMask
 
 #: The smallest softcap for the kernels for Hopper. They recover the slope of a score from the logarithm of its weight,

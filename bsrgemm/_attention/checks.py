@@ -29,6 +29,9 @@ _VARIABLE = "(total length, heads, head dim)"
 _ALIGNMENTS = ("bottom-right", "top-left")
 #: A side of a window without a bound: more than any length, and half of the range of an int32.
 UNBOUNDED = 2**30
+#: Positions of queries and keys, with `UNBOUNDED` and a tile added, stay below 2**31; so do tiles of at least 32 rows
+#: of all heads, with those that CTAs claim in vain, and 16 gaps for each sequence.
+_MOST_LENGTH, _MOST_TILES, _LEAST_TILE, _MOST_SEQUENCES = 2**30 - 1024, 2**31 - 2**20, 32, 2**26
 
 
 class Sizes(NamedTuple):
@@ -148,7 +151,8 @@ def head_scales(backend: Backend, x: Any, name: str, batch: int, heads: int) -> 
         )
     if isinstance(x, np.ndarray) and not (np.isfinite(x) & (x > 0)).all():
         raise ValueError(f"{name}: wanted finite numbers above 0, got {x!r}")
-    return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
+    with backend.recording(x):
+        return 1.0, backend.xp.ascontiguousarray(backend.xp.broadcast_to(x, (batch, heads)))
 
 
 _Shape = tuple[int, ...]
@@ -170,7 +174,23 @@ def sizes_of(q: _Shape, k: _Shape, v: _Shape) -> Sizes:
         raise ValueError(f"k: wanted head dim {D} as q has, got {k[3]}")
     if H_q % H_kv if H_kv else H_q:
         raise ValueError(f"k: wanted a number of heads that divides the {H_q} of q, got {H_kv}")
+    for name, heads, length in (("q", H_q, S_q), ("k", H_kv, S_k)):
+        if length > _MOST_LENGTH:
+            raise ValueError(
+                f"{name}: wanted at most {_MOST_LENGTH} positions, got {length}; attend to a part of the queries, or "
+                "of the keys, at a time (merge_states joins the results)"
+            )
+        _check_tiles(name, B * heads * -(-length // _LEAST_TILE), "a part of the batch at a time")
     return Sizes(B, H_q, H_kv, S_q, S_k, 1 / math.sqrt(D) if D else 1.0)
+
+
+def _check_tiles(name: str, tiles: int, way_out: str) -> None:
+    """Raise ValueError if 31 bits cannot number so many tiles."""
+    if tiles >= _MOST_TILES:
+        raise ValueError(
+            f"{name}: {tiles} tiles of {_LEAST_TILE} rows in all heads and batches, wanted less than {_MOST_TILES}; "
+            f"attend to {way_out}"
+        )
 
 
 def check_mask(backend: Backend, mask: Any, sizes: Sizes) -> None:
@@ -231,6 +251,13 @@ def checked_bounds(
         raise ValueError(
             f"cu_seqlens_k: wanted {len(q_bounds)} numbers, as many as cu_seqlens_q has, got {len(k_bounds)}"
         )
+    if len(q_bounds) > _MOST_SEQUENCES or sizes.queries + sizes.keys > _MOST_LENGTH:
+        raise ValueError(
+            f"cu_seqlens_q: wanted at most {_MOST_SEQUENCES} bounds and {_MOST_LENGTH} queries and keys together, got "
+            f"{len(q_bounds)} and {sizes.queries + sizes.keys}; attend to some of the sequences at a time"
+        )
+    tiles = max(sizes.queries, sizes.keys) // _LEAST_TILE + len(q_bounds)
+    _check_tiles("cu_seqlens_q", max(sizes.heads, sizes.kv_heads) * tiles, "some of the sequences at a time")
     return q_bounds, k_bounds
 
 
@@ -252,7 +279,8 @@ def _bounds(backend: Backend, given: Any, name: str, total: int, of: str) -> Arr
     if len(bounds) == 1 and total:
         raise ValueError(f"{name}: wanted {total}, the length of {of}, at the end, got one number only")
     if not isinstance(bounds, np.ndarray):
-        return bounds.astype(np.int32, copy=False)
+        with backend.recording(bounds):
+            return bounds.astype(np.int32, copy=False)
     numbers = bounds.tolist()
     if numbers[0] != 0 or any(a > b for a, b in itertools.pairwise(numbers)):
         raise ValueError(f"{name}: wanted bounds that climb from 0, got {given!r}")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
+
+import cupy
 
 from .._backend import registry
-from .._backend.base import Array
-from .._kernels import graphs
-from . import decode_launch, launch
+from .._kernels import forced_kernel
+from .._kernels.launch import Launch
+from . import choose, decode_launch
 from .backward import backward
 from .call import AttentionCall, BackwardCall, DecodeCall
-from .engine import AttentionEngine, Launch
+from .engine import AttentionEngine
+from .mask import BlockMask
 
 
 class CudaAttention(AttentionEngine):
@@ -18,13 +21,19 @@ class CudaAttention(AttentionEngine):
 
     repeats_decode = True
 
-    def temporary(self, make: Callable[[], Array]) -> Array:
-        with graphs.memory():
-            return make()
-
     def forward(self, call: AttentionCall) -> Launch | None:
         with self.backend.recording(call):
-            return launch.forward(self.backend, call)
+            return choose.forward(self.backend, call)
+
+    def known(self, mask: BlockMask | None, key: Any) -> Any:
+        return choose.calls_of(mask).get(self._key(key))
+
+    def remember(self, mask: BlockMask | None, key: Any, known: Any) -> None:
+        choose.calls_of(mask).remember(self._key(key), known)
+
+    @staticmethod
+    def _key(key: Any) -> Any:
+        return key, forced_kernel.name, cupy.cuda.runtime.getDevice()
 
     def backward(self, call: BackwardCall) -> None:
         with self.backend.recording(call):

@@ -154,8 +154,8 @@ def attention_decode(
     if blocks is not None or block is not None:
         blocks, block = _check_blocks(blocks, block, cache)
         if blocks.dtype != np.int32:
-            wide = blocks
-            blocks = engine.temporary(lambda: _in_32_bits(backend.xp, wide))
+            with backend.recording(blocks):
+                blocks = _in_32_bits(backend.xp, blocks)
     shape = (*q.shape[:-1], cache.value_dim)
     result = backend.xp.empty(shape, cache.dtype) if out is None else _check_out(out, shape, q, cache)
     out4 = result if layout == "bhsd" else result.swapaxes(1, 2)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .call import DecodeCall
+from .call import DecodeCall, asked_for
 from .engine import AttentionEngine
 from .kv_cache import KVCache
-from .repeats import asked_for
 
 #: Kinds of calls that are remembered, and sets of addresses that are known not to overlap for each of them.
 _MOST_KINDS, _MOST_PLACES = 256, 256

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
-from .._backend.base import Array, Backend
+from .._backend.base import Backend
 from .._backend.engines import EngineTable
-from .._kernels.movable import MovingLaunch
 from .call import AttentionCall, BackwardCall, DecodeCall
-
-
-class Launch(Protocol):
-    """An attention that can be started again with the same operands and options."""
-
-    def start(self, operands: tuple[Array | None, ...]) -> bool:
-        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed.
-
-        The operands are q, k, v, the result and the logarithms, at whose addresses it is.
-        """
-
-    def movable(self) -> MovingLaunch:
-        """Return a launch for q, k, v, a result and logarithms at any aligned addresses, all else being equal."""
+from .mask import BlockMask
 
 
 class AttentionEngine(ABC):
@@ -34,16 +20,20 @@ class AttentionEngine(ABC):
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    def temporary(self, make: Callable[[], Array]) -> Array:
-        """Return the array that `make` returns, whose memory lasts as long as the work that reads it needs it."""
-        return make()
-
     @abstractmethod
-    def forward(self, call: AttentionCall) -> Launch | None:
+    def forward(self, call: AttentionCall) -> Any:
         """Write the result of an attention, and the logarithms of its sums if they are wanted.
 
-        Returns what starts the same again, or None if that is not possible.
+        Returns what starts calls of the same kind again (`Launch`), or None if that is not possible.
         """
+
+    def known(self, mask: BlockMask | None, key: Any) -> Any:
+        """Return what is known of a kind of call with a mask, or without one; None where nothing is remembered."""
+        return None
+
+    def remember(self, mask: BlockMask | None, key: Any, known: Any) -> None:
+        """Keep what is known of a kind of call for the next one, where anything is remembered."""
+        return None
 
     @abstractmethod
     def backward(self, call: BackwardCall) -> None:

@@ -11,7 +11,7 @@ from .._backend.base import Array
 
 _LEAST_BLOCK, _MOST_BLOCK = 16, 256
 _ALIGNMENTS = ("bottom-right", "top-left")
-#: The first stored block of a row is counted in 32 bits.
+#: Stored blocks, and the blocks along a side, are counted in 32 bits.
 _MOST_STORED = 2**31 - 1
 #: More queries or keys than any memory has lists for.
 _TOO_LONG = 2**48
@@ -31,6 +31,11 @@ class Grid:
         self.block = (int(sides[0]), int(sides[1]))
         self.backend = registry.by_name(registry.default_device() if device is None else device)
         self.counts = (-(-self.shape[0] // self.block[0]), -(-self.shape[1] // self.block[1]))
+        for name, count, side in zip(("queries", "keys"), self.counts, self.block, strict=True):
+            if count > _MOST_STORED:
+                raise ValueError(
+                    f"{name}: {count} blocks of {side} along a side, wanted less than 2**31; take a larger block"
+                )
 
     def offset(self, align: str) -> int:
         """The position of the first query among the keys."""

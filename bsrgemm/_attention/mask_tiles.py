@@ -15,14 +15,16 @@ from .mask import BlockMask
 from .mask_bits import FULL, NOTHING
 
 _INT32 = np.dtype(np.int32)
+#: Tiles and entries are numbered in int32.
+_MOST = 2**31
 
 
 class Tiles(NamedTuple):
     """The entries of the tiles of queries of all patterns; `order` lists the tiles with most entries first.
 
     `first` has one number more than there are tiles of queries. An entry has a tile of keys in `columns`. Its number in
-    `parts` is -1 if all of the tile is seen, otherwise the index in `kinds` of the `parts_q` x `parts_k` blocks that it
-    touches. `parts` is None if all of every tile is seen.
+    `parts` is -1 if all of the tile is seen; otherwise row ``parts[e]`` of ``kinds.reshape(-1, parts_q * parts_k)`` has
+    the kinds of the blocks that it touches. `parts` is None if all of every tile is seen.
     """
 
     first: Array
@@ -35,9 +37,10 @@ class Tiles(NamedTuple):
 
 
 def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
-    """The entries of a mask for tiles of `tile_q` queries by `tile_k` keys."""
+    """The entries of a mask for tiles of `tile_q` queries by `tile_k` keys; ValueError if int32 cannot count them."""
     xp = backend.xp
     per_pattern = -(-mask.shape[0] // tile_q)
+    _check_numbers(mask, tile_q, tile_k, "queries", mask.heads[0] * mask.heads[1] * per_pattern)
     if mask.block == (tile_q, tile_k):
         parts = None  # no kind is read then: there is only one in memory, see `whole_kinds`
         if len(mask.bits):
@@ -79,19 +82,33 @@ def tiles(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     tile_row, tile_col = keys // per_row % max(1, per_pattern), keys % max(1, per_row)
     wanted = _blocks_in(xp, tile_row, tile_q, bq, S_q) * _blocks_in(xp, tile_col, tile_k, bk, S_k)
     whole = (stored.reshape(-1, size) == FULL).sum(axis=1) == wanted
-    parts = xp.where(whole, -1, number * size).astype(_INT32)
+    parts = xp.where(whole, -1, number).astype(_INT32)
     starts = xp.searchsorted(key, xp.arange(count + 1, dtype=np.int64) * per_row)
     entries = xp.concatenate([entry, entry[-1:] + 1]) if len(key) else xp.zeros(1, np.int64)
     first = entries[starts].astype(_INT32)
     return Tiles(first, tile_col.astype(_INT32), parts, stored, _order(xp, first, per_pattern), parts_q, parts_k)
 
 
+def _check_numbers(mask: BlockMask, tile_q: int, tile_k: int, side: str, tiles_of_side: int) -> None:
+    """ValueError if the tiles of a side, or the entries that a mask could have, are too many for numbers of 31 bits."""
+    bq, bk = mask.block
+    entries = len(mask.indices) * _spanned(bq, tile_q) * _spanned(bk, tile_k)
+    for what, count in ((f"tiles of {side}", tiles_of_side), ("pairs of a block and a tile", entries)):
+        if count >= _MOST:
+            raise ValueError(
+                f"mask: {len(mask.indices)} blocks of {bq} x {bk} in {mask.heads[0] * mask.heads[1]} patterns have "
+                f"{count} {what} of {tile_q} x {tile_k}, wanted less than 2**31; attend to a part of the queries at a "
+                "time, with mask[q0:q1, :], or share patterns among heads"
+            )
+
+
 def by_keys(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tiles:
     """The entries of `tiles`, listed by tiles of keys: `columns` are tiles of queries, in increasing order."""
     xp = backend.xp
-    found = tiles(backend, mask, tile_q, tile_k)
     rows, cols = -(-mask.shape[0] // tile_q), -(-mask.shape[1] // tile_k)
     count = mask.heads[0] * mask.heads[1]
+    _check_numbers(mask, tile_q, tile_k, "keys", count * cols)
+    found = tiles(backend, mask, tile_q, tile_k)
     number = xp.arange(len(found.columns), dtype=np.int64)
     row = xp.searchsorted(found.first, number, side="right") - 1
     key = (row // max(1, rows) * cols + found.columns) * rows + row % max(1, rows)

@@ -43,25 +43,29 @@ def launches_of_gradients(call: Call) -> list[float]:
     """Seconds of each kernel that the gradients of attention launch, with the L2 flushed and the host hidden before."""
     import cupy
 
-    from .._attention import backward_launch
-    from .._kernels import timing
+    from .._kernels import launch, timing
 
-    launch, events = backward_launch.run, list[Any]()
+    loaded, events = launch.loaded, list[Any]()
 
-    def timed(*args: Any, **options: Any) -> None:
-        launch(*args, **options)
-        events.append(cupy.cuda.Event())
-        events[-1].record()
+    def timed(kernel: Any) -> Call:
+        function = loaded(kernel)
+
+        def start(*args: Any, **options: Any) -> None:
+            function(*args, **options)
+            events.append(cupy.cuda.Event())
+            events[-1].record()
+
+        return start
 
     timing.flushing_array().sum()
     timing.sleep_on_gpu(round(timing.sleep_seconds(1e-3) * 1e9))
     events.append(cupy.cuda.Event())
     events[0].record()
-    backward_launch.run = timed
+    launch.loaded = timed
     try:
         call()
     finally:
-        backward_launch.run = launch
+        launch.loaded = loaded
     cupy.cuda.Device().synchronize()
     return [cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in itertools.pairwise(events)]
 

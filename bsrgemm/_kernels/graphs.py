@@ -31,7 +31,7 @@ class Capture:
         self._kept: dict[int, Any] = {}
         #: addresses of allocations of the pool, which stay the graph's when their arrays are dropped
         self._own: set[int] = set()
-        #: by stream: the counters of its launches, which run one after the other
+        #: by the driver's number of the stream: the counters of its launches, which run one after the other
         self._counters: dict[int, Any] = {}
         self._borrowed: list[tuple[Reserve, Any]] = []
         self._unshared: list[Any] = []
@@ -44,10 +44,15 @@ class Capture:
                 self._kept[id(x)] = x
 
     def malloc(self, size: int) -> Any:
-        """Allocate memory that is the graph's: what is free again is used by later launches of the graph alone."""
+        """Allocate memory that is the graph's: what is free again is used by later launches of the graph alone.
+
+        What is in use keeps the pool, since CuPy frees all memory of a pool that nobody holds: a result may be needed
+        when the graph is gone.
+        """
         found = self._pool.malloc(size)
         self._own.add(found.mem.ptr)
-        return found
+        memory = cupy.cuda.UnownedMemory(found.ptr, size, (found, self._pool), found.mem.device_id)
+        return cupy.cuda.MemoryPointer(memory, 0)
 
     def counters(self, stream: Any, count: int) -> Any:
         """Return at least `count` zeros for the launches that this stream records.
@@ -55,7 +60,8 @@ class Capture:
         They were zeroed before the capture, since zeroing them now would become a part of the graph. Without a reserve
         they are zeroed whenever the graph runs.
         """
-        found = self._counters.get(stream.ptr)
+        key = driver.stream_number(stream.ptr)
+        found = self._counters.get(key)
         if found is None or len(found) < count:
             reserve = _reserves.get(cupy.cuda.runtime.getDevice())
             found = None if reserve is None else reserve.take(count)
@@ -65,7 +71,7 @@ class Capture:
                 with cupy.cuda.using_allocator(self.malloc):
                     found = cupy.zeros(count, np.int32)
                     self._unshared.append(found)
-            self._counters[stream.ptr] = found
+            self._counters[key] = found
         return found
 
     def give_back(self) -> None:

@@ -31,6 +31,8 @@ SCRATCH = ("counters", "partial", "arrived")
 #: Products with fewer columns than the first number run on the CUDA cores, unless A has at least as many elements as
 #: the second number. A product with one vector always runs on the CUDA cores.
 _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
+#: The number of block rows that warps may look at after the last one: three steps of the largest grid.
+_ROWS_AHEAD = 2**20
 #: Seconds between the call of a kernel on an idle card and its first instruction, and from its last one to the next.
 _LAUNCH = 3e-6
 
@@ -201,7 +203,7 @@ def copied_in_pieces(problem: Problem) -> bool:
         and problem.aligned
         and not problem.transposed
         and problem.b_order == problem.c_order == "C"
-        and max(problem.block_rows, problem.block_cols) < 2**31
+        and max(problem.block_rows + _ROWS_AHEAD, problem.block_cols) < 2**31
     )
 
 

@@ -130,6 +130,10 @@ class SampledTiles(Kernel, source="sampled_tiles.cu", argument=arguments.SAMPLED
             yield cls(group, wide, index)
 
 
+#: The kernels that make lists.
+LISTS: tuple[type[Kernel], ...] = (RowMatching, WorkListKernel, SampledTiles)
+
+
 class Step(IntEnum):
     """The steps of cuda/work_list.cu, in their order. Each launch does one of them."""
 

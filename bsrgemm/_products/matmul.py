@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._array.base import BsrBase, kind_of
-from .._array.construct import from_sparse
+from .._array.construct import check_block_elements, from_sparse
 from .._array.convert import Conversions
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of, target
@@ -426,10 +426,17 @@ def for_product(A: Any, dtype: np.dtype[Any]) -> Any:
     return A._new(A._canonical(), canonical=True)
 
 
+def check_result_blocks(backend: Backend, a: Array, b: Array) -> None:
+    """Raise ValueError if the product of two matrices with these blocks has blocks that are too large for a device."""
+    shape = (min(len(a), len(b)), a.shape[1], b.shape[2])
+    way_out = "smaller blocks have the same product: convert A, or B, with tobsr(blocksize=...)"
+    check_block_elements(backend, shape, "blocksize of the product", way_out)
+
+
 class Products(Conversions):
     """The operator ``@`` and the method `dot` of BSR matrices."""
 
-    #: what a matrix on the GPU keeps (`Operand`); a class attribute, since access to __dict__ makes all attributes slower
+    #: what a matrix on the GPU keeps (`Operand`); a class attribute, since access to __dict__ slows all attributes down
     _memo: Any = None
 
     def __matmul__(self, other: Any) -> Any:
@@ -515,6 +522,7 @@ class Products(Conversions):
             raise ValueError(f"matmul: dimension mismatch: {self._shape} and {tuple(other.shape)}")
         C = other.blocksize[1] if other.format == "bsr" else 1
         B = from_sparse(self._backend, other, None, False, (inner, C)).blocks
+        check_result_blocks(self._backend, self._blocks.data, B.data)
         M, N = self._shape[0], other.shape[1]
         dtype = result_dtype(self.dtype, B.data.dtype)
         left = for_product(self, dtype)._validated

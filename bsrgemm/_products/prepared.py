@@ -294,6 +294,14 @@ class RealViews(Preparation):
         return found
 
 
+def compiled_for(problem: Problem) -> tuple[Kernel, ...]:
+    """Return the kernels that the rules start for a product: the one that multiplies, and the one that copies B."""
+    if ByColumns.serves(problem):
+        found = ByColumns.best(problem)
+        return found.copy, found.inner(problem)
+    return (by_rule(problem),)
+
+
 def choose(problem: Problem, copies: bool = True) -> Dense:
     """Return the kernel for a product: the forced one, the one that `tune` has stored, or the one of the rule.
 

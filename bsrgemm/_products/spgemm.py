@@ -11,7 +11,7 @@ from .._backend.recording import recorded
 from ..dtypes import result_dtype
 from .call import UnlistedPattern
 from .engine import ENGINES
-from .matmul import for_product
+from .matmul import check_result_blocks, for_product
 
 _NAMES = ("A", "B")
 
@@ -163,7 +163,7 @@ def plan(A: Any, B: Any) -> ProductPlan:
     TypeError
         If `A` or `B` is not a BSR matrix, or if they are on different devices.
     ValueError
-        If the shapes or the block sizes do not agree.
+        If the shapes or the block sizes do not agree, or if blocks of the result are too large for the device.
 
     Notes
     -----
@@ -197,6 +197,7 @@ def plan(A: Any, B: Any) -> ProductPlan:
             f"B: wanted blocks of {A.blocksize[1]} rows, as A's have columns, got {B.blocksize}; convert one, for "
             f"example B.tobsr(({A.blocksize[1]}, {B.blocksize[1]}))"
         )
+    check_result_blocks(A._backend, A._blocks.data, B._blocks.data)
     return ProductPlan(A, B)
 
 

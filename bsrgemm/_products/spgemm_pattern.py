@@ -21,8 +21,8 @@ from . import arguments
 from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
 from .call import ProductPattern
 
-#: Blocks, pairs and columns are numbered with 31 bits, so there must be fewer of each than this.
-_MOST = 2**31
+#: Blocks, pairs, rows and columns are numbered with 31 bits, with those that warps ask for after the last one.
+_MOST = 2**31 - 2**20
 #: Bytes of shared memory that a CTA has without an explicit request, which is the limit for a CTA of more than one
 #: warp, and the largest number of warps of a CTA.
 _SHARED_BYTES, _WARPS = 48 << 10, 4
@@ -146,7 +146,7 @@ def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | N
 
 
 def _patterns(a: Blocks, b: Blocks, block_cols: int) -> _Patterns | None:
-    if len(a.indptr) < 2 or max(len(a.indices), len(b.indices), block_cols) >= _MOST:
+    if len(a.indptr) < 2 or max(len(a.indices), len(b.indices), len(a.indptr) - 1, block_cols) >= _MOST:
         return None
     return _Patterns(a, b, block_cols)
 

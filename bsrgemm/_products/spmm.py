@@ -152,7 +152,7 @@ class SpmmF64(ByRows, source="spmm_f64.cu", argument=arguments.product("f64"), n
             and problem.types.of_one("f64")
             and problem.R >= DMMA_ROWS
             and max(problem.R, problem.K) <= _MOST_DMMA
-            and problem.blocks < 2**31
+            and max(problem.blocks, problem.batches) < 2**31
             and problem.block_cols * problem.K < 2**32
             and copied_in_pieces(problem)
         )

@@ -4,13 +4,11 @@ Names and conventions are those of `scipy.sparse.linalg`. Nothing is moved: a so
 """
 
 from .aggregation import rigid_body_modes
-from .arguments import SolverWarning
 from .constraints import constrain
-from .direct import spsolve
-from .eigen import lobpcg
+from .direct import lobpcg, spsolve
 from .krylov import bicgstab, cg, fgmres, gmres, minres
 from .multigrid import Multigrid, from_pyamg, smoothed_aggregation
-from .operators import Preconditioner
+from .operators import Preconditioner, SolverWarning
 from .smoothers import block_jacobi, chebyshev
 from .triangular import block_ssor, ic0, ilu0, spsolve_triangular
 

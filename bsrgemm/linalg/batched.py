@@ -16,9 +16,22 @@ from .._backend.base import Array
 from .._backend.names import named
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
-from .arguments import BREAKDOWNS, RESTARTS, SolverWarning, check_callback, check_limits, check_norms, failures
 from .graphs import Iterations, capturable
-from .operators import Preconditioner, as_array, holds_numbers, plain, solution_dtype
+from .operators import (
+    BREAKDOWNS,
+    RESTARTS,
+    Preconditioner,
+    SolverWarning,
+    as_array,
+    check_callback,
+    check_limits,
+    check_norms,
+    failures,
+    first_guess,
+    holds_numbers,
+    plain,
+    system_dtype,
+)
 from .steps import Step
 
 
@@ -30,32 +43,19 @@ class _Systems:
         self.A, self.backend, self.xp = A, A._backend, A._backend.xp
         if rows != columns:
             raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
-        take = as_array if self.backend is host() else plain
-        b, x0 = take(b, "b"), take(x0, "x0")
+        b = (as_array if self.backend is host() else plain)(b, "b")
         if not self.backend.is_dense(b):
             raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {named(b)}")
         if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows):
             raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
         if not holds_numbers(b):
             raise TypeError(f"b: wanted numbers, got {b.dtype}")
-        dtype = solution_dtype(b.dtype, A.dtype)
-        if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
-            dtype = np.result_type(dtype, np.complex64)
-        if dtype.char not in "fdFD":
-            raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+        dtype = system_dtype(b, A, M)
         check_limits(*limits, maxiter)
         self.maxiter = 10 * rows if maxiter is None else int(maxiter)
         self.b = b.astype(dtype, copy=False)
         self.precondition = _preconditioner(M, A)
-        if x0 is None:
-            self.x = self.xp.zeros(b.shape, dtype)
-        elif self.backend.is_dense(x0) and tuple(x0.shape) == tuple(b.shape):
-            if not holds_numbers(x0):
-                raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
-            self.x = x0.astype(dtype, copy=True)
-        else:
-            got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
-            raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
+        self.x = first_guess(x0, b, self.backend, dtype)
         size = self.sizes(self.b)
         check_norms(size, self.b, float(limits[1]), lambda chosen: self.backend.to_host(chosen.sum(axis=1)))
         #: what the norm of the residual of each system must come down to

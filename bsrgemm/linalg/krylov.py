@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.registry import adopted, backend_of, foreign_backend
 from .._batch import bsr_batch
-from .arguments import (
-    BREAKDOWNS,
-    RESTARTS,
-    SolverWarning,
-    check_callback,
-    check_limits,
-    check_norms,
-    stalled,
-    worst_ratio,
-)
 from .batched import conjugate_gradients
 from .graphs import Iterations, capturable
 from .operators import (
+    BREAKDOWNS,
+    RESTARTS,
     DistributedOperator,
+    SolverWarning,
     as_array,
+    check_callback,
+    check_limits,
+    check_norms,
+    first_guess,
     holds_numbers,
     inner_products,
+    is_real,
     product_with,
     refuse_several,
-    solution_dtype,
+    stalled,
+    system_dtype,
     together,
+    worst_ratio,
 )
 from .restarted import restarted
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step
@@ -42,6 +41,39 @@ from .steps import Biconjugate, Conjugate, MinimalResidual, Step
 _HERMITIAN = ("cg", "minres")
 #: What overflows or becomes NaN is told by `info`, not by NumPy.
 _quietly = np.errstate(all="ignore")
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+#: Entries of docstrings that several methods share, by the name that stands for them in angle brackets.
+_ENTRIES = {
+    "system": """A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
+        The matrix.
+    b : array (n,) or (n, k)
+        One right-hand side, or several that are solved together.
+    x0 : array like `b`, optional
+        Where to start; 0 by default.""",
+    "tolerances": """rtol, atol : float
+        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.""",
+    "limit": """maxiter : int, optional
+        The most iterations, 10 n by default.""",
+    "callback": """callback : callable, optional
+        Called as ``callback(x)`` after each iteration.""",
+    "result": """x : array like `b`
+        The solution, or the last approximation.
+    info : int
+        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not;""",
+    "warning": """Warns
+    -----
+    SolverWarning
+        If `info` is not 0; the message says why, and how large the residual is.""",
+}
+
+
+def _described(method: _Method) -> _Method:
+    """Write the entries into the docstring of a method."""
+    for name, entry in _ENTRIES.items():
+        method.__doc__ = (method.__doc__ or "").replace(f"<{name}>", entry)
+    return method
 
 
 class _System:
@@ -61,13 +93,8 @@ class _System:
             self.precondition = (lambda r: r) if M is None else product_with(M, "M", self.backend, n)
             if self._spread is not None and getattr(M, "_comm", None) not in (None, self._spread.comm):
                 raise ValueError("M: wanted one that was made with the communicator of A, got one of another")
-            dtype = solution_dtype(b.dtype, getattr(A, "dtype", None) or np.float64)
-            if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
-                dtype = np.result_type(dtype, np.complex64)
-            if dtype.char not in "fdFD":
-                raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
-            self.b = b.astype(dtype, copy=False)
-            self.x = self._start(x0, b, dtype)
+            dtype = system_dtype(b, A, M)
+            self.b, self.x = b.astype(dtype, copy=False), first_guess(x0, b, self.backend, dtype)
             check_limits(rtol, atol, maxiter)
         if self._spread is not None:
             given = f"columns {self.b.shape[1:]} of {dtype}, rtol={rtol!r}, atol={atol!r}, maxiter={maxiter!r}"
@@ -84,17 +111,6 @@ class _System:
         zero = np.asarray(size) == 0
         if x0 is not None and zero.any():  # the solution for zeros is 0, as in scipy
             self.x = self.xp.where(self.backend.from_host(zero), self.b, self.x)
-
-    def _start(self, x0: Any, b: Array, dtype: np.dtype[Any]) -> Array:
-        if x0 is None:
-            return self.xp.zeros(b.shape, dtype)
-        x0 = as_array(x0, "x0") if self.xp is np else x0
-        if not self.backend.is_dense(x0) or tuple(x0.shape) != tuple(b.shape):
-            got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
-            raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {self.backend.name!r}, got {got}")
-        if not holds_numbers(x0):
-            raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
-        return x0.astype(dtype, copy=True)
 
     def _counts(self, chosen: Array) -> Any:
         """How many elements of each column are chosen, on all processes."""
@@ -189,6 +205,7 @@ def _right_hand_side(b: Any) -> tuple[Backend, Array]:
 
 
 @_quietly
+@_described
 def cg(
     A: Any,
     b: Any,
@@ -212,24 +229,18 @@ def cg(
         a batch (batch, n) or (batch, n, k). On the CPU a list will do.
     x0 : array like `b`, optional
         Where to start; 0 by default.
-    rtol, atol : float
-        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
-    maxiter : int, optional
-        The most iterations, 10 n by default.
+    <tolerances>
+    <limit>
     M : Preconditioner, sparse matrix or linear operator, optional
         An approximation of the inverse of A, Hermitian positive definite. It may compute in float32 under float64. For
         a batch, a `bsr_batch` such as `block_jacobi` makes, or one preconditioner for all its matrices.
-    callback : callable, optional
-        Called as ``callback(x)`` after each iteration.
+    <callback>
 
     Returns
     -------
-    x : array like `b`
-        The solution, or the last approximation.
-    info : int
-        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
-        after a breakdown: A or M is not positive definite, or NaN has appeared. For a batch a NumPy array of integers,
-        (batch,) or (batch, k): each system converges and breaks down for itself.
+    <result>
+        -1 after a breakdown: A or M is not positive definite, or NaN has appeared. For a batch a NumPy array of
+        integers, (batch,) or (batch, k): each system converges and breaks down for itself.
 
     Raises
     ------
@@ -238,10 +249,7 @@ def cg(
     ValueError
         If shapes do not agree, b holds NaN or infinity, or a tolerance is out of range.
 
-    Warns
-    -----
-    SolverWarning
-        If `info` is not 0; the message says why, and how large the residual is.
+    <warning>
 
     See Also
     --------
@@ -289,6 +297,7 @@ def _iterated(
     unit = np.finfo(s.b.dtype).eps
     steps, broken, known = 0, None, None
     for attempt in range(RESTARTS + 1):
+        # the residual of line 1 of Saad's algorithms, of which a step has the other lines
         r, size = (s.b, s.size) if attempt == 0 and s.from_zero else s.residual_and_norm()
         if (size <= s.enough).all() or steps >= s.maxiter:
             broken, known = None, (r, size)
@@ -319,6 +328,7 @@ def _iterated(
 
 
 @_quietly
+@_described
 def minres(
     A: Any,
     b: Any,
@@ -337,22 +347,15 @@ def minres(
 
     Parameters
     ----------
-    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
-        The matrix.
-    b : array (n,) or (n, k)
-        One right-hand side, or several that are solved together.
-    x0 : array like `b`, optional
-        Where to start; 0 by default.
+    <system>
     rtol, atol : float
         A column is solved when ``norm(b - A x + shift x) <= max(rtol * norm(b), atol)``.
     shift : float
         A real number that is subtracted from the diagonal of A.
-    maxiter : int, optional
-        The most iterations, 10 n by default.
+    <limit>
     M : Preconditioner, sparse matrix or linear operator, optional
         An approximation of the inverse of A; it must be Hermitian positive definite although A need not be.
-    callback : callable, optional
-        Called as ``callback(x)`` after each iteration.
+    <callback>
     show : bool
         If True, print the norm of the worst residual after each iteration.
     check : bool
@@ -360,16 +363,10 @@ def minres(
 
     Returns
     -------
-    x : array like `b`
-        The solution, or the last approximation.
-    info : int
-        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
-        after a breakdown: M is not positive definite, or NaN has appeared.
+    <result>
+        -1 after a breakdown: M is not positive definite, or NaN has appeared.
 
-    Warns
-    -----
-    SolverWarning
-        If `info` is not 0; the message says why, and how large the residual is.
+    <warning>
 
     See Also
     --------
@@ -389,7 +386,7 @@ def minres(
     >>> x, info
     (array([ 1. , -1. ,  0.5, -0.5]), 0)
     """
-    if isinstance(shift, bool) or not isinstance(shift, numbers.Real) or not math.isfinite(shift):
+    if not is_real(shift) or not math.isfinite(shift):
         raise ValueError(f"shift: wanted a finite real number, got {shift!r}")
     s = _System("minres", A, b, x0, rtol, atol, maxiter, M)
     if shift:
@@ -410,6 +407,7 @@ def _check_hermitian(s: _System, product: Callable[[Array], Array], name: str) -
 
 
 @_quietly
+@_described
 def bicgstab(
     A: Any,
     b: Any,
@@ -425,33 +423,19 @@ def bicgstab(
 
     Parameters
     ----------
-    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
-        The matrix.
-    b : array (n,) or (n, k)
-        One right-hand side, or several that are solved together.
-    x0 : array like `b`, optional
-        Where to start; 0 by default.
-    rtol, atol : float
-        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
-    maxiter : int, optional
-        The most iterations, 10 n by default.
+    <system>
+    <tolerances>
+    <limit>
     M : Preconditioner, sparse matrix or linear operator, optional
         An approximation of the inverse of A, applied on the right.
-    callback : callable, optional
-        Called as ``callback(x)`` after each iteration.
+    <callback>
 
     Returns
     -------
-    x : array like `b`
-        The solution, or the last approximation.
-    info : int
-        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
-        if NaN has appeared, or a factor of the recurrence is 0 and starting again has not helped.
+    <result>
+        -1 if NaN has appeared, or a factor of the recurrence is 0 and starting again has not helped.
 
-    Warns
-    -----
-    SolverWarning
-        If `info` is not 0; the message says why, and how large the residual is.
+    <warning>
 
     See Also
     --------
@@ -474,6 +458,7 @@ def bicgstab(
 
 
 @_quietly
+@_described
 def gmres(
     A: Any,
     b: Any,
@@ -491,14 +476,8 @@ def gmres(
 
     Parameters
     ----------
-    A : bsr_array, bsr_matrix, sparse matrix or linear operator of shape (n, n)
-        The matrix.
-    b : array (n,) or (n, k)
-        One right-hand side, or several that are solved together.
-    x0 : array like `b`, optional
-        Where to start; 0 by default.
-    rtol, atol : float
-        A column is solved when ``norm(b - A x) <= max(rtol * norm(b), atol)``.
+    <system>
+    <tolerances>
     restart : int, optional
         Iterations between restarts, 20 by default. So many vectors (n, k) are kept.
     maxiter : int, optional
@@ -513,16 +492,10 @@ def gmres(
 
     Returns
     -------
-    x : array like `b`
-        The solution, or the last approximation.
-    info : int
-        0 if all columns are solved, by their true residuals; the number of iterations if the worst column is not; -1
-        if NaN has appeared.
+    <result>
+        -1 if NaN has appeared.
 
-    Warns
-    -----
-    SolverWarning
-        If `info` is not 0; the message says why, and how large the residual is.
+    <warning>
 
     See Also
     --------
@@ -552,6 +525,7 @@ def gmres(
 
 
 @_quietly
+@_described
 def fgmres(
     A: Any,
     b: Any,
@@ -581,10 +555,7 @@ def fgmres(
     info : int
         As for `gmres`.
 
-    Warns
-    -----
-    SolverWarning
-        If `info` is not 0; the message says why, and how large the residual is.
+    <warning>
 
     See Also
     --------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,11 @@ from .operators import (
     as_array,
     check_matrix,
     holds_numbers,
+    is_integer,
+    is_real,
     multiply,
     plain,
+    snapshot,
 )
 from .smoothers import Chebyshev, Jacobi, inverse_blocks
 
@@ -51,7 +53,7 @@ class Level:
     P: Any
     R: Any
     smoother: Chebyshev | Jacobi
-    #: the tentative prolongator and patterns, which other numbers do not change; None for levels from elsewhere
+    #: ``plans(A, D, options)`` makes the level of other numbers, and the next coarser matrix
     plans: Any = None
 
 
@@ -90,8 +92,11 @@ class Multigrid(Preconditioner):
     """
 
     _capturable = True
+    _another = ANOTHER
     #: Whether the finest matrix is a coarse level of another hierarchy.
     _coarse = False
+    #: Whether it came from elsewhere, with a finest matrix of any kind.
+    _given = False
 
     def __init__(self, levels: list[Level], coarsest: Any, options: Options) -> None:
         self._levels, self._coarsest, self._options = levels, coarsest, options
@@ -141,53 +146,18 @@ class Multigrid(Preconditioner):
         stored = [A.nnz for A in self.levels]
         return sum(stored) / max(1, stored[0])
 
-    def refresh(self, A: Any) -> None:
-        """Set the hierarchy up again for a matrix with the same pattern and other numbers, in place.
-
-        Parameters
-        ----------
-        A : bsr_array or bsr_matrix
-            A matrix with the blocks of the one that the hierarchy was made of.
-
-        Returns
-        -------
-        None
-
-        Raises
-        ------
-        TypeError
-            If A is on another device or has another dtype.
-        ValueError
-            If A has other blocks, or the hierarchy came from pyamg.
-
-        Notes
-        -----
-        Aggregates, tentative prolongators and the patterns of all products are kept; only numbers are computed. That
-        is right as long as the same couplings are strong.
-
-        Examples
-        --------
-        >>> import numpy as np, bsrgemm as bg
-        >>> A = bg.bsr_array(2 * np.eye(800) - np.eye(800, k=1) - np.eye(800, k=-1), blocksize=(1, 1))
-        >>> M = bg.linalg.smoothed_aggregation(A, max_coarse=100)
-        >>> M.refresh(3 * A)
-        >>> x, info = bg.linalg.cg(3 * A, np.ones(800), M=M)
-        >>> info
-        0
-        """
-        check_matrix(A)
-        if A._backend is not self._backend or A.dtype != self.dtype:
-            raise TypeError(
-                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{ANOTHER}"
-            )
-        if any(level.plans is None for level in self._levels):
-            raise ValueError(f"A: a hierarchy from pyamg has no plans to refresh{ANOTHER}")
+    def _check_pattern(self, A: Any) -> None:
         check_structure(A, self.levels[0], "A", OWNER, ANOTHER)
-        levels = []
+
+    def _set_up(self, A: Any) -> None:
+        if not self._coarse and not self._given:
+            check_diagonal(A)
+        A, levels = snapshot(A), []
         for k, level in enumerate(self._levels):
             made, A = level.plans(A, inverse_blocks(A, singular=self._coarse or k > 0), self._options)
             levels.append(made)
-        self._levels, self._coarsest, self._inverse = levels, A, _pseudo_inverse(A)
+        inverse = _pseudo_inverse(A)
+        self._levels, self._coarsest, self._inverse = levels, A, inverse
 
     def report(self) -> str:
         """Return a table of the levels: rows, blocks, elements a row, and the operator complexity.
@@ -284,15 +254,16 @@ def smoothed_aggregation(
     Returns
     -------
     Multigrid
-        The preconditioner; ``print(M.report())`` shows its levels.
+        The preconditioner; ``print(M.report())`` shows its levels. It keeps a copy of the values of A until `refresh`,
+        which keeps aggregates, tentative prolongators and the patterns of all products, and computes numbers only.
 
     Raises
     ------
     TypeError
         If A is not a BSR matrix of floats, or `near_nullspace` is on another device.
     ValueError
-        If A or its blocks are not square, a diagonal block is missing or singular (its index is told), a shape or an
-        option is wrong, or coarsening stalls.
+        If A or its blocks are not square, a diagonal block is missing or singular (its index is told), an element of
+        the diagonal is 0 or negative, a shape or an option is wrong, or coarsening stalls.
 
     See Also
     --------
@@ -305,10 +276,10 @@ def smoothed_aggregation(
     on the pattern alone: the CPU and the GPU make the same aggregates, and the same call gives the same hierarchy.
     Nodes that are not connected with others, such as those that `constrain` has fixed, are left to the smoother.
 
-    Whether A is Hermitian is not checked. If it is not, such as a complex symmetric matrix, the hierarchy is made of it
-    all the same, with the Hermitian part of the coarsest matrix. It is no preconditioner for `cg` then. It may be one
-    for `gmres`, if the Hermitian part of A is definite and outweighs the rest. A solver tells by `info` and by the true
-    residual if it is not.
+    Of A only the signs of its diagonal are checked. If it is not Hermitian, such as a complex symmetric matrix, the
+    hierarchy is made of it all the same, with the Hermitian part of the coarsest matrix. It is no preconditioner for
+    `cg` then. It may be one for `gmres`, if the Hermitian part of A is positive definite and outweighs the rest. A
+    solver tells by `info` and by the true residual if it is not.
 
     Examples
     --------
@@ -325,7 +296,7 @@ def smoothed_aggregation(
         found: Multigrid = A.smoothed_aggregation(near_nullspace, theta, (max_coarse, max_levels), options)
         return found
     modes = near_nullspace_of(A, near_nullspace)
-    return set_up(A, modes, theta, (max_coarse, max_levels), options)
+    return set_up(snapshot(A), modes, theta, (max_coarse, max_levels), options)
 
 
 def set_up(
@@ -337,6 +308,8 @@ def set_up(
     """
     max_coarse, max_levels = limits
     levels: list[Level] = []
+    if not coarse:
+        check_diagonal(A)
     while A.shape[0] > max_coarse and len(levels) + 1 < max_levels:
         D = inverse_blocks(A, singular=coarse or bool(levels))
         number, count = aggregation.aggregates(A._backend, *aggregation.strong_connections(A, theta))
@@ -365,11 +338,30 @@ def set_up(
     return found
 
 
+def check_diagonal(A: Any) -> None:
+    """Raise ValueError unless all blocks on the diagonal are stored, and no element of it is 0 or negative."""
+    blocks, stored = A._diagonal_blocks("A")
+    diagonal = blocks.diagonal(axis1=1, axis2=2)
+    wrong = (diagonal.real <= 0) & A._backend.xp.isfinite(diagonal)
+    first = A._first(~stored | wrong.any(axis=1))
+    if first is None:
+        return
+    if not bool(blocks[first].any()):  # synchronize!
+        state = "singular" if bool(stored[first]) else "missing: no block is stored there"
+        raise ValueError(f"A: diagonal block {first} is {state}")
+    row = int(wrong[first].argmax())
+    got = f"{blocks[first, row, row].item():.3g} in row {first * len(blocks[first]) + row}"
+    raise ValueError(
+        f"A: wanted a positive diagonal, as a positive definite matrix has, got {got}; for a negative definite matrix "
+        "take -A"
+    )
+
+
 def _checked(theta: Any, max_coarse: Any, max_levels: Any, smoother: Any, degree: Any, cycle: Any) -> Options:
-    if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 0 <= float(theta) < 1:
+    if not is_real(theta) or not 0 <= float(theta) < 1:
         raise ValueError(f"theta: wanted a number from 0 to 1, got {theta!r}")
     for name, value in (("max_coarse", max_coarse), ("max_levels", max_levels), ("degree", degree)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        if not is_integer(value, 1):
             raise ValueError(f"{name}: wanted an integer from 1 on, got {value!r}")
     if not isinstance(smoother, str) or smoother not in _SMOOTHERS:
         raise ValueError(f"smoother: wanted 'chebyshev' or 'jacobi', got {smoother!r}")
@@ -497,8 +489,11 @@ def _pseudo_inverse(A: Any) -> Any:
     if found is None:
         values, vectors = np.linalg.eigh(dense)
         kept = abs(values) > cut * abs(values).max(initial=0)
-        inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
-        found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
+        with np.errstate(all="ignore"):
+            inverse = np.where(kept, 1 / np.where(kept, values, 1), 0)
+            found = ((vectors * inverse) @ vectors.conj().T).astype(A.dtype)
+    if not np.isfinite(found).all():
+        raise ValueError(f"A: the inverse of the coarsest matrix is not finite in {A.dtype}; scale A up")
     if A._backend.xp is np:
         return found
     side = next(n for n in range(_COARSE_BLOCK, 0, -1) if len(found) % n == 0)
@@ -547,7 +542,7 @@ def from_pyamg(
     Returns
     -------
     Multigrid
-        The preconditioner. It cannot be refreshed.
+        The preconditioner. It keeps copies of all matrices, and of prolongators and restrictions beyond `refresh`.
 
     Raises
     ------
@@ -575,10 +570,26 @@ def from_pyamg(
     for k, (level, (fine, coarse)) in enumerate(zip(given[:-1], itertools.pairwise(sizes), strict=True)):
         A = matrices[k]
         P, R = _taken(level.P, (fine, coarse), device), _taken(level.R, (coarse, fine), device)
-        levels.append(Level(A, P, R, options.smoothing(A, inverse_blocks(A, singular=k > 0))))
-    return Multigrid(levels, matrices[-1], options)
+        plans = _Galerkin(P, R)
+        levels.append(plans.level(A, inverse_blocks(A, singular=k > 0), options))
+    found = Multigrid(levels, matrices[-1], options)
+    found._given = True
+    return found
+
+
+class _Galerkin:
+    """A prolongator and a restriction from elsewhere, which other numbers of the matrix do not change."""
+
+    def __init__(self, P: Any, R: Any) -> None:
+        self._P, self._R = P, R
+
+    def level(self, A: Any, D: Any, options: Options) -> Level:
+        return Level(A, self._P, self._R, options.smoothing(A, D), self)
+
+    def __call__(self, A: Any, D: Any, options: Options) -> tuple[Level, Any]:
+        return self.level(A, D, options), self._R @ (A @ self._P)
 
 
 def _taken(S: Any, blocksize: tuple[int, int], device: str | None) -> Any:
-    found = bsr_array(S, blocksize=blocksize)
+    found = bsr_array(S, blocksize=blocksize, copy=True)
     return found if device is None else found.to_device(device)

@@ -1,9 +1,11 @@
-"""What solvers multiply with: the base class of preconditioners, and products with whatever a user passes."""
+"""What solvers multiply with, whatever a user passes, and what all of them check and tell in the same way."""
 
 from __future__ import annotations
 
+import math
+import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +23,13 @@ from ..dtypes import is_float
 #: Parts of long columns that are summed side by side on a GPU, and the fewest rows of a part. CuPy's reduction has a
 #: CTA for some columns, whatever their length, and a large card runs hundreds of CTAs at a time.
 _PARTS, _LEAST_ROWS = 512, 16
+#: How often a solver starts again from the true residual when the recurrence says that it is done and it is not.
+RESTARTS = 3
+#: A recurrence stalls if so many iterations bring nothing more, and rounding of the first residual explains it.
+_WITHOUT_GAIN, _ROUNDING = 5, 64
+NOT_FINITE = "NaN or infinity has appeared"
+#: Why conjugate gradients cannot go on.
+BREAKDOWNS = (None, NOT_FINITE, "M is not positive definite", "A is not positive definite")
 
 
 def column_sums(x: Array) -> Array:
@@ -76,12 +85,17 @@ class DistributedOperator(ABC):
         """Return the rows of this process of ``alpha * A @ x + beta * out``, in `out` if it is given."""
 
     @abstractmethod
+    def snapshot(self) -> Any:
+        """Return this matrix with values of its own and the same index arrays."""
+
+    @abstractmethod
     def total(self, part: Array) -> Array:
         """Return the sum of `part` over the processes, in a fixed order."""
 
+    @property
     @abstractmethod
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context whose errors are raised by all processes; nothing in it may communicate."""
+    def together(self) -> Callable[[], AbstractContextManager[None]]:
+        """Makes a context whose errors are raised by all processes; nothing in it may communicate."""
 
     @abstractmethod
     def agree(self, name: str, value: str) -> None:
@@ -133,6 +147,11 @@ def adjoint(A: Any) -> Any:
     return A.H
 
 
+def snapshot(A: Any) -> Any:
+    """Return a matrix with values of its own: what is written into those of A does not change it."""
+    return A.snapshot() if isinstance(A, DistributedOperator) else A._with_data(A.data.copy(), copy=False)
+
+
 def local_shape(A: Any) -> tuple[int, int]:
     """The shape that a product with A has on this process."""
     return A.local_shape if isinstance(A, DistributedOperator) else A.shape
@@ -144,6 +163,8 @@ class Preconditioner(ABC):
     Instances are also accepted as `M` by the solvers of `scipy.sparse.linalg` and `cupyx.scipy.sparse.linalg`. The
     result has the dtype of `r`; a preconditioner in float32 may be used under a solver in float64, and a real one for
     complex vectors. The functions of `linalg` make instances.
+
+    The numbers of a preconditioner are its own: what is written into its matrix changes none of them until `refresh`.
 
     Attributes
     ----------
@@ -167,13 +188,17 @@ class Preconditioner(ABC):
     _backend: Backend
     #: What the processes are connected by if the matrix is spread over several.
     _comm: Any = None
+    _together: Callable[[], AbstractContextManager[None]] = nullcontext
+    _blocksize: tuple[int, int]
     #: Whether a CUDA graph may hold ``M @ r``: it starts the same kernels each time, and nothing that CuPy refuses.
     _capturable = False
 
     def _made_of(self, A: Any) -> None:
         """Set what a preconditioner has in common with its matrix."""
         self._backend, self.shape, self.dtype = A._backend, local_shape(A), A.dtype
-        self._comm = A.comm if isinstance(A, DistributedOperator) else None
+        if isinstance(A, DistributedOperator):
+            self._comm, self._together = A.comm, A.together
+        self._blocksize = A.blocksize
 
     #: What makes such preconditioners, for `repr`; the name of the class by default.
     _kind: str | None = None
@@ -198,6 +223,79 @@ class Preconditioner(ABC):
     def _apply_adjoint(self, r: Array) -> Array:
         """Apply the conjugate transpose of the preconditioner to `r`, which has its dtype."""
         raise NotImplementedError(f"rmatvec: {type(self).__name__} has no conjugate transpose; define _apply_adjoint")
+
+    def refresh(self, A: Any) -> None:
+        """Take the numbers of a matrix with the pattern of the one that this was made of, in place.
+
+        Parameters
+        ----------
+        A : bsr_array, bsr_matrix or interop.mpi.DistributedMatrix
+            That matrix with other numbers, or another one with the same blocks; over several ranks also with the same
+            rows, and all of them call this together.
+
+        Returns
+        -------
+        None
+
+        Raises
+        ------
+        TypeError
+            If A is on another device or has another dtype.
+        ValueError
+            If A has another shape or other blocks, or numbers that the preconditioner cannot be made of.
+
+        Notes
+        -----
+        All that depends on the pattern alone is kept: the order of `ilu0`, `ic0` and `block_ssor`, and the aggregates,
+        tentative prolongators and patterns of products of `smoothed_aggregation`. That is right as long as the same
+        couplings are strong. A hierarchy of pyamg keeps its prolongators. After an error it is as before.
+
+        Examples
+        --------
+        >>> import numpy as np, bsrgemm as bg
+        >>> A = bg.bsr_array(np.diag([1.0, 2.0, 4.0, 8.0]), blocksize=(2, 2))
+        >>> M = bg.linalg.block_jacobi(A)
+        >>> A.data *= 2
+        >>> M @ np.ones(4)
+        array([1.   , 0.5  , 0.25 , 0.125])
+        >>> M.refresh(A)
+        >>> M @ np.ones(4)
+        array([0.5   , 0.25  , 0.125 , 0.0625])
+        """
+        with self._together():
+            self._check(A)
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
+        """Take the numbers of a checked matrix; nothing has changed if that raises."""
+        raise NotImplementedError(f"refresh: {type(self).__name__} has no numbers of a matrix; define _set_up")
+
+    def _check(self, A: Any) -> None:
+        """Raise TypeError or ValueError unless the numbers of A can be taken."""
+        if self._comm is None:
+            check_matrix(A)
+        elif not isinstance(A, DistributedOperator):
+            raise TypeError(f"A: wanted a DistributedMatrix, got {kind_of(A)}{self._another}")
+        elif A.comm is not self._comm:
+            raise ValueError(f"A: wanted a matrix with the communicator of the one before, got another{self._another}")
+        if A._backend is not self._backend or A.dtype != self.dtype:
+            raise TypeError(
+                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{self._another}"
+            )
+        self._check_pattern(A)
+
+    def _check_pattern(self, A: Any) -> None:
+        """Raise ValueError unless A has the shape, and the blocks as far as they matter, of the matrix before."""
+        wanted, got = (self.shape, self._blocksize), (local_shape(A), A.blocksize)
+        if wanted != got:
+            raise ValueError(
+                f"A: wanted shape {wanted[0]} in blocks of {wanted[1]}, got {got[0]} of {got[1]}{self._another}"
+            )
+
+    @property
+    def _another(self) -> str:
+        """The way out for another matrix, as the end of a message."""
+        return f"; {self._kind or type(self).__name__}(A) makes another one"
 
     def __matmul__(self, r: Any) -> Any:
         """Return ``M @ r``.
@@ -333,9 +431,8 @@ def way_out(A: Any, name: str) -> str:
 def refuse_several(A: Any, name: str, function: str, *, spread: bool = False) -> None:
     """Raise TypeError for a batch, and, unless `spread` is allowed, for a matrix with rows on several processes."""
     if isinstance(A, bsr_batch) or (isinstance(A, DistributedOperator) and not spread):
-        raise TypeError(
-            f"{name}: wanted a matrix or a linear operator for {function}, got {type(A).__name__}{way_out(A, name)}"
-        )
+        kind = "bsr_batch" if isinstance(A, bsr_batch) else type(A).__name__
+        raise TypeError(f"{name}: wanted a matrix or a linear operator for {function}, got {kind}{way_out(A, name)}")
 
 
 def as_array(x: Any, name: str) -> Any:
@@ -370,6 +467,29 @@ def holds_numbers(x: Any) -> bool:
 def solution_dtype(*dtypes: Any) -> np.dtype[Any]:
     """Return what dtypes are promoted to, float32 at least; NumPy has no promotion of float16 with bfloat16."""
     return np.result_type(*(np.result_type(dtype, np.float32) for dtype in dtypes))
+
+
+def system_dtype(b: Array, A: Any, M: Any) -> np.dtype[Any]:
+    """Return the dtype in which a system is solved: complex if M is."""
+    dtype = solution_dtype(b.dtype, getattr(A, "dtype", None) or np.float64)
+    if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
+        dtype = np.result_type(dtype, np.complex64)
+    if dtype.char not in "fdFD":
+        raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
+    return dtype
+
+
+def first_guess(x0: Any, b: Array, backend: Backend, dtype: np.dtype[Any]) -> Array:
+    """Return a copy of x0 in this dtype, zeros for None; raise TypeError or ValueError unless it is an array like b."""
+    if x0 is None:
+        return backend.xp.zeros(b.shape, dtype)
+    x0 = (as_array if backend is host() else plain)(x0, "x0")
+    if not backend.is_dense(x0) or tuple(x0.shape) != tuple(b.shape):
+        got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
+        raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {backend.name!r}, got {got}")
+    if not holds_numbers(x0):
+        raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
+    return x0.astype(dtype, copy=True)
 
 
 def check_right_hand_side(b: Any, A: Any) -> Any:
@@ -417,3 +537,93 @@ def product_with(A: Any, name: str, backend: Backend, n: int, beside: str = "b")
     if hasattr(A, "matvec"):  # an operator of CuPy has no operator @
         return lambda x: A.matvec(x) if x.ndim == 1 else A.matmat(x)
     raise TypeError(f"{name}: wanted a matrix or a linear operator, got {type(A).__name__}")
+
+
+class SolverWarning(UserWarning):
+    """A solver has ended without a solution; `info` is not 0."""
+
+
+def is_real(x: Any) -> bool:
+    """Whether an argument is a real number, and no boolean."""
+    return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
+def is_integer(x: Any, least: int) -> bool:
+    """Whether an argument is an integer from `least` on, and no boolean."""
+    return isinstance(x, numbers.Integral) and not isinstance(x, bool) and int(x) >= least
+
+
+def check_limits(rtol: Any, atol: Any, maxiter: Any) -> None:
+    """Raise ValueError unless tolerances and the number of iterations are in range."""
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not is_real(value) or not 0 <= float(value) < math.inf:
+            raise ValueError(f"{name}: wanted a finite number from 0 on, got {value!r}")
+    if maxiter is not None and not is_integer(maxiter, 0):
+        raise ValueError(f"maxiter: wanted an integer from 0 on, or None, got {maxiter!r}")
+
+
+def check_callback(callback: Any) -> None:
+    """Raise TypeError unless a callback can be called, before anything is computed."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: wanted a function or None, got {type(callback).__name__}")
+
+
+def check_norms(size: Any, b: Any, atol: float, counts: Callable[[Any], Any]) -> None:
+    """Raise ValueError if the norms of b are no measure: not finite, or as good as 0 although b is not.
+
+    Parameters
+    ----------
+    size : array
+        The norms of the right-hand sides, on the host.
+    b : array
+        The right-hand sides.
+    atol : float
+        What residuals may be in any case: smaller norms need not be exact.
+    counts : callable
+        ``counts(chosen)`` is the number of chosen elements of each right-hand side, on the host.
+    """
+    if not np.isfinite(size).all():
+        if not counts(~(abs(b) < math.inf)).any():
+            raise ValueError(f"b: its squares overflow in {b.dtype}; scale b down, and x up")
+        raise ValueError("b: wanted finite numbers, got NaN or infinity")
+    least = math.sqrt(np.finfo(b.dtype).tiny)
+    small = np.asarray(size) < least
+    if atol < least and small.any() and (small & (counts(b != 0) > 0)).any():
+        raise ValueError(f"b: its squares underflow in {b.dtype}; scale b up, and x down")
+
+
+def worst_ratio(size: Any, enough: Any) -> float:
+    """How many times as large as wanted the residual of the worst column is; a residual of 0 is never too large."""
+    return float(np.max(np.where(size == 0, 0, size / enough), initial=0))
+
+
+def stalled(left: Sequence[float], unit: float) -> bool:
+    """Whether a recurrence has come down to its rounding errors, so that it has to start again from the true residual.
+
+    Parameters
+    ----------
+    left : sequence of float
+        By iteration, from before the first one on: how many times as large as wanted the residual is.
+    unit : float
+        The rounding unit of the dtype.
+    """
+    if len(left) <= _WITHOUT_GAIN or not 1 < left[-1] <= _ROUNDING * unit * left[0]:
+        return False
+    return left[-1] > 0.9 * left[-1 - _WITHOUT_GAIN]
+
+
+def failures(numbers: Any, enough: Any) -> Any:
+    """What keeps conjugate gradients from going on after an iteration: for each column its place in `BREAKDOWNS`.
+
+    `numbers` are the norm of the residual, ``p A p`` and ``r M r``; `enough` is what the norm must come down to.
+    """
+    size, by_matrix, by_preconditioner = numbers
+    left = size > enough
+    return np.select([~np.isfinite(size), (by_preconditioner <= 0) & left, (by_matrix <= 0) & left], [1, 2, 3], 0)
+
+
+def breakdown(numbers: Any, enough: Any) -> str | None:
+    """The first of the failures of all columns, in the order of `BREAKDOWNS`, or None."""
+    found = np.atleast_1d(failures(numbers, enough))
+    found = found[found > 0]
+    return BREAKDOWNS[int(found.min())] if found.size else None

@@ -6,7 +6,6 @@ and from one solve, to the next, so that these steps can be replayed as CUDA gra
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .arguments import NOT_FINITE
 from .graphs import WORTHWHILE, Place, Replay, ahead, capturable, expected
+from .operators import NOT_FINITE, is_integer
 
 #: Columns of the basis by default.
 _BASIS = 20
@@ -157,7 +156,7 @@ def restarted(
     s: Any, operands: tuple[Any, Any], restart: int | None, flexible: bool, tell: Callable[[str, Any], None] | None
 ) -> tuple[Array, int]:
     """Solve a system by GMRES; the operands are A and M."""
-    if restart is not None and (isinstance(restart, bool) or not isinstance(restart, numbers.Integral) or restart < 1):
+    if restart is not None and not is_integer(restart, 1):
         raise ValueError(f"restart: wanted an integer from 1 on, or None, got {restart!r}")
     most = min(_BASIS if restart is None else int(restart), s.rows)
     graph = tell is None and most <= _LONGEST and capturable(s.backend, *operands)

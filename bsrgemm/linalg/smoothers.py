@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._array.base import kind_of
 from .._backend.base import Array
 from .._batch import bsr_batch
 from .._products.matmul import matmul
 from .aggregation import hashed
-from .operators import DistributedOperator, Preconditioner, adjoint, check_matrix, multiply, total
+from .operators import (
+    DistributedOperator,
+    Preconditioner,
+    adjoint,
+    check_matrix,
+    inner_products,
+    is_integer,
+    is_real,
+    multiply,
+    snapshot,
+    total,
+)
+from .steps import Conjugate
 
-#: Steps of the power iteration that finds the largest eigenvalue of D A.
-_POWER_STEPS = 15
-#: Steps after which the vector gets length 1 again: an eigenvalue is at most as large as a row has blocks.
-_STEPS_BEFORE_SCALING = 5
+#: Steps of conjugate gradients by which the largest eigenvalue of D A is estimated.
+_STEPS = 20
+#: The share of first residuals for which the bound of the spectrum may be too small.
+_MISSED = 1e-6
+#: Steps of bisection, after which the bound is known to 1e-9 of what it is above the estimate.
+_HALVINGS = 30
 #: Eigenvalues of a diagonal block that count as zero, over the largest.
 _CUT = 1e-13
 
@@ -40,28 +55,82 @@ def inverse_blocks(A: Any, singular: bool = False) -> Any:
     blocks = A.block_diagonal()
     xp = A._backend.xp
     # The pseudo-inverse of infinity is 0 or NaN, and that of NaN raises on the host alone.
-    spoiled = xp.flatnonzero(~xp.isfinite(blocks).all(axis=(1, 2)))  # synchronize!
-    if len(spoiled):
-        raise ValueError(f"A: wanted finite numbers, got NaN or infinity in diagonal block {int(spoiled[0])}")
-    inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    spoiled = A._first(~xp.isfinite(blocks).all(axis=(1, 2)))
+    if spoiled is not None:
+        raise ValueError(f"A: wanted finite numbers, got NaN or infinity in diagonal block {spoiled}")
+    with np.errstate(all="ignore"):
+        inverse = xp.linalg.pinv(blocks, _CUT) if xp is np else xp.stack([xp.linalg.pinv(b, _CUT) for b in blocks])
+    wrong = A._first(~xp.isfinite(inverse).all(axis=(1, 2)))
+    if wrong is not None:
+        raise ValueError(f"A: the inverse of diagonal block {wrong} is not finite in {A.dtype}; scale A up")
     place = xp.arange(len(inverse))
     return type(A)((inverse.astype(A.dtype, copy=False), (place, place)), shape=A.shape)
 
 
-def largest_eigenvalue(A: Any, D: Any, steps: int = _POWER_STEPS) -> float:
-    """Return the largest eigenvalue of D A, from below, by power iteration that always starts from the same vector."""
-    backend = A._backend
-    v = _mixed_vector(A)
-    u = before = v
-    for step in range(steps):
-        if step % _STEPS_BEFORE_SCALING == _STEPS_BEFORE_SCALING - 1:
-            v = v / backend.xp.sqrt(total(A, (v.conj() * v).sum().real))
-        u = A @ v
-        v, before = D @ u, v
-    above, below = (float(total(A, (x.conj() * y).sum().real)) for x, y in ((u, v), (before, u)))  # synchronize!
-    if not (math.isfinite(above) and math.isfinite(below)):
+class Spectrum(NamedTuple):
+    """The largest eigenvalue of D A for a Hermitian positive definite A."""
+
+    #: an estimate from below
+    largest: float
+    #: what the eigenvalue does not exceed
+    bound: float
+
+
+def spectrum(A: Any, D: Any, steps: int = _STEPS) -> Spectrum:
+    """Return an estimate of the largest eigenvalue of D A from below, and a bound from above. One read on the host.
+
+    Both come from conjugate gradients for A with the preconditioner D, whose numbers are those of Lanczos' method: the
+    eigenvalues of a small tridiagonal matrix T are below those of D A. Above them, the characteristic polynomial of T
+    grows fast, and the residual of the last step tells how large it is at an eigenvalue of D A whose eigenvector has a
+    known share in the first residual. That share is larger than what is assumed here for all but `_MISSED` of all first
+    residuals, whatever A is. The first residual follows from the indices of its elements alone.
+    """
+    backend, xp = A._backend, A._backend.xp
+    with np.errstate(all="ignore"):
+        diagonal = D.data.diagonal(axis1=1, axis2=2).reshape(-1)  # the scale of each unknown does not matter
+        r = A @ (xp.sqrt(abs(diagonal)) * _mixed_vector(A)).astype(A.dtype, copy=False)
+        system = SimpleNamespace(
+            b=r,
+            x=xp.zeros_like(r),
+            xp=xp,
+            backend=backend,
+            multiply=lambda p: A @ p,
+            precondition=lambda r: D @ r,
+            dot=lambda u, v, work=None: total(A, inner_products(backend, u, v, work)),
+            safe_ratio=backend.safe_ratio,
+            is_spread=isinstance(A, DistributedOperator),
+        )
+        step, found = Conjugate(system), []
+        step.restart(r)
+        for _ in range(steps):
+            step()
+            found.append(step.numbers.copy())
+        _, products, sizes = backend.to_host(xp.stack(found)).astype(np.float64).T  # synchronize!
+        return _spectrum_of(sizes, products, float(np.finfo(A.dtype).eps), A.blocksize[0])
+
+
+def _spectrum_of(sizes: Any, products: Any, unit: float, side: int) -> Spectrum:
+    """The estimate and the bound by ``r D r`` and ``p A p`` of conjugate gradients; blocks have so many rows."""
+    if sizes[0] == 0:  # a matrix of zeros, or without rows, is left as it is
+        return Spectrum(1.0, 1.0)
+    rates, shrunk = products / sizes, sizes[1:] / sizes[:-1]
+    diagonal = rates[:-1] + np.append(0, shrunk[:-1] * rates[:-2])
+    beside = np.sqrt(abs(shrunk)) * abs(rates[:-1])
+    # What comes after a residual of rounding errors tells nothing.
+    small = np.flatnonzero(~(beside > math.sqrt(unit) * np.maximum.accumulate(abs(diagonal))))
+    m = int(small[0]) + 1 if len(small) else len(beside)
+    diagonal, beside = diagonal[:m], beside[:m]
+    if not (np.isfinite(diagonal).all() and np.isfinite(beside).all()):
         raise ValueError("A: wanted finite numbers, got NaN or infinity, or numbers whose squares overflow")
-    return above / below if below else 1.0  # a matrix of zeros, or without rows, is left as it is
+    values = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
+    largest = float(abs(values).max()) or 1.0
+    share = 0.5 * _MISSED * largest / math.sqrt(side * abs(sizes[0]))
+    limit = np.log(np.maximum(beside, np.finfo(np.float64).tiny)).sum() - math.log(share)
+    low, high = largest, largest + math.exp(limit / m)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.log(middle - values).sum() < limit else (low, middle)
+    return Spectrum(largest, high)
 
 
 def _mixed_vector(A: Any) -> Array:
@@ -79,6 +148,9 @@ class BlockJacobi(Preconditioner):
 
     def __init__(self, A: Any) -> None:
         self._made_of(A)
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
         self._inverse = inverse_blocks(A)
 
     def _detail(self) -> str:
@@ -105,7 +177,7 @@ def block_jacobi(A: Any) -> Any:
     -------
     Preconditioner or bsr_batch
         ``M @ r`` multiplies each block of r with the inverse of its diagonal block. For a batch, the batch of the
-        block-diagonal matrices.
+        block-diagonal matrices. Both have a method `refresh`; no part of A is kept.
 
     Raises
     ------
@@ -131,7 +203,23 @@ def block_jacobi(A: Any) -> Any:
     return BlockJacobi(check_matrix(A, spread=True))
 
 
-def _inverse_batch(A: bsr_batch) -> bsr_batch:
+class BatchJacobi(bsr_batch):
+    """The inverses of the diagonal blocks of a batch."""
+
+    def refresh(self, A: Any) -> None:
+        """Take the numbers of another batch of the same shape, in place; see `Preconditioner.refresh`."""
+        again = "; block_jacobi(A) makes another one"
+        if not isinstance(A, bsr_batch) or A._backend is not self._backend or A.dtype != self.dtype:
+            got = f"{A.dtype} on {A._backend.name!r}" if isinstance(A, bsr_batch) else kind_of(A)
+            raise TypeError(f"A: wanted a bsr_batch of {self.dtype} on {self._backend.name!r}, got {got}{again}")
+        if (A.shape, A.blocksize) != (self.shape, self.blocksize):
+            raise ValueError(
+                f"A: wanted shape {self.shape} in blocks of {self.blocksize}, got {A.shape} of {A.blocksize}{again}"
+            )
+        self._data[...] = _inverse_batch(A)._data
+
+
+def _inverse_batch(A: bsr_batch) -> BatchJacobi:
     """The inverses of the diagonal blocks of all matrices; a block that has none is named with its matrix."""
     batch, n, _ = A.shape
     whole = check_matrix(A.tobsr())
@@ -144,15 +232,17 @@ def _inverse_batch(A: bsr_batch) -> bsr_batch:
         system, block = divmod(int(found[2]), count)
         raise ValueError(f"{found[1]}{block} of matrix {system}{found[3]}") from None
     place = A._backend.xp.arange(count + 1, dtype=inverse.indices.dtype)
-    return bsr_batch((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
+    return BatchJacobi((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
 
 
 class Chebyshev:
     """The polynomial in D A of a degree that is smallest on eigenvalues from `low` to `high` times the largest one."""
 
     def __init__(self, A: Any, D: Any, degree: int, low: float, high: float) -> None:
-        self.A, self.D, self.degree, self.low, self.high = A, D, degree, low, high
-        self.rho = largest_eigenvalue(A, D)
+        self.A, self.D, self.degree = A, D, degree
+        self.rho, bound = spectrum(A, D)
+        # The polynomial leaves less of a residual than there was below low + high: all eigenvalues have to be there.
+        self.low, self.high = low, max(high, bound / self.rho - low)
 
     def adjoint(self) -> Chebyshev:
         """The conjugate transpose: the same polynomial for that of A."""
@@ -181,8 +271,8 @@ class Jacobi:
 
     def __init__(self, A: Any, D: Any, omega: float, sweeps: int) -> None:
         self.A, self.D, self.sweeps = A, D, sweeps
-        self.rho = largest_eigenvalue(A, D)
-        self.weight = omega / self.rho
+        self.rho, bound = spectrum(A, D)
+        self.weight = min(omega / self.rho, 2 / bound)  # a larger one would let residuals grow
 
     def adjoint(self) -> Jacobi:
         """The conjugate transpose: the same sweeps for that of A."""
@@ -211,7 +301,14 @@ class Polynomial(Preconditioner):
 
     def __init__(self, A: Any, degree: int, low: float, high: float) -> None:
         self._made_of(A)
-        self._chebyshev = Chebyshev(A, inverse_blocks(A), degree, low, high)
+        self._options = degree, low, high
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
+        found = Chebyshev(snapshot(A), inverse_blocks(A), *self._options)
+        if found.degree % 2:  # positive wherever eigenvalues are
+            found.high = self._options[2]
+        self._chebyshev = found
 
     def _detail(self) -> str:
         return f"degree {self._chebyshev.degree}"
@@ -233,13 +330,14 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     degree : int
         Products with A in each application, plus one.
     low, high : float
-        The polynomial is small on eigenvalues from `low` to `high` times the largest one, which is estimated.
+        The polynomial is small on eigenvalues from `low` to `high` times the largest one, which is estimated. For an
+        even degree, `high` is raised where the polynomial would be negative below a bound of the largest eigenvalue.
 
     Returns
     -------
     Preconditioner
         It is Hermitian positive definite if A is, which is not checked; for other matrices the estimate of the largest
-        eigenvalue, and with it the polynomial, may be of no use.
+        eigenvalue, and with it the polynomial, may be of no use. It keeps a copy of the values of A until `refresh`.
 
     Raises
     ------
@@ -261,9 +359,8 @@ def chebyshev(A: Any, degree: int = 3, *, low: float = 0.05, high: float = 1.1) 
     (0, True)
     """
     check_matrix(A, spread=True)
-    if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
+    if not is_integer(degree, 1):
         raise ValueError(f"degree: wanted an integer from 1 on, got {degree!r}")
-    numeric = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in (low, high))
-    if not numeric or not 0 < low < high < math.inf:
+    if not (is_real(low) and is_real(high)) or not 0 < low < high < math.inf:
         raise ValueError(f"low, high: wanted 0 < low < high, both finite, got {low!r} and {high!r}")
     return Polynomial(A, int(degree), float(low), float(high))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array, ConjugateVectors
-from .arguments import NOT_FINITE, breakdown
+from .operators import NOT_FINITE, breakdown
 
 #: Why the stabilised method of biconjugate gradients starts again.
 FACTOR_IS_ZERO = "a factor of the recurrence is 0"
@@ -101,7 +101,11 @@ class Step(ABC):
 
 
 class Conjugate(Step):
-    """Conjugate gradients. Its numbers are ``p A p`` and ``r M r``."""
+    """Conjugate gradients with a preconditioner. Its numbers are ``p A p`` and ``r M r``.
+
+    This is algorithm 9.1 of Saad, "Iterative methods for sparse linear systems", second edition, whose lines have
+    numbers below: the last three come first, and the first direction is z, since the ratio is 0 where `_before` is.
+    """
 
     vectors, factors = ("_p", "_work"), ("_before",)
     _p: Array
@@ -116,19 +120,19 @@ class Conjugate(Step):
 
     def __call__(self) -> None:
         s, r, p = self._s, self._r, self._p
-        z = s.precondition(r)
+        z = s.precondition(r)  # 6
         rz = s.dot(r, z)
-        s.backend.multiply_by_ratio_and_add(p, rz, self._before, z)
+        s.backend.multiply_by_ratio_and_add(p, rz, self._before, z)  # 7 and 8: p = z + rz / before * p
         q = s.multiply(p)
         pq = s.dot(p, q)
         if self.x.ndim == 1 and not s.is_spread:
-            s.backend.advance(
+            s.backend.advance(  # 3 to 5, and the norm of r
                 ConjugateVectors(self.x, r, p, q), rz, pq, before=self._before, numbers=self.numbers, work=self._work
             )
             return
-        alpha = self._unsolved(s.safe_ratio(rz, pq))
-        s.backend.add_multiple(self.x, alpha, p, self._work)
-        s.backend.subtract_multiple(r, alpha, q, self._work)
+        alpha = self._unsolved(s.safe_ratio(rz, pq))  # 3
+        s.backend.add_multiple(self.x, alpha, p, self._work)  # 4
+        s.backend.subtract_multiple(r, alpha, q, self._work)  # 5
         self._before[...] = rz
         s.xp.sqrt(s.dot(r, r).real, out=self.numbers[0, ...])
         self.numbers[1], self.numbers[2] = pq.real, rz.real

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
 from . import ordering
-from .operators import Preconditioner, check_matrix, check_right_hand_side
+from .operators import Preconditioner, check_matrix, check_right_hand_side, is_real
 from .smoothers import inverse_blocks
 
 #: The largest condition of diagonal blocks by which a triangle is divided before its solution.
 _MOST_AHEAD = 100.0
+
+
+#: From a matrix and the order of its nodes: what a sweep multiplies with, and the inverses of its pivots.
+Factors = Callable[[Any, Array, int], tuple[Any, Array]]
 
 
 class Sweeps(Preconditioner):
@@ -25,12 +29,31 @@ class Sweeps(Preconditioner):
 
     _capturable = True
 
-    def __init__(self, kind: str, A: Any, number: Array, count: int, inverse: Array, weight: float = 1.0) -> None:
-        self._backend, self.shape, self.dtype = A._backend, A.shape, A.dtype
-        self._kind, self._factor = kind, 2 - weight
-        self._groups = ordering.groups(A, number, count, inverse * A.dtype.type(weight))
+    def __init__(self, kind: str, A: Any, order: tuple[Array, int], factors: Factors, weight: float = 1.0) -> None:
+        self._made_of(A)
+        self._kind, self._order, self._factors, self._weight = kind, order, factors, weight
+        self._pattern = [x.copy() for x in A._canonical()[1:]]
         #: how many groups of nodes are solved for one after the other
-        self.groups = count
+        self.groups = order[1]
+        self._set_up(A)
+
+    def _set_up(self, A: Any) -> None:
+        factored, inverse = self._factors(A, *self._order)
+        with np.errstate(all="ignore"):
+            found = ordering.groups(factored, *self._order, inverse * A.dtype.type(self._weight))
+        finite = A._backend.xp.isfinite
+        fine = finite(found.inverse.data).all()
+        for side in (side for group in found.several for side in (group.before, group.after) if side is not None):
+            fine = fine & finite(side.data).all()
+        if not bool(fine):  # synchronize!
+            raise ValueError(f"A: its rows overflow in {A.dtype}, divided by their pivot blocks; shift the diagonal")
+        self._groups = found
+
+    def _check_pattern(self, A: Any) -> None:
+        super()._check_pattern(A)
+        for mine, theirs in zip(self._pattern, A._canonical()[1:], strict=True):
+            if len(mine) != len(theirs) or not bool((mine == theirs).all()):  # synchronize!
+                raise ValueError(f"A: wanted the blocks of the matrix that this was made of, got others{self._another}")
 
     def _detail(self) -> str:
         return f"{self.groups:,} group{'' if self.groups == 1 else 's'}"
@@ -51,8 +74,8 @@ class Sweeps(Preconditioner):
         return self._times_factor(inverse @ x if x.dtype.kind != "c" else (inverse @ x.conj()).conj())
 
     def _times_factor(self, x: Array) -> Array:
-        if self._factor != 1:
-            x *= self.dtype.type(self._factor)
+        if self._weight != 1:
+            x *= self.dtype.type(2 - self._weight)
         return x
 
 
@@ -71,7 +94,8 @@ def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Precond
     Returns
     -------
     Preconditioner
-        It is Hermitian positive definite if A is. `groups` is the number of steps of a sweep.
+        It is Hermitian positive definite if A is. `groups` is the number of steps of a sweep. It keeps the blocks of A
+        beside those on the diagonal, multiplied by the inverses of the latter, until `refresh`.
 
     Raises
     ------
@@ -99,12 +123,15 @@ def block_ssor(A: Any, omega: float = 1.0, *, order: str = "colours") -> Precond
     0
     """
     check_matrix(A)
-    if isinstance(omega, bool) or not isinstance(omega, numbers.Real) or not 0 < float(omega) < 2:
+    if not is_real(omega) or not 0 < float(omega) < 2:
         raise ValueError(f"omega: wanted a number above 0 and below 2, got {omega!r}")
-    number, count = _ordered(A, order)
+    return Sweeps("block_ssor", A, _ordered(A, order), _not_factored, float(omega))
+
+
+def _not_factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
     inverse = inverse_blocks(A).data
     _check_finite(A, A._source()[0].data)
-    return Sweeps("block_ssor", A, number, count, inverse, float(omega))
+    return A, inverse
 
 
 def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
@@ -116,13 +143,13 @@ def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
         A square matrix with square blocks of float32, float64, complex64 or complex128.
     order : {"colours", "natural"}
         The order in which nodes are solved for. "natural" is that of their indices, which takes fewer iterations where
-        neighbours have near indices; nodes that do not depend on each other are still solved for together. "colours"
-        takes fewer and larger steps, which suits a GPU.
+        neighbours have near indices; nodes that do not depend on each other are still solved for together. For a block
+        tridiagonal matrix it makes ``M @ r`` the solution. "colours" takes fewer and larger steps, which suits a GPU.
 
     Returns
     -------
     Preconditioner
-        ``M @ r`` solves with both triangles. `groups` is the number of steps of a sweep.
+        ``M @ r`` solves with both triangles. `groups` is the number of steps of a sweep. Of A it keeps the pattern.
 
     Raises
     ------
@@ -150,10 +177,7 @@ def ilu0(A: Any, *, order: str = "colours") -> Preconditioner:
     0
     """
     check_matrix(A)
-    _check_finite(A, A._source()[0].data)
-    number, count = _ordered(A, order)
-    factored, inverse = _factored(A, number, count)
-    return Sweeps("ilu0", factored, number, count, inverse)
+    return Sweeps("ilu0", A, _ordered(A, order), _factored)
 
 
 def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
@@ -198,11 +222,15 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     0
     """
     check_matrix(A)
+    return Sweeps("ic0", A, _ordered(A, order), _factored_definite)
+
+
+def _factored_definite(A: Any, number: Array, count: int) -> tuple[Any, Array]:
+    """`_factored` for a Hermitian positive definite matrix; ValueError for another one."""
     _check_finite(A, A._source()[0].data)
     apart = abs(A - A.conj().T).max() if A.shape[0] else 0
     if A.shape[0] and not float(apart) <= 64 * np.finfo(A.dtype).eps * float(abs(A).max()):  # synchronize!
         raise ValueError(f"A: wanted a Hermitian matrix, got one that differs from its transpose by {float(apart):.3g}")
-    number, count = _ordered(A, order)
     factored, inverse = _factored(A, number, count)
     xp = A._backend.xp
     positive = xp.ones(len(inverse), bool)
@@ -211,7 +239,7 @@ def ic0(A: Any, *, order: str = "colours") -> Preconditioner:
     wrong = xp.flatnonzero(~positive)  # synchronize!
     if len(wrong):
         raise ValueError(f"A: pivot block {int(wrong[0])} is not positive definite; shift the diagonal, or try ilu0")
-    return Sweeps("ic0", factored, number, count, inverse)
+    return factored, inverse
 
 
 def _check_finite(A: Any, data: Array) -> None:
@@ -228,6 +256,7 @@ def _ordered(A: Any, order: str) -> tuple[Array, int]:
 
 def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
     """Return a matrix with the blocks of U above the diagonal and L D below it, and the inverses of its pivots D."""
+    _check_finite(A, A._source()[0].data)
     backend: Backend = A._backend
     xp = backend.xp
     data, indices, indptr = A._canonical()
@@ -261,25 +290,32 @@ def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
         if not len(kept):
             continue
         pair, right, place = pair[kept], right[kept], place[kept]
-        scaled = data[left] @ inverse[indices[left]]
+        with np.errstate(all="ignore"):  # what overflows is found in the pivots
+            scaled = data[left] @ inverse[indices[left]]
         order = xp.argsort(place)
         targets = place[order]
         first = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), targets[1:] != targets[:-1]]))  # synchronize!
-        products = scaled[pair] @ data[right]
-        data[targets[first]] -= backend.segment_reduce("add", products, order, first)
+        with np.errstate(all="ignore"):
+            products = scaled[pair] @ data[right]
+            data[targets[first]] -= backend.segment_reduce("add", products, order, first)
     blocks = Blocks(data, indices.copy(), indptr.copy())
     return A._new(blocks, canonical=True), inverse
 
 
 def _inverted(backend: Backend, pivots: Array, nodes: Array) -> Array:
-    """The inverses of pivot blocks; ValueError with the index of the first that has none."""
+    """The inverses of pivot blocks; ValueError with the index of the first that has none, or none that is finite."""
     xp = backend.xp
     with np.errstate(all="ignore"):
-        sign, _ = xp.linalg.slogdet(pivots)
-        wrong = xp.flatnonzero((sign == 0) | ~xp.isfinite(sign))  # synchronize!
-        if len(wrong):
-            raise ValueError(f"A: pivot block {int(nodes[wrong[0]])} is singular; try a shift of the diagonal")
-        return xp.linalg.inv(pivots)
+        singular = xp.linalg.slogdet(pivots)[0] == 0
+        one = backend.from_host(np.eye(pivots.shape[1], dtype=pivots.dtype))
+        inverse: Array = xp.linalg.inv(xp.where(singular[:, None, None], one, pivots))
+    finite = (xp.isfinite(pivots) & xp.isfinite(inverse)).all(axis=(1, 2))
+    wrong = xp.flatnonzero(singular | ~finite)  # synchronize!
+    if len(wrong):
+        first = wrong[0]
+        state = "singular" if bool(singular[first]) else f"singular in {pivots.dtype}: it or its inverse is not finite"
+        raise ValueError(f"A: pivot block {int(nodes[first])} is {state}; try a shift of the diagonal")
+    return inverse
 
 
 def spsolve_triangular(A: Any, b: Any, lower: bool = True, unit_diagonal: bool = False) -> Array:

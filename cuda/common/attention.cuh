@@ -32,8 +32,9 @@ struct Attention {
   const int *q_bounds, *k_bounds, *sequences;
   const int* order;  // position in the walk -> tile, for each pattern; null: in order, or in reverse
   // A mask by tiles. first: tile of queries -> first entry. columns: entry -> tile of keys. parts: -1 if all of the
-  // tile is allowed, otherwise the index in `kinds` of the blocks in the tile. A kind is -1 for a whole block, -2 for a
-  // block that allows nothing, otherwise the number of an element mask in `bits`.
+  // tile is allowed, otherwise which parts_q x parts_k blocks of `kinds` the tile touches: these have 2^31 numbers or
+  // more. A kind is -1 for a whole block, -2 for a block that allows nothing, otherwise the number of an element mask
+  // in `bits`.
   const int *first, *columns, *parts, *kinds;
   const u32* bits;
   int* counters;     // {tiles claimed, CTAs that are done}, zero before and after
@@ -134,7 +135,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   return x;
 }
 
-// A tile of keys: its first key, the index in `kinds` or -1, and whether all queries see all of it.
+// A tile of keys: its first key, its part, and whether all queries see all of it.
 struct Entry { int key, part, whole; };
 
 __device__ __forceinline__ Entry entry_at(const Attention& a, const Tile& x, int column, int part) {
@@ -151,17 +152,18 @@ __device__ __forceinline__ u32 word_of_band(const Tile& x, int row, int key) {
   const int from = clamp(max(row + x.low, x.key) - key, 0, 32), to = clamp(min(row + x.high + 1, x.keys) - key, 0, 32);
   return from < to ? u32(((1ull << to) - 1) & ~((1ull << from) - 1)) : 0u;
 }
-// The same by the mask, for a key that is in the same block as the next 15 or 31 keys. `line` is the index in `kinds`
-// of the query's block in block column 0, `inside` is the query's row in the block.
-__device__ __forceinline__ u32 bits_of(const Attention& a, int line, int inside, int key) {
+// The same by the mask, for a key that is in the same block as the next 15 or 31 keys. `line` is the index of the
+// query's block in block column 0 among the blocks of the part, `inside` is the query's row in the block.
+__device__ __forceinline__ u32 bits_of(const Attention& a, int part, int line, int inside, int key) {
   const int block = key / a.block_k, at = key - block * a.block_k;
-  const int kind = a.kinds[clamp(line + block, 0, a.entries * a.parts_q * a.parts_k - 1)];
+  const u32 size = a.parts_q * a.parts_k;
+  const int kind = a.kinds[u64(u32(min(part, a.entries - 1))) * size + min(u32(line + block), size - 1)];
   if (u32(kind) >= u32(a.masks)) return kind == -1 ? 0xffffffffu : 0u;
   return a.bits[u64(u32(kind)) * u32(a.block_q * a.bit_words) + u32(inside * a.bit_words + at / 32)] >> at % 32;
 }
-__device__ __forceinline__ u32 word_of_mask(const Attention& a, int line, int inside, int key) {
-  if (a.block_k % 32 == 0) return bits_of(a, line, inside, key);
-  return (bits_of(a, line, inside, key) & 0xffffu) | bits_of(a, line, inside, key + 16) << 16;
+__device__ __forceinline__ u32 word_of_mask(const Attention& a, int part, int line, int inside, int key) {
+  if (a.block_k % 32 == 0) return bits_of(a, part, line, inside, key);
+  return (bits_of(a, part, line, inside, key) & 0xffffu) | bits_of(a, part, line, inside, key + 16) << 16;
 }
 // The words (32 keys each) of a query for a tile of keys.
 __device__ __forceinline__ void words_of(const Attention& a, const Tile& x, const Entry& entry, int row,
@@ -170,15 +172,15 @@ __device__ __forceinline__ void words_of(const Attention& a, const Tile& x, cons
   for (int w = 0; w < kWords; ++w) words[w] = word_of_band(x, row, entry.key + 32 * w);
   if (entry.part < 0 || row >= x.rows) return;
   const int block = row / a.block_q, inside = row - block * a.block_q;
-  const int line = entry.part + (block - x.row / a.block_q) * a.parts_k - entry.key / a.block_k;
+  const int line = (block - x.row / a.block_q) * a.parts_k - entry.key / a.block_k;
 #pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] &= word_of_mask(a, line, inside, entry.key + 32 * w);
+  for (int w = 0; w < kWords; ++w) words[w] &= word_of_mask(a, entry.part, line, inside, entry.key + 32 * w);
 }
 __device__ __forceinline__ u32 word_of(const Attention& a, const Tile& x, const Entry& entry, int row, int w) {
   u32 word = word_of_band(x, row, entry.key + 32 * w);
   if (entry.part >= 0 && row < x.rows && word) {
     const int block = row / a.block_q, line = (block - x.row / a.block_q) * a.parts_k - entry.key / a.block_k;
-    word &= word_of_mask(a, entry.part + line, row - block * a.block_q, entry.key + 32 * w);
+    word &= word_of_mask(a, entry.part, line, row - block * a.block_q, entry.key + 32 * w);
   }
   return word;
 }

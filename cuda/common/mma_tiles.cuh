@@ -48,24 +48,28 @@ template <> struct Mma<MMA_TF32> {
   }
 };
 template <> struct Mma<MMA_3XTF32> : Mma<MMA_TF32> {
-  // x = high + low: `high` is x rounded to nearest with 11 bits, `low` is the remainder, of whose 12 bits the tensor
-  // cores truncate the last. It takes three instructions at the full rate. It is exact, except that infinity and
-  // numbers from 4e34 on give NaN.
+  // kScale * x = high + low: `high` is rounded to nearest with 11 bits, `low` is the remainder, of whose 12 bits the
+  // tensor cores truncate the last. It takes three instructions at the full rate. The scale makes it exact for small
+  // and subnormal numbers too, of which tf32 would not hold the remainder; infinity and numbers from 5e30 on give NaN.
+  static constexpr f32 kScale = 8192.f;
   static __device__ __forceinline__ void split(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const f32 value = __uint_as_float(x[i]), scaled = value * 8193.f;
-      high[i] = __float_as_uint(fmaf(value, -8192.f, scaled));
-      low[i] = __float_as_uint(fmaf(value, 8193.f, -scaled));
+      const f32 value = __uint_as_float(x[i]), scaled = value * (kScale * 8193.f);
+      high[i] = __float_as_uint(fmaf(value, kScale * -8192.f, scaled));
+      low[i] = __float_as_uint(fmaf(value, kScale * 8193.f, -scaled));
     }
   }
-  // The same, correct for all numbers.
+  // The same for large numbers, infinity and NaN. They are scaled down, since the largest would be rounded up to
+  // infinity, and products of two numbers that are rounded up can be too large although the result is not.
+  static constexpr f32 kScaleAny = .5f;
   static __device__ __forceinline__ void split_any(const u32 (&x)[2], u32 (&high)[2], u32 (&low)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool finite = fabsf(__uint_as_float(x[i])) < __uint_as_float(0x7f800000u);
-      high[i] = (finite ? x[i] + 0x1000u : x[i]) & 0xffffe000u;
-      low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i]));
+      const f32 value = __uint_as_float(x[i]) * kScaleAny;
+      const bool finite = fabsf(value) < __uint_as_float(0x7f800000u);
+      high[i] = (__float_as_uint(value) + (finite ? 0x1000u : 0u)) & 0xffffe000u;
+      low[i] = __float_as_uint(value - __uint_as_float(high[i]));
     }
   }
 };
@@ -390,19 +394,26 @@ __device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fra
 }
 
 // The tensor cores truncate what they add, so their sums extend over one stage only, and rounded additions make the
-// long sum. A sum of a stage that is not finite is computed again with care: next to an infinite element the small
+// long sum. Sums of a stage that are not finite are computed again with care: next to an infinite element the small
 // products are NaN, or infinite of either sign, which must not reach the sum; any finite number would do there.
 template <class Split>
 __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from, u32 present, int steps) {
   constexpr f32 kLargest = 3.402823466e38f;
-  constexpr int kGroups = kSlicesN / kGroup;
+  constexpr f32 kFactor = 1 / (Split::kScale * Split::kScale), kFactorAny = 1 / (Split::kScaleAny * Split::kScaleAny);
+  constexpr int kGroups = kSlicesN / kGroup, kParts = kMmas * kGroup * 4;
+  static_assert(kParts <= 32, "a bit for each sum");
 #pragma unroll
   for (int row_tile = 0; row_tile < kWarpRowTiles; ++row_tile) {
     if (kWarpRowTiles > 1 && !(present >> row_tile & 1)) continue;
 #pragma unroll
     for (int i = 0; i < kChunks * kGroups; ++i) {
       const int chunk = i / kGroups, group = i % kGroups;
+      const auto sum_of = [&](int j) -> f32& {
+        return sums[(row_tile * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4];
+      };
       Part big = {}, small = {};
+      const auto big_of = [&](int j) -> f32& { return big[j / 4 / kGroup][j / 4 % kGroup][j % 4]; };
+      const auto small_of = [&](int j) -> f32& { return small[j / 4 / kGroup][j / 4 % kGroup][j % 4]; };
       if (steps == kSteps) {
         multiply_split<false, Split>(big, small, from, row_tile, chunk, group, 0, kSteps);
       } else {
@@ -412,27 +423,29 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
       }
       f32 nothing = 0;  // NaN unless all are finite
 #pragma unroll
-      for (int j = 0; j < kMmas * kGroup * 4; ++j) {
-        f32& sum = big[j / 4 / kGroup][j / 4 % kGroup][j % 4];
-        sum += small[j / 4 / kGroup][j / 4 % kGroup][j % 4];
-        nothing = fmaf(sum, 0.f, nothing);
+      for (int j = 0; j < kParts; ++j) {
+        big_of(j) += small_of(j);
+        nothing = fmaf(big_of(j), 0.f, nothing);
       }
       if (__any_sync(0xffffffffu, !(nothing == 0))) {
+        u32 again = 0;
 #pragma unroll
-        for (int j = 0; j < kMmas * kGroup * 4; ++j)
-          big[j / 4 / kGroup][j / 4 % kGroup][j % 4] = small[j / 4 / kGroup][j / 4 % kGroup][j % 4] = 0;
+        for (int j = 0; j < kParts; ++j) {
+          if (big_of(j) * 0.f == 0) sum_of(j) = fmaf(big_of(j), kFactor, sum_of(j));
+          else again |= 1u << j;
+          big_of(j) = small_of(j) = 0;
+        }
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
           multiply_split<true, Split>(big, small, from, row_tile, chunk, group, step, 1);
 #pragma unroll
-        for (int j = 0; j < kMmas * kGroup * 4; ++j)
-          big[j / 4 / kGroup][j / 4 % kGroup][j % 4] +=
-              fminf(fmaxf(small[j / 4 / kGroup][j / 4 % kGroup][j % 4], -kLargest), kLargest);
-      }
+        for (int j = 0; j < kParts; ++j)
+          if (again >> j & 1)
+            sum_of(j) = fmaf(big_of(j) + fminf(fmaxf(small_of(j), -kLargest), kLargest), kFactorAny, sum_of(j));
+      } else {
 #pragma unroll
-      for (int j = 0; j < kMmas * kGroup * 4; ++j)
-        sums[(row_tile * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4] +=
-            big[j / 4 / kGroup][j / 4 % kGroup][j % 4];
+        for (int j = 0; j < kParts; ++j) sum_of(j) = fmaf(big_of(j), kFactor, sum_of(j));
+      }
     }
   }
 }

@@ -33,8 +33,11 @@ __device__ __forceinline__ u32 pack_fp8(f32 a, f32 b, f32 c, f32 d) {
 }
 // The tensor cores truncate operands to tf32, so half a unit of the last place is added first: multiplication by a factor
 // adds 0.72 to 1.44 of that. The error is below 0.73 units and without bias; exact tf32 numbers, NaN and infinity do not
-// change. Rounding to nearest takes two or three instructions at half the rate, which is more time than products take.
-__device__ __forceinline__ u32 rounded_tf32(u32 x) { return __float_as_uint(__uint_as_float(x) * (1 + 0.72134752f / 2048)); }
+// change. The product is rounded towards zero, so that the largest numbers do not become infinite. Rounding to nearest
+// takes two or three instructions at half the rate, which is more time than products take.
+__device__ __forceinline__ u32 rounded_tf32(u32 x) {
+  return __float_as_uint(__fmul_rz(__uint_as_float(x), 1 + 0.72134752f / 2048));
+}
 
 __device__ __forceinline__ f32 exp2_of(f32 x) {
   f32 y;

@@ -100,3 +100,19 @@ def test_arrays_that_fit_are_kept_without_a_copy() -> None:
     assert A.data is data
     A.data = data.astype(">f8")
     assert A.data.dtype == np.float64 and A.data.dtype.isnative
+
+
+def test_new_index_arrays_are_not_taken_over_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be copied when the graph runs, and be read before. Once they are taken over, a graph may read them."""
+    A, x = matrix("fake"), fake_device.xp.asarray(np.ones(4))
+    want = (A @ x).get()
+    for name in ("indices", "indptr"):
+        setattr(A, name, getattr(A, name).copy())
+        with monkeypatch.context() as capture:
+            capture.setattr(fake_device.FakeBackend, "is_recording", lambda self: True)
+            with pytest.raises(RuntimeError, match=r"^indices, indptr: new arrays were assigned.*before the capture$"):
+                A @ x
+        A @ x
+        with monkeypatch.context() as capture:
+            capture.setattr(fake_device.FakeBackend, "is_recording", lambda self: True)
+            np.testing.assert_array_equal((A @ x).get(), want)

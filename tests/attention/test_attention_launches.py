@@ -22,7 +22,7 @@ from bsrgemm._attention.call import DecodeCall
 from bsrgemm._attention.heuristics import AttentionShort, AttentionSm80
 from bsrgemm._attention.host import ENGINE
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import device, jit, workspace
+from bsrgemm._kernels import device, graphs, jit, workspace
 from bsrgemm.dtypes import BFLOAT16
 
 from ..emulator import emulator
@@ -212,10 +212,10 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     def load(spec: Any, arch: str) -> Kernel:
         return Kernel(str(spec), found.started)
 
-    def for_pieces(floats: int, count: int) -> tuple[Any, int, int]:
-        found.floats.append(floats)
+    def scratch(size: int, count: int) -> tuple[Any, int, int]:
+        found.floats.append(size // 4)
         found.counters.append(count)
-        memory = put(np.zeros(floats, np.float32)), put(np.zeros(count, np.int32))
+        memory = put(np.zeros(size // 4, np.float32)), put(np.zeros(count, np.int32))
         return memory, memory[0].data.ptr, memory[1].data.ptr
 
     monkeypatch.setattr(decode_launch, "_plans", {})
@@ -223,7 +223,8 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(decode_launch.cupy.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(jit, "load", load)
     monkeypatch.setattr(jit, "device_target", lambda: "sm_90a")
-    monkeypatch.setattr(workspace, "for_pieces", for_pieces)
+    monkeypatch.setattr(workspace, "scratch", scratch)
+    monkeypatch.setattr(graphs, "current", lambda: None)
     yield found
 
 

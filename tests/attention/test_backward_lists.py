@@ -200,12 +200,12 @@ def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: 
     from bsrgemm._attention import backward_launch
 
     started: dict[Any, Any] = {}
-    for name in ("_packed", "arguments", "retain_for_graph", "strides_of", "tensor_map_of", "element"):
+    for name in ("cupy", "jit", "_packed", "_arrays", "arguments", "strides_of", "tensor_map_of", "element"):
         monkeypatch.setattr(backward_launch, name, MagicMock())
     monkeypatch.setattr(
-        backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1, whole=9, shares=1)
+        backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1, whole=9, shares=1, held=())
     )
-    monkeypatch.setattr(backward_launch, "run", lambda config, grid, *how: started.update({type(config): grid}))
+    monkeypatch.setattr(backward_launch, "run", lambda config, grid, *args, **how: started.update({type(config): grid}))
     monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 2)
     call = MagicMock()
     call.q.shape, call.bounds = (1, 1, 64, 64), None

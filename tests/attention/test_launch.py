@@ -31,6 +31,8 @@ from ..emulator.emulator import Array, put
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 U8 = np.dtype(np.uint8)
 SHAPE = (2, 4, 256, 64)
+#: What a launch that starts again names: arrays that only a graph would keep.
+OPERANDS = (None,) * 5
 #: Temporary memory for the sums of pieces.
 PARTIAL = put(np.zeros(1 << 22, F32))
 
@@ -54,7 +56,7 @@ def started(tmp_path: Path) -> Iterator[list[Any]]:
         emulator.emulated(tmp_path, arch="sm_90a"),
         patch.object(jit, "load", lambda spec, arch: Kernel(str(spec), found)),
         patch.object(attention_launch, "counters", lambda count: counters),
-        patch.object(decode_launch.workspace, "for_pieces", lambda floats, count: pieces),
+        patch.object(decode_launch.workspace, "scratch", lambda size, count: pieces),
     ):
         yield found
 
@@ -296,7 +298,7 @@ def test_another_device_has_decodes_of_its_own(started: list[Any]) -> None:
 def test_a_launch_that_starts_again_is_the_same(change: str, started: list[Any]) -> None:
     call = usual() if change == "usual" else CHANGES[change]()
     launch = attention_launch.forward(HOST, call)
-    assert launch is not None and launch.start() and launch.start()
+    assert launch is not None and launch.start(OPERANDS) and launch.start(OPERANDS)
     assert started[0] == started[1] == started[2]
 
 
@@ -316,10 +318,10 @@ def test_a_launch_that_is_moved_is_that_of_its_operands(change: Any, kernel: str
         moving = launch.movable()
         for at in (places, (16, 32, 48, 64, 0), places):
             moving.move(at)
-            assert moving.start()
+            assert moving.start(OPERANDS)
         kept = moving.kept()
         moving.move((16, 32, 48, 64, 0))  # changes nothing about one that is kept
-        assert kept.start() and launch.start()
+        assert kept.start(OPERANDS) and launch.start(OPERANDS)
     assert started[2] == started[4] == started[5] == started[1] != started[0] == started[6]
     assert started[3] != started[2]
 
@@ -330,9 +332,9 @@ def test_a_launch_that_moves_takes_the_counters_of_the_stream_it_starts_on(start
     moving, others = launch.movable(), put(np.zeros(4096, np.int32))
     moving.move((*(lying(name).data.ptr for name in ROOMS), 0))
     with patch.object(attention_launch, "counters", lambda count: others):
-        assert moving.start() and moving.start() and moving.kept().start()
+        assert moving.start(OPERANDS) and moving.start(OPERANDS) and moving.kept().start(OPERANDS)
         attention_launch.forward(HOST, usual())
-    assert moving.start() and launch.start()
+    assert moving.start(OPERANDS) and launch.start(OPERANDS)
     first, again, twice, kept, fresh, back, old = started
     assert first == back == old != again == twice == kept == fresh
 
@@ -342,11 +344,11 @@ def test_a_launch_takes_the_counters_of_the_stream_it_starts_on(started: list[An
     assert launch is not None
     others = put(np.zeros(4096, np.int32))
     with patch.object(attention_launch, "counters", lambda count: others):
-        assert launch.start()
+        assert launch.start(OPERANDS)
         packed = launch.argument[1]
         assert launch.argument[0] == others.data.ptr  # the next start on this stream packs nothing
         attention_launch.forward(HOST, usual())
-    assert launch.start()
+    assert launch.start(OPERANDS)
     assert launch.argument[1] is not packed
     first, again, fresh, back = started
     assert first == back != again == fresh
@@ -356,17 +358,17 @@ def test_a_launch_does_not_start_on_another_device_or_under_another_kernel(start
     launch = attention_launch.forward(HOST, usual())
     assert launch is not None
     with patch.object(attention_launch.cupy.cuda.runtime, "getDevice", lambda: "another"):
-        assert not launch.start()
+        assert not launch.start(OPERANDS)
     with forced_kernel.force_kernel("AttentionSm80"):
-        assert not launch.start()
-    assert len(started) == 1 and launch.start()
+        assert not launch.start(OPERANDS)
+    assert len(started) == 1 and launch.start(OPERANDS)
 
 
 def test_a_launch_waits_for_the_lists_of_its_mask(started: list[Any]) -> None:
     launch = attention_launch.forward(HOST, CHANGES["mask"]())
     assert launch is not None and launch.lists is not None
     with patch.object(type(launch.lists), "get", autospec=True) as waited:
-        assert launch.start()
+        assert launch.start(OPERANDS)
     waited.assert_called_once_with(launch.lists)
 
 

@@ -81,7 +81,8 @@ def dense(mask: BlockMask, found: Tiles, tile: tuple[int, int]) -> np.ndarray:
                 at = (i - rows[0] // bq) * found.parts_k + j - keys[0] // bk
                 assert 0 <= at < found.parts_q * found.parts_k
                 mine = np.ix_(rows // bq == i, keys // bk == j)
-                part[mine] = seen_in(mask, kinds[parts[e] + at], rows[rows // bq == i], keys[keys // bk == j])
+                kind = kinds.reshape(len(parts), -1)[parts[e], at]
+                part[mine] = seen_in(mask, kind, rows[rows // bq == i], keys[keys // bk == j])
     return out
 
 
@@ -141,6 +142,25 @@ def test_a_long_window_becomes_few_entries() -> None:
     found = mask_tiles.tiles(mask._backend, mask, 128, 128)
     assert found.first[-1] <= 17 * (1 << 19) // 128
     assert sum(x.nbytes for x in found[:5]) < 16 << 20
+
+
+def of_many_blocks(blocks: int, side: int, heads: tuple[int, int], queries: int) -> BlockMask:
+    """A mask of so many blocks, all of which are one in memory."""
+    indices = np.broadcast_to(np.int32(0), blocks)
+    bits = np.zeros((0, side, -(-side // 32)), np.uint32)
+    host = BlockMask.full(side, block=side, device="cpu")._backend
+    return BlockMask(host, (queries, side), (side, side), heads, np.zeros(1, np.int32), indices, indices, bits)
+
+
+def test_more_tiles_than_int32_can_number_are_refused_before_anything_is_made() -> None:
+    many = of_many_blocks(2**27, 256, (1, 1), 2**35)  # a block of 256 x 256 is in 16 tiles of 64 x 64
+    with pytest.raises(ValueError, match=r"^mask: 134217728 blocks of 256 x 256 in 1 patterns have 2147483648 pairs of "
+                       r"a block and a tile of 64 x 64, wanted less than 2\*\*31; .* mask\[q0:q1, :\]"):  # fmt: skip
+        mask_tiles.tiles(many._backend, many, 64, 64)
+    with pytest.raises(ValueError, match=r"2147483648 tiles of queries of 64 x 64, wanted less than 2\*\*31"):
+        mask_tiles.tiles(many._backend, of_many_blocks(0, 256, (2**15, 2**15), 128), 64, 64)
+    with pytest.raises(ValueError, match=r"4294967296 tiles of keys of 64 x 64, wanted less than 2\*\*31"):
+        mask_tiles.by_keys(many._backend, of_many_blocks(0, 256, (2**15, 2**15), 64), 64, 64)
 
 
 # ------------------------------------------------------------------------------------------------- sequences

@@ -32,7 +32,8 @@ class Launch:
         self.works, self.starts = works, 0
         self.places: list[tuple[int, ...]] = []
 
-    def start(self) -> bool:
+    def start(self, operands: tuple[Any, ...]) -> bool:
+        assert len(operands) == 5
         self.starts += self.works[0]
         return self.works[0]
 

@@ -463,6 +463,7 @@ RUNTIME float __double2float_rz(double x) {
   const float y = float(x);
   return __builtin_fabs(double(y)) > __builtin_fabs(x) ? nextafterf(y, 0.f) : y;
 }
+RUNTIME float __fmul_rz(float x, float y) { return __double2float_rz(double(x) * y); }
 RUNTIME float log2(float x) { return log2f(x); }
 RUNTIME float exp2(float x) { return exp2f(x); }
 RUNTIME unsigned long __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - emulator::origin; }

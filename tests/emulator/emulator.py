@@ -6,7 +6,6 @@ Compiled kernels are kept in a folder that all processes and later runs share, u
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import faulthandler
 import fcntl
@@ -22,22 +21,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import decode_launch, mask_tiles
-from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.call import AttentionCall
-from bsrgemm._backend import cupy_backend
-from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import card, device, driver, graphs, jit, launch, launching, tensor_map, workspace
+from bsrgemm._kernels import jit, tensor_map
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
 
@@ -62,6 +54,14 @@ class _Pointer:
 
     def __init__(self, array: Array) -> None:
         self.array, self.ptr = array, array.ctypes.data
+
+    @property
+    def mem(self) -> Any:
+        """The allocation, for arrays that captures.Memory has made."""
+        found: Any = self.array
+        while found is not None and not hasattr(found, "allocation"):
+            found = getattr(found, "base", None)
+        return getattr(found, "allocation", None)
 
 
 def put(x: Any) -> Array:
@@ -96,71 +96,6 @@ def _unwritten(shape: Any, dtype: Any = float) -> np.ndarray[Any, Any]:
     return found
 
 
-@contextmanager
-def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75") -> Iterator[None]:
-    """Launches go to the emulator, those of kernels for `arch`, and what they allocate lies where it finds it."""
-    event = SimpleNamespace(done=True)
-    stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
-    stand_in = SimpleNamespace(
-        ndarray=Array,
-        empty=lambda *args: put(_unwritten(*args)),
-        zeros=lambda *args: put(np.zeros(*args)),
-        cumsum=np.cumsum,
-        concatenate=lambda arrays: put(np.concatenate(arrays)),
-        arange=lambda *args, **how: put(np.arange(*args, **how)),
-        empty_like=lambda x: put(_unwritten(x.shape, x.dtype)),
-        ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
-        cuda=SimpleNamespace(
-            get_current_stream=lambda: stream,
-            is_available=lambda: False,
-            runtime=SimpleNamespace(getDevice=lambda: "emulated"),
-            alloc=lambda size: _Pointer(put(_unwritten(size // 4, np.float32))),
-        ),
-    )
-    tiles, by_keys, sequences = mask_tiles.tiles, mask_tiles.by_keys, mask_tiles.sequences
-    sequences_by_keys = mask_tiles.sequences_by_keys
-
-    def place(arrays: Any) -> list[Any]:
-        return [put(x) if isinstance(x, np.ndarray) else x for x in arrays]
-
-    lists = SimpleNamespace(
-        tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
-        by_keys=lambda *args: mask_tiles.Tiles(*place(by_keys(*args))),
-        sequences=lambda xp, *args: place(sequences(np, *args)),
-        sequences_by_keys=lambda xp, *args: place(sequences_by_keys(np, *args)),
-    )
-    patches = [
-        *(
-            patch.object(module, "cupy", stand_in)
-            for module in (
-                *(cupy_backend, attention_launch, decode_launch, workspace, launching, device),
-                *(graphs, launch),
-            )
-        ),
-        patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
-        patch.object(device, "multiprocessors", lambda: 2),
-        patch.object(device, "l2_bytes", lambda: 50 << 20),
-        patch.object(workspace, "_zeroed", {}),
-        patch.object(driver, "stream_number", int),
-        patch.object(driver, "recorded", lambda stream: driver.Recorded(1, 1)),
-        patch.object(driver, "Signal", lambda graph: SimpleNamespace(given=lambda: False)),
-        patch.object(graphs, "_captures", {}),
-        patch.object(graphs, "_reserves", {}),
-        patch.object(attention_launch, "mask_tiles", lists),
-        patch.object(attention_launch, "_plans", {}),
-        patch.object(decode_launch, "_plans", {}),
-        patch.object(card, "_described", lambda number: card.Card(arch, 2, shared_bytes=96 << 10)),
-        patch.object(jit, "device_target", lambda: arch),
-        patch.object(tensor_map.Layout, "write", write_map),
-        patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
-    ]
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
-
-
 def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
     """An array put as told with the strides that it has; what lies between its elements is 77."""
     if x.flags.c_contiguous or not x.size:
@@ -178,23 +113,6 @@ def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
 def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
     """An array row by row ("C") or column by column."""
     return put(x) if order == "C" else put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
-
-
-def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
-    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; `put` copies them."""
-    arrays = {name: as_it_lies(getattr(call, name), put) for name in ("q", "k", "v", "out")}
-    lse = None if call.lse is None else put(call.lse)
-    mask = copy.copy(call.mask)
-    if mask is not None:
-        object.__setattr__(mask, "bits", put(mask.bits))
-        mask.__dict__.pop("_tiles", None)
-    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-    scales = tuple(None if x is None else put(x) for x in call.scales) if call.fp8 else call.scales
-    with patch.object(device, "multiprocessors", lambda: 1):
-        attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
-    call.out[...] = arrays["out"]
-    if lse is not None:
-        call.lse[...] = lse
 
 
 class Kernel:
@@ -223,15 +141,15 @@ class Kernel:
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
 
 
-#: Kernels whose CTAs go on until nothing is left, however few there are. Those of attention_backward_sm90 wait for each
-#: other, which CTAs cannot do here: it has one.
+#: Kernels whose CTAs go on until nothing is left, however few there are.
 _LOOPS = {
-    *("attention_backward_sm90", "attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
+    *("attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
     *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
     *("list_pairs", "pack_columns", "count_pairs", "vector_steps", "columns_tf32"),
 }
-#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other wherever there are two.
-_WAITING = {"list_at_once"}
+#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other, which they cannot do here: they have
+#: one.
+_WAITING = {"list_at_once", "attention_backward_sm90"}
 _most_ctas: list[int] = []
 
 

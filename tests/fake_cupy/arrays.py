@@ -111,8 +111,7 @@ class ndarray(fake_device.ndarray):
             super().__setitem__(key, value)
             return
         self._memory[parts] = fake_device.arrays._array(value, "value")
-        garbage = np.full(self.itemsize, memory.POISON, np.uint8).view(self.dtype)[0]
-        self._memory[np.unravel_index(written[times > 1], self.shape)] = garbage
+        self._memory[np.unravel_index(written[times > 1], self.shape)] = _garbage(self.dtype)
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
         streams.wait("ndarray.get")
@@ -126,6 +125,11 @@ class ndarray(fake_device.ndarray):
 
     for _name in ("item", "tolist", "__bool__", "__int__", "__float__", "__complex__"):
         locals()[_name] = _waits(_name)
+
+
+def _garbage(dtype: np.dtype[Any]) -> Any:
+    """An element as it is in memory that nobody has written to."""
+    return np.full(dtype.itemsize, memory.POISON, np.uint8).view(dtype)[0]
 
 
 def _new(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray[Any, Any]:
@@ -202,14 +206,14 @@ def recorded(function: Callable[..., Any], writes: bool = False) -> Callable[...
             places = [k for k, x in enumerate(made) if any(x is y for y in fresh)]
 
             def step() -> None:
-                found = list(_arrays(function(*again[0], **again[1])))
+                with memory.using_allocator(place.heap.of_replays):  # not where the graph has its own arrays
+                    found = list(_arrays(function(*again[0], **again[1])))
                 for k, target in zip(places, targets, strict=True):
                     target[...] = found[k]._memory
 
             steps.append(step)
             for x in fresh:
-                if room_of(x._memory) is not None:
-                    x._memory.view(np.uint8 if x._memory.flags.c_contiguous else x.dtype).fill(memory.POISON)
+                x._memory[...] = _garbage(x.dtype)
         return result
 
     return method

@@ -126,6 +126,7 @@ class Card:
             arch, multiprocessors, races, policy, number,
         )  # fmt: skip
         self.heap = memory.Heap(number, before)
+        self.l2_bytes = 50 << 20
         self.launches: list[Launched] = []
         self._kernels: dict[KernelSpec, Kernel] = {}
 
@@ -142,7 +143,7 @@ class Card:
     def attributes(self) -> dict[str, int]:
         return {
             "MultiProcessorCount": self.multiprocessors,
-            "L2CacheSize": 50 << 20,
+            "L2CacheSize": self.l2_bytes,
             "MaxSharedMemoryPerBlockOptin": self.shared_bytes,
             "MaxSharedMemoryPerMultiprocessor": self.shared_bytes + 1024,
             "MaxThreadsPerBlock": 1024,

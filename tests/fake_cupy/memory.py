@@ -61,6 +61,7 @@ class Heap:
     def __init__(self, device_id: int, before: bool = False) -> None:
         self.device_id, self.before, self.closed = device_id, before, False
         self.pool = Pool(self)
+        self._replays = Pool(self)
         #: no allocation may have more
         self.most_bytes = 1 << 30
         #: by address: the pages of an allocation and their number of bytes
@@ -92,6 +93,11 @@ class Heap:
         found.memory = Memory(address, rounded, self.device_id)
         weakref.finalize(found, self._freed, address, rounded, pool).atexit = False
         return found
+
+    def of_replays(self, size: int) -> MemoryPointer:
+        """Memory for what a graph computes before it goes to its place."""
+        room = self.room(size, self._replays)
+        return MemoryPointer(room.memory, room.memory.ptr, room)
 
     def _freed(self, address: int, size: int, pool: Pool) -> None:
         self._live.discard(address)

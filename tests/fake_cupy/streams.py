@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -40,15 +41,15 @@ class Graph:
 
 
 class Event:
-    """`cupy.cuda.Event`, which has always happened."""
+    """`cupy.cuda.Event`, which has always happened: at a time in milliseconds of the host."""
 
     done = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.ptr = 0
+        self.ptr, self.time = 0, 0.0
 
     def record(self, stream: Any = None) -> None:
-        pass
+        self.time = time.perf_counter() * 1e3
 
     def synchronize(self) -> None:
         pass
@@ -96,9 +97,7 @@ class Stream:
 
     def synchronize(self) -> None:
         if self.is_capturing():
-            raise CUDARuntimeError(
-                "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
-            )
+            raise _waiting("Stream.synchronize")
 
     def is_capturing(self) -> bool:
         return self.graph is not None
@@ -115,7 +114,9 @@ class Stream:
         return found
 
     def record(self, event: Any = None) -> Event:
-        return event or Event()
+        found = event or Event()
+        found.record(self)
+        return found
 
     def wait_event(self, event: Any) -> None:
         pass
@@ -178,4 +179,8 @@ def do(step: Step) -> None:
 def wait(what: str) -> None:
     """Wait for the current stream, which nobody can while it is being captured."""
     if captured_steps() is not None:
-        raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} waits for a stream that is being captured")
+        raise _waiting(what)
+
+
+def _waiting(what: str) -> CUDARuntimeError:
+    return CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} waits for a stream that is being captured")

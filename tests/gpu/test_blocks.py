@@ -390,3 +390,15 @@ def test_every_config_is_listed() -> None:
     ]
     chosen = {heuristics.block_products_sm90(problem) for problem in problems} - {None}
     assert chosen and chosen <= set(heuristics.every_config((F16, BFLOAT16)))
+
+
+@kernel("spgemm_simt")
+def test_a_right_factor_of_more_than_2_to_31_elements() -> None:
+    """2 GB: elements of a right factor are counted in 64 bits."""
+    cupy, inner, columns = pytest.importorskip("cupy"), 2**11 + 1, 2**20
+    one_block = np.ones((1, 1, columns), np.int8), np.zeros(1, np.int32), np.arange(2, dtype=np.int32)
+    pattern = bg.bsr_array(tuple(map(cupy.asarray, one_block)), shape=(1, columns))
+    Y = cupy.zeros((inner, columns), np.int8)
+    Y[-1, 3], Y[0, -1] = 3, 5
+    found = bg.sddmm(cupy.full((1, inner), 2, np.int8), Y, pattern).data
+    assert found[0, 0, 3] == 6 and found[0, 0, -1] == 10 and int(found.astype(np.int64).sum()) == 16

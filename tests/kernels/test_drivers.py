@@ -7,12 +7,11 @@ import ctypes
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import jit, tensor_map, workspace
+from bsrgemm._kernels import driver, jit, tensor_map
 
 
 def test_the_target_of_a_device_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,58 +59,78 @@ class Function:
 
 
 def test_functions_of_the_driver_take_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, info = Function(), Function()
-    library = SimpleNamespace(cuTensorMapEncodeTiled=encode, cuStreamGetCaptureInfo_v2=info)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    encode = Function()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuTensorMapEncodeTiled=encode))
     tensor_map._driver_function.cache_clear()
-    workspace._capture_info.cache_clear()
     try:
-        assert tensor_map._driver_function() is encode and workspace._capture_info() is info
+        assert tensor_map._driver_function() is encode
     finally:
         tensor_map._driver_function.cache_clear()
-        workspace._capture_info.cache_clear()
     pointer, number = ctypes.c_void_p, ctypes.c_int
     # map, type, rank, address; then arrays of ctypes and small numbers, which are passed as they are
     assert encode.argtypes == [pointer, number, ctypes.c_uint32, pointer]
-    assert encode.restype is number and info.argtypes == [pointer] * 6
+    assert encode.restype is number
 
 
-def test_a_capture_has_the_number_that_the_driver_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(stream: int, status: Any, number: Any, *rest: Any) -> int:
-        number._obj.value = 100 + stream
-        return 0 if stream < 50 else 1
+class Library:
+    """A driver whose streams record a graph, or whose calls fail; it gives a signal when the graph is destroyed."""
 
-    monkeypatch.setattr(workspace, "_capture_info", lambda: ask)
-    assert workspace._capture_number(7) == 107
-    others = [workspace._capture_number(60), workspace._capture_number(60)]
-    assert len(set(others)) == 2 and max(others) < 0  # nobody knows: a number of its own each time
-    monkeypatch.setattr(workspace, "_capture_info", lambda: None)
-    assert workspace._capture_number(7) < 0
+    def __init__(self, graph: int | None = 0x5000, status: int = 0) -> None:
+        self.graph, self.status = graph, status
+        self.owned: dict[int, Any] = {}
+        self.moved: list[tuple[Any, ...]] = []
+
+    def cuStreamGetCaptureInfo_v2(self, stream: Any, state: Any, number: Any, graph: Any, *rest: Any) -> int:
+        number._obj.value, graph._obj.value = 2**40 + stream.value, self.graph
+        assert rest == (None, None)
+        return self.status
+
+    def cuStreamGetId(self, stream: Any, number: Any) -> int:
+        number._obj.value = 2**41 + stream.value
+        return self.status
+
+    def cuUserObjectCreate(self, owned: Any, argument: Any, destroy: Any, count: int, flags: int) -> int:
+        owned._obj.value = 0x6000
+        self.owned[0x6000] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destroy.value), argument.value
+        assert count == 1 and flags == 1, "one reference; the driver does not wait for the function"
+        return self.status
+
+    def cuGraphRetainUserObject(self, graph: Any, owned: Any, count: int, flags: int) -> int:
+        self.moved.append((graph.value, owned.value, count, flags))
+        return self.status
+
+    def destroy(self) -> None:
+        """What the driver does when the graph is gone."""
+        destroy, argument = self.owned.pop(0x6000)
+        destroy(argument)
 
 
-def test_counters_of_captures_are_whole_pieces_of_the_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    zeros = np.arange(128)
-    monkeypatch.setattr(workspace, "_reserves", {0: [zeros, 0]})
-    parts = [workspace._reserved(0, count) for count in (1, 32, 33)]
-    assert [list(x) for x in parts] == [list(range(32)), list(range(32, 64)), list(range(64, 128))]
-    monkeypatch.setattr(workspace, "retain_for_graph", lambda make: make())
-    monkeypatch.setattr(workspace, "cupy", np)
-    more = workspace._reserved(0, 5)  # the reserve is used up
-    assert len(more) == 5 and more.dtype == np.int32 and not more.any()
-    assert len(workspace._reserved(1, 40)) == 40  # and another device has none
+def test_a_stream_has_the_number_that_the_driver_gives_it_and_what_it_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_library", Library)
+    assert driver.stream_number(2**33) == 2**41 + 2**33
+    assert driver.recorded(2**33) == (2**40 + 2**33, 0x5000)
+    monkeypatch.setattr(driver, "_library", lambda: Library(graph=None))
+    assert driver.recorded(7) == (2**40 + 7, 0)
 
 
-def test_memory_is_of_the_types_that_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = SimpleNamespace(ptr=7, is_capturing=lambda: False)
-    cuda = SimpleNamespace(get_current_stream=lambda: stream, runtime=SimpleNamespace(getDevice=lambda: 0))
-    monkeypatch.setattr(workspace, "cupy", SimpleNamespace(zeros=np.zeros, empty=np.empty, cuda=cuda))
-    monkeypatch.setattr(workspace, "_zeroed", {})
-    monkeypatch.setattr(workspace, "_reserves", {})
-    found = workspace.counters(3)
-    assert found.dtype == np.int32 and len(found) == workspace._LEAST_COUNTERS
-    assert workspace.counters(workspace._LEAST_COUNTERS) is found
-    more = workspace.counters(workspace._LEAST_COUNTERS + 1)
-    assert len(more) == workspace._LEAST_COUNTERS + 1 and workspace.counters(1) is more
-    reserve, used = workspace._reserves[0]
-    assert reserve.dtype == np.int32 and len(reserve) == workspace._RESERVE and used == 0 and not reserve.any()
-    assert workspace.temporary(5, np.float64).dtype == np.float64
+def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    class Error(Exception):
+        pass
+
+    monkeypatch.setattr(cupy.cuda, "driver", SimpleNamespace(CUDADriverError=Error))
+    monkeypatch.setattr(driver, "_library", lambda: Library(status=201))
+    for call in (driver.stream_number, driver.recorded, driver.Signal):
+        with pytest.raises(Error, match="201"):
+            call(1)
+
+
+def test_a_signal_is_given_when_the_graph_is_destroyed_and_stays_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(driver, "_library", lambda: library)
+    signal = driver.Signal(0x5000)
+    assert library.moved == [(0x5000, 0x6000, 1, 1)], "the graph has the only reference"
+    assert not signal.given() and not signal.given()
+    library.destroy()
+    assert signal.given() and signal.given()

@@ -210,7 +210,7 @@ def test_indices_that_were_spoiled_are_left_out_and_bounds_are_not_believed(
     A.indices[1::2] = bad
     M.indices[1::2] = bad
     check(device, KERNEL, case, A, M)
-    M.indptr[np.array([1, 3])] = bad
+    M.indptr[[1, 3]] = bad
     out = device.asarray(np.full((A.shape[0], 72), np.nan, dtype))
     with force_kernel(KERNEL):
         bg.matmul(M, device.asarray(numbers(rng, (A.shape[1], 72), dtype)), out=out)

@@ -172,7 +172,7 @@ def test_bits_do_not_depend_on_what_a_cta_did_before(
     B = rng.standard_normal((A.shape[1], N)).astype(F16)
     bits = []
     for ctas in (1, 2, 64):
-        device.multiprocessors(ctas)
+        device.becomes(ctas)
         with force_kernel(KERNEL):
             bits.append(device.asnumpy(bg.matmul(A.on(device), device.asarray(B), out_dtype=F32)).tobytes())
     assert bits[0] == bits[1] == bits[2]
@@ -187,7 +187,7 @@ def test_one_cta_has_more_tiles_and_stages_than_it_holds(
     block: tuple[int, int], rows: int, cols: int, device: Any, rng: np.random.Generator
 ) -> None:
     """What comes next takes the places of what all lanes have read."""
-    device.multiprocessors(1)
+    device.becomes(1)
     case = Case(F16, block, 64, beta=0, rows=rows, cols=cols, density=2.0)
     check(device, KERNEL, case, matrix(rng, case, unique=True))
 
@@ -271,7 +271,7 @@ def test_spoiled_indices_are_left_out_and_read_nothing_outside(
         got = device.asnumpy(bg.matmul(M, device.asarray(spoiled))).astype(float)
     assert not np.isfinite(got[:, 3]).all()
     np.testing.assert_array_equal(np.delete(got, 3, axis=1), np.delete(exact, 3, axis=1))
-    M.indptr[np.array([1, 3])] = bad
+    M.indptr[[1, 3]] = bad
     for X in (M, M.T):
         out = device.asarray(np.full((X.shape[0], 64), np.nan, F16))
         with force_kernel(KERNEL):
@@ -406,6 +406,25 @@ def test_float32_in_two_parts_keeps_large_numbers_infinity_and_nan(
     lost = ~np.isfinite(want)
     np.testing.assert_array_equal(got[lost], want[lost])
     assert finite.mean() > 0.8 and lost.mean() > 0.02
+
+
+def test_float32_in_two_parts_keeps_long_sums_of_one_sign(
+    device: Device, rng: np.random.Generator, every_copy_pays: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensor cores cut what they add up. Numbers that round to infinity with 11 bits stay finite."""
+    monkeypatch.setattr(copies, "_PANEL_BYTES", 2_000_000)
+    A = matrix(rng, Case(F32, (32, 32), 96, rows=3, cols=60), unique=True)
+    A.data[...] = np.abs(rng.standard_normal(A.data.shape))
+    B = np.abs(rng.standard_normal((A.shape[1], 96))).astype(F32)
+    got, kernels = by_copies(device, A.on(device), device.asarray(B))
+    assert {"columns_tf32", "gemm_sm90"} <= set(kernels)
+    want = A.dense @ B.astype(float)
+    assert (np.abs(device.asnumpy(got) - want) <= 2e-6 * want).all()
+    B[3, 5], A.data[0, 4, 3] = 3.4028235e38, 3.4e38
+    want = A.dense @ B.astype(float)
+    got, fits = device.asnumpy(bg.matmul(A.on(device), device.asarray(B))), np.abs(want) < 3.4e38
+    np.testing.assert_array_equal(np.isfinite(got), fits)
+    assert (np.abs(got - want)[fits] <= 1e-5 * want[fits]).all()
 
 
 # ------------------------------------------------------------------------------- on a card alone

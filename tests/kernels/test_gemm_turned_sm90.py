@@ -83,7 +83,7 @@ def test_one_cta_has_more_tiles_stages_and_slabs_than_it_holds(
     rows: int, cols: int, device: Any, rng: np.random.Generator
 ) -> None:
     """What comes next takes the places of what all lanes have read."""
-    device.multiprocessors(1)
+    device.becomes(1)
     case = Case(F16, (48, 16), 136, beta=0, rows=rows, cols=cols, density=2.0)
     check(device, KERNEL, case, matrix(rng, case))
 
@@ -123,7 +123,7 @@ def test_column_tiles_are_computed_in_sections(
 ) -> None:
     """The last section has the longest item first, the one before it the shortest one, and one may be narrower."""
     monkeypatch.setattr(GemmTurnedSm90, "group", lambda self, K: group)
-    device.multiprocessors(ctas)
+    device.becomes(ctas)
     case = Case(F16, (48, 16), 520, beta=0, batches=2, rows=7, cols=3)  # six column tiles
     check(device, KERNEL, case, matrix(rng, case))
     assert device.card.launches[-1].grid == (ctas,)
@@ -134,7 +134,7 @@ def test_column_tiles_are_computed_in_sections(
 def test_rows_have_more_blocks_than_lanes_hold_at_once(
     block: tuple[int, int], device: Any, rng: np.random.Generator
 ) -> None:
-    device.multiprocessors(1)
+    device.becomes(1)
     case = Case(F16, block, 136, beta=0, rows=4, cols=71, density=0.9)
     A = matrix(rng, case)
     assert not in_pieces(check(device, KERNEL, case, A)) and np.diff(A.indptr).max() > 32

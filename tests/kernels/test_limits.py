@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import disk_cache, element_types, jit, sources, tensor_map, workspace
+from bsrgemm._kernels import disk_cache, element_types, graphs, jit, sources, tensor_map, workspace
 from bsrgemm._kernels.workspace import StreamOrdered
+
+from ..fake_device.driver import driven
 
 
 # ------------------------------------------------------------------------------------------------- architectures
@@ -115,17 +117,14 @@ class Stream:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+def card() -> Iterator[Any]:
     found = SimpleNamespace(stream=Stream(7), device=0)
     found.cuda = SimpleNamespace(
         get_current_stream=lambda: found.stream, runtime=SimpleNamespace(getDevice=lambda: found.device)
     )
-    found.zeros, found.empty = np.zeros, np.empty
-    monkeypatch.setattr(workspace, "cupy", found)
-    for name, value in (("_zeroed", {}), ("_reserves", {}), ("_captures", {}), ("_held", [])):
-        monkeypatch.setattr(workspace, name, value)
-    monkeypatch.setattr(workspace, "_capture_number", lambda pointer: 1)
-    return found
+    found.zeros = np.zeros
+    with driven(found):
+        yield found
 
 
 def test_a_stream_waits_for_a_value_until_it_is_complete(card: Any) -> None:
@@ -166,54 +165,25 @@ def test_a_stream_has_1024_counters_at_least_and_as_many_as_it_asks_for(card: An
         found = workspace.counters(count)
         assert len(found) == want and found.dtype == np.int32 and not found.any()
         assert workspace.counters(want) is found
-    reserve, used = workspace._reserves[0]
-    assert len(reserve) == 1 << 18 and used == 0 and reserve.dtype == np.int32 and not reserve.any()
-
-
-def test_the_default_stream_of_each_thread_has_counters_of_its_own(card: Any) -> None:
-    for pointer, shared in ((1, True), (2, False), (3, True)):
-        card.stream = Stream(pointer)
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda found=found: found.append(workspace.counters(1)))
-        mine = workspace.counters(1)
-        thread.start()
-        thread.join()
-        assert (found[0] is mine) == shared
+    reserve = graphs._reserves[0]._zeros
+    assert len(reserve) == 1 << 18 and reserve.dtype == np.int32 and not reserve.any()
 
 
 def test_the_devices_of_a_stream_share_no_counters(card: Any) -> None:
     first = workspace.counters(1)
     card.device = 1
-    assert workspace.counters(1) is not first and set(workspace._reserves) == {0, 1}
+    assert workspace.counters(1) is not first and set(graphs._reserves) == {0, 1}
 
 
-def test_captures_take_the_reserve_to_its_end_in_pieces_of_32(card: Any) -> None:
-    card.stream.capturing = True
-    workspace._reserves[0] = [np.zeros(128, np.int32), 0]
-    reserve, found = workspace._reserves[0][0], []
-    for count in (33, 64):
-        card.stream = Stream(100 + count)
-        card.stream.capturing = True
-        found.append(workspace.counters(count))
-    assert [len(x) for x in found] == [64, 64] and workspace._reserves[0][1] == 128
-    assert workspace.counters(64) is found[1]
-    assert all(np.shares_memory(x, reserve) for x in found) and not np.shares_memory(*found)
-    card.stream = Stream(1)
-    card.stream.capturing = True
-    card.cuda.MemoryPool = lambda: SimpleNamespace(malloc=None)
-    card.cuda.using_allocator = lambda _: patch.dict({})
-    more = workspace.counters(33)
-    assert workspace.counters(33) is more
-    assert more.dtype == np.int32 and len(more) == 33 and not more.any() and not np.shares_memory(more, reserve)
-
-
-def test_launches_of_a_capture_share_memory_that_just_suffices(card: Any) -> None:
-    card.stream.capturing = True
-    card.cuda.MemoryPool = lambda: SimpleNamespace(malloc=None)
-    card.cuda.using_allocator = lambda _: patch.dict({})
-    found = workspace.temporary(10, np.float64)
-    assert found.nbytes == 80 and workspace.temporary(10, np.float64) is workspace.temporary(20, np.float32) is found
-    assert workspace.temporary(21, np.float32).nbytes == 84
+def test_captures_take_the_reserve_to_its_end_in_pieces_of_32(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_RESERVE", 128)
+    reserve = graphs.Reserve()
+    found = [reserve.take(count) for count in (33, 64)]
+    assert [len(x) for x in found] == [64, 64] and not np.shares_memory(*found)
+    assert all(np.shares_memory(x, reserve._zeros) for x in found)
+    assert reserve.take(1) is None
+    reserve.free.append(found[0])
+    assert reserve.take(65) is None and reserve.take(64) is found[0] and reserve.take(1) is None
 
 
 # ------------------------------------------------------------------------------------------------- files

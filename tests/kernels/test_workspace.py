@@ -1,9 +1,10 @@
-"""What launches share and what graphs keep, on a stand-in for CuPy."""
+"""What launches share, what captured graphs keep, and when they let it go, on a stand-in for CuPy and its driver."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,149 +13,264 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import workspace
+from bsrgemm._kernels import graphs, launching, workspace
+from bsrgemm._kernels.workspace import StreamOrdered
 
-from ..emulator.emulator import put
+from ..emulator.captures import Memory
+from ..emulator.emulator import Array
+from ..fake_device.driver import driven
 
 
 class Stream:
-    """One that can be in a capture, which has a number."""
+    """One that can be captured."""
 
     def __init__(self, ptr: int) -> None:
-        self.ptr, self.capture = ptr, 0
+        self.ptr, self.capturing = ptr, False
 
     def is_capturing(self) -> bool:
-        return self.capture > 0
+        return self.capturing
+
+    def record(self) -> Any:
+        return SimpleNamespace(done=True)
 
 
 class Card:
-    """A current stream, and the allocator that was asked for each array."""
+    """CuPy's current stream and device, and its memory."""
+
+    ndarray = Array
 
     def __init__(self) -> None:
-        self.stream, self.pool = Stream(7), "usual"
-        self.arrays: list[tuple[str, Any]] = []
-        self.cuda = SimpleNamespace(
-            get_current_stream=lambda: self.stream,
-            runtime=SimpleNamespace(getDevice=lambda: 0),
-            MemoryPool=lambda: SimpleNamespace(malloc="own"),
-            using_allocator=self.using,
-            alloc=lambda size: self.empty(size, np.uint8).data,
-        )
-
-    @contextmanager
-    def using(self, pool: str) -> Iterator[None]:
-        self.pool = pool
-        yield
-        self.pool = "usual"
+        self.stream, self.device, self.memory = Stream(7), 0, Memory()
+        self.cuda = self.memory.cuda
+        self.cuda.get_current_stream = lambda: self.stream
+        self.cuda.runtime = SimpleNamespace(getDevice=lambda: self.device)
+        self.driver: Any = None
 
     def empty(self, count: int, dtype: Any) -> Any:
-        self.arrays.append((self.pool, put(np.empty(count, dtype))))
-        return self.arrays[-1][1]
+        return self.memory.put(np.empty(count, dtype))
 
     def zeros(self, count: int, dtype: Any) -> Any:
-        self.arrays.append((self.pool, put(np.zeros(count, dtype))))
-        return self.arrays[-1][1]
+        return self.memory.put(np.zeros(count, dtype))
+
+    def capture(self, graph: int, stream: int = 9) -> Any:
+        """Make a stream current that records a graph; that graph's capture."""
+        self.stream = Stream(stream)
+        self.stream.capturing = True
+        self.driver.recording[stream] = graph
+        return graphs.current()
+
+    def end(self, stream: int = 7) -> None:
+        """Make a stream current that records nothing."""
+        self.stream = Stream(stream)
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+def card() -> Iterator[Card]:
     found = Card()
-    monkeypatch.setattr(workspace, "cupy", found)
-    for name, value in (("_zeroed", {}), ("_reserves", {}), ("_captures", {}), ("_held", [])):
-        monkeypatch.setattr(workspace, name, value)
-    monkeypatch.setattr(workspace, "_capture_number", lambda pointer: found.stream.capture)
-    return found
+    with driven(found) as found.driver:
+        yield found
 
 
-def test_launches_of_a_stream_share_counters_and_others_have_their_own(card) -> None:
+def is_held(x: Any) -> Any:
+    """A function that tells whether somebody still holds an object."""
+    found = weakref.ref(x)
+    return lambda: gc.collect() >= 0 and found() is not None
+
+
+# ------------------------------------------------------------------------------------------------- streams
+def test_launches_of_a_stream_share_counters_and_others_have_their_own(card: Card) -> None:
     first = workspace.counters(10)
-    assert workspace.counters(20) is first and not first.any()
+    assert workspace.counters(20) is first and first.dtype == np.int32 and not first.any()
     larger = workspace.counters(5000)
-    assert len(larger) >= 5000 and workspace.counters(10) is larger
+    assert len(larger) == 5000 and workspace.counters(10) is larger
     card.stream = Stream(8)
     assert not np.shares_memory(workspace.counters(10), larger)
 
 
-def test_room_is_new_for_every_launch_outside_of_a_capture(card) -> None:
-    assert workspace.temporary(10, np.float64) is not workspace.temporary(10, np.float64)
-    assert not workspace._held and {pool for pool, _ in card.arrays} == {"usual"}
+def test_a_stream_at_the_address_of_an_earlier_one_has_counters_of_its_own(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {7: 1}
+    monkeypatch.setattr(workspace.driver, "stream_number", lambda address: numbers[address])
+    first = workspace.counters(10)
+    numbers[7] = 2
+    second = workspace.counters(10)
+    assert not np.shares_memory(first, second)
+    numbers[7] = 1
+    assert workspace.counters(10) is first
 
 
-def test_pieces_get_room_and_counters_as_if_these_were_asked_for_one_by_one(card) -> None:
-    room, place, counters = workspace.for_pieces(10, 20)
-    assert place == room.ptr and card.arrays[0][1].ctypes.data == place and card.arrays[0][1].nbytes == 40
-    assert counters == workspace.counters(20).data.ptr and workspace.for_pieces(10, 20)[1] != place
-    more = workspace.for_pieces(10, 5000)[2]
-    assert len(workspace.counters(10)) >= 5000 and workspace.counters(10).data.ptr == more != counters
-    card.stream = Stream(8)
-    assert workspace.for_pieces(10, 20)[2] != more
-    card.stream.capture = 1
-    room, place, counters = workspace.for_pieces(10, 20)
-    assert room.nbytes >= 40 and room is workspace.temporary(10, np.float32) and place == room.data.ptr
-    assert counters == workspace.counters(20).data.ptr and [kept for _, kept in workspace._held] == [room]
+def test_counters_of_the_oldest_streams_are_dropped(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_MOST_STREAMS", 2)
+    first = is_held(workspace.counters(1))
+    for stream in (8, 9):
+        assert first()
+        card.stream = Stream(stream)
+        last = workspace.counters(1)
+    assert not first() and len(workspace._zeroed) == 2 and workspace.counters(1) is last
 
 
-def test_a_capture_has_memory_of_its_own_and_keeps_it(card) -> None:
+def test_scratch_is_new_for_every_launch_and_its_counters_are_those_of_the_stream(card: Card) -> None:
+    memory, place, counters = workspace.scratch(40, 20)
+    assert place == memory.ptr and counters == workspace.counters(20).data.ptr
+    assert workspace.scratch(40, 20)[1:] != (place, counters) and workspace.scratch(40, 20)[2] == counters
+    assert workspace.scratch(0, 0) == (None, 0, 0)
+    assert workspace.scratch(0, 5000)[2] == workspace.counters(10).data.ptr != counters
+    assert not graphs._captures
+
+
+# ------------------------------------------------------------------------------------------------- captures
+def test_launches_of_a_captured_stream_share_counters_of_the_reserve(card: Card) -> None:
     outside = workspace.counters(10)  # makes the reserve, too
-    card.stream.capture = 1
-    counters, room = workspace.counters(10), workspace.temporary(10, np.float64)
-    assert not np.shares_memory(counters, outside) and not counters.any()
-    assert room.nbytes >= 80 and card.arrays[-1][0] == "own"
-    assert workspace.temporary(5, np.float64) is room and workspace.counters(4) is counters
-    larger = workspace.temporary(100, np.float64)
-    assert larger.nbytes >= 800 and not np.shares_memory(larger, room)
-    assert all(kept is wanted for (_, kept), wanted in zip(workspace._held, (room, larger), strict=True))
-    card.stream.capture = 2
-    assert not np.shares_memory(workspace.temporary(10, np.float64), larger)
-    assert not np.shares_memory(workspace.counters(10), counters)
-    card.stream.capture = 0
+    card.capture(1)
+    first = workspace.counters(10)
+    assert np.shares_memory(first, graphs._reserves[0]._zeros) and not first.any()
+    assert workspace.counters(4) is first and workspace.scratch(0, 10)[2] == first.data.ptr
+    larger = workspace.counters(100)
+    assert len(larger) >= 100 and not np.shares_memory(larger, first)
+    card.capture(1, stream=10)  # another stream of the same graph: what it records may run at the same time
+    other = workspace.counters(10)
+    card.capture(2, stream=11)
+    assert not any(np.shares_memory(workspace.counters(10), x) for x in (first, larger, other, outside))
+    card.end()
     assert workspace.counters(10) is outside
 
 
-def test_counters_that_the_reserve_does_not_have_are_made(card) -> None:
+def test_counters_that_no_reserve_has_are_memory_of_the_graph(card: Card) -> None:
+    for device, count in ((0, graphs._RESERVE + 1), (1, 5)):
+        card.device = 0
+        workspace.counters(1)
+        card.device = device
+        capture = card.capture(1 + device)
+        found = workspace.counters(count)
+        assert len(found) == count and found.data.mem.ptr in capture._own and workspace.counters(count) is found
+        card.end()
+
+
+def test_temporary_memory_of_a_graph_serves_its_later_launches_alone(card: Card) -> None:
+    card.capture(1)
+    memory, place, _ = workspace.scratch(400, 0)
+    assert workspace.scratch(400, 0)[1] != place
+    del memory
+    assert workspace.scratch(400, 0)[1] == place
+    card.end()
+    assert workspace.scratch(400, 0)[1] != place and not card.memory.freed.get(place)
+    card.capture(2)
+    assert workspace.scratch(400, 0)[1] != place
+
+
+def test_arrays_within_a_capture_are_memory_of_the_graph(card: Card) -> None:
+    with graphs.memory():
+        outside = card.empty(8, np.int32)
+    used, capture = card.empty(8, np.int32), card.capture(1)
+    with graphs.memory(used):
+        inside = card.empty(8, np.int32)
+    after = card.empty(8, np.int32)
+    assert inside.data.mem.ptr in capture._own and [x is used for x in capture._kept.values()] == [True]
+    assert not any(x.data.mem.ptr in capture._own for x in (outside, used, after))
+
+
+def test_a_launch_keeps_what_it_uses_and_its_arguments(card: Card) -> None:
+    started: list[Any] = []
+
+    def kernel(grid: Any, threads: Any, args: Any, shared_mem: int) -> None:
+        started.append((grid, threads, args, shared_mem))
+
+    def launch() -> list[Any]:
+        arrays = [card.empty(8, np.int32) for _ in range(3)]
+        launching.start(kernel, (1,), (32,), (arrays[0],), (arrays[1], SimpleNamespace(part=arrays[2]), None), 64)
+        assert started.pop() == ((1,), (32,), (arrays[0],), 64)
+        return [is_held(x) for x in arrays]
+
+    assert [held() for held in launch()] == [False] * 3
+    card.capture(1)
+    kept = launch()
+    card.end()
+    assert [held() for held in kept] == [True] * 3
+    card.driver.gone.add(1)
+    assert graphs.sweep() == 0 and [held() for held in kept] == [False] * 3
+
+
+def test_arrays_of_the_own_pool_of_a_capture_are_not_kept(card: Card) -> None:
+    """A later launch of the graph may have their memory, which stays the graph's."""
+    capture = card.capture(1)
+    with graphs.memory():
+        x = card.empty(8, np.int32)
+    graphs.keep(x, x[2:])
+    held, place = is_held(x), x.data.ptr
+    del x
+    assert not capture._kept and not held() and place not in card.memory.freed
+    assert workspace.scratch(32, 0)[1] == place
+
+
+@pytest.mark.parametrize("by", ["the next capture", "sweep"])
+def test_all_is_let_go_when_the_graph_is_gone(card: Card, by: str) -> None:
     workspace.counters(1)
-    card.stream.capture = 1
-    many = workspace.counters(workspace._RESERVE + 1)
-    assert len(many) == workspace._RESERVE + 1 and card.arrays[-1][0] == "own" and card.arrays[-1][1] is many
+    card.capture(1)
+    x = card.empty(8, np.int32)
+    graphs.keep(x)
+    held, borrowed = is_held(x), workspace.counters(10)
+    with graphs.memory():
+        room = is_held(card.empty(8, np.int32))
+    place = workspace.scratch(400, 0)[1]
+    del x
+    card.end()
+    assert graphs.sweep() == 1 and held() and not room() and place not in card.memory.freed
+    card.driver.gone.add(1)
+    if by == "sweep":
+        assert graphs.sweep() == 0
+    card.capture(2)
+    assert not held() and place in card.memory.freed and set(graphs._captures) == {2}
+    assert workspace.counters(10) is borrowed, "the counters came back to the reserve"
 
 
-def test_streams_within_one_capture_share_nothing(card) -> None:
-    card.stream.capture = 1
-    room, counters = workspace.temporary(10, np.float64), workspace.counters(10)
-    card.stream = Stream(8)
-    card.stream.capture = 1
-    assert not np.shares_memory(workspace.temporary(10, np.float64), room)
-    assert not np.shares_memory(workspace.counters(10), counters)
+def test_a_result_outlives_its_graph(card: Card) -> None:
+    """CuPy frees the memory of a pool that nobody holds, even if it is in use."""
+    card.capture(1)
+    with graphs.memory():
+        result, other = card.empty(8, np.int32), card.empty(16, np.int32)
+    card.end()
+    card.driver.gone.add(1)
+    place = other.data.ptr
+    del other
+    assert graphs.sweep() == 0 and not card.memory.freed
+    result[...] = 5
+    del result
+    gc.collect()
+    assert place in card.memory.freed
 
 
-@pytest.mark.parametrize("ask", [None, lambda *_: 1], ids=["no driver", "an error"])
-def test_without_the_word_of_a_driver_every_launch_counts_as_a_capture(ask, monkeypatch) -> None:
-    monkeypatch.setattr(workspace, "_capture_info", lambda: ask)
-    assert workspace._capture_number(7) != workspace._capture_number(7)
+def test_a_broken_capture_keeps_nothing(card: Card) -> None:
+    workspace.counters(1)
+    card.driver.broken.add(1)
+    card.capture(1)
+    x = card.empty(8, np.int32)
+    held = is_held(x)
+    graphs.keep(x)
+    assert workspace.counters(10) is not None
+    with graphs.memory(x):
+        room = card.empty(8, np.int32)
+    del x
+    assert not held() and not graphs._captures
+    room[...] = 3  # is still there
 
 
-def test_what_is_made_in_a_capture_is_kept_for_the_graph_alone(card: Card) -> None:
-    card.stream.record = lambda: SimpleNamespace(done=True)  # type: ignore[attr-defined]
-    cache: dict[Any, workspace.StreamOrdered] = {}
-    made = []
+def test_what_is_made_in_a_capture_is_the_graphs_alone(card: Card) -> None:
+    cache: dict[Any, StreamOrdered] = {}
+    made: list[int] = []
 
     def make() -> Any:
-        made.append(card.empty(8, np.int32))
-        return made[-1]
+        found = card.empty(8, np.int32)
+        made.append(found.data.mem.ptr)
+        return found
 
-    card.stream.capture = 3
+    capture = card.capture(3)
     for _ in range(2):
         found = workspace.kept_in(cache, "lists", make)
-        assert found.in_graph and found.get() is made[-1]
-    assert not cache and len(made) == 2 and [pool for pool, _ in card.arrays] == ["own", "own"]
-    assert all(any(x is array for x in held_values()) for array in made)
-    card.stream.capture = 0
+        assert found.in_graph and found.get().data.ptr == made[-1]
+    assert not cache and len(made) == 2 and set(made) <= capture._own
+    card.end()
     found = workspace.kept_in(cache, "lists", make)
     assert not found.in_graph and len(made) == 3 and cache == {"lists": found}
-    card.stream.capture = 4
+    card.capture(4)
     assert workspace.kept_in(cache, "lists", make) is found and len(made) == 3
-
-
-def held_values() -> list[Any]:
-    """What is kept for graphs, with the pools that it came from or without."""
-    return [x[1] if isinstance(x, tuple) else x for x in workspace._held]

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm import linalg
+from bsrgemm._kernels import driver
+from bsrgemm._kernels import graphs as kernel_graphs
 from bsrgemm.linalg import graphs
 from bsrgemm.linalg.batched import BatchConjugate
 from bsrgemm.linalg.restarted import Space
@@ -44,6 +48,8 @@ class Card:
         for name in ("multiply", "orthogonalise"):
             monkeypatch.setattr(Space, name, self._iterating(getattr(Space, name)))
         monkeypatch.setattr(fake_device.xp, "cuda", self, raising=False)
+        monkeypatch.setattr(kernel_graphs, "cupy", fake_device.xp)
+        monkeypatch.setattr(driver, "stream_number", int)
 
     def _iterating(self, call: Any) -> Any:
         def iterate(step: Any, *place: int) -> None:
@@ -80,13 +86,6 @@ class Card:
 
     def get_current_stream(self) -> Any:
         return self.home
-
-    def get_allocator(self) -> Any:
-        return None
-
-    @contextlib.contextmanager
-    def using_allocator(self, allocator: Any) -> Iterator[None]:
-        yield
 
     def Stream(self, non_blocking: bool) -> Any:
         assert non_blocking

@@ -9,6 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm.interop import mpi
 from bsrgemm.linalg.smoothers import inverse_blocks
 
 from .problems import hermitian, laplacian, numbers
@@ -126,3 +127,66 @@ def test_diagonal_blocks_that_are_not_finite_are_told(fake: Any, size: int, besi
                     make(A)
             with pytest.raises(ValueError, match=f"{words} of matrix 1"):
                 linalg.block_jacobi(bg.bsr_batch([B, A]))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype, tiny", [("float64", 1e-310), ("float32", 1e-40), ("complex128", 1e-310)])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_pivots_whose_inverses_overflow_are_refused(dtype: str, tiny: float, coupled: bool) -> None:
+    small = np.array([[2, 1], [1, 2]]) * tiny
+    for dense, block in ((np.diag([tiny, 1]), 1), (small, 2), (np.kron(np.diag([1, 1]), small), 2)):
+        if coupled and block == 1:
+            dense = dense + np.array([[0, 1], [1, 0]])
+        A = bg.bsr_array(dense.astype(dtype), blocksize=(block, block))
+        for make in (linalg.ilu0, linalg.ic0, linalg.block_ssor, linalg.block_jacobi, linalg.chebyshev):
+            with pytest.raises(ValueError, match=r"A: (diagonal|pivot) block [01] is singular in .* is not finite"):
+                make(A)
+        with pytest.raises(ValueError, match=r"A: the inverse of diagonal block 0 is not finite in .*; scale A up"):
+            inverse_blocks(bg.bsr_array(np.full((2, 2), tiny, dtype), blocksize=(2, 2)), singular=True)
+        with pytest.raises(ValueError, match=r"A: the inverse of the coarsest matrix is not finite in .*; scale A up"):
+            linalg.smoothed_aggregation(bg.bsr_array(small.astype(dtype), blocksize=(2, 2)))
+        with pytest.raises(
+            ValueError, match=r"diagonal block 0 of matrix 1 is singular in .*: its inverse is not finite"
+        ):
+            linalg.block_jacobi(
+                bg.bsr_batch([bg.bsr_array(x.astype(dtype), blocksize=(2, 2)) for x in (np.eye(2), small)])
+            )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [linalg.ilu0, linalg.ic0, linalg.block_ssor])
+def test_rows_that_overflow_when_their_pivots_divide_them_are_refused(make: Any) -> None:
+    A = bg.bsr_array(np.array([[1e-300, 1e10, 0], [1e10, 1, 0], [0, 0, 1]]), blocksize=(1, 1))
+    with pytest.raises(ValueError, match=r"A: (pivot block 1 is singular in|its rows overflow in float64)"):
+        make(A)
+    dense = np.array([[1e-300, 0, 1e10], [0, 1, 0], [0, 0, 1]])
+    with pytest.raises(
+        ValueError, match="A: its rows overflow in float64, divided by their pivot blocks; shift the di"
+    ):
+        (linalg.ilu0 if make is linalg.ic0 else make)(bg.bsr_array(dense, blocksize=(1, 1)))
+
+
+@pytest.mark.parametrize("max_coarse", [4, 500])
+def test_diagonals_of_matrices_that_are_not_definite_are_refused(max_coarse: int) -> None:
+    A = laplacian(60, 2)
+    _, indices, indptr = A._blocks
+    row = np.repeat(np.arange(60), np.diff(indptr))
+    keep = ~((row == indices) & (row == 7))
+    missing = bg.bsr_array((A.data[keep], (row[keep], indices[keep])), shape=A.shape)
+    zero, complex_ = A.copy(), -A.astype("complex128")
+    zero.setdiag(np.where(np.arange(120) == 33, 0, A.diagonal()))
+    M = linalg.smoothed_aggregation(A, max_coarse=max_coarse)
+    before = M @ np.ones(120)
+    for B, words in (
+        (missing, "A: diagonal block 7 is missing: no block is stored there"),
+        (-A, r"A: wanted a positive diagonal, as a positive definite matrix has, got -2.6 in row 0; for a negative"),
+        (complex_, r"A: wanted a positive diagonal, as a positive definite matrix has, got -2.6"),
+        (zero, "A: wanted a positive diagonal, as a positive definite matrix has, got 0 in row 33; for a negative def"),
+    ):
+        for make in (lambda B: B, mpi.partition):
+            with pytest.raises(ValueError, match=words):
+                linalg.smoothed_aggregation(make(B), max_coarse=max_coarse)
+    for B in (-A, zero):
+        with pytest.raises(ValueError, match="A: wanted a positive diagonal"):
+            M.refresh(B)
+    np.testing.assert_array_equal(M @ np.ones(120), before)

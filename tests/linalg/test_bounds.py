@@ -15,7 +15,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.base import Blocks
 from bsrgemm._batch import _block_diagonal
-from bsrgemm.linalg import aggregation, arguments, batched, krylov, multigrid, smoothers, steps
+from bsrgemm.linalg import aggregation, batched, krylov, multigrid, operators, smoothers, steps
 from bsrgemm.linalg.graphs import iterations_left
 
 from .. import fake_device
@@ -27,18 +27,18 @@ from .problems import hermitian, laplacian, lopsided, numbers
 def test_tolerances_are_finite_numbers_from_0_on(name: str) -> None:
     others = {"rtol": 1e-3, "atol": 1e-3, "maxiter": None}
     for right in (0, 0.0, 1, 2.5, 1e300, np.float32(0.5), np.int64(3)):
-        arguments.check_limits(**{**others, name: right})
+        operators.check_limits(**{**others, name: right})
     for wrong in (-1e-300, math.inf, math.nan, True, False, "1", 1j, None):
         with pytest.raises(ValueError, match=f"^{name}: wanted a finite number from 0 on, got "):
-            arguments.check_limits(**{**others, name: wrong})
+            operators.check_limits(**{**others, name: wrong})
 
 
 def test_the_number_of_iterations_is_an_integer_from_0_on() -> None:
     for right in (None, 0, 1, 10**20, np.int32(0), np.uint8(7)):
-        arguments.check_limits(0, 0, right)
+        operators.check_limits(0, 0, right)
     for wrong in (-1, np.int64(-1), True, False, 1.0, "3"):
         with pytest.raises(ValueError, match=r"^maxiter: wanted an integer from 0 on, or None, got "):
-            arguments.check_limits(0, 0, wrong)
+            operators.check_limits(0, 0, wrong)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -50,19 +50,19 @@ def test_norms_are_too_small_below_the_root_of_the_smallest_number(dtype: str) -
     def counts(chosen: Any) -> Any:
         return chosen.sum(axis=0)
 
-    arguments.check_norms(np.array([least, 0]), b, 0.0, counts)  # zeros have no norm
-    arguments.check_norms(np.array([below, 0]), b, least, counts)  # nothing is to be done for so small a norm
-    arguments.check_norms(np.array([below, below]), 0 * b, 0.0, counts)
+    operators.check_norms(np.array([least, 0]), b, 0.0, counts)  # zeros have no norm
+    operators.check_norms(np.array([below, 0]), b, least, counts)  # nothing is to be done for so small a norm
+    operators.check_norms(np.array([below, below]), 0 * b, 0.0, counts)
     for atol in (0.0, below):
         with pytest.raises(ValueError, match=f"b: its squares underflow in {dtype}; scale b up, and x down"):
-            arguments.check_norms(np.array([below, 0]), b, atol, counts)
+            operators.check_norms(np.array([below, 0]), b, atol, counts)
         with pytest.raises(ValueError, match="underflow"):
-            arguments.check_norms(np.array([1.0, below]), b[:, ::-1], atol, counts)
+            operators.check_norms(np.array([1.0, below]), b[:, ::-1], atol, counts)
     with pytest.raises(ValueError, match=f"b: its squares overflow in {dtype}; scale b down, and x up"):
-        arguments.check_norms(np.array([1.0, math.inf]), b, 0.0, counts)
+        operators.check_norms(np.array([1.0, math.inf]), b, 0.0, counts)
     for wrong in (math.inf, -math.inf, math.nan):
         with pytest.raises(ValueError, match="b: wanted finite numbers, got NaN or infinity"):
-            arguments.check_norms(np.array([1.0, math.inf]), b + wrong, 0.0, counts)
+            operators.check_norms(np.array([1.0, math.inf]), b + wrong, 0.0, counts)
 
 
 def test_what_keeps_conjugate_gradients_from_going_on_is_told_by_column() -> None:
@@ -79,35 +79,35 @@ def test_what_keeps_conjugate_gradients_from_going_on_is_told_by_column() -> Non
         (math.inf, 1.0, -1.0, -1.0, 1),
     ]
     size, enough, by_matrix, by_preconditioner, want = (np.array(x) for x in zip(*table, strict=True))
-    found = arguments.failures((size, by_matrix, by_preconditioner), enough)
+    found = operators.failures((size, by_matrix, by_preconditioner), enough)
     np.testing.assert_array_equal(found, want)
 
     def first(*rows: int) -> str | None:
         chosen = list(rows)
-        return arguments.breakdown((size[chosen], by_matrix[chosen], by_preconditioner[chosen]), enough[chosen])
+        return operators.breakdown((size[chosen], by_matrix[chosen], by_preconditioner[chosen]), enough[chosen])
 
     assert first(0, 5) is None
     assert first(1, 0, 3) == "M is not positive definite"
     assert first(0, 1) == "A is not positive definite"
-    assert first(1, 3, 7) == arguments.NOT_FINITE
-    assert arguments.breakdown((np.float64(2), np.float64(0), np.float64(1)), np.float64(1)) == arguments.BREAKDOWNS[3]
+    assert first(1, 3, 7) == operators.NOT_FINITE
+    assert operators.breakdown((np.float64(2), np.float64(0), np.float64(1)), np.float64(1)) == operators.BREAKDOWNS[3]
 
 
 def test_recurrences_stall_exactly_at_their_bounds() -> None:
     unit = 2.0**-30
     most = 64 * unit  # of the first residual
-    assert arguments.stalled([2 / most, *[2.0] * 6], unit)
-    assert not arguments.stalled([2 / most * (1 - 1e-9), *[2.0] * 6], unit)
-    assert not arguments.stalled([2 / most, *[1.0] * 6], unit)  # solved
-    assert arguments.stalled([2.0] * 6, 1 / 64) and not arguments.stalled([2.0] * 5, 1 / 64)
+    assert operators.stalled([2 / most, *[2.0] * 6], unit)
+    assert not operators.stalled([2 / most * (1 - 1e-9), *[2.0] * 6], unit)
+    assert not operators.stalled([2 / most, *[1.0] * 6], unit)  # solved
+    assert operators.stalled([2.0] * 6, 1 / 64) and not operators.stalled([2.0] * 5, 1 / 64)
     start = 1e12
-    assert not arguments.stalled([start, 10.0, *[9.9] * 4, 9.0], unit)
-    assert arguments.stalled([start, 10.0, *[9.9] * 4, 9.0 * (1 + 1e-12)], unit)
-    assert not arguments.stalled([start, 11.0, *[9.9] * 4, 9.9], unit)
+    assert not operators.stalled([start, 10.0, *[9.9] * 4, 9.0], unit)
+    assert operators.stalled([start, 10.0, *[9.9] * 4, 9.0 * (1 + 1e-12)], unit)
+    assert not operators.stalled([start, 11.0, *[9.9] * 4, 9.9], unit)
 
 
 def test_the_worst_of_no_columns_is_solved() -> None:
-    assert arguments.worst_ratio(np.zeros(0), np.zeros(0)) == 0
+    assert operators.worst_ratio(np.zeros(0), np.zeros(0)) == 0
 
 
 @pytest.mark.parametrize("kind", ["matrix", "batch"])
@@ -248,7 +248,7 @@ def test_defaults_are_those_of_the_reference() -> None:
     assert defaults(linalg.spsolve_triangular) == {"lower": True, "unit_diagonal": False}
     assert defaults(linalg.constrain) == {"values": 0}
     assert defaults(linalg.fgmres) == defaults(linalg.gmres)
-    assert defaults(smoothers.largest_eigenvalue) == {"steps": 15}
+    assert defaults(smoothers.spectrum) == {"steps": 20}
     assert defaults(aggregation.hashed) == {"first": 0}
     for make in (linalg.chebyshev, linalg.block_ssor, linalg.smoothed_aggregation):
         assert (make(laplacian(6)) @ np.ones(6)).shape == (6,)

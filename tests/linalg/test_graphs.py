@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -209,52 +208,18 @@ def test_a_solve_of_few_iterations_is_not_captured(fake: Any, monkeypatch: pytes
     assert card.events.count("begin") == 1
 
 
-def test_a_graph_keeps_the_memory_that_it_works_in() -> None:
-    from bsrgemm._kernels import workspace
+def test_an_iteration_works_in_memory_of_its_graph(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bsrgemm._kernels import graphs as kernel_graphs
 
-    current: list[str] = ["capture"]
-
-    class Home:
-        def __enter__(self) -> None:
-            current.append("home")
-
-        def __exit__(self, *_: Any) -> None:
-            current.pop()
-
-    allocators: list[Any] = []
+    A, b = hermitian(40).to_device("fake"), fake.from_host(numbers(40))
+    card = Card(monkeypatch)
 
     @contextlib.contextmanager
-    def using_allocator(allocate: Any) -> Iterator[None]:
-        allocators.append(allocate)
+    def memory() -> Iterator[None]:
+        card.events.append("memory")
         yield
+        card.events.append("as before")
 
-    home, held = Home(), list[Any]()
-    cuda = SimpleNamespace(get_allocator=lambda: lambda size: (current[-1], size), using_allocator=using_allocator)
-    with graphs._memory_of(cuda, home, held):
-        assert workspace._current_stream() is home and workspace._owner.held is held
-        assert allocators[0](64) == ("home", 64)
-    assert held == [("home", 64)] and current == ["capture"]
-    assert workspace._owner.stream is workspace._owner.held is None
-
-
-def test_captured_launches_of_an_owner_share_the_counters_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bsrgemm._kernels import workspace
-
-    home = SimpleNamespace(ptr=7, is_capturing=lambda: False)
-    cuda = SimpleNamespace(get_current_stream=lambda: home, runtime=SimpleNamespace(getDevice=lambda: 0))
-    monkeypatch.setattr(workspace, "cupy", SimpleNamespace(zeros=np.zeros, empty=np.empty, cuda=cuda))
-    for name in ("_zeroed", "_reserves", "_captures"):
-        monkeypatch.setattr(workspace, name, {})
-    before = workspace.counters(3)
-    capture = SimpleNamespace(ptr=8, is_capturing=lambda: True)
-    monkeypatch.setattr(cuda, "get_current_stream", lambda: capture)
-    held, mine = len(workspace._held), list[Any]()
-    with workspace.owned_graph(home, mine):
-        assert workspace.counters(3) is before
-        assert len(workspace.temporary(5, np.float32)) == 5
-        assert workspace.retain_for_graph(lambda: "made") == "made"
-        workspace.keep_for_graph("work lists")
-        with pytest.raises(RuntimeError, match="counters cannot be zeroed in a capture"):
-            workspace.counters(10**6)
-    assert len(workspace._held) == held and not workspace._captures
-    assert mine[0] is before and mine[1:] == ["work lists"], "what the stream replaces, and what is made meanwhile"
+    monkeypatch.setattr(kernel_graphs, "memory", memory)
+    linalg.cg(A, b, rtol=1e-9)
+    assert card.happened() == ["step", "synchronize", "begin", "memory", "as before", "end", "launch"]

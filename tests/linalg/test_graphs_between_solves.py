@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
+from bsrgemm._kernels import driver
 from bsrgemm._products.engine import Prepared
 from bsrgemm.linalg import graphs, multigrid
 
@@ -221,13 +221,14 @@ def test_numbers_that_were_written_in_place_are_read_by_the_old_graph(problem: P
     np.testing.assert_allclose(1.0625 * found, x, atol=1e-6 * abs(x).max())
 
 
-def test_the_default_stream_of_a_thread_has_graphs_of_its_own(problem: Problem) -> None:
-    problem.card.home.ptr = 2  # the default stream of each thread has this pointer
+def test_another_stream_of_the_same_address_has_graphs_of_its_own(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The addresses of streams are used again, and that of the default streams of all threads is one."""
     problem.solve()
     problem.card.happened()
-    thread = threading.Thread(target=problem.solve)
-    thread.start()
-    thread.join()
+    monkeypatch.setattr(driver, "stream_number", lambda address: address + 1)
+    problem.solve()
     assert problem.card.happened() == FIRST
 
 
@@ -279,7 +280,7 @@ def test_a_graph_ends_with_its_preconditioner_or_its_matrix(problem: Problem, ow
         problem.M = None
     problem.solve()
     (kept,) = graphs._graphs.values()
-    kept.captured.graph = problem.card.captured = None  # those of this model hold the operands
+    kept.captured = problem.card.captured = None  # those of this model hold the operands
     alive = [weakref.ref(x) for x in (problem.A, problem.M) if x is not None]
     arrays = weakref.ref(kept)
     gc.disable()

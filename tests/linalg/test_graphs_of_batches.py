@@ -118,7 +118,7 @@ def test_numbers_in_place_are_read_and_other_batches_are_captured_anew(
     before = len(graphs._graphs)
     assert before == 2
     for kept in graphs._graphs.values():  # graphs of this model hold the operands
-        kept.captured.graph = None
+        kept.captured = None
     card.captured = None
     del other, kept
     assert len(graphs._graphs) == 1

@@ -13,7 +13,7 @@ import scipy.sparse.linalg as spla
 import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.interop import mpi
-from bsrgemm.linalg.arguments import stalled, worst_ratio
+from bsrgemm.linalg.operators import stalled, worst_ratio
 
 from ..interop.ranks import run
 from .problems import hermitian, laplacian, numbers

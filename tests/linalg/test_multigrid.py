@@ -312,8 +312,15 @@ def test_a_hierarchy_of_pyamg_is_taken_as_it_is(case: str) -> None:
     assert [A.shape for A in M.levels] == [level.A.shape for level in ml.levels]
     A = bg.bsr_array(S, blocksize=(1, 1) if case == "poisson" else S.blocksize)
     assert iterations(A, numbers(A.shape[0]), M) <= 20
-    with pytest.raises(ValueError, match="a hierarchy from pyamg has no plans to refresh"):
-        M.refresh(A)
+    B = A.scale_block_rows(np.geomspace(1, 2, A._block_shape[0]))
+    B = B + B.T
+    before = M @ np.ones(A.shape[0])
+    M.refresh(B)
+    for fine, coarse, level in zip(M.levels[:-1], M.levels[1:], M._levels, strict=True):
+        np.testing.assert_allclose(coarse.toarray(), (level.R @ (fine @ level.P)).toarray(), atol=1e-12)
+    assert iterations(B, numbers(A.shape[0]), M) <= 20
+    M.refresh(A)
+    np.testing.assert_allclose(M @ np.ones(A.shape[0]), before, rtol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------- looking at it

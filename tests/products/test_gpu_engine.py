@@ -293,7 +293,7 @@ def many(x: Any, count: int) -> Any:
 class Started:
     """A launch that starts nothing."""
 
-    def start(self) -> str:
+    def start(self, operands: tuple[Any, ...]) -> str:
         return "started"
 
 
@@ -321,7 +321,7 @@ def test_blocks_of_a_product_are_numbered_with_31_bits(card: None) -> None:
 
 
 def test_lists_and_pairs_are_numbered_with_31_bits() -> None:
-    assert spgemm_pattern._MOST == work_list_launch._MOST == products_cuda._MOST_INT32 == 2**31
+    assert spgemm_pattern._MOST + 2**20 == work_list_launch._MOST == products_cuda._MOST_INT32 == 2**31
     assert work_list_launch._KEY_BITS == 63  # a sort key is a signed integer of 64 bits
 
 

@@ -276,3 +276,17 @@ def test_a_grid_has_as_many_ctas_as_rows_need() -> None:
         (10, 1, 3),
         (10, 1, 3),
     ]
+
+
+def test_kernels_that_number_rows_and_batches_with_31_bits_leave_more_to_others() -> None:
+    """Warps of spmm with staging look at rows after the last one, three steps of the grid ahead."""
+    for dtype, block in ((np.dtype(np.float32), 2), (np.dtype(np.float64), 8)):
+        names = element_types.types(dtype, dtype, dtype, dtype, np.dtype(np.int32))
+        sizes = ("sm_90a", names, block, block, 4, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
+        usual = heuristics.Problem(*sizes)
+        chosen = heuristics.plain(usual)
+        assert isinstance(chosen, configs.SpmmF64) or (isinstance(chosen, configs.Spmm) and chosen.staged)
+        longer = heuristics.plain(replace(usual, block_rows=2**31 - 1000))
+        assert isinstance(longer, configs.Spmm) and not longer.staged
+    repeated = heuristics.plain(replace(usual, batches=2**31))
+    assert not isinstance(repeated, configs.SpmmF64)

@@ -226,8 +226,8 @@ def test_no_more_than_so_many_places_are_remembered(started, monkeypatch) -> Non
 def test_each_launch_has_scratch_memory_of_its_own(started, monkeypatch) -> None:
     """Within a capture it is another than outside."""
     given = [put(np.zeros(8, np.int32)) for _ in range(2)]
-    counters = iter(given)
-    monkeypatch.setattr(workspace, "counters", lambda count: next(counters))
+    places = iter(x.data.ptr for x in given)
+    monkeypatch.setattr(workspace, "scratch", lambda size, count: (None, 0, next(places)))
     A = Matrix()
     B, out = dense(), dense()
     for _ in given:
@@ -283,7 +283,7 @@ def test_what_is_filled_in_again_is_not_packed_again(started, monkeypatch) -> No
 def test_room_for_pieces_is_that_of_the_launch(started, monkeypatch) -> None:
     given = [put(np.zeros(8, F32)) for _ in range(3)]
     rooms = iter((given[0], given[0], given[1], given[2]))
-    monkeypatch.setattr(workspace, "temporary", lambda count, dtype: next(rooms))
+    monkeypatch.setattr(workspace, "scratch", lambda size, count: (None, next(rooms).data.ptr, 64))
     A = Matrix(3, F32)
     B, out = dense(1, F32, 6), dense(1, F32, 6)
     nowhere = SimpleNamespace(data=SimpleNamespace(ptr=0))
@@ -291,14 +291,12 @@ def test_room_for_pieces_is_that_of_the_launch(started, monkeypatch) -> None:
     monkeypatch.setattr(matrix_cache.MatrixCache, "long_rows", lambda *how: long_rows)
     for _ in range(4):
         multiply(A, B, out)
-    counters = workspace.counters(1).data.ptr
     places = [tuple(np.frombuffer(rows, np.uint64)[-2:]) for *_, rows in started]
-    assert places == [(x.data.ptr, counters) for x in (given[0], given[0], given[1], given[2])]
+    assert places == [(x.data.ptr, 64) for x in (given[0], given[0], given[1], given[2])]
 
 
 def test_a_product_without_long_rows_asks_for_no_scratch_memory(started, monkeypatch) -> None:
-    for name in ("temporary", "counters"):
-        monkeypatch.setattr(workspace, name, None)
+    monkeypatch.setattr(workspace, "scratch", None)
     A = Matrix(3, F32)
     multiply(A, dense(1, F32, 6), dense(1, F32, 6))
     ((name, *_, rows),) = started

@@ -13,11 +13,11 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend.base import Blocks
-from bsrgemm._kernels import workspace
 from bsrgemm._kernels.workspace import StreamOrdered
 from bsrgemm._products import matrix_cache
 
 from ..emulator.emulator import put
+from ..fake_device.driver import driven
 from .test_launch import F16, LEAF, CardProducts, Matrix, dense, matrix, started  # noqa: F401
 
 
@@ -43,7 +43,7 @@ def test_another_stream_waits_until_what_it_asks_for_is_made() -> None:
     first, second = Stream(), Stream()
     current = [first]
     cuda = SimpleNamespace(get_current_stream=lambda: current[0])
-    with patch.object(workspace, "cupy", SimpleNamespace(cuda=cuda)):
+    with driven(SimpleNamespace(cuda=cuda)):
         made = StreamOrdered("a list")
         current[0] = second
         assert made.get() == made.get() == "a list"

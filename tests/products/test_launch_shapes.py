@@ -110,13 +110,11 @@ def card(arch: str = "sm_90a") -> Iterator[Started]:
         asked.append(f"counters {count}")
         return counters
 
-    def temporary(count: int, dtype: Any) -> Array:
-        asked.append(f"temporary {count} {np.dtype(dtype)}")
-        return put(np.empty(count, dtype))
-
-    def for_pieces(floats: int, count: int) -> tuple[Array, int, int]:
-        memory = temporary(floats, np.float32)
-        return memory, memory.data.ptr, given(count).data.ptr
+    def scratch(size: int, count: int) -> tuple[Array | None, int, int]:
+        memory = put(np.empty(size, np.uint8)) if size else None
+        if memory is not None:
+            asked.append(f"scratch {size} bytes")
+        return memory, 0 if memory is None else memory.data.ptr, given(count).data.ptr if count else 0
 
     columns = SimpleNamespace(
         empty=lambda *args: put(np.empty(*args)),
@@ -130,8 +128,7 @@ def card(arch: str = "sm_90a") -> Iterator[Started]:
         patch.multiple(work_list_launch, merged=lambda *args: None, whole=lambda *args: None),
         patch.object(row_matching, "matched", lambda *args: None),
         patch.object(workspace, "counters", given),
-        patch.object(workspace, "temporary", temporary),
-        patch.object(workspace, "for_pieces", for_pieces),
+        patch.object(workspace, "scratch", scratch),
         patch.object(attention_launch, "counters", given),
         patch.object(block_products, "counters", given),
         patch.object(block_products, "cupy", columns),
@@ -459,7 +456,7 @@ def pairs() -> Iterator[tuple[str, str]]:
             yield f"too many {what}", found_pairs(3, 9 if "columns" in what else 3)
     with patch.object(spgemm_pattern, "_MOST", 2):
         yield "too many blocks", found_pairs(3, 1)
-    with patch.object(spgemm_pattern, "_MOST", 3):
+    with patch.object(spgemm_pattern, "_MOST", 4):
         yield "too many blocks of neither", found_pairs(3, 1, counts=(1, 0, 1))
     for cols in (1, 32, 33, 2048, 2049):
         yield f"at once, {cols} columns", listed_at_once((2, 2), cols)
@@ -567,7 +564,7 @@ def test_separate_arguments_have_the_types_of_the_parameters() -> None:
     """A number of 64 bits in the place of one of 32 shifts nothing on a card, but its upper half is read by nobody."""
     launched: set[str] = set()
 
-    def run(config: Any, grid: Any, args: tuple[Any, ...], threads: int | None = None) -> None:
+    def run(config: Any, grid: Any, args: tuple[Any, ...], threads: Any = None, uses: Any = ()) -> None:
         spec = config.spec()
         launched.add(spec.entry)
         names = parameters(spec.source, spec.entry)

@@ -15,7 +15,7 @@ import bsrgemm as bg
 from bsrgemm._array.leaves import leaf
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.index_arrays import watched_class
-from bsrgemm._kernels import forced_kernel, jit, movable, workspace
+from bsrgemm._kernels import forced_kernel, graphs, jit, movable, workspace
 from bsrgemm._products import matrix_cache, measured
 from bsrgemm._products.engine import ENGINES
 from bsrgemm.dtypes import BFLOAT16
@@ -178,7 +178,7 @@ def test_operands_at_new_addresses_have_the_factors_and_counters_of_their_call(
     calls = [(1, 0), (2, 0), (2, 0), (2.5, 0), (2, 0), (1, 0), (1, 1), (1.0, 0), (1, 0)]
 
     def call(number: int, alpha: Any, stream: int) -> Any:
-        monkeypatch.setattr(workspace, "counters", lambda count: counters[stream])
+        monkeypatch.setattr(workspace, "scratch", lambda size, count: (None, 0, counters[stream].data.ptr))
         return bg.matmul(A, at(64 * number), alpha=alpha)
 
     for number, (alpha, stream) in enumerate(calls):
@@ -390,13 +390,13 @@ def test_results_for_a_pattern_share_index_arrays_until_one_is_written_to(starte
 
 def test_copies_that_a_graph_makes_are_not_shared(started: Any, monkeypatch: Any) -> None:  # noqa: F811
     P = pattern()
-    monkeypatch.setattr(workspace, "is_capturing", lambda: True)
+    monkeypatch.setattr(graphs, "is_capturing", lambda: True)
     captured = [sample(P) for _ in range(2)]
     assert captured[0].indices is not captured[1].indices
-    monkeypatch.setattr(workspace, "is_capturing", lambda: False)
+    monkeypatch.setattr(graphs, "is_capturing", lambda: False)
     shared = sample(P)
     assert all(shared.indices is not x.indices for x in captured)
-    monkeypatch.setattr(workspace, "is_capturing", lambda: True)
+    monkeypatch.setattr(graphs, "is_capturing", lambda: True)
     assert sample(P).indices is shared.indices
 
 
@@ -440,7 +440,7 @@ def test_operands_that_are_copied_stay_alive_until_the_kernel_starts(started: An
     alive: list[int] = []
     start = block_products.BlockLaunch.start
     monkeypatch.setattr(
-        block_products.BlockLaunch, "start", lambda self: (alive.append(len(self.copies)), start(self))[1]
+        block_products.BlockLaunch, "start", lambda self, x: (alive.append(len(self.copies)), start(self, x))[1]
     )
     P, X, Y = pattern(), lying((64, 128)).T, lying((64, 128), room=ROOM_2)
     for _ in range(3):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm._backend.base import Blocks
 from bsrgemm.dtypes import BFLOAT16
 
 PLACES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kernel("pairs")])]
@@ -99,3 +100,10 @@ def test_bad_input(case) -> None:
     with pytest.raises(error) as raised:
         call()
     assert text in str(raised.value)
+
+
+def test_patterns_of_2_to_31_block_rows_are_left_to_array_code() -> None:
+    """Warps claim rows by a counter of 31 bits, and the list of rows is as long as the index array alone."""
+    spgemm_pattern = pytest.importorskip("bsrgemm._products.spgemm_pattern")
+    long, none = np.broadcast_to(np.int32(0), 2**31 + 1), np.zeros(0, np.int32)
+    assert spgemm_pattern._patterns(Blocks(none, none, long), Blocks(none, none, np.zeros(2, np.int32)), 1) is None

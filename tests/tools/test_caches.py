@@ -26,6 +26,13 @@ CACHES: dict[str, dict[str, str]] = {
         "number": "the name of a type",
         "types": "five dtypes",
     },
+    "_kernels/driver.py": {"_library": "the process", "_libc": "the process"},
+    "_kernels/graphs.py": {
+        "_captures": "the driver's number of the capture: kernels/test_workspace.py, gpu/test_graph_memory.py",
+        "_reserves": "device",
+        "Capture._kept": "the object itself",
+        "Capture._counters": "the driver's number of the stream, in one capture: kernels/test_workspace.py",
+    },
     "_kernels/jit.py": {
         "_kernels": "spec with all definitions and structs, architecture, folder of sources and device: "
         "kernels/test_jit.py",
@@ -51,10 +58,7 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {
-        "_zeroed": "device, stream and, for the stream of each thread, the thread: kernels/test_workspace.py",
-        "_reserves": "device",
-        "_captures": "device, stream and number of the capture: kernels/test_workspace.py, gpu/test_memory.py",
-        "_capture_info": "the process",
+        "_zeroed": "device and the driver's number of the stream: kernels/test_workspace.py",
     },
     "_backend/engines.py": {"EngineTable._engines": "the name of the backend"},
     "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
@@ -134,8 +138,8 @@ CACHES: dict[str, dict[str, str]] = {
         "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
     },
     "linalg/graphs.py": {
-        "_graphs": "method, shape and dtype of vectors, device, stream and, for the stream of each thread, the thread; "
-        "arrays, writes, shapes and plans of all matrices of A and M, numbers of M: "
+        "_graphs": "method, shape and dtype of vectors, device and number of the stream; arrays, "
+        " writes, shapes and plans of all matrices of A and M, numbers of M: "
         "linalg/test_graphs_between_solves.py",
     },
     "interop/mpi/ring_plan.py": {

@@ -7,8 +7,9 @@ numbered anew from 0 on. The first product runs while the ghosts travel, the sec
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..._backend.base import Array, Blocks
 from ..._backend.registry import target
 from ..._products.matmul import matmul
 from ...dtypes import accumulator_dtype
-from ...linalg.operators import DistributedOperator, inner_products
+from ...linalg.operators import DistributedOperator, inner_products, snapshot
 from ...linalg.smoothers import inverse_blocks
 from ..communicator import Communicator, Exchange, same, summed, together
 from .multigrid import set_up
@@ -376,9 +377,10 @@ class DistributedMatrix(DistributedOperator):
         """
         return self.comm.allreduce(part)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context whose errors are raised by all ranks; nothing in it may communicate."""
-        return together(self.comm)
+    @property
+    def together(self) -> Callable[[], AbstractContextManager[None]]:
+        """Makes a context whose errors are raised by all ranks; nothing in it may communicate."""
+        return partial(together, self.comm)
 
     def agree(self, name: str, value: str) -> None:
         """Raise ValueError on all ranks unless all of them have the same value of the argument `name`."""
@@ -449,6 +451,12 @@ class DistributedMatrix(DistributedOperator):
         found = self._copy()
         found.interior = self.interior._with_data(data[own], copy=False)  # synchronize!
         found._ghost = self._ghost._with_data(data[~own], copy=False)
+        return found
+
+    def snapshot(self) -> DistributedMatrix:
+        """Return this matrix with values of its own and the same index arrays."""
+        found = self._copy()
+        found.interior, found._ghost = snapshot(self.interior), snapshot(self._ghost)
         return found
 
     def _copy(self) -> DistributedMatrix:

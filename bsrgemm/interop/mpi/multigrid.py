@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ..._array.base import kind_of
 from ..._backend.base import Array, Blocks
 from ..._products.sddmm import check_structure
 from ...linalg import aggregation
@@ -26,7 +25,8 @@ from ...linalg.multigrid import (
     near_nullspace_of,
     prolongator_step,
 )
-from ..communicator import Communicator, together
+from ...linalg.operators import snapshot
+from ..communicator import Communicator
 from .sparse import Gathering, Product, Sum, TransposedProduct, keys_of
 
 #: A level with at most so many rows for each rank is gathered; a cycle on so few takes about as long as its messages.
@@ -81,31 +81,10 @@ class DistributedMultigrid(Multigrid):
         """The matrices from the finest to the coarsest: spread ones first, then those that every rank has."""
         return [*(level.A for level in self._levels), *self._inverse.rest.levels]
 
-    def refresh(self, A: Any) -> None:
-        """Set the hierarchy up again for a matrix with the same pattern and other numbers, in place.
-
-        Parameters
-        ----------
-        A : DistributedMatrix
-            A matrix over the same ranks, with the rows and the blocks of the one that the hierarchy was made of. All
-            ranks call this together.
-
-        Raises
-        ------
-        TypeError
-            If A is no such matrix, is on another device or has another dtype.
-        ValueError
-            If A has other rows or blocks, or another communicator. Whatever one rank raises, all raise.
-
-        Notes
-        -----
-        Aggregates, tentative prolongators, the lists of ghosts and the patterns of all products are kept; only numbers
-        are computed and sent. As long as the same couplings are strong, the result has the bits of a new hierarchy.
-        """
-        with together(self._comm):
-            self._check(A)
+    def _set_up(self, A: Any) -> None:
+        """Aggregates, lists of ghosts and the patterns of all products are kept: only numbers are computed and sent."""
         levels: list[Level] = []
-        finest, panel = A, None
+        finest, panel = snapshot(A), None
         for k, old in enumerate(self._levels):
             A = finest if panel is None else old.A.with_numbers(panel)
             level, panel = _set_up_level(A, A.inverse_blocks(singular=k > 0), old.plans, self._options, old.P)
@@ -113,24 +92,14 @@ class DistributedMultigrid(Multigrid):
         self._inverse.refresh(finest.panel() if panel is None else panel)
         self._levels, self._finest = levels, finest
 
-    def _check(self, A: Any) -> None:
-        """Raise TypeError or ValueError unless A has the pattern of the matrix that the hierarchy was made of."""
+    def _check_pattern(self, A: Any) -> None:
         old = self._finest
-        if type(A) is not type(old):
-            raise TypeError(f"A: wanted a DistributedMatrix, got {kind_of(A)}")
-        if A.comm is not self._comm:
-            raise ValueError(
-                "A: wanted a matrix with the communicator of the hierarchy, got one with another" + ANOTHER
-            )
-        if A._backend is not self._backend or A.dtype != self.dtype:
-            raise TypeError(
-                f"A: wanted {self.dtype} on {self._backend.name!r}, got {A.dtype} on {A._backend.name!r}{ANOTHER}"
-            )
         if A.shape != old.shape or A.rows != old.rows:
             raise ValueError(
                 f"A: wanted rows {old.rows} of {old.shape} on this rank, got {A.rows} of {A.shape}{ANOTHER}"
             )
         check_structure(A.interior, old.interior, "A", OWNER, ANOTHER)
+        linalg_multigrid.check_diagonal(A.interior)
         if not np.array_equal(A._ghost_columns, old._ghost_columns):
             raise ValueError(f"A: wanted the blocks of {OWNER}, got others in columns of other ranks{ANOTHER}")
         check_structure(A.ghost_panel(), old.ghost_panel(), "A", OWNER, ANOTHER)
@@ -166,8 +135,10 @@ def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], o
         The smoother and the cycle.
     """
     max_coarse, max_levels = limits
+    A = snapshot(A)
     comm, finest = A.comm, A
     with A.together():
+        linalg_multigrid.check_diagonal(A.interior)
         modes = near_nullspace_of(A.interior, near_nullspace)
     A.agree("near_nullspace", f"{modes.shape[1]} vectors")
     panel = A.panel()
