@@ -40,8 +40,11 @@ _KINDS = (
 class Separate(Gradients):
     """A kernel that computes a part of the gradients: dq by queries, or dk and dv by keys."""
 
-    def most_ctas(self) -> int:
-        """The most CTAs of a launch."""
+    def parts(self) -> tuple[Separate, ...]:
+        raise NotImplementedError
+
+    def grid(self, lists: Lists) -> tuple[int]:
+        """The CTAs of a launch."""
         raise NotImplementedError
 
     def start(self, backend: Backend, call: BackwardCall) -> None:
@@ -50,8 +53,7 @@ class Separate(Gradients):
         for part in self.parts():
             lists = Lists(backend, call, part)
             packed = part.argument_of(call, lists, statistics.data.ptr)
-            grid = (min(lists.tiles * lists.heads, self.most_ctas()),)
-            run(part, grid, (jit.argument(packed),), uses=(*used_by(call), statistics, *lists.held))
+            run(part, part.grid(lists), (jit.argument(packed),), uses=(*used_by(call), statistics, *lists.held))
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,14 @@ class BackwardSm80(
             for dims in itertools.product(DIMS, DIMS):
                 yield from cls(name, *dims, scores, OF_QUERIES, large).parts()
 
-    def parts(self) -> tuple[BackwardSm80, ...]:
+    def parts(self) -> tuple[Separate, ...]:
         """The sums of dk and dv do not fit 255 registers together beyond 128 columns."""
         keys = (OF_KEYS_AND_VALUES,) if self.widest <= 128 else (OF_KEYS, OF_VALUES)
         return tuple(replace(self, role=role) for role in (OF_QUERIES, *keys))
 
-    def most_ctas(self) -> int:
+    def grid(self, lists: Lists) -> tuple[int]:
         """A CTA has one tile."""
-        return jit.MAX_GRID_X
+        return (min(lists.tiles * lists.heads, jit.MAX_GRID_X),)
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,12 @@ class BackwardSimt(Separate, source="attention_backward_simt.cu", argument=argum
             for scores, width in itertools.product((SIGNED, CAPPED), (32, 64, 256)):
                 yield from cls(*names, width, width, scores, OF_QUERIES).parts()
 
-    def parts(self) -> tuple[BackwardSimt, ...]:
+    def parts(self) -> tuple[Separate, ...]:
         return tuple(replace(self, role=role) for role in (OF_QUERIES, OF_KEYS_AND_VALUES))
 
-    def most_ctas(self) -> int:
+    def grid(self, lists: Lists) -> tuple[int]:
         """A CTA walks over several tiles."""
-        return self.ctas * card().multiprocessors
+        return (min(lists.tiles * lists.heads, self.ctas * card().multiprocessors),)
 
 
 @dataclass(frozen=True)
