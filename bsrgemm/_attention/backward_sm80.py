@@ -143,7 +143,7 @@ class BackwardSm80(
             for dims in itertools.product(DIMS, DIMS):
                 yield from cls(name, *dims, scores, OF_QUERIES, large).parts()
 
-    def parts(self) -> tuple[Separate, ...]:
+    def parts(self) -> tuple[BackwardSm80, ...]:
         """The sums of dk and dv do not fit 255 registers together beyond 128 columns."""
         keys = (OF_KEYS_AND_VALUES,) if self.widest <= 128 else (OF_KEYS, OF_VALUES)
         return tuple(replace(self, role=role) for role in (OF_QUERIES, *keys))
@@ -193,7 +193,7 @@ class BackwardSimt(Separate, source="attention_backward_simt.cu", argument=argum
             for scores, width in itertools.product((SIGNED, CAPPED), (32, 64, 256)):
                 yield from cls(*names, width, width, scores, OF_QUERIES).parts()
 
-    def parts(self) -> tuple[Separate, ...]:
+    def parts(self) -> tuple[BackwardSimt, ...]:
         return tuple(replace(self, role=role) for role in (OF_QUERIES, OF_KEYS_AND_VALUES))
 
     def grid(self, lists: Lists) -> tuple[int]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config, decode_config
+from bsrgemm._attention import backward, decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli.common_kernels import common_configs
@@ -79,9 +79,9 @@ def test_gradients_of_attention_can_be_compiled_ahead(arch: str, width: int) -> 
     listed = set(compile_command.specs(arch=arch))
     for dtype in (HALF, BFLOAT16, SINGLE, DOUBLE):
         acc, name = accumulator_dtype(dtype), element_types.element(dtype)
-        problem = backward_config.BackwardProblem(arch, dtype, dtype, acc, width, width, attention_heuristics.SIGNED)
-        assert {config.spec() for config in backward_config.backward(problem)} <= listed
-        assert backward_config.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
+        problem = backward.BackwardProblem(arch, dtype, dtype, acc, width, width, attention_heuristics.SIGNED)
+        assert {part.spec() for part in backward.choose(problem).parts()} <= listed
+        assert backward.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
     around = {spec.entry for spec in listed} & {"attention_backward_begin", "attention_backward_end"}
     assert len(around) == (2 if attention_heuristics.has_large_shared(arch) else 0)
 
