@@ -9,7 +9,8 @@ import cupy
 from .._backend import registry
 from .._kernels import forced_kernel
 from .._kernels.launch import Calls, Launch
-from . import backward_launch, choose, decode_kernel
+from . import choose, decode_kernel
+from .backward import backward
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine
 from .mask import BlockMask
@@ -37,7 +38,7 @@ class CudaAttention(AttentionEngine):
 
     def backward(self, call: BackwardCall) -> None:
         with self.backend.recording(call):
-            backward_launch.backward(self.backend, call)
+            backward(self.backend, call)
 
     def decode(self, call: DecodeCall) -> Launch:
         return decode_kernel.decode(call)

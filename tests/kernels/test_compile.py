@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsrgemm._attention.heuristics import AttentionSm90
 
 from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.backward_config import BackwardKeysSm90, BackwardSm80, BackwardSm90
+from bsrgemm._attention.backward_sm80 import BackwardSm80
+from bsrgemm._attention.backward_sm90 import BackwardKeysSm90, BackwardSm90
+from bsrgemm._attention.heuristics import AttentionSm90
 from bsrgemm._kernels import element_types, jit
 from bsrgemm._products import configs, heuristics, small_blocks
 from bsrgemm.dtypes import BFLOAT16
@@ -63,13 +64,13 @@ KNOWN_SPILLS = (
         ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
         ("sm_90a", str(attention_heuristics.AttentionSm90("bf16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
         ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
-        ("sm_80", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
-        ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
-        ("sm_90a", str(BackwardSm80("f16", 96, 128, 1, True, 1).spec())): 4,
-        ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 16,
+        ("sm_80", str(BackwardSm80("f16", 128, 128, 1, 1, True).spec())): 4,
+        ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, 1, True).spec())): 4,
+        ("sm_90a", str(BackwardSm80("f16", 96, 128, 1, 1, True).spec())): 4,
+        ("sm_100", str(BackwardSm80("f16", 256, 80, 2, 0, False).spec())): 16,
     }
     | {
-        ("sm_120", str(BackwardSm80(dtype, D, 256, 2, False, 3).spec())): 20
+        ("sm_120", str(BackwardSm80(dtype, D, 256, 2, 3, False).spec())): 20
         for dtype, D in itertools.product(("f16", "bf16"), attention_heuristics.DIMS)
     }
     | {

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config
+from bsrgemm._attention import backward, decode_config
 from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.decode_kernel import DECODE_KERNELS, Decode
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli.common_kernels import common_configs
 from bsrgemm._kernels import element_types
 from bsrgemm._products import copies, heuristics
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
-from ..kernels.variants import kernels
+from ..record.kernels import ENTRIES
 
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")
 HALF, SINGLE, DOUBLE = (np.dtype(c) for c in "efd")
@@ -58,21 +57,20 @@ def test_common_attention_and_decode_are_in_the_default_set(arch: str, width: in
         )
         assert attention_heuristics.forward(problem).spec() in listed
         for rows in (1, 8, 32):
-            kernel = Decode.of(dtype, width, width, rows)
-            assert (kernel.spec() in listed) == kernel.runs_on(arch)
+            config = decode_config.decode_config(dtype, width, width, rows)
+            assert (config.spec() in listed) == decode_config.runs_on(config, arch)
 
 
 @each_arch
 def test_every_kernel_of_the_default_set_runs_on_the_target(arch: str) -> None:
-    families = {"configs": heuristics, "heuristics": attention_heuristics}
+    families = {"configs": heuristics, "heuristics": attention_heuristics, "decode_config": decode_config}
     for config in common_configs(arch, [HALF, BFLOAT16, SINGLE, DOUBLE]):
         family = families.get(type(config).__module__.rpartition(".")[2])
-        assert not isinstance(config, DECODE_KERNELS) or config.runs_on(arch)
         assert family is None or family.runs_on(config, arch), config
 
 
 def test_every_kernel_of_the_sources_can_be_asked_for() -> None:
-    assert set(compile_command.kernel_names()) == set(kernels())
+    assert set(compile_command.kernel_names()) == set(ENTRIES)
 
 
 @each_arch
@@ -81,9 +79,9 @@ def test_gradients_of_attention_can_be_compiled_ahead(arch: str, width: int) -> 
     listed = set(compile_command.specs(arch=arch))
     for dtype in (HALF, BFLOAT16, SINGLE, DOUBLE):
         acc, name = accumulator_dtype(dtype), element_types.element(dtype)
-        problem = backward_config.BackwardProblem(arch, dtype, dtype, acc, width, width, attention_heuristics.SIGNED)
-        assert {config.spec() for config in backward_config.backward(problem)} <= listed
-        assert backward_config.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
+        problem = backward.BackwardProblem(arch, dtype, dtype, acc, width, width, attention_heuristics.SIGNED)
+        assert {part.spec() for part in backward.choose(problem).parts()} <= listed
+        assert backward.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
     around = {spec.entry for spec in listed} & {"attention_backward_begin", "attention_backward_end"}
     assert len(around) == (2 if attention_heuristics.has_large_shared(arch) else 0)
 
