@@ -134,7 +134,6 @@ class Decode(Kernel, source="decode.cu", argument=DECODE, needs="sm_80", derived
             _packed(call, LEAST_TILES if grows else tiles),
             pointers=_writer(call.arrays),
             scratch=Scratch(4 * floats, divided, DECODE.patch("partial", "arrived").write) if divided else None,
-            operands=len(operands(call)),
         )
 
 
@@ -313,7 +312,6 @@ class KvAppend(Kernel, source="kv_append.cu", argument=KV_APPEND):
             packed,
             pointers=_writer(call.arrays),
             scratch=Scratch(0, batch, lambda to, _, arrived: write_arrived(to, arrived)) if grid[0] > 1 else None,
-            operands=len(operands(call)),
         )
 
 

@@ -7,6 +7,7 @@ started for operands at any addresses that are as aligned, by any thread. `Calls
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -77,12 +78,13 @@ class _Argument:
 
     __slots__ = ("address", "addresses", "integers", "numbers", "own", "packed", "parts")
 
-    def __init__(self, template: bytes, begins: Sequence[int], operands: int) -> None:
+    def __init__(self, template: bytes, sizes: Sequence[int]) -> None:
         self.packed, self.address = aligned_memory(len(template))
         self.packed[:] = template
-        ends = (*begins[1:], len(template))
-        self.parts = tuple(jit.argument(self.packed[a:b]) for a, b in zip(begins, ends, strict=True))
-        self.addresses: tuple[int, ...] = (0,) * operands
+        bounds = itertools.accumulate(sizes, initial=0)
+        self.parts = tuple(jit.argument(self.packed[a:b]) for a, b in itertools.pairwise(bounds))
+        #: none yet
+        self.addresses: tuple[int, ...] = ()
         self.numbers: Any = None
         #: whether these numbers are integers: equal integers have equal bytes, but 0.0 equals -0.0
         self.integers = False
@@ -99,7 +101,8 @@ class Launch:
     grid : tuple of int
         CTAs.
     template : bytes
-        The argument without addresses of operands, numbers and scratch memory.
+        The structs that the kernel takes, one behind the other, without addresses of operands, numbers and scratch
+        memory.
     pointers, numbers : callable, optional
         ``pointers(to, *addresses)`` writes the addresses of the operands into an argument, of those that it has as
         pointers; ``numbers(to, *numbers)`` the numbers of a call.
@@ -109,14 +112,10 @@ class Launch:
         Memory of the launch's own.
     holds : object
         The arrays to which the template points; `StreamOrdered` ones have been waited for by who made this.
-    begins : tuple of int
-        The bytes at which the arguments of the entry begin, if it takes several.
-    operands : int
-        How many operands it is started with.
     """
 
     __slots__ = (
-        *("_arguments", "_begins", "_maps", "_numbers", "_operands", "_pointers", "_scratch", "_template"),
+        *("_arguments", "_maps", "_numbers", "_pointers", "_scratch", "_sizes", "_template"),
         *("function", "grid", "holds", "kernel", "shared_bytes", "threads"),
     )  # fmt: skip
 
@@ -131,12 +130,10 @@ class Launch:
         maps: Sequence[Map] = (),
         scratch: Scratch | None = None,
         holds: Any = (),
-        begins: tuple[int, ...] = (0,),
-        operands: int = 2,
     ) -> None:
         self.kernel, self.function, self.grid, self.holds = kernel, loaded(kernel), grid, holds
         self.threads, self.shared_bytes = (kernel.threads,), getattr(kernel, "shared_bytes", 0)
-        self._template, self._begins, self._operands = bytes(template), begins, operands
+        self._template, self._sizes = bytes(template), [struct.size for struct in kernel.structs]
         self._pointers, self._numbers, self._maps, self._scratch = pointers, numbers, tuple(maps), scratch
         self._arguments: dict[tuple[int, ...], _Argument] = {}
 
@@ -177,10 +174,10 @@ class Launch:
                 return self._arguments.pop(next(iter(self._arguments)))
             except (KeyError, RuntimeError, StopIteration):
                 pass  # another thread was faster
-        return _Argument(self._template, self._begins, self._operands)
+        return _Argument(self._template, self._sizes)
 
     def _write(self, to: _Argument, addresses: tuple[int, ...], numbers: tuple[Any, ...], own: Any) -> None:
-        before, to.addresses = to.addresses, (0,) * len(addresses)  # after an error nothing is known of it
+        before, to.addresses = to.addresses or (0,) * len(addresses), ()  # after an error nothing is known of it
         for operand, at, layout in self._maps:
             if before[operand] != addresses[operand]:
                 if before[operand]:

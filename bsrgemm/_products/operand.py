@@ -7,6 +7,7 @@ the three arrays from which it was made, until somebody writes into the index ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
@@ -18,6 +19,7 @@ from .._kernels import forced_kernel, graphs, overlapping, workspace
 from .._kernels.launch import Calls, contiguous
 from .._kernels.workspace import StreamOrdered
 from . import lists, work_list
+from .call import Problem
 from .engine import Prepared
 from .work_list import Groups, Items, LongRows, Pattern
 
@@ -167,6 +169,21 @@ class Operand:
         The key must contain everything on which the result of `make` depends.
         """
         return workspace.kept_in(self._entries, key, make).get()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of product: what decides the kernel, the matrix with its lists, and how B and the result lie."""
+
+    problem: Problem
+    operand: Operand
+    B: Any
+    out: Any
+
+    @property
+    def stored_columns(self) -> int:
+        """The number of block columns of the matrix as it is stored."""
+        return self.problem.block_rows if self.problem.transposed else self.problem.block_cols
 
 
 class PreparedLaunches(Prepared):

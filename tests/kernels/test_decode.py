@@ -428,7 +428,7 @@ def test_few_heads_of_many_sequences_have_other_pieces_than_many_heads_of_few(
     from ..fake_cupy import Policy
 
     device.needs("sm_90a")
-    device.multiprocessors(132)  # type: ignore[attr-defined]
+    device.becomes(132)  # type: ignore[attr-defined]
     card = device.card  # type: ignore[attr-defined]
     card.policy = Policy.RECORD
     cache = bg.KVCache(batch, heads, 4096, 64, device="cuda")
