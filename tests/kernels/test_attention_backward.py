@@ -552,17 +552,19 @@ def test_a_captured_backward_can_be_replayed(
     there = [device.asarray(x) for x in (*some, out.astype(F16), lse.astype(F32))]
     results = {name: device.asarray(np.full_like(x, 7)) for name, x in zip(NAMES, some, strict=False)}
 
+    masks = [] if mask is None else [mask.to_device("cuda")]
+
     def run() -> None:
-        on_device = {"mask": mask.to_device("cuda")} if mask is not None else {}
         q, k, v, dout, *saved = there
         with only(device, kernel):
-            bg.attention_backward(dout, q, k, v, *saved, **options, **on_device, **results)
+            bg.attention_backward(dout, q, k, v, *saved, mask=masks[0] if masks else None, **options, **results)
 
     run()
     for x in results.values():
         x.fill(7)
     graph = device.captured(run)
     there.clear()
+    masks.clear()
     intact = device.bystanders()
     for _ in range(2):
         graph.launch()
