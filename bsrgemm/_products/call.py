@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import element_types
-from .._kernels.card import card
 from .._kernels.element_types import Types
 from .._kernels.kernel import Kernel
 
@@ -137,34 +135,6 @@ class Lie(NamedTuple):
     def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:
         """A new array in row-major order."""
         return cls(dtype, shape, tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape))))
-
-
-def problem_of(operand: Operand, call: ProductCall, orders: tuple[str, str] = ("C", "C")) -> Problem:
-    """Return the properties of a call that decide its kernel; `orders` are those of B and of the result."""
-    data, shape, transposed = operand.source[0], call.matrix._shape, call.transposed
-    sides, counts = data.shape[1:], (shape[0] // data.shape[1], shape[1] // data.shape[2])
-    if transposed:
-        sides, counts = sides[::-1], counts[::-1]
-    index = np.dtype(np.int32) if transposed else operand.indices_dtype
-    names = element_types.types(data.dtype, call.B.dtype, call.out.dtype, call.acc, index)
-    return Problem(
-        arch=card().arch,
-        types=element_types.scaled(names) if call.fp8 else names,
-        R=sides[0],
-        K=sides[1],
-        N=call.columns,
-        batches=call.batches,
-        block_rows=counts[0],
-        block_cols=counts[1],
-        blocks=operand.blocks,
-        transposed=transposed,
-        b_order=orders[0],
-        c_order=orders[1],
-        overwrite=bool(call.beta == 0),
-        aligned=operand.pointer % 16 == 0,
-        tf32=call.tf32,
-        parts=call.parts,
-    )
 
 
 class ProductPattern(NamedTuple):

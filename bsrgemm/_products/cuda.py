@@ -16,7 +16,7 @@ from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
 from . import block_products, spgemm_pattern
 from .block_products import SampledLaunch, SpgemmSimt
-from .call import ProductCall, ProductPattern, order_of, problem_of
+from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
 from .operand import Kind, PreparedLaunches, operand_of
 from .prepared import choose
