@@ -18,7 +18,7 @@ from . import block_products, spgemm_pattern
 from .block_products import SampledLaunch, SpgemmSimt
 from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
-from .operand import Kind, PreparedLaunches, operand_of
+from .operand import Kind, PreparedLaunches, operand_of, problem_of
 from .prepared import choose
 from .transposed import transposed_copy
 
