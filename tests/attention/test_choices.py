@@ -19,7 +19,7 @@ import pytest
 from bsrgemm import BlockMask, attention
 from bsrgemm._attention import decode_kernel, heuristics, host_tiles
 from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
-from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
+from bsrgemm.dtypes import BFLOAT16
 
 from .. import written_lists
 
@@ -77,18 +77,15 @@ def forward() -> Iterator[tuple[str, str]]:
 
 def ahead_of_time() -> Iterator[tuple[str, str]]:
     """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
-    modules: tuple[tuple[Any, list[Any]], ...] = (
-        (heuristics, list(heuristics.every_config())),
-        *((None, list(kernel.every(HALF_DTYPES))) for kernel in decode_kernel.DECODE_KERNELS),
-    )
+    modules: tuple[tuple[Any, list[Any]], ...] = ((heuristics, list(heuristics.every_config())),)
     found: dict[str, tuple[Any, list[Any]]] = {}
     for module, some in modules:
         for config in some:
             kind = getattr(config, "dtype", None) or config.element
             found.setdefault(f"{type(config).__name__} {kind}", (module, []))[1].append(config)
     for name, (module, some) in found.items():
-        skipped = [module.skip_ahead_of_time(x) if module else x.rare for x in some]
-        running = [[module.runs_on(x, arch) if module else x.runs_on(arch) for x in some] for arch in ARCHS]
+        skipped = [module.skip_ahead_of_time(x) for x in some]
+        running = [[module.runs_on(x, arch) for x in some] for arch in ARCHS]
         counts = " ".join(str(sum(x)) for x in (skipped, *running))
         texts = [f"{constants(x)} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
         yield name, f"{len(some)} {counts} {written_lists.digest([*texts, str(skipped), str(running)])}"
