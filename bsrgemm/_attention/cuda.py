@@ -7,7 +7,9 @@ from collections.abc import Callable
 from .._backend import registry
 from .._backend.base import Array
 from .._kernels import graphs
-from . import backward_launch, decode_launch, launch
+from .._kernels.launch import Calls
+from .._kernels.launch import Launch as DecodeLaunch
+from . import backward_launch, decode_kernel, launch
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine, Launch
 
@@ -15,7 +17,8 @@ from .engine import AttentionEngine, Launch
 class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
 
-    repeats_decode = True
+    decodes: Calls = decode_kernel.CALLS
+    decode_key = staticmethod(decode_kernel.decode_key)
 
     def temporary(self, make: Callable[[], Array]) -> Array:
         with graphs.memory():
@@ -29,8 +32,8 @@ class CudaAttention(AttentionEngine):
         with self.backend.recording(call):
             backward_launch.backward(self.backend, call)
 
-    def decode(self, call: DecodeCall) -> None:
-        decode_launch.decode(call)
+    def decode(self, call: DecodeCall) -> DecodeLaunch:
+        return decode_kernel.decode(call)
 
 
 ENGINE = CudaAttention(registry.cuda())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from .._backend.base import Array, Backend
 from .._backend.engines import EngineTable
 from .._kernels.movable import MovingLaunch
 from .call import AttentionCall, BackwardCall, DecodeCall
+from .kv_cache import KVCache
 
 
 class Launch(Protocol):
@@ -28,8 +29,8 @@ class Launch(Protocol):
 class AttentionEngine(ABC):
     """Attention on the arrays of one backend."""
 
-    #: Whether decodes of known operands are started without checks; this pays where a decode takes microseconds.
-    repeats_decode = False
+    #: What is known of decodes that were checked (`Calls`, by `decode_key`): they are not checked again.
+    decodes: Any = None
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -49,9 +50,13 @@ class AttentionEngine(ABC):
     def backward(self, call: BackwardCall) -> None:
         """Write the gradients of an attention."""
 
+    def decode_key(self, q: Array, cache: KVCache, out: Array | None, window: Any, options: tuple[Any, ...]) -> Any:
+        """Return the key of a call in `decodes`; None if it has to be checked. `options`: scale, softcap, layout, return_lse."""
+        return None
+
     @abstractmethod
-    def decode(self, call: DecodeCall) -> None:
-        """Write the result of a decode, and the logarithms of its sums if they are wanted."""
+    def decode(self, call: DecodeCall) -> Any:
+        """Write the result of a decode, and the logarithms of its sums if they are wanted; return its launch."""
 
 
 ENGINES: EngineTable[AttentionEngine] = EngineTable(__package__, cpu="host", cuda="cuda")

@@ -11,7 +11,7 @@ from .._array.construct import from_sparse
 from .._array.leaves import leaf
 from .._backend import registry, structure
 from .._backend.base import Array
-from .given import host_array
+from .checks import host_array
 from .mask_base import MaskBase
 from .mask_bits import pack, unpack, whole_kinds
 from .mask_grid import Grid, check_heads, check_shape

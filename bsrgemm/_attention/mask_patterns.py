@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend.base import Array
-from .given import host_array
+from .checks import host_array
 from .mask_bits import mixed, no_bits, pack, whole_kinds, with_whole
 from .mask_combine import Combinations
 from .mask_grid import Grid, check_count, check_heads, check_stored

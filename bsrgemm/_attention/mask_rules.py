@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .given import host_array
+from .checks import host_array
 from .mask_base import MaskBase
 from .mask_grid import Grid, check_count
 from .mask_intervals import Line, documents, flat

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._kernels.movable import ALIGNMENT, Launches
+from .call import asked_for
 from .engine import Launch
 
 #: Kinds of calls that are remembered for one mask, or without a mask.
@@ -118,17 +119,3 @@ def _key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tupl
     if asked is None:
         return None
     return q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype, asked
-
-
-def asked_for(kind: Any, out: Any, window: Any, options: tuple[Any, ...]) -> Any:
-    """Return what a key has of everything but the operands; None if a call with that cannot be remembered."""
-    sides = results = None
-    if window is not None:
-        if type(window) is not tuple:
-            return None
-        sides = tuple(map(type, window))
-    if out is not None:
-        if type(out) is not kind:
-            return None
-        results = (out.shape, out.strides, out.dtype)
-    return results, window, sides, options, tuple(map(type, options))

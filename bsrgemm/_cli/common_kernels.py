@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .._attention import decode_config
 from .._attention import heuristics as attention_heuristics
+from .._attention.decode_kernel import Decode, KvAppend
 from .._backend.array_kernels import Expand, segment, vector_steps_of
 from .._kernels import element_types
 from .._products import copies, heuristics
@@ -73,7 +73,7 @@ def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
                 )
             )
         if dtype in HALF_DTYPES:
-            decodes = (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
-            yield from (config for config in decodes if decode_config.runs_on(config, arch))
+            decodes = (Decode.of(dtype, width, width, rows) for rows in _GROUPS)
+            yield from (kernel for kernel in decodes if kernel.runs_on(arch))
     if dtype in HALF_DTYPES:
-        yield decode_config.KvAppend(element_types.element(dtype))
+        yield KvAppend(element_types.element(dtype))

@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._attention import backward_config, decode_config
+from .._attention import backward_config
 from .._attention import heuristics as attention_heuristics
+from .._attention.decode_kernel import DECODE_KERNELS
 from .._environment import cuda_problem
 from .._kernels import disk_cache, element_types, jit
 from .._products import heuristics
@@ -86,7 +87,6 @@ def specs(
     families: tuple[tuple[Any, Iterator[Any]], ...] = (
         (heuristics, heuristics.every_config(chosen)),
         (attention_heuristics, (c for c in attention_heuristics.every_config() if c.dtype in elements)),
-        (decode_config, (c for c in decode_config.every_decode_config() if c.element in elements)),
         (backward_config, (c for c in backward_config.every_backward_config() if c.dtype in elements)),
     )
     found: dict[jit.KernelSpec, None] = {}
@@ -94,6 +94,12 @@ def specs(
         for config in members:
             if (every or not family.skip_ahead_of_time(config)) and (arch is None or family.runs_on(config, arch)):
                 spec = config.spec()
+                if kernels is None or spec.entry in kernels:
+                    found[spec] = None
+    for kind in DECODE_KERNELS:
+        for kernel in kind.every(chosen):
+            if (every or not kernel.rare) and (arch is None or kernel.runs_on(arch)):
+                spec = kernel.spec()
                 if kernels is None or spec.entry in kernels:
                     found[spec] = None
     return list(found)

@@ -18,7 +18,7 @@ from .kernel import Kernel
 from .tensor_map import Layout, aligned_memory
 from .workspace import StreamOrdered
 
-#: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers.
+#: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers by default.
 _MOST_ARGUMENTS, _MOST_CALLS = 8, 128
 
 
@@ -166,8 +166,10 @@ class Launch:
     def _any(self) -> _Argument:
         """An argument that nobody uses: a new one, or the oldest one of those that are kept."""
         if len(self._arguments) >= _MOST_ARGUMENTS:
-            with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+            try:  # `contextlib.suppress` would take as long as the rest of this
                 return self._arguments.pop(next(iter(self._arguments)))
+            except (KeyError, RuntimeError, StopIteration):
+                pass  # another thread was faster
         return _Argument(self._template, self._begins, self._operands)
 
     def _write(self, to: _Argument, addresses: tuple[int, ...], numbers: tuple[Any, ...], own: Any) -> None:
@@ -230,9 +232,10 @@ class Chain:
 class Calls:
     """What is known of kinds of calls, by everything that it depends on. It belongs to a matrix, a mask, or a room."""
 
-    __slots__ = ("_found", "cleared")
+    __slots__ = ("_found", "_most", "cleared")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST_CALLS) -> None:
+        self._most = most
         self._found: dict[Any, Any] = {}
         #: how often everything was forgotten because the choice of kernels has changed
         self.cleared = 0
@@ -260,7 +263,7 @@ class Calls:
     def remember(self, key: Any, known: Any) -> None:
         """Keep what is known of a kind for the next call, unless a graph is being captured."""
         if not graphs.is_capturing():
-            if len(self._found) >= _MOST_CALLS:
+            if len(self._found) >= self._most:
                 self._found.clear()
             with contextlib.suppress(TypeError):  # an option cannot be looked up
                 self._found[key] = StreamOrdered(known)

@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import backward_launch, decode_launch, mask_tiles, turn_order
+from bsrgemm._attention import backward_launch, mask_tiles, turn_order
 from bsrgemm._attention import launch as attention_launch
 from bsrgemm._attention.call import AttentionCall, BackwardCall
 from bsrgemm._backend import cupy_backend
@@ -134,7 +134,7 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         *(
             patch.object(module, "cupy", stand_in)
             for module in (
-                *(cupy_backend, attention_launch, decode_launch, workspace, launching, device),
+                *(cupy_backend, attention_launch, workspace, launching, device),
                 *(backward_launch, turn_order, graphs, launch),
             )
         ),
@@ -150,7 +150,6 @@ def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75
         patch.object(attention_launch, "mask_tiles", lists),
         patch.object(backward_launch, "mask_tiles", lists),
         patch.object(attention_launch, "_plans", {}),
-        patch.object(decode_launch, "_plans", {}),
         patch.object(card, "_described", lambda number: card.Card(arch, 2, shared_bytes=96 << 10)),
         patch.object(jit, "device_target", lambda: arch),
         patch.object(tensor_map.Layout, "write", write_map),

@@ -7,11 +7,13 @@ import re
 from functools import cache
 from typing import Any
 
-from bsrgemm._attention import backward_config, decode_config
+from bsrgemm._attention import backward_config
 from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._attention.decode_kernel import DECODE_KERNELS
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import cuda_root, gather
 from bsrgemm._products import heuristics
+from bsrgemm.dtypes import DEVICE_DTYPES
 
 #: One target for each generation of cards. sm_90a is the card that results are measured on.
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -50,7 +52,7 @@ def _listed() -> dict[str, dict[KernelSpec, tuple[Any, Any]]]:
     for module, configs in (
         (heuristics, heuristics.every_config()),
         (attention_heuristics, attention_heuristics.every_config()),
-        (decode_config, decode_config.every_decode_config()),
+        *((kernel, kernel.every(DEVICE_DTYPES)) for kernel in DECODE_KERNELS),
         (backward_config, backward_config.every_backward_config()),
     ):
         for config in configs:
@@ -72,7 +74,7 @@ def listed_kernels() -> set[str]:
 
 def _runs_on(spec: KernelSpec, target: str) -> bool:
     module, config = _listed()[spec.entry][spec]
-    return module.runs_on(config, target)
+    return bool(config.runs_on(target) if module in DECODE_KERNELS else module.runs_on(config, target))
 
 
 def spanning(

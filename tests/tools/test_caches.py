@@ -116,18 +116,10 @@ CACHES: dict[str, dict[str, str]] = {
         "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
         "attention/test_launch.py",
     },
-    "_attention/decode_launch.py": {
-        "_plans": "device, dtype and sizes: attention/test_launch.py",
-        "_templates": "shapes, strides, sizes of the cache, options and the plan: attention/test_launch.py",
-        "_rounded": "three numbers",
+    "_attention/kv_cache.py": {
+        "_same": "backend, dtype and sizes: kernels/test_decode.py",
+        "rounded_tiles": "three numbers",
     },
-    "_attention/decode_repeats.py": {
-        "_kinds": "shapes, strides and dtypes of q and out, sizes and backend of the cache, options and their types: "
-        "attention/test_decode_repeats.py",
-        "Kind.apart": "addresses of q, out, keys and values: attention/test_decode_repeats.py",
-        "Kind.prepared": "rounded lengths, width of the table and device: attention/test_launch.py",
-    },
-    "_attention/kv_cache.py": {"_same": "backend, dtype and sizes: attention/test_decode_repeats.py"},
     "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
     "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
     "_backend/numpy_backend.py": {

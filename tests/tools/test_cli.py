@@ -14,8 +14,9 @@ import pytest
 
 from bsrgemm import _environment
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config, decode_config
+from bsrgemm._attention import backward_config
 from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._attention.decode_kernel import DECODE_KERNELS
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._backend.registry import Backend
@@ -350,7 +351,8 @@ def test_all_means_every_config() -> None:
     everything = compile_command.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
     families = (
         *(heuristics.every_config(), attention_heuristics.every_config()),
-        *(decode_config.every_decode_config(), backward_config.every_backward_config()),
+        *(kernel.every(DEVICE_DTYPES) for kernel in DECODE_KERNELS),
+        backward_config.every_backward_config(),
     )
     assert set(everything) == {config.spec() for family in families for config in family}
     assert len(set(everything)) == len(everything)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config, decode_config
+from bsrgemm._attention import backward_config
 from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._attention.decode_kernel import DECODE_KERNELS, Decode
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli.common_kernels import common_configs
 from bsrgemm._kernels import element_types
@@ -57,15 +58,16 @@ def test_common_attention_and_decode_are_in_the_default_set(arch: str, width: in
         )
         assert attention_heuristics.forward(problem).spec() in listed
         for rows in (1, 8, 32):
-            config = decode_config.decode_config(dtype, width, width, rows)
-            assert (config.spec() in listed) == decode_config.runs_on(config, arch)
+            kernel = Decode.of(dtype, width, width, rows)
+            assert (kernel.spec() in listed) == kernel.runs_on(arch)
 
 
 @each_arch
 def test_every_kernel_of_the_default_set_runs_on_the_target(arch: str) -> None:
-    families = {"configs": heuristics, "heuristics": attention_heuristics, "decode_config": decode_config}
+    families = {"configs": heuristics, "heuristics": attention_heuristics}
     for config in common_configs(arch, [HALF, BFLOAT16, SINGLE, DOUBLE]):
         family = families.get(type(config).__module__.rpartition(".")[2])
+        assert not isinstance(config, DECODE_KERNELS) or config.runs_on(arch)
         assert family is None or family.runs_on(config, arch), config
 
 
