@@ -51,7 +51,10 @@ class AttentionEngine(ABC):
         """Write the gradients of an attention."""
 
     def decode_key(self, q: Array, cache: KVCache, out: Array | None, window: Any, options: tuple[Any, ...]) -> Any:
-        """Return the key of a call in `decodes`; None if it has to be checked. `options`: scale, softcap, layout, return_lse."""
+        """Return the key of a call in `decodes`, or None if it has to be checked.
+
+        The options are the scale, the softcap, the layout, and whether logarithms are wanted.
+        """
         return None
 
     @abstractmethod
