@@ -256,3 +256,19 @@ class Sequences(RuleBasedStateMachine):
 
 Sequences.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestSequences = Sequences.TestCase
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [*(("decode", name) for name in DECODES), *(("append", name) for name in APPENDS)]
+)
+def test_calls_that_differ_in_one_thing_are_not_mistaken_for_each_other(step: str, name: str) -> None:
+    """What the state machine draws at random, once for everything that a call may have."""
+    machine = Sequences()
+    try:
+        machine.begin()
+        for changes in ({"page": 16}, {"kv_heads": 4}, {}):
+            machine.new_cache(changes)
+        values = (DECODES if step == "decode" else APPENDS)[name]
+        getattr(machine, step)([{}, *({name: value} for value in values)] * 2)
+    finally:
+        machine.teardown()
