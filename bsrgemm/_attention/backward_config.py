@@ -527,3 +527,8 @@ def _types(config: Backward | BackwardBegin | BackwardEnd, dout: str, acc: str) 
         ("SCORES", config.scores),
         ("ROLE", config.role),
     )
+
+
+from .decode_config import _family
+
+BACKWARD = _family(every_backward_config, runs_on, skip_ahead_of_time)

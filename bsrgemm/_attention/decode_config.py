@@ -154,3 +154,32 @@ def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> t
         rounds = -(-heads * max(batch, -(-total // tiles)) // slots)
         best = min(best, (rounds * (tiles + _CTA_TILES), pieces, tiles))
     return best[1], best[2]
+
+
+def _family(every, runs, rare):
+    class Wrapped:
+        def __init__(self, config):
+            self.config = config
+
+        def __getattr__(self, name):
+            return getattr(self.config, name)
+
+        @property
+        def rare(self):
+            return rare(self.config)
+
+        def runs_on(self, arch):
+            return runs(self.config, arch)
+
+        def spec(self):
+            return self.config.spec()
+
+    class Family:
+        @classmethod
+        def every(cls, dtypes):
+            yield from map(Wrapped, every())
+
+    return (Family,)
+
+
+DECODE_KERNELS = _family(every_decode_config, runs_on, skip_ahead_of_time)
