@@ -12,10 +12,16 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._kernels import element_types, forced_kernel
-from bsrgemm._products import configs, heuristics, measured
+from bsrgemm._products import tuned
+from bsrgemm._products.call import Problem
+from bsrgemm._products.choice import by_rule, variants
+from bsrgemm._products.gemm_simt import GemmSimt
+from bsrgemm._products.gemm_sm80 import GemmSm80
+from bsrgemm._products.gemm_sm90 import GemmSm90
+from bsrgemm._products.prepared import choose
 
 FLOAT16 = np.dtype(np.float16)
-PROBLEM = heuristics.Problem(
+PROBLEM = Problem(
     "sm_90a",
     element_types.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
     *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
@@ -25,60 +31,60 @@ PROBLEM = heuristics.Problem(
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(measured, "_card", lambda: "some-card")
-    measured._loaded.clear()
+    monkeypatch.setattr(tuned, "_card", lambda: "some-card")
+    tuned._loaded.clear()
     yield tmp_path / "bsrgemm"
-    measured._loaded.clear()
+    tuned._loaded.clear()
 
 
 def test_nothing_is_chosen_before_anything_was_measured() -> None:
-    assert measured.choice(PROBLEM) is None
+    assert tuned.stored(PROBLEM) is None
 
 
 def test_a_choice_is_kept_for_this_problem_and_this_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = list(heuristics.candidates(PROBLEM))
-    assert every[0] == heuristics.gemm(PROBLEM)
-    assert {type(c) for c in every} == {configs.GemmSm90, configs.GemmSm80, configs.GemmSimt}
+    every = list(variants(PROBLEM))
+    assert every[0] == by_rule(PROBLEM)
+    assert {type(c) for c in every} == {GemmSm90, GemmSm80, GemmSimt}
     for config in every:
-        assert measured.keep(PROBLEM, config) == folder / "tuned-some-card.json"
-        measured._loaded.clear()  # as another process would find it
-        assert measured.choice(PROBLEM) == config
-    assert measured.choice(replace(PROBLEM, N=513)) is None
-    assert measured.choice(replace(PROBLEM, blocks=2001)) is None
-    monkeypatch.setattr(measured, "_card", lambda: "another-card")
-    assert measured.choice(PROBLEM) is None
+        assert tuned.keep(PROBLEM, config) == folder / "tuned-some-card.json"
+        tuned._loaded.clear()  # as another process would find it
+        assert tuned.stored(PROBLEM) == config
+    assert tuned.stored(replace(PROBLEM, N=513)) is None
+    assert tuned.stored(replace(PROBLEM, blocks=2001)) is None
+    monkeypatch.setattr(tuned, "_card", lambda: "another-card")
+    assert tuned.stored(PROBLEM) is None
 
 
 def test_two_problems_share_the_file(folder: Path) -> None:
     other = replace(PROBLEM, N=64)
-    measured.keep(PROBLEM, heuristics.gemm(PROBLEM))
-    measured.keep(other, heuristics.gemm(other))
-    measured._loaded.clear()
-    assert measured.choice(PROBLEM) == heuristics.gemm(PROBLEM)
-    assert measured.choice(other) == heuristics.gemm(other)
+    tuned.keep(PROBLEM, by_rule(PROBLEM))
+    tuned.keep(other, by_rule(other))
+    tuned._loaded.clear()
+    assert tuned.stored(PROBLEM) == by_rule(PROBLEM)
+    assert tuned.stored(other) == by_rule(other)
     assert sorted(p.name for p in folder.iterdir()) == ["tuned-some-card.json"]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"x": 1}', "entry"])
 def test_a_damaged_file_is_as_good_as_none(folder: Path, damage: str) -> None:
-    path = measured.keep(PROBLEM, heuristics.gemm(PROBLEM))
+    path = tuned.keep(PROBLEM, by_rule(PROBLEM))
     if damage == "entry":
         entries = json.loads(path.read_text())
-        entries[measured.signature(PROBLEM)]["tile_n"] = 77
+        entries[tuned.signature(PROBLEM)]["tile_n"] = 77
         damage = json.dumps(entries)
     path.write_text(damage)
-    measured._loaded.clear()
-    assert measured.choice(PROBLEM) is None
-    measured.keep(PROBLEM, heuristics.gemm(PROBLEM))
-    assert measured.choice(PROBLEM) == heuristics.gemm(PROBLEM)
+    tuned._loaded.clear()
+    assert tuned.stored(PROBLEM) is None
+    tuned.keep(PROBLEM, by_rule(PROBLEM))
+    assert tuned.stored(PROBLEM) == by_rule(PROBLEM)
 
 
 def test_only_asks_for_one_kernel_and_says_so_where_it_cannot() -> None:
     with forced_kernel.force_kernel("GemmSm80"):
-        assert isinstance(measured.choice(PROBLEM), configs.GemmSm80)
+        assert isinstance(choose(PROBLEM), GemmSm80)
         with pytest.raises(ValueError, match="GemmSm80 cannot multiply this"):
-            measured.choice(replace(PROBLEM, R=7))
-    assert measured.choice(PROBLEM) is None
+            choose(replace(PROBLEM, R=7))
+    assert choose(PROBLEM) == by_rule(PROBLEM)
 
 
 def test_tune_wants_a_matrix_on_the_gpu() -> None:
