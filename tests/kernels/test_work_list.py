@@ -10,7 +10,8 @@ import pytest
 
 from bsrgemm._backend import registry
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import configs, row_matching, work_list, work_list_launch
+from bsrgemm._products import lists, work_list
+from bsrgemm._products.lists import WorkListKernel
 from bsrgemm._products.work_list import Groups, Pattern
 
 from ..devices import Device
@@ -61,7 +62,7 @@ def assert_listed(
 ) -> Groups:
     """The groups on the host, which are those of the reference, and so are their items."""
     placed = None if order is None else device.asarray(order)
-    got = work_list_launch.merged(on(device, pattern), per_row, per_group, placed)
+    got = lists.merged(on(device, pattern), per_row, per_group, placed)
     backend: Any = Reference(device) if spoiled else HOST
     want = work_list.merged(backend, pattern, per_row, per_group, order)
     assert got is not None and got.per_group == want.per_group
@@ -75,7 +76,7 @@ def assert_listed(
 
 
 def assert_items(device: Device, got: Groups, want: Groups) -> None:
-    mine, wanted = work_list_launch.whole(got), work_list.whole(HOST, want)
+    mine, wanted = lists.whole(got), work_list.whole(HOST, want)
     assert mine is not None and mine.pieces == wanted.pieces == 0
     for name in ("items", "count", "splits"):
         np.testing.assert_array_equal(device.asnumpy(getattr(mine, name)), getattr(wanted, name), err_msg=name)
@@ -127,14 +128,14 @@ def test_many_empty_groups_begin_where_the_next_one_does(place: int, device: Dev
 @pytest.mark.races
 def test_keys_of_several_tiles(device: Device, rng: np.random.Generator) -> None:
     """An entry may begin in one tile and end in the next, and all of a tile may be one duplicate."""
-    assert configs.WorkListKernel().tiles(5001)[0] > 4
+    assert WorkListKernel().tiles(5001)[0] > 4
     assert_listed(device, random_pattern(rng, 12, 4, 5000), 1, 4)
     assert_listed(device, pattern_of(np.zeros(3000), [0, 3000], 2), 1, 2)
 
 
 def test_keys_that_end_where_a_tile_does(device: Device) -> None:
     """Behind them lies the end of the last group, in a tile of its own."""
-    config = configs.WorkListKernel()
+    config = WorkListKernel()
     blocks = config.tiles(1)[1]
     assert config.tiles(blocks + 1)[0] == 2
     assert_listed(device, pattern_of(np.arange(blocks), [0, blocks, blocks, blocks], blocks), 1, 2)
@@ -158,7 +159,7 @@ def test_spoiled_index_arrays_name_nothing_outside(
             pattern.indptr[0] = bad
         if spoiled == "last":
             pattern.indptr[-1] = bad
-        order = device.asnumpy(row_matching.matched(on(device, pattern), 2, 4))
+        order = device.asnumpy(lists.matched(on(device, pattern), 2, 4))
         assert sorted(order.tolist()) == list(range(len(order)))
         assert_listed(device, pattern, 2, 4, order, spoiled=True)
 
@@ -169,13 +170,13 @@ def test_a_matrix_without_rows_has_no_block_inside(device: Device) -> None:
 
 
 def test_what_keys_cannot_hold_is_left_to_the_reference(device: Device) -> None:
-    assert work_list_launch.merged(on(device, pattern_of([], [0] * 5, 4)), 1, 2) is None
+    assert lists.merged(on(device, pattern_of([], [0] * 5, 4)), 1, 2) is None
     some = (device.asarray(np.zeros(4, "i8")), device.asarray(np.array([0, 4], "i8")), 1)
-    assert work_list_launch.merged(Pattern(*some, 2**31, False), 1, 2) is None
-    assert work_list_launch.merged(Pattern(*some, 2**31, True), 1, 2) is None
-    assert work_list_launch.merged(Pattern(*some, 4, False), 2**29, 2) is None
+    assert lists.merged(Pattern(*some, 2**31, False), 1, 2) is None
+    assert lists.merged(Pattern(*some, 2**31, True), 1, 2) is None
+    assert lists.merged(Pattern(*some, 4, False), 2**29, 2) is None
     nothing = device.asarray(np.zeros(0, np.int32))
-    assert work_list_launch.whole(Groups(nothing, nothing, nothing, nothing, nothing, 1)) is None
+    assert lists.whole(Groups(nothing, nothing, nothing, nothing, nothing, 1)) is None
 
 
 def test_items_come_longest_first_and_those_that_run_backwards_last(device: Device) -> None:
@@ -201,7 +202,7 @@ def test_matched_slots_read_the_index_as_it_is(
         pattern = pattern_of(row[by], np.searchsorted(col[by], np.arange(cols + 1)), rows, True)
     else:
         pattern = pattern_of(col, np.searchsorted(row, np.arange(rows + 1)), cols)
-    order = device.asnumpy(row_matching.matched(on(device, pattern), 1, per_group))
+    order = device.asnumpy(lists.matched(on(device, pattern), 1, per_group))
     assert sorted(order.tolist()) == list(range(rows))
     assert (mine[order].reshape(kinds, per_group) == mine[order][::per_group, None]).all()
     assert_listed(device, pattern, 1, per_group, order)
@@ -216,6 +217,6 @@ def test_rows_are_matched_by_all_of_their_columns(device: Device) -> None:
         everywhere = [5, 700, 1030, 1500, 2049]
         col = np.concatenate([sorted([*everywhere, *range(differ + 10 * k + 6, differ + 10 * k + 15)]) for k in mine])
         pattern = Pattern(col.astype("i8"), np.arange(rows + 1) * 14, rows, cols, False)
-        order = device.asnumpy(row_matching.matched(on(device, pattern), 1, 2))
+        order = device.asnumpy(lists.matched(on(device, pattern), 1, 2))
         assert sorted(order.tolist()) == list(range(rows))
         assert (mine[order].reshape(kinds, 2) == mine[order][::2, None]).all()
