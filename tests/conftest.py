@@ -61,7 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 # --------------------------------------------------------------------------------- tests that wait
-#: Where a test of a kernel runs that asks for `device`: on the emulator and on a card, and if it has a mark of that name
+#: Where a test of a kernel runs that asks for `device`: on the emulator, on a card, and if it has a mark of that name
 #: also with guard pages before arrays, or with watched accesses.
 WAYS = ("emulator", "before", "races", "card")
 _WAITING = pytest.StashKey[Counter[str]]()
@@ -115,7 +115,7 @@ def on_emulator(item: pytest.Item) -> bool:
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The cases that a run of everything leaves to the long profile, drawn by their names: the same ones every time.
 
-    Tests on a GPU are not sampled, because the record of a card counts every one of them.
+    Tests on a GPU are not sampled, because tests/card.json counts every one of them.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

@@ -11,7 +11,7 @@ from .._array.base import BsrBase, no_bsr
 from .._array.construct import from_sparse
 from .._backend import registry, structure
 from .._backend.base import Array
-from .given import host_array
+from .checks import host_array
 from .mask_base import Grid, MaskBase, check_heads, check_shape, pack, unpack, whole_kinds
 
 

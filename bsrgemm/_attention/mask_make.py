@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend.base import Array
-from .given import host_array
+from .checks import host_array
 from .mask_base import (
     Grid,
     Line,

@@ -21,13 +21,13 @@ from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch
 from . import arguments, tuned
-from .call import Kind, Lie, Problem, order_of
+from .call import Lie, Problem, order_of
 from .choice import by_rows, by_rule, variants
 from .dense import Dense
 from .gemm_simt import GemmFew
 from .gemm_sm80 import GemmSm80
 from .gemm_sm90 import GemmSm90
-from .operand import Operand, operand_of
+from .operand import Kind, Operand, operand_of
 
 #: A copy of B with aligned rows pays if the number of elements of A times the number of columns of B is at least this.
 _WORTH_A_COPY = 1 << 22

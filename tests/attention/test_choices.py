@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 
 from bsrgemm import BlockMask, attention
-from bsrgemm._attention import decode_config, heuristics, host_tiles
+from bsrgemm._attention import decode_kernel, heuristics, host_tiles
+from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import written_lists
@@ -77,10 +77,7 @@ def forward() -> Iterator[tuple[str, str]]:
 
 def ahead_of_time() -> Iterator[tuple[str, str]]:
     """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
-    modules: tuple[tuple[Any, list[Any]], ...] = (
-        (heuristics, list(heuristics.every_config())),
-        (decode_config, list(decode_config.every_decode_config())),
-    )
+    modules: tuple[tuple[Any, list[Any]], ...] = ((heuristics, list(heuristics.every_config())),)
     found: dict[str, tuple[Any, list[Any]]] = {}
     for module, some in modules:
         for config in some:
@@ -95,9 +92,9 @@ def ahead_of_time() -> Iterator[tuple[str, str]]:
 
 
 def decoding() -> Iterator[tuple[str, str]]:
-    dims = decode_config.HEAD_DIMS
+    dims = decode_kernel.HEAD_DIMS
     for D, D_v, rows in product(dims, dims, (1, 16, 17, 32, 33)):
-        config = decode_config.decode_config(F16, D, D_v, rows)
+        config = decode_kernel.Decode.of(F16, D, D_v, rows)
         more = [config.warps, config.threads, int(config.shared_q), config.stages, config.shared_bytes]
         ctas = [config.ctas(arch) for arch in ("sm_80", "sm_86", "sm_90a")]
         yield f"decode {D} {D_v} {rows}", " ".join(map(str, (config.rows, *more, *ctas)))
@@ -105,7 +102,7 @@ def decoding() -> Iterator[tuple[str, str]]:
         (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
     ):
         key = f"pieces {longest} {batch} {heads} {slots}"
-        found = [decode_config.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
+        found = [decode_kernel.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
         yield key, str(found)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 import cupy
 
 import bsrgemm as bg
-from bsrgemm._attention.decode_config import Decode, KvAppend
+from bsrgemm._attention.decode_kernel import Decode, KvAppend
 from bsrgemm._kernels import jit, overlapping
 from bsrgemm._kernels.element_types import Types
 from bsrgemm._kernels.sources import cuda_root, gather

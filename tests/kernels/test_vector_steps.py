@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend import registry
 from bsrgemm._backend.array_kernels import VECTOR_DTYPES, VectorSteps, vector_step
 from bsrgemm._backend.base import ConjugateVectors
@@ -24,11 +26,6 @@ PAIRS = [pytest.param(a, b, id=f"{a}-{b}") for a, others in VECTOR_DTYPES.items(
 SIZES = (0, 1, 31, 1000, 4096, 9001)
 #: More chunks than CTAs, whatever the dtype.
 LONG = 40_003
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(31)
 
 
 @pytest.fixture

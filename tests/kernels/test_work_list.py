@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend import registry
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import lists, work_list
-from bsrgemm._products.lists import WorkListKernel
 from bsrgemm._products.work_list import Groups, Pattern
 
 from ..devices import Device
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
 
 
 @pytest.fixture(autouse=True)
@@ -128,14 +124,14 @@ def test_many_empty_groups_begin_where_the_next_one_does(place: int, device: Dev
 @pytest.mark.races
 def test_keys_of_several_tiles(device: Device, rng: np.random.Generator) -> None:
     """An entry may begin in one tile and end in the next, and all of a tile may be one duplicate."""
-    assert WorkListKernel().tiles(5001)[0] > 4
+    assert lists.WorkListKernel().tiles(5001)[0] > 4
     assert_listed(device, random_pattern(rng, 12, 4, 5000), 1, 4)
     assert_listed(device, pattern_of(np.zeros(3000), [0, 3000], 2), 1, 2)
 
 
 def test_keys_that_end_where_a_tile_does(device: Device) -> None:
     """Behind them lies the end of the last group, in a tile of its own."""
-    config = WorkListKernel()
+    config = lists.WorkListKernel()
     blocks = config.tiles(1)[1]
     assert config.tiles(blocks + 1)[0] == 2
     assert_listed(device, pattern_of(np.arange(blocks), [0, blocks, blocks, blocks], blocks), 1, 2)

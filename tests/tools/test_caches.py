@@ -22,7 +22,6 @@ CACHES: dict[str, dict[str, str]] = {
         "kernels/test_public_calls.py",
         "Calls._found": "what the door of a call says of its kind: kernels/test_public_calls.py",
     },
-    "_kernels/device.py": {"_attribute": "device and attribute: kernels/test_device.py"},
     "_kernels/disk_cache.py": {
         "_memory": "the contents",
         "_folders": "device and number of the folder on its disk, compared with the open folder at each use",
@@ -58,9 +57,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_driver_arguments": "dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
         "dtype_name": "the dtype",
         "_driver_function": "the process",
-    },
-    "_kernels/movable.py": {
-        "Launches.kept": "the addresses that differ between calls of one kind: kernels/test_movable.py",
+        "_replace_address": "the process",
     },
     "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {
@@ -108,18 +105,10 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_attention/checks.py": {"dtypes_of": "five dtypes", "fp8_dtypes": "five dtypes", "sizes_of": "three shapes"},
     "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
-    "_attention/decode_launch.py": {
-        "_plans": "device, dtype and sizes: attention/test_launch.py",
-        "_templates": "shapes, strides, sizes of the cache, options and the plan: attention/test_launch.py",
-        "_rounded": "three numbers",
+    "_attention/kv_cache.py": {
+        "_same": "backend, dtype and sizes: kernels/test_decode.py",
+        "rounded_tiles": "three numbers",
     },
-    "_attention/decode_repeats.py": {
-        "_kinds": "shapes, strides and dtypes of q and out, sizes and backend of the cache, options and their types: "
-        "attention/test_decode_repeats.py",
-        "Kind.apart": "addresses of q, out, keys and values: attention/test_decode_repeats.py",
-        "Kind.prepared": "rounded lengths, width of the table and device: attention/test_launch.py",
-    },
-    "_attention/kv_cache.py": {"_same": "backend, dtype and sizes: attention/test_decode_repeats.py"},
     "_attention/mask_base.py": {"_ones_of_16_bits": "nothing", "_first_keys": "keys of a block"},
     "_backend/numpy_backend.py": {
         "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
@@ -140,7 +129,7 @@ CACHES: dict[str, dict[str, str]] = {
     },
 }
 #: Rooms whose caches live as long as one command.
-COMMANDS = ("_benchmark", "_cli")
+COMMANDS = ("_cli",)
 
 
 def found() -> dict[str, set[str]]:

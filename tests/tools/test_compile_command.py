@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config, decode_config
+from bsrgemm._attention import backward
 from bsrgemm._attention.choose import choose
+from bsrgemm._attention.decode_kernel import Decode
 from bsrgemm._attention.forward import PLAIN, SIGNED, has_large_shared
 from bsrgemm._attention.forward import Problem as AttentionProblem
 from bsrgemm._cli import compile as compile_command
@@ -56,8 +57,8 @@ def test_common_attention_and_decode_are_in_the_default_set(arch: str, width: in
         sizes = (width, width, PLAIN, True, True, 32 * 4096, 4096)
         assert choose(AttentionProblem(arch, dtype, dtype, SINGLE, *sizes)).spec() in listed
         for rows in (1, 8, 32):
-            config = decode_config.decode_config(dtype, width, width, rows)
-            assert (config.spec() in listed) == decode_config.runs_on(config, arch)
+            kernel = Decode.of(dtype, width, width, rows)
+            assert (kernel.spec() in listed) == kernel.runs_on(arch)
 
 
 @each_arch
@@ -76,9 +77,9 @@ def test_gradients_of_attention_can_be_compiled_ahead(arch: str, width: int) -> 
     listed = set(compile_command.specs(arch=arch))
     for dtype in (HALF, BFLOAT16, SINGLE, DOUBLE):
         acc, name = accumulator_dtype(dtype), element_types.element(dtype)
-        problem = backward_config.BackwardProblem(arch, dtype, dtype, acc, width, width, SIGNED)
-        assert {config.spec() for config in backward_config.backward(problem)} <= listed
-        assert backward_config.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
+        problem = backward.BackwardProblem(arch, dtype, dtype, acc, width, width, SIGNED)
+        assert {part.spec() for part in backward.choose(problem).parts()} <= listed
+        assert backward.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
     around = {spec.entry for spec in listed} & {"attention_backward_begin", "attention_backward_end"}
     assert len(around) == (2 if has_large_shared(arch) else 0)
 
