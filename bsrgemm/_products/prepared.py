@@ -103,7 +103,11 @@ class ByColumns(Preparation):
 
     def inner(self, problem: Problem) -> Dense:
         """The kernel that multiplies."""
-        return choose(replace(problem, b_order="F", parts=self.copy.parts), copies=False)
+        return choose(self.copied(problem), copies=False)
+
+    def copied(self, problem: Problem) -> Problem:
+        """The product with the copy of B."""
+        return replace(problem, b_order="F", parts=self.copy.parts)
 
     def seconds(self, problem: Problem, card: Card) -> float:
         """The copy reads B and writes its parts."""
@@ -298,7 +302,7 @@ def compiled_for(problem: Problem) -> tuple[Kernel, ...]:
     """Return the kernels that the rules start for a product: the one that multiplies, and the one that copies B."""
     if ByColumns.serves(problem):
         found = ByColumns.best(problem)
-        return found.copy, found.inner(problem)
+        return found.copy, by_rule(found.copied(problem))
     return (by_rule(problem),)
 
 

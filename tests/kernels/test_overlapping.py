@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("cupy")
 
 import cupy
-from bsrgemm._products.configs import GemmFew
 
 import bsrgemm as bg
 from bsrgemm._attention.decode_kernel import Decode, KvAppend
 from bsrgemm._kernels import jit, overlapping
 from bsrgemm._kernels.element_types import Types
 from bsrgemm._kernels.sources import cuda_root, gather
+from bsrgemm._products.gemm_simt import GemmFew
 
 
 class Driver:

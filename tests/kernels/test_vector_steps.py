@@ -15,7 +15,7 @@ from bsrgemm._backend.array_kernels import VECTOR_DTYPES, VectorSteps, vector_st
 from bsrgemm._backend.base import ConjugateVectors
 from bsrgemm._backend.cupy_backend import VectorCall
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import heuristics
+from bsrgemm.dtypes import DEVICE_DTYPES
 
 from ..devices import Device
 from .products import few_ctas
@@ -230,7 +230,7 @@ def test_grids_follow_from_the_length_and_the_types() -> None:
 
 
 def test_all_that_is_launched_is_listed() -> None:
-    listed = {config for config in heuristics.every_config() if isinstance(config, VectorSteps)}
+    listed = set(VectorSteps.every(DEVICE_DTYPES))
     pairs = [(a, b) for a, others in VECTOR_DTYPES.items() for b in others]
     steps = {vector_step(step, a, b) for step in ("kInnerProduct", "kDirection") for a, b in pairs}
     assert listed == steps | {vector_step("kAdvance", a, a) for a in VECTOR_DTYPES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bsrgemm._products.list_configs import SampledTiles
+from bsrgemm._products.lists import SampledTiles
 
 #: kWays, kLevels and kBits of the kernel
 _WAYS, _LEVELS, _BITS = 63, 12, 6

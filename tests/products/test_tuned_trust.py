@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from bsrgemm._kernels import disk_cache, element_types
-from bsrgemm._products import heuristics, measured
+from bsrgemm._products import tuned
+from bsrgemm._products.call import Problem
+from bsrgemm._products.choice import by_rule
 
 FLOAT16 = np.dtype(np.float16)
-PROBLEM = heuristics.Problem(
+PROBLEM = Problem(
     "sm_90a",
     element_types.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
     *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
@@ -25,11 +27,11 @@ PROBLEM = heuristics.Problem(
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file, which holds a choice."""
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(measured, "_card", lambda: "some-card")
+    monkeypatch.setattr(tuned, "_card", lambda: "some-card")
     monkeypatch.setattr(disk_cache, "_folders", {})
-    monkeypatch.setattr(measured, "_loaded", {})
+    monkeypatch.setattr(tuned, "_loaded", {})
     before = os.umask(0o002)
-    yield measured.keep(PROBLEM, heuristics.gemm(PROBLEM))
+    yield tuned.keep(PROBLEM, by_rule(PROBLEM))
     os.umask(before)
     for handle in disk_cache._folders.values():
         os.close(handle)
@@ -37,12 +39,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def read_again() -> object:
     """What another process would choose."""
-    measured._loaded.clear()
-    return measured.choice(PROBLEM)
+    tuned._loaded.clear()
+    return tuned.stored(PROBLEM)
 
 
 def test_a_file_of_ones_own_is_read_and_private(path: Path) -> None:
-    assert read_again() == heuristics.gemm(PROBLEM)
+    assert read_again() == by_rule(PROBLEM)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -62,7 +64,7 @@ def test_a_folder_that_others_can_write_to_is_neither_read_nor_written(path: Pat
     assert read_again() is None
     before = path.read_bytes()
     with pytest.raises(OSError, match=r"other users can write to it until chmod go-w forbids it.*bsrgemm"):
-        measured.keep(PROBLEM, heuristics.gemm(PROBLEM))
+        tuned.keep(PROBLEM, by_rule(PROBLEM))
     assert path.read_bytes() == before
     path.parent.chmod(0o755)
-    assert read_again() == heuristics.gemm(PROBLEM)
+    assert read_again() == by_rule(PROBLEM)

@@ -10,17 +10,27 @@ import numpy as np
 import pytest
 
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import element_types
-from bsrgemm._products import configs, heuristics, measured, small_blocks, work_list
+from bsrgemm._kernels import card, element_types
+from bsrgemm._kernels.card import Card
+from bsrgemm._products import gemm_sm80, spmm, tuned, work_list
+from bsrgemm._products.block_products import SpgemmSimt
+from bsrgemm._products.call import Problem
+from bsrgemm._products.choice import by_rule, variants
+from bsrgemm._products.gemm_simt import GemmSimt, Spmv
+from bsrgemm._products.gemm_sm80 import GemmSm80
+from bsrgemm._products.gemm_sm90 import GemmSm90
+from bsrgemm._products.spmm import Spmm, SpmmF64, spmm_staged
+from bsrgemm._products.spmv_small import SpmvSmall
+from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
 
 F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
-TENSOR = (configs.GemmSm90, configs.GemmSm80)
+TENSOR = (GemmSm90, GemmSm80)
 
 
-def problem(a: Any = F16, arch: str = "sm_90a", **changes: Any) -> heuristics.Problem:
+def problem(a: Any = F16, arch: str = "sm_90a", **changes: Any) -> Problem:
     acc = F64 if a == F64 else np.dtype(np.int32) if a == np.int8 else F32
     c = np.dtype(np.int32) if a == np.int8 else a
-    usual = heuristics.Problem(
+    usual = Problem(
         arch,
         element_types.types(np.dtype(a), np.dtype(a), c, acc, np.dtype(np.int32)),
         *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
@@ -46,12 +56,12 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_what_the_tensor_cores_count_fits_their_integers(limit: str, arch: str) -> None:
     fits, too_large = LIMITS[limit]
-    assert isinstance(heuristics.gemm(problem(arch=arch, **fits)), TENSOR)
-    assert not isinstance(heuristics.gemm(problem(arch=arch, **too_large)), TENSOR)
+    assert isinstance(by_rule(problem(arch=arch, **fits)), TENSOR)
+    assert not isinstance(by_rule(problem(arch=arch, **too_large)), TENSOR)
 
 
 def test_a_product_without_blocks_is_left_to_the_plain_cores() -> None:
-    assert not isinstance(heuristics.gemm(problem(blocks=0)), TENSOR)
+    assert not isinstance(by_rule(problem(blocks=0)), TENSOR)
 
 
 @pytest.mark.parametrize("a", [F16, np.dtype(np.uint8)], ids=str)
@@ -64,10 +74,10 @@ def test_steps_and_tail_cover_k(a: Any, R: int) -> None:
     served = 0
     for K in range(unit, 577, unit):
         one = problem(R=R, K=K, b_order="F") if names is None else replace(problem(R=R, K=K, b_order="F"), types=names)
-        if not heuristics.sm90_serves(one):
+        if not GemmSm90.serves(one):
             continue
         served += 1
-        config = heuristics.gemm_sm90(one)
+        config = GemmSm90.best(one)
         assert config.row_tile_height == max(h for h in (16, 32, 64, 128) if R % h == 0)
         assert 0 <= config.tail < config.depth and (K - config.tail) % config.depth == 0
         if config.row_tile_height < 64:
@@ -79,9 +89,9 @@ def test_blocks_that_fill_no_row_tile_of_64_rows_are_multiplied_turned() -> None
     """Only row-major operands of 16 bits, a result that is only written, and many tiles."""
     large = problem(K=48, N=8192, block_rows=200)
     for R in range(16, 513, 16):
-        turned = isinstance(heuristics.gemm(replace(large, R=R)), configs.GemmTurnedSm90)
+        turned = isinstance(by_rule(replace(large, R=R)), GemmTurnedSm90)
         assert turned == (R % 64 > 0 and any(R % height == 0 for height in (48, 80, 96, 160)))
-    assert isinstance(heuristics.gemm(replace(large, R=96)), configs.GemmTurnedSm90)
+    assert isinstance(by_rule(replace(large, R=96)), GemmTurnedSm90)
     for change in (
         {"N": 128},
         {"b_order": "F"},
@@ -91,20 +101,20 @@ def test_blocks_that_fill_no_row_tile_of_64_rows_are_multiplied_turned() -> None
         {"K": 24},
         {"arch": "sm_80"},
     ):
-        assert not isinstance(heuristics.gemm(replace(large, R=96, **change)), configs.GemmTurnedSm90)
+        assert not isinstance(by_rule(replace(large, R=96, **change)), GemmTurnedSm90)
 
 
 @pytest.mark.parametrize(("rows", "turned"), [(264, False), (265, True)])
 def test_turned_products_have_more_than_two_tiles_for_each_multiprocessor(rows: int, turned: bool) -> None:
     one = problem(R=96, K=96, N=512, block_rows=rows)
-    assert isinstance(heuristics.gemm(one), configs.GemmTurnedSm90) == turned
-    assert any(isinstance(config, configs.GemmTurnedSm90) for config in heuristics.candidates(one))
-    assert any(isinstance(config, configs.GemmSm90) for config in heuristics.candidates(one))
+    assert isinstance(by_rule(one), GemmTurnedSm90) == turned
+    assert any(isinstance(config, GemmTurnedSm90) for config in variants(one))
+    assert any(isinstance(config, GemmSm90) for config in variants(one))
 
 
 def test_stages_of_a_turned_product_fit_and_steps_cover_k() -> None:
     for R, K, N in itertools.product((48, 80, 96, 160), range(16, 257, 16), (136, 256, 1528, 8192)):
-        config = heuristics.gemm_turned_sm90(problem(R=R, K=K, N=N))
+        config = GemmTurnedSm90.best(problem(R=R, K=K, N=N))
         assert config.stages >= 3 and config.shared_bytes <= 232_448
         assert 0 <= config.tail < config.depth and (K - config.tail) % config.depth == 0
         columns = -(-N // config.tile_n) * config.tile_n
@@ -112,8 +122,8 @@ def test_stages_of_a_turned_product_fit_and_steps_cover_k() -> None:
 
 
 def test_a_kernel_with_a_tail_is_told_how_long_it_is() -> None:
-    assert heuristics.gemm_sm90(problem(K=80)).tail == 80 % heuristics.gemm_sm90(problem(K=80)).depth > 0
-    assert heuristics.gemm_sm90(problem(K=96)).tail == 0
+    assert GemmSm90.best(problem(K=80)).tail == 80 % GemmSm90.best(problem(K=80)).depth > 0
+    assert GemmSm90.best(problem(K=96)).tail == 0
 
 
 @pytest.mark.parametrize("a", [F16, F32, F64, np.dtype(np.int8)], ids=str)
@@ -122,20 +132,22 @@ def test_gemm_sm80_reads_whole_pieces_of_16_bytes(a: Any, transposed: bool) -> N
     for R in range(8, 65, 8):
         for K in range(4, 65, 4):
             one = problem(a, "sm_80", R=R, K=K, transposed=transposed)
-            if heuristics.sm80_serves(one):
+            if GemmSm80.serves(one):
                 assert (R if transposed else K) * a.itemsize % 16 == 0 and R % 16 == 0
 
 
 # ------------------------------------------------------------------------------------------ shared memory
-SM80 = configs.GemmSm80(problem().types, "MMA_F16", 64, 2, 128, 2, 256, 3, False, False)
-STAGED = small_blocks.spmm_staged(problem(F32).types, 3, 3, 16)
+SM80 = GemmSm80(problem().types, "MMA_F16", 64, 2, 128, 2, 256, 3, False, False)
+STAGED = spmm_staged(problem(F32).types, 3, 3, 16)
 
 
-@pytest.mark.parametrize("config", [SM80, STAGED], ids=["gemm_sm80", "spmm"])
-def test_a_kernel_runs_where_its_shared_memory_fits_exactly(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("config", "rules"), [(SM80, gemm_sm80), (STAGED, spmm)], ids=["gemm_sm80", "spmm"])
+def test_a_kernel_runs_where_its_shared_memory_fits_exactly(
+    config: Any, rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for bytes_, runs in ((0, True), (-1, False)):
-        monkeypatch.setattr(heuristics, "shared_kb", lambda arch, room=bytes_: (config.shared_bytes + room) / 1024)
-        assert heuristics.runs_on(config, "sm_80") == runs
+        monkeypatch.setattr(rules, "shared_kb", lambda arch, room=bytes_: (config.shared_bytes + room) / 1024)
+        assert config.runs_on("sm_80") == runs
 
 
 def test_two_ctas_share_a_multiprocessor_whose_shared_memory_they_fit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +155,7 @@ def test_two_ctas_share_a_multiprocessor_whose_shared_memory_they_fit_exactly(mo
     light = replace(SM80, tile_n=64, stages=3)
     for bytes_, ctas in ((0, 2), (-1, 1)):
         whole = 2 * (light.shared_bytes + 1024) + bytes_
-        monkeypatch.setattr(configs, "shared_kb", lambda arch, whole=whole: whole / 1024 - 1)
+        monkeypatch.setattr(gemm_sm80, "shared_kb", lambda arch, whole=whole: whole / 1024 - 1)
         assert light.ctas("sm_80") == ctas
 
 
@@ -152,26 +164,26 @@ def test_one_cta_has_all_warps_where_its_shared_memory_fits_exactly() -> None:
         for a in (F32, F64):
             for N in (4, 16, 64):
                 names, room = problem(a).types, 1
-                large = small_blocks.spmm_staged(names, size, size, N, 10**6)
-                few = small_blocks.spmm_staged(names, size, size, N, room)
-                assert few.threads == 128 and few.at_least >= 1
+                large = spmm_staged(names, size, size, N, 10**6)
+                few = spmm_staged(names, size, size, N, room)
+                assert few.threads == 128 and few.ctas >= 1
                 if size * size * a.itemsize <= 32:
                     assert large == few
                     continue
-                assert large.at_least == 1 and large.threads > 128
+                assert large.ctas == 1 and large.threads > 128
                 kilobytes = -(-large.shared_bytes // 1024)
                 if (size, a) == (4, F64) and kilobytes <= 99:  # as many warps as the next test wants
                     continue
-                assert small_blocks.spmm_staged(names, size, size, N, kilobytes) == large
-                assert small_blocks.spmm_staged(names, size, size, N, kilobytes - 1) == few
+                assert spmm_staged(names, size, size, N, kilobytes) == large
+                assert spmm_staged(names, size, size, N, kilobytes - 1) == few
 
 
 def test_float64_blocks_of_4_columns_have_fewer_warps_where_float64_units_are_few() -> None:
     for R, fewer in ((3, False), (4, True), (5, True)):
         names = problem(F64).types
-        assert small_blocks.spmm_staged(names, R, 4, 16, element_types.shared_kb("sm_80")).threads == 768
+        assert spmm_staged(names, R, 4, 16, card.shared_kb("sm_80")).threads == 768
         for arch in ("sm_86", "sm_89", "sm_120"):
-            config = small_blocks.spmm_staged(names, R, 4, 16, element_types.shared_kb(arch))
+            config = spmm_staged(names, R, 4, 16, card.shared_kb(arch))
             assert config.threads == (640 if fewer else 768)
 
 
@@ -180,7 +192,7 @@ def test_float64_blocks_of_4_columns_have_fewer_warps_where_float64_units_are_fe
 )
 def test_few_blocks_of_65_to_100_bytes_are_copied_at_a_time(sides: tuple[int, int], N: int, few: bool) -> None:
     for lanes_suffice, columns in ((True, N), (False, 4)):
-        found = small_blocks.spmm_staged(problem(F64).types, *sides, columns)
+        found = spmm_staged(problem(F64).types, *sides, columns)
         room = found.chunk * sides[0] * sides[1] * 8
         assert (room <= 600) == (few and lanes_suffice) and room <= 1600
 
@@ -195,13 +207,13 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(heuristics.Problem)])
+@pytest.mark.parametrize("name", [f.name for f in fields(Problem)])
 def test_a_measured_choice_is_for_one_problem_in_every_field(name: str) -> None:
     usual = problem()
     value = getattr(usual, name)
     other = OTHERS.get(name, (not value) if isinstance(value, bool) else value + 1 if isinstance(value, int) else None)
     assert other is not None and other != value
-    assert measured.signature(replace(usual, **{name: other})) != measured.signature(usual)
+    assert tuned.signature(replace(usual, **{name: other})) != tuned.signature(usual)
 
 
 # ------------------------------------------------------------------------------------------------- work lists
@@ -245,37 +257,46 @@ def test_pieces_of_long_rows_cover_them_once(piece: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- grids
+H200 = Card("sm_90a", 132)
+
+
+def grids(kernel: Any, *rows: int, N: int = 1, batches: int = 1, R: int = 1, card: Card = H200) -> list[Any]:
+    """The grids of a kernel for so many block rows."""
+    return [kernel.grid(problem(F32, block_rows=n, N=N, batches=batches, R=R), card) for n in rows]
+
+
 def test_no_grid_is_larger_than_a_card_launches() -> None:
     """The kernels loop over what exceeds the grid."""
     names, much, x, yz = problem(F32).types, 2**50, 2**31 - 1, 65535
-    assert configs.GemmSimt(names, 8, 4, 32).grid(much, much, much) == (x, yz, yz)
-    assert configs.Spmv(names, 8, 8, 0, 0).grid(much, much, 1) == (x, yz)
-    assert configs.SpgemmSimt(names, 8).grid(much) == (x,)
-    assert configs.SpmmF64("i32", 8, 8, 1, 3, 6).grid(much, much, much) == (x, yz, yz)
-    assert replace(STAGED, chunk=0).grid(much, much, 3, 132) == (x, yz)
-    assert STAGED.grid(much, much, much, 132) == (STAGED.at_least * 132, yz, yz)
-    vector = configs.SpmvSmall(names, 3, 3, 4, 1, 1, 2, False)
-    assert vector.ctas(much, 132) == x // 2 and replace(vector, in_chunks=True).ctas(much, 132) == 4 * 132
+    all_much = {"N": much, "batches": much, "R": much}
+    assert grids(GemmSimt(names, 8, 4, 32), much, N=much, R=much) == [(x, yz, yz)]
+    assert grids(Spmv(names, 8, 8, 0, 0), much, R=much) == [(x, yz)]
+    assert SpgemmSimt(names, 8).grid(much) == (x,)
+    assert grids(SpmmF64("i32", 8, 8, 1, 3, 6), much, **all_much) == [(x, yz, yz)]
+    assert grids(replace(STAGED, chunk=0), much, N=much, batches=3) == [(x, yz)]
+    assert grids(STAGED, much, **all_much) == [(STAGED.ctas * 132, yz, yz)]
+    vector = SpmvSmall(names, 3, 3, 4, 1, 1, 2, False)
+    assert grids(vector, much) == [(x // 2,)] and grids(replace(vector, in_chunks=True), much) == [(4 * 132,)]
 
 
 def test_a_grid_has_as_many_ctas_as_rows_need() -> None:
     names = problem(F32).types
-    vector = configs.SpmvSmall(names, 3, 3, 4, 1, 1, 2, False, rows_together=2)  # 32 groups of lanes, two rows each
-    assert [vector.ctas(n, 132) for n in (0, 1, 64, 65)] == [1, 1, 1, 2]
+    vector = SpmvSmall(names, 3, 3, 4, 1, 1, 2, False, rows_together=2)  # 32 groups of lanes, two rows each
+    assert grids(vector, 0, 1, 64, 65) == [(1,), (1,), (1,), (2,)]
     chunks = replace(vector, in_chunks=True)  # a warp has eight groups
-    assert [chunks.ctas(n, 132) for n in (0, 1, 8, 9, 8 * 528, 8 * 528 + 1)] == [1, 1, 1, 2, 528, 528]
-    tiles = configs.SpmmF64("i32", 20, 8, 2, 3, 6)  # three tiles of 8 rows: two warps for a block row
-    assert [tiles.grid(n, 33, 3) for n in (1, 2, 3)] == [(1, 2, 3), (1, 2, 3), (2, 2, 3)]
+    assert grids(chunks, 0, 1, 8, 9, 8 * 528, 8 * 528 + 1) == [(n,) for n in (1, 1, 1, 2, 528, 528)]
+    tiles = SpmmF64("i32", 20, 8, 2, 3, 6)  # three tiles of 8 rows: two warps for a block row
+    assert grids(tiles, 1, 2, 3, N=33, batches=3) == [(1, 2, 3), (1, 2, 3), (2, 2, 3)]
     plain = replace(STAGED, chunk=0, threads=128, lanes=4, width=4)
-    assert [plain.grid(n, 17, 3, 132) for n in (1, 2, 4, 5)] == [(1, 2), (2, 2), (3, 2), (4, 2)]
-    staged = replace(plain, chunk=4, at_least=2)
-    assert [staged.grid(n, 16, 3, 5) for n in (1, 4, 5, 40, 41)] == [
-        (1, 1, 3),
-        (1, 1, 3),
-        (2, 1, 3),
-        (10, 1, 3),
-        (10, 1, 3),
-    ]
+    assert grids(plain, 1, 2, 4, 5, N=17, batches=3) == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    staged, small = replace(plain, chunk=4, ctas=2), Card("sm_90a", 5)
+    found = grids(staged, 1, 4, 5, 40, 41, N=16, batches=3, card=small)
+    assert found == [(n, 1, 3) for n in (1, 1, 2, 10, 10)]
+
+
+def plain(one: Problem) -> Any:
+    """The kernel that computes block rows one at a time."""
+    return next(kernel for kernel in variants(one) if not isinstance(kernel, (*TENSOR, GemmTurnedSm90)))
 
 
 def test_kernels_that_number_rows_and_batches_with_31_bits_leave_more_to_others() -> None:
@@ -283,10 +304,10 @@ def test_kernels_that_number_rows_and_batches_with_31_bits_leave_more_to_others(
     for dtype, block in ((np.dtype(np.float32), 2), (np.dtype(np.float64), 8)):
         names = element_types.types(dtype, dtype, dtype, dtype, np.dtype(np.int32))
         sizes = ("sm_90a", names, block, block, 4, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
-        usual = heuristics.Problem(*sizes)
-        chosen = heuristics.plain(usual)
-        assert isinstance(chosen, configs.SpmmF64) or (isinstance(chosen, configs.Spmm) and chosen.staged)
-        longer = heuristics.plain(replace(usual, block_rows=2**31 - 1000))
-        assert isinstance(longer, configs.Spmm) and not longer.staged
-    repeated = heuristics.plain(replace(usual, batches=2**31))
-    assert not isinstance(repeated, configs.SpmmF64)
+        usual = Problem(*sizes)
+        chosen = plain(usual)
+        assert isinstance(chosen, SpmmF64) or (isinstance(chosen, Spmm) and chosen.staged)
+        longer = plain(replace(usual, block_rows=2**31 - 1000))
+        assert isinstance(longer, Spmm) and not longer.staged
+    repeated = plain(replace(usual, batches=2**31))
+    assert not isinstance(repeated, SpmmF64)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bsrgemm._products.configs import GemmSm90
-from bsrgemm._products.copies import column_kernels, column_panel, kernels_of
-from bsrgemm._products.heuristics import Problem, gemm
 
 from bsrgemm._kernels.element_types import types
+from bsrgemm._products.call import Problem
+from bsrgemm._products.choice import by_rule
+from bsrgemm._products.gemm_sm90 import GemmSm90
+from bsrgemm._products.prepared import ByColumns, column_panel, compiled_for
 
 F32 = np.dtype(np.float32)
 HALF = types(*[np.dtype(np.float16)] * 3, F32, np.dtype(np.int32))
@@ -65,15 +66,15 @@ def test_panels(change: dict[str, Any], columns: int) -> None:
 
 def test_the_kernels_of_a_product_by_copies() -> None:
     for tf32, parts in ((True, 1), (False, 2)):
-        copying, multiplying = column_kernels(replace(USUAL, tf32=tf32))
+        copying, multiplying = compiled_for(replace(USUAL, tf32=tf32))
         assert copying.parts == parts
         assert isinstance(multiplying, GemmSm90) and multiplying.parts == parts
-        assert kernels_of(replace(USUAL, tf32=tf32)) == (copying, multiplying)
+        assert ByColumns.best(replace(USUAL, tf32=tf32)).copy == copying
         little = replace(USUAL, tf32=tf32, N=16)
-        assert kernels_of(little) == (gemm(little),)
+        assert compiled_for(little) == (by_rule(little),)
 
 
 def test_b_in_two_parts_is_multiplied_by_gemm_sm90_whatever_its_size() -> None:
     for columns in (2, 16, 17, 64, 8192):
-        config = gemm(replace(USUAL, R=16, K=16, N=columns, tf32=False, parts=2, b_order="F"))
+        config = by_rule(replace(USUAL, R=16, K=16, N=columns, tf32=False, parts=2, b_order="F"))
         assert isinstance(config, GemmSm90) and config.parts == 2 and config.b_transposed
