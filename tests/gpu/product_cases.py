@@ -14,8 +14,6 @@ import pytest
 import bsrgemm as bg
 from bsrgemm.dtypes import BOOL, HALF_DTYPES, result_dtype
 
-from .marks import on_hopper
-
 Matrix = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]
 
 
@@ -118,13 +116,12 @@ LAYOUTS = ["C", "F", "gaps", "reversed"]
 HALF = np.dtype(np.float16)
 
 
-def served_by(A: Any, name: str = "gemm_sm90") -> bool:
-    """Did all products of this matrix run on that kernel? On other cards than Hopper it is not asked."""
-    from bsrgemm._kernels.workspace import StreamOrdered
+def kernels_of(A: Any) -> list[Any]:
+    """The kernels that products with this matrix were prepared for, as far as they copy no operand."""
+    from bsrgemm._kernels.launch import Launch
 
-    plans = [made.value if isinstance(made, StreamOrdered) else made for made in A._matrix_cache.plans.values()]
-    names = {plan.config.spec().entry for plan in plans}
-    return names == {name} or not on_hopper()
+    known = [found.value for found in A._memo.calls._found.values()]
+    return [launch.kernel for launch in known if isinstance(launch, Launch)]
 
 
 def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -142,10 +139,11 @@ MEMCHECKED = [(128, 64), (64, 112), (32, 32), (48, 80)]
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    from bsrgemm._products import copies, heuristics
+    from bsrgemm._products import dense as rules
+    from bsrgemm._products import prepared
 
-    monkeypatch.setattr(heuristics, "_LARGE", 0)
-    monkeypatch.setattr(copies, "_WORTH_A_COPY", 0)
-    copies.wants_aligned_rows.cache_clear()
+    monkeypatch.setattr(rules, "_LARGE", 0)
+    monkeypatch.setattr(prepared, "_WORTH_A_COPY", 0)
+    prepared.wants_aligned_rows.cache_clear()
     yield
-    copies.wants_aligned_rows.cache_clear()
+    prepared.wants_aligned_rows.cache_clear()

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import graphs, launching, workspace
+from bsrgemm._kernels import graphs, launch, workspace
 from bsrgemm._kernels.workspace import StreamOrdered
 
 from ..emulator.captures import Memory
@@ -170,21 +170,24 @@ def test_arrays_within_a_capture_are_memory_of_the_graph(card: Card) -> None:
     assert not any(x.data.mem.ptr in capture._own for x in (outside, used, after))
 
 
-def test_a_launch_keeps_what_it_uses_and_its_arguments(card: Card) -> None:
+def test_a_launch_keeps_what_it_uses_and_its_arguments(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
+    kernel: Any = SimpleNamespace(threads=32, shared_bytes=64)
 
-    def kernel(grid: Any, threads: Any, args: Any, shared_mem: int) -> None:
+    def function(grid: Any, threads: Any, args: Any, shared_mem: int) -> None:
         started.append((grid, threads, args, shared_mem))
 
-    def launch() -> list[Any]:
+    monkeypatch.setattr(launch, "loaded", lambda given: function)
+
+    def launched() -> list[Any]:
         arrays = [card.empty(8, np.int32) for _ in range(3)]
-        launching.start(kernel, (1,), (32,), (arrays[0],), (arrays[1], SimpleNamespace(part=arrays[2]), None), 64)
+        launch.run(kernel, (1,), (arrays[0],), uses=(arrays[1], SimpleNamespace(part=arrays[2]), None))
         assert started.pop() == ((1,), (32,), (arrays[0],), 64)
         return [is_held(x) for x in arrays]
 
-    assert [held() for held in launch()] == [False] * 3
+    assert [held() for held in launched()] == [False] * 3
     card.capture(1)
-    kept = launch()
+    kept = launched()
     card.end()
     assert [held() for held in kept] == [True] * 3
     card.driver.gone.add(1)
