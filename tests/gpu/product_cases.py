@@ -5,11 +5,9 @@ Seeds are fixed, so that a run repeats the last one; the property tests draw fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 import bsrgemm as bg
 from bsrgemm.dtypes import BOOL, HALF_DTYPES, result_dtype
@@ -130,20 +128,3 @@ def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[n
     D = D.T if transposed else D
     wide = B.astype(np.float64)
     return D @ wide, np.abs(D) @ np.abs(wide)
-
-
-#: One block of each way through the kernel, for compute-sanitizer.
-MEMCHECKED = [(128, 64), (64, 112), (32, 32), (48, 80)]
-
-
-@pytest.fixture
-def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    from bsrgemm._products import dense as rules
-    from bsrgemm._products import prepared
-
-    monkeypatch.setattr(rules, "_LARGE", 0)
-    monkeypatch.setattr(prepared, "_WORTH_A_COPY", 0)
-    prepared.wants_aligned_rows.cache_clear()
-    yield
-    prepared.wants_aligned_rows.cache_clear()
