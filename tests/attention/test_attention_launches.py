@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._attention.heuristics import AttentionShort, AttentionSm80
+
 import bsrgemm as bg
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.heuristics import AttentionShort, AttentionSm80
 from bsrgemm._attention.host import ENGINE
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, jit

@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 
 from bsrgemm import BlockMask, attention
 from bsrgemm._attention import decode_kernel, heuristics, host_tiles
-from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import written_lists

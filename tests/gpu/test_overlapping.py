@@ -11,7 +11,7 @@ import pytest
 import bsrgemm as bg
 
 from .marks import on_hopper
-from .product_cases import device, pattern, values
+from .product_cases import device, kernels_of, pattern, values
 from .repeats import new_stream
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +60,7 @@ def test_a_chain_of_products_has_the_same_bits(captured: bool, rng: Any) -> None
     for (x, y), (x_plain, y_plain) in zip(results[2:], results[:2], strict=True):
         assert (x == x_plain).all() and (y == y_plain).all() and bool(cupy.isfinite(x).all())
     for weight in weights:
-        ahead = {plan.value.config.read_ahead for plan in weight._matrix_cache.plans.values()}
+        ahead = {kernel.read_ahead for kernel in kernels_of(weight)}
         assert ahead == ({False, True} if on_hopper() else {False})
 
 
@@ -96,6 +96,6 @@ def test_a_matrix_that_had_to_be_copied_is_not_read_ahead(rng: Any) -> None:
     B = cupy.asarray(values(rng, (shape[1], 3), F16))
     with bg.overlapping():
         got = A @ B
-    (plan,) = A._matrix_cache.plans.values()
-    assert not plan.value.config.read_ahead
+    (kernel,) = set(kernels_of(A))
+    assert not kernel.read_ahead
     np.testing.assert_array_equal(got.get(), (A @ B).get())
