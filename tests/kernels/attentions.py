@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -637,11 +637,21 @@ def check_kinds_beyond_2_to_31(device: Any, kernel: str, dtype: Any, D: int, rng
     device.safely(attend)
 
 
-def forbidden(*calls: str) -> AbstractContextManager[None]:
-    """Inside, emulated kernels end the process where they would make one of these calls."""
+@contextmanager
+def forbidden(device: Any, *calls: str) -> Iterator[None]:
+    """Inside, kernels that are new on an emulated card end the process where they would make one of these calls."""
     from ..emulator import emulator
 
-    return emulator.forbidden(emulator.builds(), *calls)
+    loaded: set[str] = set()
+
+    def forbidding(spec: Any) -> Any:
+        loaded.add(spec.source)
+        return emulator.load(spec, emulator.builds(), calls)
+
+    with patch.object(device.card, "emulated", forbidding):
+        yield
+    missing = [call for call in calls if all(call not in emulator._sources(source)[source] for source in loaded)]
+    assert not missing, f"no kernel that was loaded has {missing}"
 
 
 bad_numbers = pytest.mark.parametrize("bad", [-1, 3, 1000, 2**31 - 1, -(2**31)])

@@ -121,7 +121,7 @@ def test_attention_is_right(case: Case, device: Device, rng: np.random.Generator
 @pytest.mark.emulated
 def test_ordinary_queries_are_not_computed_twice(device: Device, rng: np.random.Generator) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
-    with forbidden("repair(redo);"):
+    with forbidden(device, "repair(redo);"):
         for case in (Case((70, 150), options=CAUSAL), Case((64, 200), options={"softcap": 3.0}, dtype=BF16)):
             check(device, KERNEL, case, operands(rng, case))
         case = Case((64, 200))

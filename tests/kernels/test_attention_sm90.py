@@ -353,7 +353,7 @@ def test_whole_blocks_have_one_kind_in_memory_and_no_other_is_read(
 @pytest.mark.emulated
 def test_ordinary_queries_are_not_computed_twice(device: Device, rng: np.random.Generator) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
-    with forbidden("repair(x, rows, lower);"):
+    with forbidden(device, "repair(x, rows, lower);"):
         for case in (
             Case((70, 150), options=CAUSAL),
             Case((64, 200), options={"softcap": 3.0}, dtype=BF16),
@@ -387,7 +387,7 @@ def test_maxima_that_rise_within_bounds_only_scale_weights(
     case = Case((64, 400), dtype=dtype)
     q, k, v = operands(rng, case)
     k[...] = steps(q, 400, [110, 60, 85, 25, 0])
-    with forbidden("repeat_scores(e);", "repair(x, rows, lower);"):
+    with forbidden(device, "repeat_scores(e);", "repair(x, rows, lower);"):
         for rows in (slice(None), slice(3, None, 16), slice(12, None, 16)):
             some = (q.astype(F32) * 0.01).astype(q.dtype)
             some[:, :, rows] = q[:, :, rows]
@@ -408,10 +408,11 @@ def test_infinite_weights_are_computed_again(heads: Any, device: Device, rng: np
     k[1] *= np.linspace(0.6, 1, 333)[:, None].astype(q.dtype)
     q[...] = q[:1, :1, :1]
     q[:, :, ::3] *= F16.type(-0.5)
-    with forbidden("repair(x, rows, lower);"):
+    with forbidden(device, "repair(x, rows, lower);"):
         for options in ({}, CAUSAL, {"window": (90, 0)}, {"softcap": 300.0}):
             check(device, KERNEL, replace(plain, options=options), [q, k, v])
-        check(device, KERNEL, replace(plain, mask="elements"), [q, k, v])
+        mask = bg.BlockMask.from_dense(rng.random((70, 333)) < 0.5, block=64).to_device("cuda")
+        check(device, KERNEL, plain, [q, k, v], mask=mask)
         flat = [x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v)]
         with patch.dict(SEQUENCES, {"of these": ([60, 0, 80], [300, 10, 356])}):
             check(device, KERNEL, replace(plain, lengths="of these", batch=1, options=CAUSAL), flat)
@@ -429,7 +430,7 @@ def test_maxima_of_fp8_rise_by_scaling_or_from_the_keys_in_memory(
     case = Case((70, 300), dtype=E4M3, heads=(1, 1), options={"scale": factor / 16})
     q, k, v = operands(rng, replace(case, dtype=F16))
     k[...] = steps(q, 300, [30, 12, 20, 0])
-    with forbidden(*calls):
+    with forbidden(device, *calls):
         check(device, KERNEL, case, [x.astype(E4M3) for x in (q, k, v)], independent=False)
 
 
@@ -445,7 +446,7 @@ def test_infinite_weights_of_heads_that_are_not_whole_words(device: Device, rng:
 def test_queries_that_see_nothing_of_their_first_tile_are_not_computed_again(
     device: Device, rng: np.random.Generator
 ) -> None:
-    with forbidden("repeat_scores(e);", "repair(x, rows, lower);"):
+    with forbidden(device, "repeat_scores(e);", "repair(x, rows, lower);"):
         for case in (Case((64, 184), options=CAUSAL), Case((130, 300), options={"window": (100, 0)})):
             check(device, KERNEL, case, operands(rng, case))  # the upper rows of each warp begin with the second tile
 
