@@ -298,15 +298,16 @@ def exact(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None, softcap
         total = np.where(some, weights.sum(axis=3, keepdims=True), 1)
         weights /= total
         finite = np.isfinite(weights).all() and np.isfinite(v).all()
+        near = np.where(np.isfinite(v), v, 0)
         out = weights @ v if finite else np.where(seen[..., None], weights[..., None] * v[:, :, None], 0).sum(axis=3)
         return Exact(
             out=np.where(some, out, 0),
             lse=np.where(some, np.log(total) + top, -np.inf)[..., 0],
-            spread=weights @ np.abs(v),
-            sigma=np.sqrt((weights * weights) @ (v * v)),
+            spread=weights @ np.abs(near),
+            sigma=np.sqrt((weights * weights) @ (near * near)),
             top=weights.max(axis=3, keepdims=True, initial=0),
             count=seen.sum(axis=3, keepdims=True),
-            reach=seen.astype(np.float64) @ np.abs(v),
+            reach=seen.astype(np.float64) @ np.abs(near),
             size=np.where(seen, size, 0).max(axis=3, initial=0),
         )
 
@@ -325,7 +326,7 @@ def rounding(dtype: Any, out: Any) -> Any:
 def bounds(want: Exact, v: Any, D: int, dtype: Any, out_dtype: Any, on: str, exponentials: float) -> tuple[Any, Any]:
     """How far each result may be off, and each logarithm; `exponentials` of the card are that wrong."""
     n, unit = v.shape[2], eps(F64 if F64 in (dtype, out_dtype) else F32)
-    most = float(np.abs(v.astype(np.float64)).max()) if v.size else 0.0
+    most = float(np.abs(np.where(np.isfinite(v), v, 0)).max(initial=0))
     with np.errstate(all="ignore"):
         if on != SIMT:
             # Weights are rounded to the dtype, below 2**-14 to multiples of 2**-24; tensor cores truncate sums.
